@@ -26,10 +26,9 @@ from specgraph import ops
 from specgraph.attention import choose_attention
 from specgraph.device import Platform, open_platform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
-from specgraph.engine import allocate_caches
 from specgraph.ops import HostLengths, KVCache, Mask
 from specgraph.tools.audit import AuditCase, Traffic
-from specgraph.tools.shapes import random_head, shape_named
+from specgraph.tools.shapes import lone_drafter, random_head, shape_named
 
 WAYS = {
     "device eager": ("device", "eager"),
@@ -203,9 +202,7 @@ def main() -> None:
                 max_model_len=MAX_MODEL_LEN,
                 decode=lowering,
             )
-            caches = allocate_caches(head.attention_layers, traffic.num_blocks, BLOCK, dtype, platform.device)
-            chosen = choose_attention(attention, platform).backend
-            drafters[name] = Drafter(head, caches, platform, config, attention=chosen)
+            drafters[name] = lone_drafter(platform, head, config, choose_attention(attention, platform).backend)
             drafters[name].capture()
         tokens = compare(drafters, traffic, a.rounds)
         report = {

@@ -23,10 +23,9 @@ import torch
 from specgraph.attention import choose_attention
 from specgraph.cli.env import environment
 from specgraph.device import Platform, open_platform
-from specgraph.draft import DraftConfig, Drafter
-from specgraph.engine import allocate_caches
+from specgraph.draft import DraftConfig
 from specgraph.tools.propose import BenchCase, propose_batch
-from specgraph.tools.shapes import RandomHead, random_head, shape_named
+from specgraph.tools.shapes import RandomHead, lone_drafter, random_head, shape_named
 from specgraph.tools.timing import host_time
 
 
@@ -43,9 +42,7 @@ def times(platform: Platform, head: RandomHead, shape: str, requests: int, k: in
         num_speculative_tokens=k, max_num_requests=requests, max_model_len=512, capture_sizes=[requests],
         block_size=attention.preferred_block_size, decode="merged",
     )  # fmt: skip
-    blocks = 1 + requests * -(-512 // config.block_size)
-    caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
-    drafter = Drafter(head, caches, platform, config, attention=attention)
+    drafter = lone_drafter(platform, head, config, attention)
     batch = propose_batch(head, case, platform.device, config.block_size)
     bound = drafter.bind(replace(batch, **{f.name: getattr(batch, f.name).clone() for f in fields(batch)}))
     drafter.capture()

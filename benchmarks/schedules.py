@@ -28,7 +28,7 @@ from specgraph.device import open_platform
 from specgraph.draft import DraftTree
 from specgraph.engine import SpeculativeDecoder
 from specgraph.engine.config import acceptance_chances
-from specgraph.tools.rounds import TARGETS, add_prompts, captured_decoder, random_target, seconds_per_round
+from specgraph.tools.rounds import TARGETS, add_prompts, captured_decoder, random_target
 from specgraph.tools.shapes import random_head, shape_named
 
 CHAIN = (0.794, 0.639, 0.569, 0.517, 0.478)
@@ -55,9 +55,17 @@ def run(decoder: SpeculativeDecoder, requests: int, context: int, seed: int) -> 
 
 def round_ms(decoder: SpeculativeDecoder, rounds: int, repeats: int) -> float:
     """Median over stretches of `rounds` rounds."""
+    times: list[float] = []
     for _ in range(2):
         decoder.step()
-    return statistics.median(seconds_per_round(decoder, rounds) * 1e3 for _ in range(repeats))
+    for _ in range(repeats):
+        decoder.platform.synchronize()
+        start = time.perf_counter()
+        for _ in range(rounds):
+            decoder.step()
+        decoder.platform.synchronize()
+        times.append((time.perf_counter() - start) / rounds * 1e3)
+    return statistics.median(times)
 
 
 def settle(decoder: SpeculativeDecoder, chances: Sequence[float]) -> None:

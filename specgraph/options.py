@@ -54,7 +54,7 @@ def refuse_former_names(given: Mapping[str, object]) -> None:
 
 
 def _option(default: Any, text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> Any:
-    """A field that is an option of the commands.
+    """Return a field that is an option of the commands.
 
     Args:
         text: one sentence, shown by `--help`.
@@ -98,7 +98,7 @@ def _schedule(text: str) -> dict[int, int | Literal["tree"]]:
 
 
 def parse_acceptance(text: str) -> float | tuple[float, ...]:
-    """`synthetic_acceptance` as the commands write it; ValueError if it is not that."""
+    """Return `synthetic_acceptance` as the commands write it; ValueError if it is not that."""
     try:
         shares = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -268,7 +268,7 @@ def check_num_sequences(n: int, temperature: float) -> None:
 
 
 def dtype_named(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """The torch dtype of that name; a dtype and None pass through.
+    """Return the torch dtype of that name; a dtype and None pass through.
 
     Raises:
         ConfigError: no such name, or not a floating-point type that models run in.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from decoder import ChainAttention, DecoderLayer, Head, LayerSizes, config_for, initialise
+from decoder import ChainAttention, DecoderLayer, Head, config_for, initialise
 from torch import nn
 from transformers import LlamaConfig
 
@@ -66,8 +66,8 @@ class Eagle1Head(ChainHead):
 
     def __init__(self, config: dict[str, Any], lm_head: torch.Tensor) -> None:
         super().__init__(config)
-        self.fc = nn.Linear(2 * self.sizes.hidden_size, self.sizes.hidden_size, bias=False)
-        self.layers = nn.ModuleList([DecoderLayer(self.sizes, input_norm=False)])
+        self.fc = nn.Linear(2 * config["hidden_size"], config["hidden_size"], bias=False)
+        self.layers = nn.ModuleList([DecoderLayer(config, input_norm=False)])
         self.register_buffer("lm_head", lm_head.float(), persistent=False)
         initialise(self)
 
@@ -78,14 +78,6 @@ class Eagle1Head(ChainHead):
     def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = self.layers[0].finish(attended, residual)
         return hidden @ self.lm_head.T, hidden
-
-
-class SharedHead(nn.Module):
-    """The norm before the target's head, which the checkpoint's names put under `shared_head`."""
-
-    def __init__(self, sizes: LayerSizes) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(sizes.hidden_size, eps=sizes.eps)
 
 
 class MtpModule(ChainHead, DecoderLayer):
@@ -109,13 +101,13 @@ class MtpModule(ChainHead, DecoderLayer):
         )
 
     def __init__(self, config: dict[str, Any], lm_head: torch.Tensor) -> None:
-        DecoderLayer.__init__(self, LayerSizes.of(config))
-        self.config, self.sizes = config, LayerSizes.of(config)
+        DecoderLayer.__init__(self, config)
+        self.config = config
         self.prefix = f"model.layers.{config['num_hidden_layers']}."
-        size, eps = self.sizes.hidden_size, self.sizes.eps
+        size, eps = config["hidden_size"], config["rms_norm_eps"]
         self.enorm, self.hnorm = nn.RMSNorm(size, eps=eps), nn.RMSNorm(size, eps=eps)
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
-        self.shared_head = SharedHead(self.sizes)
+        self.shared_head = nn.ModuleDict({"norm": nn.RMSNorm(size, eps=eps)})
         self.register_buffer("lm_head", lm_head.float(), persistent=False)
         initialise(self)
 
@@ -124,16 +116,8 @@ class MtpModule(ChainHead, DecoderLayer):
         return *self.self_attn.project(self.input_layernorm(x), positions), x
 
     def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self.shared_head.norm(DecoderLayer.finish(self, attended, residual))
+        hidden = self.shared_head["norm"](DecoderLayer.finish(self, attended, residual))
         return hidden @ self.lm_head.T, hidden
-
-
-class MidLayer(DecoderLayer):
-    """The one decoder layer, named as in the checkpoint; q, k and v read cat(embedding, hidden state)."""
-
-    def __init__(self, sizes: LayerSizes) -> None:
-        super().__init__(sizes, inputs=2 * sizes.hidden_size)
-        self.hidden_norm = nn.RMSNorm(sizes.hidden_size, eps=sizes.eps)
 
 
 class Eagle3Head(ChainHead):
@@ -166,11 +150,12 @@ class Eagle3Head(ChainHead):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
-        size, drafted = self.sizes.hidden_size, config["draft_vocab_size"]
+        size, eps, drafted = config["hidden_size"], config["rms_norm_eps"], config["draft_vocab_size"]
         self.aux_layers = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
-        self.midlayer = MidLayer(self.sizes)
+        self.midlayer = DecoderLayer(config, inputs=2 * size)
+        self.midlayer.hidden_norm = nn.RMSNorm(size, eps=eps)
         self.fc = nn.Linear(3 * size, size, bias=False)
-        self.norm = nn.RMSNorm(size, eps=self.sizes.eps)
+        self.norm = nn.RMSNorm(size, eps=eps)
         self.lm_head = nn.Linear(size, drafted, bias=False)
         self.register_buffer("d2t", torch.zeros(drafted, dtype=torch.int64))
         self.register_buffer("t2d", torch.zeros(config["vocab_size"], dtype=torch.bool))

@@ -1,17 +1,27 @@
-"""The corpus: Python source of the standard library, split by file into a train part and a held-out part."""
+"""The corpus: Python source of the standard library in a train part and a held-out part, its tokenizer, its prompts."""
 
 import hashlib
 import json
 import re
-import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-HELD_OUT_PERCENT = 6
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+VOCAB_SIZE, MAX_POSITIONS, END_OF_TEXT = 2048, 1024, "<|endoftext|>"
+HELD_OUT_PERCENT, PROMPTS = 6, 64
+MIN_PROMPT, MAX_PROMPT = 40, 200
+"""Tokens of a prompt."""
 SKIPPED_FOLDERS = {"site-packages", "lib2to3", "encodings", "pydoc_data", "__pycache__"}
 MAX_LINE_LENGTH = 300  # longer lines mark data tables, not code that a person writes
 MAX_FILE_BYTES = 400_000
 DEFINITION = re.compile(r"^(?: {4})?(?:async def|def|class) \w", re.MULTILINE)
+
+# Names with their underscores stay whole, digits go in groups of three, and a newline with the indentation after it
+# is one piece (less one space, which goes with the word), so that a line of code costs one token for its layout.
+PIECES = r" ?[\p{L}_]+|\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s+(?!\S)|\s+"
 
 
 class Source(NamedTuple):
@@ -21,49 +31,97 @@ class Source(NamedTuple):
     text: str
 
 
-def default_stdlib() -> Path:
-    """The standard library of the running interpreter."""
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
-def read_sources(stdlib: Path) -> list[Source]:
-    """Read every module worth learning from, sorted by path, so that the corpus is the same on every machine."""
-    sources: list[Source] = []
+def read_sources(stdlib: Path) -> tuple[list[Source], list[Source]]:
+    """Read every module worth learning from, sorted by path: (train, held out)."""
+    parts: tuple[list[Source], list[Source]] = [], []
     for file in sorted(stdlib.rglob("*.py")):
-        relative = file.relative_to(stdlib)
-        if SKIPPED_FOLDERS & set(relative.parts) or file.stat().st_size > MAX_FILE_BYTES:
+        path = file.relative_to(stdlib)
+        if SKIPPED_FOLDERS & set(path.parts) or file.stat().st_size > MAX_FILE_BYTES:
             continue
         try:
             text = file.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue  # the standard library tests other encodings with a few files of its own
-        if text.strip() and max(map(len, text.splitlines())) <= MAX_LINE_LENGTH and not _is_table(text):
-            sources.append(Source(relative.as_posix(), text.replace("\r\n", "\n").replace("\f", "")))
-    if not sources:
-        raise SystemExit(f"no Python source found under {stdlib}; give --stdlib a folder such as lib/python3.11")
-    return sources
+        # Generated tables, in which digits outweigh letters, teach a language model nothing.
+        is_table = sum(c.isdigit() for c in text) * 2 > sum(c.isalpha() for c in text)
+        if text.strip() and max(map(len, text.splitlines())) <= MAX_LINE_LENGTH and not is_table:
+            # By a hash of the path, so that a file keeps its part when other files come or go.
+            share = int.from_bytes(hashlib.sha256(path.as_posix().encode()).digest()[:4], "big") % 100
+            source = Source(path.as_posix(), text.replace("\r\n", "\n").replace("\f", ""))
+            parts[share < HELD_OUT_PERCENT].append(source)
+    if not all(parts):
+        raise SystemExit(f"too little Python source under {stdlib}; give --stdlib a folder such as lib/python3.11")
+    return parts
 
 
-def _is_table(text: str) -> bool:
-    """True when digits outweigh letters: generated tables teach a language model nothing."""
-    return sum(c.isdigit() for c in text) * 2 > sum(c.isalpha() for c in text)
+def train_tokenizer(texts: Iterable[str], folder: Path) -> Tokenizer:
+    """Train a byte-level BPE and save it; `<|endoftext|>` is token 0 and is never added by encode()."""
+    tokenizer = Tokenizer(models.BPE())
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES), "isolated"), to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": END_OF_TEXT,
+        "eos_token": END_OF_TEXT,
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": MAX_POSITIONS,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return tokenizer
 
 
-def is_held_out(path: str) -> bool:
-    """Split by a hash of the path, so that a file keeps its side when other files come or go."""
-    return int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "big") % 100 < HELD_OUT_PERCENT
+def pack(encoder: Tokenizer, sources: list[Source], device: torch.device) -> torch.Tensor:
+    """Return every file, each behind `<|endoftext|>`, as one row of token ids [tokens]."""
+    encodings = encoder.encode_batch([source.text for source in sources])
+    return torch.tensor([token for encoding in encodings for token in (0, *encoding.ids)], device=device)
 
 
-def split(sources: list[Source]) -> tuple[list[Source], list[Source]]:
-    """(train, held out)."""
-    return [s for s in sources if not is_held_out(s.path)], [s for s in sources if is_held_out(s.path)]
+def windows(encoder: Tokenizer, sources: list[Source], length: int, device: torch.device) -> torch.Tensor:
+    """Return windows [N, length] that begin where a class, a function or a method begins; short files give none."""
+    rows: list[list[int]] = []
+    indentation = encoder.encode("   ").ids
+    for source in sources:
+        encoding = encoder.encode(source.text)
+        begins = {start: index for index, (start, _) in enumerate(encoding.offsets)}
+        for offset in (match.start() for match in DEFINITION.finditer(source.text)):
+            # A method's indentation shares its token with the newline before it, and its last space goes with "def".
+            prefix, index = ([], begins[offset]) if offset in begins else (indentation, begins.get(offset + 3))
+            if index is not None and index + length <= len(encoding.ids):
+                rows.append((prefix + encoding.ids[index : index + length])[:length])
+    return torch.tensor(rows, device=device)
 
 
-def definition_starts(text: str) -> list[int]:
-    """Offsets of the lines on which a top-level class, a function or a method begins."""
-    return [match.start() for match in DEFINITION.finditer(text)]
+def write_prompts(encoder: Tokenizer, held_out: list[Source], file: Path) -> None:
+    """Write how functions, methods and classes of the held-out files begin, one JSON object per line."""
+    found: list[tuple[int, str, str]] = []
+    for source in held_out:
+        candidates: list[tuple[str, str]] = []
+        for start in (match.start() for match in DEFINITION.finditer(source.text)):
+            order = hashlib.sha256(f"{source.path}:{start}".encode()).hexdigest()
+            wanted = MIN_PROMPT + int(order[:8], 16) % 120
+            if (prompt := _cut(encoder, source.text, start, wanted)) is not None:
+                candidates.append((order, prompt))
+        # One prompt of every file comes before the second of any file.
+        found += [(turn, order, prompt) for turn, (order, prompt) in enumerate(sorted(candidates))]
+    lines = [json.dumps({"prompt": prompt}) for _, _, prompt in sorted(found)[:PROMPTS]]
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def read_prompts(file: Path) -> list[dict[str, str]]:
-    """Read prompts.jsonl: one object a line with the keys id, text and source."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+def _cut(encoder: Tokenizer, text: str, start: int, wanted: int) -> str | None:
+    """Return whole lines from `start` until they hold `wanted` tokens; None if they hold too many or too few."""
+    end = start
+    while (end := text.find("\n", end + 1)) != -1:
+        prompt = text[start:end].rstrip()
+        if (tokens := len(encoder.encode(prompt).ids)) >= wanted:
+            return prompt if MIN_PROMPT <= tokens <= MAX_PROMPT else None
+    return None

@@ -1,7 +1,6 @@
-"""What every drafter here is made of, in plain torch: attention, MLP, rotation, a chain's attention, its folder."""
+"""The parts of every drafter here, in plain torch: attention, MLP, rotation, a chain's attention, its folder."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +11,9 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from typing_extensions import Self
 
-QueryKeyValue = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class LayerSizes:
-    """Sizes of one decoder layer, and how it rotates."""
-
-    hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rope_theta: float = 10000.0
-    eps: float = 1e-5
-
-    @classmethod
-    def of(cls, config: dict[str, Any]) -> "LayerSizes":
-        """Read them from a config.json."""
-        return cls(
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            heads=config["num_attention_heads"],
-            kv_heads=config["num_key_value_heads"],
-            head_dim=config["head_dim"],
-            rope_theta=config["rope_theta"],
-            eps=config["rms_norm_eps"],
-        )
-
 
 def config_for(target: LlamaConfig, **values: Any) -> dict[str, Any]:
-    """The config.json of a drafter: layers as the target's, except for what `values` says."""
+    """Return the config.json of a drafter: layers as the target's, except for what `values` says."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     names += ("head_dim", "max_position_embeddings", "rms_norm_eps")
     fixed = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_theta": 10000.0}
@@ -53,46 +24,40 @@ def config_for(target: LlamaConfig, **values: Any) -> dict[str, Any]:
 class Attention(nn.Module):
     """Projections of an attention; queries, keys and values read `inputs` columns. Head norms as in Qwen3 or none."""
 
-    def __init__(self, sizes: LayerSizes, inputs: int, head_norms: bool = False) -> None:
+    def __init__(self, config: dict[str, Any], inputs: int, head_norms: bool = False) -> None:
         super().__init__()
-        self.sizes = sizes
-        rows, kv_rows = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        self.head_dim, self.theta = config["head_dim"], config["rope_theta"]
+        rows, kv_rows = (config[f"num_{kind}_heads"] * self.head_dim for kind in ("attention", "key_value"))
         self.q_proj = nn.Linear(inputs, rows, bias=False)
         self.k_proj = nn.Linear(inputs, kv_rows, bias=False)
         self.v_proj = nn.Linear(inputs, kv_rows, bias=False)
-        self.o_proj = nn.Linear(rows, sizes.hidden_size, bias=False)
+        self.o_proj = nn.Linear(rows, config["hidden_size"], bias=False)
         if head_norms:
-            self.q_norm = nn.RMSNorm(sizes.head_dim, eps=sizes.eps)
-            self.k_norm = nn.RMSNorm(sizes.head_dim, eps=sizes.eps)
+            self.q_norm, self.k_norm = (nn.RMSNorm(self.head_dim, eps=config["rms_norm_eps"]) for _ in range(2))
         self.head_norms = head_norms
 
     def query(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotated queries [B, heads, T, D] of x [B, T, inputs]."""
-        query = self._per_head(self.q_proj(x), self.sizes.heads)
-        return rotate(self.q_norm(query) if self.head_norms else query, positions, self.sizes.rope_theta)
+        """Return rotated queries [B, heads, T, D] of x [B, T, inputs]."""
+        query = self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return rotate(self.q_norm(query) if self.head_norms else query, positions, self.theta)
 
     def key_value(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotated keys, and values, [B, kv heads, T, D]."""
-        key = self._per_head(self.k_proj(x), self.sizes.kv_heads)
-        key = rotate(self.k_norm(key) if self.head_norms else key, positions, self.sizes.rope_theta)
-        return key, self._per_head(self.v_proj(x), self.sizes.kv_heads)
+        """Return rotated keys, and values, [B, kv heads, T, D]."""
+        key, value = (f(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for f in (self.k_proj, self.v_proj))
+        return rotate(self.k_norm(key) if self.head_norms else key, positions, self.theta), value
 
-    def project(self, x: torch.Tensor, positions: torch.Tensor) -> QueryKeyValue:
-        """Queries, keys and values."""
+    def project(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries, keys and values."""
         return self.query(x, positions), *self.key_value(x, positions)
-
-    def _per_head(self, x: torch.Tensor, heads: int) -> torch.Tensor:
-        return x.unflatten(-1, (heads, self.sizes.head_dim)).transpose(1, 2)
 
 
 class GatedMLP(nn.Module):
     """Llama's MLP."""
 
-    def __init__(self, sizes: LayerSizes) -> None:
+    def __init__(self, size: int, inner: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(sizes.intermediate_size, sizes.hidden_size, bias=False)
+        self.gate_proj, self.up_proj = nn.Linear(size, inner, bias=False), nn.Linear(size, inner, bias=False)
+        self.down_proj = nn.Linear(inner, size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -102,14 +67,15 @@ class DecoderLayer(nn.Module):
     """A pre-norm layer, its attention left to the caller: `project`, then attend, then `finish`."""
 
     def __init__(
-        self, sizes: LayerSizes, inputs: int | None = None, input_norm: bool = True, head_norms: bool = False
+        self, config: dict[str, Any], inputs: int | None = None, input_norm: bool = True, head_norms: bool = False
     ) -> None:
         super().__init__()
-        self.self_attn = Attention(sizes, inputs or sizes.hidden_size, head_norms)
-        self.mlp = GatedMLP(sizes)
+        size, eps = config["hidden_size"], config["rms_norm_eps"]
+        self.self_attn = Attention(config, inputs or size, head_norms)
+        self.mlp = GatedMLP(size, config["intermediate_size"])
         if input_norm:
-            self.input_layernorm = nn.RMSNorm(sizes.hidden_size, eps=sizes.eps)
-        self.post_attention_layernorm = nn.RMSNorm(sizes.hidden_size, eps=sizes.eps)
+            self.input_layernorm = nn.RMSNorm(size, eps=eps)
+        self.post_attention_layernorm = nn.RMSNorm(size, eps=eps)
 
     def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """From attention's output [B, heads, T, D] to the residual stream [B, T, H] after the layer."""
@@ -165,11 +131,11 @@ class Head(nn.Module):
     """A drafter made from its config.json. What it shares with the target is handed in and not part of its state."""
 
     prefix = ""
-    """Of the names in its checkpoint."""
+    """The beginning of the names in its checkpoint."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.config, self.sizes = config, LayerSizes.of(config)
+        self.config = config
 
     def save(self, folder: Path) -> None:
         """Write config.json and model.safetensors; floating point becomes float16."""
@@ -179,14 +145,10 @@ class Head(nn.Module):
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
 
-    def read(self, folder: Path) -> None:
-        """Take the values that save wrote."""
-        state = load_file(folder / "model.safetensors")
-        self.load_state_dict({name.removeprefix(self.prefix): value for name, value in state.items()})
-
     @classmethod
     def load(cls, folder: Path, *shared: torch.Tensor) -> Self:
-        """The head that save wrote, in float32; `shared` is what it shares with the target."""
+        """Return the head that `save` wrote, in float32; `shared` is what it shares with the target."""
         head = cls(json.loads((folder / "config.json").read_text()), *shared)
-        head.read(folder)
+        state = load_file(folder / "model.safetensors")
+        head.load_state_dict({name.removeprefix(head.prefix): value for name, value in state.items()})
         return head

@@ -37,13 +37,13 @@ class DFlashHead(Head):
 
     def __init__(self, config: dict[str, Any], embedding: torch.Tensor) -> None:
         super().__init__(config)
-        size, eps = self.sizes.hidden_size, self.sizes.eps
+        size, eps = config["hidden_size"], config["rms_norm_eps"]
         self.mask_token_id = config["dflash_config"]["mask_token_id"]
         self.aux_layers = tuple(i + 1 for i in config["dflash_config"]["target_layer_ids"])
         self.fc = nn.Linear(len(self.aux_layers) * size, size, bias=False)
         self.hidden_norm = nn.RMSNorm(size, eps=eps)
         layers = range(config["num_hidden_layers"])
-        self.layers = nn.ModuleList([DecoderLayer(self.sizes, head_norms=True) for _ in layers])
+        self.layers = nn.ModuleList([DecoderLayer(config, head_norms=True) for _ in layers])
         self.norm = nn.RMSNorm(size, eps=eps)
         self.register_buffer("embedding", embedding.float(), persistent=False)
         initialise(self)

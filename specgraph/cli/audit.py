@@ -76,7 +76,7 @@ def audit(
 
 
 def _factory(name: str) -> Any:
-    """The callable MODULE:FACTORY; modules of the current folder are found too."""
+    """Return the callable MODULE:FACTORY; modules of the current folder are found too."""
     module, _, attribute = name.partition(":")
     sys.path.insert(0, "")
     try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -12,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from specgraph.cli.env import environment
-from specgraph.cli.options import JsonOption, PlatformOption, parse_numbers
-from specgraph.cli.output import check_output, check_plot, exit_interrupted, text_output, write_json
+from specgraph.cli.options import TREES, JsonOption, PlatformOption, parse_numbers, with_engine_options
+from specgraph.cli.output import check_output, exit_interrupted, text_output, write_json
 from specgraph.cli.waiting import doing
 from specgraph.errors import ConfigError
-from specgraph.options import KVCacheDtype, parse_acceptance
+from specgraph.options import parse_acceptance
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,7 @@ _SETTINGS = ("requests", "k", "tree", "context", "sampled")
 """Columns that go into the title of a table where all rows have the same."""
 
 
+@with_engine_options(only=("dtype", "kv_cache_dtype", *TREES))
 def bench(
     platform: PlatformOption = None,
     shape: Annotated[
@@ -47,14 +49,10 @@ def bench(
     k: Annotated[str, typer.Option("-k", help="Draft tokens per propose, comma-separated.")] = "5",
     context: Annotated[int, typer.Option(min=2, help="Tokens per request.")] = 256,
     lowerings: Annotated[str, typer.Option(help="Lowerings to time, comma-separated.")] = "eager,step,merged",
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16. Default: float32 on cpu, else bfloat16.")
-    ] = None,
     sampled: Annotated[bool, typer.Option(help="Also time drafts sampled at temperature 1.")] = False,
     weights: Annotated[
         str, typer.Option(help="Also time the head in FP8: fp8 (a scale per row) or fp8-blocks (per 128 columns).")
     ] = "plain",
-    kv_cache_dtype: Annotated[str, typer.Option(help="fp8: also time it over KV caches in e4m3.")] = "auto",
     torch_ops: Annotated[bool, typer.Option(help="Also time eager with plain torch ops.")] = True,
     target: Annotated[
         str | None, typer.Option(help="Also time whole rounds with a target by name, with random weights.")
@@ -65,56 +63,47 @@ def bench(
     tree_acceptance: Annotated[
         str | None, typer.Option(help="The same for draft trees. Default: that of --acceptance.")
     ] = None,
-    speculative_num_steps: Annotated[
-        int | None, typer.Option(help="Also time draft trees, one of -k steps deep; give all three.")
-    ] = None,
-    speculative_eagle_topk: Annotated[int | None, typer.Option(help="Tokens that follow each node of a tree.")] = None,
-    speculative_num_draft_tokens: Annotated[
-        int | None, typer.Option(help="Rows per request in the verify of a tree.")
-    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed calls per lowering; the median counts.")] = 50,
     decoding: Annotated[bool, typer.Option(help="Also time text generation with the shipped pair.")] = True,
+    options: Any = None,
     json: JsonOption = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG of the propose times.")] = None,
 ) -> None:
-    """Time one propose in every lowering, in one run; on an accelerator also against the floor."""
+    """Time one propose in every lowering, in one run; on an accelerator also against the floor.
+
+    Draft trees and --kv-cache-dtype fp8 are timed beside chains and KV caches in the model's dtype.
+    """
     ways: Any = tuple(lowerings.split(","))
     counts, steps = parse_numbers("--requests", requests), parse_numbers("-k", k)
     shares = _acceptance("--acceptance", acceptance)
     tree_shares = None if tree_acceptance is None else _acceptance("--tree-acceptance", tree_acceptance)
     check_output("--json", json)
-    check_plot(plot)
+    check_output("--plot", plot)
+    if plot is not None and find_spec("matplotlib") is None:
+        raise ConfigError("plots need matplotlib: pip install matplotlib")
     import torch
 
     from specgraph.device import open_platform
-    from specgraph.engine.blocks import cache_dtype
     from specgraph.engine.load import draft_tree
-    from specgraph.options import EngineOptions, dtype_named
+    from specgraph.options import dtype_named
     from specgraph.tools.propose import BenchCase
     from specgraph.tools.rounds import RoundsCase
     from specgraph.tools.shapes import shape_named, weights_named
 
-    tree = draft_tree(
-        EngineOptions(
-            speculative_num_steps=speculative_num_steps,
-            speculative_eagle_topk=speculative_eagle_topk,
-            speculative_num_draft_tokens=speculative_num_draft_tokens,
-        )
-    )
+    tree = draft_tree(options)
     if tree is not None and tree.num_steps not in steps:
         raise ConfigError(f"-k {k}: trees of {tree.num_steps} steps are timed beside chains of as many; add it to -k")
     opened = open_platform(platform)
     accelerator = opened.device.type != "cpu"
     shape = shape or ("eagle3-llama3-8b" if accelerator else "eagle3-tiny-python")
     shape_named(shape)
-    stored, cached = weights_named(weights), cast(KVCacheDtype, kv_cache_dtype)
-    cache_dtype(cached, torch.float32)
-    chosen = dtype_named(dtype) or (torch.bfloat16 if accelerator else torch.float32)
+    stored = weights_named(weights)
+    chosen = dtype_named(options.dtype) or (torch.bfloat16 if accelerator else torch.float32)
     timed = tuple(way for way in ways if way != "round")  # which has no propose of its own to time
     proposes = [
         BenchCase(
             shape=shape, requests=count, k=each, context=context, lowerings=timed, sampled=sampled, weights=stored,
-            kv_cache_dtype=cached, torch_ops=torch_ops, repeats=repeats,
+            kv_cache_dtype=options.kv_cache_dtype, torch_ops=torch_ops, repeats=repeats,
             tree=tree if tree is not None and tree.num_steps == each else None,
         )
         for count in (counts if timed else ()) for each in steps

@@ -24,7 +24,7 @@ def describe(
     owners: Mapping[str, ModelRunner],
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Capture; the report of what was captured, as `specgraph explain --json` writes it.
+    """Capture, and return the report of what was captured, as `specgraph explain --json` writes it.
 
     Args:
         owners: the drafter and, where there is a target, all runners of a decoder, by name.
@@ -70,7 +70,7 @@ def describe(
 
 
 def k_by_acceptance(times: RoundTimes | None) -> dict[int, dict[str, int]] | None:
-    """What `-k auto` drafts for each captured size if each draft token is accepted with a chance of 0.3, 0.6, 0.9."""
+    """Return what `-k auto` drafts for each captured size for chances of acceptance of 0.3, 0.6 and 0.9."""
     if times is None:
         return None
     rates = (0.3, 0.6, 0.9)
@@ -78,7 +78,7 @@ def k_by_acceptance(times: RoundTimes | None) -> dict[int, dict[str, int]] | Non
 
 
 def _launches(runner: ModelRunner) -> dict[int, int]:
-    """Graph launches per propose, by K; attention between the graphs of a piecewise lowering is not counted."""
+    """Return the graph launches per propose, by K; attention between graphs of a piecewise lowering is not counted."""
     graphs, result = runner.graphs, dict[int, int]()
     for program in runner.programs:
         for batch in program.batches() if program.phase in ("propose", "round") else ():
@@ -107,7 +107,7 @@ def _captured(model: str, runner: ModelRunner) -> list[dict[str, Any]]:
 
 
 def _outcome(decode: Any, prefill: Any, capabilities: Capabilities, host_parameters: tuple[str, ...]) -> str:
-    """`yes` if these are possible here, else the reason why not."""
+    """Return `yes` if these are possible here, else the reason why not."""
     try:
         resolve(decode, capabilities, host_parameters, prefill)
     except UnsupportedError as error:
@@ -116,7 +116,7 @@ def _outcome(decode: Any, prefill: Any, capabilities: Capabilities, host_paramet
 
 
 def _eager(config: DraftConfig, resolution: Resolution) -> list[str]:
-    """Passes that run without a graph, each with the reason."""
+    """Return the passes that run without a graph, each with the reason."""
     lines: list[str] = []
     if resolution.decode == "eager":
         lines.append("verify and propose: decode eager")
@@ -131,7 +131,7 @@ def _eager(config: DraftConfig, resolution: Resolution) -> list[str]:
 
 
 def _sizes(named: Mapping[str, Tensor]) -> dict[str, int]:
-    """Bytes of weights, KV caches and persistent buffers. A storage with several names counts once."""
+    """Return the bytes of weights, KV caches and persistent buffers. A storage with several names counts once."""
     sizes = {"weights": 0, "kv_cache": 0, "buffers": 0}
     seen: set[int] = set()
     for name, tensor in named.items():

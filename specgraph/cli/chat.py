@@ -67,7 +67,7 @@ def chat(
 
 
 def _line(console: Console) -> str:
-    """The next message; empty at the end of the input."""
+    """Return the next message; empty at the end of the input."""
     try:
         return console.input("[bold]> [/]").strip()
     except (EOFError, KeyboardInterrupt):

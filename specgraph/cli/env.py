@@ -77,7 +77,7 @@ def environment(platform: Platform) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name as Linux tells it, else what Python knows."""
+    """Return the processor's name as Linux tells it, else what Python knows."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             lines = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

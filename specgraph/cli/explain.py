@@ -61,12 +61,12 @@ class _Loaded:
     """The models to explain, before their graphs are captured."""
 
     models: dict[str, str]
-    """Where each model comes from."""
+    """The source of each model."""
     config: EngineConfig
     attention: AttentionChoice
     drafter: Drafter
     runners: Mapping[str, ModelRunner]
-    """All that captures, by name."""
+    """The runners that capture, by name."""
     time_rounds: Callable[[], RoundTimes | None] = lambda: None
 
 
@@ -101,15 +101,13 @@ def _report(
 
 
 def _drafter_alone(shape: str, options: EngineOptions, opened: Platform) -> _Loaded:
-    """A drafter by name, with random weights, and KV caches for its largest batch."""
+    """Return a drafter by name, with random weights, and KV caches for its largest batch."""
     import torch
 
     from specgraph.attention import choose_attention
-    from specgraph.draft import Drafter
-    from specgraph.engine import allocate_caches
     from specgraph.engine.blocks import cache_dtype
     from specgraph.engine.load import draft_tree, engine_config
-    from specgraph.tools.shapes import random_head, shape_named
+    from specgraph.tools.shapes import lone_drafter, random_head, shape_named
 
     length, trees = options.max_model_len or 4096, draft_tree(options) is not None
     dtype = dtype_named(options.dtype) or (torch.float32 if opened.device.type == "cpu" else torch.bfloat16)
@@ -118,15 +116,12 @@ def _drafter_alone(shape: str, options: EngineOptions, opened: Platform) -> _Loa
     layers = head.attention_layers
     attention = choose_attention(options.attention, opened, layers, dtype, options.block_size, trees, cached)
     config = engine_config(replace(options, block_size=attention.block_size), length)
-    per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
-    blocks = 1 + config.max_num_requests * per_request
-    caches = allocate_caches(layers, blocks, config.block_size, cached, opened.device)
-    drafter = Drafter(head, caches, opened, config, attention=attention.backend)
+    drafter = lone_drafter(opened, head, config, attention.backend, cached)
     return _Loaded({"drafter": f"{shape}, random weights"}, config, attention, drafter, {"drafter": drafter})
 
 
 def _pair(target: Path, draft: Path, options: EngineOptions, opened: Platform) -> _Loaded:
-    """The models of two folders, as `load_generator` loads them."""
+    """Return the models of two folders, as `load_generator` loads them."""
     from specgraph.checkpoints import drafter_format
     from specgraph.engine import SpeculativeDecoder
     from specgraph.engine.load import load_models

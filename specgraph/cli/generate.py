@@ -15,7 +15,7 @@ from rich.console import Console
 
 from specgraph.cli.load import load_pair
 from specgraph.cli.options import DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
-from specgraph.cli.output import check_output, check_plot, exit_interrupted, print_summary, text_output, write_json
+from specgraph.cli.output import check_output, exit_interrupted, print_summary, text_output, write_json
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.streaming import LEGEND, Result, gather_results, show_texts
 from specgraph.cli.waiting import waiting
@@ -37,7 +37,6 @@ def generate(
     target: TargetOption = None,
     draft: DraftOption = None,
     prompt: Annotated[str | None, typer.Option(help="The prompt; - reads it from standard input.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(help='JSON lines: {"prompt": TEXT}, each with max_tokens, temperature, top_p ... if wanted.'),
@@ -73,21 +72,19 @@ def generate(
     options: Any = None,
     platform: PlatformOption = None,
     json: JsonOption = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a PNG of the acceptance per position.")] = None,
 ) -> None:
     """Generate text with speculative decoding; text from accepted draft tokens is green and underlined."""
     check_output("--json", json)
     _check_processes(options)
     rank = int(os.environ.get("RANK", "0"))
     if rank:
-        json = plot = None  # the first rank writes
-    check_plot(plot)
+        json = None  # the first rank writes
     settings = Prompt(
         prompt="", max_tokens=max_tokens, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
         n=n,
     )  # fmt: skip
-    asked = read_prompts(prompt, prompt_file, prompts, settings)
+    asked = read_prompts(prompt, prompts, settings)
     for each in asked:
         check_num_sequences(each.n, each.temperature)
     if not all(stop or ()):
@@ -118,11 +115,6 @@ def generate(
     report = _report(generator, asked, run, str(target or "tiny-python"), str(draft or "eagle3"))
     _show(console, report, generator)
     write_json(report, json)
-    if plot is not None and report["mean_acceptance_length"] is not None:
-        from specgraph.tools.plot import plot_acceptance
-
-        pair = f"{report['target']}, {report['draft']}, K = {report['num_speculative_tokens']}"
-        plot_acceptance(report["acceptance_per_position"], report["mean_acceptance_length"], pair, plot)
     generator.close()
     if run.interrupted:
         exit_interrupted()

@@ -24,7 +24,7 @@ def load_pair(
     options: EngineOptions,
     progress: Callable[[int, int], None],
 ) -> tuple[TextGenerator, str]:
-    """Open the platform, load the pair and capture its graphs; the generator, and a line that describes it."""
+    """Open the platform, load the pair and capture its graphs; return the generator, and a line that describes it."""
     from specgraph.device import open_platform
     from specgraph.engine.load import load_generator, shipped_pair
 
@@ -35,7 +35,7 @@ def load_pair(
 
 
 def choose_threads(platform: Platform, folder: Path) -> str:
-    """On the CPU, use one thread for a model whose weights fit a core's cache, unless OMP_NUM_THREADS says otherwise.
+    """Use one CPU thread for a model whose weights fit a core's cache, unless OMP_NUM_THREADS says otherwise.
 
     The ops of so small a model take microseconds, less than it takes to wake other threads.
 

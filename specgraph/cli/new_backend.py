@@ -42,7 +42,7 @@ def new_backend(
 
 
 def write_backend(name: str, target: Path) -> list[Path]:
-    """Fill in the template; the files written, in order.
+    """Fill in the template; return the files written, in order.
 
     Raises:
         OSError: a file can't be written.

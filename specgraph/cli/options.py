@@ -23,18 +23,24 @@ JsonOption = Annotated[str | None, typer.Option(help="Write JSON to this file, o
 RANKS = ("tensor_parallel", "draft_tensor_parallel", "data_parallel", "enable_expert_parallel", "rank_timeout")
 """Options of commands that several processes can run together."""
 
+TREES = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+"""Options that make drafts trees."""
+
 _FORMER = ("lowering", "mode")
 """Former names of options, for which a message says what to write instead."""
 
 
-def with_engine_options(*, without: Collection[str] = (), **defaults: Any) -> Callable[..., Callable[..., None]]:
+def with_engine_options(
+    *, only: Collection[str] = (), without: Collection[str] = (), **defaults: Any
+) -> Callable[..., Callable[..., None]]:
     """Give a command an option per field of EngineOptions, in the place of its parameter `options`.
 
     Args:
+        only: the fields that the command takes; all by default.
         without: fields that the command sets itself.
-        defaults: of this command, where they differ from those of EngineOptions.
+        defaults: values of this command, where they differ from those of EngineOptions.
     """
-    taken = [each for each in fields(EngineOptions) if each.name not in without]
+    taken = [each for each in fields(EngineOptions) if each.name not in without and (not only or each.name in only)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)

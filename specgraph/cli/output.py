@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -51,17 +50,6 @@ def write_json(data: Any, to: str | None) -> None:
             Path(to).write_text(text)
     except OSError as error:
         raise ConfigError(f"{to} can't be written: {error.strerror or error}") from None
-
-
-def check_plot(to: Path | None) -> None:
-    """Refuse a plot that can't be written or drawn, before the work.
-
-    Raises:
-        ConfigError: see `check_output`; or matplotlib is not installed.
-    """
-    check_output("--plot", to)
-    if to is not None and find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install matplotlib")
 
 
 def text_output(json_to: str | None) -> TextIO:

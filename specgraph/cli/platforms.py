@@ -57,7 +57,7 @@ def _row(name: str, item: Discovered) -> dict[str, Any]:
 
 
 def _capabilities(item: Discovered, probe: Probe) -> tuple[dict[str, Any], str]:
-    """Capabilities are probed on the opened device; a device that can't be opened has none, and a reason."""
+    """Probe capabilities on the opened device; a device that can't be opened has none, and a reason."""
     if item.backend is None or not probe.available:
         return {}, ""
     try:

@@ -1,4 +1,4 @@
-"""Prompts of `specgraph generate`: an option, a file, standard input, or JSON lines."""
+"""Prompts of `specgraph generate`: an option, standard input, or JSON lines."""
 
 from __future__ import annotations
 
@@ -41,46 +41,41 @@ class Prompt:
 
     @property
     def has_parameters(self) -> bool:
-        """Whether it needs a decoder with `sampling_parameters`."""
+        """True if it needs a decoder with `sampling_parameters`."""
         optional = [each for each in fields(self) if each.default is not MISSING and each.name != "n"]
         return any(getattr(self, each.name) != each.default for each in optional)
 
 
-def read_prompts(text: str | None, file: Path | None, lines: Path | None, settings: Prompt) -> list[Prompt]:
-    """The prompts that were asked for; the default one if none was.
+def read_prompts(text: str | None, lines: Path | None, settings: Prompt) -> list[Prompt]:
+    """Return the prompts that were asked for; the default one if none was.
 
     Args:
         text: the prompt itself; `-` reads standard input.
-        file: holds one prompt; `-` reads standard input.
         lines: holds one JSON object per line with `prompt` and, if wanted, other fields of `Prompt`;
             `-` reads standard input.
         settings: for all that a line doesn't say.
 
     Raises:
-        ConfigError: more than one of the three, an unreadable file, or a line that is not such an object.
+        ConfigError: both of them, an unreadable file, or a line that is not such an object.
     """
-    given = [each for each in (text, file, lines) if each is not None]
-    if len(given) > 1:
-        raise ConfigError("give one of --prompt, --prompt-file and --prompts")
+    if text is not None and lines is not None:
+        raise ConfigError("give one of --prompt and --prompts")
     if lines is not None:
         return _json_lines(lines, settings)
-    if text is None and file is None:
-        return [replace(settings, prompt=DEFAULT)]
-    return [replace(settings, prompt=_read(Path("-" if text == "-" else str(file))) if text in (None, "-") else text)]
-
-
-def _read(path: Path) -> str:
-    try:
-        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the prompt file can't be read: {error}") from None
+    if text == "-":
+        text = sys.stdin.read()
+    return [replace(settings, prompt=DEFAULT if text is None else text)]
 
 
 def _json_lines(path: Path, settings: Prompt) -> list[Prompt]:
+    try:
+        content = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file of prompts can't be read: {error}") from None
     of_type: dict[Any, Any] = {"str": str, "int": int, "float": (int, float)}
     kinds: dict[str, Any] = {field.name: of_type[field.type] for field in fields(Prompt)}
     prompts: list[Prompt] = []
-    for number, line in enumerate(_read(path).splitlines(), 1):
+    for number, line in enumerate(content.splitlines(), 1):
         if not line.strip():
             continue
         try:

@@ -23,16 +23,16 @@ LEGEND = f"[dim]text from accepted draft tokens looks[/] [{ACCEPTED}]like this[/
 
 @dataclass(slots=True)
 class Result:
-    """What was generated for one prompt."""
+    """The outcome of one prompt."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list[int])
     finish_reason: str | None = None
-    """None if it was interrupted."""
+    """The reason why it ended; None if it was interrupted."""
     accepted: list[int] = field(default_factory=list[int])
-    """As `TextStream.accepted`."""
+    """`TextStream.accepted`."""
     seconds: float = 0.0
-    """Until its last token: waiting for a place in the batch and prefill included, capture not."""
+    """The time until its last token: waiting for a place in the batch and prefill included, capture not."""
 
 
 def show_texts(
@@ -107,7 +107,7 @@ def show_texts(
 def gather_results(
     generator: TextGenerator, requests: Sequence[Request], results: list[Result], console: Console
 ) -> list[Result]:
-    """The results of all data parallel ranks in the order of the prompts, of which each rank had every n-th one.
+    """Return the results of all data parallel ranks in the order of the prompts, of which each rank had every n-th one.
 
     Shows the texts of the other ranks, by their prompts.
     """

@@ -1,4 +1,4 @@
-"""What a person sees while a command loads, captures and measures."""
+"""Progress on a terminal while a command loads, captures and measures."""
 
 from __future__ import annotations
 

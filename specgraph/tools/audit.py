@@ -13,10 +13,10 @@ from torch import Tensor
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
-from specgraph.engine import allocate_caches
 from specgraph.errors import SpecgraphError, UnsupportedError, first_line
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.options import LoweringChoice
+from specgraph.tools.shapes import lone_drafter
 
 _OTHERS = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)
 """Exceptions that wrong code of a drafter or of a buffer raises; a finding too."""
@@ -46,7 +46,6 @@ class Traffic:
         self._host = torch.Generator().manual_seed(case.seed)
         self._device = torch.Generator(device=device).manual_seed(case.seed)
         slots, per_request = case.max_num_requests, -(-case.max_model_len // case.block_size)
-        self.num_blocks = slots * per_request + 1
         self.blocks = (torch.randperm(slots * per_request, generator=self._host) + 1).view(slots, per_request).int()
         self._positions = torch.randint(0, case.max_model_len // 2, (slots,), generator=self._host)
         self.drafts = torch.zeros(slots, case.num_speculative_tokens, dtype=torch.int64, device=device)
@@ -102,7 +101,7 @@ def audit(
         try:
             for lowering in ("eager", *case.lowerings):
                 try:
-                    drafters[lowering] = _drafter(platform, head, case, lowering, traffic.num_blocks, attention)
+                    drafters[lowering] = _drafter(platform, head, case, lowering, attention)
                     drafters[lowering].capture()
                 except UnsupportedError as error:
                     refused[lowering] = str(error)
@@ -141,7 +140,6 @@ def _drafter(
     head: DraftHead | ParallelHead,
     case: AuditCase,
     lowering: Any,
-    num_blocks: int,
     attention: AttentionBackend | None,
 ) -> Drafter:
     config = DraftConfig(
@@ -152,8 +150,7 @@ def _drafter(
         prefill_sizes=[16],
         decode=lowering,
     )
-    caches = allocate_caches(head.attention_layers, num_blocks, case.block_size, head.dtype, platform.device)
-    return Drafter(head, caches, platform, config, attention=attention or PagedAttention())
+    return lone_drafter(platform, head, config, attention or PagedAttention())
 
 
 def _difference(eager: Drafter, other: Drafter, traffic: Traffic, slots: Tensor, ends: Tensor) -> dict[str, Any] | None:

@@ -14,15 +14,12 @@ from torch import Tensor
 
 from specgraph.device import Platform
 from specgraph.engine.blocks import bytes_per_token
-from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.tools.shapes import RandomHead
 from specgraph.tools.timing import device_time
 
-_BURST = 24
-
 _LINEARS = ("fc", "projection", "qkv", "output", "gate_up", "down")
-"""How the names of a head's matrices end, in the order in which it uses them."""
+"""The ends of the names of a head's matrices. `fc` combines several hidden states of the target, where it has some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +33,7 @@ class DeviceRates:
 
 
 def measure_rates(platform: Platform, dtype: torch.dtype) -> DeviceRates:
-    """Measure both, in about a second on a GPU."""
-    return DeviceRates(read_bandwidth(platform), matmul_rate(platform, dtype))
-
-
-def read_bandwidth(platform: Platform) -> float:
-    """Return the bandwidth of device memory in bytes per second: the larger one of a copy and of a read, best of 10
-    times.
+    """Measure both, the best of 10 times, in about a second on a GPU.
 
     A copy counts the bytes it reads and those it writes. Reads are measured too because a draft step only reads its
     weights, and a read is faster than a copy.
@@ -50,19 +41,15 @@ def read_bandwidth(platform: Platform) -> float:
     # 2 GiB, far larger than any cache. A power of two: torch reads up to 3 % slower in a reduction over another size.
     source = torch.randn(1 << 29, device=platform.device)
     target = torch.empty_like(source)
-    copied = _seconds(platform, lambda: target.copy_(source))
-    read = _seconds(platform, source.amax)
-    return max(2 * source.nbytes / copied, source.nbytes / read)
-
-
-def matmul_rate(platform: Platform, dtype: torch.dtype) -> float:
-    """Operations per second of a product of two random square matrices, best of 10 times."""
+    copied = _seconds(platform, lambda: target.copy_(source), burst=24)
+    read = _seconds(platform, source.amax, burst=24)
     size = 8192
     left, right = (torch.randn(size, size, device=platform.device).to(dtype) for _ in range(2))
-    return 2 * size**3 / _seconds(platform, lambda: left @ right, burst=4)
+    product = _seconds(platform, lambda: left @ right, burst=4)
+    return DeviceRates(max(2 * source.nbytes / copied, source.nbytes / read), 2 * size**3 / product)
 
 
-def _seconds(platform: Platform, call: Callable[[], Any], burst: int = _BURST) -> float:
+def _seconds(platform: Platform, call: Callable[[], Any], burst: int) -> float:
     def calls() -> None:
         for _ in range(burst):
             call()
@@ -75,7 +62,7 @@ class KernelWork:
     """The least work of one kernel."""
 
     bytes: int
-    """That it reads from device memory: its weights, or the KV of every request."""
+    """Bytes that it reads from device memory: its weights, or the KV of every request."""
     flops: int
     """Products and sums of a linear, two per weight and row; 0 for an attention."""
 
@@ -149,7 +136,8 @@ def verify_work(target: LlamaTarget, requests: int, query_len: int, context: int
     work: list[KernelWork] = []
     for shape, layer in zip(target.attention_layers, target.layers, strict=True):
         work.append(KernelWork(requests * context * bytes_per_token([shape], target.dtype), 0))
-        work += [_linear(matrix, rows) for matrix in _layer_matrices(layer)]
+        weights = (layer.qkv, layer.output, layer.gate_up, layer.down)
+        work += [_linear(weight.matrix, rows) for weight in weights]
     return [*work, _linear(target.lm_head, rows)]
 
 
@@ -158,15 +146,17 @@ def _linear(matrix: Tensor, rows: int) -> KernelWork:
 
 
 def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Weights used once per propose, over all rows of the round; those used at every step, over all rows of the first;
-    and those used at every step, over one row per request (a parallel drafter: K)."""
-    named = head.weights()
-    linears = [tensor for name, tensor in named.items() if name.rpartition(".")[2] in _LINEARS]
-    # What combines several hidden states of the target comes first; output, gate_up and down of the last layer last.
-    first = 1 if head.aux_layers else 0
-    last = len(linears) if head.kind == "parallel" else -3
-    return linears[:first], linears[first:last], [*linears[last:], named["lm_head"]]
+    """Return the weights used once per propose, over all rows of the round; those used at every step, over all rows of
+    the first; and those used at every step, over one row per request (a parallel drafter: K).
 
-
-def _layer_matrices(layer: DecoderLayer) -> list[Tensor]:
-    return [weight.matrix for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    A chain drafter has one layer, whose output projection and MLP run over the last rows only.
+    """
+    linears = [(name.rpartition(".")[2], tensor) for name, tensor in head.weights().items()]
+    linears = [(name, tensor) for name, tensor in linears if name in _LINEARS]
+    once = {"fc"} if head.aux_layers else set[str]()
+    last = set[str]() if head.kind == "parallel" else {"output", "gate_up", "down"}
+    return (
+        [tensor for name, tensor in linears if name in once],
+        [tensor for name, tensor in linears if name not in once | last],
+        [*(tensor for name, tensor in linears if name in last), head.weights()["lm_head"]],
+    )

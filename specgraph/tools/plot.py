@@ -1,4 +1,4 @@
-"""Plots of propose times and of acceptance, with the words that README.md uses."""
+"""A plot of propose times, with the words that README.md uses."""
 
 from __future__ import annotations
 
@@ -45,28 +45,5 @@ def plot_rows(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     if any("floor_us" in row for row in timed):
         handles += axes.plot([], [], color="black", linewidth=1, linestyle="--", label="floor")
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-
-
-def plot_acceptance(shares: Sequence[float], length: float, title: str, path: Path) -> None:
-    """Write a PNG of the acceptance per position: a bar per draft token. Needs matplotlib.
-
-    Args:
-        shares: for each position the share of verifies that accepted the draft token there.
-        length: mean acceptance length.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(2.5 + 0.5 * len(shares), 3.6), layout="constrained")
-    axes: Any = figure.subplots()
-    axes.bar(range(1, len(shares) + 1), [100 * share for share in shares], color=_COLOURS["merged"])
-    for position, share in enumerate(shares, 1):
-        axes.text(position, 100 * share, f"{share:.0%}", ha="center", va="bottom", fontsize=8)
-    axes.set_xticks(range(1, len(shares) + 1))
-    axes.set_ylim(0, 105)
-    axes.set_xlabel("draft token")
-    axes.set_ylabel("acceptance per position, %")
-    axes.set_title(f"{title}\nmean acceptance length {length:.2f}", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from random import Random
 from typing import Any
 
 import torch
@@ -15,15 +15,14 @@ import torch
 from specgraph.attention import AttentionBackend, choose_attention
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTree, ProposeBatch
-from specgraph.engine import allocate_caches
 from specgraph.engine.blocks import cache_dtype
 from specgraph.errors import UnsupportedError
 from specgraph.ops.library import dispatch_key_of, has_implementations, plain_torch
 from specgraph.options import KVCacheDtype, LoweringChoice
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.tools.floor import DeviceRates, propose_floor
-from specgraph.tools.shapes import RandomHead, Weights, random_head, shape_named
-from specgraph.tools.timing import count_host_reads, count_issued, count_kernels, device_time, host_time
+from specgraph.tools.shapes import RandomHead, Weights, lone_drafter, random_head, shape_named
+from specgraph.tools.timing import count_host_reads, count_issued, device_time, host_time, in_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +47,6 @@ class BenchCase:
     repeats: int = 50
     tensor_parallel: TensorParallel = WHOLE
     """The ranks that split the head; all of them time together."""
-    count_kernels: bool = False
-    """Also count kernels with a profiler, which slows down every later launch of this process."""
 
 
 def bench_propose(
@@ -92,21 +89,14 @@ def bench_propose(
                 continue
             with way.ops():
                 prepared.append(_prepare(platform, case, way, drafter, batch))
-        # The ways take turns, so that a machine whose speed drifts slows all of them alike. Their order is drawn anew
-        # each time, because what ran before decides the temperature of the device and so its clock.
-        order = Random(0)
-        for _ in range(case.repeats):
-            for ready in order.sample(prepared, len(prepared)):
-                with ready.way.ops():
-                    ready.device += device_time(platform, ready.call, repeats=1, warmup=1)
-                    ready.host += host_time(platform, ready.call, repeats=1, warmup=0)
-                    ready.propose_device += device_time(platform, ready.propose, repeats=1, warmup=1)
-                    ready.propose_host += host_time(platform, ready.propose, repeats=1, warmup=0)
-        for ready in prepared:
+        for ready in in_turns(prepared, case.repeats):
             with ready.way.ops():
-                kernels = count_kernels(platform, ready.call) if case.count_kernels else None
-            counted = {} if kernels is None else {"kernels": kernels}
-            rows.append(ready.row | counted | _times(heads[ready.way.weights], case, ready, rates))
+                ready.times["device_us"] += device_time(platform, ready.call, repeats=1, warmup=1)
+                ready.times["host_us"] += host_time(platform, ready.call, repeats=1, warmup=0)
+                ready.times["propose_device_us"] += device_time(platform, ready.propose, repeats=1, warmup=1)
+                ready.times["propose_host_us"] += host_time(platform, ready.propose, repeats=1, warmup=0)
+        for ready in prepared:
+            rows.append(ready.row | _times(heads[ready.way.weights], case, ready, rates))
             ready.drafter.close()
     return rows
 
@@ -148,10 +138,8 @@ class _Prepared:
     propose: Callable[[], Any]
     """The same, with the batch handed over and the draft tokens copied out."""
     row: dict[str, Any]
-    device: list[float] = field(default_factory=list[float])
-    host: list[float] = field(default_factory=list[float])
-    propose_device: list[float] = field(default_factory=list[float])
-    propose_host: list[float] = field(default_factory=list[float])
+    times: dict[str, list[float]] = field(default_factory=lambda: defaultdict[str, list[float]](list))
+    """Microseconds of every call, by the name of their median in the row."""
 
 
 def _drafter(
@@ -172,13 +160,11 @@ def _drafter(
         sampled=way.sampled,
         tree=way.tree,
     )
-    blocks = 1 + case.requests * -(-length // config.block_size)
-    dtype = cache_dtype(way.kv_cache_dtype, head.dtype)
-    caches = allocate_caches(head.attention_layers, blocks, config.block_size, dtype, platform.device)
-    for cache in caches:
+    drafter = lone_drafter(platform, head, config, attention, cache_dtype(way.kv_cache_dtype, head.dtype))
+    for cache in drafter.caches:
         for part in cache:
             part.copy_(torch.randn(part.shape, device=platform.device))
-    return Drafter(head, caches, platform, config, attention=attention)
+    return drafter
 
 
 def _prepare(platform: Platform, case: BenchCase, way: _Way, drafter: Drafter, batch: ProposeBatch) -> _Prepared:
@@ -213,18 +199,12 @@ def _prepare(platform: Platform, case: BenchCase, way: _Way, drafter: Drafter, b
 
 
 def _times(head: RandomHead, case: BenchCase, ready: _Prepared, rates: DeviceRates | None) -> dict[str, Any]:
-    device = statistics.median(ready.device)
-    times = {
-        "device_us": round(device, 1),
-        "host_us": round(statistics.median(ready.host), 1),
-        "propose_device_us": round(statistics.median(ready.propose_device), 1),
-        "propose_host_us": round(statistics.median(ready.propose_host), 1),
-    }
+    times = {name: round(statistics.median(each), 1) for name, each in ready.times.items()}
     if rates is None or ready.way.tree is not None:
         return times
     cached = cache_dtype(ready.way.kv_cache_dtype, head.dtype)
     floor = propose_floor(head, case.requests, case.k, case.context, rates, cached)
-    return times | floor | {"ratio": round(device / floor["floor_us"], 3)}
+    return times | floor | {"ratio": round(statistics.median(ready.times["device_us"]) / floor["floor_us"], 3)}
 
 
 def _names(case: BenchCase, way: _Way) -> dict[str, Any]:
@@ -261,11 +241,11 @@ def propose_batch(head: RandomHead, case: BenchCase, device: torch.device, block
 
 
 def _host_numbers(case: BenchCase) -> tuple[list[int], list[int]]:
-    """`num_sampled` and start positions of the round."""
+    """Return `num_sampled` and the start positions of the round."""
     counts = [1 + r % 2 for r in range(case.requests)]
     return counts, [case.context - count for count in counts]
 
 
 def _length(case: BenchCase) -> int:
-    """KV slots of a request: the context, the rows of two rounds and the nodes of a tree."""
+    """Return the KV slots of a request: the context, the rows of two rounds and the nodes of a tree."""
     return case.context + 2 * (case.k + 1) + (0 if case.tree is None else case.tree.scratch_tokens)

@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.tools.floor import DeviceRates, round_floor
 from specgraph.tools.shapes import SHAPES, BenchShape, RandomHead, RandomWeights, model_config, random_head
 from specgraph.tools.shapes import shape_named as drafter_named
+from specgraph.tools.timing import in_turns
 
 TARGETS: dict[str, BenchShape] = {
     "llama3-8b": replace(SHAPES["eagle3-llama3-8b"], num_layers=32),
@@ -86,15 +86,13 @@ def bench_rounds(
         for way in ways:
             way.stream = way.decoder.stream(requests)
             way.advance(2 * case.requests)
-        order = Random(0)  # see bench_propose
-        for _ in range(case.repeats):
-            for way in order.sample(ways, len(ways)):
-                platform.synchronize()
-                start = time.perf_counter()
-                tokens = way.advance(case.rounds * case.requests)
-                platform.synchronize()
-                way.seconds.append(time.perf_counter() - start)
-                way.rates.append(tokens / way.seconds[-1])
+        for way in in_turns(ways, case.repeats):
+            platform.synchronize()
+            start = time.perf_counter()
+            tokens = way.advance(case.rounds * case.requests)
+            platform.synchronize()
+            way.seconds.append(time.perf_counter() - start)
+            way.rates.append(tokens / way.seconds[-1])
         firsts = {way.row.get("tree"): way for way in reversed(ways[:-1])}
         rows = [way.row | _figures(case, way, firsts[way.row.get("tree")]) for way in ways]
         for row in rows:
@@ -147,34 +145,6 @@ def add_prompts(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -
     """Add requests with these prompts (token ids) that generate until `max_model_len`."""
     for prompt in prompts:
         decoder.add(Request(prompt_token_ids=prompt, max_tokens=decoder.config.max_model_len - len(prompt)))
-
-
-def seconds_per_round(decoder: SpeculativeDecoder, rounds: int, lead: int = 0) -> float:
-    """Wall time of each of `rounds` rounds of a decoder that is generating, after `lead` rounds that do not count."""
-    for _ in range(lead):
-        decoder.step()
-    decoder.platform.synchronize()
-    start = time.perf_counter()
-    for _ in range(rounds):
-        decoder.step()
-    decoder.platform.synchronize()
-    return (time.perf_counter() - start) / rounds
-
-
-def rounds_in_turns(
-    decoders: Sequence[SpeculativeDecoder], *, turns: int, rounds: int, lead: int = 0
-) -> list[list[float]]:
-    """`seconds_per_round` of decoders that are generating, one stretch of each per turn, in random order.
-
-    Returns:
-        For each decoder the seconds of its `turns` stretches.
-    """
-    times: list[list[float]] = [[] for _ in decoders]
-    order = Random(0)
-    for _ in range(turns):
-        for i in order.sample(range(len(decoders)), len(decoders)):
-            times[i].append(seconds_per_round(decoders[i], rounds, lead))
-    return times
 
 
 @dataclass(slots=True)

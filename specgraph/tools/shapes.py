@@ -8,6 +8,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from specgraph.attention import AttentionBackend
+from specgraph.device import Platform
+from specgraph.draft import DraftConfig, Drafter
+from specgraph.engine import allocate_caches
 from specgraph.errors import ConfigError
 from specgraph.models.config import ModelConfig, RotaryConfig
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
@@ -15,6 +19,7 @@ from specgraph.models.eagle import EagleHead, EagleWeights
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.mtp import MtpHead, MtpModule
+from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.ops.linear import Weight, quantised
 from specgraph.parallel import WHOLE, TensorParallel
 
@@ -201,3 +206,21 @@ def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> M
         dtype=dtype,
         rotary=RotaryConfig(theta=shape.rope_theta),
     )
+
+
+def lone_drafter(
+    platform: Platform,
+    head: DraftHead | ParallelHead,
+    config: DraftConfig,
+    attention: AttentionBackend,
+    cached: torch.dtype | None = None,
+) -> Drafter:
+    """Return a drafter without a target, with KV caches for its largest batch.
+
+    Args:
+        cached: dtype of the KV caches; the head's by default.
+    """
+    per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
+    blocks, dtype = 1 + config.max_num_requests * per_request, cached or head.dtype
+    caches = allocate_caches(head.attention_layers, blocks, config.block_size, dtype, platform.device)
+    return Drafter(head, caches, platform, config, attention=attention)

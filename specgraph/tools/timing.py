@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from random import Random
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.profiler import ProfilerActivity, profile, supported_activities
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specgraph.device import Platform
 
+_Way = TypeVar("_Way")
+
 
 def device_time(platform: Platform, call: Callable[[], Any], *, repeats: int, warmup: int = 5) -> list[float]:
-    """Microseconds of device work for each of `repeats` calls, by events; on the CPU, wall time."""
+    """Return the microseconds of device work for each of `repeats` calls, by events; on the CPU, wall time."""
+    if platform.device.type == "cpu":
+        return host_time(platform, call, repeats=repeats, warmup=warmup)
     for _ in range(warmup):
         call()
     platform.synchronize()
     times: list[float] = []
-    if platform.device.type == "cpu":
-        for _ in range(repeats):
-            start = time.perf_counter()
-            call()
-            times.append((time.perf_counter() - start) * 1e6)
-        return times
     for _ in range(repeats):
         start, end = platform.event(timing=True), platform.event(timing=True)
         start.record(platform.current_stream())
@@ -37,7 +35,7 @@ def device_time(platform: Platform, call: Callable[[], Any], *, repeats: int, wa
 
 
 def host_time(platform: Platform, call: Callable[[], Any], *, repeats: int, warmup: int = 5) -> list[float]:
-    """Microseconds until each of `repeats` calls returns to the host; the device is idle before each."""
+    """Return the microseconds until each of `repeats` calls returns to the host; the device is idle before each."""
     for _ in range(warmup):
         call()
     times: list[float] = []
@@ -50,72 +48,52 @@ def host_time(platform: Platform, call: Callable[[], Any], *, repeats: int, warm
     return times
 
 
-def count_kernels(platform: Platform, call: Callable[[], Any]) -> int | None:
-    """Kernels that one call runs on the device, from a profiler trace; None if torch's profiler supports no device."""
-    devices = [a for a in supported_activities() if a is not ProfilerActivity.CPU]
-    if platform.device.type == "cpu" or not devices:
-        return None
-    with profile(activities=devices, acc_events=True) as trace:
-        call()
-    skipped = ("Memcpy", "Memset", "Activity Buffer")
-    events = [e for e in trace.events() or [] if e.device_type.name != "CPU"]
-    return sum(not e.name.startswith(skipped) for e in events) or None
+def in_turns(ways: Sequence[_Way], turns: int) -> Iterator[_Way]:
+    """Yield each of `ways` once per turn, so that a machine whose speed drifts slows all of them alike.
+
+    The order is drawn anew for each turn, because what ran before decides the temperature of the device and so its
+    clock.
+    """
+    order = Random(0)
+    for _ in range(turns):
+        yield from order.sample(ways, len(ways))
 
 
-class HostReads(TorchDispatchMode):
-    """Counts the times that the host reads a device value; each waits for the device."""
+class _Traffic(TorchDispatchMode):
+    """Counts copies between host and device, and the times that the host reads a device value and so waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.reads = 0
+        self.copies = {"copies_to_host": 0, "copies_to_device": 0}
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._local_scalar_dense.default or _copies_to_host(args, out):
-            self.count += 1
+        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        from_device = first is not None and first.device.type != "cpu"
+        brought = from_device and isinstance(out, torch.Tensor) and out.device.type == "cpu"
+        self.reads += func is torch.ops.aten._local_scalar_dense.default or brought
+        if func in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default):
+            source = args[1] if func is torch.ops.aten.copy_.default else args[0]
+            if source.device.type != out.device.type:
+                self.copies["copies_to_host" if out.device.type == "cpu" else "copies_to_device"] += 1
         return out
 
 
 class _ListReads(TorchFunctionMode):
-    """Counts `tolist` and `numpy` of host tensors, which `HostReads` does not see: they bypass dispatch."""
+    """Counts `tolist` and `numpy` of host tensors, which `_Traffic` does not see: they bypass dispatch."""
 
-    def __init__(self, reads: HostReads) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._reads = reads
+        self.reads = 0
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in (torch.Tensor.tolist, torch.Tensor.numpy) and args[0].device.type == "cpu":
-            self._reads.count += 1
+        self.reads += func in (torch.Tensor.tolist, torch.Tensor.numpy) and args[0].device.type == "cpu"
         return func(*args, **(kwargs or {}))
-
-
-def _copies_to_host(args: tuple[Any, ...], out: Any) -> bool:
-    source = args[0] if args else None
-    if not isinstance(source, torch.Tensor) or not isinstance(out, torch.Tensor):
-        return False
-    return out.device.type == "cpu" and source.device.type != "cpu"
-
-
-class _Copies(TorchDispatchMode):
-    """Counts copies between host and device, by direction."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = {"copies_to_host": 0, "copies_to_device": 0}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default):
-            source = args[1] if func is torch.ops.aten.copy_.default else args[0]
-            if source.device.type != out.device.type:
-                self.count["copies_to_host" if out.device.type == "cpu" else "copies_to_device"] += 1
-        return out
 
 
 def count_issued(platform: Platform, call: Callable[[], Any]) -> dict[str, int]:
@@ -124,16 +102,14 @@ def count_issued(platform: Platform, call: Callable[[], Any]) -> dict[str, int]:
     before = platform.counts()
     if not before:
         return {}
-    copies = _Copies()
-    with copies:
+    with _Traffic() as traffic:
         call()
     after = platform.counts()
-    return {name: after[name] - before[name] for name in after} | copies.count
+    return {name: after[name] - before[name] for name in after} | traffic.copies
 
 
 def count_host_reads(call: Callable[[], Any]) -> int:
     """Return the number of times that one call reads device values on the host."""
-    reads = HostReads()
-    with reads, _ListReads(reads):
+    with _Traffic() as traffic, _ListReads() as lists:
         call()
-    return reads.count
+    return traffic.reads + lists.reads

@@ -9,11 +9,9 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from random import Random
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +21,12 @@ from torch import Tensor
 from specgraph.attention import choose_attention
 from specgraph.device import LoweringName, Platform, open_platform
 from specgraph.draft import DraftConfig, Drafter
-from specgraph.engine import allocate_caches
 from specgraph.errors import UnsupportedError
 from specgraph.ops import Drafts, Head
 from specgraph.ops.library import dispatch_key_of
 from specgraph.ops.linear import Weight, quantised
-from specgraph.tools.shapes import RandomHead
-from specgraph.tools.timing import device_time
+from specgraph.tools.shapes import RandomHead, lone_drafter
+from specgraph.tools.timing import device_time, in_turns
 
 if TYPE_CHECKING:
     from specgraph.ops.triton.implement import TritonOps
@@ -80,7 +77,7 @@ def propose_times(
     captures: int = 3,
     replays: int = 20,
 ) -> list[list[float]]:
-    """Microseconds of a whole propose of each batch size with each table of tiles: medians, [batch size][table].
+    """Return the median microseconds of a whole propose, [batch size][table of tiles].
 
     A linear that is faster alone need not make the propose faster, where it overlaps with its neighbours. Two captures
     of one graph differ by up to 1 % in time, so each table is captured several times, and all captures take turns.
@@ -95,11 +92,9 @@ def propose_times(
                 with table.using(tiles):
                     drafters.append((index, _drafter(platform, head, n, k, "merged")))
         times: list[list[float]] = [[] for _ in tables]
-        order = Random(0)
-        for _ in range(replays):
-            for index, drafter in order.sample(drafters, len(drafters)):
-                call = partial(drafter.propose, drafter.inputs(n), copy=False)
-                times[index] += device_time(platform, call, repeats=1, warmup=1)
+        for index, drafter in in_turns(drafters, replays):
+            call = partial(drafter.propose, drafter.inputs(n), copy=False)
+            times[index] += device_time(platform, call, repeats=1, warmup=1)
         for _, drafter in drafters:
             drafter.close()
         found.append([median(each) for each in times])
@@ -123,47 +118,35 @@ def _drafter(platform: Platform, head: RandomHead, requests: int, k: int, loweri
         num_speculative_tokens=k, max_num_requests=requests, max_model_len=64, capture_sizes=[requests],
         prefill_sizes=[16], decode=lowering, block_size=attention.preferred_block_size,
     )  # fmt: skip
-    blocks = 1 + requests * -(-64 // config.block_size)
-    caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
-    drafter = Drafter(head, caches, platform, config, attention=attention)
+    drafter = lone_drafter(platform, head, config, attention)
     drafter.capture()
     return drafter
 
 
 def candidates(shape: LinearShape) -> list[Tile]:
-    """Tiles whose pipeline fits shared memory and keeps enough bytes in flight."""
-    if shape.kind.endswith("_fp8"):
-        return fp8_candidates(shape)
+    """Return the tiles whose pipeline fits shared memory and keeps enough bytes in flight.
+
+    Each warp converts weights of one byte (FP8), so a warp should have columns of its own there.
+    """
     from specgraph.ops.triton.launch import Tile
 
+    fp8 = shape.kind.endswith("_fp8")
+    depths, all_warps, all_stages = (128, 256, 512), (2, 4, 8), range(3, 8)
+    if not fp8:
+        depths, all_warps, all_stages = (64, 128, 256, 512), (2, 4), range(2, 7)
+    most, least_in_flight, columns_per_warp = (32, 24, (8, 32)) if fp8 else (64, 32, (4, 64))
+    width = 2 if shape.kind.startswith("gate_up") else 1
     found: list[Tile] = []
-    width = 2 if shape.kind == "gate_up" else 1
-    for columns, depth, warps, stages in itertools.product((16, 32, 64, 128), (64, 128, 256, 512), (2, 4), range(2, 7)):
-        weights = columns * width * depth * 2
-        shared, in_flight = (weights + shape.rows * depth * 2) * stages, weights * (stages - 1)
-        if shape.depth % depth or shared > 220 << 10 or not 8 << 10 <= weights <= 64 << 10:
-            continue
-        if not 32 << 10 <= in_flight <= 132 << 10 or shape.rows * depth > 64 * 256:
-            continue
-        if not 4 * warps <= columns * width <= 64 * warps or shape.columns // columns < 100:
-            continue
-        found.append(Tile(columns, depth, warps, stages))
-    return found
-
-
-def fp8_candidates(shape: LinearShape) -> list[Tile]:
-    """Return the same for weights of one byte, which each warp converts: a warp should have columns of its own."""
-    from specgraph.ops.triton.launch import Tile
-
-    found: list[Tile] = []
-    width = 2 if shape.kind == "gate_up_fp8" else 1
-    sizes = itertools.product((16, 32, 64, 128), (128, 256, 512), (2, 4, 8), range(3, 8))
-    for columns, depth, warps, stages in sizes:
-        weights = columns * width * depth
+    for columns, depth, warps, stages in itertools.product((16, 32, 64, 128), depths, all_warps, all_stages):
+        weights = columns * width * depth * (1 if fp8 else 2)
         shared, in_flight = (weights + 2 * shape.rows * depth) * stages, weights * (stages - 1)
-        if shape.depth % depth or shared > 220 << 10 or not 8 << 10 <= weights <= 32 << 10:
+        if shape.depth % depth or shared > 220 << 10 or not 8 << 10 <= weights <= most << 10:
             continue
-        if not 24 << 10 <= in_flight <= 132 << 10 or not 8 * warps <= columns * width <= 32 * warps:
+        if not least_in_flight << 10 <= in_flight <= 132 << 10:
+            continue
+        if not columns_per_warp[0] * warps <= columns * width <= columns_per_warp[1] * warps:
+            continue
+        if not fp8 and (shape.rows * depth > 64 * 256 or shape.columns // columns < 100):
             continue
         found.append(Tile(columns, depth, warps, stages))
     return found
@@ -192,7 +175,7 @@ def linear_call(shape: LinearShape, copies: int, device: torch.device, dtype: to
 def tune(
     platform: Platform, name: str, shapes: Sequence[LinearShape], dtype: torch.dtype, workers: int | None = None
 ) -> dict[LinearShape, list[tuple[float, Tile | None]]]:
-    """Microseconds of every candidate and of the library's matmul (None) for each shape, fastest first.
+    """Return the microseconds of every candidate and of the library's matmul (None) for each shape, fastest first.
 
     Args:
         name: of the platform, for the processes that compile candidates before they are timed.
@@ -217,13 +200,12 @@ def tune(
 
 def compile_all(
     name: str, work: Sequence[tuple[LinearShape, Tile]], dtype: torch.dtype, workers: int | None = None
-) -> float:
-    """Fill Triton's cache from several processes; the seconds that it took."""
-    count, start = workers or min(12, os.cpu_count() or 1), time.perf_counter()
+) -> None:
+    """Fill Triton's cache from several processes."""
+    count = workers or min(12, os.cpu_count() or 1)
     if count > 1:
         with multiprocessing.get_context("spawn").Pool(count) as pool:
             pool.starmap(_compile, [(name, work[i::count], dtype) for i in range(count)])
-    return time.perf_counter() - start
 
 
 def _compile(name: str, work: Iterable[tuple[LinearShape, Tile]], dtype: torch.dtype) -> None:
@@ -246,7 +228,7 @@ def _with_tile(ops: TritonOps, tile: Tile | None) -> TritonOps:
 def _timed(
     platform: Platform, ops: TritonOps, call: Callable[[Any, int], Any], copies: int, tiles: Iterable[Tile | None]
 ) -> list[tuple[float, Tile | None]]:
-    """(microseconds, tile), fastest first; tiles that need more than the device has are left out."""
+    """Return (microseconds, tile), fastest first; tiles that need more than the device has are left out."""
     found: list[tuple[float, Tile | None]] = []
     for tile in tiles:
         chosen = _with_tile(ops, tile)

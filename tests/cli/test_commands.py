@@ -28,12 +28,21 @@ def _on_the_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize("lowering", ["auto", "eager", "piecewise", "step", "merged", "round"])
-def test_generate(lowering, tmp_path):
-    prompt = tmp_path / "prompt.py"
-    prompt.write_text("def main():\n    import sys\n")
+def test_generate(lowering):
     quick = () if lowering == "auto" else ("--no-compare",)
     run = (in_a_process if lowering == "auto" else specgraph)(
-        "generate", "--prompt-file", prompt, "--decode", lowering, "-k", 3, "--max-tokens", 24, "--json", "-", *quick
+        "generate",
+        "--prompt",
+        "def main():\n",
+        "--decode",
+        lowering,
+        "-k",
+        3,
+        "--max-tokens",
+        24,
+        "--json",
+        "-",
+        *quick,
     )
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)
@@ -244,7 +253,7 @@ def test_where_to_write_is_checked_before_the_work(command, to, reason, monkeypa
 def test_what_can_not_be_drawn_or_measured_is_refused_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr("specgraph.device.open_platform", lambda name: pytest.fail("the work has begun"))
     refused(specgraph("bench", "--plot", "/no/such/folder/x.png"), "--plot", "no folder")
-    monkeypatch.setattr("specgraph.cli.output.find_spec", lambda name: None)
+    monkeypatch.setattr("specgraph.cli.bench.find_spec", lambda name: None)
     refused(specgraph("bench", "--plot", tmp_path / "x.png"), "matplotlib", "pip install")
     for arguments in (("--repeats", 0), ("--context", 0)):
         assert specgraph("bench", *arguments).returncode == 2

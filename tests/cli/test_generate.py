@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from command import specgraph
-from matplotlib.figure import Figure
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
@@ -34,7 +33,7 @@ def _on_the_cpu(monkeypatch):
 def test_prompts_from_json_lines(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a", "temperature": 0.5}\n\n{"prompt": "b", "max_tokens": 3, "seed": 7}\n')
-    assert read_prompts(None, None, file, SETTINGS) == [
+    assert read_prompts(None, file, SETTINGS) == [
         Prompt(prompt="a", max_tokens=9, temperature=0.5, seed=1),
         Prompt(prompt="b", max_tokens=3, temperature=0.0, seed=7),
     ]
@@ -55,17 +54,16 @@ def test_a_line_that_is_no_prompt_is_refused(line, message, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text(line)
     with pytest.raises(ConfigError, match=message):
-        read_prompts(None, None, file, SETTINGS)
+        read_prompts(None, file, SETTINGS)
 
 
 def test_prompts_from_standard_input(monkeypatch):
-    for arguments in (("-", None, None), (None, "-", None)):
-        monkeypatch.setattr("sys.stdin", io.StringIO("from stdin"))
-        assert [each.prompt for each in read_prompts(*arguments, SETTINGS)] == ["from stdin"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("from stdin"))
+    assert [each.prompt for each in read_prompts("-", None, SETTINGS)] == ["from stdin"]
     monkeypatch.setattr("sys.stdin", io.StringIO('{"prompt": "line"}'))
-    assert [each.prompt for each in read_prompts(None, None, "-", SETTINGS)] == ["line"]
+    assert [each.prompt for each in read_prompts(None, Path("-"), SETTINGS)] == ["line"]
     with pytest.raises(ConfigError, match="give one of"):
-        read_prompts("a", None, "-", SETTINGS)
+        read_prompts("a", Path("-"), SETTINGS)
 
 
 def test_sequences_of_one_prompt_are_those_of_their_seeds(tmp_path):
@@ -246,25 +244,6 @@ def test_captures_are_counted_and_a_terminal_shows_them():
     assert count == 4  # a prefill pass of each model, a verify, a propose
     assert "loading" in screen.getvalue()
     assert f"capturing {count}/{count}" in screen.getvalue()
-
-
-def test_the_acceptance_is_drawn(tmp_path, monkeypatch):
-    drawn = {}
-    subplots = Figure.subplots
-
-    def remembered(figure):
-        drawn["axes"] = subplots(figure)
-        return drawn["axes"]
-
-    monkeypatch.setattr(Figure, "subplots", remembered)
-    run = specgraph("generate", *QUICK, "--plot", tmp_path / "a.png", "--json", "-")
-    report = json.loads(run.stdout)
-    bars = [bar.get_height() for bar in drawn["axes"].patches]
-    assert bars == pytest.approx([100 * share for share in report["acceptance_per_position"]])
-    assert f"{report['mean_acceptance_length']:.2f}" in drawn["axes"].get_title()
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    refused = specgraph("generate", "--plot", "/no/such/folder/x.png")
-    assert (refused.returncode, "no folder" in refused.stderr) == (1, True)
 
 
 def test_what_a_bench_is_at_is_shown_on_a_terminal_only():

@@ -44,7 +44,7 @@ def target():
 def decode(target):
     """`decode(name)`: (tokens of four prompts, mean acceptance length); None is the target alone."""
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-    texts = [json.loads(line)["text"] for line in PROMPTS.read_text().splitlines()[:4]]
+    texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()[:4]]
     requests = [Request(prompt_token_ids=tokenizer.encode(text).ids, max_tokens=32) for text in texts]
 
     def run(name: str | None) -> tuple[list[list[int]], float]:

@@ -37,7 +37,7 @@ def run():
     target = load_target(target_folder, dtype=torch.float32, max_model_len=256)
     head = load_drafter(draft_folder, target)
     tokenizer = Tokenizer.from_file(str(target_folder / "tokenizer.json"))
-    texts = [json.loads(line)["text"] for line in PROMPTS.read_text().splitlines()]
+    texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
     requests = [Request(prompt_token_ids=tokenizer.encode(text).ids, max_tokens=MAX_TOKENS) for text in texts]
     assert len(requests) >= 64
     done: dict[str | None, Run] = {}

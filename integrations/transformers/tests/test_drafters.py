@@ -39,7 +39,7 @@ def prompts():
     """Three prompts of unequal lengths, padded on the left, and what `generate` makes of them."""
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     lines = (EXAMPLE / "prompts.jsonl").read_text().splitlines()[:3]
-    rows = [tokenizer.encode(json.loads(line)["text"]).ids for line in lines]
+    rows = [tokenizer.encode(json.loads(line)["prompt"]).ids for line in lines]
     columns = max(len(row) for row in rows)
     return {
         "inputs": torch.tensor([[0] * (columns - len(row)) + row for row in rows]),
