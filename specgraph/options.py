@@ -36,7 +36,7 @@ _MODES = {
     "FULL_DECODE_ONLY": "prefill='eager'",
     "FULL_AND_PIECEWISE": "prefill='piecewise'",
 }
-"""What to write instead of each value of the former option `mode`."""
+"""The options to write instead of each value of the former option `mode`."""
 
 
 def refuse_former_names(given: Mapping[str, object]) -> None:

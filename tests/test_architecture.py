@@ -1,4 +1,4 @@
-"""What holds the rooms apart: imports point one way, and no vendor's name is in the core."""
+"""The rooms stay apart: imports point one way, no vendor's name is in the core, and docstrings are sentences."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "specgraph"
 FILES = sorted(CORE.rglob("*.py"))
+WRITTEN = [
+    *FILES,
+    *sorted(ROOT.glob("conformance/specgraph_*/**/*.py")),
+    *sorted(ROOT.glob("backends/*/specgraph_*/**/*.py")),
+]
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -42,6 +47,15 @@ VENDOR_WORD = re.compile(
     r"|\bptx|griddepcontrol|inline_asm|\bsm_\d|\bwgmma|launch_pdl",  # one device's instructions
     re.IGNORECASE,
 )
+
+
+OPENINGS = {"What", "Of", "Whether", "By", "As", "Those", "How", "When", "Where", "Which", "Who", "Why"}
+"""Words that a docstring doesn't begin with: a sentence has a subject and a verb, and an attribute's begins with its
+noun."""
+
+NOT_YET = {"attention", "capture", "checkpoints", "device", "draft", "engine", "models", "ops", "parallel",
+           "conformance", "cuda", "npu"}  # fmt: skip
+"""Rooms and parts whose docstrings are not all sentences yet."""
 
 
 def room_of(module: str) -> str:
@@ -95,6 +109,35 @@ def test_imports_point_one_way(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CORE)))
 def test_no_vendor_word_in_core(path):
     assert vendor_words(path.read_text()) == []
+
+
+def docstrings(source: str) -> list[str]:
+    """Of modules, classes and functions, and the strings behind attributes."""
+    nodes = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def wrong_openings(source: str) -> list[str]:
+    return [
+        text.strip()[:60] for text in docstrings(source) if re.split(r"\W", text.strip(), maxsplit=1)[0] in OPENINGS
+    ]
+
+
+def part(path: Path) -> str:
+    """The room of the core, or the name of another part."""
+    parts = path.relative_to(ROOT).parts
+    return {"specgraph": parts[1], "backends": parts[1]}.get(parts[0], parts[0]).removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda p: str(p.relative_to(ROOT)))
+def test_docstrings_are_sentences(path):
+    if part(path) not in NOT_YET:
+        assert wrong_openings(path.read_text()) == []
+
+
+def test_an_opening_is_seen():
+    source = "'''What it is.'''\nclass A:\n    '''Asks.'''\n    x: int\n    '''Of rows.'''\n"
+    assert wrong_openings(source) == ["What it is.", "Of rows."]
 
 
 def listed_too_late(may_import: dict[str, set[str]]) -> dict[str, set[str]]:
