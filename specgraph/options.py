@@ -144,7 +144,7 @@ class DraftOptions(RunnerOptions):
     k_candidates: Sequence[int] | None = _option(
         None, "With -k auto: K to choose from, comma-separated. Default: 1,2,3,5.", parse=_integers
     )
-    """In a `DraftConfig`: each of these K, ascending, is captured at every size, and `Drafter.propose` is told which to
+    """Each of these K of a `DraftConfig`, ascending, is captured at every size, and `Drafter.propose` is told which to
     draft; num_speculative_tokens is the largest of them."""
     draft_schedule: Mapping[int, int | Literal["tree"]] | None = _option(
         None,
@@ -193,7 +193,7 @@ class DecoderOptions(DraftOptions):
         "Default: measured.",
         parse=_times,
     )
-    """With a given table the choice of K follows from nothing but the tokens."""
+    """The choice of K by a given table follows from nothing but the tokens."""
     sampling_parameters: bool = _option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
     logprobs: bool = _option(False, "Give the log-probability of each generated token.")
     """It is under the target's own distribution, before all parameters."""
@@ -201,7 +201,7 @@ class DecoderOptions(DraftOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(DecoderOptions):
-    """How a pair is loaded, captured and run. Each field is a keyword argument of `load_generator`.
+    """Options of loading, capturing and running a pair. Each field is a keyword argument of `load_generator`.
 
     Values are checked where they are used, before any device work.
     """
