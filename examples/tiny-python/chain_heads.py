@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from decoder import ChainAttention, DecoderLayer, Head, config_for, initialise
+from decoder import ChainAttention, DecoderLayer, Head, initialise
 from torch import nn
-from transformers import LlamaConfig
 
 
 class ChainHead(Head):
@@ -22,7 +21,7 @@ class ChainHead(Head):
     """
 
     def combine(self, states: torch.Tensor) -> torch.Tensor:
-        """From the target's hidden states to the first step's [B, T, H]."""
+        """Return the first step's hidden states [B, T, H], made from the target's."""
         return states
 
     def unroll(self, embeds: torch.Tensor, states: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
@@ -52,18 +51,6 @@ class Eagle1Head(ChainHead):
     after the layer; the target's head, `lm_head` [V, H], reads its output as it is.
     """
 
-    @staticmethod
-    def config_for(target: LlamaConfig) -> dict[str, Any]:
-        """One layer with a larger MLP than the target's."""
-        return config_for(
-            target,
-            architectures=["LlamaForCausalLM"],
-            model_type="llama",
-            num_hidden_layers=1,
-            intermediate_size=1024,
-            tie_word_embeddings=False,
-        )
-
     def __init__(self, config: dict[str, Any], lm_head: torch.Tensor) -> None:
         super().__init__(config)
         self.fc = nn.Linear(2 * config["hidden_size"], config["hidden_size"], bias=False)
@@ -86,19 +73,6 @@ class MtpModule(ChainHead, DecoderLayer):
     x      = eh_proj(cat(enorm(embedding), hnorm(hidden state)))
     hidden = norm(layer(x))          what the target's head reads, and the next step's hidden state
     """
-
-    @staticmethod
-    def config_for(target: LlamaConfig) -> dict[str, Any]:
-        """One module with a larger MLP than the target's layers; `num_hidden_layers` are those of the target."""
-        return config_for(
-            target,
-            architectures=["LlamaForCausalLM"],
-            model_type="llama",
-            num_hidden_layers=target.num_hidden_layers,
-            num_nextn_predict_layers=1,
-            intermediate_size=1024,
-            tie_word_embeddings=True,
-        )
 
     def __init__(self, config: dict[str, Any], lm_head: torch.Tensor) -> None:
         DecoderLayer.__init__(self, config)
@@ -129,25 +103,6 @@ class Eagle3Head(ChainHead):
     the next draft step. The embedding is the target's.
     """
 
-    @staticmethod
-    def config_for(target: LlamaConfig, draft_vocab_size: int, aux_layers: list[int]) -> dict[str, Any]:
-        """One layer like the target's."""
-        return config_for(
-            target,
-            architectures=["LlamaForCausalLMEagle3"],
-            model_type="llama",
-            num_hidden_layers=1,
-            draft_vocab_size=draft_vocab_size,
-            target_hidden_size=target.hidden_size,
-            norm_before_residual=False,
-            eagle_config={
-                "use_aux_hidden_state": True,
-                "eagle_aux_hidden_state_layer_ids": aux_layers,
-                "norm_before_fc": False,
-            },
-            tie_word_embeddings=False,
-        )
-
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
         size, eps, drafted = config["hidden_size"], config["rms_norm_eps"], config["draft_vocab_size"]
@@ -172,7 +127,7 @@ class Eagle3Head(ChainHead):
         return self.d2t + torch.arange(self.d2t.numel(), device=self.d2t.device)
 
     def combine(self, states: torch.Tensor) -> torch.Tensor:
-        """From three auxiliary hidden states side by side [..., 3H] to the first step's hidden state [..., H]."""
+        """Return the first step's hidden state [..., H], made from three of the target side by side [..., 3H]."""
         return self.fc(states).to(states.dtype)  # autocast must not narrow the residual stream
 
     def rows(self, embeds: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -8,17 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaConfig
 from typing_extensions import Self
-
-
-def config_for(target: LlamaConfig, **values: Any) -> dict[str, Any]:
-    """Return the config.json of a drafter: layers as the target's, except for what `values` says."""
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    names += ("head_dim", "max_position_embeddings", "rms_norm_eps")
-    fixed = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_theta": 10000.0}
-    fixed |= {"bos_token_id": 0, "eos_token_id": 0, "dtype": "float16", "torch_dtype": "float16"}
-    return {**{name: getattr(target, name) for name in names}, **fixed, **values}
 
 
 class Attention(nn.Module):
@@ -78,7 +68,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(size, eps=eps)
 
     def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """From attention's output [B, heads, T, D] to the residual stream [B, T, H] after the layer."""
+        """Return the residual stream [B, T, H] after the layer, for attention's output [B, heads, T, D]."""
         residual = residual + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
         return residual + self.mlp(self.post_attention_layernorm(residual))
 
@@ -146,9 +136,14 @@ class Head(nn.Module):
         (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
 
     @classmethod
+    def untrained(cls, folder: Path, *shared: torch.Tensor) -> Self:
+        """Return a head of the sizes that a folder has; `shared` is what it shares with the target."""
+        return cls(json.loads((folder / "config.json").read_text()), *shared)
+
+    @classmethod
     def load(cls, folder: Path, *shared: torch.Tensor) -> Self:
-        """Return the head that `save` wrote, in float32; `shared` is what it shares with the target."""
-        head = cls(json.loads((folder / "config.json").read_text()), *shared)
+        """Return the head that `save` wrote, in float32."""
+        head = cls.untrained(folder, *shared)
         state = load_file(folder / "model.safetensors")
         head.load_state_dict({name.removeprefix(head.prefix): value for name, value in state.items()})
         return head

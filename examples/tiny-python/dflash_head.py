@@ -11,29 +11,14 @@ logits  = lm_head(norm(block))                 row i drafts the token at its own
 from typing import Any
 
 import torch
-from decoder import DecoderLayer, Head, config_for, initialise
+from decoder import DecoderLayer, Head, initialise
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaConfig
 
 
 class DFlashHead(Head):
     """The head. `embedding` [V, H] is the target's, tied to its lm_head. A block has `block_size` rows: the last token
     and block_size - 1 masks. `aux_layers` are `target_layer_ids` by what enters the next layer."""
-
-    @staticmethod
-    def config_for(target: LlamaConfig, target_layer_ids: list[int], block_size: int) -> dict[str, Any]:
-        """Three layers with a smaller MLP than the target's. No block begins with <|endoftext|>: it is the mask."""
-        return config_for(
-            target,
-            architectures=["DFlashDraftModel"],
-            model_type="qwen3",
-            num_hidden_layers=3,
-            intermediate_size=320,
-            block_size=block_size,
-            dflash_config={"target_layer_ids": target_layer_ids, "mask_token_id": 0},
-            tie_word_embeddings=True,
-        )
 
     def __init__(self, config: dict[str, Any], embedding: torch.Tensor) -> None:
         super().__init__(config)

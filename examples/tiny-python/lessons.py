@@ -1,17 +1,19 @@
 """The lessons of the drafters: text that the target wrote, the loss of a draft token, and each drafter's own course."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from chain_heads import Eagle1Head, Eagle3Head, MtpModule
-from corpus import MAX_POSITIONS, VOCAB_SIZE
 from dflash_head import DFlashHead
 from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-DRAFT_VOCAB_SIZE = 1024
+EXAMPLE = Path(__file__).parent
+PAIR = EXAMPLE.parents[1] / "specgraph" / "pairs" / "tiny-python"
+"""The shipped models, whose sizes the trained ones take."""
 UNROLLED = 6
 """Draft steps of a chain in training."""
 TOKENS_PER_BLOCK = 7
@@ -88,22 +90,9 @@ class Course(NamedTuple):
     held_out_lesson: Callable[[Batch], Outcome] | None = None
 
 
-def llama(**sizes: int) -> LlamaConfig:
-    """Return about 3.5 million parameters, but for `sizes`. Deep and narrow: what a drafter saves grows with depth."""
-    own = {"vocab_size": VOCAB_SIZE, "hidden_size": 192, "num_hidden_layers": 8}
-    own |= {"num_attention_heads": 6, "num_key_value_heads": 2}
-    return LlamaConfig(
-        **{**own, **sizes},
-        intermediate_size=512,
-        head_dim=32,
-        max_position_embeddings=MAX_POSITIONS,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=None,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    )
+def untrained_llama(folder: Path) -> LlamaForCausalLM:
+    """Return a Llama of the sizes that a folder has, with random weights."""
+    return LlamaForCausalLM(LlamaConfig.from_pretrained(folder)).float()
 
 
 def save(model: LlamaForCausalLM, folder: Path) -> None:
@@ -167,32 +156,26 @@ def held_out_acceptance(course: Course, material: Material) -> list[float]:
     return [round(share, 4) for share in torch.cat(chains, dim=1).float().mean(1).tolist()]
 
 
-def final_state_head(head_type: type[Eagle1Head] | type[MtpModule]) -> Callable[[Material], Course]:
+def final_state_head(head_type: type[Eagle1Head] | type[MtpModule], name: str, material: Material) -> Course:
     """Return the course of a head that takes the target's final hidden state."""
+    model = material.model
+    head = head_type.untrained(EXAMPLE / "drafters" / name, model.get_output_embeddings().weight).to(model.device)
 
-    def course(material: Material) -> Course:
-        model = material.model
-        head = head_type(head_type.config_for(model.config), model.get_output_embeddings().weight).to(model.device)
+    def lesson(batch: Batch) -> Outcome:
+        return chain_outcome(head.unroll(batch.embeds, batch.aux, UNROLLED), batch)
 
-        def lesson(batch: Batch) -> Outcome:
-            return chain_outcome(head.unroll(batch.embeds, batch.aux, UNROLLED), batch)
-
-        return Course(head, head.save, lesson)
-
-    return course
+    return Course(head, head.save, lesson)
 
 
 def eagle3(material: Material) -> Course:
     """Return the course of the EAGLE-3 head, which drafts the tokens that the target writes most."""
-    target = material.model.config
-    layers = target.num_hidden_layers
-    config = Eagle3Head.config_for(target, DRAFT_VOCAB_SIZE, [2, layers // 2, layers - 3])
-    head = Eagle3Head(config).to(material.model.device)
-    counts = torch.bincount(material.text, minlength=target.vocab_size) / material.text.numel() * 0.1  # for ties
+    vocab_size = material.model.config.vocab_size
+    head = Eagle3Head.untrained(PAIR / "eagle3").to(material.model.device)
+    counts = torch.bincount(material.text, minlength=vocab_size) / material.text.numel() * 0.1  # for ties
     for bucket, tokens in material.written:
         written = tokens[:, bucket.prompt :].flatten()
-        counts += torch.bincount(written, minlength=target.vocab_size) * (bucket.share / written.numel())
-    head.set_draft_vocabulary(counts.topk(DRAFT_VOCAB_SIZE).indices.sort().values)
+        counts += torch.bincount(written, minlength=vocab_size) * (bucket.share / written.numel())
+    head.set_draft_vocabulary(counts.topk(head.d2t.numel()).indices.sort().values)
 
     def lesson(batch: Batch) -> Outcome:
         return chain_outcome(head.unroll(batch.embeds, batch.aux, UNROLLED), batch, head.target_ids())
@@ -200,11 +183,11 @@ def eagle3(material: Material) -> Course:
     return Course(head, head.save, lesson, head.aux_layers)
 
 
-def dflash(material: Material, block_size: int = 8) -> Course:
+def dflash(material: Material) -> Course:
     """Return the course of the DFlash head, on blocks at random places."""
-    config = DFlashHead.config_for(material.model.config, [1, 4, 6], block_size)
-    head = DFlashHead(config, material.model.get_input_embeddings().weight).to(material.model.device)
-    most = block_size - 1
+    embedding = material.model.get_input_embeddings().weight
+    head = DFlashHead.untrained(EXAMPLE / "drafters/dflash", embedding).to(embedding.device)
+    most = head.config["block_size"] - 1
 
     def lesson(batch: Batch) -> Outcome:
         """Every second batch has fewer masks, because a smaller K must work too."""
@@ -240,8 +223,7 @@ def blocks_outcome(head: DFlashHead, batch: Batch, anchors: torch.Tensor, drafts
 
 def draft_model(material: Material) -> Course:
     """Return the course of a Llama of about 0.94 million parameters with the target's vocabulary and positions."""
-    sizes = {"hidden_size": 160, "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 1}
-    drafter = LlamaForCausalLM(llama(**sizes)).to(material.model.device)
+    drafter = untrained_llama(EXAMPLE / "drafters/draft-model").to(material.model.device)
 
     def lesson(batch: Batch) -> Outcome:
         """Texts come without their first token, as other drafters' rows begin; in drafting the model sees it too."""
@@ -255,8 +237,8 @@ def draft_model(material: Material) -> Course:
 
 COURSES: dict[str, Callable[[Material], Course]] = {
     "eagle3": eagle3,
-    "eagle1": final_state_head(Eagle1Head),
-    "mtp": final_state_head(MtpModule),
+    "eagle1": partial(final_state_head, Eagle1Head, "eagle1"),
+    "mtp": partial(final_state_head, MtpModule, "mtp"),
     "dflash": dflash,
     "draft-model": draft_model,
 }

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import corpus
+import lessons
 import torch
-from lessons import BUCKETS, COURSES, Bucket, Course, Generated, Material, held_out_acceptance, llama, observe, save
+from lessons import Bucket, Course, Generated, Material
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
@@ -32,7 +33,7 @@ MOST_ROWS = 8192
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("drafters", nargs="*", default=list(COURSES), help=f"of {', '.join(COURSES)}; all by default")
+    parser.add_argument("drafters", nargs="*", default=list(lessons.COURSES), help="all by default")
     parser.add_argument("--stdlib", type=Path, default=Path(sysconfig.get_paths()["stdlib"]), help="the corpus")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--share", type=float, default=1.0, help="of the time, the corpus and the text to write")
@@ -48,14 +49,15 @@ def main() -> None:
     text = corpus.pack(encoder, train, device)
     kept = corpus.pack(encoder, held_out, device)
     model, figures["target"] = train_target(text, kept, SECONDS["target"] * arguments.share)
-    save(model, folder)
+    lessons.save(model, folder)
     model = model.to(torch.float32 if device.type == "cpu" else torch.bfloat16).eval().requires_grad_(False)
-    tokens, longest = int(GENERATED * arguments.share), max(bucket.prompt for bucket in BUCKETS)
+    tokens, longest = int(GENERATED * arguments.share), max(bucket.prompt for bucket in lessons.BUCKETS)
     starts, kept_starts = (corpus.windows(encoder, part, longest, device) for part in (train, held_out))
-    written = [continued(model, starts, bucket, tokens) for bucket in BUCKETS]
-    material = Material(model, written, [continued(model, kept_starts, BUCKETS[i], tokens // 16) for i in (2, 7)], text)
+    written = [continued(model, starts, bucket, tokens) for bucket in lessons.BUCKETS]
+    held_out_texts = [continued(model, kept_starts, lessons.BUCKETS[i], tokens // 16) for i in (2, 7)]
+    material = Material(model, written, held_out_texts, text)
     for name in arguments.drafters:
-        course = COURSES[name](material)
+        course = lessons.COURSES[name](material)
         figures[name] = train_drafter(course, material, SECONDS[name] * arguments.share)
         course.save(arguments.out / name)
         print(name, figures[name], flush=True)
@@ -67,7 +69,7 @@ def train_target(
     text: torch.Tensor, held_out: torch.Tensor, seconds: float, batch: int = 64, length: int = corpus.MAX_POSITIONS
 ) -> tuple[LlamaForCausalLM, dict[str, Any]]:
     """Train a Llama of 3.5 million parameters on token ids [tokens]; return it and what was measured."""
-    model = LlamaForCausalLM(llama()).to(text.device)
+    model = lessons.untrained_llama(lessons.PAIR / "target").to(text.device)
     if text.device.type != "cpu":
         for layer in model.model.layers:
             layer.compile(dynamic=False)
@@ -166,7 +168,7 @@ def train_drafter(course: Course, material: Material, seconds: float) -> dict[st
     device, drafter = material.text.device, course.drafter
 
     def losses() -> torch.Tensor:
-        batch = observe(material.model, *draw(material), course.aux_layers)
+        batch = lessons.observe(material.model, *draw(material), course.aux_layers)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type != "cpu"):
             return course.lesson(batch).losses
 
@@ -177,7 +179,7 @@ def train_drafter(course: Course, material: Material, seconds: float) -> dict[st
         "steps": steps,
         "seconds": seconds,
         "last_train_loss_per_draft_token": [round(loss, 4) for loss in recent],
-        "teacher_forced_held_out_acceptance_per_position": held_out_acceptance(course, material),
+        "teacher_forced_held_out_acceptance_per_position": lessons.held_out_acceptance(course, material),
     }
 
 
