@@ -15,7 +15,7 @@ PICTURE = Path(__file__).parent / "acceptance.svg"
 
 
 def rows(page: str) -> dict[str, tuple[float, list[float]]]:
-    """(mean length, share by position) of the drafts of 5 steps, by drafter, trees of 16 rows apart."""
+    """Return (mean length, share by position) of the drafts of 5 steps, by drafter, trees of 16 rows apart."""
     found: dict[str, tuple[float, list[float]]] = {}
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -27,7 +27,7 @@ def rows(page: str) -> dict[str, tuple[float, list[float]]]:
 
 
 def draw(page: str) -> Any:
-    """One line per drafter, the best on top; a tree is dashed, in the colour of its drafter's chain."""
+    """Draw one line per drafter, the best on top; a tree is dashed, in the colour of its drafter's chain."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.8), layout="constrained")

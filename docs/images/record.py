@@ -24,7 +24,7 @@ FONT = "font-family: Menlo, Consolas, 'DejaVu Sans Mono', monospace;"
 
 
 def run(arguments: tuple[str, ...] = COMMAND) -> str:
-    """What the command prints on a terminal, escape sequences included."""
+    """Return what the command prints on a terminal, escape sequences included."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color", "COLORTERM": ""}
     command = [sys.executable, "-u", "-c", "from specgraph.cli import main; main()", *arguments]
@@ -46,7 +46,7 @@ def run(arguments: tuple[str, ...] = COMMAND) -> str:
 
 
 def picture(printed: str, title: str) -> str:
-    """An SVG of a terminal; it loads no font from elsewhere."""
+    """Return an SVG of a terminal; it loads no font from elsewhere."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(printed.rstrip("\n")))
     svg = console.export_svg(title=title, unique_id="specgraph")

@@ -1,4 +1,4 @@
-"""What the site adds to docs/: pages from other folders, the reference, links that hold in both places.
+"""The parts of the site beside docs/: pages from other folders, the reference, links that hold in both places.
 
 mkdocs calls the functions `on_*` (https://www.mkdocs.org/dev-guide/plugins/#events). Links in the pages are relative to
 the repository, so that they work wherever the repository is read; here they are turned into links within the site. A
@@ -102,7 +102,7 @@ def _outside_code(markdown: str, change: Any) -> str:
 
 
 def _linked(source: Path) -> Iterator[str]:
-    """Files of the repository that a page links to."""
+    """Yield the files of the repository that a page links to."""
     found: list[str] = []
 
     def collect(text: str) -> str:
@@ -118,19 +118,19 @@ def _linked(source: Path) -> Iterator[str]:
 
 
 def _source(place: str) -> Path:
-    """Where a page of the site is in the repository."""
+    """Return the place in the repository of a page of the site."""
     return Path(next((source for source, to in ELSEWHERE.items() if to == place), f"docs/{place}"))
 
 
 def _place(target: str) -> str:
-    """Where a file of the repository is in the site."""
+    """Return the place in the site of a file of the repository."""
     if target in ELSEWHERE:
         return ELSEWHERE[target]
     return target.removeprefix("docs/") if target.startswith("docs/") else f"files/{target}"
 
 
 def _pages(nav: Any) -> Iterator[str]:
-    """All pages of a navigation."""
+    """Yield all pages of a navigation."""
     if isinstance(nav, str):
         yield nav
     for each in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():

@@ -11,13 +11,13 @@ from typing import Any, Literal, get_args, get_origin
 ROOT = Path(__file__).parents[2]
 
 TITLES = {
-    "decoding": "Text and requests",
-    "drafting": "Drafting",
+    "engine": "Text and requests",
+    "draft": "Drafting",
     "attention": "Attention",
     "checkpoints": "Checkpoints",
     "models": "What a model must offer",
     "options": "Options of an engine",
-    "platforms": "Platforms",
+    "device": "Platforms",
     "errors": "Errors",
 }
 """Rooms of specgraph/ with public names, in the order of the page; others follow under their own name."""
@@ -27,7 +27,7 @@ FIRST = (".load_generator", ".TextGenerator", ".Drafter", ".ProposeBatch", ".Dra
 
 
 def api_page() -> str:
-    """All names of specgraph/api.py, by room, for mkdocstrings."""
+    """Return all names of specgraph/api.py, by room, for mkdocstrings."""
     tree = ast.parse((ROOT / "specgraph" / "api.py").read_text(encoding="utf-8"))
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
     names = [
@@ -49,7 +49,7 @@ def api_page() -> str:
 
 
 def commands_page() -> str:
-    """Every command with its arguments and options, as `--help` has them."""
+    """Return every command with its arguments and options, as `--help` has them."""
     from specgraph.cli import app
 
     lines = ["# Commands", "", "`specgraph --install-completion` completes commands and options in your shell.", ""]

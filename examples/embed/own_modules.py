@@ -234,7 +234,7 @@ class Engine:
         return torch.tensor([r.blocks + [0] * (width - len(r.blocks)) for r in running], dtype=torch.int32)
 
     def _round(self, running: list[Running]) -> ProposeBatch:
-        """What the drafter takes of the last round."""
+        """Return what the drafter takes of the last round."""
         for request in running:
             self._grow(request)
         return ProposeBatch(

@@ -70,7 +70,7 @@ class FlashAttention:
         out = torch.empty_like(query)
 
         def attend(lengths: HostLengths) -> None:
-            """What a task update issues again: it must launch the same kernels, whatever the lengths."""
+            """Issue the attention, again in each task update: it must launch the same kernels, whatever the lengths."""
             store(used, lengths.seq_lens)  # as parameters of a kernel: a copy from host memory would be read too late
             longest = max(1, *lengths.seq_lens)  # 0 would launch a fill instead of the attention kernel
             rows = max(2, metadata.query_len)  # 1 would choose a kernel by `longest`

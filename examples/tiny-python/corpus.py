@@ -1,4 +1,4 @@
-"""The corpus: Python source of the standard library in a train part and a held-out part, its tokenizer, its prompts."""
+"""The corpus: Python source of the standard library in a train part and a held-out part, and its tokenizer."""
 
 import hashlib
 import json
@@ -11,9 +11,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCAB_SIZE, MAX_POSITIONS, END_OF_TEXT = 2048, 1024, "<|endoftext|>"
-HELD_OUT_PERCENT, PROMPTS = 6, 64
-MIN_PROMPT, MAX_PROMPT = 40, 200
-"""Tokens of a prompt."""
+HELD_OUT_PERCENT = 6
 SKIPPED_FOLDERS = {"site-packages", "lib2to3", "encodings", "pydoc_data", "__pycache__"}
 MAX_LINE_LENGTH = 300  # longer lines mark data tables, not code that a person writes
 MAX_FILE_BYTES = 400_000
@@ -99,29 +97,3 @@ def windows(encoder: Tokenizer, sources: list[Source], length: int, device: torc
             if index is not None and index + length <= len(encoding.ids):
                 rows.append((prefix + encoding.ids[index : index + length])[:length])
     return torch.tensor(rows, device=device)
-
-
-def write_prompts(encoder: Tokenizer, held_out: list[Source], file: Path) -> None:
-    """Write how functions, methods and classes of the held-out files begin, one JSON object per line."""
-    found: list[tuple[int, str, str]] = []
-    for source in held_out:
-        candidates: list[tuple[str, str]] = []
-        for start in (match.start() for match in DEFINITION.finditer(source.text)):
-            order = hashlib.sha256(f"{source.path}:{start}".encode()).hexdigest()
-            wanted = MIN_PROMPT + int(order[:8], 16) % 120
-            if (prompt := _cut(encoder, source.text, start, wanted)) is not None:
-                candidates.append((order, prompt))
-        # One prompt of every file comes before the second of any file.
-        found += [(turn, order, prompt) for turn, (order, prompt) in enumerate(sorted(candidates))]
-    lines = [json.dumps({"prompt": prompt}) for _, _, prompt in sorted(found)[:PROMPTS]]
-    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def _cut(encoder: Tokenizer, text: str, start: int, wanted: int) -> str | None:
-    """Return whole lines from `start` until they hold `wanted` tokens; None if they hold too many or too few."""
-    end = start
-    while (end := text.find("\n", end + 1)) != -1:
-        prompt = text[start:end].rstrip()
-        if (tokens := len(encoder.encode(prompt).ids)) >= wanted:
-            return prompt if MIN_PROMPT <= tokens <= MAX_PROMPT else None
-    return None

@@ -3,7 +3,7 @@
     python examples/tiny-python/train.py --out OUT
     python examples/tiny-python/train.py --out OUT --share 0.01    # to try it out
 
-OUT then holds a folder of each model in float16, the held-out prompts and figures.json, which says what was measured.
+OUT then holds a folder of each model in float16, and figures.json, which says what was measured.
 Schedules span seconds, not steps, so another machine gives other models.
 """
 
@@ -45,7 +45,6 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     train, held_out = (part[: math.ceil(arguments.share * len(part))] for part in corpus.read_sources(arguments.stdlib))
     encoder = corpus.train_tokenizer((source.text for source in train), folder)
-    corpus.write_prompts(encoder, held_out, arguments.out / "prompts.jsonl")
     text = corpus.pack(encoder, train, device)
     kept = corpus.pack(encoder, held_out, device)
     model, figures["target"] = train_target(text, kept, SECONDS["target"] * arguments.share)

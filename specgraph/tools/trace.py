@@ -29,6 +29,9 @@ _TRACKS = {
 """Rows of the host, from top to bottom, and the category of their events. What a graph holds is here only where the
 host runs it; a device shows its kernels in rows of its own."""
 
+_PASSES = {"target": ("prefill", "verify"), "drafter": ("prefill", "propose"), "round": ("launch",)}
+"""Methods of each runner of a decoder that run a pass."""
+
 _SHORTEST = 0.001
 """Microseconds: a slice of no length would not be seen."""
 
@@ -113,10 +116,8 @@ def _marked(decoder: SpeculativeDecoder) -> Generator[None]:
             undo.callback(delattr, owner, name) if own is None else undo.callback(setattr, owner, name, own)
 
         for name, runner in decoder.runners.items():
-            for method in ("prefill", "verify", "propose", "launch"):
-                if hasattr(runner, method):
-                    shown = f"{name}: round" if method == "launch" else f"{name}: {method}"
-                    mark(runner, method, "passes", shown)
+            for method in _PASSES[name]:
+                mark(runner, method, "passes", f"{name}: {'round' if method == 'launch' else method}")
             mark(runner, "run", "launches", partial(_one_launch, name))
             if runner.graphs is not None:
                 mark(runner.graphs, "replay", "launches", partial(_launched, name))
