@@ -53,7 +53,7 @@ def refuse_former_names(given: Mapping[str, object]) -> None:
         raise ConfigError(f"the option mode is now decode and prefill: instead of '{mode}' write {now} ({flag})")
 
 
-def _option(default: Any, text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> Any:
+def option(default: Any, text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> Any:
     """Return a field that is an option of the commands.
 
     Args:
@@ -110,23 +110,23 @@ def parse_acceptance(text: str) -> float | tuple[float, ...]:
 class RunnerOptions:
     """Options of whatever captures and runs the programs of a model."""
 
-    max_num_requests: int = _option(1, "Requests in the largest batch.")
-    capture_sizes: Sequence[int] | None = _option(
+    max_num_requests: int = option(1, "Requests in the largest batch.")
+    capture_sizes: Sequence[int] | None = option(
         None, "Batch sizes to capture, comma-separated. Default: a ladder up to max_num_requests.", parse=_integers
     )
-    prefill_sizes: Sequence[int] | None = _option(
+    prefill_sizes: Sequence[int] | None = option(
         None, "Rows of the prefill passes to capture, comma-separated. Default: a ladder up to 512.", parse=_integers
     )
-    decode: LoweringChoice = _option(
+    decode: LoweringChoice = option(
         "auto", "How the draft loop becomes graph launches; round launches the verify with it."
     )
-    prefill: PrefillChoice = _option(
+    prefill: PrefillChoice = option(
         "auto", "How prompts run: op by op, from graphs between attention calls, or as one graph per pass."
     )
-    fallback: Fallback = _option("error", "What happens to a batch larger than every captured size.")
-    check_inputs: bool = _option(False, "Compare the addresses of all tensors that a graph reads before every replay.")
+    fallback: Fallback = option("error", "What happens to a batch larger than every captured size.")
+    check_inputs: bool = option(False, "Compare the addresses of all tensors that a graph reads before every replay.")
     """It takes some microseconds per launch."""
-    debug: bool = _option(False, "Check the values of every batch before it is drafted for; waits for the device.")
+    debug: bool = option(False, "Check the values of every batch before it is drafted for; waits for the device.")
     """The values are token ids, counts, positions, block ids and hidden states. It is also checked that no two requests
     write one block, and, once this drafter has prefilled a prompt, that it has written the key of every position before
     a request's rows."""
@@ -141,12 +141,12 @@ class RunnerOptions:
 class DraftOptions(RunnerOptions):
     """Options of a drafter."""
 
-    k_candidates: Sequence[int] | None = _option(
+    k_candidates: Sequence[int] | None = option(
         None, "With -k auto: K to choose from, comma-separated. Default: 1,2,3,5.", parse=_integers
     )
     """Each of these K of a `DraftConfig`, ascending, is captured at every size, and `Drafter.propose` is told which to
     draft; num_speculative_tokens is the largest of them."""
-    draft_schedule: Mapping[int, int | Literal["tree"]] | None = _option(
+    draft_schedule: Mapping[int, int | Literal["tree"]] | None = option(
         None,
         "K by batch size: 4:5,16:3 drafts 5 tokens for up to 4 requests, 3 for up to 16. 4:tree,16:3 drafts trees, "
         "of the three --speculative options, for up to 4.",
@@ -158,8 +158,8 @@ class DraftOptions(RunnerOptions):
     K 0 gives no drafts, and the next round is plain decode. The drafter's first pass (of several MTP modules every one)
     still runs, so that its KV is complete and drafting can go on when the batch is small again. "tree" drafts trees,
     which pay while the target's pass has few rows, so they are for the smallest batches."""
-    sampled: bool = _option(False, "Allow temperatures above 0.")
-    draft_sampling: DraftSampling = _option(
+    sampled: bool = option(False, "Allow temperatures above 0.")
+    draft_sampling: DraftSampling = option(
         "sampled", "Drafts of requests above temperature 0: drawn by temperature too, or greedy. Lossless either way."
     )
     """"sampled" keeps the distributions of the drafts, float32 [max_num_requests, K, draft_vocab]; "greedy" takes the
@@ -171,31 +171,31 @@ class DraftOptions(RunnerOptions):
 class DecoderOptions(DraftOptions):
     """Options of a target with its drafter."""
 
-    num_blocks: int | None = _option(
+    num_blocks: int | None = option(
         None, "KV blocks of each cache, one of them the null block. Default: what the batch needs and memory allows."
     )
-    kv_cache_dtype: KVCacheDtype = _option(
+    kv_cache_dtype: KVCacheDtype = option(
         "auto", "KV caches: auto (the model's dtype) or fp8 (e4m3, half the memory of bfloat16; not lossless)."
     )
     """Scales of the target's layers are in its weights (`load_target`)."""
-    rounds_ahead: int = _option(1, "Rounds launched before the last one's tokens are read, 0 or 1.")
+    rounds_ahead: int = option(1, "Rounds launched before the last one's tokens are read, 0 or 1.")
     """Attention with host parameters takes 0, because it needs the accepted counts."""
-    synthetic_acceptance: float | Sequence[float] | None = _option(
+    synthetic_acceptance: float | Sequence[float] | None = option(
         None,
         "For speed tests; the text is not the target's then: accept drafts by chance, one rate or a share per place.",
         parse=parse_acceptance,
     )
     """A number is the chance that a draft token is accepted when all before it are; a list gives, for each of the K
     positions, the share of drafts accepted there."""
-    round_times: Mapping[int, Mapping[int, float]] | None = _option(
+    round_times: Mapping[int, Mapping[int, float]] | None = option(
         None,
         "With -k auto: a JSON file with the times to choose by, {requests: {K: microseconds}}, or a report of explain. "
         "Default: measured.",
         parse=_times,
     )
     """The choice of K by a given table follows from nothing but the tokens."""
-    sampling_parameters: bool = _option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
-    logprobs: bool = _option(False, "Give the log-probability of each generated token.")
+    sampling_parameters: bool = option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
+    logprobs: bool = option(False, "Give the log-probability of each generated token.")
     """It is under the target's own distribution, before all parameters."""
 
 
@@ -206,53 +206,53 @@ class EngineOptions(DecoderOptions):
     Values are checked where they are used, before any device work.
     """
 
-    num_speculative_tokens: int | Literal["auto"] = _option(
+    num_speculative_tokens: int | Literal["auto"] = option(
         5,
         "Draft tokens per propose, K; auto follows acceptance.",
         "-k",
         "--num-speculative-tokens",
         parse=_tokens,
     )
-    num_modules: int | None = _option(None, "MTP modules to use; 1 reuses the first at every step. Default: all.")
-    speculative_num_steps: int | None = _option(
+    num_modules: int | None = option(None, "MTP modules to use; 1 reuses the first at every step. Default: all.")
+    speculative_num_steps: int | None = option(
         None,
         "Draft trees instead of chains: steps, the depth of the tree. Give all three --speculative options; with "
         "--draft-schedule, trees are for the batches that it says.",
     )
-    speculative_eagle_topk: int | None = _option(
+    speculative_eagle_topk: int | None = option(
         None, "Draft trees: tokens that follow each node, and nodes that each step expands."
     )
-    speculative_num_draft_tokens: int | None = _option(
+    speculative_num_draft_tokens: int | None = option(
         None, "Draft trees: rows per request in a verify, the last token and the best nodes of the tree."
     )
-    max_model_len: int | None = _option(
+    max_model_len: int | None = option(
         None, "Tokens of the longest request, prompt and output together. Default: the target's maximum."
     )
-    block_size: int | None = _option(None, "Tokens per KV block. Default: what the attention prefers.")
-    kv_memory: float | None = _option(None, "GiB for all KV caches together. Default: by --memory-fraction.")
-    memory_fraction: float = _option(0.9, "Share of the memory free after loading that the KV caches may take.")
-    attention: str = _option(
+    block_size: int | None = option(None, "Tokens per KV block. Default: what the attention prefers.")
+    kv_memory: float | None = option(None, "GiB for all KV caches together. Default: by --memory-fraction.")
+    memory_fraction: float = option(0.9, "Share of the memory free after loading that the KV caches may take.")
+    attention: str = option(
         "auto", "Where attention reads sequence lengths from (device or host), or a backend's own attention by name."
     )
-    dtype: torch.dtype | str | None = _option(
+    dtype: torch.dtype | str | None = option(
         None,
         "Of weights and activations: float32, float16 or bfloat16. Default: float32 on cpu, else the target's.",
         parse=str,
     )
-    fp8_weights: Fp8Weights = _option(
+    fp8_weights: Fp8Weights = option(
         "dequantise", "Matrices stored as FP8: dequantise them at load, or keep them: half the memory of bfloat16."
     )
-    tensor_parallel: int = _option(1, "Ranks that split the target's and the drafter's matrices; start with torchrun.")
-    draft_tensor_parallel: int | None = _option(
+    tensor_parallel: int = option(1, "Ranks that split the target's and the drafter's matrices; start with torchrun.")
+    draft_tensor_parallel: int | None = option(
         None, "Ranks that split the drafter: as the target's by default, or 1 for a whole drafter on every rank."
     )
-    data_parallel: int = _option(
+    data_parallel: int = option(
         1, "Groups of ranks with requests of their own that share the experts; with --enable-expert-parallel."
     )
-    enable_expert_parallel: bool = _option(
+    enable_expert_parallel: bool = option(
         False, "Deal the experts of a mixture out to the ranks, whole, instead of splitting each like other matrices."
     )
-    rank_timeout: float = _option(600.0, "Seconds that a rank waits for another before all end with an error.")
+    rank_timeout: float = option(600.0, "Seconds that a rank waits for another before all end with an error.")
 
 
 def check_num_sequences(n: int, temperature: float) -> None:

@@ -11,12 +11,14 @@ import typer
 from rich.console import Console
 
 from specgraph.cli.load import load_pair
-from specgraph.cli.options import DraftOption, PlatformOption, with_engine_options
+from specgraph.cli.options import DraftOption, PlatformOption, with_engine_options, with_options
+from specgraph.cli.prompts import Prompt
 from specgraph.cli.streaming import LEGEND, Result, show_texts
 from specgraph.cli.waiting import waiting
 from specgraph.errors import CapacityError
 
 
+@with_options(Prompt, "settings", only=("max_tokens", "temperature", "seed"), max_tokens=512)
 @with_engine_options(without=("sampled", "max_num_requests", "sampling_parameters", "logprobs", "synthetic_acceptance"))
 def chat(
     target: Annotated[
@@ -25,9 +27,7 @@ def chat(
     draft: DraftOption = None,
     system: Annotated[str | None, typer.Option(help="A message of the system, before all others.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End an answer before this string; repeatable.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 512,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Sampling repeats for the same seed.")] = 0,
+    settings: Any = None,
     options: Any = None,
     platform: PlatformOption = None,
 ) -> None:
@@ -36,6 +36,7 @@ def chat(
     Every answer sees the whole conversation, which is prefilled again each time.
     """
     console = Console(highlight=False)
+    asked = {"max_tokens": settings.max_tokens, "temperature": settings.temperature, "seed": settings.seed}
     messages = [{"role": "system", "content": system}] if system else list[dict[str, str]]()
     with waiting() as captured:
         from specgraph.engine.chat_template import render_chat
@@ -43,7 +44,7 @@ def chat(
 
         # It refuses a folder without a template.
         render_chat(target or shipped_pair()[0], [*messages, {"role": "user", "content": "?"}])
-        chosen = replace(options, sampled=temperature > 0)
+        chosen = replace(options, sampled=settings.temperature > 0)
         generator, description = load_pair(target, draft, platform, chosen, captured)
     with generator:
         console.print(description)
@@ -53,7 +54,7 @@ def chat(
         while line := _line(console):
             messages.append({"role": "user", "content": line})
             try:
-                request = generator.request(messages, max_tokens=max_tokens, temperature=temperature, seed=seed)
+                request = generator.request(messages, **asked)
                 generator.decoder.check(request)
             except CapacityError as error:
                 print(f"specgraph: the conversation is too long: {error}", file=sys.stderr)

@@ -14,7 +14,14 @@ import typer
 from rich.console import Console
 
 from specgraph.cli.load import load_pair
-from specgraph.cli.options import DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
+from specgraph.cli.options import (
+    DraftOption,
+    JsonOption,
+    PlatformOption,
+    TargetOption,
+    with_engine_options,
+    with_options,
+)
 from specgraph.cli.output import check_output, exit_interrupted, print_summary, text_output, write_json
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.streaming import LEGEND, Result, gather_results, show_texts
@@ -32,6 +39,7 @@ _MOST_TOGETHER = 8
 """Prompts that run together where --max-num-requests is not given: every size up to it is captured."""
 
 
+@with_options(Prompt, "settings")
 @with_engine_options(without=("sampled", "max_num_requests", "sampling_parameters", "logprobs"))
 def generate(
     target: TargetOption = None,
@@ -43,26 +51,7 @@ def generate(
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the target's chat template.")] = False,
     stop: Annotated[list[str] | None, typer.Option(help="End the text before this string; repeatable.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt, at most.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Sampling repeats for the same seed.")] = 0,
-    n: Annotated[
-        int, typer.Option("-n", "--n", help="Sequences per prompt, with seeds seed, seed + 1 ...; needs a temperature.")
-    ] = 1,
-    top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0 for all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Sample from the fewest most likely tokens that together have this probability.")
-    ] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(help="Sample from tokens with at least this share of the largest probability.")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Divides positive logits of tokens in prompt and output, multiplies negative ones.")
-    ] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="Taken off the logits of tokens in the output.")] = 0.0,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="Taken off a token's logit for each time that the output has it.")
-    ] = 0.0,
+    settings: Any = None,
     max_num_requests: Annotated[
         int | None, typer.Option(min=1, help="Prompts that run together. Default: all, at most 8.")
     ] = None,
@@ -79,11 +68,6 @@ def generate(
     rank = int(os.environ.get("RANK", "0"))
     if rank:
         json = None  # the first rank writes
-    settings = Prompt(
-        prompt="", max_tokens=max_tokens, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
-        n=n,
-    )  # fmt: skip
     asked = read_prompts(prompt, prompts, settings)
     for each in asked:
         check_num_sequences(each.n, each.temperature)

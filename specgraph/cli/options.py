@@ -1,11 +1,11 @@
-"""Options that several commands share, and how the fields of `EngineOptions` become options of a command."""
+"""Options that several commands share, and the way from fields of a dataclass to options of a command."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import Field, fields
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 
 import specgraph.options
 from specgraph.errors import ConfigError
-from specgraph.options import EngineOptions, refuse_former_names
+from specgraph.options import EngineOptions
 
 PlatformOption = Annotated[str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.")]
 TargetOption = Annotated[Path | None, typer.Option(help="Folder of the target. Default: the shipped pair.")]
@@ -26,40 +26,51 @@ RANKS = ("tensor_parallel", "draft_tensor_parallel", "data_parallel", "enable_ex
 TREES = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 """Options that make drafts trees."""
 
-_FORMER = ("lowering", "mode")
-"""Former names of options, for which a message says what to write instead."""
 
-
-def with_engine_options(
-    *, only: Collection[str] = (), without: Collection[str] = (), **defaults: Any
+def with_options(
+    of: type[Any],
+    place: str,
+    *,
+    panel: str = "Options",
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+    former: Collection[str] = (),
+    **defaults: Any,
 ) -> Callable[..., Callable[..., None]]:
-    """Give a command an option per field of EngineOptions, in the place of its parameter `options`.
+    """Give a command an option per field of a dataclass, in the place of its parameter `place`, which gets the object.
 
     Args:
+        of: the dataclass; its fields that are options are made by `specgraph.options.option`.
+        panel: heading of the options in the command's help.
         only: the fields that the command takes; all by default.
         without: fields that the command sets itself.
-        defaults: values of this command, where they differ from those of EngineOptions.
+        former: names that options had, which the dataclass refuses with a message.
+        defaults: values of this command, where they differ from those of the dataclass.
     """
-    taken = [each for each in fields(EngineOptions) if each.name not in without and (not only or each.name in only)]
+    offered = [each for each in fields(of) if "help" in each.metadata and each.name not in without]
+    taken = [each for each in offered if not only or each.name in only]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
-            refuse_former_names({name: given.pop(name) for name in _FORMER})
+            old = {name: value for name in former if (value := given.pop(name)) is not None}
             values = {each.name: _parsed(each, given.pop(each.name)) for each in taken}
-            command(options=EngineOptions(**values), **given)
+            command(**given, **{place: of(**values, **old)})
 
-        own = inspect.signature(command, eval_str=True).parameters
-        added = [_parameter(each, defaults.get(each.name, each.default)) for each in taken]
-        former = [_shown(name, str | None, None, typer.Option(hidden=True)) for name in _FORMER]
+        added = [_parameter(each, defaults.get(each.name, each.default), panel) for each in taken]
+        added += [_shown(name, str | None, None, typer.Option(hidden=True)) for name in former]
         shown: list[inspect.Parameter] = []
-        for name, parameter in own.items():
-            shown += [*added, *former] if name == "options" else [parameter]
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+            shown += added if name == place else [parameter]
         run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
         return run
 
     return decorate
+
+
+with_engine_options = partial(with_options, EngineOptions, "options", panel="Engine", former=("lowering", "mode"))
+"""Give a command options for fields of `EngineOptions`, in the place of its parameter `options`."""
 
 
 def parse_numbers(option: str, text: str) -> list[int]:
@@ -77,10 +88,10 @@ def parse_numbers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def _parameter(each: Field[Any], default: Any) -> inspect.Parameter:
+def _parameter(each: Field[Any], default: Any, panel: str) -> inspect.Parameter:
     kind = str | None if each.metadata["parse"] else eval(str(each.type), dict(vars(specgraph.options)))
     option = typer.Option(
-        *each.metadata["flags"], help=each.metadata["help"], case_sensitive=False, rich_help_panel="Engine"
+        *each.metadata["flags"], help=each.metadata["help"], case_sensitive=False, rich_help_panel=panel
     )
     return _shown(each.name, kind, default, option)
 

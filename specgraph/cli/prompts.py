@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from specgraph.errors import ConfigError
+from specgraph.options import option
 
 DEFAULT = '''def read_chunk(self, size):
     """Read at most size bytes, returned as a bytes object."""
@@ -21,18 +22,19 @@ DEFAULT = '''def read_chunk(self, size):
 class Prompt:
     """One prompt and how to continue it."""
 
-    prompt: str
-    max_tokens: int
-    temperature: float
-    seed: int
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    n: int = 1
-    """Sequences, whose seeds are seed, seed + 1 ..."""
+    prompt: str = ""
+    max_tokens: int = option(200, "Tokens to generate per prompt, at most.")
+    temperature: float = option(0.0, "0 is greedy.")
+    seed: int = option(0, "Sampling repeats for the same seed.")
+    n: int = option(1, "Sequences per prompt, with seeds seed, seed + 1 ...; needs a temperature.", "-n", "--n")
+    top_k: int = option(0, "Sample from this many most likely tokens; 0 for all.")
+    top_p: float = option(1.0, "Sample from the fewest most likely tokens that together have this probability.")
+    min_p: float = option(0.0, "Sample from tokens with at least this share of the largest probability.")
+    repetition_penalty: float = option(
+        1.0, "Divides positive logits of tokens in prompt and output, multiplies negative ones."
+    )
+    presence_penalty: float = option(0.0, "Taken off the logits of tokens in the output.")
+    frequency_penalty: float = option(0.0, "Taken off a token's logit for each time that the output has it.")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -42,8 +44,8 @@ class Prompt:
     @property
     def has_parameters(self) -> bool:
         """True if it needs a decoder with `sampling_parameters`."""
-        optional = [each for each in fields(self) if each.default is not MISSING and each.name != "n"]
-        return any(getattr(self, each.name) != each.default for each in optional)
+        neutral = Prompt(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed, n=self.n)
+        return self.settings != neutral.settings
 
 
 def read_prompts(text: str | None, lines: Path | None, settings: Prompt) -> list[Prompt]:
