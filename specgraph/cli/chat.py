@@ -36,7 +36,6 @@ def chat(
     Every answer sees the whole conversation, which is prefilled again each time.
     """
     console = Console(highlight=False)
-    asked = {"max_tokens": settings.max_tokens, "temperature": settings.temperature, "seed": settings.seed}
     messages = [{"role": "system", "content": system}] if system else list[dict[str, str]]()
     with waiting() as captured:
         from specgraph.engine.chat_template import render_chat
@@ -54,7 +53,7 @@ def chat(
         while line := _line(console):
             messages.append({"role": "user", "content": line})
             try:
-                request = generator.request(messages, **asked)
+                (request,) = generator.requests(messages, **settings.settings)
                 generator.decoder.check(request)
             except CapacityError as error:
                 print(f"specgraph: the conversation is too long: {error}", file=sys.stderr)

@@ -26,7 +26,6 @@ class Prompt:
     max_tokens: int = option(200, "Tokens to generate per prompt, at most.")
     temperature: float = option(0.0, "0 is greedy.")
     seed: int = option(0, "Sampling repeats for the same seed.")
-    n: int = option(1, "Sequences per prompt, with seeds seed, seed + 1 ...; needs a temperature.", "-n", "--n")
     top_k: int = option(0, "Sample from this many most likely tokens; 0 for all.")
     top_p: float = option(1.0, "Sample from the fewest most likely tokens that together have this probability.")
     min_p: float = option(0.0, "Sample from tokens with at least this share of the largest probability.")
@@ -35,6 +34,7 @@ class Prompt:
     )
     presence_penalty: float = option(0.0, "Taken off the logits of tokens in the output.")
     frequency_penalty: float = option(0.0, "Taken off a token's logit for each time that the output has it.")
+    n: int = option(1, "Sequences per prompt, with seeds seed, seed + 1 ...; needs a temperature.", "-n", "--n")
 
     @property
     def settings(self) -> dict[str, Any]:

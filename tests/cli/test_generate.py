@@ -183,13 +183,9 @@ def test_a_conversation(tmp_path, monkeypatch):
     assert answer in run.stdout
 
 
-def test_a_conversation_needs_a_chat_template():
-    run = specgraph("chat")
-    assert (run.returncode, "has no chat template" in run.stderr) == (1, True)
-
-
-def test_a_target_without_a_chat_template_says_so():
-    run = specgraph("generate", *QUICK, "--chat")
+@pytest.mark.parametrize("command", [("chat",), ("generate", *QUICK, "--chat")], ids=["chat", "generate"])
+def test_a_conversation_needs_a_chat_template(command):
+    run = specgraph(*command)
     assert (run.returncode, "has no chat template" in run.stderr) == (1, True)
 
 
