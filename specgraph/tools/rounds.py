@@ -52,6 +52,10 @@ class RoundsCase:
     repeats: int = 5
     """Timed stretches."""
 
+    def acceptance_of(self, tree: DraftTree | None) -> float | tuple[float, ...]:
+        """Return the acceptance of rounds of a tree, or of chains."""
+        return self.acceptance if tree is None or self.tree_acceptance is None else self.tree_acceptance
+
 
 def bench_rounds(
     platform: Platform, case: RoundsCase, *, dtype: torch.dtype, rates: DeviceRates | None = None
@@ -93,8 +97,8 @@ def bench_rounds(
             platform.synchronize()
             way.seconds.append(time.perf_counter() - start)
             way.rates.append(tokens / way.seconds[-1])
-        firsts = {way.row.get("tree"): way for way in reversed(ways[:-1])}
-        rows = [way.row | _figures(case, way, firsts[way.row.get("tree")]) for way in ways]
+        firsts = {way.tree: way for way in reversed(ways[:-1])}
+        rows = [way.row | _figures(case, way, firsts[way.tree]) for way in ways]
         for row in rows:
             if rates is not None and "tree" not in row:
                 drafter = head if row["k"] else None
@@ -152,6 +156,7 @@ class _Way:
     """A decoder that is generating, its tokens so far and its times."""
 
     decoder: SpeculativeDecoder
+    tree: DraftTree | None
     row: dict[str, Any]
     stream: Iterator[Chunk] = field(default_factory=lambda: iter(()))
     tokens: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
@@ -185,14 +190,15 @@ def _way(
         max_num_requests=case.requests,
         max_model_len=length,
         decode=lowering,
-        synthetic_acceptance=case.acceptance if tree is None else _tree_acceptance(case),
+        synthetic_acceptance=case.acceptance_of(tree),
         tree=tree,
     )
     names = {"target": case.target, "shape": case.shape if head else None, "requests": case.requests}
     k = case.k if head else 0
     if tree is not None:
         names |= {"tree": str(tree)}
-    return _Way(decoder, names | {"k": k, "context": case.context, "lowering": lowering if head else "target alone"})
+    names |= {"k": k, "context": case.context, "lowering": lowering if head else "target alone"}
+    return _Way(decoder, tree, names)
 
 
 def _figures(case: RoundsCase, way: _Way, first: _Way) -> dict[str, Any]:
@@ -203,11 +209,7 @@ def _figures(case: RoundsCase, way: _Way, first: _Way) -> dict[str, Any]:
     if way.decoder.drafter is None:
         return figures
     return figures | {
-        "acceptance": case.acceptance if "tree" not in way.row else _tree_acceptance(case),
+        "acceptance": case.acceptance_of(way.tree),
         "mean_acceptance_length": round(way.decoder.metrics.mean_acceptance_length, 3),
         "same_tokens": way.tokens == first.tokens,
     }
-
-
-def _tree_acceptance(case: RoundsCase) -> float | tuple[float, ...]:
-    return case.acceptance if case.tree_acceptance is None else case.tree_acceptance
