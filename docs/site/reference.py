@@ -59,6 +59,8 @@ def commands_page() -> str:
         panels: dict[str, list[str]] = {}
         for parameter in inspect.signature(function, eval_str=True).parameters.values():
             kind, info = get_args(parameter.annotation)
+            if info.hidden:
+                continue
             panel = "Arguments" if "Argument" in type(info).__name__ else info.rich_help_panel or "Options"
             panels.setdefault(panel, []).append(_row(parameter, kind, info))
         for panel, rows in panels.items():
