@@ -173,18 +173,17 @@ def linear_call(shape: LinearShape, copies: int, device: torch.device, dtype: to
 
 
 def tune(
-    platform: Platform, name: str, shapes: Sequence[LinearShape], dtype: torch.dtype, workers: int | None = None
+    platform: Platform, name: str, shapes: Sequence[LinearShape], dtype: torch.dtype
 ) -> dict[LinearShape, list[tuple[float, Tile | None]]]:
     """Return the microseconds of every candidate and of the library's matmul (None) for each shape, fastest first.
 
     Args:
         name: of the platform, for the processes that compile candidates before they are timed.
-        workers: how many of those; one per CPU core by default, at most 12.
     """
     ops, times = triton_ops(platform), {}
     shipped: Any = ops.options.tile
     tiles = {shape: dict.fromkeys([*candidates(shape), shipped.otherwise(*shape)]) for shape in shapes}
-    compile_all(name, [(shape, tile) for shape in shapes for tile in tiles[shape] if tile is not None], dtype, workers)
+    compile_all(name, [(shape, tile) for shape in shapes for tile in tiles[shape] if tile is not None], dtype)
     for shape in shapes:
         itemsize = 1 if shape.kind.endswith("_fp8") else dtype.itemsize
         size = shape.columns * shape.depth * itemsize * (2 if shape.kind.startswith("gate_up") else 1)
@@ -198,11 +197,9 @@ def tune(
     return times
 
 
-def compile_all(
-    name: str, work: Sequence[tuple[LinearShape, Tile]], dtype: torch.dtype, workers: int | None = None
-) -> None:
-    """Fill Triton's cache from several processes."""
-    count = workers or min(12, os.cpu_count() or 1)
+def compile_all(name: str, work: Sequence[tuple[LinearShape, Tile]], dtype: torch.dtype) -> None:
+    """Fill Triton's cache from a process per CPU core, of at most 12."""
+    count = min(12, os.cpu_count() or 1)
     if count > 1:
         with multiprocessing.get_context("spawn").Pool(count) as pool:
             pool.starmap(_compile, [(name, work[i::count], dtype) for i in range(count)])
