@@ -1,5 +1,6 @@
 """The README's Python blocks run, and the links of every page lead to a file of the repository."""
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -68,6 +69,15 @@ def test_the_picture_of_acceptance_shows_the_table():
     for name, length in wanted:
         assert f"{name}: {length}" in lines
         assert f">{name}: {length}<" in script["PICTURE"].read_text()
+
+
+def test_the_picture_of_proposes_has_a_bar_per_row():
+    """`python docs/images/propose.py FILE` draws it from a result of `specgraph bench`."""
+    script = runpy.run_path(str(ROOT / "docs/images/propose.py"))
+    rows = json.loads((ROOT / "benchmarks/results/h200-eagle3-llama3-8b.json").read_text())["rows"]
+    axes = script["draw"](rows, "proposes").axes[0]
+    drawn = sorted(bar.get_height() for bar in axes.patches if bar.get_height())
+    assert drawn == sorted(row["device_us"] for row in rows if "device_us" in row)
 
 
 def test_tables_are_those_of_the_result_files():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,7 +65,6 @@ def bench(
     decoding: Annotated[bool, typer.Option(help="Also time text generation with the shipped pair.")] = True,
     options: Any = None,
     json: JsonOption = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a PNG of the propose times.")] = None,
 ) -> None:
     """Time one propose in every lowering, in one run; on an accelerator also against the floor.
 
@@ -78,9 +75,6 @@ def bench(
     shares = _acceptance("--acceptance", acceptance)
     tree_shares = None if tree_acceptance is None else _acceptance("--tree-acceptance", tree_acceptance)
     check_output("--json", json)
-    check_output("--plot", plot)
-    if plot is not None and find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install matplotlib")
     import torch
 
     from specgraph.device import open_platform
@@ -124,11 +118,6 @@ def bench(
         report["tiles"] = tiles.reason
     _show_report(Console(file=text_output(json)), report, shape, target)
     write_json(report, json)
-    if plot is not None and report["rows"]:
-        from specgraph.tools.plot import plot_rows
-
-        greedy = [row for row in report["rows"] if not row["sampled"]]
-        plot_rows(greedy, f"{shape}, context {context}, {opened.info.device_name}", plot)
     if "interrupted" in report:
         exit_interrupted()
 

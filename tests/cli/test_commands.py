@@ -121,9 +121,9 @@ def test_shells_complete_commands_and_options(shell):
         assert wanted in run.stdout, (run.stdout, run.stderr)
 
 
-def test_bench(tmp_path):
+def test_bench():
     options = ("--requests", 2, "-k", 2, "--repeats", 2, "--no-decoding", "--sampled", "--json", "-")
-    run = specgraph("bench", *options, "--plot", tmp_path / "b.png")
+    run = specgraph("bench", *options)
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)
     assert {"platform", "device", "versions", "rows"} <= report.keys()
@@ -133,7 +133,6 @@ def test_bench(tmp_path):
     for row in report["rows"]:
         assert {"shape", "requests", "k", "context", "device_us", "host_us", "launches", "syncs"} <= row.keys()
     assert [row["launches"] for row in report["rows"]] == [0, 2, 1] * 2
-    assert (tmp_path / "b.png").stat().st_size > 1000
 
 
 @pytest.fixture
@@ -250,11 +249,8 @@ def test_where_to_write_is_checked_before_the_work(command, to, reason, monkeypa
     refused(specgraph(command, "--json", to), "--json", reason)
 
 
-def test_what_can_not_be_drawn_or_measured_is_refused_before_the_work(tmp_path, monkeypatch):
+def test_what_can_not_be_measured_is_refused_before_the_work(monkeypatch):
     monkeypatch.setattr("specgraph.device.open_platform", lambda name: pytest.fail("the work has begun"))
-    refused(specgraph("bench", "--plot", "/no/such/folder/x.png"), "--plot", "no folder")
-    monkeypatch.setattr("specgraph.cli.bench.find_spec", lambda name: None)
-    refused(specgraph("bench", "--plot", tmp_path / "x.png"), "matplotlib", "pip install")
     for arguments in (("--repeats", 0), ("--context", 0)):
         assert specgraph("bench", *arguments).returncode == 2
     refused(specgraph("bench", "--requests", 0), "--requests 0")

@@ -1,7 +1,14 @@
-"""A plot of propose times, with the words that README.md uses."""
+"""Draw the propose times of a result of `specgraph bench --json FILE`: a PNG beside the file.
+
+    python docs/images/propose.py benchmarks/results/h200-eagle3-llama3-8b.json
+
+The words are those of README.md; nothing is measured here.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +22,8 @@ _COLOURS = {
 }
 
 
-def plot_rows(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """Write a PNG of propose times: a group of bars per case, a bar per lowering, the floor dashed. Needs matplotlib.
-
-    Args:
-        rows: as `bench_propose` returns them; rows without a time (refused lowerings) are left out.
-    """
+def draw(rows: Sequence[dict[str, Any]], title: str) -> Any:
+    """Draw a group of bars per case, a bar per lowering, the floor dashed; a refused lowering has no bar."""
     from matplotlib.figure import Figure
 
     timed = [row for row in rows if "device_us" in row]
@@ -46,4 +49,12 @@ def plot_rows(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
         handles += axes.plot([], [], color="black", linewidth=1, linestyle="--", label="floor")
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    return figure
+
+
+if __name__ == "__main__":
+    result = Path(sys.argv[1])
+    report = json.loads(result.read_text())
+    greedy = [row for row in report["rows"] if not row["sampled"]]
+    about = f"{greedy[0]['shape']}, context {greedy[0]['context']}, {report['device']}"
+    draw(greedy, about).savefig(result.with_suffix(".png"), dpi=150)
