@@ -19,7 +19,6 @@ from specgraph_conformance.render import as_table, verdict
 
 from specgraph.cli import app
 from specgraph.cli.bench import _show as show_bench
-from specgraph.cli.bench import bench
 from specgraph.cli.explain import _show as show_explained
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -102,7 +101,7 @@ def test_tables_of_bench_cut_no_figure(more, width):
     if more:
         merged = [row for row in rows if row["lowering"] == "merged"]
         rows = merged + [row | more for row in merged]
-    columns = bench.__globals__["_TABLE"]
+    columns = show_bench.__globals__["_TABLE"]
     text = shown(show_bench, width, "piped", "propose on a device", rows, columns)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     figures = {str(row[name]) for row in rows for name in ("device_us", "host_us", "ratio") if name in row}
