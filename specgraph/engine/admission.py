@@ -1,4 +1,4 @@
-"""Which requests a decoder can run: checks before anything is queued, KV blocks, and who of the waiting joins."""
+"""Admission of requests: checks before anything is queued, the KV blocks that they need, and who may join."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def check_request(request: Request, config: EngineConfig, query_len: int, vocab_
 
 
 def blocks_needed(request: Request, config: EngineConfig, query_len: int) -> int:
-    """KV blocks for all that the request can ever touch, so that it never runs out midway."""
+    """Return the KV blocks for all that the request can ever touch, so that it never runs out midway."""
     reach = len(request.prompt_token_ids) + request.max_tokens + 2 * query_len
     return -(-(min(reach, config.max_model_len) + config.scratch_tokens) // config.block_size)
 
 
-def that_fit(
+def admissible(
     waiting: Iterable[Running], config: EngineConfig, query_len: int, num_rows: int, num_blocks: int
 ) -> list[Running]:
-    """The requests that join, in order: none overtakes one that does not fit.
+    """Return the requests that may join, in order: none overtakes one that does not fit.
 
     Args:
         query_len: rows per request in a verify.

@@ -1,27 +1,25 @@
-"""Speculative decoding of requests that come and go: who waits, who runs, and what each round gave to whom."""
+"""Speculative decoding of requests that come and go: they wait, join a batch, and get tokens from each round."""
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from specgraph.attention import AttentionBackend, PagedAttention
-from specgraph.capture import ModelRunner, report_captures
+from specgraph.capture import report_captures
 from specgraph.device import Platform
 from specgraph.engine.adaptive_k import AdaptiveK, RoundTimes
-from specgraph.engine.admission import blocks_needed, check_request, that_fit
+from specgraph.engine.admission import admissible, blocks_needed, check_request
 from specgraph.engine.agreement import agree, check_sharing, compare_captures, same_times
 from specgraph.engine.blocks import BlockAllocator
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.metrics import AcceptanceMetrics
 from specgraph.engine.request import Chunk, Generation, Request, Running
-from specgraph.engine.round_steps import RoundSteps
+from specgraph.engine.round_steps import make_round_steps
 from specgraph.engine.round_times import measure_round_times
 from specgraph.engine.rounds import Rounds
-from specgraph.engine.runners import make_runners
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
 from specgraph.parallel import ParallelLayout
@@ -78,7 +76,7 @@ class SpeculativeDecoder:
         per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
         enough = 1 + per_request * config.max_num_requests
         self.allocator = BlockAllocator(enough if config.num_blocks is None else config.num_blocks)
-        made = make_runners(
+        self.steps = make_round_steps(
             target,
             head,
             platform,
@@ -87,9 +85,8 @@ class SpeculativeDecoder:
             num_blocks=self.allocator.num_blocks,
             attention=attention or PagedAttention(),
         )
-        self.target, self.drafter = made.target, made.drafter
-        self.runners: Mapping[str, ModelRunner] = made.by_name()
-        """What holds captured graphs, by name."""
+        """The steps of a round, cut as the lowering says."""
+        self.target, self.drafter, self.runners = self.steps.target, self.steps.drafter, self.steps.runners
         self.metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
         """Counts over the rounds that were handed out."""
         self._waiting: deque[Running] = deque()
@@ -98,9 +95,7 @@ class SpeculativeDecoder:
         self._next_id = 0
         self._closed = False
         self.others_unfinished = False
-        """Whether any data parallel rank had requests at the last `step`: then all ranks call it again."""
-        self.steps = RoundSteps(made.target, made.drafter, made.whole, self.query_len)
-        """The steps of a round, cut as the lowering says."""
+        """True if any data parallel rank had requests at the last `step`: then all ranks call it again."""
         waits = self._sharing is not None or bool(self.target.attention.host_parameters)
         self.rounds = Rounds(self.steps, self.allocator, self.metrics, 0 if waits else config.rounds_ahead)
         """The running requests."""
@@ -119,7 +114,7 @@ class SpeculativeDecoder:
         self.time_rounds()
 
     def time_rounds(self) -> RoundTimes | None:
-        """With `EngineConfig.k_candidates`, learn how long rounds take, by which K is chosen; part of `capture`.
+        """Learn how long rounds take, by which K is chosen, with `EngineConfig.k_candidates`; part of `capture`.
 
         Returns:
             The times, measured or given; None where K is fixed.
@@ -134,35 +129,23 @@ class SpeculativeDecoder:
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generate for all requests, in batches that shrink and grow as requests finish and join."""
-        with self._only(requests) as (queued, refused):
-            for _ in self._rounds_left():  # the tokens are in `queued` when a request has ended
-                pass
-        results = {i: state.generation() for i, state in queued.items()}
-        results |= {i: Generation(finish_reason="refused", message=why) for i, why in refused.items()}
-        return [results[i] for i in range(len(requests))]
+        results = [Generation() for _ in requests]
+        for chunk in self.stream(requests):
+            result = results[chunk.request]
+            result.token_ids += chunk.token_ids
+            result.logprobs += chunk.logprobs
+            result.finish_reason, result.message = chunk.finish_reason, chunk.message
+        return results
 
     def stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
-        """As `generate`, giving the tokens of each round as they come. `Chunk.request` is the index in `requests`.
+        """Generate for all requests, giving the tokens of each round as they come. `Chunk.request` is the index in
+        `requests`.
 
         A request that can never fit is refused with a message while the others go on; one that does not fit now waits.
 
         Raises:
             ConfigError: a request is wrong in itself (see `check`); nothing was run.
             CapacityError: this decoder has unfinished requests, of another stream or from `add`.
-        """
-        with self._only(requests) as (queued, refused):
-            order = {state.index: i for i, state in queued.items()}
-            yield from (Chunk(index, [], 0, "refused", why) for index, why in refused.items())
-            for chunks in self._rounds_left():
-                for chunk in chunks:
-                    chunk.request = order[chunk.request]
-                yield from chunks
-
-    @contextmanager
-    def _only(self, requests: Sequence[Request]) -> Generator[tuple[dict[int, Running], dict[int, str]]]:
-        """Queue requests that no others may join, and cancel at the end those that have not ended.
-
-        Gives the requests that were queued, and why the others were refused, both by index.
         """
         if self.num_unfinished:
             raise CapacityError(
@@ -175,26 +158,25 @@ class SpeculativeDecoder:
                 self.check(request)
             except CapacityError as error:
                 refused[index] = str(error)
-        queued = {i: self._queue(request) for i, request in enumerate(requests) if i not in refused}
+        order = {self._queue(request).index: i for i, request in enumerate(requests) if i not in refused}
         self._stream_open = True
         try:
-            yield queued, refused
+            yield from (Chunk(index, [], 0, "refused", why) for index, why in refused.items())
+            while True:  # at least once: other ranks may have requests
+                for chunk in self.step():
+                    chunk.request = order[chunk.request]
+                    yield chunk
+                if not self.num_unfinished and not self.others_unfinished:
+                    break
         finally:
-            for state in queued.values():
-                self.cancel(state.index)
+            for index in order:
+                self.cancel(index)
             self._ended.clear()
             self._stream_open = False
 
-    def _rounds_left(self) -> Iterator[Sequence[Chunk]]:
-        """The chunks of each round until no request is left."""
-        while True:  # at least once: other ranks may have requests
-            yield self.step()
-            if not self.num_unfinished and not self.others_unfinished:
-                break
-
     @property
     def num_unfinished(self) -> int:
-        """Requests that wait or run, and those whose last chunk was not handed out yet."""
+        """The number of requests that wait or run, and of those whose last chunk was not handed out yet."""
         return len(self._waiting) + self.rounds.num_running + len(self._ended)
 
     def add(self, request: Request) -> int:
@@ -216,7 +198,7 @@ class SpeculativeDecoder:
         """End a request now. The next `step` gives its last chunk, with reason "cancelled".
 
         Returns:
-            Whether it was still unfinished.
+            True if it was still unfinished.
         """
         for state in (*self._waiting, *self.rounds.running):
             if state.index == request_id:
@@ -224,13 +206,12 @@ class SpeculativeDecoder:
                     self._waiting.remove(state)
                 else:
                     self.rounds.leave(state)
-                state.finish_reason = "cancelled"
-                self._ended.append(Chunk(request_id, [], 0, state.finish_reason))
+                self._ended.append(Chunk(request_id, [], 0, "cancelled"))
                 return True
         return False
 
     def step(self) -> list[Chunk]:
-        """One round over the batch, after which new requests may have joined; gives each request's new tokens.
+        """Run a round over the batch, after which new requests may have joined; return each request's new tokens.
 
         `Chunk.request` is the id from `add`. Empty means that there is nothing to do. Data parallel ranks all call it;
         one without requests takes part in the passes of the others, and `others_unfinished` says whether there were
@@ -277,11 +258,11 @@ class SpeculativeDecoder:
         return self._waiting[-1]
 
     def _joining(self) -> list[Running]:
-        """The waiting requests that join the next round: in order, while rows and blocks last."""
+        """Return the waiting requests that join the next round: in order, while rows and blocks last."""
         if not self._waiting:
             return []
         rows, free = self.config.max_num_requests - self.rounds.num_running, self.allocator.num_free
-        return that_fit(self._waiting, self.config, self.query_len, rows, free)
+        return admissible(self._waiting, self.config, self.query_len, rows, free)
 
     def _admit(self) -> None:
         """Let waiting requests join."""

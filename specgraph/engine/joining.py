@@ -1,4 +1,4 @@
-"""What a request needs before it takes part in rounds: its prompt's KV, its first token, and its row's inputs."""
+"""Joining the rounds: a request's prompt is prefilled, its first token drawn, and its row's inputs written."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import torch
 from specgraph import ops
 from specgraph.attention import NULL_BLOCK
 from specgraph.capture import write
-from specgraph.draft import Drafter, RoundBuffers
+from specgraph.draft import Drafter, RoundBuffers, SamplingBuffers
 from specgraph.engine.config import EngineConfig
-from specgraph.engine.request import Running
-from specgraph.engine.sampling_requests import write_sampling
+from specgraph.engine.request import PARAMETER_RANGES, Request, Running
 from specgraph.engine.target import TargetRunner, first_token
 
 
 def chunk_rows(config: EngineConfig) -> int:
-    """Tokens of a prompt in one prefill pass, at most."""
+    """Return the tokens of a prompt in one prefill pass, at most."""
     return min(config.prefill_chunk or config.prefill_rows[-1], config.prefill_rows[-1])
 
 
 def prefill_passes(target: TargetRunner, drafter: Drafter | None, state: Running, at_least: int = 0) -> range:
-    """Target and drafter KV of a prompt, chunk by chunk.
+    """Compute target and drafter KV of a prompt, chunk by chunk.
 
     Afterwards the target has the last row's logits (`prompt_logits`), and the drafter its hidden state, in the row of
     `DraftPrefill.buffers` that the last token had in its chunk.
@@ -29,7 +28,7 @@ def prefill_passes(target: TargetRunner, drafter: Drafter | None, state: Running
         at_least: rows that each pass is padded for at least.
 
     Returns:
-        The position that each pass of the target began at.
+        The positions that the passes of the target began at.
     """
     prompt, length = state.token_ids, chunk_rows(target.config)
     starts = range(0, len(prompt), length)
@@ -52,9 +51,9 @@ def join_round(target: TargetRunner, drafter: Drafter | None, state: Running, qu
     Returns:
         Passes of the target that were run.
     """
-    prompt, request, program, row = state.token_ids, state.request, target.verify_program, state.row
+    prompt, request, row = state.token_ids, state.request, slice(state.row, state.row + 1)
     starts = prefill_passes(target, drafter, state, at_least)
-    memory = target.round.sliced(row + 1, query_len)
+    batch = target.round.sliced(row.stop, query_len)
     _write_row(target.round, target.config, state)
     adjusted = logits = target.prompt_logits
 
@@ -62,21 +61,22 @@ def join_round(target: TargetRunner, drafter: Drafter | None, state: Running, qu
         return torch.full((1,), value, dtype=dtype, device=logits.device)
 
     temperature = number(request.temperature, torch.float32)
-    own = None if program.sampling is None else program.sampling.sliced(slice(row, row + 1))
-    if own is not None and program.sampling is not None:
-        write_sampling(program.sampling, [state], row)
-        adjusted = own.adjusted(logits, temperature.new_zeros((1, 0), dtype=torch.int64), temperature)
+    sampling = target.memory.sampling
+    if sampling is not None:
+        sampling = sampling.sliced(row)
+        _write_sampling(sampling, request)
+        adjusted = sampling.adjusted(logits, temperature.new_zeros((1, 0), dtype=torch.int64), temperature)
     token = adjusted.argmax(-1)
     if request.temperature:
         at = number(len(prompt), torch.int64)
         token = first_token(adjusted, temperature, number(request.seed, torch.int64), at)
-    if own is not None:
-        ops.count_tokens(token[None], own.output_counts)
+    if sampling is not None:
+        ops.count_tokens(token[None], sampling.output_counts)
     hidden = None if drafter is None else drafter.prefill_buffers.aux_hidden[len(prompt) - 1 - starts[-1]]
-    memory.join(row, token[0], hidden)
-    logprobs = program.logprobs(*memory.sampled_token_ids.shape)
+    batch.join(state.row, token[0], hidden)
+    logprobs = target.memory.logprobs_of(*batch.sampled_token_ids.shape)
     if logprobs is not None:
-        ops.emitted_logprobs(logits, token[None], logprobs[row : row + 1, :1])
+        ops.emitted_logprobs(logits, token[None], logprobs[row, :1])
     return len(starts)
 
 
@@ -90,3 +90,16 @@ def _write_row(memory: RoundBuffers, config: EngineConfig, state: Running) -> No
         write(memory.seeds[row], [state.request.seed])
     elif config.synthetic_acceptance is not None:  # requests of one seed must not all accept alike
         write(memory.seeds[row], [(state.request.seed + state.index) % 2**63])
+
+
+def _write_sampling(row: SamplingBuffers, request: Request) -> None:
+    """Write a request's sampling parameters and the tokens of its prompt into its row."""
+    for name, _, _ in PARAMETER_RANGES:
+        write(getattr(row, name), [getattr(request, name)])
+    bias, in_prompt = torch.zeros(row.bias.shape), torch.zeros(row.in_prompt.shape, dtype=torch.bool)
+    if request.logit_bias:
+        bias[0, list(request.logit_bias)] = torch.tensor(list(request.logit_bias.values()))
+    in_prompt[0, list(request.prompt_token_ids)] = True
+    row.bias.copy_(bias)
+    row.in_prompt.copy_(in_prompt)
+    row.output_counts.zero_()

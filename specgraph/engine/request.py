@@ -42,7 +42,7 @@ UNSUPPORTED: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to generate.
+    """A prompt, and how to go on from it.
 
     Raises:
         ConfigError: the prompt is empty, or a number is out of range.
@@ -59,7 +59,7 @@ class Request:
     """Generation ends after one of these. Each fits in 64 bits, signed."""
     top_k: int = 0
     """Sample from this many most likely tokens; 0 for all. This and what follows needs a decoder with
-    `sampling_parameters`; `kernels.adjust_logits` says in which order they apply."""
+    `sampling_parameters`; `ops.adjust_logits` says in which order they apply."""
     top_p: float = 1.0
     """Sample from the fewest most likely tokens that together have this probability."""
     min_p: float = 0.0
@@ -115,9 +115,9 @@ class Chunk:
     """Draft tokens that the target accepted: the first of `token_ids`, and those that a stop token or the limit cut."""
     finish_reason: FinishReason | None = None
     message: str = ""
-    """Why a request was refused."""
+    """The reason of a refusal, for a person."""
     logprobs: list[float] = field(default_factory=list[float])
-    """With `EngineConfig.logprobs`: of each token, under the target's distribution before any parameter."""
+    """One per token with `EngineConfig.logprobs`, under the target's distribution before any parameter."""
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class Generation:
     finish_reason: FinishReason | None = None
     message: str = ""
     logprobs: list[float] = field(default_factory=list[float])
-    """As in `Chunk`."""
+    """One per token, as in `Chunk`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -151,13 +151,7 @@ class Running:
     """Tokens that its last round sampled, before they were cut."""
 
     logprobs: list[float] = field(default_factory=list[float])
-    """Of those tokens; empty unless asked for."""
-
-    output_logprobs: list[float] = field(default_factory=list[float])
-    """Of all tokens generated so far; empty unless asked for."""
-
-    finish_reason: FinishReason | None = None
-    """Why it ended; None while it goes on."""
+    """Log-probabilities of those tokens; empty unless asked for."""
 
     stops: frozenset[int] = field(init=False)
     """Its stop tokens."""
@@ -167,42 +161,28 @@ class Running:
 
     @property
     def num_left(self) -> int:
-        """Tokens that it may still give."""
+        """The number of tokens that it may still give."""
         return self.limit - len(self.token_ids)
 
     @property
     def position(self) -> int:
-        """Position of the last token: the first row of the next target pass."""
+        """The position of the last token: the first row of the next target pass."""
         return len(self.token_ids) - 1
 
-    @property
-    def num_output(self) -> int:
-        """Tokens generated so far."""
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
-
-    def generation(self) -> Generation:
-        """What was generated so far; of an unfinished request without a reason."""
-        tokens = self.token_ids[len(self.request.prompt_token_ids) :].tolist()
-        return Generation(tokens, self.finish_reason, logprobs=self.output_logprobs)
-
     def add(self, tokens: list[int]) -> Chunk:
-        """Append what a round sampled to `token_ids`, cut at a stop token or the limit; the chunk of it.
+        """Append the tokens that a round sampled, cut at a stop token or the limit; return the chunk of them.
 
         Args:
             tokens: accepted drafts, then one token of the target's own.
         """
         ids, stops = self.token_ids, self.stops
         ids.extend(tokens)
-        self.output_logprobs += self.logprobs
         over = len(ids) - self.limit
         if over < 0 and (not stops or stops.isdisjoint(tokens)):  # the usual case: nothing to cut
             return Chunk(self.index, tokens, len(tokens) - 1, None, "", self.logprobs)
-        reason: FinishReason = "length"
         kept = len(tokens) - max(over, 0)
-        for i, token in enumerate(tokens[:kept]):
-            if token in stops:
-                kept, reason = i + 1, "stop"
-                break
-        self.finish_reason, cut = reason, len(tokens) - kept
-        del ids[len(ids) - cut :], self.output_logprobs[len(self.output_logprobs) - cut :]
+        stop = next((i for i, token in enumerate(tokens[:kept]) if token in stops), None)
+        reason: FinishReason = "length" if stop is None else "stop"
+        kept = kept if stop is None else stop + 1
+        del ids[len(ids) - len(tokens) + kept :]
         return Chunk(self.index, tokens[:kept], len(tokens) - 1, reason, "", self.logprobs[:kept])

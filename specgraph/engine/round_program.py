@@ -15,7 +15,6 @@ from specgraph.capture import BatchDescriptor, MakeAttend, ModelRunner, Pass, Ph
 from specgraph.draft import Drafter
 from specgraph.draft.host_lengths import HostRound
 from specgraph.draft.program import DraftProgram
-from specgraph.engine.config import EngineConfig
 from specgraph.engine.target import TargetRunner
 from specgraph.engine.verify import VerifyProgram
 
@@ -46,7 +45,7 @@ class HandOver:
             k: K of the drafts, or the depth of their trees.
         """
         n = num_requests
-        self._before, self._verify = verify.round.sliced(n, query_len), verify.sliced(n, k + 1)
+        self._before, self._verify = verify.memory.round.sliced(n, query_len), verify.sliced(n, k + 1)
         into = self._verify.draft_token_ids
         self._drafts = into if draft is None else draft.buffers.draft_token_ids[:n, : into.shape[1]]
         self._copied = [] if draft is None else self._verify.copied(draft.buffers)
@@ -122,17 +121,15 @@ class RoundProgram:
 class RoundRunner(ModelRunner):
     """Runs the rounds of a target and its drafter, each as one launch. Prefill passes stay with the two."""
 
-    def __init__(self, target: TargetRunner, drafter: Drafter, config: EngineConfig) -> None:
+    def __init__(self, target: TargetRunner, drafter: Drafter) -> None:
         model = _Pair(target, drafter)
-        super().__init__(model, (*target.caches, *drafter.caches), target.platform, config, target.attention)
-        self.config, layers = config, len(target.model.attention_layers)
+        super().__init__(model, (*target.caches, *drafter.caches), target.platform, target.config, target.attention)
+        self.config, layers = target.config, len(target.model.attention_layers)
         self.round_programs = {
-            draft.draws_trees: RoundProgram(draft, verify, layers)
+            draft.draws_trees: RoundProgram(draft, target.verify_programs[draft.draws_trees], layers)
             for draft in drafter.draft_programs
-            for verify in target.verify_programs
-            if draft.draws_trees == verify.of_trees
         }
-        """Of chains, of trees, or both, by whether they are of trees."""
+        """The rounds of chains, of trees, or both, by whether they are of trees."""
         self.programs += self.round_programs.values()
 
     def dispatch(self, num_requests: int, query_len: int, num_speculative_tokens: int, tree: bool) -> Pass:

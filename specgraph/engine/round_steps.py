@@ -15,10 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from specgraph.capture import Pass, padded_size
-from specgraph.draft import Drafter, ProposeBatch
+from specgraph.attention import AttentionBackend, KVCache
+from specgraph.capture import ModelRunner, Pass, padded_size
+from specgraph.device import Platform
+from specgraph.draft import Drafter, ProposeBatch, allocate_sampling
+from specgraph.engine.blocks import allocate_caches, cache_dtype
+from specgraph.engine.config import EngineConfig
 from specgraph.engine.round_program import HandOver, HostState, RoundRunner
 from specgraph.engine.target import TargetRunner
+from specgraph.models.protocol import DraftHead, ParallelHead, Target
+
+Step = Callable[[HostState | None], None]
+"""A step of a round, given None for attention with device lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +35,30 @@ class Round:
 
     query_len: int
     """Rows per request of its result: K + 1."""
-    steps: tuple[Callable[[HostState | None], None], ...]
-    """Its steps in order; None for attention with device lengths."""
+    steps: tuple[Step, ...]
 
 
 class RoundSteps:
-    """The rounds of one decoder, worked out once for each shape of batch."""
+    """The model runners of one decoder and their rounds, worked out once for each shape of batch."""
 
-    def __init__(
-        self, target: TargetRunner, drafter: Drafter | None, whole: RoundRunner | None, query_len: int
-    ) -> None:
+    def __init__(self, target: TargetRunner, drafter: Drafter | None, query_len: int) -> None:
         """
         Args:
             drafter: None where the target decodes alone.
-            whole: runs a round as one graph; None in every lowering but `round`.
             query_len: rows per request of the first round's result; without a drafter, of every round's.
         """
-        self.target, self.drafter, self.query_len = target, drafter, query_len
-        self._whole, self._config = whole, target.config
+        self.target, self.drafter, self.query_len, self._config = target, drafter, query_len, target.config
+        self._whole: RoundRunner | None = None
+        self.runners: dict[str, ModelRunner] = {"target": target}
+        """The runners by name, in the order in which they capture."""
+        if drafter is not None:
+            self.runners["drafter"] = drafter
+            if self._config.decode == "round":
+                self._whole = self.runners["round"] = RoundRunner(target, drafter)
         self._found: dict[tuple[int, int, int | None], Round] = {}
 
     def find(self, num_requests: int, query_len: int, num_speculative_tokens: int | None = None) -> Round:
-        """The round over the first `num_requests` rows of the round's memory.
+        """Return the round over the first `num_requests` rows of the round's memory.
 
         Args:
             query_len: rows per request in the round before.
@@ -56,23 +66,67 @@ class RoundSteps:
         """
         key = num_requests, query_len, num_speculative_tokens
         if (known := self._found.get(key)) is None:
-            known = self._found[key] = self._make(num_requests, query_len, num_speculative_tokens)
+            known = self._found[key] = self._make(*key)
         return known
 
     def _make(self, num_requests: int, query_len: int, asked: int | None) -> Round:
-        n, config = padded_size(num_requests, self._config.sizes) or num_requests, self._config
-        k, tree = (self.query_len - 1, False) if self.drafter is None else config.shape(n)
+        n, target, drafter = padded_size(num_requests, self._config.sizes) or num_requests, self.target, self.drafter
+        k, tree = (self.query_len - 1, False) if drafter is None else self._config.shape(n)
         k = k if asked is None else asked
         if self._whole is not None:
             return Round(k + 1, (partial(self._whole.launch, self._whole.dispatch(num_requests, query_len, k, tree)),))
-        verify = next(program for program in self.target.verify_programs if program.of_trees == tree)
-        ready = self.target.dispatch(verify, num_requests, k + 1)
-        if self.drafter is None:
-            hand_over = HandOver(verify, None, n, query_len, k)
-            return Round(k + 1, (hand_over, partial(_verify, self.target, ready)))
-        draft = next(program for program in self.drafter.draft_programs if program.draws_trees == tree)
-        propose = partial(_propose, self.drafter, self.drafter.inputs(num_requests, query_len), asked)
-        return Round(k + 1, (propose, HandOver(verify, draft, n, query_len, k), partial(_verify, self.target, ready)))
+        propose: tuple[Step, ...] = ()
+        draft = None
+        if drafter is not None:
+            draft = next(program for program in drafter.draft_programs if program.draws_trees == tree)
+            propose = (partial(_propose, drafter, drafter.inputs(num_requests, query_len), asked),)
+        hand_over = HandOver(target.verify_programs[tree], draft, n, query_len, k)
+        verify = partial(_verify, target, target.dispatch(tree, num_requests, k + 1))
+        return Round(k + 1, (*propose, hand_over, verify))
+
+
+def make_round_steps(
+    target: Target,
+    head: DraftHead | ParallelHead | None,
+    platform: Platform,
+    config: EngineConfig,
+    *,
+    query_len: int,
+    num_blocks: int,
+    attention: AttentionBackend,
+) -> RoundSteps:
+    """Allocate the KV caches and all other memory of a decoder, and make its runners; nothing is captured yet.
+
+    Args:
+        query_len: rows per request in a target pass without a drafter.
+        num_blocks: of each KV cache, the null block included.
+        attention: for target and drafter.
+
+    Raises:
+        CapacityError: the device has not enough memory.
+        UnsupportedError: the lowering that was asked for is not possible on this platform.
+    """
+
+    def caches(model: Target | DraftHead | ParallelHead) -> list[KVCache]:
+        dtype = cache_dtype(config.kv_cache_dtype, model.dtype)
+        return allocate_caches(model.attention_layers, num_blocks, config.block_size, dtype, platform.device)
+
+    sampling = drafter = None
+    if config.sampling_parameters:
+        sampling = allocate_sampling(config.max_num_requests, target.vocab_size, platform.device)
+    if head is not None:
+        drafter = Drafter(head, caches(head), platform, config, attention=attention, sampling=sampling)
+    runner = TargetRunner(
+        target,
+        caches(target),
+        platform,
+        config,
+        attention=attention,
+        query_len=query_len,
+        drafter=drafter,
+        sampling=sampling,
+    )
+    return RoundSteps(runner, drafter, query_len)
 
 
 def _propose(drafter: Drafter, batch: ProposeBatch, num_speculative_tokens: int | None, host: HostState | None) -> None:

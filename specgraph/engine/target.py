@@ -22,7 +22,6 @@ from specgraph.capture import (
 from specgraph.device import Platform
 from specgraph.draft import Drafter, SamplingBuffers, allocate_round
 from specgraph.engine.config import EngineConfig
-from specgraph.engine.tree_verify import TreeVerifyProgram
 from specgraph.engine.verify import VerifyMemory, VerifyProgram
 from specgraph.models.protocol import Target
 from specgraph.ops import RowPlan, noise
@@ -39,61 +38,61 @@ class TargetRunner(ModelRunner):
         config: EngineConfig,
         *,
         attention: AttentionBackend,
-        query_lens: Sequence[int],
-        drafter: Drafter | None = None,
-        sampling: SamplingBuffers | None = None,
+        query_len: int,
+        drafter: Drafter | None,
+        sampling: SamplingBuffers | None,
     ) -> None:
         """
         Args:
-            query_lens: without a drafter, rows per request that a verify may have, ascending.
+            query_len: without a drafter, rows per request of a verify.
             drafter: whose drafts are verified, and whose memory the results go to: tokens, counts and hidden states
                 of verify passes, hidden states of prefill passes. Positions, block tables, temperatures and
                 seeds are shared with it.
-            sampling: what requests ask of sampling besides temperature and seed; None where they may not.
+            sampling: sampling parameters besides temperature and seed; None where requests have none.
         """
         super().__init__(target, caches, platform, config, attention)
         self.model, self.config = target, config
         if drafter is None:
-            self.round = allocate_round(config, query_lens, 0, target.dtype, platform.device)
+            self.round, lens = allocate_round(config, (query_len,), 0, target.dtype, platform.device), (query_len,)
         else:
-            self.round = drafter.round
-            query_lens = config.chain_lens
+            self.round, lens = drafter.round, config.chain_lens
         logprobs = self.round.sampled_token_ids.new_zeros(self.round.sampled_token_ids.shape, dtype=torch.float32)
-        memory = VerifyMemory(self.round, sampling, logprobs if config.logprobs else None)
-        self.verify_programs: list[VerifyProgram] = []
-        """Of chains, of trees, or both."""
-        if query_lens:
-            self.verify_programs.append(VerifyProgram(target, config, query_lens, drafter, memory))
+        self.memory = VerifyMemory(self.round, sampling, logprobs if config.logprobs else None)
+        given = target, self.stack, config
+        self.verify_programs: dict[bool, VerifyProgram] = {}
+        """The verifies of chains, of trees, or both, by whether they are of trees."""
+        if lens:
+            self.verify_programs[False] = VerifyProgram(*given, lens, drafter, self.memory)
         if config.tree is not None and drafter is not None:
             tree = config.tree
-            self.verify_programs.append(TreeVerifyProgram(target, config, tree, drafter, self.stack, memory))
-        self.verify_program = self.verify_programs[0]
+            self.verify_programs[True] = VerifyProgram(*given, (tree.num_steps + 1,), drafter, self.memory, tree)
+        self.verify_program = next(iter(self.verify_programs.values()))
         shared = None if drafter is None else drafter.prefill_buffers.aux_hidden
         buffers = allocate_prefill(config, 0, target.dtype, platform.device, aux_hidden=shared)
         self.prompt_logits = torch.zeros(1, target.vocab_size, dtype=target.dtype, device=platform.device)
-        """[1, vocab]: of the last row of the last prefill pass."""
+        """[1, vocab]: logits of the last row of the last prefill pass."""
         self._prefill = PrefillProgram(
             buffers=buffers, config=config, forward=partial(_prefill_rows, self.verify_program, self.prompt_logits)
         )
-        self.programs += [self._prefill, *self.verify_programs]
+        self.programs += [self._prefill, *self.verify_programs.values()]
 
     def read_set(self) -> dict[str, Tensor]:
-        """Every persistent tensor that a target graph may touch, by name."""
+        """Return every persistent tensor that a target graph may touch, by name."""
         return super().read_set() | {"prefill.logits": self.prompt_logits}
 
-    def dispatch(self, program: VerifyProgram, num_requests: int, query_len: int) -> Pass:
-        """The padded verify over the first `num_requests` rows of the round's memory.
+    def dispatch(self, tree: bool, num_requests: int, query_len: int) -> Pass:
+        """Return the padded verify over the first `num_requests` rows of the round's memory.
 
         Args:
-            program: one of `verify_programs`.
+            tree: whether trees are verified.
             query_len: rows per request of the round, K + 1; a pass over trees has more.
         """
-        rows, tree = program.rows(query_len), program.of_trees
-        found = dispatch("verify", num_requests, rows, query_len - 1, self.config.sizes, tree)
+        program = self.verify_programs[tree]
+        found = dispatch("verify", num_requests, program.rows(query_len), query_len - 1, self.config.sizes, tree)
         return self.prepare(program, found.descriptor, found.captured)
 
     def verify(self, ready: Pass, start_positions: Sequence[int] = ()) -> None:
-        """One pass over the rows in the buffers; results are in `round` until the next pass. A request whose position
+        """Run a pass over the rows in the buffers; results are in `round` until the next pass. A request whose position
         there is negative is inert: its `num_sampled` becomes 0.
 
         Args:
@@ -107,7 +106,7 @@ class TargetRunner(ModelRunner):
     def prefill(
         self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0
     ) -> Tensor:
-        """Run a chunk of one request's prompt: writes its KV, and its hidden states to the drafter.
+        """Run a chunk of one request's prompt: write its KV, and its hidden states for the drafter.
 
         Args:
             token_ids: consecutive prompt tokens, at most the largest prefill size.
@@ -127,12 +126,13 @@ class TargetRunner(ModelRunner):
 
 def _prefill_rows(program: VerifyProgram, logits: Tensor, b: PrefillBuffers, make_attend: MakeAttend) -> None:
     out = program.target.forward(b.token_ids, make_attend(b.metadata, 0), program.aux_layers)
-    program.hand_over(out, b.aux_hidden)
+    if b.aux_hidden.shape[1]:
+        b.aux_hidden.copy_(program.drafter_hidden(out))
     logits.copy_(program.target.logits(out.hidden[b.last_row]))
 
 
 def first_token(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """The token after a prompt: one draw from softmax(logits / temperature), since no draft is there to be verified.
+    """Draw the token after a prompt from softmax(logits / temperature): no draft is there to be verified.
 
     The noise is the noise with which a verify would resample that position.
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import AttentionMetadata, allocate_metadata
-from specgraph.capture import BatchDescriptor, MakeAttend, Phase, StepKind
-from specgraph.draft import Drafter, ProposeBatch, RoundBuffers, SamplingBuffers
+from specgraph.attention import AttentionMetadata, allocate_metadata, check_trees, move_rows
+from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, StepKind
+from specgraph.draft import Drafter, DraftTree, ProposeBatch, RoundBuffers, SamplingBuffers
 from specgraph.draft.buffers import DraftBuffers
 from specgraph.draft.program import present
 from specgraph.engine.config import EngineConfig, acceptance_chances
@@ -22,7 +22,10 @@ from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyBuffers:
-    """The tensors of a verify of R requests with query_len = K + 1 rows each, besides those of the round."""
+    """The tensors of a verify of R requests besides those of the round: N rows each, the last token and N - 1 drafts.
+
+    A chain of K drafts has N = K + 1 rows. A tree has a row per node, and a path of up to S accepted drafts, its depth.
+    """
 
     round: ProposeBatch
     """Start positions, block table, temperatures and seeds are read; sampled tokens, counts and hidden states are the
@@ -30,34 +33,44 @@ class VerifyBuffers:
     last_token_ids: Tensor
     """int64 [R], written before a verify."""
     draft_token_ids: Tensor
-    """int64 [R, K], written before a verify; -1 is no draft token."""
+    """int64 [R, N - 1], written before a verify; -1 is no draft token."""
     draft_probs: Tensor | None
-    """float32 [R, K, draft_vocab], written before a verify; None when drafts are greedy."""
+    """float32 [R, K, draft_vocab], written before a verify; None when drafts are greedy, and for trees."""
+    draft_parents: Tensor | None
+    """int64 [R, N - 1], written before a verify; None for chains."""
     token_ids: Tensor
-    """int64 [R * query_len]"""
+    """int64 [R * N]"""
+    path: ops.AcceptedPath | None
+    """Rows of the accepted path, R * (S + 1), and R * S slots between which its keys and values move; None for
+    chains."""
     metadata: AttentionMetadata
 
     def copied(self, drafts: DraftBuffers) -> list[tuple[Tensor, Tensor]]:
-        """Tensors here that are copies of a drafter's besides its tokens, each with what is copied."""
+        """Return the tensors that are copies of a drafter's besides its tokens, each with what is copied."""
         n, k = self.draft_token_ids.shape
-        if self.draft_probs is None or drafts.draft_probs is None:
-            return []
-        return [(self.draft_probs, drafts.draft_probs[:n, :k])]
+        pairs = (self.draft_probs, drafts.draft_probs), (self.draft_parents, drafts.draft_parents)
+        return [(into, values[:n, :k]) for into, values in pairs if into is not None and values is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyMemory:
-    """What the verify programs of one target write and read together, besides their own buffers."""
+    """The tensors that the verify programs of one target share, besides their own buffers."""
 
     round: RoundBuffers
     """Shared with the drafter."""
     sampling: SamplingBuffers | None
-    """What requests ask of sampling besides temperature and seed; None where they may not."""
+    """Sampling parameters besides temperature and seed; None where requests have none."""
     logprobs: Tensor | None
     """float32, as many as `round.sampled_token_ids`; None unless `EngineConfig.logprobs`."""
 
+    def logprobs_of(self, num_requests: int, query_len: int) -> Tensor | None:
+        """Return those of the sampled tokens of a batch, [num_requests, query_len]; None without `logprobs`."""
+        if self.logprobs is None:
+            return None
+        return self.logprobs[: num_requests * query_len].view(num_requests, query_len)
+
     def named_tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name, for the read-set."""
+        """Return every tensor by name, for the read-set."""
         asked = {} if self.sampling is None else self.sampling.named_tensors()
         logprobs = {} if self.logprobs is None else {"round.logprobs": self.logprobs}
         return {**self.round.named_tensors(), **asked, **logprobs}
@@ -66,151 +79,189 @@ class VerifyMemory:
 class VerifyProgram:
     """The target's pass over the last token of each request and its drafts, and the acceptance of drafts.
 
-    See `specgraph.capture.model_runner.Program`.
+    Of trees, the keys and values of the accepted path are put in place, and the round hands to the drafter what a chain
+    of K = S hands over. See `specgraph.capture.model_runner.Program`.
     """
 
     phase: Phase = "verify"
     step_kind: StepKind = "together"
     later_rows = 1
-    name = "verify"
-    """What the names of its tensors begin with."""
-    of_trees = False
 
     def __init__(
         self,
         target: Target,
+        stack: AttentionStack,
         config: EngineConfig,
         query_lens: Sequence[int],
         drafter: Drafter | None,
         memory: VerifyMemory,
+        tree: DraftTree | None = None,
     ) -> None:
         """
         Args:
-            query_lens: rows per request that a verify may have, ascending.
+            stack: the target's attention and KV caches.
+            query_lens: rows per request that the round may have after a verify, ascending.
             drafter: whose drafts are verified; None decodes with the target alone.
             memory: what the target's verify programs and the drafter share.
+            tree: the drafts' shape; None for chains.
+
+        Raises:
+            UnsupportedError: trees are drafted, and the attention has no ancestor mask.
         """
-        self.target, self.config, self.query_lens = target, config, tuple(query_lens)
-        self.memory, self.round, self.sampling = memory, memory.round, memory.sampling
+        if tree is not None:
+            check_trees(stack.backend, stack.layers, target.dtype, config.block_size)
+        self.target, self.config, self.tree, self.memory = target, config, tree, memory
         self.aux_layers: Sequence[int] = () if drafter is None else drafter.head.aux_layers
-        requests, rows, device = config.max_num_requests, query_lens[-1], memory.round.seeds.device
+        self._caches, self._query_lens = stack.caches, query_lens
         self._vocab_map = None if drafter is None else drafter.head.draft_to_target
+        self._name = "verify" if tree is None else "tree_verify"
+        requests, rows, device = config.max_num_requests, self.rows(query_lens[-1]), memory.round.seeds.device
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        draft_vocab = drafter.head.draft_vocab_size if config.keeps_draft_probs and drafter is not None else None
-        self._last, self._rows = zeros(requests), zeros(requests * rows)
+        self._last, self._tokens = zeros(requests), zeros(requests * rows)
         self._drafts = zeros(requests * (rows - 1))
-        self._probs = None
-        if draft_vocab is not None:
-            self._probs = zeros(requests * (rows - 1), draft_vocab, dtype=torch.float32)
-        self._metadata = allocate_metadata(requests, rows, self.round.block_table)
+        self._probs = self._parents = self._path = None
+        if tree is not None:
+            path, moved = zeros(requests * (tree.num_steps + 1)), requests * tree.num_steps
+            self._parents, self._path = zeros(requests, rows - 1), ops.AcceptedPath(path, zeros(moved), zeros(moved))
+        elif drafter is not None and config.keeps_draft_probs:
+            self._probs = zeros(requests * (rows - 1), drafter.head.draft_vocab_size, dtype=torch.float32)
+        self._metadata = allocate_metadata(requests, rows, memory.round.block_table, 0 if tree is None else rows)
         self._starts = {
-            n: torch.arange(0, requests * n + 1, n, dtype=torch.int32, device=device) for n in self.query_lens
+            n: torch.arange(0, requests * n + 1, n, dtype=torch.int32, device=device)
+            for n in map(self.rows, query_lens)
         }
-        self._chances = zeros(max(config.num_speculative_tokens, rows - 1), dtype=torch.float32)
+        self._chances = zeros(max(config.num_speculative_tokens, query_lens[-1] - 1), dtype=torch.float32)
         if config.synthetic_acceptance is not None:
             chances = acceptance_chances(config.synthetic_acceptance, config.num_speculative_tokens)
+            if tree is not None and config.synthetic_tree_acceptance is not None:
+                chances = acceptance_chances(config.synthetic_tree_acceptance, tree.num_steps)
             self._chances[: len(chances)] = torch.tensor(chances)
 
     def sliced(self, num_requests: int, query_len: int) -> VerifyBuffers:
-        """The buffers of the first `num_requests` requests of a batch with `query_len` rows each: contiguous views."""
-        n, rows, steps = num_requests, num_requests * query_len, query_len - 1
-        probs, starts = self._probs, self._starts[query_len]
-        whole = replace(self._metadata, query_start_loc=starts, query_len=query_len)
+        """Return the buffers of the first `num_requests` requests of a round of `query_len` rows each: contiguous
+        views."""
+        n, rows = num_requests, self.rows(query_len)
+        steps, probs, parents, path = rows - 1, self._probs, self._parents, self._path
+        if path is not None:
+            s = query_len - 1
+            path = ops.AcceptedPath(path.rows[: n * query_len], path.from_slots[: n * s], path.to_slots[: n * s])
         return VerifyBuffers(
-            round=self.round.sliced(n, query_len),
+            round=self.memory.round.sliced(n, query_len),
             last_token_ids=self._last[:n],
             draft_token_ids=self._drafts[: n * steps].view(n, steps),
             draft_probs=None if probs is None else probs[: n * steps].view(n, steps, probs.shape[1]),
-            token_ids=self._rows[:rows],
-            metadata=whole.sliced(n),
+            draft_parents=None if parents is None else parents[:n],
+            token_ids=self._tokens[: n * rows],
+            path=path,
+            metadata=replace(self._metadata, query_start_loc=self._starts[rows], query_len=rows).sliced(n),
         )
 
     def rows(self, query_len: int) -> int:
-        """Rows per request of the pass after which the round has `query_len` rows per request: as many."""
-        return query_len
+        """Return the rows per request of the pass after which the round has `query_len` rows per request: as many, or
+        the nodes of a tree."""
+        return query_len if self.tree is None else self.tree.num_draft_tokens
 
     def plan(self, query_len: int) -> RowPlan:
-        """The rows of the pass after which the round has `query_len` rows per request."""
-        return RowPlan(query_len, self.config.max_model_len, self.config.block_size)
-
-    def logprobs(self, num_requests: int, query_len: int) -> Tensor | None:
-        """float32 [num_requests, query_len]: of the sampled tokens; None unless `EngineConfig.logprobs`."""
-        if self.memory.logprobs is None:
-            return None
-        return self.memory.logprobs[: num_requests * query_len].view(num_requests, query_len)
+        """Return the rows of the pass after which the round has `query_len` rows per request."""
+        plan = RowPlan(self.rows(query_len), self.config.max_model_len, self.config.block_size)
+        return plan if self.tree is None else plan._replace(tree_steps=self.tree.num_steps)
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """1."""
+        """Return 1."""
         return 1
 
     def batches(self) -> list[BatchDescriptor]:
-        """Every captured size with every number of rows, largest first."""
+        """Return every captured size with every number of rows, largest first."""
         return [
-            BatchDescriptor("verify", size, self.rows(query_len), query_len - 1, tree=self.of_trees)
+            BatchDescriptor("verify", size, self.rows(query_len), query_len - 1, tree=self.tree is not None)
             for size in reversed(self.config.sizes)
-            for query_len in reversed(self.query_lens)
+            for query_len in reversed(self._query_lens)
         ]
 
     def make_inert(self) -> None:
-        """No request has a position."""
-        self.round.start_positions.fill_(-1)
+        """Leave no request a position."""
+        self.memory.round.start_positions.fill_(-1)
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """The buffers, and the drafter's vocabulary map."""
-        name = self.name
+        """Return the buffers, and the drafter's vocabulary map."""
+        name = self._name
         named = {**self.memory.named_tensors(), **self._metadata.named_tensors(f"{name}.metadata")}
         named |= {f"{name}.last_token_ids": self._last, f"{name}.draft_token_ids": self._drafts}
-        named |= {f"{name}.token_ids": self._rows, f"{name}.synthetic_acceptance": self._chances}
+        named |= {f"{name}.token_ids": self._tokens, f"{name}.synthetic_acceptance": self._chances}
         named |= {f"{name}.query_start_loc.{rows}": tensor for rows, tensor in self._starts.items()}
+        if self._path is not None:
+            named |= {f"{name}.path.{part}": tensor for part, tensor in self._path._asdict().items()}
         optional = {
             f"{name}.draft_probs": self._probs,
+            f"{name}.draft_parents": self._parents,
             "draft_to_target": self._vocab_map,
         }
         return named | {key: tensor for key, tensor in optional.items() if tensor is not None}
 
     def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
-        """Rows, the target, its hidden states for the drafter, and acceptance."""
-        b = self.sliced(batch.num_requests, batch.query_len)
+        """Return the pass: rows, the target, its hidden states for the drafter, and acceptance."""
+        query_len = batch.num_speculative_tokens + 1
+        b, plan = self.sliced(batch.num_requests, query_len), self.plan(query_len)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
-            self.begin(b, self.plan(batch.query_len))
+            self._begin(b, plan)
             out = self.target.forward(b.token_ids, make_attend(b.metadata, 0), self.aux_layers)
-            self.hand_over(out, b.round.aux_hidden)
-            self._accept(b, out.hidden)
+            hidden = self.drafter_hidden(out)
+            if b.path is None:
+                if b.round.aux_hidden.shape[1]:
+                    b.round.aux_hidden.copy_(hidden)
+                self._accept(b, out.hidden)
+            else:
+                self._accept(b, out.hidden)
+                ops.take_rows(hidden, b.path.rows, b.round.aux_hidden)
+                move_rows(self._caches, b.path.from_slots, b.path.to_slots)
 
         return work
 
-    def begin(self, b: VerifyBuffers, plan: RowPlan, draft_parents: Tensor | None = None) -> None:
+    def drafter_hidden(self, out: TargetOutput) -> Tensor:
+        """Return the hidden states that the drafter takes."""
+        return out.aux_hidden if self.aux_layers else out.hidden
+
+    def _begin(self, b: VerifyBuffers, plan: RowPlan) -> None:
         """Fill the rows: the last token of each request, then its drafts."""
         given = RowInputs(
             b.round.start_positions,
             b.round.block_table,
             token_ids=b.last_token_ids[:, None],
             draft_token_ids=b.draft_token_ids,
-            draft_parents=draft_parents,
+            draft_parents=b.draft_parents,
         )
         places = b.metadata.positions, b.metadata.slot_mapping, b.metadata.seq_lens
         ops.begin_rows(given, plan, Rows(*places, b.token_ids, ancestors=b.metadata.ancestors))
 
-    def hand_over(self, out: TargetOutput, into: Tensor) -> None:
-        """Copy the hidden states that the drafter takes; without a drafter `into` has no columns."""
-        if into.shape[1]:
-            into.copy_(out.aux_hidden if self.aux_layers else out.hidden)
-
     def _accept(self, b: VerifyBuffers, hidden: Tensor) -> None:
-        """Write the sampled tokens and their counts."""
-        out = self.target.projection
-        config = self.config
-        needs_logits = config.sampled or config.logprobs or config.sampling_parameters
+        """Write the sampled tokens and their counts, and of a tree the accepted path."""
+        out, config, drafts, starts = self.target.projection, self.config, b.draft_token_ids, b.round.start_positions
+        sampled = ops.Sampled(b.round.sampled_token_ids, b.round.num_sampled)
+        needs_logits = config.sampled or config.logprobs or config.sampling_parameters or b.path is not None
         if out is not None and out.is_split and not needs_logits and config.synthetic_acceptance is None:
-            best = most_likely(out.logits(hidden), out.tensor_parallel)
-            sampled = ops.Sampled(b.round.sampled_token_ids, b.round.num_sampled)
-            ops.accept_greedy(best, b.draft_token_ids, b.round.start_positions, sampled)
+            ops.accept_greedy(most_likely(out.logits(hidden), out.tensor_parallel), drafts, starts, sampled)
+            return
+        raw = logits = self.target.logits(hidden)
+        asked = self.memory.sampling
+        if asked is not None:
+            asked = asked.sliced(slice(0, starts.shape[0]))
+            logits = asked.adjusted(logits, drafts, present(b.round.temperature), b.metadata.ancestors)
+        if b.path is None:
+            ops.verify_drafts(logits, drafts, starts, self._acceptance(b), sampled)
         else:
-            self._accept_by_logits(b, self.target.logits(hidden))
+            nodes = ops.TreeNodes(drafts, present(b.draft_parents))
+            places = b.metadata.positions, b.metadata.slot_mapping
+            ops.verify_tree(logits, nodes, starts, *places, self._acceptance(b), sampled, b.path)
+        tokens = b.round.sampled_token_ids
+        if asked is not None:
+            ops.count_tokens(tokens, asked.output_counts)
+        logprobs = self.memory.logprobs_of(*tokens.shape)
+        if logprobs is not None:
+            ops.emitted_logprobs(raw if b.path is None else raw[b.path.rows], tokens, logprobs)
 
     def _acceptance(self, b: VerifyBuffers) -> ops.Acceptance:
         if self.config.synthetic_acceptance is not None:
@@ -219,17 +270,3 @@ class VerifyProgram:
         if not self.config.sampled:
             return ops.Acceptance()
         return ops.Acceptance(present(b.round.temperature), present(b.round.seeds), b.draft_probs, self._vocab_map)
-
-    def _accept_by_logits(self, b: VerifyBuffers, logits: Tensor) -> None:
-        drafts, starts = b.draft_token_ids, b.round.start_positions
-        tokens = b.round.sampled_token_ids
-        raw = logits
-        asked = None if self.sampling is None else self.sampling.sliced(slice(0, starts.shape[0]))
-        if asked is not None:
-            logits = asked.adjusted(logits, drafts, present(b.round.temperature))
-        ops.verify_drafts(logits, drafts, starts, self._acceptance(b), ops.Sampled(tokens, b.round.num_sampled))
-        if asked is not None:
-            ops.count_tokens(tokens, asked.output_counts)
-        logprobs = self.logprobs(*tokens.shape)
-        if logprobs is not None:
-            ops.emitted_logprobs(raw, tokens, logprobs)

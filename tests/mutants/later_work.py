@@ -94,4 +94,4 @@ def _joining(waiting: Iterable[Running], config: Any, query_len: int, num_rows: 
 @mutant("waiting-request-overtaken", "engine")
 def whatever_fits(patch: pytest.MonkeyPatch) -> None:
     """Requests behind one that does not fit join before it."""
-    patch.setattr(decoder, "that_fit", _joining)
+    patch.setattr(decoder, "admissible", _joining)

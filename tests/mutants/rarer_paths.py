@@ -13,8 +13,8 @@ from specgraph import ops
 from specgraph.device.cpu.tasks import UpdateMode
 from specgraph.draft.chain import ChainProgram
 from specgraph.draft.propose_passes import ProposePasses
-from specgraph.engine import admission, decoder, joining, tree_verify
-from specgraph.engine.tree_verify import TreeVerifyProgram
+from specgraph.engine import admission, decoder, joining, verify
+from specgraph.engine.verify import VerifyProgram
 from specgraph.models.protocol import DraftOutput
 
 
@@ -89,7 +89,7 @@ def place_in_the_chunk(patch: pytest.MonkeyPatch) -> None:
 @mutant("path-hidden-not-taken", "engine")
 def hidden_of_the_last_token(patch: pytest.MonkeyPatch) -> None:
     """After the verify of a tree, the drafter is given the hidden state of the tree's root for all rows of the path."""
-    real = TreeVerifyProgram.work_of
+    real = VerifyProgram.work_of
 
     class RootRows:
         nodes = 1
@@ -102,17 +102,17 @@ def hidden_of_the_last_token(patch: pytest.MonkeyPatch) -> None:
 
     changed = RootRows()
 
-    def work_of(self: TreeVerifyProgram, batch: Any) -> Any:
+    def work_of(self: VerifyProgram, batch: Any) -> Any:
         work = real(self, batch)
 
         def broken(*args: Any) -> None:
-            changed.nodes = self.tree.num_draft_tokens
+            changed.nodes = self.rows(1)
             work(*args)
 
         return broken
 
-    patch.setattr(tree_verify, "ops", changed)
-    patch.setattr(TreeVerifyProgram, "work_of", work_of)
+    patch.setattr(verify, "ops", changed)
+    patch.setattr(VerifyProgram, "work_of", work_of)
 
 
 @mutant("tree-without-room", "engine")
