@@ -21,6 +21,16 @@ def change_config(folder, *path, **changes):
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def keep_sizes(folder, given):
+    """Leave out every key of config.json except a model's sizes and those given."""
+    sizes = (
+        "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "max_position_embeddings",
+    )  # fmt: skip
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({key: written[key] for key in sizes} | given))
+
+
 def change_tensors(folder, change):
     tensors = load_file(folder / "model.safetensors")
     change(tensors)

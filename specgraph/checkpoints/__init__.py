@@ -4,9 +4,12 @@ target = load_target("Llama-3.1-8B-Instruct", device, torch.bfloat16)
 print(drafter_format("EAGLE3-LLaMA3.1-Instruct-8B"))     # eagle3, authors layout (...)
 head = load_drafter("EAGLE3-LLaMA3.1-Instruct-8B", target)
 head = load_drafter("Qwen3-30B-A3B-EAGLE3", "Qwen3-30B-A3B")  # an engine's own target: only its shape is read
+
+Every function here raises CheckpointError for a folder that it cannot read: one line that names the file, and the key
+or tensor with what it is and what it should be.
 """
 
-from specgraph.checkpoints.formats import DrafterFormat
+from specgraph.checkpoints.drafter import DrafterFormat
 from specgraph.checkpoints.load import drafter_format, load_drafter, load_target
 from specgraph.checkpoints.target_shape import TargetShape, target_shape
 

@@ -26,59 +26,44 @@ class Range(NamedTuple):
 
 
 RANGES: Mapping[str, Range] = {
-    "vocab_size": Range(1, 1 << 24),
-    "draft_vocab_size": Range(1, 1 << 24),
-    "hidden_size": Range(1, 1 << 18),
-    "target_hidden_size": Range(1, 1 << 18),
-    "intermediate_size": Range(1, 1 << 22),
-    "num_hidden_layers": Range(1, 4096),
-    "num_target_layers": Range(1, 4096),
-    "num_experts": Range(1, 4096),
-    "num_local_experts": Range(1, 4096),
-    "num_experts_per_tok": Range(1, 256),
-    "moe_intermediate_size": Range(1, 1 << 20),
-    "decoder_sparse_step": Range(1, 4096),
-    "n_routed_experts": Range(1, 4096),
-    "n_shared_experts": Range(0, 64),
-    "n_group": Range(1, 256),
-    "kv_lora_rank": Range(1, 1 << 16),
-    "q_lora_rank": Range(1, 1 << 16),
-    "qk_rope_head_dim": Range(2, 4096),
-    "qk_nope_head_dim": Range(1, 4096),
-    "v_head_dim": Range(1, 4096),
-    "short_factor": Range(1e-3, 1e6),
-    "long_factor": Range(1e-3, 1e6),
-    "mscale": Range(0, 1e3),
-    "mscale_all_dim": Range(0, 1e3),
-    "topk_group": Range(1, 256),
-    "first_k_dense_replace": Range(0, 4096),
-    "routed_scaling_factor": Range(1e-3, 1e3),
-    "swiglu_alpha": Range(1e-3, 1e3),
-    "swiglu_limit": Range(1e-3, 1e4),
-    "query_pre_attn_scalar": Range(1e-3, 1e6),
-    "sliding_window_pattern": Range(1, 4096),
-    "_sliding_window_pattern": Range(1, 4096),
-    "rope_local_base_freq": Range(1.0, 1e12),
-    "num_attention_heads": Range(1, 1 << 14),
-    "num_key_value_heads": Range(1, 1 << 14),
-    "head_dim": Range(2, 4096),
-    "max_position_embeddings": Range(1, 1 << 40),
-    "original_max_position_embeddings": Range(1, 1 << 40),
-    "sliding_window": Range(1, 1 << 62),
-    "max_window_layers": Range(0, 1 << 20),
-    "block_size": Range(2, 1024),
-    "mask_token_id": Range(0, 1 << 24),
-    "ptd_token_id": Range(0, 1 << 24),
-    "speculative_tokens": Range(1, 1024),
-    "rms_norm_eps": Range(1e-12, 1.0),
-    "rope_theta": Range(1.0, 1e12),
-    "factor": Range(1.0, 1e6),
-    "low_freq_factor": Range(1e-3, 1e6),
-    "high_freq_factor": Range(1e-3, 1e6),
-    "beta_fast": Range(1e-3, 1e6),
-    "beta_slow": Range(1e-3, 1e6),
-    "attention_factor": Range(1e-3, 1e3),
-    "partial_rotary_factor": Range(1e-3, 1.0),
+    key: Range(low, high)
+    for low, high, keys in (
+        (1, 1 << 24, "vocab_size draft_vocab_size"),
+        (0, 1 << 24, "mask_token_id ptd_token_id"),
+        (1, 1 << 18, "hidden_size target_hidden_size"),
+        (1, 1 << 22, "intermediate_size"),
+        (1, 1 << 20, "moe_intermediate_size"),
+        (1, 1 << 16, "kv_lora_rank q_lora_rank"),
+        # heads
+        (1, 1 << 14, "num_attention_heads num_key_value_heads"),
+        (2, 4096, "head_dim qk_rope_head_dim"),
+        (1, 4096, "qk_nope_head_dim v_head_dim"),
+        # layers, and how often one is of another kind
+        (1, 4096, "num_hidden_layers num_target_layers decoder_sparse_step"),
+        (1, 4096, "sliding_window_pattern _sliding_window_pattern"),
+        (0, 4096, "first_k_dense_replace"),
+        (0, 1 << 20, "max_window_layers"),
+        # experts
+        (1, 4096, "num_experts num_local_experts n_routed_experts"),
+        (1, 256, "num_experts_per_tok n_group topk_group"),
+        (0, 64, "n_shared_experts"),
+        # positions, and tokens of a draft
+        (1, 1 << 40, "max_position_embeddings original_max_position_embeddings"),
+        (1, 1 << 62, "sliding_window"),
+        (2, 1024, "block_size"),
+        (1, 1024, "speculative_tokens"),
+        # numbers
+        (1e-12, 1.0, "rms_norm_eps"),
+        (1.0, 1e12, "rope_theta rope_local_base_freq"),
+        (1.0, 1e6, "factor"),
+        (1e-3, 1.0, "partial_rotary_factor"),
+        (0, 1e3, "mscale mscale_all_dim"),
+        (1e-3, 1e3, "attention_factor routed_scaling_factor swiglu_alpha"),
+        (1e-3, 1e4, "swiglu_limit"),
+        (1e-3, 1e6, "low_freq_factor high_freq_factor beta_fast beta_slow short_factor long_factor"),
+        (1e-3, 1e6, "query_pre_attn_scalar"),
+    )
+    for key in keys.split()
 }
 """Every integer and number that is read, with its range. Wide enough for any model published so far, narrow enough that
 no table is made of a mistyped size and no frequency becomes infinite."""
@@ -129,26 +114,26 @@ class ConfigSource:
 
     values: Mapping[str, Any]
     name: str
-    """For messages: the file's path, with the section inside it."""
+    """The file's path, with the section inside it, for messages."""
     taken: set[str] = field(default_factory=set[str])
     """Keys that a reader has asked for."""
     sections: dict[str, ConfigSource] = field(default_factory=dict[str, "ConfigSource"])
 
     def fail(self, key: str, problem: str) -> CheckpointError:
-        """The error to raise about `key`."""
+        """Return the error to raise about `key`."""
         return CheckpointError(f"{self.name}: {key!r} {problem}")
 
     def has(self, key: str) -> bool:
-        """Whether `key` is there and not null."""
+        """Return whether `key` is there and not null."""
         return self.values.get(key) is not None
 
     def take(self, key: str) -> Any:
-        """The value of `key` as it is; None when absent."""
+        """Return the value of `key` as it is; None when absent."""
         self.taken.add(key)
         return self.values.get(key)
 
     def section(self, key: str) -> ConfigSource:
-        """The mapping stored under `key`; empty when absent."""
+        """Return the mapping stored under `key`; empty when absent."""
         value = self.take(key)
         if key not in self.sections:
             if value is None:
@@ -159,75 +144,38 @@ class ConfigSource:
         return self.sections[key]
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """An integer in the range that RANGES gives for `key`."""
-        value = self.take(key)
-        if value is None:
-            if default is None:
-                raise self.fail(key, "is missing; it should be an integer")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.fail(key, f"should be an integer, is {shown(value)}")
-        return int(self._in_range(key, value))
+        """Return an integer in the range that RANGES gives for `key`."""
+        return self._value(key, "an integer", default, int)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number in the range that RANGES gives for `key`."""
-        value = self.take(key)
-        if value is None:
-            if default is None:
-                raise self.fail(key, "is missing; it should be a number")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.fail(key, f"should be a number, is {shown(value)}")
-        return float(self._in_range(key, value))
+        """Return a finite number in the range that RANGES gives for `key`."""
+        return float(self._value(key, "a number", default, int, float))
 
     def boolean(self, key: str, default: bool) -> bool:
-        """True or false."""
-        value = self.take(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.fail(key, f"should be true or false, is {shown(value)}")
-        return value
+        """Return true or false."""
+        return self._value(key, "true or false", default, bool)
 
     def string(self, key: str, default: str | None = None) -> str:
-        """A string."""
-        value = self.take(key)
-        if value is None:
-            if default is None:
-                raise self.fail(key, "is missing; it should be a string")
-            return default
-        if not isinstance(value, str):
-            raise self.fail(key, f"should be a string, is {shown(value)}")
-        return value
+        """Return a string."""
+        return self._value(key, "a string", default, str)
 
     def strings(self, key: str) -> tuple[str, ...]:
-        """A list of strings; empty when absent."""
-        value = self.take(key)
-        if value is None:
-            return ()
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.fail(key, f"should be a list of strings, is {shown(value)}")
-        return tuple(value)
+        """Return a list of strings; empty when absent."""
+        return tuple(self._list(key, "strings", str) or ())
 
     def integers(self, key: str) -> tuple[int, ...] | None:
-        """A list of integers, or None when absent."""
-        value = self.take(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or any(isinstance(v, bool) or not isinstance(v, int) for v in value):
-            raise self.fail(key, f"should be a list of integers, is {shown(value)}")
-        return tuple(value)
+        """Return a list of integers, or None when absent."""
+        values = self._list(key, "integers", int)
+        return None if values is None else tuple(values)
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of at most 4096 finite numbers, each in the range that RANGES gives for `key`; it may be empty."""
-        value = self.take(key)
-        if not isinstance(value, list) or len(value) > 4096:
-            raise self.fail(key, f"should be a list of numbers, is {shown(value)}")
-        for item in value:
-            if isinstance(item, bool) or not isinstance(item, int | float):
-                raise self.fail(key, f"should be a list of numbers, holds {shown(item)}")
-            self._in_range(key, item)
-        return tuple(float(item) for item in value)
+        """Return a list of at most 4096 finite numbers, each in the range of `key`; it may be empty."""
+        values = self._list(key, "numbers", int, float)
+        if values is None or len(values) > 4096:
+            raise self.fail(key, f"should be a list of numbers, is {shown(values)}")
+        for value in values:
+            self._check_range(key, value)
+        return tuple(map(float, values))
 
     def require(self, required: Mapping[str, object]) -> None:
         """Raise unless each of these keys is absent, null or has the value given."""
@@ -235,11 +183,29 @@ class ConfigSource:
             if self.has(key) and (type(self.take(key)), self.take(key)) != (type(value), value):
                 raise self.fail(key, f"is {shown(self.values[key])}; only {shown(value)} is supported")
 
-    def _in_range(self, key: str, value: float) -> float:
+    def _value(self, key: str, what: str, default: Any, *types: type) -> Any:
+        """Return the value of `key`, of exactly one of these types (true is no integer); the default when absent."""
+        value = self.take(key)
+        if value is None:
+            if default is None:
+                raise self.fail(key, f"is missing; it should be {what}")
+            return default
+        if type(value) not in types:
+            raise self.fail(key, f"should be {what}, is {shown(value)}")
+        if int in types:
+            self._check_range(key, value)
+        return value
+
+    def _list(self, key: str, what: str, *types: type) -> list[Any] | None:
+        values = self.take(key)
+        if values is not None and (not isinstance(values, list) or any(type(v) not in types for v in values)):
+            raise self.fail(key, f"should be a list of {what}, is {shown(values)}")
+        return values
+
+    def _check_range(self, key: str, value: float) -> None:
         low, high = RANGES[key]
         if not low <= value <= high:  # false for NaN too
             raise self.fail(key, f"should be at least {low:g} and at most {high:g}, is {shown(value)}")
-        return value
 
 
 def check_keys(source: ConfigSource, *, strict: bool = False) -> None:
@@ -271,11 +237,7 @@ def check_keys(source: ConfigSource, *, strict: bool = False) -> None:
 
 
 def read_config(folder: Path) -> ConfigSource:
-    """The contents of `folder/config.json`.
-
-    Raises:
-        CheckpointError: no such folder or file, or not a JSON mapping.
-    """
+    """Return the contents of `folder/config.json`."""
     path = checked_folder(folder) / "config.json"
     if not exists(path):
         raise CheckpointError(f"{folder} has no config.json (it holds: {listed(folder)})")

@@ -5,66 +5,44 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.drafter import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.files import shown
-from specgraph.checkpoints.fit import (
-    DraftedTarget,
-    check_aux_layers,
-    check_same,
-    draft_to_target,
-    drafter_config,
-    shared_or_own,
-)
 from specgraph.checkpoints.folder import CheckpointFolder
-from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.llama import load_decoder_layer
-from specgraph.checkpoints.matrices import load_matrix
 from specgraph.checkpoints.model_config import require_full_attention
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
 
-IGNORED = {
-    "t2d": "the inverse of d2t",
-    r"verifier_(lm_head|norm)\.weight": "the target's, used in training",
-}
-"""Pattern of tensor names -> why a head of this format does not need it."""
 
-
-def dflash_config(head: ConfigSource, layers: ConfigSource, target: DraftedTarget) -> DFlashConfig:
-    """Read the authors' config.json (z-lab/*-DFlash: `dflash_config`, decoder keys beside it) or that of speculators.
-
-    Raises:
-        CheckpointError: a malformed or missing key, or one that does not fit the target.
-    """
+def dflash_config(opened: DrafterFolder) -> DFlashConfig:
+    """Read the authors' config.json (`dflash_config`, decoder keys beside it) or that of speculators."""
+    head, layers, target = opened.head, opened.layers, opened.target
     authors = head.section("dflash_config")
     if head.has("dflash_config"):
-        aux_layers = _outputs_of(authors, target)
+        aux_layers = _outputs_of(authors, target.num_layers)
     else:
         aux_layers = head.integers("aux_hidden_state_layer_ids") or ()
-        check_aux_layers(aux_layers, target, head.name)
+        opened.check_aux_layers(aux_layers)
     head.require({"sample_from_anchor": False, "num_target_layers": target.num_layers})
     authors.require({"use_aux_hidden_state": True, "causal": False})
     layers.require({"is_causal": False})
-    model = drafter_config(layers, target, "qwen3", absent_keys=True)
+    model = opened.decoder_config("qwen3", absent_keys=True)
     if any(model.sliding) and not _never_causal(head, layers, authors):
         raise layers.fail(
             "layer_types", "has sliding_attention, which is causal inside a block in this format; not supported here"
         )
     require_full_attention(model, layers.name)
-    mask = authors if authors.has("mask_token_id") else head
-    mask_token_id = mask.integer("mask_token_id")
-    if mask_token_id >= target.vocab_size:
-        raise mask.fail("mask_token_id", f"is {mask_token_id}, the target's vocabulary has {target.vocab_size}")
     return DFlashConfig(
         model=model,
         target_hidden_size=head.integer("target_hidden_size", target.hidden_size),
         draft_vocab_size=head.integer("draft_vocab_size", model.vocab_size),
         aux_layers=aux_layers,
         block_size=(authors if authors.has("block_size") else head).integer("block_size"),
-        mask_token_id=mask_token_id,
+        mask_token_id=opened.mask_token(authors if authors.has("mask_token_id") else head, "mask_token_id"),
     )
 
 
 def _never_causal(head: ConfigSource, layers: ConfigSource, authors: ConfigSource) -> bool:
-    """Whether a key says that sliding layers see the whole block too.
+    """Return whether a key says that sliding layers see the whole block too.
 
     Without one, a sliding layer is causal and the others are not (the authors' attention, vLLM's
     `_dflash_layer_causal`; speculators has a key of its own).
@@ -73,15 +51,15 @@ def _never_causal(head: ConfigSource, layers: ConfigSource, authors: ConfigSourc
     return said or not all(source.boolean(key, True) for source, key in ((layers, "is_causal"), (authors, "causal")))
 
 
-def _outputs_of(authors: ConfigSource, target: DraftedTarget) -> tuple[int, ...]:
-    """`target_layer_ids` as aux layers.
+def _outputs_of(authors: ConfigSource, num_layers: int) -> tuple[int, ...]:
+    """Return `target_layer_ids` as aux layers.
 
     Layer i's output is what enters layer i + 1, so its aux layer is i + 1. The last layer's is the state *after* the
     final norm, num_layers + 1: the heads were trained on transformers' `hidden_states[i + 1]`, whose last entry is
     normalised (also in transformers' DFlash generator, and in SGLang since its pull request 39776). The ids of
     speculators count otherwise: it trains on states captured by vLLM, where num_layers is the state before the norm.
     """
-    listed, last = authors.integers("target_layer_ids") or (), target.num_layers - 1
+    listed, last = authors.integers("target_layer_ids") or (), num_layers - 1
     if not listed or not all(0 <= i <= last for i in listed):
         problem = f"is {shown(list(listed))}; it should list layers of the target, 0 to {last}"
         raise authors.fail("target_layer_ids", problem)
@@ -89,7 +67,7 @@ def _outputs_of(authors: ConfigSource, target: DraftedTarget) -> tuple[int, ...]
 
 
 def recognise_dflash(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
-    """By its own section of config.json."""
+    """Recognise a head by its own section of config.json."""
     if not source.has("dflash_config"):
         return None
     holder = source if source.has("block_size") else source.section("dflash_config")
@@ -97,28 +75,21 @@ def recognise_dflash(source: ConfigSource, checkpoint: CheckpointFolder) -> Draf
     return DrafterFormat("dflash", "authors", "config.json has dflash_config", tokens)
 
 
-def load_dflash(opened: DrafterFolder, target: DraftedTarget) -> DFlashHead:
-    """Read a head.
-
-    Raises:
-        CheckpointError: a missing tensor, one of another shape, or a head that does not fit the target.
-    """
-    folder, source = opened.checkpoint, opened.head
-    folder.ignore(IGNORED)
-    config = dflash_config(source, opened.layers, target)
+def load_dflash(opened: DrafterFolder) -> DFlashHead:
+    """Read a head."""
+    folder, config = opened.checkpoint, dflash_config(opened)
     # Its attention has these norms whatever architecture the configuration names.
     model = replace(config.model, qk_norm=config.model.qk_norm or "layers.0.self_attn.q_norm.weight" in folder)
-    hidden, vocabulary = model.hidden_size, target.vocab_size
-    check_same("hidden size", config.target_hidden_size, target.hidden_size, source.name)
-    check_same("vocabulary", model.vocab_size, vocabulary, source.name)
-    fc = load_matrix(folder, ["fc.weight"], [(hidden, len(config.aux_layers) * config.target_hidden_size)])
+    hidden = model.hidden_size
+    opened.check_same("hidden size", config.target_hidden_size, opened.target.hidden_size)
+    fc = folder.matrix(["fc.weight"], [(hidden, len(config.aux_layers) * config.target_hidden_size)])
     weights = DFlashWeights(
-        embed_tokens=shared_or_own(folder, "embed_tokens.weight", target, target.embed_tokens, vocabulary, hidden),
+        embed_tokens=opened.embedding("embed_tokens.weight", hidden),
         fc=fc,
         hidden_norm=folder.weight("hidden_norm.weight", (hidden,)),
         norm=folder.weight("norm.weight", (hidden,)),
-        lm_head=shared_or_own(folder, "lm_head.weight", target, target.lm_head, config.draft_vocab_size, hidden),
-        draft_to_target=draft_to_target(folder, config.draft_vocab_size, vocabulary),
+        lm_head=opened.lm_head("lm_head.weight", config.draft_vocab_size, hidden),
+        draft_to_target=opened.draft_to_target(config.draft_vocab_size),
     )
     layers = [load_decoder_layer(folder, f"layers.{i}", model) for i in range(model.num_layers)]
     return DFlashHead(replace(config, model=model), weights, layers)

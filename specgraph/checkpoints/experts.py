@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,23 +15,8 @@ from specgraph.models.layers import Weight
 from specgraph.parallel import WHOLE, TensorParallel
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedExperts:
-    """A layer's mixture: `Experts`, and what the layer holds stacked by expert."""
-
-    experts: Experts
-    gate_up: Weight
-    """[num_experts, 2 * inner, hidden_size]"""
-    down: Weight
-    """[num_experts, hidden_size, inner]"""
-
-
 def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> ExpertsConfig | None:
-    """Sizes and routing of a mixture; None for an architecture without one.
-
-    Raises:
-        CheckpointError: a key that is missing, malformed or out of range.
-    """
+    """Return the sizes and the routing of a mixture; None for an architecture without one."""
     if architecture not in ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "deepseek_v3"):
         return None
     keys = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -40,66 +25,52 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
     if top_k > num_experts:
         raise source.fail("num_experts_per_tok", f"is {top_k}, and there are {num_experts} experts")
     source.taken.update(("router_aux_loss_coef", "output_router_logits", "router_jitter_noise"))  # for training
-    if architecture == "mixtral":
-        return ExpertsConfig(
-            num_experts=num_experts, top_k=top_k, inner=source.integer("intermediate_size"), layers=(True,) * num_layers
-        )
+    inner = source.integer("intermediate_size" if architecture in ("mixtral", "gpt_oss") else "moe_intermediate_size")
+    sparse = [True] * num_layers
+    routing: dict[str, Any] = {}
     if architecture == "gpt_oss":
         source.taken.add("experts_per_token")  # the same number under another name
-        return ExpertsConfig(
-            num_experts=num_experts,
-            top_k=top_k,
-            inner=source.integer("intermediate_size"),
-            layers=(True,) * num_layers,
-            scoring="softmax of the chosen",
-            alpha=source.number("swiglu_alpha", 1.702),
-            limit=source.number("swiglu_limit", 7.0),
-        )
-    if architecture == "deepseek_v3":  # keys of the authors' own file; transformers has no other values
-        source.require({"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1})
-        source.taken.update(("ep_size", "seq_aux", "aux_loss_alpha"))  # for training
-    if architecture in ("glm4_moe", "deepseek_v3"):
-        return _grouped_experts(source, num_experts, top_k, num_layers)
-    dense, every = source.integers("mlp_only_layers") or (), source.integer("decoder_sparse_step", 1)
-    return ExpertsConfig(
-        num_experts=num_experts,
-        top_k=top_k,
-        inner=source.integer("moe_intermediate_size"),
-        layers=tuple(i not in dense and (i + 1) % every == 0 for i in range(num_layers)),
-        normalised=source.boolean("norm_topk_prob", False),
-    )
+        routing["scoring"] = "softmax of the chosen"
+        routing["alpha"] = source.number("swiglu_alpha", 1.702)
+        routing["limit"] = source.number("swiglu_limit", 7.0)
+    elif architecture == "qwen3_moe":
+        dense, every = source.integers("mlp_only_layers") or (), source.integer("decoder_sparse_step", 1)
+        sparse = [i not in dense and (i + 1) % every == 0 for i in range(num_layers)]
+        routing["normalised"] = source.boolean("norm_topk_prob", False)
+    elif architecture in ("glm4_moe", "deepseek_v3"):
+        if architecture == "deepseek_v3":  # keys of the authors' own file; transformers has no other values
+            source.require({"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1})
+            source.taken.update(("ep_size", "seq_aux", "aux_loss_alpha"))  # for training
+        first = source.integer("first_k_dense_replace", 0)
+        sparse = [i >= first for i in range(num_layers)]
+        routing = _grouped(source, num_experts, top_k) | {"shared_inner": inner * source.integer("n_shared_experts", 1)}
+    return ExpertsConfig(num_experts=num_experts, top_k=top_k, inner=inner, layers=tuple(sparse), **routing)
 
 
-def _grouped_experts(source: ConfigSource, num_experts: int, top_k: int, num_layers: int) -> ExpertsConfig:
-    """The router of DeepSeek-V3, which GLM-4.5 has too: sigmoid scores, experts in groups, shared experts."""
+def _grouped(source: ConfigSource, num_experts: int, top_k: int) -> dict[str, Any]:
+    """Return the router of DeepSeek-V3, which GLM-4.5 has too: sigmoid scores, experts in groups."""
     groups, top_groups = source.integer("n_group", 1), source.integer("topk_group", 1)
     if num_experts % groups or top_groups > groups or top_k > num_experts // groups * top_groups:
         raise source.fail("n_group", f"is {groups}: {top_k} of {num_experts} experts from {top_groups} groups of them")
-    first, inner = source.integer("first_k_dense_replace", 0), source.integer("moe_intermediate_size")
-    return ExpertsConfig(
-        num_experts=num_experts,
-        top_k=top_k,
-        inner=inner,
-        layers=tuple(i >= first for i in range(num_layers)),
-        scoring="sigmoid",
-        normalised=source.boolean("norm_topk_prob", True),
-        scale=source.number("routed_scaling_factor", 1.0),
-        num_groups=groups,
-        top_groups=top_groups,
-        shared_inner=inner * source.integer("n_shared_experts", 1),
-    )
+    return {
+        "scoring": "sigmoid",
+        "normalised": source.boolean("norm_topk_prob", True),
+        "scale": source.number("routed_scaling_factor", 1.0),
+        "num_groups": groups,
+        "top_groups": top_groups,
+    }
 
 
 def load_experts(
     folder: CheckpointFolder, prefix: str, config: ExpertsConfig, hidden: int, ranks: TensorParallel = WHOLE
-) -> LoadedExperts:
+) -> dict[str, Any]:
     """Read the mixture of the layer `prefix`, under the names of gpt-oss, Mixtral, or Qwen3 (DeepSeek, GLM).
 
     Args:
         ranks: that hold it together: whole experts or columns of each, of which this rank's are read.
 
-    Raises:
-        CheckpointError: a missing tensor or one of another shape.
+    Returns:
+        The fields `experts`, `gate_up` and `down` of `DecoderLayer`.
     """
     if config.limit:
         return _stacked_experts(folder, f"{prefix}.mlp", config, hidden, ranks)
@@ -123,18 +94,21 @@ def load_experts(
         shared_down = folder.weight(f"{block}.shared_experts.{down}.weight", (hidden, size))
     router = folder.weight(f"{block}.gate.weight", (config.num_experts, hidden))
     experts = Experts(config, router, None, correction, shared_gate_up, shared_down)
-    return LoadedExperts(experts, Weight(torch.stack(gate_up)), Weight(torch.stack(downs)))
+    return {"experts": experts, "gate_up": Weight(torch.stack(gate_up)), "down": Weight(torch.stack(downs))}
 
 
 def _own_experts(config: ExpertsConfig, ranks: TensorParallel) -> range:
-    """The experts of which this rank holds something."""
+    """Return the experts of which this rank holds something."""
     return range(config.num_experts) if ranks.experts is None else range(*ranks.experts.part(config.num_experts))
 
 
 def _stacked_experts(
     folder: CheckpointFolder, block: str, config: ExpertsConfig, hidden: int, ranks: TensorParallel
-) -> LoadedExperts:
-    """gpt-oss: matrices as [in, out], as [out, in] in MXFP4; gate and up rows in turns. Read whole, then cut."""
+) -> dict[str, Any]:
+    """Read gpt-oss's mixture: matrices [in, out], or [out, in] in MXFP4; gate and up rows in turns.
+
+    They are read whole, then cut.
+    """
     count, inner, own = config.num_experts, config.inner, _own_experts(config, ranks)
     experts = slice(own.start, own.stop)
     part = slice(None) if ranks.experts is not None else slice(*ranks.part(inner))
@@ -153,8 +127,8 @@ def _stacked_experts(
     def gate_then_up(packed: Tensor) -> Tensor:
         return torch.cat((packed[experts, ::2][:, part], packed[experts, 1::2][:, part]), dim=1)
 
-    return LoadedExperts(
-        Experts(config, router, folder.weight(f"{block}.router.bias", (count,))),
-        Weight(gate_then_up(gate_up), gate_then_up(bias)),
-        Weight(down[experts, :, part].contiguous(), down_bias),
-    )
+    return {
+        "experts": Experts(config, router, folder.weight(f"{block}.router.bias", (count,))),
+        "gate_up": Weight(gate_then_up(gate_up), gate_then_up(bias)),
+        "down": Weight(down[experts, :, part].contiguous(), down_bias),
+    }

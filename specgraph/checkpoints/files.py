@@ -21,7 +21,7 @@ TOKENIZER_LIMIT = 512 << 20
 """Bytes. Large multilingual tokenizers have about 40 MB."""
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""How the text file begins that git leaves in place of a large file, until Git LFS is asked for it."""
+"""The beginning of the text file that git leaves in place of a large file, until Git LFS is asked for it."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -29,12 +29,12 @@ _SHORT.maxlevel = 2
 
 
 def shown(value: object) -> str:
-    """A value from a file as part of a message: its repr, at most a few dozen characters, however deeply nested."""
+    """Return a value from a file for a message: its repr, at most a few dozen characters, however deeply nested."""
     return _SHORT.repr(value)
 
 
 def exists(path: Path) -> bool:
-    """Whether the folder has an entry of this name, even a link that leads nowhere. Never raises."""
+    """Return whether the folder has an entry of this name, even a link that leads nowhere. Never raises."""
     try:
         path.lstat()
     except (OSError, ValueError):
@@ -43,18 +43,14 @@ def exists(path: Path) -> bool:
 
 
 def listed(folder: Path) -> str:
-    """The names in a folder for a message: the first eight, and how many more there are."""
+    """Return the names in a folder for a message: the first eight, and how many more there are."""
     names = sorted(path.name for path in folder.iterdir())
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + more if names else "nothing"
 
 
 def checked_folder(folder: Path) -> Path:
-    """`folder`, if it is a directory that can be listed.
-
-    Raises:
-        CheckpointError: it is not.
-    """
+    """Return `folder`, if it is a directory that can be listed."""
     try:
         if folder.is_dir():
             next(folder.iterdir(), None)
@@ -68,12 +64,7 @@ def checked_folder(folder: Path) -> Path:
 
 
 def checked_file(path: Path, limit: int | None = None) -> Path:
-    """`path`, if it is a regular file (links are followed) of at most `limit` bytes.
-
-    Raises:
-        CheckpointError: it is not there, is a pipe, a device, a folder or a link to nothing, is too large, or is a
-            pointer of Git LFS.
-    """
+    """Return `path`, if it is (a link to) a regular file of at most `limit` bytes, and no pointer of Git LFS."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
@@ -100,11 +91,7 @@ def _begins(path: Path, start: bytes) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        CheckpointError: not a regular file of at most JSON_LIMIT bytes, not JSON, or JSON of another kind.
-    """
+    """Return the JSON object in a file of at most JSON_LIMIT bytes."""
     checked_file(path, JSON_LIMIT)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from specgraph.checkpoints.files import shown
-from specgraph.checkpoints.quantised import FP8, Quantisation, from_fp8, from_mxfp4, scale_shapes
+from specgraph.checkpoints.quantised import FP8, Quantisation, from_fp8, from_mxfp4, scale_shapes, scales_by_row
 from specgraph.checkpoints.quantised import IGNORED as QUANTISED_IGNORED
-from specgraph.checkpoints.stored import StoredTensor, part_of, stored_tensors
+from specgraph.checkpoints.stored import StoredTensor, part_of
 from specgraph.errors import CapacityError, CheckpointError, first_line
+from specgraph.ops.linear import Weight
 from specgraph.parallel import Share
 
 FLOATS = {"F64", "F32", "F16", "BF16", "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16"}
 _INTEGERS = {"I64", "I32", "torch.int64", "torch.int32"}
 
+_LARGEST_FP8 = 448.0
 LARGEST_WEIGHT = 65504.0
 """The largest float16. No trained weight comes near it; a larger one is damage, and overflows on the way to a logit."""
 
@@ -45,9 +47,9 @@ class CheckpointFolder:
     used: set[str] = field(default_factory=set[str])
     """Names that were read, or that may be ignored."""
     quantisation: Quantisation | None = None
-    """How weights are stored, where not as plain floating point."""
+    """The way in which weights are stored, where not as plain floating point."""
     keep_fp8: bool = False
-    """Matrices of linears that are stored as FP8 stay so: see `load_matrix`."""
+    """Matrices of linears that are stored as FP8 stay so: see `matrix`."""
     kept_fp8: set[str] = field(default_factory=set[str])
     """Names of those that did."""
     kv_scales: bool = False
@@ -57,13 +59,13 @@ class CheckpointFolder:
         return name in self.tensors
 
     def names(self) -> Sequence[str]:
-        """All tensor names, sorted."""
+        """Return all tensor names, sorted."""
         return sorted(self.tensors)
 
     def weight(
         self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, share: Share | None = None
     ) -> Tensor:
-        """A floating-point tensor in the folder's dtype or the one given, on its device; also one stored as FP8.
+        """Return a floating-point tensor, also one stored as FP8, in the folder's or another dtype, on its device.
 
         Args:
             shape: of the whole tensor.
@@ -75,9 +77,8 @@ class CheckpointFolder:
             CapacityError: the device has not enough memory.
         """
         stored = self._stored(name, shape)
-        if self.is_fp8(name):
-            _, scale, block = self.fp8_parts(name, shape)
-            values = from_fp8(stored.read(None), scale, block)
+        if self._is_fp8(name):
+            values = from_fp8(stored.read(None), *self._scales(name, stored))
             values = values if share is None else part_of(values, share)
         elif stored.dtype in FLOATS:
             values = stored.read(share)
@@ -88,12 +89,38 @@ class CheckpointFolder:
             )
         return self._checked(name, stored, values.to(dtype=dtype or self.dtype))
 
-    def mxfp4(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Matrices [count, out, in] stored as `name`_blocks and `name`_scales, in the folder's dtype.
+    def optional_weight(self, name: str, shape: Sequence[int]) -> Tensor | None:
+        """Return `weight`, or None when the folder has no such tensor."""
+        return self.weight(name, shape) if name in self.tensors else None
 
-        Raises:
-            CheckpointError, CapacityError: as `weight`.
+    def stacked(
+        self, names: Sequence[str], shapes: Sequence[Sequence[int]], shares: Sequence[Share | None] | None = None
+    ) -> Tensor:
+        """Return several weights, or shares of them, joined along their first dimension: one matrix product instead of
+        several."""
+        parts = zip(names, shapes, shares or [None] * len(names), strict=True)
+        return torch.cat([self.weight(name, shape, share=share) for name, shape, share in parts])
+
+    def matrix(
+        self, names: Sequence[str], shapes: Sequence[tuple[int, int]], shares: Sequence[Share | None] | None = None
+    ) -> Weight:
+        """Return the matrices of a linear, or shares of them, `stacked`.
+
+        They stay FP8 where `keep_fp8` asks for it, all of them are stored so, and their scales are for the same number
+        of columns, a multiple of 16 that divides each rank's.
         """
+        if self.keep_fp8 and all(self._is_fp8(name) for name in names):
+            asked = zip(names, shapes, shares or [None] * len(names), strict=True)
+            parts = [self._kept(name, shape, share) for name, shape, share in asked]
+            kept = [part for part in parts if part is not None]
+            if len(kept) == len(parts) and len({scale.shape[0] for _, scale in kept}) == 1:
+                self.kept_fp8.update(names)
+                values = torch.cat([part.view(torch.uint8) for part, _ in kept]).view(torch.float8_e4m3fn)
+                return Weight(values, scale=torch.cat([scale for _, scale in kept], dim=1))
+        return Weight(self.stacked(names, shapes, shares))
+
+    def mxfp4(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Return matrices [count, out, in] stored as `name`_blocks and `name`_scales, in the folder's dtype."""
         *rows, columns = shape
         if self.quantisation is None or self.quantisation.kind != "mxfp4" or columns % 32:
             raise CheckpointError(
@@ -109,43 +136,58 @@ class CheckpointFolder:
                 raise CheckpointError(f"{part.file}: a part of {shown(name)} is stored as {part.dtype}, not as bytes")
         return self._checked(name, blocks, from_mxfp4(blocks.read(None), scales.read(None)).to(self.dtype))
 
-    def is_fp8(self, name: str) -> bool:
-        """Whether a tensor is stored as FP8, and config.json says so."""
+    def _is_fp8(self, name: str) -> bool:
+        """Return whether a tensor is stored as FP8, and config.json says so."""
         said = self.quantisation is not None and self.quantisation.kind == "fp8"
         return said and name in self.tensors and self.tensors[name].dtype in FP8
 
-    def fp8_parts(self, name: str, shape: Sequence[int]) -> tuple[StoredTensor, Tensor, tuple[int, int] | None]:
-        """A tensor for which `is_fp8`, its scale as it is stored, and the block of the matrix that shares one scale.
-
-        Raises:
-            CheckpointError: no such tensor or scale, or another shape or dtype of one.
-        """
-        stored = self._stored(name, shape)
-        block = None if self.quantisation is None else self.quantisation.block
+    def _scales(self, name: str, stored: StoredTensor) -> tuple[Tensor, tuple[int, int] | None]:
+        """Return the `scales_by_row` of an FP8 tensor, and the block of the matrix that shares one scale."""
+        block = self.quantisation.block if self.quantisation is not None and len(stored.shape) == 2 else None
         scale_name = next((n for n in (f"{name}_scale", f"{name}_scale_inv") if n in self.tensors), f"{name}_scale")
         shapes = scale_shapes(stored.shape, block)
         given = self.tensors[scale_name].shape if scale_name in self.tensors else ()
         scale = self._stored(scale_name, given if given in shapes else shapes[-1])
         if scale.dtype not in FLOATS:
             raise CheckpointError(f"{scale.file}: tensor {shown(scale_name)} is stored as {scale.dtype}, not as floats")
-        return stored, scale.read(None), block if len(stored.shape) == 2 else None
+        return scales_by_row(scale.read(None), stored.shape, block), block
+
+    def _kept(self, name: str, shape: tuple[int, int], share: Share | None) -> tuple[Tensor, Tensor] | None:
+        """Return an FP8 matrix and its scales [groups, rows], on the device; None if its scales cannot be kept."""
+        stored = self._stored(name, shape)
+        scale, block = self._scales(name, stored)
+        (rows, columns), width = shape, shape[1] if block is None else min(block[1], shape[1])
+        if columns % width or width % 16:
+            return None
+        values, scale = stored.read(None), scale.expand(rows, -1).t()
+        if share is not None:
+            values = part_of(values, share)
+            if share.dim == 0:
+                scale = part_of(scale, Share(1, share.ranges))
+            elif scale.shape[0] > 1:
+                if any(edge % width for edges in share.ranges for edge in edges):
+                    return None
+                scale = part_of(scale, Share(0, tuple((begin // width, end // width) for begin, end in share.ranges)))
+        largest = float(scale.abs().max())
+        if not largest * _LARGEST_FP8 <= LARGEST_WEIGHT or bool((values.view(torch.uint8) & 0x7F == 0x7F).any()):
+            raise CheckpointError(
+                f"{stored.file}: tensor {shown(name)} (stored as {stored.dtype}) or its scale, at most {largest:g}, is "
+                f"not finite or makes values above {LARGEST_WEIGHT:g}; weights must be finite and below that"
+            )
+        return self._placed(name, values.contiguous()), self._placed(f"{name}_scale", scale.contiguous())
 
     def _checked(self, name: str, stored: StoredTensor, weight: Tensor) -> Tensor:
-        """`weight` on the folder's device, if its values are those of weights."""
+        """Return `weight` on the folder's device, if its values are those of weights."""
         low, high = (float(limit) for limit in weight.aminmax())  # on the host: before any device work
         if not -LARGEST_WEIGHT <= low <= high <= LARGEST_WEIGHT:  # NaN compares false
             raise CheckpointError(
                 f"{stored.file}: tensor {shown(name)} (stored as {stored.dtype}, read as {weight.dtype}) holds values "
                 f"from {low:g} to {high:g}; weights must be finite and below {LARGEST_WEIGHT:g}"
             )
-        return self.placed(name, weight)
+        return self._placed(name, weight)
 
-    def placed(self, name: str, weight: Tensor) -> Tensor:
-        """`weight` on the folder's device.
-
-        Raises:
-            CapacityError: the device has not enough memory.
-        """
+    def _placed(self, name: str, weight: Tensor) -> Tensor:
+        """Return `weight` on the folder's device."""
         try:
             return weight.to(self.device)
         except RuntimeError as error:  # torch's errors of all devices, OutOfMemoryError too, are RuntimeErrors
@@ -155,24 +197,8 @@ class CheckpointFolder:
                 f"({first_line(error)[:120]})"
             ) from error
 
-    def optional_weight(self, name: str, shape: Sequence[int], share: Share | None = None) -> Tensor | None:
-        """As `weight`, or None when the folder has no such tensor."""
-        return self.weight(name, shape, share=share) if name in self.tensors else None
-
-    def stacked(
-        self, names: Sequence[str], shapes: Sequence[Sequence[int]], shares: Sequence[Share | None] | None = None
-    ) -> Tensor:
-        """Several weights, or shares of them, joined along their first dimension: one matrix product instead of
-        several."""
-        parts = zip(names, shapes, shares or [None] * len(names), strict=True)
-        return torch.cat([self.weight(name, shape, share=share) for name, shape, share in parts])
-
     def integers(self, name: str, shape: Sequence[int]) -> Tensor:
-        """An integer tensor as int64, on the host.
-
-        Raises:
-            CheckpointError: no such tensor, another shape, or another dtype.
-        """
+        """Return an integer tensor as int64, on the host."""
         stored = self._stored(name, shape)
         if stored.dtype not in _INTEGERS:
             raise CheckpointError(f"{stored.file}: tensor {shown(name)} is stored as {stored.dtype}, not as integers")
@@ -211,27 +237,3 @@ class CheckpointFolder:
             )
         self.used.add(name)
         return stored
-
-
-def open_checkpoint(
-    folder: Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    quantisation: Quantisation | None = None,
-    keep_fp8: bool = False,
-    kv_scales: bool = False,
-) -> CheckpointFolder:
-    """List a folder's tensors. Headers of all files are checked now, so truncation shows before any device work.
-
-    Raises:
-        CheckpointError: no weights, a missing shard, or a truncated or malformed file.
-    """
-    return CheckpointFolder(
-        folder,
-        stored_tensors(folder),
-        device,
-        dtype,
-        quantisation=quantisation,
-        keep_fp8=keep_fp8,
-        kv_scales=kv_scales,
-    )

@@ -23,11 +23,7 @@ _SMALLEST, _LARGEST = 2.0**-20, 2.0**20
 
 
 def kv_scale(folder: CheckpointFolder, name: str) -> float:
-    """The least power of two that is not below the scale `name`; 1 where the folder has none.
-
-    Raises:
-        CheckpointError: it is not one positive number of plausible size.
-    """
+    """Return the least power of two that is not below the scale `name`; 1 where the folder has none."""
     if name not in folder:
         return 1.0
     shape = folder.tensors[name].shape
@@ -41,13 +37,9 @@ def kv_scale(folder: CheckpointFolder, name: str) -> float:
 
 
 def scale_kv(folder: CheckpointFolder, prefix: str, layer: DecoderLayer, config: ModelConfig) -> DecoderLayer:
-    """The layer whose keys and values are smaller by the scales of `prefix`; its results are the same.
+    """Return the layer with keys and values smaller by the scales of the attention `prefix`; its results are the same.
 
-    Args:
-        prefix: of the attention's tensors.
-
-    Raises:
-        CheckpointError: a weight overflows its dtype, as some do in float16.
+    A weight that overflows its dtype is refused; some do in float16.
     """
     key, value = (kv_scale(folder, f"{prefix}.{kind}_scale") for kind in "kv")
     if key == value == 1.0:

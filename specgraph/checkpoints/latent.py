@@ -12,11 +12,7 @@ from specgraph.models.latent import LatentAttention, LatentConfig
 
 
 def latent_config(source: ConfigSource) -> LatentConfig:
-    """Sizes of heads and latents.
-
-    Raises:
-        CheckpointError: a key that is missing, malformed or out of range.
-    """
+    """Return the sizes of heads and latents."""
     source.require({"attention_bias": False})
     source.taken.update(("head_dim", "qk_head_dim"))  # sums and copies of the sizes below
     rotated = source.integer("qk_rope_head_dim")
@@ -35,13 +31,10 @@ def latent_config(source: ConfigSource) -> LatentConfig:
 def load_latent(
     folder: CheckpointFolder, prefix: str, model: ModelConfig, config: LatentConfig
 ) -> tuple[Tensor, LatentAttention]:
-    """The packed projection of the layer `prefix`, and the rest of its attention.
+    """Read the packed projection of the layer `prefix`, and the rest of its attention.
 
     Rotated parts stored as pairs (2i, 2i + 1) are reordered to (i, i + rotated / 2), which every rotation here turns:
     queries and keys alike, so that scores stay the same.
-
-    Raises:
-        CheckpointError: a missing tensor or one of another shape.
     """
     heads, hidden, head = model.num_heads, model.hidden_size, config.plain + config.rotated
     name = f"{prefix}.self_attn"
@@ -68,7 +61,7 @@ def load_latent(
 
 
 def _reordered(weight: Tensor, heads: int, config: LatentConfig) -> Tensor:
-    """The rotated rows at the end of each head, even ones first."""
+    """Reorder the rotated rows at the end of each head, even ones first."""
     if not config.in_pairs:
         return weight
     rows = weight.view(heads, -1, weight.shape[1])

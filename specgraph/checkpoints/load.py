@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a model: which architecture or format it is, and whether a drafter fits its target."""
+"""Loading a checkpoint folder: a target of a known architecture, or a drafter of a known format."""
 
 from __future__ import annotations
 
@@ -8,27 +8,33 @@ from pathlib import Path
 import torch
 
 from specgraph.checkpoints import dflash, eagle, eagle3, llama, mtp
-from specgraph.checkpoints.config_source import check_keys, read_config
-from specgraph.checkpoints.fit import DraftedTarget
-from specgraph.checkpoints.folder import open_checkpoint
-from specgraph.checkpoints.formats import (
+from specgraph.checkpoints.config_source import ConfigSource, check_keys, read_config
+from specgraph.checkpoints.drafter import (
+    IGNORED,
+    DraftedTarget,
     DrafterFolder,
     DrafterFormat,
     DrafterReader,
-    LoadedHead,
     detect_format,
-    speculators_source,
 )
+from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.llama import load_llama
 from specgraph.checkpoints.model_config import model_config
 from specgraph.checkpoints.mtp import mtp_tensors
 from specgraph.checkpoints.quantised import announce, quantisation
+from specgraph.checkpoints.stored import stored_tensors
 from specgraph.checkpoints.target_shape import MOST_POSITIONS, target_shape
 from specgraph.errors import ConfigError
+from specgraph.models.dflash import DFlashHead
+from specgraph.models.draft_model import DraftModelHead
+from specgraph.models.eagle import EagleHead
+from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.llama import LlamaTarget
+from specgraph.models.mtp import MtpHead
 from specgraph.parallel import WHOLE, TensorParallel
 
-READERS: tuple[DrafterReader, ...] = (
+LoadedHead = DFlashHead | Eagle3Head | EagleHead | MtpHead | DraftModelHead
+READERS: tuple[DrafterReader[LoadedHead], ...] = (
     dflash.READER,
     eagle3.PEAGLE_READER,
     eagle3.READER,
@@ -85,23 +91,38 @@ def load_target(
             f"expert parallel: {source.name} is a {config.architecture} model without experts; leave that option out"
         )
     config = config.split(tensor_parallel)
-    checkpoint = open_checkpoint(folder, torch.device(device), dtype or config.dtype, stored, keep_fp8, kv_scales)
+    checkpoint = CheckpointFolder(
+        folder,
+        stored_tensors(folder),
+        torch.device(device),
+        dtype or config.dtype,
+        quantisation=stored,
+        keep_fp8=keep_fp8,
+        kv_scales=kv_scales,
+    )
     target = load_llama(checkpoint, config)
-    announce(stored, str(folder), checkpoint.dtype, len(checkpoint.kept_fp8))
     checkpoint.ignore(mtp_tensors(checkpoint, config.num_layers))
-    checkpoint.refuse_unused()
-    check_keys(source)
+    _account(checkpoint, source)
     return target
 
 
+def _account(checkpoint: CheckpointFolder, source: ConfigSource) -> None:
+    """Say how quantised weights were read, and refuse tensors and keys that nobody read."""
+    announce(checkpoint.quantisation, str(checkpoint.folder), checkpoint.dtype, len(checkpoint.kept_fp8))
+    checkpoint.refuse_unused()
+    check_keys(source)
+
+
 def drafter_format(folder: Path | str) -> DrafterFormat:
-    """Which drafter a folder holds, told from its config.json and tensor names.
+    """Return the kind of drafter that a folder holds, told from its config.json and tensor names.
 
     Raises:
         CheckpointError: not a folder with weights, or nothing that is known here.
     """
     folder = Path(folder)
-    return detect_format(read_config(folder), open_checkpoint(folder, torch.device("cpu"), torch.float32), READERS)
+    source = read_config(folder)
+    checkpoint = CheckpointFolder(folder, stored_tensors(folder), torch.device("cpu"), torch.float32)
+    return detect_format(source, checkpoint, READERS)
 
 
 def load_drafter(
@@ -133,30 +154,30 @@ def load_drafter(
         target = target_shape(target, dtype=dtype)
     elif isinstance(target, torch.nn.Module):
         target = target_shape(target)
-    stored = quantisation(source)
-    checkpoint = open_checkpoint(folder, target.embed_tokens.device, dtype or target.dtype, stored, keep_fp8)
+    checkpoint = CheckpointFolder(
+        folder,
+        stored_tensors(folder),
+        target.embed_tokens.device,
+        dtype or target.dtype,
+        quantisation=quantisation(source),
+        keep_fp8=keep_fp8,
+    )
     found = detect_format(source, checkpoint, READERS)
     if num_modules is not None and (num_modules < 1 or found.algorithm != "mtp"):
         raise ConfigError(f"num_modules {num_modules}: {folder} holds {found}; it takes 1 or more, and only for mtp")
-    layers = speculators_source(source).layers if found.layout == "speculators" else source
-    if layers is not source and (inner := quantisation(layers)) is not None:
-        stored = inner
-        checkpoint = replace(checkpoint, quantisation=inner)
+    layers = source
+    if found.layout == "speculators":
+        layers = source.section("transformer_layer_config")
+        checkpoint = replace(checkpoint, quantisation=quantisation(layers) or checkpoint.quantisation)
     reader = next(reader for reader in READERS if reader.algorithm == found.algorithm)
-    head = reader.load(DrafterFolder(checkpoint, source, layers, found, num_modules), target)
-    announce(stored, str(folder), checkpoint.dtype, len(checkpoint.kept_fp8))
-    checkpoint.refuse_unused()
-    check_keys(source)
-    _check_shared_dtypes(head, target, checkpoint.dtype)
-    return head
-
-
-def _check_shared_dtypes(head: LoadedHead, target: DraftedTarget, dtype: torch.dtype) -> None:
-    """What a head shares with its target must have the dtype of the head's own weights."""
+    head = reader.load(DrafterFolder(checkpoint, target, source, layers, found, num_modules))
+    checkpoint.ignore(IGNORED)
+    _account(checkpoint, source)
     taken = {tensor.data_ptr() for tensor in (target.embed_tokens, target.lm_head)}
     for name, weight in head.weights().items():
-        if weight.dtype != dtype and weight.data_ptr() in taken:
+        if weight.dtype != checkpoint.dtype and weight.data_ptr() in taken:
             raise ConfigError(
-                f"a drafter of dtype {dtype} shares '{name}' with its target, where it is {weight.dtype}: leave dtype "
-                f"out, or give the target's tensors in {dtype}"
+                f"a drafter of dtype {checkpoint.dtype} shares '{name}' with its target, where it is {weight.dtype}: "
+                "leave dtype out, or give the target's tensors in that dtype"
             )
+    return head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specgraph.checkpoints.absent_keys import with_absent_keys
+from specgraph.checkpoints.architectures import ARCHITECTURES, with_absent_keys
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.experts import experts_config
 from specgraph.checkpoints.files import shown
@@ -13,27 +13,6 @@ from specgraph.checkpoints.rotary_config import latent_scale, partial_rotary_fac
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
 from specgraph.models.latent import LatentConfig
-
-ARCHITECTURES = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "mixtral",
-    "phi3",
-    "glm4_moe",
-    "gpt_oss",
-    "gemma3_text",
-    "deepseek_v3",
-)
-"""Values of `model_type` that `model_config` reads."""
-
-_WINDOW_BY_LAYER = ("qwen2", "qwen3", "gpt_oss", "gemma3_text")
-"""Architectures in which only some layers have the sliding window."""
-
-_PATTERN = {"gpt_oss": 2, "gemma3_text": 6}
-"""Architectures in which one layer of so many has full attention, unless the configuration says otherwise."""
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -49,9 +28,6 @@ def model_config(
             names of their own there). Without it this is a whole model.
         absent_keys: keys that are absent have the values of the architecture's class in transformers, as in a whole
             model's configuration, though a default architecture is given.
-
-    Raises:
-        CheckpointError: unknown architecture, or a key that is missing, malformed or unsupported.
     """
     architecture = source.string("model_type", default_architecture)
     if architecture not in ARCHITECTURES:
@@ -80,10 +56,13 @@ def model_config(
     window, sliding = _sliding_layers(source, architecture, num_layers)
     rotary, sliding_rotary = rotary_by_kind(source) if gemma else (rotary_config(source), None)
     if rotary.kind == "longrope" and len(rotary.long_factors) != rotary_dim // 2:
-        raise CheckpointError(
-            f"{source.name}: 'long_factor' has {len(rotary.long_factors)} entries, and each head has {rotary_dim // 2} "
-            "rotated pairs"
+        raise source.fail(
+            "long_factor",
+            f"has {len(rotary.long_factors)} entries, and each head has {rotary_dim // 2} rotated pairs",
         )
+    fields = dict(ARCHITECTURES[architecture].model)
+    if architecture == "glm4_moe":
+        fields["qk_norm"] = source.boolean("use_qk_norm", False)
     return ModelConfig(
         architecture=architecture,
         vocab_size=source.integer("vocab_size"),
@@ -103,29 +82,24 @@ def model_config(
         sliding_rotary=sliding_rotary,
         rotary_dim=rotary_dim,
         attention_scale=_attention_scale(source, architecture, latent),
-        sinks=architecture == "gpt_oss",
-        activation="gelu_tanh" if gemma else "silu",
         embedding_scale=hidden_size**0.5 if gemma else 1.0,
-        norm_offset=1.0 if gemma else 0.0,
-        output_norms=gemma,
-        packed_projections=architecture == "phi3",
         qkv_bias=attention_bias or architecture == "qwen2",
         output_bias=attention_bias and architecture != "glm4_moe",
         mlp_bias=source.boolean("mlp_bias", False),
-        qk_norm=architecture in ("qwen3", "qwen3_moe", "gemma3_text")
-        or (architecture == "glm4_moe" and source.boolean("use_qk_norm", False)),
         experts=experts_config(source, architecture, num_layers),
         latent=latent,
+        **fields,
     )
 
 
 def _head_sizes(source: ConfigSource, architecture: str, hidden_size: int, num_heads: int) -> tuple[int, int]:
-    """Elements of a head, and how many of them are rotated."""
+    """Return the elements of a head, and how many of them are rotated."""
     if not source.has("head_dim") and hidden_size % num_heads:
         raise source.fail("hidden_size", f"is {hidden_size}, not a multiple of the {num_heads} attention heads")
     head_dim = source.integer("head_dim", hidden_size // num_heads)
-    rotary_dim = int(head_dim * partial_rotary_factor(source, 0.5 if architecture == "glm4_moe" else 1.0))
-    if rotary_dim != head_dim and (architecture not in ("phi3", "glm4_moe") or rotary_dim % 2 or not rotary_dim):
+    partly = ARCHITECTURES[architecture].partly_rotated
+    rotary_dim = int(head_dim * partial_rotary_factor(source, partly or 1.0))
+    if rotary_dim != head_dim and (partly is None or rotary_dim % 2 or not rotary_dim):
         problem = f"is {rotary_dim / head_dim:g}, {rotary_dim} of {head_dim} elements; not supported here"
         raise source.fail("partial_rotary_factor", problem)
     if head_dim % 2 or not head_dim:
@@ -152,12 +126,13 @@ def require_full_attention(config: ModelConfig, name: str) -> None:
 
 
 def _sliding_layers(source: ConfigSource, architecture: str, num_layers: int) -> tuple[int | None, tuple[bool, ...]]:
-    """The sliding window and, for each layer, whether it has it.
+    """Return the sliding window and, for each layer, whether it has it.
 
     `layer_types` says it by layer. Without it the window is in every layer (Mistral), in those from `max_window_layers`
     on (Qwen2 and Qwen3, and only with `use_sliding_window`), or, for Llama, in none: transformers and vLLM leave the
     key unread there.
     """
+    row = ARCHITECTURES[architecture]
     window = source.integer("sliding_window") if source.has("sliding_window") else None
     if "qwen" in architecture and not source.boolean("use_sliding_window", False):
         window = None
@@ -172,27 +147,22 @@ def _sliding_layers(source: ConfigSource, architecture: str, num_layers: int) ->
         if len(types) != num_layers:
             raise source.fail("layer_types", f"has {len(types)} entries for {num_layers} layers")
         return window, tuple(kind == "sliding_attention" for kind in types)
-    if window is None or architecture == "llama" or (types and architecture in _WINDOW_BY_LAYER):
+    if window is None or row.sliding == "never" or (types and row.sliding == "some layers"):
         return None, ()
     if types:
         raise source.fail(
             "layer_types", f"has full attention only, and 'sliding_window' is {window}; keep the right one"
         )
-    pattern = _PATTERN.get(architecture)
-    if pattern is not None:  # every so many layers one has full attention
+    if (every := row.full_every) is not None:
         for key in ("sliding_window_pattern", "_sliding_window_pattern"):
-            pattern = source.integer(key, pattern)
-        return window, tuple((layer + 1) % pattern != 0 for layer in range(num_layers))
-    first = source.integer("max_window_layers", 28) if architecture in _WINDOW_BY_LAYER else 0
+            every = source.integer(key, every)
+        return window, tuple((layer + 1) % every != 0 for layer in range(num_layers))
+    first = source.integer("max_window_layers", 28) if row.sliding == "some layers" else 0
     return window, tuple(layer >= first for layer in range(num_layers))
 
 
 def config_dtype(source: ConfigSource) -> torch.dtype:
-    """`dtype`, or `torch_dtype` in older files; float32 when there is none.
-
-    Raises:
-        CheckpointError: not a plain floating-point type.
-    """
+    """Return `dtype`, or `torch_dtype` in older files; float32 when there is none."""
     key = "dtype" if source.has("dtype") else "torch_dtype"
     name = source.string(key, "float32").removeprefix("torch.")
     if name not in _DTYPES:

@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 
 from specgraph.checkpoints.config_source import ConfigSource
-from specgraph.checkpoints.fit import DraftedTarget, check_same, drafter_config
+from specgraph.checkpoints.drafter import DraftedTarget, DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.folder import CheckpointFolder
-from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.llama import load_decoder_layer
-from specgraph.checkpoints.matrices import load_matrix
 from specgraph.checkpoints.model_config import require_full_attention
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
@@ -36,6 +34,9 @@ class MtpNames:
 
     family: str
     layer: str
+    """Prefix of the decoder layer's tensors."""
+    parts: str
+    """Prefix of the other four."""
     embed_norm: str
     hidden_norm: str
     projection: str
@@ -43,43 +44,23 @@ class MtpNames:
     hidden_first: bool = False
     """The projection's first columns multiply the hidden state, not the embedding."""
 
+    @property
+    def projections(self) -> re.Pattern[str]:
+        """Return the pattern of the projections of all modules."""
+        name = re.escape(f"{self.parts}.{self.projection}.weight")
+        return re.compile(name.replace(r"\{n\}", r"\d+").replace(r"\{i\}", r"\d+"))
+
+
+_DEEPSEEK = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+_MIMO = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+_QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
 
 FAMILIES = (
-    MtpNames(
-        "deepseek",
-        layer="model.layers.{n}",
-        embed_norm="model.layers.{n}.enorm",
-        hidden_norm="model.layers.{n}.hnorm",
-        projection="model.layers.{n}.eh_proj",
-        norm="model.layers.{n}.shared_head.norm",
-    ),
-    MtpNames(
-        "mimo",
-        layer="model.mtp_layers.{i}",
-        embed_norm="model.mtp_layers.{i}.token_layernorm",
-        hidden_norm="model.mtp_layers.{i}.hidden_layernorm",
-        projection="model.mtp_layers.{i}.input_proj",
-        norm="model.mtp_layers.{i}.final_layernorm",
-        hidden_first=True,
-    ),
-    MtpNames(
-        "qwen",
-        layer="mtp.layers.{i}",
-        embed_norm="mtp.pre_fc_norm_embedding",
-        hidden_norm="mtp.pre_fc_norm_hidden",
-        projection="mtp.fc",
-        norm="mtp.norm",
-    ),
-    MtpNames(
-        "speculators",
-        layer="mtp_layers.{i}",
-        embed_norm="mtp_layers.{i}.token_layernorm",
-        hidden_norm="mtp_layers.{i}.hidden_layernorm",
-        projection="mtp_layers.{i}.input_proj",
-        norm="mtp_layers.{i}.final_layernorm",
-    ),
+    MtpNames("deepseek", "model.layers.{n}", "model.layers.{n}", *_DEEPSEEK),
+    MtpNames("mimo", "model.mtp_layers.{i}", "model.mtp_layers.{i}", *_MIMO, hidden_first=True),
+    MtpNames("qwen", "mtp.layers.{i}", "mtp", *_QWEN),
+    MtpNames("speculators", "mtp_layers.{i}", "mtp_layers.{i}", *_MIMO),
 )
-
 
 OFFSET_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "step3p5", "step3p7")
 """Values of `model_type` whose norms multiply by 1 + weight: in transformers 5.23, Step-3.5's in SGLang
@@ -90,18 +71,12 @@ MOST_MODULES = 64
 
 
 def mtp_family(folder: CheckpointFolder) -> MtpNames | None:
-    """Whose MTP names a checkpoint uses, or None when it has no MTP module."""
-    for names in FAMILIES:
-        pattern = re.compile(
-            re.escape(names.projection).replace(r"\{n\}", r"\d+").replace(r"\{i\}", r"\d+") + r"\.weight"
-        )
-        if any(pattern.fullmatch(name) for name in folder.names()):
-            return names
-    return None
+    """Return the family whose MTP names a checkpoint uses, or None when it has no MTP module."""
+    return next((names for names in FAMILIES if any(map(names.projections.fullmatch, folder.names()))), None)
 
 
 def mtp_tensors(folder: CheckpointFolder, num_layers: int) -> Mapping[str, str]:
-    """Pattern of the tensors that belong to MTP modules beside a target of `num_layers` layers, for `ignore`."""
+    """Return patterns of the tensors of MTP modules beside a target of `num_layers` layers, for `ignore`."""
     modules = [r"mtp\..*", r"(model\.)?mtp_layers\..*"]
     for name in folder.names():
         found = re.fullmatch(r"model\.layers\.(\d+)\.eh_proj\.weight", name)
@@ -111,32 +86,30 @@ def mtp_tensors(folder: CheckpointFolder, num_layers: int) -> Mapping[str, str]:
 
 
 def recognise_mtp(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
-    """By the name of the projection in one of the families."""
+    """Recognise modules by the name of the projection in one of the families."""
     names = mtp_family(checkpoint)
-    return None if names is None else DrafterFormat("mtp", names.family, f"tensors named as {names.projection}")
+    if names is None:
+        return None
+    return DrafterFormat("mtp", names.family, f"tensors named as {names.parts}.{names.projection}")
 
 
-def load_mtp(opened: DrafterFolder, target: DraftedTarget) -> MtpHead:
-    """Read a checkpoint's MTP modules, or the first `num_modules`; embedding and head are the target's.
-
-    Raises:
-        CheckpointError: a missing tensor, one of another shape, fewer modules than asked, or another target's.
-    """
-    folder, layers, num_modules = opened.checkpoint, opened.layers, opened.num_modules
+def load_mtp(opened: DrafterFolder) -> MtpHead:
+    """Read a checkpoint's MTP modules, or the first `num_modules`; embedding and head are the target's."""
+    folder, target, layers, num_modules = opened.checkpoint, opened.target, opened.layers, opened.num_modules
     names = mtp_family(folder)
     if names is None:
-        raise CheckpointError(f"{folder.folder} has no MTP projection in the names of {', '.join(_families())}")
+        families = ", ".join(names.family for names in FAMILIES)
+        raise CheckpointError(f"{folder.folder} has no MTP projection in the names of {families}")
     if (kind := layers.string("model_type", "")) in OFFSET_NORMS:
         raise layers.fail(
             "model_type", f"is {kind}: its MTP modules have norms that multiply by 1 + weight and gates in attention, "
             "which specgraph does not compute; use another drafter, or a head of your own (StepwiseHead, DraftHead)"
         )  # fmt: skip
-    config = drafter_config(layers, target, target.architecture, absent_keys=True)
+    config = opened.decoder_config(target.architecture, absent_keys=True)
     require_full_attention(config, layers.name)
-    check_same("hidden size", config.hidden_size, target.hidden_size, layers.name)
-    check_same("vocabulary", config.vocab_size, target.vocab_size, layers.name)
+    opened.check_same("hidden size", config.hidden_size, target.hidden_size)
     present = 0
-    while f"{_name(names.projection, present, target)}.weight" in folder and present < MOST_MODULES:
+    while f"{_prefix(names.parts, present, target)}.{names.projection}.weight" in folder and present < MOST_MODULES:
         present += 1
     if names.family == "qwen":
         present = min(present, 1)  # one projection, so one module
@@ -148,18 +121,13 @@ def load_mtp(opened: DrafterFolder, target: DraftedTarget) -> MtpHead:
     wanted = num_modules or present
     modules = [_load_module(folder, names, i, config, target) for i in range(wanted)]
     for i in range(wanted, present):
-        folder.ignore({re.escape(_name(names.layer, i, target)) + r"\..*": "a module that the caller does not want"})
-    layers = rf"layers\.({'|'.join(str(i) for i in range(target.num_layers))})\..*"
-    folder.ignore(
-        {
-            rf"lm_head\.weight|model\.((embed_tokens|norm)\.weight|{layers})": "the target's own",
-            r"verifier_(lm_head|norm)\.weight": "the target's, used in training",
-        }
-    )
+        folder.ignore({re.escape(_prefix(names.layer, i, target)) + r"\..*": "a module that the caller does not want"})
+    own = rf"layers\.({'|'.join(str(i) for i in range(target.num_layers))})\..*"
+    folder.ignore({rf"lm_head\.weight|model\.((embed_tokens|norm)\.weight|{own})": "the target's own"})
     return MtpHead(config, modules, target.embed_tokens, target.lm_head)
 
 
-def _name(pattern: str, module: int, target: DraftedTarget) -> str:
+def _prefix(pattern: str, module: int, target: DraftedTarget) -> str:
     return pattern.format(i=module, n=target.num_layers + module)
 
 
@@ -167,36 +135,30 @@ def _load_module(
     folder: CheckpointFolder, names: MtpNames, index: int, config: ModelConfig, target: DraftedTarget
 ) -> MtpModule:
     hidden = config.hidden_size
-
+    layer, parts = (_prefix(pattern, index, target) for pattern in (names.layer, names.parts))
     if names.family == "deepseek":  # each module may hold copies of what it shares with the target
-        prefix, vocabulary = _name(names.layer, index, target), (target.vocab_size, hidden)
+        vocabulary, share = (target.vocab_size, hidden), target.tensor_parallel.vocabulary(target.vocab_size)
         for name, shared in (("embed_tokens", target.embed_tokens), ("shared_head.head", target.lm_head)):
-            own = folder.optional_weight(
-                f"{prefix}.{name}.weight", vocabulary, target.tensor_parallel.vocabulary(vocabulary[0])
-            )
-            if own is not None and not torch.equal(own, shared):
-                raise CheckpointError(f"{folder.folder}: '{prefix}.{name}.weight' differs from the target's own")
+            copy = f"{layer}.{name}.weight"
+            if copy in folder and not torch.equal(folder.weight(copy, vocabulary, share=share), shared):
+                raise CheckpointError(f"{folder.folder}: {copy!r} differs from the target's own")
 
-    def norm(pattern: str) -> Tensor:
-        return folder.weight(f"{_name(pattern, index, target)}.weight", (hidden,))
+    def norm(name: str) -> Tensor:
+        return folder.weight(f"{parts}.{name}.weight", (hidden,))
 
-    name = f"{_name(names.projection, index, target)}.weight"
+    name = f"{parts}.{names.projection}.weight"
     if names.hidden_first:
         halves = folder.weight(name, (hidden, 2 * hidden)).chunk(2, dim=1)
         projection = Weight(torch.cat(halves[::-1], dim=1))
     else:
-        projection = load_matrix(folder, [name], [(hidden, 2 * hidden)])
+        projection = folder.matrix([name], [(hidden, 2 * hidden)])
     return MtpModule(
         embed_norm=norm(names.embed_norm),
         hidden_norm=norm(names.hidden_norm),
         projection=projection,
-        layer=load_decoder_layer(folder, _name(names.layer, index, target), config),
+        layer=load_decoder_layer(folder, layer, config),
         norm=norm(names.norm),
     )
-
-
-def _families() -> list[str]:
-    return [names.family for names in FAMILIES]
 
 
 READER = DrafterReader("mtp", recognise_mtp, load_mtp)

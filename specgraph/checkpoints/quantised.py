@@ -3,7 +3,7 @@
 FP8 (e4m3) matrices [out, in] have scales beside them: one per tensor, one per row, or one per block of rows and columns
 (128 x 128 in DeepSeek's folders). MXFP4 (gpt-oss) stores 32 values of 4 bits and one power of two per block. Everything
 is computed in the dtype that the folder is loaded with: no activation is quantised. Where asked for, the matrices of
-dense layers stay FP8 in memory (`specgraph.checkpoints.matrices`).
+dense layers stay FP8 in memory (`CheckpointFolder.matrix`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOG = logging.getLogger("specgraph")
 FP8 = ("F8_E4M3", "torch.float8_e4m3fn")
 """The stored dtypes that need a scale."""
 MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""What the 16 codes of 4 bits mean (e2m1)."""
+"""The values of the 16 codes of 4 bits (e2m1)."""
 
 IGNORED = {
     r".*\.(input_scale|input_global_scale)": "of activations, which are not quantised here",
@@ -34,21 +34,17 @@ IGNORED = {
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """How the weights of a folder are stored."""
+    """The way in which the weights of a folder are stored."""
 
     kind: Literal["fp8", "mxfp4"]
     method: str
-    """For people: the method and its scales."""
+    """The method and its scales, for people."""
     block: tuple[int, int] | None = None
     """Rows and columns that share one FP8 scale; None where scales are per tensor or per row."""
 
 
 def quantisation(source: ConfigSource) -> Quantisation | None:
-    """What `quantization_config` (or `compression_config`) says; None where the weights are plain floating point.
-
-    Raises:
-        CheckpointError: a method that is not read here; the message names it.
-    """
+    """Read `quantization_config` (or `compression_config`); None where the weights are plain floating point."""
     found = None
     for key in ("quantization_config", "compression_config"):
         if not source.has(key):
@@ -74,43 +70,38 @@ def announce(found: Quantisation | None, name: str, dtype: torch.dtype, kept: in
     if found is None:
         return
     to = str(dtype).removeprefix("torch.")
-    if kept:
-        _LOG.warning(
-            "%s: %d matrices stay in %s, products are computed in %s; other quantised weights are turned into %s",
-            name, kept, found.method, to, to,
-        )  # fmt: skip
-    else:
-        _LOG.warning(
-            "%s: %s weights are turned into %s while they are read: they take more memory than stored, and matmuls run "
-            "in %s", name, found.method, to, to,
-        )  # fmt: skip
-
-
-def from_fp8(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor:
-    """weight float8 [out, in] times its scales, float32.
-
-    Args:
-        scale: one number; [out] or [out, 1]; or, with `block`, [ceil(out / rows), ceil(in / columns)].
-    """
-    values, scale = weight.to(torch.float32), scale.to(torch.float32)
-    if block is not None:
-        rows, columns = values.shape
-        scale = scale.repeat_interleave(min(block[0], rows), 0)[:rows]
-        scale = scale.repeat_interleave(min(block[1], columns), 1)[:, :columns]
-    elif scale.numel() > 1:
-        scale = scale.view(-1, 1)
-    return values.mul_(scale)
+    what = f"{kept} matrices stay in {found.method}, other quantised" if kept else found.method
+    _LOG.warning(
+        "%s: %s weights are turned into %s while they are read, where they take more memory than stored; products are "
+        "computed in %s", name, what, to, to,
+    )  # fmt: skip
 
 
 def scale_shapes(shape: tuple[int, ...], block: tuple[int, int] | None) -> tuple[tuple[int, ...], ...]:
-    """The shapes that the scale of an FP8 matrix may have."""
-    if block is not None and len(shape) == 2:
+    """Return the shapes that the scale of an FP8 tensor may have."""
+    if block is not None:
         return ((-(-shape[0] // block[0]), -(-shape[1] // block[1])),)
     return ((), (1,), (1, 1), shape[:1], (*shape[:1], 1))
 
 
+def scales_by_row(scale: Tensor, shape: tuple[int, ...], block: tuple[int, int] | None) -> Tensor:
+    """Return a stored scale as float32 [out, groups of columns], or [1 or out, 1] where there are no blocks."""
+    scale = scale.to(torch.float32)
+    if block is None:
+        return scale.view(-1, *(1 for _ in shape[1:]))
+    return scale.repeat_interleave(min(block[0], shape[0]), 0)[: shape[0]]
+
+
+def from_fp8(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor:
+    """Return weight float8 [out, in] times its `scales_by_row`, float32."""
+    if block is not None:
+        columns = weight.shape[1]
+        scale = scale.repeat_interleave(min(block[1], columns), 1)[:, :columns]
+    return weight.to(torch.float32).mul_(scale)
+
+
 def from_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
-    """blocks uint8 [..., out, in / 32, 16], scales uint8 [..., out, in / 32] -> float32 [..., out, in].
+    """Return float32 [..., out, in] of blocks uint8 [..., out, in / 32, 16] and scales uint8 [..., out, in / 32].
 
     A byte holds two values, that of the lower 4 bits first; a block's values are multiplied by 2 ** (scale - 127).
     """
@@ -129,7 +120,7 @@ def _fp8(section: ConfigSource, method: str, block: tuple[int, ...] | None) -> Q
 
 
 def _compressed(section: ConfigSource) -> Quantisation | None:
-    """The format of the package compressed-tensors: groups of layers, each with its own kind of weights."""
+    """Read the format of the package compressed-tensors: groups of layers, each with its own kind of weights."""
     groups, found = section.section("config_groups"), None
     for key in ("sparsity_config", "transform_config"):
         inner = section.section(key)

@@ -10,11 +10,7 @@ from specgraph.models.rotary import RotaryConfig
 
 
 def rotary_config(source: ConfigSource) -> RotaryConfig:
-    """Read `rope_theta` with `rope_scaling`, or `rope_parameters`, which holds both in newer files.
-
-    Raises:
-        CheckpointError: an unknown kind, or a key that is missing, malformed or unknown.
-    """
+    """Read `rope_theta` with `rope_scaling`, or `rope_parameters`, which holds both in newer files."""
     old, new = source.section("rope_scaling"), source.section("rope_parameters")
     if old.values and new.values and old.values != new.values:
         raise source.fail("rope_parameters", "and 'rope_scaling' are both there and differ; keep the right one")
@@ -25,7 +21,7 @@ def rotary_config(source: ConfigSource) -> RotaryConfig:
 
 
 def rotary_by_kind(source: ConfigSource) -> tuple[RotaryConfig, RotaryConfig]:
-    """The rotation of layers with full attention, and that of sliding layers, where they differ (Gemma 3).
+    """Return the rotation of layers with full attention, and that of sliding layers, where they differ (Gemma 3).
 
     Newer files hold both in `rope_parameters`; in older ones `rope_scaling` belongs to the former, and the latter have
     `rope_local_base_freq`.
@@ -41,12 +37,12 @@ def rotary_by_kind(source: ConfigSource) -> tuple[RotaryConfig, RotaryConfig]:
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """YaRN's factor on attention for a context `factor` times as long, with the weight `mscale` that DeepSeek adds."""
+    """Return YaRN's factor on attention for a context `factor` times as long; DeepSeek adds the weight `mscale`."""
     return 0.1 * mscale * math.log(factor) + 1.0
 
 
 def latent_scale(source: ConfigSource) -> float:
-    """The factor on scores that a model with latent attention takes from `mscale_all_dim`; 1 without yarn."""
+    """Return the factor on scores that a model with latent attention takes from `mscale_all_dim`; 1 without yarn."""
     scaling = source.section("rope_parameters" if source.section("rope_parameters").values else "rope_scaling")
     kind = scaling.string("rope_type", scaling.string("type", "default"))
     all_dim = scaling.number("mscale_all_dim", 0.0)
@@ -54,14 +50,14 @@ def latent_scale(source: ConfigSource) -> float:
 
 
 def partial_rotary_factor(source: ConfigSource, default: float) -> float:
-    """The share of each head that is rotated, from either place."""
+    """Return the share of each head that is rotated, from either place."""
     return source.section("rope_parameters").number(
         "partial_rotary_factor", source.number("partial_rotary_factor", default)
     )
 
 
 def _read(source: ConfigSource, scaling: ConfigSource, default_theta: float) -> RotaryConfig:
-    """The rotation that `scaling`, a section of `source`, describes."""
+    """Return the rotation that `scaling`, a section of `source`, describes."""
     scaling.taken.update(("rope_type", "type", "finetuned"))
     theta = scaling.number("rope_theta", default_theta)
     kind = scaling.string("rope_type", scaling.string("type", "default"))

@@ -1,4 +1,4 @@
-"""Which tensors a Hugging Face folder holds, and where: read from the headers of its files.
+"""The tensors that a Hugging Face folder holds, and their places, read from the headers of its files.
 
 Layouts: `model.safetensors`; shards named by `model.safetensors.index.json`; any other lone `*.safetensors`; and
 `pytorch_model.bin` (several published EAGLE heads have nothing else), read with `weights_only`.
@@ -31,16 +31,15 @@ class StoredTensor:
     file: Path
     shape: tuple[int, ...]
     dtype: str
-    """As the file names it: "BF16" in safetensors, "torch.bfloat16" in a pickle."""
+    """The name that the file has for it: "BF16" in safetensors, "torch.bfloat16" in a pickle."""
     read: Callable[[Share | None], Tensor]
     """Reads it, or a share of it: no more of the file than that."""
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a folder by name; at least one.
+    """Return the tensors of a folder by name; at least one.
 
-    Raises:
-        CheckpointError: no weights, two sets of weights, a missing shard, or a truncated or malformed file.
+    Headers of all files are checked now, so truncation shows before any device work.
     """
     index, single, pickle_file = folder / _INDEX, folder / "model.safetensors", folder / "pytorch_model.bin"
     if exists(index):
@@ -116,7 +115,7 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def part_of(source: Any, share: Share) -> Tensor:
-    """A share of a tensor, or of a tensor in a file that is read by slices."""
+    """Return a share of a tensor, or of a tensor in a file that is read by slices."""
     skipped = (slice(None),) * share.dim
     return torch.cat([source[(*skipped, slice(begin, end))] for begin, end in share.ranges], dim=share.dim)
 
@@ -133,14 +132,14 @@ def _pickled_tensors(path: Path) -> dict[str, StoredTensor]:
         ) from error
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path} should hold a mapping of names to tensors, holds {type(loaded).__name__}")
+
+    def read(tensor: Tensor, share: Share | None) -> Tensor:
+        return tensor.detach() if share is None else part_of(tensor.detach(), share)
+
     tensors: dict[str, StoredTensor] = {}
     for name, tensor in loaded.items():
         plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
         if not isinstance(name, str) or not plain:
             raise CheckpointError(f"{path} should map names to plain tensors; {shown(name)} is {type(tensor).__name__}")
-        tensors[name] = StoredTensor(path, tuple(tensor.shape), str(tensor.dtype), partial(_read, tensor))
+        tensors[name] = StoredTensor(path, tuple(tensor.shape), str(tensor.dtype), partial(read, tensor))
     return tensors
-
-
-def _read(tensor: Tensor, share: Share | None) -> Tensor:
-    return tensor.detach() if share is None else part_of(tensor.detach(), share)

@@ -1,4 +1,4 @@
-"""What a drafter takes from its target, for targets that are not built here: an engine's own, of any architecture.
+"""The sizes and tensors that a drafter takes from a target that is not built here: an engine's own, of any kind.
 
 EAGLE-3 heads for mixtures of experts and other large targets are themselves Llama-shaped. To draft for such a target,
 `load_drafter` needs its sizes, its embedding and its `lm_head`. `target_shape` finds them in a checkpoint folder, a
@@ -18,8 +18,9 @@ from torch import Tensor
 
 from specgraph.checkpoints.config_source import read_config
 from specgraph.checkpoints.files import shown
-from specgraph.checkpoints.folder import open_checkpoint
+from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.model_config import config_dtype
+from specgraph.checkpoints.stored import stored_tensors
 from specgraph.errors import CheckpointError, ConfigError
 from specgraph.parallel import WHOLE, TensorParallel
 
@@ -63,17 +64,17 @@ class TargetShape:
 
     @property
     def hidden_size(self) -> int:
-        """Columns of the residual stream."""
+        """Return the columns of the residual stream."""
         return self.embed_tokens.shape[1]
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding."""
+        """Return the rows of the embedding."""
         return self.embed_tokens.shape[0]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the embedding: the drafter's by default."""
+        """Return the dtype of the embedding: the drafter's by default."""
         return self.embed_tokens.dtype
 
 
@@ -103,9 +104,10 @@ def target_shape(
         return _of_module(target, max_model_len, num_layers)
     if isinstance(target, Mapping):
         return _of_tensors(target, max_model_len, num_layers)
-    source = read_config(Path(target))
+    path = Path(target)
+    source = read_config(path)
     config = source.section("text_config") if source.has("text_config") else source
-    folder = open_checkpoint(Path(target), torch.device(device), dtype or config_dtype(config))
+    folder = CheckpointFolder(path, stored_tensors(path), torch.device(device), dtype or config_dtype(config))
     sizes = (config.integer("vocab_size"), config.integer("hidden_size"))
     embedding, head = _shared_names(folder.names(), config.boolean("tie_word_embeddings", False), str(target))
     embed_tokens = folder.weight(embedding, sizes)
@@ -119,7 +121,7 @@ def target_shape(
 
 
 def _of_tensors(tensors: Mapping[str, Tensor], max_model_len: int | None, num_layers: int | None) -> TargetShape:
-    """By the names that checkpoints use."""
+    """Find it by the names that checkpoints use."""
     if max_model_len is None:
         raise ConfigError("a state dict does not say how many positions its model has; give max_model_len")
     embedding, head = _shared_names(list(tensors), False, "the state dict")
@@ -133,7 +135,7 @@ def _of_tensors(tensors: Mapping[str, Tensor], max_model_len: int | None, num_la
 
 
 def _of_module(module: torch.nn.Module, max_model_len: int | None, num_layers: int | None) -> TargetShape:
-    """By the methods that transformers' models have."""
+    """Find it by the methods that transformers' models have."""
     config: Any = getattr(module, "config", None)
     tables = [getattr(module, name, None) for name in ("get_input_embeddings", "get_output_embeddings")]
     if config is None or not all(callable(table) for table in tables):
@@ -155,7 +157,7 @@ def _of_module(module: torch.nn.Module, max_model_len: int | None, num_layers: i
 
 
 def _shared_names(names: Sequence[str], tied: bool, where: str) -> tuple[str, str | None]:
-    """The names of the embedding and of lm_head; None for an lm_head that is the embedding."""
+    """Return the names of the embedding and of lm_head; None for an lm_head that is the embedding."""
     embeddings, heads = ([n for n in names if pattern.fullmatch(n)] for pattern in (_EMBEDDING, _LM_HEAD))
     for what, found in (("embed_tokens.weight", embeddings), ("lm_head.weight", heads)):
         if len(found) > 1 or (not found and (found is embeddings or not tied)):

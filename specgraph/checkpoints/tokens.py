@@ -1,4 +1,4 @@
-"""What a target's folder says about text: its tokenizer, the tokens that end a generation, and sampling defaults."""
+"""Text in a target's folder: its tokenizer, the tokens that end a generation, and sampling defaults."""
 
 from __future__ import annotations
 
@@ -44,14 +44,10 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The folder's tokenizer.json, with the added tokens of tokenizer_config.json.
+    """Return the folder's tokenizer.json, with the added tokens of tokenizer_config.json.
 
     Its `truncation` and `padding` are left out: they are how its last user batched training texts; transformers ignores
     them too. Applied here they would cut or fill up a prompt.
-
-    Raises:
-        CheckpointError: no such file, or not a tokenizer; an added token that only tokenizer_config.json has is
-            not the next one.
     """
     from tokenizers import Tokenizer
 
@@ -163,11 +159,7 @@ def _check_prefix(text: str) -> None:
 
 
 def stop_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """`eos_token_id` of generation_config.json, else of config.json; empty when neither gives one.
-
-    Raises:
-        CheckpointError: an unreadable file, or a value that is not a token id below `vocab_size` or a list of them.
-    """
+    """Return `eos_token_id` of generation_config.json, else of config.json; empty when neither gives one."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         value = read_json(path).get("eos_token_id") if exists(path) else None
@@ -184,7 +176,7 @@ def stop_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
 
 
 def sampling_defaults(folder: Path) -> str:
-    """The defaults of generation_config.json that would change which tokens are generated, as one line; else "".
+    """Return the defaults of generation_config.json that would change which tokens are generated, as one line; else "".
 
     They are not applied: a request says itself how it is sampled. Whoever loads the folder should be told.
     """

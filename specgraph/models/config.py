@@ -21,7 +21,7 @@ class ModelConfig:
     """A Llama-shaped decoder: sizes, rotation, and which optional tensors its layers have."""
 
     architecture: str
-    """`model_type` of the checkpoint's config.json; see `specgraph.checkpoints.model_config.ARCHITECTURES`."""
+    """`model_type` of the checkpoint's config.json; see `specgraph.checkpoints.architectures.ARCHITECTURES`."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int

@@ -1,4 +1,4 @@
-"""Llama-shaped targets: what `specgraph.checkpoints.model_config.ARCHITECTURES` lists."""
+"""Llama-shaped targets: what `specgraph.checkpoints.architectures.ARCHITECTURES` lists."""
 
 from __future__ import annotations
 

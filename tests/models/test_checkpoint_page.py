@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from specgraph.checkpoints.architectures import ARCHITECTURES
 from specgraph.checkpoints.config_source import NEUTRAL
 from specgraph.checkpoints.eagle3 import EAGLE_CONFIG
 from specgraph.checkpoints.load import READERS
-from specgraph.checkpoints.model_config import ARCHITECTURES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
 

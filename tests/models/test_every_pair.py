@@ -3,29 +3,16 @@ tokens, in the dtype that stands there."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from draft.pairs import DRAFTERS, HIDDEN, VOCAB, make_head, make_target
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import test_targets_decode
+from small_targets import TARGETS
 
 from specgraph.checkpoints import load_target
-from specgraph.checkpoints.model_config import ARCHITECTURES
+from specgraph.checkpoints.architectures import ARCHITECTURES
 from specgraph.device.cpu import CpuPlatform
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 
-CONFIGS = {"llama": ("Llama", {}), "qwen2": ("Qwen2", {})}
-CONFIGS |= {
-    {"Qwen3Moe": "qwen3_moe", "Glm4Moe": "glm4_moe", "GptOss": "gpt_oss", "Gemma3": "gemma3_text",
-     "DeepseekV3": "deepseek_v3"}.get(architecture, architecture.lower()): (architecture, config)
-    for architecture, config in test_targets_decode.TARGETS.values()
-}  # fmt: skip
-"""By `model_type`: the transformers class and what its config has besides sizes."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MATRIX = {
     name: {kind: list(DTYPES)[(row + column) % 3] for column, kind in enumerate(DRAFTERS)}
@@ -53,7 +40,7 @@ def decoded(target, head) -> tuple[list[list[int]], int]:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @torch.inference_mode()
 def test_every_drafter_drafts_for_it(name, tmp_path, random_model):
-    architecture, config = CONFIGS[name]
+    architecture, config = TARGETS[name]
     random_model(architecture, tmp_path, **{**config, "vocab_size": VOCAB, "hidden_size": HIDDEN})
     alone = {}
     for kind, dtype in MATRIX[name].items():

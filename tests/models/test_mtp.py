@@ -1,68 +1,90 @@
 """MTP modules inside a target's checkpoint, against transformers' own MTP model, in the names of each family."""
 
-import json
-
 import pytest
 import torch
+from changed_folders import change_config, change_tensors, keep_sizes, refused
 from safetensors.torch import load_file, save_file
+from small_targets import TARGETS
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.checkpoints.mtp import OFFSET_NORMS
 from specgraph.device.cpu import CpuPlatform
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
-from specgraph.errors import CheckpointError, ConfigError
+from specgraph.errors import ConfigError
 
 ROWS, HIDDEN, LAYERS = 9, 32, 5
 
 # What stands for a module's parts, as transformers' MtpLayer names them.
+PARTS = ("enorm", "hnorm", "eh_proj", "post_norm")
 NAMES = {
-    "deepseek": {
-        "enorm": "model.layers.{n}.enorm",
-        "hnorm": "model.layers.{n}.hnorm",
-        "eh_proj": "model.layers.{n}.eh_proj",
-        "post_norm": "model.layers.{n}.shared_head.norm",
-        "mtp_block": "model.layers.{n}",
-    },
-    "mimo": {
-        "enorm": "model.mtp_layers.{i}.token_layernorm",
-        "hnorm": "model.mtp_layers.{i}.hidden_layernorm",
-        "eh_proj": "model.mtp_layers.{i}.input_proj",
-        "post_norm": "model.mtp_layers.{i}.final_layernorm",
-        "mtp_block": "model.mtp_layers.{i}",
-    },
-    "qwen": {
-        "enorm": "mtp.pre_fc_norm_embedding",
-        "hnorm": "mtp.pre_fc_norm_hidden",
-        "eh_proj": "mtp.fc",
-        "post_norm": "mtp.norm",
-        "mtp_block": "mtp.layers.{i}",
-    },
+    "deepseek": ("model.layers.{n}", "model.layers.{n}", ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
+    "mimo": (
+        "model.mtp_layers.{i}",
+        "model.mtp_layers.{i}",
+        ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
+    ),
+    "qwen": ("mtp.layers.{i}", "mtp", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")),
 }
+"""Family -> prefixes of a module's layer and of its other parts, and the names of these."""
+
+
+def name_in(family, module, part):
+    """The name of a part of a module in a checkpoint."""
+    layer, parts, names = NAMES[family]
+    name = layer if part == "mtp_block" else f"{parts}.{names[PARTS.index(part)]}"
+    return name.format(i=module, n=LAYERS + module)
+
+
+def modules_of(model, count):
+    """MTP modules that transformers makes for a model, with random weights."""
+    modeling = pytest.importorskip("transformers.modeling_layers")
+    mtp = modeling.MtpModel(model, count).float().eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for tensor in mtp.layers.state_dict().values():
+            noise = torch.randn(tensor.shape, generator=generator) * 0.2
+            tensor.copy_(noise if tensor.dim() > 1 else 1 + noise)
+    return mtp
+
+
+def drafted_by(model, mtp, tokens, hidden):
+    """The tokens and logits of transformers' own modules, one a step."""
+    from transformers.cache_utils import MtpCache
+
+    drafted, logits, _ = mtp(
+        input_ids=tokens[None],
+        last_hidden_states=hidden[None],
+        attention_mask=None,
+        position_ids=torch.arange(1, ROWS + 1)[None],
+        mtp_cache=MtpCache(config=model.config.get_mtp_config()),
+    )
+    return drafted, logits
 
 
 @pytest.fixture
 def reference(tmp_path, random_model):
     """A target, and two MTP modules that transformers makes for it; the target is saved to tmp_path / 'target'."""
-    modeling = pytest.importorskip("transformers.modeling_layers")
     model = random_model("Llama", tmp_path / "target", num_mtp_layers=2)
-    mtp = modeling.MtpModel(model, 2).float().eval()
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in mtp.layers.parameters():
-            noise = torch.randn(parameter.shape, generator=generator) * 0.2
-            parameter.copy_(noise if parameter.dim() > 1 else 1 + noise)
-    return model, mtp
+    return model, modules_of(model, 2)
 
 
 def add_modules(folder, mtp, family, count):
-    """Put the modules' tensors into the target's own checkpoint."""
+    """Put the modules' tensors into the target's own checkpoint; experts as a matrix each."""
     tensors = load_file(folder / "model.safetensors")
     for i in range(count):
         for name, tensor in mtp.layers[i].state_dict().items():
             part, rest = name.split(".", 1)
+            name = f"{name_in(family, i, part)}.{rest}"
             if family == "mimo" and part == "eh_proj":
                 tensor = torch.cat((tensor[:, HIDDEN:], tensor[:, :HIDDEN]), dim=1)
-            tensors[f"{NAMES[family][part].format(i=i, n=LAYERS + i)}.{rest}"] = tensor.clone()
+            if not rest.startswith("mlp.experts."):
+                tensors[name] = tensor.clone()
+                continue
+            block, packed = name.rsplit(".", 1)
+            for expert, matrix in enumerate(tensor):
+                halves = matrix.chunk(2) if packed == "gate_up_proj" else (matrix,)
+                for kind, half in zip(packed.removesuffix("_proj").split("_"), halves, strict=True):
+                    tensors[f"{block}.{expert}.{kind}_proj.weight"] = half.clone()
     save_file(tensors, folder / "model.safetensors")
 
 
@@ -72,20 +94,12 @@ def test_one_module_a_step(reference, tmp_path, dense_attend):
 
     Each module has a KV cache of its own.
     """
-    from transformers.cache_utils import MtpCache
-
     model, mtp = reference
     add_modules(tmp_path / "target", mtp, "deepseek", 2)
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, 120, (ROWS,), generator=generator)
     hidden = torch.randn(ROWS, HIDDEN, generator=generator)
-    drafted, logits, _ = mtp(
-        input_ids=tokens[None],
-        last_hidden_states=hidden[None],
-        attention_mask=None,
-        position_ids=torch.arange(1, ROWS + 1)[None],
-        mtp_cache=MtpCache(config=model.config.get_mtp_config()),
-    )
+    drafted, logits = drafted_by(model, mtp, tokens, hidden)
 
     target = load_target(tmp_path / "target")
     assert str(drafter_format(tmp_path / "target")).startswith("mtp, deepseek layout")
@@ -121,51 +135,42 @@ def test_other_families_load_to_the_same_modules(family, count, reference, tmp_p
     assert all(torch.equal(want[name], got[name]) for name in want)
 
 
-def test_embedding_and_head_are_the_targets(reference, tmp_path):
-    add_modules(tmp_path / "target", reference[1], "deepseek", 1)
-    target = load_target(tmp_path / "target")
-    weights = load_drafter(tmp_path / "target", target).weights()
-    assert weights["embed_tokens"].data_ptr() == target.embed_tokens.data_ptr()
-    assert weights["lm_head"].data_ptr() == target.lm_head.data_ptr()
-
-
-def test_number_of_modules(reference, tmp_path):
+def test_modules_beside_a_target(reference, tmp_path):
+    """Extra layers in the checkpoint are not the target's; embedding and head are."""
     add_modules(tmp_path / "target", reference[1], "deepseek", 2)
     target = load_target(tmp_path / "target")
-    assert load_drafter(tmp_path / "target", target, num_modules=1).num_modules == 1
-    with pytest.raises(CheckpointError, match=r"2 MTP module\(s\).*asked for 3"):
+    assert target.num_layers == LAYERS
+    head = load_drafter(tmp_path / "target", target, num_modules=1)
+    assert head.num_modules == 1
+    assert head.weights()["embed_tokens"].data_ptr() == target.embed_tokens.data_ptr()
+    assert head.weights()["lm_head"].data_ptr() == target.lm_head.data_ptr()
+    with refused("2 MTP module(s)", "asked for 3"):
         load_drafter(tmp_path / "target", target, num_modules=3)
-    with pytest.raises(ConfigError, match="num_modules 0"):
+    with refused("num_modules 0", error=ConfigError):
         load_drafter(tmp_path / "target", target, num_modules=0)
 
 
-def test_modules_of_another_target(reference, tmp_path, random_model):
-    """A deeper target would look for its modules at other layer numbers."""
-    add_modules(tmp_path / "target", reference[1], "deepseek", 1)
+def test_modules_that_are_refused(reference, tmp_path, random_model):
+    """Those of another target, which would be at other layer numbers; misnamed ones; another family's norms."""
+    folder = tmp_path / "target"
+    add_modules(folder, reference[1], "deepseek", 1)
+    target = load_target(folder)
     random_model("Llama", tmp_path / "deep", num_hidden_layers=7)
-    with pytest.raises(CheckpointError, match=r"0 MTP module\(s\) after the target's 7 layers"):
-        load_drafter(tmp_path / "target", load_target(tmp_path / "deep"))
-
-
-def test_truncated_module(reference, tmp_path):
-    add_modules(tmp_path / "target", reference[1], "deepseek", 1)
-    path = tmp_path / "target" / "model.safetensors"
-    tensors = load_file(path)
-    del tensors["model.layers.5.shared_head.norm.weight"]
-    save_file(tensors, path)
-    with pytest.raises(CheckpointError, match=r"no tensor 'model\.layers\.5\.shared_head\.norm\.weight'"):
-        load_drafter(tmp_path / "target", load_target(tmp_path / "target"))
-
-
-@pytest.mark.parametrize("model_type", OFFSET_NORMS)
-def test_norms_that_add_one_are_refused(model_type, reference, tmp_path):
-    """Named as DeepSeek's: they would load, and draft other tokens."""
-    add_modules(tmp_path / "target", reference[1], "deepseek", 1)
-    target = load_target(tmp_path / "target")
-    path = tmp_path / "target" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": model_type}))
-    with pytest.raises(CheckpointError, match=rf"model_type.*is {model_type}.*1 \+ weight"):
-        load_drafter(tmp_path / "target", target)
+    with refused("0 MTP module(s) after the target's 7 layers"):
+        load_drafter(folder, load_target(tmp_path / "deep"))
+    for model_type in OFFSET_NORMS:  # named as DeepSeek's: they would load, and draft other tokens
+        change_config(folder, model_type=model_type)
+        with refused("model_type", f"is {model_type}", "1 + weight"):
+            load_drafter(folder, target)
+    change_config(folder, model_type="llama")
+    norm = "model.layers.5.shared_head.norm.weight"
+    change_tensors(folder, lambda tensors: tensors.update(other=tensors.pop(norm)))
+    with refused(f"no tensor '{norm}'"):
+        load_drafter(folder, target)
+    gate = "model.layers.5.mlp.gate_proj.weight"
+    change_tensors(folder, lambda tensors: tensors.update({gate.replace("mlp", "mlp.experts.0"): tensors.pop(gate)}))
+    with refused(f"no tensor '{gate}'"):
+        load_drafter(folder, target)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5", "qwen3_5_moe", "llama", "deepseek_v3", "glm4_moe"])
@@ -179,83 +184,45 @@ def test_which_norms_add_one(model_type):
         assert bool((norm(x).abs() > 1).all()) == (model_type in OFFSET_NORMS)
 
 
-def test_layers_that_are_not_dense(reference, tmp_path):
-    """Real DeepSeek and GLM modules hold experts, which are not supported: the missing dense tensor is named."""
-    add_modules(tmp_path / "target", reference[1], "deepseek", 1)
-    path = tmp_path / "target" / "model.safetensors"
-    tensors = {name.replace("5.mlp.", "5.mlp.experts.0."): tensor for name, tensor in load_file(path).items()}
-    save_file(tensors, path)
-    with pytest.raises(CheckpointError, match=r"no tensor 'model.layers.5.mlp.gate_proj.weight'"):
-        load_drafter(tmp_path / "target", load_target(tmp_path / "target"))
+WITH_EXPERTS = [(*TARGETS[name], False) for name in ("glm4_moe", "deepseek_v3")]
+SPARSE = {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_routed_experts": 32}
+LATENT = {"q_lora_rank": None, "kv_lora_rank": 10, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 14}
+SIZES = [
+    ("Glm4Moe", SPARSE | {"head_dim": 16}, True),
+    ("DeepseekV3", SPARSE | LATENT | {"num_key_value_heads": 4}, True),
+]
+"""Keys that are given besides the sizes of `random_model`: the class's own value is too large for a test."""
 
 
-def test_config_keeps_the_target_loadable(reference, tmp_path):
-    """Extra layers in the checkpoint are not the target's."""
-    add_modules(tmp_path / "target", reference[1], "deepseek", 2)
-    assert json.loads((tmp_path / "target" / "config.json").read_text())["num_hidden_layers"] == LAYERS
-    assert load_target(tmp_path / "target").num_layers == LAYERS
-
-
-WITH_EXPERTS = {
-    "Glm4Moe": {"head_dim": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
-    "DeepseekV3": {
-        "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 10, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6,
-        "v_head_dim": 14, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("architecture", WITH_EXPERTS)
+@pytest.mark.parametrize(("architecture", "config", "bare"), WITH_EXPERTS + SIZES)
 @torch.no_grad()
-def test_a_module_with_experts(architecture, tmp_path, random_model, dense_attend):
-    """GLM-4.5, DeepSeek-V3: the module in the target's folder has a mixture of experts (and latents), as its layers."""
-    from transformers.cache_utils import MtpCache
+def test_a_module_with_experts(architecture, config, bare, tmp_path, random_model, dense_attend):
+    """GLM-4.5, DeepSeek-V3: the module in the target's folder has a mixture of experts (and latents), as its layers.
 
-    modeling = pytest.importorskip("transformers.modeling_layers")
-    folder, experts = tmp_path / "target", 6
-    model = random_model(
-        architecture, folder, num_mtp_layers=1, n_routed_experts=experts, num_experts_per_tok=2,
-        moe_intermediate_size=24, **WITH_EXPERTS[architecture],
-    )  # fmt: skip
-    mtp = modeling.MtpModel(model, 1).float().eval()
+    `bare`: config.json has nothing but sizes, and absent keys have the values of transformers' class.
+    """
+    model = random_model(architecture, tmp_path, **config | {"num_mtp_layers": 1})
+    mtp = modules_of(model, 1)
+    add_modules(tmp_path, mtp, "deepseek", 1)
+    if bare:
+        keep_sizes(tmp_path, config)
     generator = torch.Generator().manual_seed(7)
-    for tensor in mtp.layers.state_dict().values():
-        noise = torch.randn(tensor.shape, generator=generator) * 0.2
-        tensor.copy_(noise if tensor.dim() > 1 else 1 + noise)
-    tensors = load_file(folder / "model.safetensors")
-    for name, tensor in mtp.layers[0].state_dict().items():
-        part, rest = name.split(".", 1)
-        stored = f"{NAMES['deepseek'][part].format(i=0, n=LAYERS)}.{rest}"
-        if rest.startswith("mlp.experts."):
-            for expert in range(experts):
-                prefix = f"model.layers.{LAYERS}.mlp.experts.{expert}"
-                if rest.endswith("down_proj"):
-                    tensors[f"{prefix}.down_proj.weight"] = tensor[expert].clone()
-                else:
-                    gate, up = tensor[expert].chunk(2)
-                    tensors[f"{prefix}.gate_proj.weight"] = gate.clone()
-                    tensors[f"{prefix}.up_proj.weight"] = up.clone()
-        else:
-            tensors[stored] = tensor.clone()
-    save_file(tensors, folder / "model.safetensors")
     tokens = torch.randint(0, 120, (ROWS,), generator=generator)
-    hidden = torch.randn(ROWS, HIDDEN, generator=generator)
-    _, logits, _ = mtp(
-        input_ids=tokens[None],
-        last_hidden_states=hidden[None],
-        attention_mask=None,
-        position_ids=torch.arange(1, ROWS + 1)[None],
-        mtp_cache=MtpCache(config=model.config.get_mtp_config()),
-    )
-    head = load_drafter(folder, load_target(folder))
+    hidden = torch.randn(ROWS, HIDDEN, generator=generator) * 0.01  # small, so that rms_norm_eps tells
+    _, logits = drafted_by(model, mtp, tokens, hidden)
+    head = load_drafter(tmp_path, load_target(tmp_path))
     assert head.num_modules == 1
     attend = dense_attend(head.attention_layers, torch.arange(ROWS), {})
     out = head.forward(tokens, head.combine(hidden), attend)
     torch.testing.assert_close(head.logits(out.hidden[-1]), logits[0, 0], rtol=0, atol=1e-4)
+    if bare:
+        return
     prompt = tokens[:5]
     wanted = model.generate(prompt[None], max_new_tokens=10, do_sample=False, eos_token_id=None)[0, 5:].tolist()
-    config = EngineConfig(num_speculative_tokens=2, max_num_requests=1, max_model_len=32, block_size=4)
-    decoder = SpeculativeDecoder(load_target(folder, max_model_len=32), head, CpuPlatform(), config)
+    config = EngineConfig(
+        num_speculative_tokens=2, max_num_requests=1, max_model_len=32, block_size=4, prefill_sizes=[8]
+    )
+    decoder = SpeculativeDecoder(load_target(tmp_path, max_model_len=32), head, CpuPlatform(), config)
     decoder.capture()
     assert decoder.generate([Request(prompt_token_ids=prompt.tolist(), max_tokens=10)])[0].token_ids == wanted
     assert decoder.drafter.launches["propose"] > 0

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from changed_folders import change_config
 
 import specgraph
 from specgraph.checkpoints import load_target
@@ -164,6 +165,18 @@ def test_last_aux_layer_is_the_state_before_the_final_norm(tmp_path, random_mode
     target = load_target(tmp_path)
     out = target.forward(tokens, dense_attend(target.attention_layers, torch.arange(20)), aux_layers=(5,))
     torch.testing.assert_close(out.aux_hidden, seen[0], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_a_tied_head_that_differs_is_used_as_transformers_does(tmp_path, random_model, dense_attend):
+    transformers = pytest.importorskip("transformers")
+    random_model("Llama", tmp_path)  # saved untied, with both tensors
+    change_config(tmp_path, tie_word_embeddings=True)
+    tokens = torch.tensor([3, 99, 7])
+    want = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)(tokens[None]).logits[0]
+    target = load_target(tmp_path)
+    hidden = target.forward(tokens, dense_attend(target.attention_layers, torch.arange(3))).hidden
+    torch.testing.assert_close(target.logits(hidden), want, **TOLERANCE)
 
 
 @torch.no_grad()

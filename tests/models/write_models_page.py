@@ -15,14 +15,14 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import test_every_pair
 import test_target_parity
-import test_targets_decode
 from draft.pairs import DRAFTERS
+from small_targets import TARGETS
 
+from specgraph.checkpoints.architectures import ARCHITECTURES
 from specgraph.checkpoints.config_source import NEUTRAL
 from specgraph.checkpoints.eagle3 import EAGLE_CONFIG
 from specgraph.checkpoints.folder import FLOATS
 from specgraph.checkpoints.load import READERS
-from specgraph.checkpoints.model_config import ARCHITECTURES
 from specgraph.draft import DraftTree
 from specgraph.engine import EngineConfig
 from specgraph.engine.request import UNSUPPORTED
@@ -31,21 +31,13 @@ from specgraph.errors import ConfigError
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
-def model_type(architecture: str) -> str:
-    """The `model_type` of a transformers class: Qwen3Moe -> qwen3_moe."""
-    special = {
-        "GptOss": "gpt_oss",
-        "Glm4Moe": "glm4_moe",
-        "Qwen3Moe": "qwen3_moe",
-        "Gemma3": "gemma3_text",
-        "DeepseekV3": "deepseek_v3",
-    }
-    return special.get(architecture, architecture.lower())
+MODEL_TYPES = {architecture: name for name, (architecture, _) in TARGETS.items()}
 
 
-def names(cases: dict, wanted: str) -> str:
-    """The names of a test's cases for one architecture."""
-    return "; ".join(name for name, (architecture, _) in cases.items() if model_type(architecture) == wanted)
+def names(wanted: str) -> str:
+    """Return the names of the configurations of one architecture that are compared."""
+    cases = test_target_parity.CASES.items()
+    return "; ".join(name for name, (architecture, _) in cases if MODEL_TYPES[architecture] == wanted)
 
 
 TREE = DraftTree(num_steps=3, top_k=2, num_draft_tokens=8)
@@ -58,7 +50,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 
 
 def refusal(**options: Any) -> str:
-    """What the code says to these options."""
+    """Return the message to these options."""
     sizes: dict[str, Any] = {"num_speculative_tokens": 3, "max_num_requests": 4, "max_model_len": 64, "block_size": 4}
     try:
         EngineConfig(**sizes | options)
@@ -68,7 +60,7 @@ def refusal(**options: Any) -> str:
 
 
 def page() -> str:
-    """The contents of docs/models.md."""
+    """Return the contents of docs/models.md."""
     stored = ", ".join(sorted(name.removeprefix("torch.") for name in FLOATS if name.startswith("torch.")))
     drafters = ", ".join(f"`{reader.algorithm}`" for reader in READERS)
     lines = [
@@ -83,12 +75,11 @@ def page() -> str:
         "(`tests/models/test_target_parity.py`), and the same greedy tokens through the decoder with a drafter, eager",
         "and merged (`tests/models/test_targets_decode.py`).",
         "",
-        "| `model_type` | configurations compared | decoded with a drafter |",
-        "|---|---|---|",
+        "| `model_type` | configurations compared |",
+        "|---|---|",
     ]
     for name in ARCHITECTURES:
-        decoded = names(test_targets_decode.TARGETS, name) or "by tests/engine, tests/draft (Llama's layout)"
-        lines.append(f"| `{name}` | {names(test_target_parity.CASES, name)} | {decoded} |")
+        lines.append(f"| `{name}` | {names(name)} |")
     lines += [
         "",
         f"Stored dtypes: {stored}. Weights and activations run in float32, float16 or bfloat16 (`--dtype`);",

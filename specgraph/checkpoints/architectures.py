@@ -1,0 +1,138 @@
+"""The architectures that are read: one row of a table for each, with what its config.json does not say.
+
+Absent keys have the values that transformers' configuration classes give them. Only keys that a reader takes are here,
+and only where the class's value is not the one that the reader itself falls back on. The number of experts of Qwen3-MoE
+is not among them: it is stored under either of two names.
+Source: the dataclass fields and `default_theta` of each configuration class of transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from specgraph.checkpoints.config_source import ConfigSource
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A row of the table."""
+
+    absent_keys: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Values of keys of config.json that are absent."""
+    model: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of `ModelConfig` that every model of the architecture has."""
+    sliding: Literal["never", "every layer", "some layers"] = "every layer"
+    """Layers that have a `sliding_window` where `layer_types` says nothing of them."""
+    full_every: int | None = None
+    """One layer of so many has full attention, unless the configuration says otherwise."""
+    partly_rotated: float | None = None
+    """The rotated share of each head where the configuration gives none; None where heads are rotated whole."""
+
+
+_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
+_MISTRAL = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(sliding="never"),
+    "mistral": Architecture({**_MISTRAL, "sliding_window": 4096}),
+    "qwen2": Architecture({**_QWEN, "num_key_value_heads": 32}, sliding="some layers"),
+    "qwen3": Architecture(
+        {**_QWEN, "num_key_value_heads": 32, "head_dim": 128}, {"qk_norm": True}, sliding="some layers"
+    ),
+    "qwen3_moe": Architecture(
+        {**_QWEN, "num_key_value_heads": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 768}, {"qk_norm": True}
+    ),
+    "mixtral": Architecture(
+        {
+            **_MISTRAL,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        }
+    ),
+    "phi3": Architecture(
+        {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
+        {"packed_projections": True},
+        partly_rotated=1.0,
+    ),
+    "glm4_moe": Architecture(
+        {
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "first_k_dense_replace": 1,
+        },
+        partly_rotated=0.5,
+    ),
+    "gpt_oss": Architecture(
+        {
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "rope_theta": 150000.0,
+        },
+        {"sinks": True},
+        sliding="some layers",
+        full_every=2,
+    ),
+    "gemma3_text": Architecture(
+        {
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "sliding_window": 4096,
+        },
+        {"activation": "gelu_tanh", "norm_offset": 1.0, "output_norms": True, "qk_norm": True},
+        sliding="some layers",
+        full_every=6,
+    ),
+    "deepseek_v3": Architecture(
+        {
+            "max_position_embeddings": 4096,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 1536,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2048,
+            "first_k_dense_replace": 3,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+        }
+    ),
+}
+"""`model_type` -> architecture."""
+
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def with_absent_keys(source: ConfigSource, architecture: str) -> ConfigSource:
+    """Return `source` with the keys that it leaves out, for a model of `architecture` as transformers would read it.
+
+    A key that is null stays null, except the rotation of gpt-oss: with no section for it, transformers 5 takes YaRN's.
+    A key that is taken from the result counts as taken from `source`.
+    """
+    values = {**ARCHITECTURES[architecture].absent_keys, **source.values}
+    if architecture == "gpt_oss" and not values.get("rope_parameters") and not values.get("rope_scaling"):
+        values["rope_scaling"] = _GPT_OSS_ROPE
+    return replace(source, values=values)

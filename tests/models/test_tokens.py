@@ -1,0 +1,122 @@
+"""Tokenizer, end-of-text tokens and sampling defaults of a folder, against transformers' tokenizer of the same one."""
+
+import json
+
+import pytest
+from changed_folders import refused
+
+from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
+from specgraph.engine.load import shipped_pair
+
+SHIPPED = shipped_pair()[0] / "tokenizer.json"
+NEXT = 2048
+"""Tokens of the shipped tokenizer."""
+TEXTS = (
+    "hello", "<|a|> hello <|b|>", "a <|a|>b", "x <|b|> y", "<|endoftext|><|a|>", " <|a|> ",
+    "def read_chunk(self, size):\n    return self.stream.read(size) if size else b''\n",
+)  # fmt: skip
+TRUNCATION = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+PADDING = {
+    "strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+    "pad_token": "<|endoftext|>",
+}  # fmt: skip
+
+
+def added(content, **flags):
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return {"content": content, **plain, **flags}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """`write(in_tokenizer, config, settings)`: the shipped tokenizer with more tokens and other settings."""
+
+    def make(in_tokenizer=(), config=None, settings=None):
+        content = json.loads(SHIPPED.read_text()) | (settings or {})
+        content["added_tokens"] += [{"id": NEXT + i, **token} for i, token in enumerate(in_tokenizer)]
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **(config or {})}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return make
+
+
+A, B = added("<|a|>", special=True), added("<|b|>")
+
+
+@pytest.mark.parametrize(
+    ("in_tokenizer", "config", "settings"),
+    [
+        ([], {}, {}),
+        ([A, B], {}, {}),
+        ([], {"added_tokens_decoder": {str(NEXT): A, str(NEXT + 1): B}}, {}),
+        ([], {"added_tokens_decoder": {str(NEXT): A | {"lstrip": True, "rstrip": True}}}, {}),
+        ([added("<|a|>")], {"added_tokens_decoder": {str(NEXT): A}}, {}),
+        ([added("<|a|>"), B], {"eos_token": "<|b|>", "bos_token": "<|a|>"}, {}),
+        ([], {}, {"truncation": TRUNCATION}),
+        ([], {}, {"padding": PADDING}),
+    ],
+    ids=[
+        "shipped", "in tokenizer.json", "in the other only", "that take the spaces", "special in the other", "named",
+        "truncation", "padding",
+    ],
+)  # fmt: skip
+def test_as_transformers_reads_the_folder(in_tokenizer, config, settings, write):
+    """Also without what its last user batched training texts with."""
+    transformers = pytest.importorskip("transformers")
+    folder = write(in_tokenizer, config, settings)
+    ours, theirs = read_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    for text in TEXTS:
+        ids = theirs(text)["input_ids"]
+        assert ours.encode(text).ids == ids
+        for skip in (True, False):
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ({str(NEXT + 3): added("<|a|>")}, "'<|a|>' the id 2051, and the next free one in tokenizer.json is 2048"),
+        ({"x": added("<|a|>")}, "not a token"),
+        ({"2048": 3}, "not a token"),
+        ([1], "should be a mapping"),
+    ],
+)
+def test_tokens_that_cannot_be_added_are_refused(listed, words, write):
+    with refused(words):
+        read_tokenizer(write(config={"added_tokens_decoder": listed}))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"{", b"[" * 9999])
+def test_a_tokenizer_that_cannot_be_read(content, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with refused("tokenizer.json cannot be read"):
+        read_tokenizer(tmp_path)
+
+
+def test_merges_that_would_abort_the_process(write):
+    """tokenizers 0.23.3 cuts a merge inside a character and aborts; this must come before it."""
+    model = json.loads(SHIPPED.read_text())["model"] | {"continuing_subword_prefix": "x"}
+    with refused("tokenizer.json", "does not continue with the prefix 'x'"):
+        read_tokenizer(write(settings={"model": model}))
+
+
+@pytest.mark.parametrize("value", [True, -1, 64, 1.0, "end", [3, True], [[3]]])
+def test_eos_token_ids_that_are_none(value, tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with refused("generation_config.json", "eos_token_id"):
+        stop_token_ids(tmp_path, 64)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, "do_sample=True, temperature=0.6, top_p=0.9"),
+        ({"repetition_penalty": 1.05, "eos_token_id": 1}, "repetition_penalty=1.05"),
+        ({"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": None}, ""),
+    ],
+)
+def test_defaults_that_are_not_applied_are_said(values, said, tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    assert sampling_defaults(tmp_path) == said
