@@ -19,7 +19,7 @@ from specgraph.checkpoints.quantised import FP8, Quantisation, from_fp8, from_mx
 from specgraph.checkpoints.quantised import IGNORED as QUANTISED_IGNORED
 from specgraph.checkpoints.stored import StoredTensor, part_of
 from specgraph.errors import CapacityError, CheckpointError, first_line
-from specgraph.ops.linear import Weight
+from specgraph.models.layers import Weight
 from specgraph.parallel import Share
 
 FLOATS = {"F64", "F32", "F16", "BF16", "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16"}
