@@ -1,0 +1,105 @@
+"""Rows of what lies between two greedy draft steps: the token, one place further, and the next step's input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from specgraph import ops
+
+from specgraph_conformance.linear_oracles import TOLERANCE, head_of_ties, normed, small_integers
+from specgraph_conformance.op_table import Run, Table
+from specgraph_conformance.rig import expect_close, expect_equal, slot_of
+
+TABLE = Table()
+LIMIT, BLOCK, EPS = 48, 16, 0.03
+LENGTHS = [15, 16, 47, 0, 1, 31, 32, 46, 48]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of the head's input, the vocabulary, and what the next step begins with."""
+
+    dtype: torch.dtype
+    head: int
+    vocab: int
+    embedding: int
+    hidden: int
+    every: int = 1
+    """See `head_of_ties`."""
+
+
+@TABLE.row(
+    "greedy-next-step",
+    "Three steps in a row write the lowest of the most likely tokens as target ids into the columns of the steps, move "
+    "live requests one place further, and give the normed embedding and hidden state of the next step.",
+    hazard="metadata-not-rebuilt-between-steps",
+    cause="greedy_next_step: the embedding of the token before, the column of the next step, a draft id that is not "
+    "mapped, a maximum that takes the last of equals, or places of other requests",
+    requests=[1, 9, 81],
+)
+def next_step(run: Run, g: torch.Generator, requests: int) -> None:
+    expect_three_steps(run, g, requests, Sizes(torch.float32, 32, 90, 24, 40))
+
+
+@TABLE.row(
+    "greedy-next-step-in-tiles",
+    "In bfloat16, with 512 input columns and 3,000 tokens, three steps in a row write the lowest of the most likely "
+    "tokens, move live requests one place further, and give the normed input of the next step.",
+    hazard="heads-in-tiles",
+    cause="greedy_next_step: blocks of the vocabulary merged wrongly, the last of equals, or parts of another request",
+    requests=[1, 16, 40, 64],
+)
+def in_tiles(run: Run, g: torch.Generator, requests: int) -> None:
+    """Half precision and input columns that tiles divide: what a device's own kernel of the head takes."""
+    expect_three_steps(run, g, requests, Sizes(torch.bfloat16, 512, 3000, 256, 512))
+
+
+@TABLE.row(
+    "greedy-next-step-of-many",
+    "In bfloat16, with 2,048 input columns and 9,000 or 32,000 tokens, three steps of 40 to 150 requests write the "
+    "lowest of the most likely tokens, move live requests one place further, and give the next step's input.",
+    hazard="heads-in-tiles",
+    cause="greedy_next_step: a kernel for many rows or tokens: its tiles merged wrongly, or those past the last token",
+    large=True,
+    batch={"9000-40": (9000, 40), "32000-100": (32000, 100), "32000-150": (32000, 150)},
+)
+def of_many(run: Run, g: torch.Generator, batch: tuple[int, int]) -> None:
+    vocab, requests = batch
+    expect_three_steps(run, g, requests, Sizes(torch.bfloat16, 2048, vocab, 256, 512, every=2))
+
+
+def expect_three_steps(run: Run, g: torch.Generator, requests: int, sizes: Sizes) -> None:
+    """What three steps write is what loops on the host give."""
+    dtype, vocab, seed = sizes.dtype, sizes.vocab, int(torch.randint(1 << 30, (1,), generator=g))
+    lengths = (LENGTHS * 17)[:requests]
+    inputs = [small_integers((requests, sizes.head), seed + number) for number in range(3)]
+    weight = head_of_ties(torch.cat(inputs), vocab, seed + 3, every=sizes.every).to(dtype)
+    offsets = torch.randint(0, 7, (vocab,), generator=g)
+    table = torch.randn(vocab + 7, sizes.embedding, generator=g).to(dtype)
+    norms = [torch.randn(n, generator=g).to(dtype) for n in (sizes.embedding, sizes.hidden)]
+    blocks = [[3 * r + 1, 3 * r + 2, 3 * r + 3 if r % 2 else 0] for r in range(requests)]
+    block_table, seq_lens = (torch.tensor(rows, dtype=torch.int32) for rows in (blocks, lengths))
+    positions, slots, ids = (torch.full((requests,), -77) for _ in range(3))
+    step, drafts = torch.zeros(1, dtype=torch.int64), torch.full((requests, 4), -77)
+    to = ops.Drafts(drafts, offsets, step, ids)
+    written = seq_lens, positions, slots, step, ids, drafts
+    for number, x in enumerate(inputs):
+        hidden = (torch.randn(requests, sizes.hidden, generator=g) * (0.1, 1.0, 20.0)[number]).to(dtype)
+        places = seq_lens, positions, slots, block_table, LIMIT, BLOCK
+        given = x.to(dtype), ops.Head(None, 0.0, weight), to, *places, table, norms[0], hidden, norms[1], EPS
+        pair = run(ops.greedy_next_step, *given, written=written)
+        best = (x @ weight.float().T).argmax(-1)  # exact: small integers; the first of equals on the host
+        tokens = best + offsets[best]
+        expect_equal(ids, tokens, f"the tokens of step {number}")
+        expect_equal(drafts[:, number], tokens, f"column {number}")
+        expect_equal(drafts[:, number + 1 :], torch.full((requests, 3 - number), -77), "the columns after it")
+        lengths = [n + 1 if n else 0 for n in lengths]
+        expect_equal(seq_lens, torch.tensor(lengths, dtype=torch.int32), f"lengths after step {number}")
+        wanted = torch.tensor([min(max(n - 1, 0), LIMIT - 1) for n in lengths])
+        expect_equal(positions, wanted, f"positions after step {number}")
+        wanted = torch.tensor([slot_of(n - 1, row, LIMIT, BLOCK) for n, row in zip(lengths, blocks, strict=True)])
+        expect_equal(slots, wanted, f"slots after step {number}")
+        assert step.tolist() == [number + 1]
+        expected = torch.cat((normed(table[tokens], norms[0], EPS), normed(hidden, norms[1], EPS)), dim=-1)
+        expect_close(pair, expected, 1e-4 if dtype == torch.float32 else TOLERANCE[dtype], f"input after {number}")
