@@ -2,11 +2,10 @@
 
 from importlib import import_module
 
-from specgraph.device import Backend, hookimpl
+from specgraph.device import Backend
 from specgraph_npu.probe import probe
 
 
-@hookimpl
 def specgraph_backend() -> Backend:
     """Return the npu backend. Its platform is imported when one is opened."""
     return Backend(

@@ -1,4 +1,4 @@
-"""A captured graph: lists of prepared calls, and the checks made before they run."""
+"""A captured graph: the recorded ops in order, and the checks made before they run."""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
@@ -30,25 +30,22 @@ _numbers = itertools.count(1)
 
 @dataclass(slots=True)
 class Part:
-    """The calls between two external events. `accesses`: the memory they touch that other streams can touch too."""
+    """The ops between two external events. `accesses`: the memory they touch that other streams can touch too."""
 
-    calls: list[Callable[[], Any]] = field(default_factory=list[Callable[[], Any]])
     tasks: list[Task] = field(default_factory=list[Task])
     accesses: list[Access] = field(default_factory=list[Access])
     then: EventNode | None = None
 
     def run(self) -> None:
-        """Run the calls. An op that fails raises its own error, with a note of where it was captured."""
-        call = _not_compiled
-        try:
-            for call in self.calls:
-                call()
-        except Exception as error:
-            task = next(t for t in self.tasks if self.calls[t.place] is call)
-            add_note: Callable[[str], None] | None = getattr(error, "add_note", None)  # from Python 3.11 on
-            if add_note is not None:
-                add_note(f"raised by {task.func}, captured at {task.line}, during a graph's replay")
-            raise
+        """Run the ops. One that fails raises its own error, with a note of where it was captured."""
+        for task in self.tasks:
+            try:
+                task.call()
+            except Exception as error:
+                add_note: Callable[[str], None] | None = getattr(error, "add_note", None)  # from Python 3.11 on
+                if add_note is not None:
+                    add_note(f"raised by {task.func}, captured at {task.line}, during a graph's replay")
+                raise
 
 
 @dataclass(slots=True)
@@ -108,7 +105,7 @@ class CpuGraph(Graph):
                 group.is_live = False
 
     def _launch(self) -> None:
-        """Run the calls in this thread, in order, outside of all dispatch and function modes."""
+        """Run the ops in this thread, in order, outside of all dispatch and function modes."""
         captured = self._captured
         assert captured is not None
         if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
@@ -135,7 +132,7 @@ class CpuGraph(Graph):
             group.is_updated = False
 
     def _destroy(self) -> None:
-        """Drop the calls. Tensors that the capture returned keep their memory."""
+        """Drop the ops. Tensors that the capture returned keep their memory."""
         captured, self._captured = self._captured, None
         if captured is not None:
             for group in captured.groups:
@@ -190,18 +187,11 @@ def _compile(recorder: Recorder) -> list[Part]:
             parts[-1].then = node
             parts.append(Part())
             continue
-        task = node
-        task.calls, task.place = parts[-1].calls, len(parts[-1].calls)
-        task.calls.append(_not_compiled)
-        task.compile()
-        parts[-1].tasks.append(task)
+        node.compile()
+        parts[-1].tasks.append(node)
     for part in parts:
         part.accesses = _outside(part.tasks, recorder.pool)
     return parts
-
-
-def _not_compiled() -> None:
-    raise AssertionError("a task without a call")
 
 
 def _outside(tasks: list[Task], pool: CpuGraphPool) -> list[Access]:

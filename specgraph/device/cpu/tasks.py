@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specgraph.device.cpu.baking import map_tensors, tensors_in
 from specgraph.device.cpu.checks.order import Access
-from specgraph.device.cpu.executor import bind
 from specgraph.device.cpu.fake import Shapes
 from specgraph.device.cpu.ops import changes_metadata_only, is_composite
 from specgraph.device.source import user_line
@@ -32,16 +32,42 @@ class Task:
     """The op's result at its captured address; what issuing the op in a task update returns."""
     line: str
     accesses: list[Access]
-    calls: list[Callable[[], Any]] = field(default_factory=list[Callable[[], Any]])
-    """The call list this task was compiled into, and its place there."""
-    place: int = -1
+    call: Callable[[], Any] = field(init=False)
+    """Runs the op again; made by `compile`."""
 
     def compile(self) -> None:
-        """Make this task's call from its arguments and put it into the call list, in place of the old one."""
-        sequence = isinstance(self.returns, (list, tuple))
-        count = len(self.returns) if sequence else len(self.func._schema.returns)
-        binding = bind(self.func, self.args, self.kwargs, self.outputs, sequence, count)
-        self.calls[self.place] = binding.call(self.args, self.kwargs, self.outputs)
+        """Make `call`, which leaves the results in `outputs`: the op writes them there itself where it can."""
+        if not self.outputs:
+            self.call = partial(self.func._op, *self.args, **self.kwargs)
+            return
+        is_sequence = isinstance(self.returns, (list, tuple))
+        count = len(self.returns) if is_sequence else 1
+        if len(self.outputs) == count and not self.func._schema.is_mutable and (out := out_variant(self.func)):
+            overload, names = out
+            blocks = dict(zip(names, (block for _, block in self.outputs), strict=True))
+            self.call = partial(overload._op, *self.args, **self.kwargs, **blocks)
+        else:
+            self.call = partial(self._run_and_copy, is_sequence)
+
+    def _run_and_copy(self, is_sequence: bool) -> None:
+        result = self.func._op(*self.args, **self.kwargs)
+        for index, block in self.outputs:
+            block.copy_(result[index] if is_sequence else result)
+
+
+@cache
+def out_variant(func: OpOverload) -> tuple[OpOverload, tuple[str, ...]] | None:
+    """Return the overload with the same arguments that writes all results into given tensors, and its out names."""
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
+    if func.namespace != "aten" or any(str(r.type) != "Tensor" for r in func._schema.returns):
+        return None
+    for name in func.overloadpacket.overloads():
+        overload = getattr(func.overloadpacket, name)
+        outs = [a for a in overload._schema.arguments if a.is_out]
+        rest = [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
+        if len(outs) == len(func._schema.returns) and rest == wanted:
+            return overload, tuple(a.name for a in outs)
+    return None
 
 
 class CpuTaskGroup:
