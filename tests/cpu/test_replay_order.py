@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 
@@ -112,7 +110,6 @@ def test_memory_used_again_by_the_allocator_is_no_conflict(platform, side):
         with platform.use(side):
             a = torch.zeros(1000)
         del a
-        gc.collect()
         with platform.use(third):
             torch.ones(1000)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -132,3 +133,24 @@ def test_index_out_of_range(found):
         open_platform("fast:2", found=found(FAST), environ={})
     with pytest.raises(PlatformError, match=r"1 device\(s\), index 1"):
         open_platform("cpu:1", found=found(), environ={})
+
+
+@pytest.mark.parametrize(
+    ("asked", "supersedes", "available", "opened"),
+    [
+        (None, {"imitated"}, True, "real"),
+        ("imitated", {"imitated"}, True, "imitated"),
+        (None, {"imitated"}, False, "imitated"),
+        (None, {"absent"}, True, None),
+    ],
+    ids=["passed over where both answer", "by name", "by one that does not answer", "two of no relation"],
+)
+def test_a_device_seen_through_two_vendors_interfaces_is_one_accelerator(found, asked, supersedes, available, opened):
+    backends = found({"name": "imitated"}, {"name": "real", "available": available})
+    real = backends["real"]
+    backends["real"] = replace(real, backend=replace(real.backend, supersedes=frozenset(supersedes)))
+    if opened is None:
+        with pytest.raises(PlatformError, match="several accelerators are available: imitated, real"):
+            open_platform(asked, found=backends, environ={})
+    else:
+        assert open_platform(asked, found=backends, environ={}).opened == (opened, 0)
