@@ -81,6 +81,6 @@ class CapacityError(SpecgraphError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or its type's name where there is none."""
+    """Return the first line of an exception's message, or its type's name where there is none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -21,7 +21,7 @@ class AttentionChoice:
     block_size: int
     """Tokens per KV block: what was asked for, or what the backend prefers."""
     reason: str = ""
-    """Why `auto` did not take what the platform offers; empty where it did, or where a name was given."""
+    """The reason why `auto` did not take what the platform offers; empty where it did, or where a name was given."""
 
 
 def choose_attention(

@@ -87,7 +87,7 @@ class DecoderLayer:
     latent: LatentAttention | None = None
     """The rest of the attention, where it is multi-head latent attention."""
     tensor_parallel: TensorParallel = WHOLE
-    """Where it is split, heads and inner columns here are this rank's."""
+    """The ranks that split it. Where it is split, heads and inner columns here are this rank's."""
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
         """Return the tensors by dotted name, for the read-set."""

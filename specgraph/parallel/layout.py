@@ -1,4 +1,4 @@
-"""Which ranks split the matrices, which have requests of their own, and which hold the experts."""
+"""The ranks that split the matrices, those that have requests of their own, and those that hold the experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which linears of up to 32 rows `few_rows.cu` takes, and how they are cut into parts."""
+"""The linears of up to 32 rows that `few_rows.cu` takes, and how they are cut into parts."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class CudaGraph(Graph):
         """True if that replay moved torch's random generator on."""
         self.groups: list[CudaTaskGroup] = []
         self.broken = ""
-        """Why the graph can't be replayed any more: an update that the driver stopped half-way."""
+        """The reason why the graph can't be replayed any more: an update that the driver stopped half-way."""
 
     def executable(self) -> int:
         """Return the cudaGraphExec_t of the captured graph. Owned by this object."""

@@ -1,4 +1,4 @@
-"""Which linears of up to 384 rows `many_rows.cu` takes, most from 33 rows on, and how they are cut into blocks."""
+"""The linears of up to 384 rows that `many_rows.cu` takes, most from 33 rows on, and how they are cut into blocks."""
 
 from __future__ import annotations
 

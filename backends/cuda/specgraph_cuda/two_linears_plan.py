@@ -1,4 +1,4 @@
-"""Which pairs of linears `two_linears.cu` takes, and how they are cut into blocks."""
+"""The pairs of linears that `two_linears.cu` takes, and how they are cut into blocks."""
 
 from __future__ import annotations
 

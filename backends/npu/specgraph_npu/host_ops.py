@@ -39,7 +39,7 @@ class HostOp:
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments that are the same in every call of this row, by the op's own names."""
     namespace: str = "npu"
-    """Where in torch.ops."""
+    """The namespace in torch.ops."""
     overload: str = "out"
     fused: bool = True
     """A fused-infer-attention op: [attention, log-sum-exp] as outputs, caches with all heads in one dimension."""

@@ -41,7 +41,7 @@ class NpuPlatform(Platform):
         """The graphs that were dropped while a launch waited at a gate: the end of the last launch, torch_npu's graph,
         the gates. See `free_retired`."""
         self.broken = ""
-        """Why this platform takes no more work; empty while it does."""
+        """The reason why this platform takes no more work; empty while it does."""
         self.waits_for_values = probe.has_value_wait()
         self._index = index
         try:
