@@ -20,6 +20,7 @@ from specgraph.models.protocol import Head
 
 _TENSORS = tuple(field.name for field in fields(ProposeBatch))
 _OPTIONAL = ("temperature", "seeds")
+_NEEDED = tuple(name for name in _TENSORS if name not in _OPTIONAL)
 _FLOATS = ("temperature", "aux_hidden")
 
 
@@ -68,18 +69,16 @@ def check_shapes(call: str, batch: ProposeBatch, wanted: ProposeBatch, sampled: 
     Raises:
         ConfigError: naming the tensor and both shapes.
     """
-    for name in _TENSORS:
+    for name in _TENSORS if sampled else _NEEDED:
         given, own = getattr(batch, name), getattr(wanted, name)
-        if name in _OPTIONAL and not sampled:
-            continue
         if given is None:
             raise ConfigError(f"{call}: a sampled drafter needs {name} with every batch, and it is None")
-        expected = list(own.shape)
-        if name == "block_table" and given.dim() == 2:
-            expected[1] = min(expected[1], given.shape[1])
-        if list(given.shape) != expected or (dtypes and given.dtype != own.dtype):
+        expected = own.shape
+        if given.shape != expected and name == "block_table" and given.dim() == 2:
+            expected = torch.Size((expected[0], min(expected[1], given.shape[1])))
+        if given.shape != expected or (dtypes and given.dtype != own.dtype):
             is_type, want_type = (f" {given.dtype}", f" {own.dtype}") if dtypes else ("", "")
-            raise ConfigError(f"{call}: {name} is {list(given.shape)}{is_type}, expected {expected}{want_type}")
+            raise ConfigError(f"{call}: {name} is {list(given.shape)}{is_type}, expected {list(expected)}{want_type}")
 
 
 def check_values(batch: ProposeBatch, config: DraftConfig, num_blocks: int, vocab_size: int | None) -> None:
