@@ -145,7 +145,7 @@ class Rows:
         return out
 
     def cells(self) -> list[Tensor]:
-        """What a pass may write of the cache: the cells of its slots, and the null block."""
+        """Return what a pass may write of the cache: the cells of its slots, and the null block."""
         slots = [slot for slot in self.new.slot_mapping.tolist() if slot != NULL_SLOT]
         return [c for part in self.cache for c in (part[0], *(part[s // self.block, s % self.block] for s in slots))]
 

@@ -25,7 +25,7 @@ GROUPS = (
     "faults",
     "collectives",
 )
-"""In the order in which a backend author makes them pass: the cases of a group use what the groups before it check."""
+"""The groups in the order in which a backend author makes them pass: cases use what the groups before theirs check."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -37,9 +37,9 @@ class Case:
     id: str
     """`group.name`, with `[parameters]` once collected."""
     property: str
-    """What the case checks, in one sentence that is true of a backend that passes."""
+    """The claim that the case checks, in one sentence that is true of a backend that passes."""
     cause: str
-    """Where to look first when the case fails."""
+    """The place to look at first when the case fails."""
     hazard: str | None = None
     """The row of the hazard table that it guards against."""
     needs: tuple[str, ...] = ()

@@ -9,7 +9,15 @@ from pathlib import Path
 from specgraph.errors import ConfigError
 
 from specgraph_conformance.case import GROUPS
-from specgraph_conformance.render import as_json, check_writable, print_report, profile_lines, verdict, write_report
+from specgraph_conformance.render import (
+    as_badge,
+    as_json,
+    as_markdown,
+    check_writable,
+    print_report,
+    profile_lines,
+    verdict,
+)
 from specgraph_conformance.report import Report
 from specgraph_conformance.run import Selection, run_suite
 from specgraph_conformance.standard import PROFILES, conformance
@@ -51,28 +59,20 @@ def run_command(
         raise ConfigError(f"timeout {selection.timeout:g} is not a number of seconds that a case can take")
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs {jobs} is not a number of processes that can run cases")
-    paths = _writable(json, markdown, badge)
+    files = [
+        (path, form)
+        for path, form in ((None if json == "-" else json, as_json), (markdown, as_markdown), (badge, as_badge))
+        if path is not None
+    ]
+    for path, _ in files:
+        check_writable(Path(path))
     report = run_suite(platform, selection, jobs=jobs)
-    _show(report, json, paths)
-    return report.is_green and _conforms(report, profile)
-
-
-def _writable(json: str | None, markdown: Path | None, badge: Path | None) -> list[tuple[Path, str]]:
-    """(path, form) of the files to write, each of which can be written."""
-    files = {".json": None if json in (None, "-") else Path(str(json)), ".md": markdown, ".svg": badge}
-    paths = [(path, suffix) for suffix, path in files.items() if path is not None]
-    for path, suffix in paths:
-        check_writable(path, suffix)
-    return paths
-
-
-def _show(report: Report, json: str | None, paths: Sequence[tuple[Path, str]]) -> None:
-    """The table, on standard error where the JSON goes to standard output; then the files."""
     print_report(report, file=sys.stderr if json == "-" else sys.stdout)
     if json == "-":
         print(as_json(report), end="")
-    for path, suffix in paths:
-        write_report(report, path, suffix)
+    for path, form in files:
+        Path(path).write_text(form(report), encoding="utf-8")
+    return report.is_green and _conforms(report, profile)
 
 
 def _check_profile(profile: str | None) -> None:

@@ -81,7 +81,7 @@ def prompt_rows(target: Any, head: Any, prompt: Sequence[int]) -> tuple[Tensor, 
 
 
 def short_of_best(target: Any, head: Any, prompt: Sequence[int], drafted: Sequence[int]) -> list[float]:
-    """How much lower than the best the logit of each drafted token is, in a propose right after a prompt.
+    """Return how much lower than the best the logit of each drafted token is, in a propose right after a prompt.
 
     0 where the token is the most likely one; next to 0 where two tokens nearly tie in float64.
     """

@@ -1,4 +1,4 @@
-"""Which failures have one cause, and where to look: both from what was seen, not from the case alone."""
+"""Groups failures that have one cause, and says where to look: both from what was seen, not from the case alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SIGNS: tuple[tuple[str, str], ...] = (
 
 
 def look_at(result: CaseResult) -> str:
-    """Where to look: what was seen says it, else the case's likely cause; both where they add to each other."""
+    """Return where to look: what was seen says it, else the case's likely cause; both where they add to each other."""
     for sign, place in BEFORE_THE_CASE:
         if re.search(sign, result.reason):
             return place
@@ -47,7 +47,7 @@ def look_at(result: CaseResult) -> str:
 
 
 def by_cause(failures: Sequence[CaseResult]) -> list[list[CaseResult]]:
-    """Failures in groups of one cause, each in the order of the suite: those that saw the same.
+    """Return the failures in groups of one cause, each in the order of the suite: those that saw the same.
 
     What was seen is compared without its numbers and quoted names, so that the parameter sets of a case, and cases that
     trip over one missing method, are one group.

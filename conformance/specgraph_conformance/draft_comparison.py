@@ -18,14 +18,14 @@ from specgraph_conformance.rig import expect_close, expect_equal, on_host
 from specgraph_conformance.tiny_models import Head, make_head
 
 TOLERANCE = {torch.float32: 0.02, torch.bfloat16: 0.2}
-"""Of keys, values and logits against float64 with the same weights, by the model's dtype. In bfloat16 the tiny models'
-rounding reaches 0.12 over a chain of five steps (8e-6 in float32); a wrong row differs by more than 1."""
+"""The tolerance of keys, values and logits against float64 with the same weights, by the model's dtype. In bfloat16 the
+tiny models' rounding reaches 0.12 over a chain of five steps (8e-6 in float32); a wrong row differs by more than 1."""
 CAPTURED = [name for name in LOWERINGS if name != "eager"]
 BATCHES = (9, 1, 3, 9, 2)
 """Requests per round: shrinking and growing, at captured sizes and padded to them."""
 
 Rounds = tuple[list[Round], list[tuple[Tensor, Tensor]]]
-"""What each round left, and the KV caches after the last."""
+"""The results of each round, and the KV caches after the last."""
 
 
 def rig(

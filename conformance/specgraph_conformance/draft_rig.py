@@ -159,7 +159,7 @@ def random_caches(head: Head, config: DraftConfig, device: torch.device, seed: i
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one propose left, in host memory."""
+    """The results of one propose, in host memory."""
 
     token_ids: Tensor
     probs: Tensor | None
@@ -245,8 +245,8 @@ class DraftRig:
         return Round(on_host(drafts.token_ids), probs, hidden, drafts.dispatch.captured)
 
     def past_rows(self, blocks: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
-        """What a drafter with several modules kept of the positions before `start` that it computes again, up to K - 1
-        without a gap: the token after each and its hidden state, [n] and [n, aux_size]; none of other drafters.
+        """Return what a drafter with several modules kept of the positions before `start` that it computes again, up
+        to K - 1 without a gap: the token after each and its hidden state, [n] and [n, aux_size]; none of others.
 
         These are the drafter's own rows: an oracle that begins with them does not show that they are the text's. For
         that there are `kernels.keep-rows` and `drafting.rounds-leave-the-keys-of-the-text`.

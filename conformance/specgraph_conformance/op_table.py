@@ -17,7 +17,7 @@ from torch import Tensor
 from specgraph_conformance.case import Case
 
 WAYS = ("eager", "captured")
-"""How the suite runs an op: at once, or in the replay of a graph."""
+"""The ways in which the suite runs an op: at once, or in the replay of a graph."""
 FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Values of the parameter `dtype`."""

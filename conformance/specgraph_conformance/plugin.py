@@ -216,7 +216,7 @@ UNHEALTHY = 77
 
 
 def with_parameters(item: pytest.Item) -> Case | None:
-    """The case that a test item runs, with its parameters in the id; None for a test that is no conformance case."""
+    """Return the case that a test item runs, with its parameters in the id; None for a test that is no case."""
     marker = item.get_closest_marker(MARKER)
     if marker is None:
         return None
@@ -232,7 +232,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _is_worker(config: pytest.Config) -> bool:
-    """Whether xdist started this process; it documents this attribute as the sign."""
+    """Return True where xdist started this process; it documents this attribute as the sign."""
     return hasattr(config, "workerinput")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,7 +21,7 @@ from specgraph_conformance.report import OUTCOMES, CaseResult, Report
 from specgraph_conformance.standard import Conformance, conformance, summary
 
 SHOWN = 8
-"""How many causes of failures the terminal shows, in the order of the suite: fix the first ones first."""
+"""The number of causes of failures that the terminal shows, in the order of the suite: fix the first ones first."""
 
 
 def as_table(report: Report) -> Group:
@@ -182,20 +182,12 @@ def as_json(report: Report) -> str:
     return json.dumps(report.as_json(), indent=1) + "\n"
 
 
-FORMS: Mapping[str, Callable[[Report], str]] = {".json": as_json, ".md": as_markdown, ".svg": as_badge}
-
-
-def check_writable(path: Path, form: str | None = None) -> None:
+def check_writable(path: Path) -> None:
     """Check before the run that a report can be written.
 
-    Args:
-        form: one of FORMS; the path's suffix by default.
-
     Raises:
-        ConfigError: unknown suffix, or not writable.
+        ConfigError: not writable.
     """
-    if (form or path.suffix) not in FORMS:
-        raise ConfigError(f"{path}: a report ends in {', '.join(FORMS)}")
     if not path.parent.is_dir():
         raise ConfigError(f"{path} can't be written: there is no folder {path.parent}")
     existed = path.exists()
@@ -205,11 +197,6 @@ def check_writable(path: Path, form: str | None = None) -> None:
         raise ConfigError(f"{path} can't be written: {error.strerror or error}") from error
     if not existed:
         path.unlink()
-
-
-def write_report(report: Report, path: Path, form: str | None = None) -> None:
-    """Write one form; the path's suffix names it by default."""
-    path.write_text(FORMS[form or path.suffix](report), encoding="utf-8")
 
 
 def print_report(report: Report, file: TextIO) -> None:

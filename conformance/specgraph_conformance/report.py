@@ -20,7 +20,7 @@ OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "xfailed", "absent")
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """How one case ended."""
+    """The outcome of one case."""
 
     id: str
     group: str
@@ -28,7 +28,7 @@ class CaseResult:
     hazard: str | None
     outcome: Outcome
     reason: str = ""
-    """Why it failed, was expected to, or is absent; empty when passed."""
+    """The reason why it failed, was expected to, or is absent; empty when passed."""
     cause: str = ""
     """The likely cause, for failed cases."""
     seconds: float = 0.0
@@ -42,7 +42,7 @@ def result_of(case: Case, outcome: Outcome, reason: str = "", seconds: float = 0
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was tested. `capabilities` maps each name to {"level": yes | no | quirk, "reason": ...}."""
+    """The platform that was tested. `capabilities` maps each name to {"level": yes | no | quirk, "reason": ...}."""
 
     platform: str
     device: str

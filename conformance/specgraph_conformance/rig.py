@@ -130,7 +130,7 @@ def adding(x: Tensor, value: Tensor | float) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What attention may refuse: the dtype of its rows and caches, the head size, and tokens per KV block."""
+    """A shape that attention may refuse: the dtype of its rows and caches, the head size, and tokens per KV block."""
 
     dtype: torch.dtype = torch.float32
     dim: int = 64
@@ -173,7 +173,7 @@ def attention_backend(platform: Platform, name: str) -> AttentionBackend:
 
 
 WAYS = ("eager", "captured")
-"""How a case of group kernels runs an op."""
+"""The ways in which a case of group kernels runs an op."""
 
 
 def run_op(platform: Platform, way: str, body: Callable[[], Any], written: Iterable[Tensor]) -> None:

@@ -23,7 +23,7 @@ from specgraph_conformance.session import Session, open_session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which cases run, and how; empty means all."""
+    """The cases that run, and how; empty means all."""
 
     cases: Sequence[str] = ()
     groups: Sequence[str] = ()

@@ -45,7 +45,7 @@ class Session:
         return next((xfail for xfail in self._xfails if xfail.matches(case_id) and xfail.applies(supports)), None)
 
     def absent(self, case: Case) -> str | None:
-        """Why a case does not apply to this platform; None if it does."""
+        """Return why a case does not apply to this platform; None if it does."""
         supports = self.platform.capabilities.supports()
         for name in case.needs:
             if not supports[name]:
@@ -56,7 +56,7 @@ class Session:
         return None
 
     def broken(self) -> str | None:
-        """None if the device still computes, else what is wrong with it."""
+        """Return what is wrong with the device, None if it still computes."""
         try:
             if self.platform.is_capturing():
                 return "its stream is still capturing"

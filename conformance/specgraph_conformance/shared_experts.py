@@ -107,8 +107,8 @@ def run_scenario(platform: Platform, name: str, seed: int, timeout: float) -> st
 
 
 def shortfall(target: LlamaTarget, asked: Sequence[Request], given: Sequence[Generation]) -> str:
-    """Whether each token is the most likely one of the whole target after those before it, up to ties, and has the
-    target's log-probability, where one is given.
+    """Return what is wrong; nothing where each token is the most likely one of the whole target after those before it,
+    up to ties, and has the target's log-probability, where one is given.
 
     Args:
         target: float64, on the host.

@@ -1,4 +1,4 @@
-"""Where the code of a report came from: commit, local changes and a digest of each distribution's package.
+"""The place that the code of a report came from: commit, local changes and a digest of each distribution's package.
 
 The digest is made of git's blob hashes, so that a checkout of the commit can be compared with it without the files.
 """
@@ -59,7 +59,7 @@ def source_of(name: str, package: str) -> Source:
 
 
 def digest_of(files: Iterable[tuple[str, str]]) -> str:
-    """Of (path in the package, git's hash of the content) of each file that is no cache."""
+    """Return the SHA-256 over (path in the package, git's hash of the content) of each file that is no cache."""
     lines = sorted(f"{path} {blob}\n" for path, blob in files if path.endswith(SUFFIXES))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

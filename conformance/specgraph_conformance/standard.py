@@ -20,13 +20,13 @@ from specgraph_conformance.rig import CORE_ATTENTION
 SUITE_VERSION = "2.0"
 LIST = Path(__file__).parent / "standard.json"
 ATTENTION = "{attention}"
-"""In a parameter set: any attention backend, one of the core's or of the device's own."""
+"""The place, in a parameter set, of any attention backend, one of the core's or of the device's own."""
 BASE = ("discovery", "device", "streams", "capture", "replay")
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a backend can conform to."""
+    """A part of the standard that a backend can conform to."""
 
     name: str
     about: str
@@ -101,17 +101,17 @@ def unknown_version(version: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Conformance:
-    """Whether a report conforms to one profile."""
+    """The answer of a report to one profile."""
 
     profile: str
     missing: tuple[str, ...]
-    """What is missing, one line each; empty where it conforms."""
+    """The missing things, one line each; empty where it conforms."""
     claimed: bool = True
     """False where a required capability is absent: no fault, only a device that this profile is not for."""
 
     @property
     def conforms(self) -> bool:
-        """Whether nothing is missing."""
+        """True where nothing is missing."""
         return not self.missing
 
 
@@ -157,7 +157,7 @@ def _conformance(
 
 
 def justification(result: CaseResult, listed: Listed, report: Report) -> str | None:
-    """What an absence follows from; None if from nothing that the report says.
+    """Return what an absence follows from; None if from nothing that the report says.
 
     It is the name of an absent capability, "NAME is there", "attention" (the backend refuses the case's shape or has
     lengths of the other kind) or "one device".

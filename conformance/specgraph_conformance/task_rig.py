@@ -122,6 +122,6 @@ class Tasks:
         return on_host(self.out)
 
     def result(self) -> Tensor:
-        """What the last replay left."""
+        """Return what the last replay left."""
         self.platform.synchronize()
         return on_host(self.out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from specgraph.models.config import ModelConfig
@@ -28,7 +28,7 @@ VOCAB = 64
 HIDDEN = 128
 MAX_POSITIONS = 1024
 MODULES = 5
-"""Of `mtp-modules`: the largest K that it can draft."""
+"""The largest K that `mtp-modules` can draft."""
 HEADS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "peagle", "draft-model")
 AUX_LAYERS = (0, 1, 2)
 
@@ -178,14 +178,6 @@ def _mtp(draw: Draw, num_modules: int = 1) -> MtpHead:
     return MtpHead(w.config, modules, embed, lm_head)
 
 
-def _mtp_modules(draw: Draw) -> MtpHead:
-    return _mtp(draw, MODULES)
-
-
-def _mtp_two_modules(draw: Draw) -> MtpHead:
-    return _mtp(draw, 2)
-
-
 def _dflash(draw: Draw) -> DFlashHead:
     embed, _ = _vocabulary(draw(0))
     w = draw(5)
@@ -208,26 +200,18 @@ def _draft_model(draw: Draw, gain: float = 0.8) -> DraftModelHead:
     return DraftModelHead(model, HIDDEN)
 
 
-def _draft_model_of_context(draw: Draw) -> DraftModelHead:
-    return _draft_model(draw, gain=6)
-
-
-def _target_itself(draw: Draw) -> DraftModelHead:
-    return DraftModelHead(_target(draw), HIDDEN)
-
-
 _HEADS: dict[str, Callable[[Draw], Head]] = {
     "eagle": _eagle,
     "eagle3": _eagle3,
     "eagle3-norm-output": _eagle3_norm_output,
     "mtp": _mtp,
-    "mtp-modules": _mtp_modules,
-    "mtp-two-modules": _mtp_two_modules,
+    "mtp-modules": partial(_mtp, num_modules=MODULES),
+    "mtp-two-modules": partial(_mtp, num_modules=2),
     "dflash": _dflash,
     "peagle": _peagle,
     "draft-model": _draft_model,
-    "draft-model-of-context": _draft_model_of_context,
-    "target": _target_itself,
+    "draft-model-of-context": partial(_draft_model, gain=6),
+    "target": lambda draw: DraftModelHead(_target(draw), HIDDEN),
 }
 
 

@@ -7,8 +7,6 @@ leads the second best by at least `margin` at every draft, so that float32 and b
 
     trace = load_trace("draft-model")
     replay(trace, propose)          # propose(round) returns the draft tokens of each request, [n][K]
-
-Where the head takes hidden states of the target, they are in aux_hidden.safetensors; no target is needed.
 """
 
 from __future__ import annotations
@@ -17,10 +15,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from safetensors.torch import load_file
-from torch import Tensor
 
 FOLDER = Path(__file__).parent / "traces"
 FORMAT = 1
@@ -35,18 +29,15 @@ class TraceRequest:
     token_ids: tuple[int, ...]
     """Prompt and output so far, with the tokens of this round: what a drafter without a cache needs."""
     num_prompt: int
-    """How many of them are the prompt."""
+    """The number of them that are the prompt."""
     num_sampled: int
     """The last `num_sampled` of them are new: accepted drafts of the round before, then the target's own token."""
-    aux_hidden: Tensor | None
-    """float32 [rows, aux_size], the target's hidden states of the rows that are new to the drafter: all of the prompt's
-    in the first round of a request, then those of the `num_sampled` rows. None for a head that takes none."""
     drafts: tuple[int, ...]
     """The expected draft tokens, K of them."""
 
     @property
     def joins(self) -> bool:
-        """Whether this is its first round."""
+        """True in its first round."""
         return len(self.token_ids) == self.num_prompt + 1
 
     @property
@@ -87,18 +78,16 @@ Propose = Callable[[TraceRound], Sequence[Sequence[int]]]
 
 
 def names() -> list[str]:
-    """The traces that are shipped."""
+    """Return the names of the traces that are shipped."""
     return sorted(path.parent.name for path in FOLDER.glob("*/trace.json"))
 
 
 def load_trace(name: str | Path) -> Trace:
-    """A shipped trace by name, or the one in a folder."""
+    """Return a shipped trace by name, or the one in a folder."""
     folder = name if isinstance(name, Path) else FOLDER / name
     data = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
     if data["format"] != FORMAT:
         raise ValueError(f"{folder} has format {data['format']}; this suite reads {FORMAT}")
-    hidden = folder / "aux_hidden.safetensors"
-    aux = load_file(hidden) if hidden.is_file() else {}
     k, history, prompts = data["num_speculative_tokens"], dict[int, tuple[int, ...]](), dict[int, int]()
     rounds: list[TraceRound] = []
     for number, requests in enumerate(data["rounds"]):
@@ -108,10 +97,8 @@ def load_trace(name: str | Path) -> Trace:
             if "prompt" in about:
                 history[id], prompts[id] = tuple(about["prompt"]), len(about["prompt"])
             history[id] += sampled
-            hidden_rows = aux.get(f"{number}.{id}")
-            read.append(
-                TraceRequest(id, history[id], prompts[id], len(sampled), hidden_rows, tuple(about["draft_token_ids"]))
-            )
+            drafts = tuple(about["draft_token_ids"])
+            read.append(TraceRequest(id, history[id], prompts[id], len(sampled), drafts))
         rounds.append(TraceRound(number, tuple(read), k))
     return Trace(folder.name, folder, data["kind"], k, data["margin"], tuple(rounds))
 
@@ -150,15 +137,3 @@ def _compare(trace: Trace, round: TraceRound, request: TraceRequest, drafts: lis
         raise TraceMismatch(f"{where}: {len(drafts)} draft tokens, expected {len(wanted)}")
     first = next(i for i, (a, b) in enumerate(zip(drafts, wanted, strict=True)) if a != b)
     raise TraceMismatch(f"{where}: draft {first} is {drafts[first]}, expected {wanted[first]}; {drafts} for {wanted}")
-
-
-def as_data(kind: str, k: int, margin: float, rounds: Sequence[Sequence[dict[str, Any]]]) -> str:
-    """The content of trace.json, one request a line."""
-    lines = ["[\n   " + ",\n   ".join(json.dumps(request) for request in requests) + "]" for requests in rounds]
-    head = json.dumps({"format": FORMAT, "kind": kind, "num_speculative_tokens": k, "margin": round_down(margin)})
-    return f'{head[:-1]}, "rounds": [\n  ' + ",\n  ".join(lines) + "]}\n"
-
-
-def round_down(value: float) -> float:
-    """To three digits."""
-    return int(value * 1000) / 1000

@@ -21,7 +21,7 @@ Path = tuple[int, ...]
 
 
 _Row = tuple[Tensor, Tensor, list[Tensor], list[Tensor]]
-"""What the row of a path's last token gave: hidden state, carried state, and all keys and values up to it."""
+"""The results of the row of a path's last token gave: hidden state, carried state, and all keys and values up to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def _check_types(report: Report, data: dict[str, Any]) -> None:
 
 
 def problems_of(report: Report, data: dict[str, Any], checkout: Path | None = None) -> list[str]:
-    """What keeps a report from being taken as it is; empty when nothing does.
+    """Return what keeps a report from being taken as it is; empty when nothing does.
 
     Args:
         data: what `read_report` read.

@@ -51,11 +51,11 @@ class Xfail:
         return f"{self.reason} ({self.owner}) {self.link}"
 
     def applies(self, supports: Mapping[str, Support]) -> bool:
-        """Whether the gap is to be expected of a platform with these capabilities."""
+        """Return True where the gap is to be expected of a platform with these capabilities."""
         return any(self.when in support.reason for support in supports.values())
 
     def matches(self, case_id: str) -> bool:
-        """Whether `case_id` is this case, or one of its parameter sets."""
+        """Return True where `case_id` is this case, or one of its parameter sets."""
         return case_id == self.case or case_id.partition("[")[0] == self.case
 
 

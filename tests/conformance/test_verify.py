@@ -16,7 +16,7 @@ import yaml
 from conformance.reports import complete_report, source
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specgraph_conformance.render import as_json, write_report
+from specgraph_conformance.render import as_json
 from specgraph_conformance.report import digest_of, from_json
 from specgraph_conformance.scoreboard import scoreboard
 from specgraph_conformance.sources import blob_hash, digest_at, source_of
@@ -39,7 +39,7 @@ def verified(data: Data) -> list[str]:
 
 
 def with_digest(data: Data) -> Data:
-    """As one who edits a report and knows how the digest is made."""
+    """Edit a report as one who knows how the digest is made."""
     return {**data, "digest": digest_of(data)}
 
 
@@ -57,113 +57,85 @@ def test_a_good_report_has_no_problems(absent: tuple[str, ...]) -> None:
     assert verified(good(absent=absent)) == []
 
 
-def failed_to_passed(data: Data) -> None:
-    case(data, "capture.runs-nothing")["outcome"] = "failed"
-    counted(data)
+def outcome(data: Data, id: str, outcome: str, reason: str = "") -> None:
+    case(data, id).update(outcome=outcome, reason=reason)
 
 
 def left_out(data: Data) -> None:
     data["cases"] = [each for each in data["cases"] if each["id"] != "decoding.sampled-repeats"]
-    counted(data)
 
 
-def twice(data: Data) -> None:
-    data["cases"].append(dict(case(data, "capture.runs-nothing")))
-    counted(data)
-
-
-def invented(data: Data) -> None:
-    data["cases"].append({**case(data, "capture.runs-nothing"), "id": "capture.of-my-own"})
-    counted(data)
-
-
-def absent_without_reason(data: Data) -> None:
-    case(data, "replay.on-a-side-stream").update(outcome="absent", reason="not supported here")
-    counted(data)
+def added(data: Data, **changes: str) -> None:
+    data["cases"].append({**case(data, "capture.runs-nothing"), **changes})
 
 
 def absent_attention_of_the_core(data: Data) -> None:
     id = next(each["id"] for each in data["cases"] if "[paged-merged" in each["id"])
-    case(data, id).update(outcome="absent", reason="attention 'paged' is slow")
-    counted(data)
+    outcome(data, id, "absent", "attention 'paged' is slow")
 
 
 def two_devices_hidden(data: Data) -> None:
     data["device_count"] = 2
     reason = "collectives between ranks need two devices, and there is 1"
-    case(data, "collectives.chain-between-devices").update(outcome="absent", reason=reason)
-    counted(data)
+    outcome(data, "collectives.chain-between-devices", "absent", reason)
 
 
-def core_patched(data: Data) -> None:
-    data["sources"][0] = source("specgraph-core", changed=["specgraph/capture/graph_runner.py"])
+CORE = source("specgraph-core", changed=["specgraph/capture/graph_runner.py"])
+BACKEND = source("specgraph-acme", state="wheel", changed=["specgraph_acme/graph.py"])
+NO_STATE = source("specgraph-conformance", state="unknown", commit="")
+TAMPERED: dict[str, tuple[Callable[[Data], Any], str]] = {
+    "failed": (lambda data: outcome(data, "capture.runs-nothing", "failed"), "failed: capture.runs-nothing"),
+    "left out": (left_out, f"case decoding.sampled-repeats of suite {SUITE_VERSION} is not in it"),
+    "twice": (added, "case capture.runs-nothing is in it twice"),
+    "invented": (
+        lambda data: added(data, id="capture.mine"),
+        "there is no case capture.mine in suite",
+    ),
+    "absent": (
+        lambda data: outcome(data, "replay.on-a-side-stream", "absent", "not supported here"),
+        "case replay.on-a-side-stream is absent, and no capability of the report says so",
+    ),
+    "absent attention": (
+        absent_attention_of_the_core,
+        "is absent, and no capability of the report says so: attention 'paged' is slow",
+    ),
+    "devices": (two_devices_hidden, "case collectives.chain-between-devices is absent"),
+    "core patched": (
+        lambda data: data["sources"].__setitem__(0, CORE),
+        "specgraph-core ran with 1 changed files that its commit has not: specgraph/capture/graph_runner.py",
+    ),
+    "backend patched": (
+        lambda data: data["sources"].__setitem__(2, BACKEND),
+        "specgraph-acme ran with 1 changed files that its wheel has not",
+    ),
+    "no state": (
+        lambda data: data["sources"].__setitem__(1, NO_STATE),
+        "specgraph-conformance ran from neither a git repository nor a wheel",
+    ),
+    "no suite": (lambda data: data["sources"].pop(1), "it does not say which specgraph-conformance ran"),
+    "no machine": (lambda data: data["environment"].update(machine=""), "its environment does not say machine"),
+    "no torch": (lambda data: data.update(versions={}), "its versions do not say torch"),
+    "other suite": (lambda data: data.update(suite="7.3"), "it is of suite 7.3, and this is"),
+    "problem": (lambda data: data.update(problems=["xfails.toml declares 'a.b'"]), "xfails.toml declares 'a.b'"),
+}
 
 
-def backend_patched(data: Data) -> None:
-    data["sources"][2] = source("specgraph-acme", state="wheel", changed=["specgraph_acme/graph.py"])
-
-
-def no_state(data: Data) -> None:
-    data["sources"][1] = source("specgraph-conformance", state="unknown", commit="")
-
-
-def suite_not_named(data: Data) -> None:
-    del data["sources"][1]
-
-
-def no_machine(data: Data) -> None:
-    data["environment"]["machine"] = ""
-
-
-def no_torch(data: Data) -> None:
-    data["versions"] = {}
-
-
-def other_suite(data: Data) -> None:
-    data["suite"] = "7.3"
-
-
-def problem_of_the_run(data: Data) -> None:
-    data["problems"] = ["xfails.toml declares 'a.b', and there is no such case"]
-
-
-def wrong_counts(data: Data) -> None:
-    data["counts"]["passed"] += 1
-
-
-@pytest.mark.parametrize(
-    ("tamper", "said"),
-    [
-        (failed_to_passed, "failed: capture.runs-nothing"),
-        (left_out, f"case decoding.sampled-repeats of suite {SUITE_VERSION} is not in it"),
-        (twice, "case capture.runs-nothing is in it twice"),
-        (invented, f"there is no case capture.of-my-own in suite {SUITE_VERSION}"),
-        (absent_without_reason, "case replay.on-a-side-stream is absent, and no capability of the report says so"),
-        (absent_attention_of_the_core, "is absent, and no capability of the report says so: attention 'paged' is slow"),
-        (two_devices_hidden, "case collectives.chain-between-devices is absent"),
-        (
-            core_patched,
-            "specgraph-core ran with 1 changed files that its commit has not: specgraph/capture/graph_runner.py",
-        ),
-        (backend_patched, "specgraph-acme ran with 1 changed files that its wheel has not"),
-        (no_state, "specgraph-conformance ran from neither a git repository nor a wheel"),
-        (suite_not_named, "it does not say which specgraph-conformance ran"),
-        (no_machine, "its environment does not say machine"),
-        (no_torch, "its versions do not say torch"),
-        (other_suite, "it is of suite 7.3, and this is"),
-        (problem_of_the_run, "xfails.toml declares 'a.b'"),
-        (wrong_counts, "its counts are"),
-    ],
-)
-def test_a_tampered_report_is_not_verified(tamper: Callable[[Data], None], said: str) -> None:
+@pytest.mark.parametrize(("tamper", "said"), TAMPERED.values(), ids=TAMPERED)
+def test_a_tampered_report_is_not_verified(tamper: Callable[[Data], Any], said: str) -> None:
     data = good()
     tamper(data)
-    edited = verified(data)
+    counted(data)
+    edited, found = verified(data), verified(with_digest(data))
     assert "its digest is not that of its content" in edited[0]
     assert any(said in problem for problem in edited)
-    found = verified(with_digest(data))
     assert any(said in problem for problem in found)
     assert not any("digest" in problem for problem in found)
+
+
+def test_counts_are_those_of_the_cases() -> None:
+    data = good()
+    data["counts"]["passed"] += 1
+    assert any("its counts are" in problem for problem in verified(with_digest(data)))
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -191,7 +163,7 @@ def test_any_edit_is_seen(draw: st.DataObject) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     path, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    write_report(complete_report(), path)
+    path.write_text(as_json(complete_report()))
     done = command.specgraph("conformance", "verify", path)
     assert done.returncode == 0, done.stderr
     assert (
@@ -230,7 +202,7 @@ def test_what_is_no_report_is_one_error(text: str, said: str, tmp_path: Path) ->
 
 def test_a_profile_can_be_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    write_report(complete_report(absent=("task_update",)), path)
+    path.write_text(as_json(complete_report(absent=("task_update",))))
     assert command.specgraph("conformance", "verify", path, "--profile", "drafting").returncode == 0
     done = command.specgraph("conformance", "verify", path, "--profile", "task-update")
     assert done.returncode == 1
@@ -241,7 +213,7 @@ def test_a_profile_can_be_asked_for(tmp_path: Path) -> None:
 def test_several_reports_are_checked_each_for_itself(tmp_path: Path) -> None:
     paths = [tmp_path / "first.json", tmp_path / "second.json"]
     for path in paths:
-        write_report(complete_report(absent=("collectives_in_graph",)), path)
+        path.write_text(as_json(complete_report(absent=("collectives_in_graph",))))
     done = command.specgraph("conformance", "verify", *paths)
     assert done.returncode == 0, done.stdout
     assert "wrong" not in done.stdout
@@ -257,7 +229,7 @@ def test_the_reusable_workflow_runs_commands_that_exist(tmp_path: Path) -> None:
     shim.parent.mkdir(parents=True)
     shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m specgraph "$@"\n')
     shim.chmod(0o755)
-    write_report(complete_report(absent=("task_update",)), tmp_path / "report.json")
+    (tmp_path / "report.json").write_text(as_json(complete_report(absent=("task_update",))))
     for profile, status in (("", 0), ("task-update", 1)):
         env = {**os.environ, "PROFILE": profile, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(["bash", "-c", verify], cwd=tmp_path, env=env, capture_output=True, check=False)
@@ -323,7 +295,7 @@ def test_the_scoreboard_says_which_reports_are_verified(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("good.json", "edited.json", "first.json")]
     paths[0].write_text(json.dumps(GOOD))
     paths[1].write_text(json.dumps({**GOOD, "device": "a better one"}))
-    write_report(complete_report(suite="1.0"), paths[2])
+    paths[2].write_text(as_json(complete_report(suite="1.0")))
     page = scoreboard(paths)
     row = next(line for line in page.splitlines() if line.startswith("| verified |"))
     assert row.startswith("| verified | yes | no: its digest is not")

@@ -30,7 +30,7 @@ SIZE = 512
 
 
 def drafts_for(requests: int, steps: int, draft_to_target: Tensor | None = None, step: int | None = None) -> ops.Drafts:
-    """Where a chain's step, or a block without one, writes its tokens."""
+    """Return where a chain's step, or a block without one, writes its tokens."""
     ids = torch.full((requests, steps), -7)
     if step is None:
         return ops.Drafts(ids, draft_to_target)
@@ -74,26 +74,6 @@ def draft_greedy(run: Run, g: torch.Generator, kind: bool) -> None:
 
 
 @TABLE.row(
-    "draft-gumbel",
-    "Sampled tokens follow softmax(logits / temperature), and the distribution written is that one.",
-    hazard="gumbel-seed-position",
-    cause="draft_from_logits: noise that isn't Gumbel, or a temperature applied after it",
-)
-def draft_gumbel(run: Run, g: torch.Generator) -> None:
-    requests, logits = 4000, torch.tensor([0.3, 1.2, -0.5, 0.0, 2.0, -2.0])
-    temperature = torch.full((requests,), 0.8)
-    temperature[0] = 0.0
-    drafts = drafts_for(requests, 1, step=0)
-    draws = draws_for(drafts, 6, temperature, torch.arange(requests), torch.full((requests,), 9, dtype=torch.int32))
-    tokens = draw(run, (logits.expand(requests, 6).contiguous(),), drafts, draws)[:, 0]
-    wanted = (logits.double() / 0.8).softmax(0)
-    expect_close(draws.draft_probs[1, 0], wanted, 1e-5, "the distribution")
-    assert tokens[0] == 4
-    assert draws.draft_probs[0, 0].tolist() == [0, 0, 0, 0, 1, 0]
-    expect_shares(tokens[1:], wanted, "tokens", limit=25.7)  # 5 degrees of freedom: p = 1e-4
-
-
-@TABLE.row(
     "draft-block-greedy",
     "The most likely token of each masked row, mapped to the target's ids, has the row's place in the draft tokens.",
     hazard="parallel-block-sampling",
@@ -109,7 +89,7 @@ def draft_block_greedy(run: Run, g: torch.Generator, kind: bool) -> None:
 
 
 TEMPERATURES = torch.tensor([0.0, 0.5, 2.0])
-"""Of the three kinds of request that alternate in a batch."""
+"""The temperatures of the three kinds of request that alternate in a batch."""
 DRAWS = 3000
 KIND = torch.arange(3 * DRAWS) % 3
 
@@ -128,6 +108,30 @@ def expect_drawn(tokens: Tensor, probs: Tensor, logits: Tensor, tolerance: float
             expect_shares(tokens[number == KIND][:, step], shares, f"draft token {step} {at}")
 
 
+def expect_gumbel(run: Run, g: torch.Generator, k: int, vocab: int, step: int | None) -> Tensor:
+    """Draw k tokens per request, of kinds in turns, in a chain's step or in a block; return them."""
+    requests = len(KIND)
+    logits, each = torch.randn(3, k, vocab, generator=g) * 0.6, torch.arange(requests)
+    drafts = drafts_for(requests, k, step=step)
+    counts = torch.full((requests,), 2, dtype=torch.int32) if step is None else None
+    at = each % 50 if step is None else (each % 50).int()
+    draws = draws_for(drafts, vocab, TEMPERATURES[KIND], each * 7919, at, counts)
+    tokens = draw(run, (logits[KIND].view(-1, vocab),), drafts, draws)
+    expect_drawn(tokens, draws.draft_probs, logits, 1e-5)
+    return tokens
+
+
+@TABLE.row(
+    "draft-gumbel",
+    "Sampled tokens follow softmax(logits / temperature) at each request's own temperature, and the distribution "
+    "written is that one.",
+    hazard="gumbel-seed-position",
+    cause="draft_from_logits: noise that isn't Gumbel, or a temperature applied after it",
+)
+def draft_gumbel(run: Run, g: torch.Generator) -> None:
+    expect_gumbel(run, g, 1, 5, step=0)
+
+
 @TABLE.row(
     "draft-block-gumbel",
     "Tokens of masked rows follow softmax(logits / temperature) at each request's own temperature, and the "
@@ -136,13 +140,7 @@ def expect_drawn(tokens: Tensor, probs: Tensor, logits: Tensor, tolerance: float
     cause="draft_from_logits: the temperature left out of the distribution, or one request's temperature for all",
 )
 def draft_block_gumbel(run: Run, g: torch.Generator) -> None:
-    requests, k, vocab = len(KIND), 2, 5
-    logits, each = torch.randn(3, k, vocab, generator=g) * 0.6, torch.arange(requests)
-    drafts = drafts_for(requests, k)
-    counts = torch.full((requests,), 2, dtype=torch.int32)
-    draws = draws_for(drafts, vocab, TEMPERATURES[KIND], each * 7919, each % 50, counts)
-    tokens = draw(run, (logits[KIND].view(-1, vocab),), drafts, draws)
-    expect_drawn(tokens, draws.draft_probs, logits, 1e-5)
+    tokens = expect_gumbel(run, g, 2, 5, step=None)
     assert not torch.equal(tokens[KIND == 2][:, 0], tokens[KIND == 2][:, 1]), "both rows of a block drew one noise"
 
 

@@ -27,7 +27,7 @@ class Sizes(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a linear has beside its matrix."""
+    """The parts that a linear has beside its matrix."""
 
     norm: bool
     bias: bool
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
 ALL_PARTS = [Parts(*chosen) for chosen in product((False, True), repeat=3)]
 SOME_PARTS = [Parts(norm=True, bias=False, residual=False), Parts(norm=False, bias=True, residual=True)]
 PAIRS = list(product((False, True), repeat=2))
-"""Whether the embedding is normalised, and whether the hidden state is."""
+"""Pairs that say if the embedding is normalised, and if the hidden state is."""
 
 
 class Made(NamedTuple):

@@ -74,7 +74,7 @@ def _wanted(plan: RowPlan, given: RowInputs, past: PastRows | None, num_last: in
     columns = torch.zeros(len(starts), 0, dtype=torch.int64) if given.token_ids is None else given.token_ids
     if given.draft_token_ids is not None:
         columns = torch.cat([columns, given.draft_token_ids], dim=1).clamp(min=0)
-    query_len, rows = columns.shape[1], plan.rows
+    query_len, rows, limit = columns.shape[1], plan.rows, plan.max_model_len
     out: dict[str, list[int]] = {name: [] for name in Rows._fields}
     hidden: list[Tensor] = []
     without = 7
@@ -82,7 +82,7 @@ def _wanted(plan: RowPlan, given: RowInputs, past: PastRows | None, num_last: in
         start += plan.position_offset
         count = (rows if start >= 0 else 0) if given.num_sampled is None else int(given.num_sampled[r])
         begin = start + count if plan.after_sampled else max(start - plan.past, 0)
-        end = min(begin + rows, LIMIT) if plan.after_sampled else begin + rows
+        end = min(begin + rows, limit) if plan.after_sampled else begin + rows
         places = [(begin + i, i + count - 1 if plan.after_sampled else begin + i - start) for i in range(rows)]
         kept = _kept(past, blocks[r], begin, start) if count else {}
         for row, (position, column) in enumerate(places):
@@ -99,28 +99,28 @@ def _wanted(plan: RowPlan, given: RowInputs, past: PastRows | None, num_last: in
                 has_slot = plan.slots_of_rejected or column < count + plan.later_rows
             known = 0 <= column < count
             out["token_ids"].append(token)
-            path, reserved = [*range(row + 1)], LIMIT
+            path, reserved = [*range(row + 1)], limit
             if given.draft_parents is not None:
-                path, reserved = _path(given.draft_parents[r].tolist(), row), len(blocks[r]) * plan.block_size
+                path, reserved = path_to(given.draft_parents[r].tolist(), row), len(blocks[r]) * plan.block_size
                 word = sum(1 << each for each in path)
                 out["ancestors"].append(word - (1 << 64) if word >> 63 else word)
             rotary = position if given.draft_parents is None else start + len(path) - 1
-            out["positions"].append(min(rotary, LIMIT - 1) if count else 0)
+            out["positions"].append(min(rotary, limit - 1) if count else 0)
             slot = slot_of(position, blocks[r], reserved, plan.block_size) if has_slot else NULL_SLOT
             out["slot_mapping"].append(slot)
             out["hidden_rows"].append(r * query_len + column if known else len(starts) * query_len)
             hidden.append(state)
         for column in range(query_len):
             position, known = start + column, column < count
-            out["context_positions"].append(min(position, LIMIT - 1) if known else 0)
-            out["context_slots"].append(slot_of(position, blocks[r], LIMIT, plan.block_size) if known else NULL_SLOT)
+            out["context_positions"].append(min(position, limit - 1) if known else 0)
+            out["context_slots"].append(slot_of(position, blocks[r], limit, plan.block_size) if known else NULL_SLOT)
         last = r * rows + max(start - begin + count - 1, 0)
         out["last_rows"] += range(last, last + num_last)
         out["seq_lens"].append(end if count else 0)
         out["step_seq_lens"].append(start + count if count else 0)
-        out["step_positions"].append(min(start + count - 1, LIMIT - 1) if count else 0)
+        out["step_positions"].append(min(start + count - 1, limit - 1) if count else 0)
         if count:
-            end = min(start + count + plan.later_rows, LIMIT)
+            end = min(start + count + plan.later_rows, limit)
             without += sum(blocks[r][position // plan.block_size] == NULL_BLOCK for position in range(start, end))
     out |= {"draft_step": [0], "rows_without_block": [without]}
     lengths = {"seq_lens", "step_seq_lens"}
@@ -128,9 +128,9 @@ def _wanted(plan: RowPlan, given: RowInputs, past: PastRows | None, num_last: in
     return tensors | ({} if given.hidden is None else {"hidden": torch.stack(hidden)})
 
 
-def _path(parents: list[int], row: int) -> list[int]:
-    """The rows from row 0 to a row of a tree."""
-    return [0] if row == 0 else [*_path(parents, parents[row - 1]), row]
+def path_to(parents: list[int], row: int) -> list[int]:
+    """Return the rows from row 0 to a row of a tree."""
+    return [0] if row == 0 else [*path_to(parents, parents[row - 1]), row]
 
 
 def _kept(past: PastRows | None, blocks: list[int], begin: int, start: int) -> dict[int, tuple[int, int]]:
@@ -173,25 +173,6 @@ def begin_verify(run: Run, g: torch.Generator, k: int) -> None:
     wider = torch.tensor([[11, 0], [12, 0], [13, 0], [14, 0]])  # the last tokens are a column of it
     given = RowInputs(starts, blocks, token_ids=wider[:, :1], draft_token_ids=drafts)
     expect_rows(run, RowPlan(k + 1, LIMIT, BLOCK), given, PLACES)
-
-
-@TABLE.row(
-    "begin-tree-verify",
-    "Rows of different trees have the position of their depth, a slot each, and the bits of their own ancestors.",
-    hazard="ancestor-mask-shifted",
-    cause="begin_rows: bits that count from the first node instead of the last token, a wrong depth, masks of 32 bits",
-    quick=True,
-    rows=[2, 9, 33, 64],
-)
-def begin_tree_verify(run: Run, g: torch.Generator, rows: int) -> None:
-    starts, width = [14, -1, 38, 0], 8
-    # Parents come first; the deepest rows are preferred, so that some paths are long.
-    parents = [[int(torch.randint(max(0, row - 3), row, (1,), generator=g)) for row in range(1, rows)] for _ in starts]
-    depth = max(len(_path(tree, row)) - 1 for tree in parents for row in range(rows))
-    blocks = (torch.randperm(len(starts) * width, generator=g) + 1).view(-1, width)
-    last, drafts = torch.randint(0, 90, (4, 1), generator=g), torch.randint(-1, 90, (4, rows - 1), generator=g)
-    given = RowInputs(torch.tensor(starts), blocks.int(), None, last, drafts, torch.tensor(parents))
-    expect_rows(run, RowPlan(rows, LIMIT, BLOCK, tree_steps=depth), given, (*PLACES, "ancestors"))
 
 
 @TABLE.row(

@@ -13,13 +13,22 @@ TABLE = Table()
 
 
 def parameters(requests: int, vocab: int, **asked: Tensor) -> ops.SamplingParameters:
-    """What is not asked for changes nothing."""
+    """Return parameters in which what is not asked for changes nothing."""
     zeros, ones = torch.zeros(requests), torch.ones(requests)
     nothing = ops.SamplingParameters(
         torch.zeros(requests, dtype=torch.int64), ones, zeros, ones, zeros, zeros, torch.zeros(requests, vocab),
         torch.zeros(requests, vocab, dtype=torch.int32), torch.zeros(requests, vocab, dtype=torch.bool),
     )  # fmt: skip
     return nothing._replace(**asked)
+
+
+def penalised(
+    logit: Tensor, times: int, in_prompt: bool, repetition: float, presence: float, frequency: float
+) -> Tensor:
+    """Return the logit of a token that was given `times` times, after the penalties."""
+    if times or in_prompt:
+        logit = logit / repetition if logit > 0 else logit * repetition
+    return logit - frequency * times - presence * bool(times)
 
 
 @TABLE.row(
@@ -34,7 +43,8 @@ def sampling_parameters(run: Run, g: torch.Generator) -> None:
     counts, new = torch.zeros(2, 12, dtype=torch.int32), torch.tensor([[3, 3], [1, -1]])
     prompt = torch.zeros(2, 12, dtype=torch.bool)
     prompt[:, 4] = True
-    frequency, top_k, top_p, min_p = [0.5, 0.0], [4, 0], [1.0, 0.6], [0.0, 0.05]
+    repetition, presence, frequency = [1.0, 1.5], [0.3, 0.0], [0.5, 0.0]
+    top_k, top_p, min_p = [4, 0], [1.0, 0.6], [0.0, 0.05]
     warm, bias = torch.tensor([1.0, 0.8]), torch.zeros(2, 12)
     bias[1, 9] = 2.0
     run(ops.count_tokens, new, counts, written=[counts])
@@ -42,7 +52,7 @@ def sampling_parameters(run: Run, g: torch.Generator) -> None:
     expect_equal(counts, torch.tensor(counted, dtype=torch.int32), "counts")
     asked = parameters(
         2, 12, top_k=torch.tensor(top_k), top_p=torch.tensor(top_p), min_p=torch.tensor(min_p),
-        repetition_penalty=torch.tensor([1.0, 1.5]), presence_penalty=torch.tensor([0.3, 0.0]),
+        repetition_penalty=torch.tensor(repetition), presence_penalty=torch.tensor(presence),
         frequency_penalty=torch.tensor(frequency), bias=bias, output_counts=counts, in_prompt=prompt,
     )  # fmt: skip
     out, logprobs = run(ops.adjust_logits, logits, warm, asked, drafts), torch.full((2, 2), -7.0)
@@ -56,9 +66,9 @@ def sampling_parameters(run: Run, g: torch.Generator) -> None:
             seen[int(drafts[r])] += 1
         x = logits[row].double() + bias[r]
         for token in range(12):
-            if r == 1 and (seen[token] or token == 4):
-                x[token] = x[token] / 1.5 if x[token] > 0 else x[token] * 1.5
-            x[token] -= frequency[r] * seen[token] + (0.3 if r == 0 and seen[token] else 0.0)
+            x[token] = penalised(
+                x[token], seen[token], bool(prompt[r, token]), repetition[r], presence[r], frequency[r]
+            )
         p = torch.softmax(x / (1.0, 0.8)[r], -1)
         order = [token for token in p.argsort(descending=True).tolist() if p[token] >= min_p[r] * p.max()]
         order = order[: top_k[r] or 12]
@@ -85,12 +95,10 @@ def penalties_in_a_tree(run: Run, g: torch.Generator) -> None:
     wanted = logits.double().clone()
     for r in range(2):
         for i, path in enumerate(paths):
-            seen = [int(count) for count in counts[r]]
-            for column in path:
-                if drafts[r, column] >= 0:
-                    seen[int(drafts[r, column])] += 1
-            for token, times in enumerate(seen):
-                wanted[r * len(paths) + i, token] -= float(frequency[r]) * times + float(presence[r]) * bool(times)
+            row, drawn = wanted[r * len(paths) + i], [int(drafts[r, column]) for column in path]
+            for token in range(12):
+                times = int(counts[r, token]) + drawn.count(token)
+                row[token] = penalised(row[token], times, False, 1.0, float(presence[r]), float(frequency[r]))
     expect_close(out, wanted, 1e-5, "logits")
 
 
@@ -120,10 +128,8 @@ def parameters_of_a_drafter(run: Run, g: torch.Generator) -> None:
     for r in range(requests):
         for column, token in enumerate(to_target.tolist()):
             times = int(counts[r, token]) + drafted[r].tolist().count(token)
-            x = float(logits[r, column]) + float(bias[r, token])
-            if times or prompt[r, token]:
-                x = x / float(repetition[r]) if x > 0 else x * float(repetition[r])
-            wanted[r, column] = x - float(frequency[r]) * times - float(presence[r]) * bool(times)
+            x, own = wanted[r, column] + bias[r, token], [float(each[r]) for each in (repetition, presence, frequency)]
+            wanted[r, column] = penalised(x, times, bool(prompt[r, token]), *own)
     expect_close(out, wanted, 1e-5, "logits")
 
 

@@ -14,6 +14,7 @@ from specgraph import ops
 from torch import Tensor
 
 from specgraph_conformance.noise_oracles import RESAMPLE, TEMPERATURE, drawn
+from specgraph_conformance.op_rows.passes import PLACES, expect_rows, path_to
 from specgraph_conformance.op_table import FLOATS, Run, Table
 from specgraph_conformance.rig import expect_close, expect_equal, slot_of
 
@@ -47,7 +48,7 @@ class Search:
 
 
 TIES_OF_BLOCKS = (8191, 5, 4096, 8192, 4095)
-"""On both sides of the borders of blocks of 4,096 columns."""
+"""Tokens on both sides of the borders of blocks of 4,096 columns."""
 
 
 @TABLE.row(
@@ -169,46 +170,29 @@ class Trees:
 
     def line(self, request: int, row: int) -> list[int]:
         """The rows of the path to a row, from row 0 on."""
-        return [0] if row == 0 else [*self.line(request, self.parents[request][row - 1]), row]
+        return path_to(self.parents[request], row)
 
     def slots(self, request: int) -> list[int]:
         """The slot of each row."""
         room = len(self.blocks[request]) * BLOCK
         return [slot_of(self.starts[request] + i, self.blocks[request], room, BLOCK) for i in range(self.rows)]
 
-    def begin(self, run: Run) -> dict[str, Tensor]:
+    def begin(self, run: Run) -> ops.Rows:
         """Run `begin_rows` after last tokens 8, and compare what it writes."""
-        requests, starts = len(self.starts), torch.tensor(self.starts)
-        out = {name: full(requests * self.rows) for name in ("token_ids", "positions", "slot_mapping", "ancestors")}
-        out["seq_lens"] = full(requests, dtype=torch.int32)
-        table = torch.tensor(self.blocks, dtype=torch.int32)
+        last, table = torch.full((len(self.starts), 1), 8), torch.tensor(self.blocks, dtype=torch.int32)
+        given = ops.RowInputs(torch.tensor(self.starts), table, None, last, *self.nodes)
         plan = ops.RowPlan(self.rows, self.limit, BLOCK, tree_steps=self.depth)
-        given = ops.RowInputs(starts, table, None, torch.full((requests, 1), 8), *self.nodes)
-        run(ops.begin_rows, given, plan, ops.Rows(**out), written=out.values())
-        assert out["seq_lens"].tolist() == [start + self.rows if start >= 0 else 0 for start in self.starts]
-        for r, start in enumerate(self.starts):
-            own = {name: tensor.view(requests, -1)[r].tolist() for name, tensor in out.items()}
-            if start < 0:
-                assert own["slot_mapping"] == [-1] * self.rows, "an inert request has slots"
-                continue
-            assert own["token_ids"] == [8, *self.tokens[r]], f"tokens of request {r}"
-            assert own["slot_mapping"] == self.slots(r), f"slots of request {r}"
-            for row, (position, word) in enumerate(zip(own["positions"], own["ancestors"], strict=True)):
-                line, where = self.line(r, row), f"row {row} of request {r}"
-                assert position == min(start + len(line) - 1, self.limit - 1), f"position of {where}"
-                sees = [i for i in range(64) if word >> i & 1]
-                assert sees == line, f"{where} sees rows {sees}, its path is {line}"
-        return out
+        return expect_rows(run, plan, given, (*PLACES, "ancestors"))
 
     def verify(
-        self, run: Run, begun: dict[str, Tensor], logits: Tensor, acceptance: ops.Acceptance
+        self, run: Run, begun: ops.Rows, logits: Tensor, acceptance: ops.Acceptance
     ) -> tuple[ops.Sampled, ops.AcceptedPath]:
         """Run `verify_tree` after `begin`."""
         requests, most = len(self.starts), self.depth + 1
         sampled = ops.Sampled(full(requests, most), full(requests, dtype=torch.int32))
         path = ops.AcceptedPath(full(requests * most), *(full(requests * self.depth) for _ in range(2)))
         run(
-            ops.verify_tree, logits, self.nodes, torch.tensor(self.starts), begun["positions"], begun["slot_mapping"],
+            ops.verify_tree, logits, self.nodes, torch.tensor(self.starts), begun.positions, begun.slot_mapping,
             acceptance, sampled, path, written=[*sampled, *path],
         )  # fmt: skip
         return sampled, path
@@ -242,7 +226,7 @@ def small_trees(starts: list[int], limit: int = 1000) -> Trees:
     return Trees([[4, 6, 1, 2, 3, 5, 7]] * 3, [[0, 0, 1, 1, 2, 3, 6]] * 3, blocks, starts, 4, limit)
 
 
-def random_trees(rows: int, g: torch.Generator, vocab: int = 7, depth: int = 6) -> Trees:
+def random_trees(rows: int, g: torch.Generator, limit: int = 1000, vocab: int = 7, depth: int = 6) -> Trees:
     """Trees of `rows` rows for four requests, the third inert; children of one node have different tokens."""
     rng = random.Random(int(torch.randint(0, 1 << 30, (), generator=g)))
     trees: list[tuple[list[int], list[int]]] = []
@@ -262,7 +246,21 @@ def random_trees(rows: int, g: torch.Generator, vocab: int = 7, depth: int = 6) 
         trees.append((tokens, parents))
     order = rng.sample(range(1, 33), 32)
     blocks = [order[r * 8 : (r + 1) * 8] for r in range(4)]
-    return Trees([tokens for tokens, _ in trees], [parents for _, parents in trees], blocks, [21, 3, -1, 40], depth)
+    return Trees(
+        [tokens for tokens, _ in trees], [parents for _, parents in trees], blocks, [21, 3, -1, 40], depth, limit
+    )
+
+
+@TABLE.row(
+    "begin-tree-verify",
+    "Rows of different trees have the position of their depth, a slot each, and the bits of their own ancestors.",
+    hazard="ancestor-mask-shifted",
+    cause="begin_rows: bits that count from the first node instead of the last token, a wrong depth, masks of 32 bits",
+    quick=True,
+    rows=[2, 9, 33, 64],
+)
+def begin_tree_verify(run: Run, g: torch.Generator, rows: int) -> None:
+    random_trees(rows, g, limit=43).begin(run)
 
 
 @TABLE.row(
@@ -362,9 +360,11 @@ def trees_of_many_rows(run: Run, g: torch.Generator, kind: int) -> None:
         for slot in trees.slots(r)[half:] if start >= 0 else ():
             for cache in caches:
                 cache.view(-1, dim)[slot] = float("nan")
-    words = begun["ancestors"].view(requests, rows)[:, :half].flatten()
+    assert begun.ancestors is not None
+    words = begun.ancestors.view(requests, rows)[:, :half].flatten()
     table = torch.tensor(trees.blocks, dtype=torch.int32)
-    lengths = ops.DeviceLengths(begun["seq_lens"], torch.arange(requests + 1, dtype=torch.int32) * half, half)
+    assert begun.seq_lens is not None
+    lengths = ops.DeviceLengths(begun.seq_lens, torch.arange(requests + 1, dtype=torch.int32) * half, half)
     mask = ops.Mask(causal=False, ancestors=words, tree_len=rows)
     seen = run(ops.paged_attention, query, ops.KVCache(*caches), table, lengths, mask, scale=0.3)
     seen = seen.view(requests, half, heads, dim)
