@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -170,31 +170,6 @@ def attention_backend(platform: Platform, name: str) -> AttentionBackend:
             raise Absent("the device has attention with host parameters of its own")
         return PagedHostAttention(platform)
     return platform.attention_backends()[name](platform)
-
-
-WAYS = ("eager", "captured")
-"""The ways in which a case of group kernels runs an op."""
-
-
-def run_op(platform: Platform, way: str, body: Callable[[], Any], written: Iterable[Tensor]) -> None:
-    """Run `body` once eagerly, or in the replay of a graph.
-
-    The capture follows a warm-up on the capture stream, as an engine's does: a device's libraries may not be set up
-    in a capture. What the warm-up wrote is taken back, so that the results are those of the replay alone.
-
-    Args:
-        written: every tensor that `body` writes.
-    """
-    if way == "eager":
-        body()
-    else:
-        before = [(tensor, tensor.clone()) for tensor in written]
-        graph = captured(platform, body)
-        for tensor, old in before:
-            tensor.copy_(old)
-        replay_and_wait(platform, graph)
-        graph.close()
-    platform.synchronize()
 
 
 def slot_of(position: int, blocks: list[int], limit: int, block: int) -> int:

@@ -7,7 +7,8 @@ from specgraph import ops
 from specgraph.device import Platform
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import on_host, run_op, slot_of
+from specgraph_conformance.op_run import run_on
+from specgraph_conformance.rig import slot_of
 
 
 @case(
@@ -18,14 +19,14 @@ from specgraph_conformance.rig import on_host, run_op, slot_of
     quick=True,
 )
 def test_advance(platform: Platform) -> None:
-    device, limit, block = platform.device, 48, 16
+    limit, block = 48, 16
     lengths = [15, 16, 47, 0, 1, 31, 32, 46, 48]
     blocks = [[3 * r + 1, 3 * r + 2, 3 * r + 3 if r % 2 else 0] for r in range(len(lengths))]
-    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
-    positions, slots = (torch.full((len(lengths),), -77, device=device) for _ in range(2))
-    step, table = torch.tensor([1], device=device), torch.tensor(blocks, dtype=torch.int32, device=device)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    positions, slots = (torch.full((len(lengths),), -77) for _ in range(2))
+    step, table = torch.tensor([1]), torch.tensor(blocks, dtype=torch.int32)
     written = seq_lens, positions, slots, step
-    run_op(platform, "captured", lambda: ops.advance(*written, table, limit, block), written)
+    run_on(platform, "captured")(ops.advance, *written, table, limit, block, written=written)
     wanted = [n + 1 if n else 0 for n in lengths]
     places = [min(max(n - 1, 0), limit - 1) for n in wanted]
     to = [slot_of(n - 1, row, limit, block) for n, row in zip(wanted, blocks, strict=True)]
@@ -34,6 +35,6 @@ def test_advance(platform: Platform) -> None:
         ("positions", positions, places),
         ("slots", slots, to),
     ):
-        now = on_host(tensor).tolist()
+        now = tensor.tolist()
         assert now == expected, f"from lengths {lengths}, advance gave {name} {now} instead of {expected}"
-    assert on_host(step).tolist() == [2]
+    assert step.tolist() == [2]

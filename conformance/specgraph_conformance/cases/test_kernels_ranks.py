@@ -14,9 +14,12 @@ import torch
 from specgraph import ops
 from specgraph.device import Platform
 from specgraph.parallel import Ranks, join_ranks
+from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import WAYS, expect_equal, on_host, run_op
+from specgraph_conformance.op_run import run_on
+from specgraph_conformance.op_table import WAYS
+from specgraph_conformance.rig import expect_equal
 
 RANKS = 4
 
@@ -39,13 +42,13 @@ def ranks(platform: Platform, tmp_path: Path) -> Iterator[Ranks]:
 )
 def test_one_rank(platform: Platform, ranks: Ranks, way: str, seed: int) -> None:
     x = torch.randn(7, 64, generator=torch.Generator().manual_seed(seed))
-    there, total, copy = (x.to(platform.device) for _ in range(3))
+    given, total, copy = (x.clone() for _ in range(3))
 
-    def body() -> None:
+    def body(there: Tensor, total: Tensor, copy: Tensor) -> None:
         total.copy_(there)
         ops.all_reduce(total, ranks.name)
         copy.copy_(ops.all_gather(there, ranks.name, 1))
 
-    run_op(platform, way, body, [total, copy])
-    expect_equal(on_host(total), x)
-    expect_equal(on_host(copy), x)
+    run_on(platform, way)(body, given, total, copy, written=(total, copy))
+    expect_equal(total, x)
+    expect_equal(copy, x)

@@ -290,6 +290,61 @@ def advance_tree(run: Run, g: torch.Generator) -> None:
 
 
 @TABLE.row(
+    "places-of-many-trees",
+    "For 300 requests, advance_tree moves lengths, positions and slots as a host loop does.",
+    hazard="many-in-one-program",
+    cause="advance_tree: requests past a tile, or block tables read at another width",
+)
+def places_of_many_trees(run: Run, g: torch.Generator) -> None:
+    requests, k, tree_len, limit = 300, 8, 40, 60
+    lengths = torch.randint(0, limit + 1, (requests,), generator=g)
+    lengths[::7] = 0
+    table = torch.randint(0, 900, (requests, 9), generator=g).int()[:, 1:7]  # a part of a wider table
+    out = {"positions": full(requests * k), "slot_mapping": full(requests * k)}
+    out |= {"seq_lens": full(requests, dtype=torch.int32), "draft_step": torch.tensor([2])}
+    base, limits = (lengths.int(), (lengths - 1).clamp(min=0)), {"max_model_len": limit, "block_size": BLOCK}
+    run(ops.advance_tree, *base, table, tree_len=tree_len, **limits, **out, written=out.values())
+    before: list[int] = lengths.tolist()
+    assert out["seq_lens"].tolist() == [n + tree_len if n else 0 for n in before]
+    wanted = torch.tensor([min(n + 2, limit - 1) for n in before for _ in range(k)])
+    live = lengths.repeat_interleave(k) > 0
+    expect_equal(out["positions"][live], wanted[live], "positions of a tree's rows")
+    # Rows of step 2 are behind 2 k others; the tree's rows have slots past max_model_len, too.
+    slots = [
+        slot_of(n + 2 * k + j, row, 6 * BLOCK, BLOCK) if n else -1
+        for n, row in zip(before, table.tolist(), strict=True)
+        for j in range(k)
+    ]
+    expect_equal(out["slot_mapping"], torch.tensor(slots), "slots of a tree's rows")
+    assert out["draft_step"].tolist() == [3]
+
+
+@TABLE.row(
+    "many-moves-of-kv",
+    "Up to 1,500 keys and values of 8 heads change their slots at once, all read before any is written, in caches of "
+    "any strides.",
+    hazard="many-in-one-program",
+    cause="move_kv: moves past a tile, or one that reads what another has written",
+    moves=[40, 300, 1500],
+)
+def many_moves_of_kv(run: Run, g: torch.Generator, moves: int) -> None:
+    blocks, heads, dim = 200, 8, 80
+    held = torch.randn(blocks, 2, BLOCK, heads, dim, generator=g).to(torch.bfloat16)
+    slots = torch.randperm((blocks - 1) * BLOCK, generator=g)[:moves] + BLOCK
+    source = slots.roll(1)  # each goes to the slot of the next, so that an order of copies shows
+    source[::5], to = 0, slots.clone()
+    to[::5] = 0
+    wanted = held.clone()
+    for part in (0, 1):
+        cells = held[:, part].flatten(0, 1)
+        moved = cells.clone()
+        moved[to] = cells[source]
+        wanted[:, part] = moved.view(blocks, BLOCK, heads, dim)
+    run(ops.move_kv, *held.unbind(1), source, to, written=[held])
+    expect_equal(held, wanted, "keys and values")
+
+
+@TABLE.row(
     "verify-tree",
     "The path that the target's tokens follow is accepted, and its keys and values move to consecutive slots.",
     hazard="path-kv-not-moved",
