@@ -17,7 +17,7 @@ from specgraph.ops.slots import count_rows_without_block, slots_of
 
 
 class RowPlan(NamedTuple):
-    """Which rows a pass has: as many for each request, and the same in every replay of its graph.
+    """The rows that a pass has: as many for each request, and the same in every replay of its graph.
 
     The columns of a round are its tokens, and the tokens of the first `num_sampled` columns are known. Row i of a
     request is at position begin + i.
@@ -27,7 +27,7 @@ class RowPlan(NamedTuple):
     """Rows per request."""
     max_model_len: int
     block_size: int
-    """In tokens, as max_model_len is."""
+    """Tokens per block."""
     past: int = 0
     """Rows before the start position, where the rows begin that much earlier, or at position 0; else they begin at the
     start position."""
@@ -41,12 +41,12 @@ class RowPlan(NamedTuple):
     filler: int = 0
     """The token of rows whose token is not known: 0, or a drafter's mask token."""
     position_offset: int = 0
-    """How much further than the round's the rows are."""
+    """Positions that the rows are further than the round's."""
     tree_steps: int = 0
     """The depth of the deepest node where the rows are those of trees; else 0."""
 
     def seq_len(self, start: int, count: int) -> int:
-        """The length that the op gives a request on the device, for attention with host lengths.
+        """Return the length that the op gives a request on the device, for attention with host lengths.
 
         Args:
             start: the request's start position.
@@ -59,12 +59,12 @@ class RowPlan(NamedTuple):
         return max(start + self.position_offset - self.past, 0) + self.rows
 
     def step_seq_len(self, start: int, count: int) -> int:
-        """As `seq_len`, of what the op writes into `Rows.step_seq_lens`."""
+        """Return the length that the op writes into `Rows.step_seq_lens`; see `seq_len`."""
         return start + self.position_offset + count if count else 0
 
 
 class RowInputs(NamedTuple):
-    """What the rows of R requests are made of: a round, drafts to verify, or a prompt."""
+    """The tensors that the rows of R requests are made of: a round, drafts to verify, or a prompt."""
 
     start_positions: Tensor
     """int64 [R]: the position of column 0."""
@@ -85,7 +85,7 @@ class RowInputs(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a pass with L rows per request reads of them: all written. None is not written."""
+    """The tensors that a pass with L rows per request reads: all written. None is not written."""
 
     positions: Tensor
     """int64 [R * L]: below max_model_len; 0 for inert requests. A node of a tree has that of its depth."""
@@ -157,16 +157,16 @@ def begin_rows(given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | Non
 
 
 class _Places(NamedTuple):
-    """Of R requests [R, 1], and of their rows [R, L]."""
+    """The places of R requests [R, 1], and of their rows [R, L]."""
 
     request: Tensor
     start: Tensor
     columns: Tensor
-    """Those whose tokens are known."""
+    """Columns whose tokens are known."""
     live: Tensor
     begin: Tensor
     position: Tensor
-    """Not clamped."""
+    """Positions, not clamped."""
     column: Tensor
     """The column of the round whose token a row takes: less than 0 for a past row."""
 
@@ -224,7 +224,7 @@ def _clamped(positions: Tensor, valid: Tensor, plan: RowPlan) -> Tensor:
 
 
 def _depths_and_ancestors(draft_parents: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """The depth of each row of trees, and the bits of its ancestors and its own: int64 [R, N] each."""
+    """Return the depth of each row of trees, and the bits of its ancestors and its own: int64 [R, N] each."""
     parents = torch.cat([torch.zeros_like(draft_parents[:, :1]), draft_parents], dim=1)
     row = torch.arange(parents.shape[1], device=parents.device)
     own = torch.ones_like(row) << row

@@ -18,7 +18,7 @@ ALL_GATHER = "all_gather_single" if hasattr(torch.distributed, "all_gather_singl
 
 
 def _met(what: str, x: Tensor, group: str) -> tuple[Ranks, str]:
-    """The ranks of that name, after they compared what they are about to run."""
+    """Return the ranks of that name, after they compared what they are about to run."""
     ranks = ranks_named(group)
     label = f"{what} of {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
     if ranks.compares:
@@ -63,7 +63,8 @@ def _candidates_fake(logits: Tensor, first_id: int) -> Tensor:
 
 @op(fake=_candidates_fake)
 def best_tokens(logits: Tensor, first_id: int) -> Tensor:
-    """The most likely token of each row among a rank's part of the vocabulary: what ranks exchange instead of logits.
+    """Return the most likely token of each row among a rank's part of the vocabulary: what ranks exchange instead of
+    logits.
 
     Args:
         logits: [N, part of the vocabulary].

@@ -19,7 +19,7 @@ from specgraph.ops.linear import Weight, product
 
 
 def gated(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
-    """The activation of a gated MLP: [..., 2 * inner] (gate | up) -> [..., inner].
+    """Return the activation of a gated MLP: [..., 2 * inner] (gate | up) -> [..., inner].
 
     silu(gate) * up; with a `limit` gate * sigmoid(alpha * gate) * (up + 1), both clamped by it first (gpt-oss).
     """
@@ -37,7 +37,7 @@ def _of(stacked: Weight, expert: int) -> Weight:
 def _grouped(
     x: Tensor, expert_ids: Tensor, num_experts: int, first_expert: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The pairs ordered by expert, those of experts that are elsewhere last.
+    """Return the pairs ordered by expert, those of experts that are elsewhere last.
 
     Returns:
         Rows of x [T * top_k, in], the order int64 [T * top_k], ends int32 [num_experts], and the ordered pairs'
@@ -120,7 +120,7 @@ def expert_mlp(
     limit: float = 0.0,
     first_expert: int = 0,
 ) -> Tensor:
-    """The weighted sum of the chosen experts' MLPs, for each row.
+    """Return the weighted sum of the chosen experts' MLPs, for each row.
 
     The reference runs every row through every expert, because it may not read which are chosen.
 

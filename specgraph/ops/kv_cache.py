@@ -49,13 +49,13 @@ def rotate(x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
 
 
 def bytes_of(cache: Tensor) -> Tensor:
-    """The cache, or the bytes of an FP8 cache as uint8: torch has no index ops for FP8."""
+    """Return the cache, or the bytes of an FP8 cache as uint8: torch has no index ops for FP8."""
     return cache.view(torch.uint8) if cache.dtype == FP8 else cache
 
 
 def as_cells(rows: Tensor, cache: Tensor) -> Tensor:
-    """What is stored of `rows` in a cache: `rows` in its dtype. In FP8 what is beyond its largest value, 448, becomes
-    that, and the result is uint8, to be written to `bytes_of(cache)`."""
+    """Return `rows` as a cache stores them, in its dtype. In FP8 what is beyond its largest value, 448, becomes that,
+    and the result is uint8, to be written to `bytes_of(cache)`."""
     if cache.dtype != FP8:
         return rows.to(cache.dtype)
     return rows.clamp(-448.0, 448.0).to(FP8).view(torch.uint8)
@@ -67,7 +67,7 @@ def read_cells(cache: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cells_of(cache: Tensor, slots: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """A view of the cache's memory (`bytes_of`), and the index in it that gives the slots int64 [T]:
+    """Return a view of the cache's memory (`bytes_of`), and the index in it that gives the slots int64 [T]:
     [T, num_kv_heads, head_dim]."""
     cache = bytes_of(cache)
     if cache.is_contiguous():

@@ -27,9 +27,9 @@ NAMESPACE = "specgraph"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _declared: dict[str, Op[Any, Any]] = {}
 _implemented: dict[str, dict[str, Callable[..., Any]]] = {}
-"""By dispatch key: the implementation of each op, which takes the parameters of the reference."""
+"""The implementation of each op, which takes the parameters of the reference, by dispatch key."""
 _devices: dict[str, torch.library.Library] = {}
-"""By dispatch key: what holds those registrations in torch's dispatcher."""
+"""The registrations in torch's dispatcher, by dispatch key."""
 
 
 class Op(Generic[P, R]):
@@ -170,12 +170,12 @@ def _register(dispatch_key: str, functions: dict[str, Callable[..., Any]]) -> No
 
 
 def dispatch_key_of(device: torch.device) -> str:
-    """The key under which `implement` serves tensors of that device."""
+    """Return the key under which `implement` serves tensors of that device."""
     return torch._C._dispatch_key_for_device(device.type)  # pyright: ignore
 
 
 def has_implementations(dispatch_key: str) -> bool:
-    """Whether a device has implementations of its own under that key."""
+    """Return whether a device has implementations of its own under that key."""
     return bool(_implemented.get(dispatch_key))
 
 

@@ -76,14 +76,14 @@ def normed(x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
 
 
 def dequantised(matrix: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """An FP8 matrix times its scales, rounded once to `dtype`: [out, in]."""
+    """Return an FP8 matrix times its scales, rounded once to `dtype`: [out, in]."""
     groups, rows = scale.shape
     values = matrix.to(scale.dtype).view(rows, groups, -1) * scale.t().unsqueeze(-1)
     return values.view(matrix.shape).to(dtype)
 
 
 def quantised(matrix: Tensor, group: int | None = None) -> Weight:
-    """A matrix as FP8, the largest value of each row and `group` columns at 448, e4m3's largest; all columns by
+    """Return a matrix as FP8, the largest value of each row and `group` columns at 448, e4m3's largest; all columns by
     default."""
     rows, columns = matrix.shape
     parts = matrix.float().view(rows, -1, group or columns)
@@ -143,7 +143,7 @@ def _pair_fake(token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weigh
 
 @op(fake=_pair_fake)
 def pair_linear(token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weight) -> Tensor:
-    """The first linear of a draft head: cat(rms_norm(table[token_ids]), rms_norm(hidden)) @ weight.T + bias.
+    """Return the first linear of a draft head: cat(rms_norm(table[token_ids]), rms_norm(hidden)) @ weight.T + bias.
 
     Args:
         token_ids: int64 [T].

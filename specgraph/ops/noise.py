@@ -56,5 +56,5 @@ def uniform(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tenso
 
 
 def gumbel(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
-    """Standard Gumbel noise, float32 [..., count]; argmax(logits + gumbel) samples softmax(logits)."""
+    """Return standard Gumbel noise, float32 [..., count]; argmax(logits + gumbel) samples softmax(logits)."""
     return -torch.log(-torch.log(uniform(seeds, positions, purpose, count)))

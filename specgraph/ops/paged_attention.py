@@ -46,7 +46,7 @@ class HostLengths(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """Which of its request's keys a row sees, and with what else they share the softmax."""
+    """The keys of its request that a row sees, and what else takes part in the softmax."""
 
     causal: bool = True
     """Row i of a request's n rows sees its first seq_len - n + 1 + i keys; otherwise all seq_len."""
@@ -66,7 +66,7 @@ class Mask(NamedTuple):
         return self.window > 0 or self.sinks is not None
 
     def seen(self, key: Tensor, visible: Tensor, ancestors: Tensor | None) -> Tensor:
-        """The keys that each row sees, bool [..., rows, keys].
+        """Return the keys that each row sees, bool [..., rows, keys].
 
         Args:
             key: int64 [..., keys], numbers of the keys in their request.
@@ -134,7 +134,8 @@ def _attend_with_sinks(
 
 
 def _visible_keys(rows: int, lengths: DeviceLengths, block_table: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """How many keys each of T = `rows` rows sees, int64 [R, n] of n rows per request, and block_table [R, blocks].
+    """Return how many keys each of T = `rows` rows sees, int64 [R, n] of n rows per request, and block_table [R,
+    blocks].
 
     Where requests have different numbers of rows, every row becomes a request of its own: [T, 1] and [T, blocks].
     """

@@ -16,7 +16,7 @@ from specgraph.ops.slots import NULL_BLOCK, blocks_of
 
 
 class PastRows(NamedTuple):
-    """Of each KV block the last H positions that were written: position p is entry p % block_size % H of its block.
+    """The last H positions of each KV block that were written: position p is entry p % block_size % H of its block.
 
     H is K - 1, or the block size where that is less. An entry belongs to the block, as keys and values do: requests
     that share a block share it, and an engine that copies a block's KV copies it too (else its last rows keep the keys
@@ -34,7 +34,7 @@ class PastRows(NamedTuple):
 def find_past_rows(
     positions: Tensor, wanted: Tensor, block_table: Tensor, past: PastRows, max_model_len: int, block_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Which of the wanted rows were kept, without a gap up to the last wanted one, and their entries in `past`.
+    """Return which of the wanted rows were kept, without a gap up to the last wanted one, and their entries in `past`.
 
     Args:
         positions: int64 [R, L], ascending by 1.

@@ -67,7 +67,7 @@ def accept_greedy(chosen: Tensor, draft_token_ids: Tensor, start_positions: Tens
 
 
 def accepted_by_chance(chances: Tensor, seeds: Tensor | None, start_positions: Tensor) -> Tensor:
-    """Whether each draft token is accepted if all before it are: bool [R, K]."""
+    """Return whether each draft token is accepted if all before it are: bool [R, K]."""
     assert seeds is not None
     positions = start_positions.clamp(min=0)[:, None] + 1 + torch.arange(chances.shape[0], device=chances.device)
     return noise.uniform(seeds[:, None], positions, noise.ACCEPT, 1)[..., 0] < chances

@@ -17,7 +17,7 @@ def next_verify(
     last_token_ids: Tensor,
     to_draft_token_ids: Tensor,
 ) -> None:
-    """The inputs of the verify that follows a propose: last token, position and drafts of each request.
+    """Write the inputs of the verify that follows a propose: last token, position and drafts of each request.
 
     Args:
         sampled_token_ids: int64 [R, query_len]: what the target's last round sampled.

@@ -166,7 +166,7 @@ def count_tokens(token_ids: Tensor, output_counts: Tensor) -> None:
 
 @op(writes=("logprobs",))
 def emitted_logprobs(logits: Tensor, sampled_token_ids: Tensor, logprobs: Tensor) -> None:
-    """The log-probability of each sampled token under softmax(logits).
+    """Write the log-probability of each sampled token under softmax(logits).
 
     Args:
         logits: [R * n, vocab], as the model gives them.

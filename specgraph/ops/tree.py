@@ -55,7 +55,7 @@ class Beams(NamedTuple):
 
 
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` most likely tokens of each row, most likely first and the lower id first among equals.
+    """Return the `count` most likely tokens of each row, most likely first and the lower id first among equals.
 
     torch.topk leaves open which of equal values it takes; argmax takes the first.
 
@@ -124,7 +124,7 @@ def grow_tree(
 
 @op(writes=("tree",))
 def draft_block_tree(logits: Tensor, draft_to_target: Tensor | None, top_k: int, tree: TreeNodes) -> None:
-    """The tree of a drafter that drafts all positions in one pass: the best N - 1 paths of any length.
+    """Write the tree of a drafter that drafts all positions in one pass: the best N - 1 paths of any length.
 
     The token at a position does not depend on those before it, so every path through the `top_k` tokens of each
     position is a candidate: top_k ** d of length d. Its score is the sum of its tokens' log-probabilities. Among

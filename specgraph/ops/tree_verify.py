@@ -31,7 +31,7 @@ class AcceptedPath(NamedTuple):
 
 
 def own_tokens(target_logits: Tensor, acceptance: Acceptance, positions: Tensor) -> Tensor:
-    """The target's own token after each row, int64 [R * N]; arguments as in `verify_tree`."""
+    """Return the target's own token after each row, int64 [R * N]; arguments as in `verify_tree`."""
     chosen = target_logits.argmax(dim=-1)
     if acceptance.temperature is None:
         return chosen
@@ -90,8 +90,8 @@ def verify_tree(
 
 
 def _followed_path(chosen: Tensor, tree: TreeNodes, live: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """The rows of a request that its own tokens lead through, int64 [R, depth], from row 0 on; and whether each row
-    after it is accepted, bool [R, depth - 1]."""
+    """Return the rows of a request that its own tokens lead through, int64 [R, depth], from row 0 on; and whether each
+    row after it is accepted, bool [R, depth - 1]."""
     row, going = torch.zeros_like(chosen[:, :1]), live
     path, accept = [row], [live[:, None][:, :0]]
     for _ in range(depth - 1):

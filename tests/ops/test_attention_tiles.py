@@ -1,4 +1,4 @@
-"""How attention is cut into programs: every row and key is covered, and no more splits than the rule allows."""
+"""Attention cut into programs: every row and key is covered, and no more splits than the rule allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES = st.builds(
 
 
 def allowed(shape: AttentionShape, rows: int, keys: int, per_unit: int, splits: int) -> bool:
-    """Whether so many splits are still worth it, said once more in other words."""
+    """Return whether so many splits are still worth it, said once more in other words."""
     programs = shape.pairs * ceil_div(shape.rows, rows) * splits
     shortest = keys if splits <= 16 else 512
     return programs <= per_unit * shape.compute_units and shape.context / splits >= shortest

@@ -32,7 +32,7 @@ REQUEST = st.tuples(PARAMETERS, st.sampled_from([0.0, 0.4, 1.0, 1.7]), PROMPT, s
     tree=st.booleans(),
 )
 def test_against_float64(requests, steps, seed, tree):
-    """Of each row's context: the drafts before it in a chain, those on the way to it in a tree."""
+    """Return each row's context: the drafts before it in a chain, those on the way to it in a tree."""
     g = torch.Generator().manual_seed(seed)
     n = len(requests)
     logits = torch.randn(n * (steps + 1), VOCAB, generator=g) * 2

@@ -84,7 +84,7 @@ def test_only_tiles_that_make_whole_proposes_faster_are_kept(times, kept):
 
 
 def test_whole_proposes_are_captured_with_the_tiles_of_each_table(monkeypatch):
-    """On the CPU platform, whose ops choose no tile: what is captured while which table is in force is recorded."""
+    """The CPU platform, whose ops choose no tile, shows what is captured while which table is in force is recorded."""
     platform, table, seen = CpuPlatform(), TileTable(lambda *shape: SHIPPED), []
     shape = LinearShape("linear", 16, 32, 64)
     tables = [{shape: Tile(1, 1, 1, 1)}, {shape: Tile(2, 2, 2, 2)}]

@@ -57,7 +57,8 @@ TREE = [(0, 2), (0, 0), (1, 1), (1, 3), (2, 0), (2, 2)]
 
 
 def sampled_counts(temperature: float) -> tuple[Tensor, Tensor]:
-    """How often each continuation of 3 tokens came out over N seeds, and the number of accepted tokens of each."""
+    """Return how often each continuation of 3 tokens came out over N seeds, and the number of accepted tokens of
+    each."""
     parents, tokens = (torch.tensor([node[i] for node in TREE]).expand(N, -1) for i in (0, 1))
     last = torch.zeros(N, 1, dtype=torch.int64)
     logits = TARGET[torch.cat([last, tokens], 1)].flatten(0, 1)

@@ -69,7 +69,7 @@ def joint(temperature: float) -> Tensor:
 
 
 def continuations(sampled: Tensor, counts: Tensor, temperature: float) -> Tensor:
-    """How often each continuation came out; what verification left open is drawn from the target itself."""
+    """Return how often each continuation came out; what verification left open is drawn from the target itself."""
     p = torch.softmax(TARGET / temperature, dim=1)
     g = torch.Generator().manual_seed(99)
     tokens = sampled.clone()

@@ -118,7 +118,7 @@ class AttentionOps(Launcher):
 
 
 def unsupported(key_cache: Tensor, value_cache: Tensor) -> str | None:
-    """Why the kernels cannot use these caches; None if they can.
+    """Return why the kernels cannot use these caches; None if they can.
 
     They take any strides that key and value share if heads are contiguous. So they take the two halves of one tensor
     [num_blocks, num_kv_heads, block_size, 2 * head_dim], each transposed to the shape of a cache.

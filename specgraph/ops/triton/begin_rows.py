@@ -33,7 +33,7 @@ def count_rows_without_block(
 
 @triton.jit
 def depths_and_ancestors(draft_parents, row, inside, num_steps, ROWS: tl.constexpr):
-    """The depth of each row of one request's tree, and the bits of its ancestors and its own."""
+    """Return the depth of each row of one request's tree, and the bits of its ancestors and its own."""
     parent = tl.load(draft_parents + row - 1, mask=inside & (row > 0), other=0)
     follows = parent[:, None] == row[None, :]
     own = tl.full((ROWS,), 1, tl.int64) << row.to(tl.int64)
@@ -47,7 +47,7 @@ def depths_and_ancestors(draft_parents, row, inside, num_steps, ROWS: tl.constex
 
 @triton.jit
 def find_past_rows(position, wanted, past_positions, table, table_width, KEPT: tl.constexpr, BLOCK: tl.constexpr):
-    """Which wanted rows were kept, without a gap up to the last wanted one, and the entries of all."""
+    """Return which wanted rows were kept, without a gap up to the last wanted one, and the entries of all."""
     block = tl.load(table + tl.minimum(position // BLOCK, table_width - 1), mask=wanted, other=0).to(tl.int64)
     entry = block * KEPT + position % BLOCK % KEPT
     holds = tl.load(past_positions + entry, mask=wanted, other=-1)

@@ -27,7 +27,7 @@ class TritonOps(
 
 
 _registered: dict[str, TritonOps] = {}
-"""By dispatch key."""
+"""The registered ops, by dispatch key."""
 
 
 def register(dispatch_key: str, options: LaunchOptions | None = None, around: Around | None = None) -> TritonOps:
@@ -41,5 +41,5 @@ def register(dispatch_key: str, options: LaunchOptions | None = None, around: Ar
 
 
 def ops_of(dispatch_key: str) -> TritonOps | None:
-    """What was registered under a dispatch key; None if nothing was."""
+    """Return the ops that were registered under a dispatch key; None if nothing was."""
     return _registered.get(dispatch_key)

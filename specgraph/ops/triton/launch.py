@@ -1,4 +1,4 @@
-"""How Triton kernels are launched on one device: extra options, overlap with the kernel before, tile choices."""
+"""Launches of Triton kernels on one device: extra options, overlap with the kernel before, tile choices."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """How one attention is cut into programs."""
+    """The cut of one attention into programs."""
 
     rows: int
     """Rows times query heads of a KV head, per program; a power of two, at least 16."""
@@ -91,9 +91,9 @@ class AttentionTile:
     """Programs that share the context of one request, a power of two. A second kernel adds them if more than one."""
     warps: int = 4
     stages: int = 2
-    """Of Triton's pipeline. Keys take two each, since their addresses come from the block table, which is loaded ahead
-    too: with 2 to 4, a program loads the next keys once it has attended to those before; with 5 or 6 while it does, in
-    the shared memory of two blocks of keys and values; with 7, three."""
+    """Stages of Triton's pipeline. Keys take two each, since their addresses come from the block table, which is loaded
+    ahead too: with 2 to 4, a program loads the next keys once it has attended to those before; with 5 or 6 while it
+    does, in the shared memory of two blocks of keys and values; with 7, three."""
     span: int = 0
     """The least keys per split, a multiple of `keys`: a context of less than twice as many is not cut, and nothing is
     left to add. Where block tables may hold long contexts, splits for the longest leave empty ones to the short."""
@@ -101,7 +101,7 @@ class AttentionTile:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What the choice of an attention's tile depends on: nothing that changes between replays of a graph."""
+    """The sizes that the choice of an attention's tile depends on: nothing that changes between replays of a graph."""
 
     rows: int
     """Rows of one request times the query heads of one KV head."""
@@ -130,7 +130,8 @@ def default_attention(shape: AttentionShape) -> AttentionTile:
 
 
 def attention_splits(shape: AttentionShape, rows: int, keys: int, per_unit: int) -> int:
-    """Splits of the context: as many as give up to `per_unit` programs per compute unit, each of `keys` keys or more.
+    """Return splits of the context: as many as give up to `per_unit` programs per compute unit, each of `keys` keys or
+    more.
 
     Fewer programs per unit where a tile has many rows, since each split writes its rows once and a second kernel adds
     them. At most 64, and above 16 only where each has 512 keys or more.
@@ -145,7 +146,7 @@ def attention_splits(shape: AttentionShape, rows: int, keys: int, per_unit: int)
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """What a device adds to every launch of these kernels."""
+    """The options that a device adds to every launch of these kernels."""
 
     overlap: Any = None
     """A `@triton.jit` function (lines=None, START=True, WAIT=True) of the device that lets consecutive kernels overlap,
@@ -162,7 +163,7 @@ class LaunchOptions:
     compute_units: int = 128
     """Multiprocessors of the device: how far to split attention."""
     float8: bool = False
-    """Whether kernels can convert float8_e4m3fn."""
+    """True if kernels can convert float8_e4m3fn."""
     keep_compiled: bool = False
     """Launch kernels outside graphs through the compiled kernel that the first launch returned. Needs Triton 3.3."""
 
@@ -176,7 +177,7 @@ class Launcher:
     """Compiled kernels as their first launch returned them, keyed by device, constants and dtypes."""
 
     said: set[str] = field(default_factory=set[str], repr=False)
-    """What `say_once` has said."""
+    """Messages that `say_once` has logged."""
 
     def say_once(self, message: str) -> None:
         """Log a warning, the first time that it is given."""
@@ -216,12 +217,12 @@ class Launcher:
 
 
 def ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up. triton.cdiv takes microseconds outside a kernel, and a launch needs several."""
+    """Return a / b, rounded up. triton.cdiv takes microseconds outside a kernel, and a launch needs several."""
     return -(-a // b)
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is not less than n, at least 1."""
+    """Return the least power of two that is not less than n, at least 1."""
     return 1 << max(n - 1, 0).bit_length()
 
 

@@ -97,7 +97,8 @@ class Fp8LinearOps(LinearOps):
         return out
 
     def _fp8_tile(self, kind: str, x: Tensor, weight: Tensor, scale: Tensor, columns: int) -> Tile | None:
-        """None where the weight is dequantised: no rows or too many, another dtype, or columns that no tile divides."""
+        """Return None where the weight is dequantised: no rows or too many, another dtype, or columns that no tile
+        divides."""
         depth, whole = weight.shape[1], weight.is_contiguous() and scale.stride(-1) == 1
         if not 0 < x.shape[0] <= MOST_ROWS or x.dtype not in HALVES or depth > _WIDEST or not whole:
             return None

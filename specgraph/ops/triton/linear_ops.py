@@ -52,7 +52,7 @@ class LinearOps(Launcher):
     def _linear_squared(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile, norm: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The linear, its product with the norm's weight, and the squares that the linear after it takes."""
+        """Return the linear, its product with the norm's weight, and the squares that the linear after it takes."""
         scaled = x.new_empty(x.shape[0], weight.shape[0])
         squares = x.new_empty(x.shape[0], ceil_div(weight.shape[0], tile.columns), dtype=torch.float32)
         out = self._launch_linear(x, weight, bias, residual, tile, norm, scaled, squares, None, 0.0)
@@ -103,13 +103,14 @@ class LinearOps(Launcher):
         return out
 
     def _own(self, x: Tensor, bias: Tensor | None) -> ManyRows | None:
-        """The device's own linears, where they may take this one."""
+        """Return the device's own linears, where they may take this one."""
         return self.options.many_rows if bias is None and x.dtype in HALVES else None
 
     def _add_parts(
         self, x: Tensor, parts: Tensor, residual: Tensor | None, norm: Tensor | None = None, eps: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """The sum of parts [S, T, out] in the dtype of x, plus residual; and its rms_norm, if there is a norm."""
+        """Return the sum of parts [S, T, out] in the dtype of x, plus residual; and its rms_norm, if there is a
+        norm."""
         split, rows, columns = parts.shape
         out = x.new_empty(rows, columns)
         normed = out if norm is None else x.new_empty(rows, columns)

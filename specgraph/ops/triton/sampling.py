@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def mix(x):
-    """The finaliser of SplitMix64, on uint64; see `specgraph.ops.noise`."""
+    """Return x through the finaliser of SplitMix64, on uint64; see `specgraph.ops.noise`."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -21,13 +21,15 @@ def mix(x):
 
 @triton.jit
 def noise_key(seed, position, PURPOSE: tl.constexpr):
-    """What the noise of one (seed, position, purpose) is a function of, beside the index. All int64 -> uint64."""
+    """Return the key that the noise of one (seed, position, purpose) is a function of, beside the index. All int64 ->
+    uint64."""
     return mix(mix(seed.to(tl.uint64) * 4 + PURPOSE) + position.to(tl.uint64) * 0x9E3779B97F4A7C15)
 
 
 @triton.jit
 def uniform(key, index):
-    """As `specgraph.ops.noise.uniform`: float32 in (0, 1) for uint64 keys and the indices of the numbers."""
+    """Return numbers as `specgraph.ops.noise.uniform`: float32 in (0, 1) for uint64 keys and the indices of the
+    numbers."""
     bits = mix(key + (index.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15) >> 41
     return (bits.to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
 
@@ -46,13 +48,13 @@ def scaled(logits, temperature):
 
 @triton.jit
 def best_of(scores):
-    """The largest of each row of scores [ROWS, COLUMNS], and its column: the lowest among equals."""
+    """Return the largest of each row of scores [ROWS, COLUMNS], and its column: the lowest among equals."""
     return tl.max(scores, axis=1, return_indices=True, return_indices_tie_break_left=True)
 
 
 @triton.jit
 def best_by_gumbel(scores, temperature, seed, position, column):
-    """The largest key (score + noise) of each row and its column, and the row's part of the softmax.
+    """Return the largest key (score + noise) of each row and its column, and the row's part of the softmax.
 
     The noise is that of (seed, position) [ROWS] and column [COLUMNS], none at temperature 0. As it is -log(e) with
     e = -log(uniform), the key is top - log(e * exp(top - score)): one logarithm per element, and no division.
@@ -73,7 +75,7 @@ def pick_kernel(
     logits, best_value, best_index, tops, totals, temperature, seeds, first_position, more_positions, columns, stride,
     blocks, steps, SAMPLED: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """As `head_kernel`, of stored logits; one program per block of columns and row.
+    """Do as `head_kernel` does, of stored logits; one program per block of columns and row.
 
     Row i is that of draft token i % steps of request i // steps, whose noise is that of position
     first_position + more_positions + 1 + i % steps.
@@ -105,7 +107,7 @@ def pick_kernel(
 
 @triton.jit
 def write_token(token, draft_to_target, draft_step, token_ids, draft_token_ids, row, steps, draft_stride):
-    """The token of one row, as a target id, to the result.
+    """Write the token of one row, as a target id, to the result.
 
     With `draft_step` row i is request i: its token goes to that column, and to `token_ids`. Without, row i is column
     i % steps of request i // steps.
@@ -121,7 +123,7 @@ def write_token(token, draft_to_target, draft_step, token_ids, draft_token_ids, 
 
 @triton.jit
 def best_token(best_value, best_index, row, blocks, BLOCKS: tl.constexpr):
-    """The best block's column (int64) of one row, the lowest among equals."""
+    """Return the best block's column (int64) of one row, the lowest among equals."""
     block = tl.arange(0, BLOCKS)
     known = block < blocks
     value = tl.load(best_value + row * blocks + block, mask=known, other=float("-inf"))

@@ -47,7 +47,7 @@ class Picked(NamedTuple):
 
 
 def _allocate_picked(like: Tensor, blocks: int, logits: Tensor | None) -> Picked:
-    """For the rows of `like`, with the softmax's parts if there are logits."""
+    """Allocate for the rows of `like`, with the softmax's parts if there are logits."""
     shape = like.shape[0], blocks
 
     def floats() -> Tensor:
@@ -77,7 +77,7 @@ class SamplingOps(LinearOps):
     def best_by_block(
         self, x: Tensor, head: Head, draws: Draws | None, step: tuple[Tensor | None, Tensor | None] = (None, None)
     ) -> Picked:
-        """The best token of each block of columns of rms_norm(x) @ weight.T, one row per request with `draws`.
+        """Return the best token of each block of columns of rms_norm(x) @ weight.T, one row per request with `draws`.
 
         step: `draft_step`, and int64 [1] that its value is copied to where a tile computes the product.
         """
@@ -105,7 +105,7 @@ class SamplingOps(LinearOps):
         return picked
 
     def _pick(self, logits: Tensor, draws: Draws | None, rows: int = 1) -> Picked:
-        """The best token of each 4096 columns of stored logits, with that many rows per request."""
+        """Return the best token of each 4096 columns of stored logits, with that many rows per request."""
         logits = contiguous_rows(logits)
         count, vocab = logits.shape
         picked = _allocate_picked(logits, ceil_div(vocab, _COLUMNS), None if draws is None else logits)

@@ -25,20 +25,20 @@ ALL = tl.constexpr(2147483647)
 
 @triton.jit
 def octaves_of(cut):
-    """How many powers of two below the largest a cut is; the last one, 7, is below all weights."""
+    """Powers of two that each cut lies below the largest weight; the last one, 7, is below all weights."""
     return tl.where(cut < 6, 2 * cut + 3, tl.where(cut == 6, 16, 40))
 
 
 @triton.jit
 def is_filtered(temperature, top_k, top_p, min_p, request):
-    """Whether a request leaves any token out."""
+    """Return whether a request leaves any token out."""
     any_filter = (tl.load(top_k + request) > 0) | (tl.load(top_p + request) < 1) | (tl.load(min_p + request) > 0)
     return (tl.load(temperature + request) > 0) & any_filter
 
 
 @triton.jit
 def least_weight(min_p, request):
-    """The smallest weight that min_p leaves, float32."""
+    """Return the smallest weight that min_p leaves, float32."""
     return tl.maximum(tl.load(min_p + request) * 1099511627776.0, 1.0)
 
 
@@ -111,7 +111,8 @@ def cut_kernel(
     adjusted, tops, temperature, top_k, top_p, min_p, counts, sums, columns, per_request, blocks,
     CUTS: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Number and weight of a block's tokens within each cut: counts int32, sums int64, both [rows, blocks, CUTS]."""
+    """Return number and weight of a block's tokens within each cut: counts int32, sums int64, both [rows, blocks,
+    CUTS]."""
     if OVERLAP is not None:
         OVERLAP()
     block = tl.program_id(0)
@@ -134,7 +135,7 @@ def cut_kernel(
 
 @triton.jit
 def first_reaching(cumulated, wanted):
-    """The first of the CUTS whose cumulated number is at least `wanted`: how many are less."""
+    """Return the first of the CUTS whose cumulated number is at least `wanted`: how many are less."""
     return tl.sum((cumulated < wanted).to(tl.int32), axis=0)
 
 
@@ -146,7 +147,7 @@ def at_cut(cumulated, cut, CUTS: tl.constexpr):
 
 @triton.jit
 def nucleus(total, top_p, request):
-    """The weight that top_p asks for of a total, rounded up."""
+    """Return the weight that top_p asks for of a total, rounded up."""
     share = (tl.load(top_p + request) * 16777216.0).to(tl.int64)
     reached = share * (total >> 24) + ((share * (total & 16777215) + 16777215) >> 24)
     return tl.maximum(reached, 1)
@@ -194,7 +195,7 @@ def collect_kernel(
     adjusted, tops, temperature, top_k, top_p, min_p, counts, sums, found, held, columns, per_request, blocks,
     CUTS: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The weights between the two cuts, float32: the first held[row, block] of found[row, block, COLUMNS]."""
+    """Return the weights between the two cuts, float32: the first held[row, block] of found[row, block, COLUMNS]."""
     if OVERLAP is not None:
         OVERLAP()
     block = tl.program_id(0)

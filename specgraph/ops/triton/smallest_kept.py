@@ -22,7 +22,8 @@ from specgraph.ops.triton.sampling_parameters import (
 
 @triton.jit
 def collected(found, held, row, blocks, begin, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
-    """The bits of CHUNK collected weights of each block, from number `begin`; 0 after the last. [BLOCKS, CHUNK]"""
+    """Return the bits of CHUNK collected weights of each block, from number `begin`; 0 after the last. [BLOCKS,
+    CHUNK]"""
     block = tl.arange(0, BLOCKS)
     there = tl.load(held + row * blocks + block, mask=block < blocks, other=0)
     place = begin + tl.arange(0, CHUNK)[None, :]
@@ -40,7 +41,7 @@ def worth(bits, least_bits, WEIGHED: tl.constexpr):
 @triton.jit
 def tally(found, held, row, blocks, most, least_bits, WEIGHED: tl.constexpr,
           BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """Number, or with WEIGHED weight, of the collected weights of at least `least_bits`: int64 [BLOCKS]."""
+    """Return the number, or with WEIGHED weight, of the collected weights of at least `least_bits`: int64 [BLOCKS]."""
     number = tl.zeros((BLOCKS,), tl.int64)
     for begin in range(0, most, CHUNK):
         bits = collected(found, held, row, blocks, begin, BLOCKS, COLUMNS, CHUNK)
@@ -51,7 +52,7 @@ def tally(found, held, row, blocks, most, least_bits, WEIGHED: tl.constexpr,
 @triton.jit
 def largest_reaching(found, held, row, blocks, most, low, high, before, wanted, WEIGHED: tl.constexpr,
                      BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """The largest bits from `low` so that `before` and the collected weights of at least them reach `wanted`.
+    """Return the largest bits from `low` so that `before` and the collected weights of at least them reach `wanted`.
 
     `low` reaches it, `high` does not. The first CHUNK weights of each block stay in registers; few rows have more.
     """

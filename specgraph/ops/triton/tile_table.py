@@ -22,7 +22,7 @@ _LOG = logging.getLogger("specgraph")
 
 
 class LinearShape(NamedTuple):
-    """What the tile of a linear is chosen by; see `ChooseTile`."""
+    """The sizes that the tile of a linear is chosen by; see `ChooseTile`."""
 
     kind: str
     rows: int
@@ -37,7 +37,7 @@ class TileTable:
     otherwise: ChooseTile
     """Asked for shapes that are not in `tiles`."""
     tiles: dict[LinearShape, Tile | None] = field(default_factory=dict[LinearShape, "Tile | None"])
-    """None where a library matmul is faster."""
+    """The tiles by shape; None where a library matmul is faster."""
     asked: dict[LinearShape, None] = field(default_factory=dict[LinearShape, None])
     """Shapes so far, in order."""
 
@@ -61,14 +61,14 @@ class TileTable:
 
 
 def cache_file(device_name: str, triton_version: str) -> Path:
-    """Where the tiles of a device are kept: in $XDG_CACHE_HOME, by default ~/.cache."""
+    """Return the file in which the tiles of a device are kept: in $XDG_CACHE_HOME, by default ~/.cache."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = re.sub(r"[^a-z0-9.]+", "-", f"tiles {device_name} triton {triton_version}".lower())
     return folder / "specgraph" / f"{name}.json"
 
 
 def read_tiles(path: Path) -> dict[LinearShape, Tile | None]:
-    """The tiles in a file; none if there is no such file, or if it is not readable, which is logged."""
+    """Return the tiles in a file; none if there is no such file, or if it is not readable, which is logged."""
     try:
         rows: list[dict[str, Any]] = json.loads(path.read_text())["tiles"]
         found: dict[LinearShape, Tile | None] = {}

@@ -19,7 +19,7 @@ def scan_top_kernel(
     logits, best_value, best_index, totals, columns, stride, blocks, TOP_K: tl.constexpr, COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Of each row's block of COLUMNS columns: the TOP_K best logits and their columns, and the sum of
+    """Find in each row's block of COLUMNS columns the TOP_K best logits and their columns, and the sum of
     exp(logit - best). One program per block and row; the lower column comes first among equals."""
     if OVERLAP is not None:
         OVERLAP()
@@ -44,7 +44,8 @@ def scan_top_kernel(
 def found_in_row(
     best_value, best_index, totals, row, blocks, TOP_K: tl.constexpr, FOUND: tl.constexpr, BLOCKS: tl.constexpr
 ):
-    """What `scan_top_kernel` found in one row: values and columns [FOUND], and the log of the sum of exponentials."""
+    """Load what `scan_top_kernel` found in one row: values and columns [FOUND], and the log of the sum of
+    exponentials."""
     found = tl.arange(0, FOUND)
     block = tl.arange(0, BLOCKS)
     value = tl.load(best_value + row * blocks * TOP_K + found, mask=found < blocks * TOP_K, other=float("-inf"))

@@ -62,8 +62,8 @@ class TreeOps(Launcher):
         )  # fmt: skip
 
     def _top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What `scan_top_kernel` finds in each block of each row of logits [T, columns]: values [T, blocks, count],
-        columns, and sums [T, blocks]."""
+        """Return what `scan_top_kernel` finds in each block of each row of logits [T, columns]: values [T, blocks,
+        count], columns, and sums [T, blocks]."""
         logits = contiguous_rows(logits)
         rows, columns = logits.shape
         blocks = ceil_div(columns, _COLUMNS)

@@ -16,7 +16,7 @@ from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 
 
 def agrees_with_reference(kernels: Any, device: torch.device) -> str | None:
-    """The first op that differs from its reference, and in what; None if all agree.
+    """Return the first op that differs from its reference, and in what; None if all agree.
 
     Args:
         kernels: `TritonOps`, not registered.

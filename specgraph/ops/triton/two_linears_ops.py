@@ -95,7 +95,7 @@ class TwoLinearOps(LinearOps):
         self, x: Tensor, weight: Weight, residual: Tensor, norm: Norm, kind: str | None, next_matrix: Tensor,
         next_columns: int,
     ) -> Summed:  # fmt: skip
-        """The first linear with the residual, and its norm as far as the second needs it.
+        """Return the first linear with the residual, and its norm as far as the second needs it.
 
         kind: of the second's tile; None where it takes normed rows.
         """

@@ -16,7 +16,7 @@ from specgraph.ops.triton.sampling import best_of, noise_key, real_numbers, unif
 
 @triton.jit
 def per_temperature(warmth):
-    """What a logit is multiplied with: 1 / temperature, or 1 at temperature 0."""
+    """Return what a logit is multiplied with: 1 / temperature, or 1 at temperature 0."""
     return tl.where(warmth > 0, 1.0 / warmth, 1.0)
 
 
@@ -25,7 +25,7 @@ def scan_kernel(
     logits, start_positions, temperature, draft_to_target, best_value, best_index, totals, draft_ids, columns,
     draft_columns, stride, blocks, query_len, SAMPLED: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Of each row's block of COLUMNS columns: the best score, its column and, with SAMPLED, the sum of
+    """Find in each row's block of COLUMNS columns the best score, its column and, with SAMPLED, the sum of
     exp(score - best). One program per block and row, query_len rows per request; rows of inert requests are skipped.
 
     A score is logit / temperature, or the logit at temperature 0. With `draft_to_target`, also write the draft id of
@@ -61,7 +61,8 @@ def scan_kernel(
 @triton.jit
 def draft_probability(draft_probs, draft_to_target, draft_ids, request, row, token, wanted, draft_columns,
                       request_stride, step_stride):  # fmt: skip
-    """The drafter's probability of target tokens `token` where `wanted`, else 0; 0 too for a token without draft id."""
+    """Return the drafter's probability of target tokens `token` where `wanted`, else 0; 0 too for a token without draft
+    id."""
     draft_id = token
     if draft_to_target is not None:
         # `draft_ids` holds anything for a token that no draft id maps to, so what it says is checked in the map.
@@ -139,7 +140,7 @@ def resample_kernel(
     tops, sums, best_value, best_index, columns, draft_columns, stride, draft_stride, request_stride, step_stride,
     blocks, steps, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Of each block of COLUMNS columns of the decided row: the best key of the residual, then that of the target.
+    """Find in each block of COLUMNS columns of the decided row the best key of the residual, then that of the target.
 
     `best_value` and `best_index` are [requests, 2, blocks]. The residual is max(p - q, 0) with the target's p and the
     drafter's q; the target's own keys count where the residual is 0 everywhere, as p equals q up to rounding. A key is
