@@ -12,7 +12,7 @@ from itertools import accumulate
 from operator import mul
 
 from specgraph.capture import padded_size
-from specgraph.engine.metrics import AcceptanceMetrics, at_least
+from specgraph.engine.metrics import at_least
 from specgraph.errors import ConfigError
 
 RoundTimes = Mapping[int, Mapping[int, float]]
@@ -22,14 +22,14 @@ HALF_LIFE = 256
 """Verified drafts (one per request and round) after which an observation counts half."""
 
 _WEIGHT = 4.0
-"""What is assumed of a place before it was seen counts as much as this many drafts."""
+"""The assumption about a place before it was seen counts as much as this many drafts."""
 
 _FIRST = 0.7
-"""Assumed of the first place before any draft was seen."""
+"""The rate of the first place before any draft was seen."""
 
 
 class AcceptanceRates:
-    """For each place of a draft, the chance that its token is accepted when all before it are, followed exponentially.
+    """The chance, for each place of a draft, that its token is accepted when all before it are, followed exponentially.
 
     A place that no recent draft reached is assumed to be like the one before it, so that a longer K is tried again
     when acceptance rises.
@@ -65,12 +65,12 @@ class AcceptanceRates:
 
 
 def expected_tokens(rates: Sequence[float], num_speculative_tokens: int) -> float:
-    """Tokens that a request gives in a round of K drafts, the target's own included: 1 + a_1 + a_1 a_2 + ..."""
+    """Return a request's tokens per round of K drafts, the target's own included: 1 + a_1 + a_1 a_2 + ..."""
     return 1 + sum(accumulate(rates[:num_speculative_tokens], mul))
 
 
 def best_k(rates: Sequence[float], times: Mapping[int, float]) -> int:
-    """The K of `times` with the most expected tokens per second; the smallest of equals.
+    """Return the K of `times` with the most expected tokens per second; the smallest of equals.
 
     Args:
         rates: a_1 to a_K.
@@ -93,26 +93,9 @@ class AdaptiveK:
         self.rates = AcceptanceRates(num_speculative_tokens)
 
     def choose(self, num_requests: int) -> int:
-        """K for a batch: by the times of the captured size that holds it, or of the largest where none does."""
+        """Return K for a batch: by the times of the captured size that holds it, or of the largest where none does."""
         size = padded_size(num_requests, self._sizes) or self._sizes[-1]
         return best_k(self.rates.rates, self.times[size])
-
-
-def observe_round(
-    metrics: AcceptanceMetrics, adaptive: AdaptiveK | None, accepted: Sequence[int], num_speculative_tokens: int
-) -> None:
-    """Count the verified drafts of one round, for the metrics and for the choice of K; none after a propose of K 0.
-
-    Args:
-        adaptive: None where K is fixed.
-        accepted: draft tokens accepted, per request.
-        num_speculative_tokens: K of the drafts (of a tree, its depth).
-    """
-    if not num_speculative_tokens:
-        return
-    metrics.observe(accepted, num_speculative_tokens)
-    if adaptive is not None:
-        adaptive.rates.observe(num_speculative_tokens, accepted)
 
 
 def check_times(times: RoundTimes, sizes: Sequence[int], candidates: Sequence[int] | None) -> None:

@@ -1,4 +1,4 @@
-"""What ranks that share collectives agree on: what they capture, once, and the passes of each round, before it.
+"""Agreement of ranks that share collectives: on the graphs to capture, and on the passes of each round, before it.
 
 A rank that captures or dispatches another size than its peers, or leaves a pass out, makes all of them wait for ever
 inside a collective (vLLM #37588). Agreement is one small exchange between the hosts; the device takes no part.
@@ -38,7 +38,7 @@ class RoundPasses:
 
 
 def agree(ranks: Ranks, own: RoundPasses) -> RoundPasses:
-    """The passes of the next round on every rank, from what each one needs. All ranks call it before each round.
+    """Return the passes of the next round on every rank, from what each one needs. All ranks call it before each round.
 
     Raises:
         RankError: the ranks drafted different numbers of tokens, one is at another exchange, or did not come in time.
@@ -55,7 +55,7 @@ def agree(ranks: Ranks, own: RoundPasses) -> RoundPasses:
 
 
 def check_sharing(config: EngineConfig) -> None:
-    """Refuse what data parallel ranks, which agree on each round, can't do.
+    """Refuse a config that data parallel ranks, which agree on each round, can't follow.
 
     Raises:
         UnsupportedError: each rank would choose a K of its own.
@@ -68,7 +68,7 @@ def check_sharing(config: EngineConfig) -> None:
 
 
 def same_times(ranks: Ranks, times: RoundTimes) -> RoundTimes:
-    """The times of the first rank, on all: each rank measured its own, and by them all must choose the same K."""
+    """Return the first rank's times, on all: each rank measured its own, and by them all must choose the same K."""
     first: dict[str, dict[str, float]] = json.loads(ranks.tell("the times of rounds", json.dumps(times))[0])
     return {int(size): {int(k): time for k, time in by_k.items()} for size, by_k in first.items()}
 

@@ -17,14 +17,14 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """How many KV blocks each cache has, and the longest request that they hold."""
+    """The number of KV blocks of each cache, and the longest request that they hold."""
 
     num_blocks: int
     """The null block included."""
     block_size: int
     max_model_len: int
     num_bytes: int
-    """Of all caches together."""
+    """The bytes of all caches together."""
 
     def __str__(self) -> str:
         tokens = (self.num_blocks - 1) * self.block_size
@@ -46,7 +46,7 @@ def size_cache(
     may_shorten: bool = False,
     scratch_tokens: int = 0,
 ) -> CacheSize:
-    """The size that a batch needs, or the largest that the memory allows.
+    """Return the size that a batch needs, or the largest that the memory allows.
 
     Args:
         bytes_per_token: keys and values of one token in all layers of target and drafter.
@@ -76,7 +76,7 @@ def size_cache(
 
 
 def cache_dtype(kv_cache_dtype: KVCacheDtype, model: torch.dtype) -> torch.dtype:
-    """The dtype of the KV caches of a model.
+    """Return the dtype of the KV caches of a model.
 
     Raises:
         ConfigError: there is no such choice.
@@ -87,7 +87,7 @@ def cache_dtype(kv_cache_dtype: KVCacheDtype, model: torch.dtype) -> torch.dtype
 
 
 def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
-    """Bytes of one token's keys and values in all of these layers."""
+    """Return the bytes of one token's keys and values in all of these layers."""
     return sum((1 if a.latent else 2) * a.num_kv_heads * a.head_dim * dtype.itemsize for a in layers)
 
 
@@ -112,7 +112,7 @@ class BlockAllocator:
         return self.num_blocks - 1
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks.
+        """Take `count` blocks.
 
         Raises:
             CapacityError: fewer are free; none was taken.
@@ -138,8 +138,8 @@ class BlockAllocator:
 def allocate_caches(
     layers: Sequence[AttentionLayer], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[KVCache]:
-    """One zeroed cache per layer, [num_blocks, block_size, num_kv_heads, head_dim] for keys and for values; one tensor
-    for both where `AttentionLayer.latent`.
+    """Return a zeroed cache per layer, [num_blocks, block_size, num_kv_heads, head_dim] for keys and for values; one
+    tensor for both where `AttentionLayer.latent`.
 
     Raises:
         CapacityError: the device has not enough memory.

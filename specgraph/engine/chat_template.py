@@ -11,7 +11,7 @@ from specgraph.errors import CheckpointError, first_line
 
 
 def render_chat(folder: Path, messages: Sequence[Mapping[str, str]]) -> str:
-    """The prompt for `messages`, up to where the assistant's answer begins.
+    """Return the prompt for `messages`, up to where the assistant's answer begins.
 
     The template is `chat_template.jinja`, else `chat_template` of tokenizer_config.json (its entry `default` if there
     are several). It runs in a sandbox, as in transformers. The prompt holds its special tokens: encode it without
@@ -45,7 +45,7 @@ def render_chat(folder: Path, messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def _read(folder: Path) -> tuple[Mapping[str, Any], str]:
-    """(tokenizer_config.json, the template)."""
+    """Return tokenizer_config.json and the template."""
     path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config = read_json(path) if exists(path) else {}
     template: Any = config.get("chat_template")

@@ -1,4 +1,4 @@
-"""What a decoder is asked to do: the limits of its drafter, and those that only a whole engine has."""
+"""The limits and choices of a decoder: those of its drafter, and those that only a whole engine has."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EngineConfig(DraftConfig, DecoderOptions):
     prefill_chunk: int | None = None
     """Prompt tokens per prefill pass, at most; by default the largest prefill size."""
     synthetic_tree_acceptance: float | Sequence[float] | None = None
-    """As synthetic_acceptance, for draft trees, a share per depth; by default that of chains."""
+    """A share per depth for draft trees, as synthetic_acceptance; by default that of chains."""
 
     def __post_init__(self) -> None:
         DraftConfig.__post_init__(self)
@@ -49,7 +49,7 @@ class EngineConfig(DraftConfig, DecoderOptions):
 
 
 def acceptance_chances(synthetic: float | Sequence[float], num_speculative_tokens: int) -> tuple[float, ...]:
-    """For each position, the chance that its token is accepted when all before it are.
+    """Return, for each position, the chance that its token is accepted when all before it are.
 
     Args:
         synthetic: as `EngineConfig.synthetic_acceptance`.

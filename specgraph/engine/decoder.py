@@ -177,7 +177,7 @@ class SpeculativeDecoder:
     @property
     def num_unfinished(self) -> int:
         """The number of requests that wait or run, and of those whose last chunk was not handed out yet."""
-        return len(self._waiting) + self.rounds.num_running + len(self._ended)
+        return len(self._waiting) + len(self.rounds.running) + len(self._ended)
 
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch in a later `step`, when a row and KV blocks are free.
@@ -222,7 +222,7 @@ class SpeculativeDecoder:
         if self._sharing is not None:
             agreed = agree(self._sharing, self.rounds.passes(self._joining(), len(self._waiting)))
             self.others_unfinished = agreed.unfinished > 0
-        elif not self.rounds.num_running and not self._waiting:
+        elif not self.rounds.running and not self._waiting:
             return chunks
         for state, tokens in self.rounds.step(self._admit, agreed):
             chunk = state.add(tokens)
@@ -261,7 +261,7 @@ class SpeculativeDecoder:
         """Return the waiting requests that join the next round: in order, while rows and blocks last."""
         if not self._waiting:
             return []
-        rows, free = self.config.max_num_requests - self.rounds.num_running, self.allocator.num_free
+        rows, free = self.config.max_num_requests - len(self.rounds.running), self.allocator.num_free
         return admissible(self._waiting, self.config, self.query_len, rows, free)
 
     def _admit(self) -> None:

@@ -1,4 +1,4 @@
-"""From checkpoint folders to a generator: loads a pair, sizes its KV cache and captures its graphs."""
+"""Loading of checkpoint folders: a pair, the size of its KV cache and its captured graphs make a generator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def shipped_pair() -> tuple[Path, Path]:
-    """Folders of the tiny target and EAGLE-3 drafter that come with specgraph (Python source, about 4M parameters)."""
+    """Return the folders of the target and EAGLE-3 drafter that come with specgraph (Python source, 4M parameters)."""
     root = Path(str(resources.files("specgraph"))) / "pairs" / "tiny-python"
     return root / "target", root / "eagle3"
 
@@ -132,7 +132,7 @@ class LoadedPair:
 
     target: LlamaTarget
     head: DraftHead | ParallelHead | None
-    """None where the target decodes alone."""
+    """The drafter's model; None where the target decodes alone."""
     attention: AttentionChoice
     cache: CacheSize
     config: EngineConfig
@@ -216,7 +216,7 @@ def load_models(
 
 
 def engine_config(options: EngineOptions, max_model_len: int) -> EngineConfig:
-    """The part of `options` that a decoder takes; `max_model_len` where they name none."""
+    """Return the part of `options` that a decoder takes; `max_model_len` where they name none."""
     shared = {field.name for field in fields(EngineConfig)} & {field.name for field in fields(options)}
     values: dict[str, Any] = {name: getattr(options, name) for name in shared}
     if options.num_speculative_tokens == "auto":
@@ -233,7 +233,7 @@ def engine_config(options: EngineOptions, max_model_len: int) -> EngineConfig:
 
 
 def draft_tree(options: EngineOptions) -> DraftTree | None:
-    """The draft trees that the options ask for; None for chains.
+    """Return the draft trees that the options ask for; None for chains.
 
     Raises:
         ConfigError: some of the three numbers are missing, or out of range.

@@ -1,4 +1,4 @@
-"""How well drafting went, in vLLM's definitions.
+"""Acceptance of drafts, in vLLM's definitions.
 
 mean acceptance length = 1 + accepted / drafts (the target's own token counts);
 acceptance at position i = drafts whose token i was accepted / drafts.
@@ -14,7 +14,7 @@ from itertools import accumulate
 
 
 def at_least(accepted: Sequence[int], num_speculative_tokens: int) -> list[int]:
-    """For i = 0 to K, how many requests accepted i draft tokens or more."""
+    """Return, for i = 0 to K, the number of requests that accepted i draft tokens or more."""
     exactly = map(accepted.count, range(num_speculative_tokens, -1, -1))
     return [*accumulate(exactly)][::-1]
 
@@ -60,13 +60,13 @@ class AcceptanceMetrics:
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """Of all drafts, the share whose i-th token was accepted."""
+        """The share of all drafts whose i-th token was accepted, for each i."""
         return [count / max(self.num_drafts, 1) for count in self.accepted]
 
 
 @dataclass(slots=True)
 class ProposeCounts:
-    """Who drafted, for an engine whose own code drafts where specgraph does not; logged now and then."""
+    """Counts of who drafted, for an engine whose own code drafts where specgraph does not; logged now and then."""
 
     log: logging.Logger
     log_every: int = 10_000

@@ -80,15 +80,15 @@ class RoundProgram:
         self.draft, self.verify, self.draft_layer = draft, verify, num_target_layers
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """The drafter's passes and the verify."""
+        """Return the number of the drafter's passes and the verify."""
         return self.draft.num_steps(batch) + 1
 
     def batches(self) -> list[BatchDescriptor]:
-        """Every captured size after rounds of every length, largest first."""
+        """Return every captured size after rounds of every length, largest first."""
         return [replace(batch, phase="round") for batch in self.draft.batches()]
 
     def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
-        """Propose; the next verify's inputs; verify and accept."""
+        """Return the round: propose; the next verify's inputs; verify and accept."""
         n, k, last = batch.num_requests, batch.num_speculative_tokens, self.num_steps(batch) - 1
         hand_over = HandOver(self.verify, self.draft, n, batch.query_len, k)
         propose = self.draft.work_of(replace(batch, phase="propose"))
@@ -102,16 +102,16 @@ class RoundProgram:
         return work
 
     def make_inert(self) -> None:
-        """No request sampled a token."""
+        """Make it a round in which no request sampled a token."""
         self.draft.make_inert()
         self.verify.make_inert()
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """The buffers of both programs."""
+        """Return the buffers of both programs."""
         return {**self.draft.named_tensors(), **self.verify.named_tensors()}
 
     def host_lengths(self, step: int, batch: BatchDescriptor, host: HostState) -> HostLengths:
-        """The same numbers as the device metadata has at `step`."""
+        """Return the same numbers as the device metadata has at `step`."""
         before = HostRound(*host, batch.query_len, batch.num_speculative_tokens, batch.num_requests)
         if step < self.num_steps(batch) - 1:
             return self.draft.host_lengths(step, before)
@@ -133,7 +133,7 @@ class RoundRunner(ModelRunner):
         self.programs += self.round_programs.values()
 
     def dispatch(self, num_requests: int, query_len: int, num_speculative_tokens: int, tree: bool) -> Pass:
-        """The padded round over the first `num_requests` rows of the round's memory.
+        """Return the padded round over the first `num_requests` rows of the round's memory.
 
         Args:
             query_len: rows per request in the round before.
@@ -172,7 +172,7 @@ class _Pair:
 
 
 def _shifted(make_attend: MakeAttend, by: int) -> MakeAttend:
-    """The same attention for a model whose layers are numbered from `by`."""
+    """Return the same attention for a model whose layers are numbered from `by`."""
 
     def make(metadata: AttentionMetadata, step: int) -> Attend:
         attend = make_attend(metadata, step)

@@ -1,4 +1,4 @@
-"""How long a round takes for each captured size and K, measured once after the capture (`-k auto`)."""
+"""Times of rounds for each captured size and K, measured once after the capture (`-k auto`)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _make_live(target: TargetRunner, size: int) -> None:
 
 
 def _rounds(steps: RoundSteps, size: int, k: int) -> Callable[[], None]:
-    """Launches rounds, for requests that have just sampled one token."""
+    """Return a function that launches rounds, for requests that have just sampled one token."""
     memory, ready = steps.target.round, steps.find(size, k + 1, k)
 
     def run() -> None:
@@ -85,7 +85,7 @@ def _rounds(steps: RoundSteps, size: int, k: int) -> Callable[[], None]:
 
 
 def _time(platform: Platform, run: Callable[[], None]) -> float:
-    """Median microseconds of a round, over stretches of some rounds."""
+    """Return the median microseconds of a round, over stretches of some rounds."""
     run()
     platform.synchronize()
     seconds: list[float] = []

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specgraph.capture import HostCopy, padded_size, write
-from specgraph.engine.adaptive_k import AdaptiveK, observe_round
+from specgraph.engine.adaptive_k import AdaptiveK
 from specgraph.engine.agreement import RoundPasses
 from specgraph.engine.blocks import BlockAllocator
 from specgraph.engine.joining import chunk_rows, join_round
@@ -26,7 +26,7 @@ from specgraph.errors import SpecgraphError
 
 @dataclass(frozen=True, slots=True)
 class _HostMemory:
-    """Where the results of one round arrive."""
+    """The memory in which the results of one round arrive."""
 
     results: HostCopy
     logprobs: HostCopy
@@ -85,17 +85,12 @@ class Rounds:
         self._left: list[int] = []
         """Rows to make inert before the next launch."""
         self._agreed, self._prefills = RoundPasses(), 0
-        """What all ranks run in this round, nothing where they share no collectives; its prefill passes so far."""
+        """The passes that all ranks run in this round, none without data parallel ranks; its prefill passes so far."""
 
     @property
     def running(self) -> list[Running]:
         """The requests that run, by row."""
         return [state for state in self.rows if state is not None]
-
-    @property
-    def num_running(self) -> int:
-        """How many requests run."""
-        return len(self.running)
 
     def step(self, admit: Callable[[], None], agreed: RoundPasses | None = None) -> list[tuple[Running, list[int]]]:
         """Launch, let requests join, and read the oldest round that was not read.
@@ -141,7 +136,7 @@ class Rounds:
             self._unread.clear()
 
     def passes(self, joining: Sequence[Running], num_waiting: int) -> RoundPasses:
-        """The passes that the next round needs for the requests here.
+        """Return the passes that the next round needs for the requests here.
 
         Args:
             joining: requests that will join behind it, of the `num_waiting` that wait.
@@ -153,7 +148,7 @@ class Rounds:
             num_requests=len(self.rows),
             prefills=sum(-(-length // longest) for length in prompts),
             prefill_rows=min(longest, max(prompts, default=0)),
-            unfinished=self.num_running + num_waiting,
+            unfinished=len(self.running) + num_waiting,
         )
 
     def _launch_ahead(self, admit: Callable[[], None]) -> None:
@@ -171,8 +166,8 @@ class Rounds:
             self._copy_results(rows)
 
     def _all_may_end(self) -> bool:
-        """True if every request ends, by its length, in what is in flight, should that give as many tokens as rounds
-        gave so far: a further round would be for nothing, and the host reads first."""
+        """Return True if every request ends, by its length, in what is in flight, should that give as many tokens as
+        rounds gave so far: a further round would be for nothing, and the host reads first."""
         if not self._unread or not self.rows:
             return False
         of_a_round = math.ceil(self.metrics.mean_acceptance_length)
@@ -193,7 +188,7 @@ class Rounds:
         self._query_len = ready.query_len
 
     def _prefill_idle(self) -> None:
-        """The prefill passes that other ranks run in this round and this one has no prompt for."""
+        """Run the prefill passes that other ranks run in this round and this one has no prompt for."""
         rows = self._agreed.prefill_rows
         for _ in range(self._prefills, self._agreed.prefills):
             self.target.prefill((), 0, (), at_least=rows)
@@ -233,9 +228,11 @@ class Rounds:
             sampled.append((state, tokens[row][:count]))
         if verified:
             self.metrics.rounds += 1
-            if self.drafter is not None:
+            if self.drafter is not None and query_len > 1:  # of a propose of K 0 there is nothing to count
                 accepted = [counts[row] - 1 for _, row in verified]
-                observe_round(self.metrics, self.adaptive, accepted, query_len - 1)
+                self.metrics.observe(accepted, query_len - 1)
+                if self.adaptive is not None:
+                    self.adaptive.rates.observe(query_len - 1, accepted)
         return sampled
 
     def _vacate(self) -> None:

@@ -103,10 +103,8 @@ class TargetRunner(ModelRunner):
         lengths = uniform_lengths(plan, start_positions, ready.batch) if self.attention.host_parameters else None
         self.run(ready, lengths)
 
-    def prefill(
-        self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0
-    ) -> Tensor:
-        """Run a chunk of one request's prompt: write its KV, and its hidden states for the drafter.
+    def prefill(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0) -> None:
+        """Run a chunk of one request's prompt: write its KV, its hidden states for the drafter, and `prompt_logits`.
 
         Args:
             token_ids: consecutive prompt tokens, at most the largest prefill size.
@@ -114,14 +112,10 @@ class TargetRunner(ModelRunner):
             blocks: the request's KV blocks, from position 0 on.
             at_least: rows that the pass is padded for at least; without tokens it writes nothing.
 
-        Returns:
-            Logits of the last row, [vocab]; overwritten by the next prefill.
-
         Raises:
             CapacityError: more tokens than the largest prefill size; nothing was run.
         """
         self._prefill.run(self, token_ids, first_position, blocks, at_least)
-        return self.prompt_logits[0]
 
 
 def _prefill_rows(program: VerifyProgram, logits: Tensor, b: PrefillBuffers, make_attend: MakeAttend) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ class TextGenerator:
     folder: Path
     """The target's."""
     description: str
-    """What was loaded: target, drafter format, lowering and why."""
+    """A line about what was loaded: target, drafter format, lowering and why."""
     layout: ParallelLayout | None = None
     """The processes that run the models together; None where this one runs alone."""
 
@@ -51,7 +51,7 @@ class TextGenerator:
         chat: bool = False,
         **parameters: Any,
     ) -> Request:
-        """A request for one prompt.
+        """Make a request for one prompt.
 
         Args:
             prompt: a text; or the messages of a conversation, each with `role` (system, user, assistant) and `content`,
@@ -90,7 +90,7 @@ class TextGenerator:
     def requests(
         self, prompt: str | Sequence[Mapping[str, str]], *, n: int = 1, seed: int = 0, **settings: Any
     ) -> list[Request]:
-        """`n` requests for one prompt, whose seeds are seed, seed + 1 ... as in vLLM.
+        """Make `n` requests for one prompt, whose seeds are seed, seed + 1 ... as in vLLM.
 
         Args:
             prompt, settings: as in `request`.
@@ -103,7 +103,7 @@ class TextGenerator:
         return [replace(first, seed=seed + i) for i in range(n)]
 
     def stream_text(self, prompt: str | Request, *, stop: Sequence[str] = (), **settings: Any) -> TextStream:
-        """The text for one prompt as it is generated, in whole characters.
+        """Stream the text for one prompt as it is generated, in whole characters.
 
         Args:
             prompt: the prompt, or a request made by `request`.
@@ -118,7 +118,7 @@ class TextGenerator:
         return TextStream(self.tokenizer, request, self.stream([request]), stop)
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
-        """Token ids for every request."""
+        """Generate token ids for every request."""
         with torch.inference_mode():
             return self.decoder.generate(requests)
 
@@ -131,12 +131,12 @@ class TextGenerator:
         return self.decoder.cancel(request_id)
 
     def step(self) -> Sequence[Chunk]:
-        """One round over all unfinished requests; see `SpeculativeDecoder.step`."""
+        """Run a round over all unfinished requests; see `SpeculativeDecoder.step`."""
         with torch.inference_mode():
             return self.decoder.step()
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
-        """Each round's tokens as they come."""
+    def stream(self, requests: Sequence[Request]) -> Generator[Chunk]:
+        """Give each round's tokens as they come."""
         stream = self.decoder.stream(requests)
         while True:
             with torch.inference_mode():  # not across the yield: the caller's grad mode is the caller's
@@ -146,11 +146,12 @@ class TextGenerator:
             yield chunk
 
     def text(self, prompts: str | Sequence[str], *, n: int = 1, **settings: Any) -> list[str]:
-        """Continuations, `n` per prompt, those of one prompt together; greedy by default. A string is one prompt.
+        """Return continuations, `n` per prompt, those of one prompt together; greedy by default.
 
         Warns where `max_num_requests` is less than the number of texts, so that some wait for others.
 
         Args:
+            prompts: a string is one prompt.
             n: texts per prompt, of seeds seed, seed + 1 ...; more than 1 needs a temperature.
             settings: as in `request`, for all prompts.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ class Detokenizer:
         self._start, self._done = 0, len(self._ids)
 
     def push(self, token_ids: Sequence[int], *, final: bool = False) -> str:
-        """The text that is complete with these tokens; with `final` also an incomplete character at the end."""
+        """Return the text that is complete with these tokens; with `final` also an incomplete character at the end."""
         self._ids += token_ids
         known = self._tokenizer.decode(self._ids[self._start : self._done])
         text = self._tokenizer.decode(self._ids[self._start :])
@@ -59,7 +59,7 @@ class StopStrings:
         self.found = False
 
     def push(self, text: str) -> str:
-        """The text that is certain to precede every stop string; the rest is held back."""
+        """Return the text that is certain to precede every stop string; the rest is held back."""
         self._held += text
         found = [(place + len(each), place) for each in self._stop if (place := self._held.find(each)) >= 0]
         if found:
@@ -72,7 +72,7 @@ class StopStrings:
         return self._release(len(self._held))
 
     def flush(self) -> str:
-        """What is held back, once no more text comes."""
+        """Return the text that is held back, once no more comes."""
         return "" if self.found else self._release(len(self._held))
 
     def _release(self, count: int) -> str:
@@ -81,13 +81,13 @@ class StopStrings:
 
 
 def text_of(tokenizer: Tokenizer, request: Request, generation: Generation) -> str:
-    """The text of a finished request, as `TextStream` gives it: after its prompt, without a stop token at its end."""
+    """Return the text of a finished request as `TextStream` gives it: after its prompt, without a last stop token."""
     shown = _without_stop_token(generation, request.stop_token_ids)
     return Detokenizer(tokenizer, request.prompt_token_ids).push(shown, final=True)
 
 
 def _without_stop_token(of: Chunk | Generation, stop_token_ids: Collection[int]) -> list[int]:
-    """The tokens, without the stop token that ended them: it is no text."""
+    """Return the tokens without the stop token that ended them: it is no text."""
     ended = of.finish_reason == "stop" and of.token_ids and of.token_ids[-1] in stop_token_ids
     return of.token_ids[:-1] if ended else of.token_ids
 
@@ -98,7 +98,7 @@ class TextPiece:
 
     text: str
     is_accepted: bool
-    """Whether it comes from accepted draft tokens; the rest comes from the target."""
+    """True if it comes from accepted draft tokens; the rest comes from the target."""
 
 
 class TextStream:
@@ -108,7 +108,7 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, request: Request, chunks: Iterator[Chunk] | None = None, stop: Sequence[str] = ()
+        self, tokenizer: Tokenizer, request: Request, chunks: Generator[Chunk] | None = None, stop: Sequence[str] = ()
     ) -> None:
         """
         Args:
@@ -123,7 +123,7 @@ class TextStream:
         """`stop` after a stop token or a stop string, `length` at a limit; None while it goes on."""
         self.accepted: list[int] = []
         """Accepted draft tokens of every verify so far, with those that a stop token or the limit cut off."""
-        self._chunks, self._stop = iter(()) if chunks is None else chunks, StopStrings(stop)
+        self._chunks, self._stop = chunks, StopStrings(stop)
         self._detokenizer = Detokenizer(tokenizer, request.prompt_token_ids)
         self._marks: deque[tuple[int, bool]] = deque()
         self._stop_token_ids = frozenset(request.stop_token_ids)
@@ -139,20 +139,21 @@ class TextStream:
 
     def close(self) -> None:
         """Stop generating; the request's KV blocks are free again. Twice is harmless."""
-        close = getattr(self._chunks, "close", None)
-        if close is not None:
-            close()
+        if self._chunks is not None:
+            self._chunks.close()
 
     def __iter__(self) -> Iterator[TextPiece]:
-        for chunk in self._chunks:
+        for chunk in self._chunks or ():
             yield from self.push(chunk)
             if self._stop.found:
                 self.close()
                 return
 
     def push(self, chunk: Chunk) -> Iterator[TextPiece]:
-        """The pieces that a round adds. `finish_reason` is "stop" after the chunk in which a stop string was found,
-        whatever the chunk says: the caller then ends the request.
+        """Give the pieces that a round adds.
+
+        `finish_reason` is "stop" after the chunk in which a stop string was found, whatever the chunk says: the caller
+        then ends the request.
 
         Raises:
             CapacityError: the request was refused.

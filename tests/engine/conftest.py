@@ -42,6 +42,13 @@ def target(target_folder) -> LlamaTarget:
 
 
 @pytest.fixture(scope="session")
+def reference(target_folder) -> Any:
+    """The same target by transformers."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
 def eagle3(tmp_path_factory, target) -> DraftHead:
     """A random EAGLE-3 head: of its drafts hardly any is accepted."""
     return load_drafter(write_eagle3(tmp_path_factory.mktemp("eagle3")), target)

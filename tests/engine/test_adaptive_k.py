@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_prompts import prompt
 
-from specgraph.engine import Request
 from specgraph.engine.adaptive_k import AcceptanceRates, AdaptiveK, best_k, expected_tokens
 from specgraph.engine.load import engine_config
 from specgraph.errors import ConfigError
@@ -95,43 +92,6 @@ def test_rates_are_those_of_counting_every_draft_with_its_weight(rounds):
     assert expected_tokens(rates.rates, 5) == pytest.approx(1 + sum_of_products(rates.rates, 5))
 
 
-@pytest.mark.parametrize(("rate", "lowering"), [(0.0, "eager"), (0.6, "step"), (1.0, "merged")])
-def test_a_decoder_settles_on_the_k_of_its_acceptance(make_decoder, shadow, rate, lowering):
-    decoder = make_decoder(shadow, decode=lowering, synthetic_acceptance=rate, **AUTO)
-    decoder.generate([Request(prompt_token_ids=prompt(4, seed=i), max_tokens=60, seed=i) for i in range(8)])
-    wanted = best_k([rate] * 5, TIMES[4])
-    used = decoder.metrics.drafts_by_k
-    assert max(used, key=lambda k: used[k]) == wanted
-    assert sum(used.values()) == decoder.metrics.num_drafts
-
-
-@pytest.fixture
-def both(make_decoder, shadow):
-    return make_decoder(None), make_decoder(shadow, decode="merged", **AUTO)
-
-
-def test_the_targets_tokens_while_k_changes(both):
-    """Random batches; K changes between a propose and the next one, while drafts of the old K are verified."""
-    alone, decoder = both
-
-    @settings(max_examples=15, deadline=None, derandomize=True)
-    @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 25)), min_size=1, max_size=7), st.integers(0, 3))
-    def run(asked, first):
-        decoder.rounds.adaptive.choose = _random_k(first)
-        requests = [Request(prompt_token_ids=prompt(n, seed=n), max_tokens=m) for n, m in asked]
-        wanted = [result.token_ids for result in alone.generate(requests)]
-        assert [result.token_ids for result in decoder.generate(requests)] == wanted
-
-    run()
-    assert set(decoder.metrics.drafts_by_k) == set(CANDIDATES)
-    assert decoder.drafter.launches["propose"] == decoder.drafter.num_proposes
-
-
-def _random_k(seed: int):
-    random = Random(seed)
-    return lambda num_requests: random.choice(CANDIDATES)
-
-
 def test_a_batch_beyond_every_captured_size_runs_eagerly_with_the_k_of_the_largest(make_decoder, requests, shadow):
     times = {1: dict.fromkeys(CANDIDATES, 1.0) | {1: 0.1}, 2: dict.fromkeys(CANDIDATES, 1.0) | {3: 0.1}}
     settings = AUTO | {"capture_sizes": [1, 2], "round_times": times, "decode": "merged", "fallback": "eager"}
@@ -145,29 +105,6 @@ def test_k_by_acceptance_is_possible_with_ranks_that_split_the_models():
     """They choose by the times of the first one; `tests/parallel/test_tensor_parallel.py` runs them."""
     config = engine_config(EngineOptions(num_speculative_tokens="auto", tensor_parallel=2), max_model_len=64)
     assert (config.k_candidates, config.num_speculative_tokens) == ((1, 2, 3, 5), 5)
-
-
-def test_a_given_table_makes_the_choice_repeat(make_decoder, requests, shadow):
-    asked = [replace(one, temperature=0.8, seed=i) for i, one in enumerate(requests)]
-    runs = []
-    for _ in range(2):
-        decoder = make_decoder(shadow, sampled=True, **AUTO)
-        runs.append(([result.token_ids for result in decoder.generate(asked)], decoder.metrics))
-    assert runs[0] == runs[1]
-
-
-@pytest.mark.parametrize("attention", ["device", "host"])
-def test_times_are_measured_after_the_capture(make_decoder, requests, shadow, attention):
-    settings = {**AUTO, "decode": "merged", "attention": attention, "capture_sizes": [1, 4]} | {"round_times": None}
-    decoder = make_decoder(shadow, **settings)
-    times = decoder.rounds.adaptive.times
-    assert {size: tuple(row) for size, row in times.items()} == {1: CANDIDATES, 4: CANDIDATES}
-    assert all(time > 0 for row in times.values() for time in row.values())
-    for cache in (*decoder.target.caches, *decoder.drafter.caches):
-        assert not cache.key.any()
-    assert not decoder.target.round.block_table.any()
-    wanted = make_decoder(None).generate(requests)
-    assert [r.token_ids for r in decoder.generate(requests)] == [r.token_ids for r in wanted]
 
 
 @pytest.mark.parametrize(

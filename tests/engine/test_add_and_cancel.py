@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from random_prompts import prompt
 
 from specgraph.engine import Request
@@ -36,32 +34,6 @@ def alone(make_decoder, shadow):
 
 def request(shape):
     return Request(prompt_token_ids=prompt(shape[0], seed=shape[0]), max_tokens=shape[1])
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_arrivals_and_cancellations_change_nobody_elses_tokens(make_decoder, shadow, alone, data):
-    decoder = make_decoder(shadow, capture_sizes=[4], num_blocks=data.draw(st.sampled_from([17, 60])))
-    tokens, reasons, ids, cancelled = {}, {}, {}, set()
-    for shape in SHAPES:
-        ids[decoder.add(request(shape))] = shape
-        for _ in range(data.draw(st.integers(0, 3))):
-            take(decoder.step(), tokens, reasons)
-        if data.draw(st.booleans()):
-            victim = data.draw(st.sampled_from(sorted(ids)))
-            if decoder.cancel(victim):
-                cancelled.add(victim)
-            assert not decoder.cancel(victim)
-    finish(decoder, tokens, reasons)
-    for request_id, shape in ids.items():
-        got = tokens.get(request_id, [])
-        if request_id in cancelled:
-            assert reasons[request_id] == "cancelled"
-            assert got == alone[shape][: len(got)]
-        else:
-            assert (reasons[request_id], got) == ("length", alone[shape])
-    assert decoder.allocator.num_free == decoder.allocator.capacity
-    assert decoder.step() == []
 
 
 def test_a_cancelled_request_gives_its_blocks_to_one_that_waits(make_decoder, shadow):

@@ -25,20 +25,18 @@ def by_target(make_decoder, requests):
     return run
 
 
-def test_the_target_alone_agrees_with_transformers(make_decoder, requests, target_folder):
-    transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
+def test_the_target_alone_agrees_with_transformers(make_decoder, requests, reference):
     results = tokens(make_decoder(None).generate(requests))
     for request, got in zip(requests, results, strict=True):
         ids = list(request.prompt_token_ids)
         for token in got:
-            logits = model(torch.tensor([ids])).logits[0, -1]
+            logits = reference(torch.tensor([ids])).logits[0, -1]
             assert token == int(logits.argmax())
             ids.append(token)
     assert [len(got) for got in results] == [request.max_tokens for request in requests]
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("steps", [1, 3, 7])
 @pytest.mark.parametrize("head", ["eagle3", "shadow"])
 def test_equal_to_the_target_alone(request, make_decoder, requests, by_target, steps, head):
     decoder = make_decoder(request.getfixturevalue(head), num_speculative_tokens=steps, capture_sizes=[4])
@@ -63,21 +61,6 @@ def test_every_lowering_gives_the_tokens_and_the_acceptance_of_eager(
     assert decoder.metrics == eager.metrics
     assert (decoder.drafter.graphs.descriptors, decoder.target.graphs.descriptors) == captured
     assert decoder.drafter.graphs.launches > 0
-
-
-def test_a_second_run_gives_the_same(make_decoder, requests, shadow):
-    """Nothing of the first run is left in buffers or caches that the second could see."""
-    decoder = make_decoder(shadow)
-    first = tokens(decoder.generate(requests))
-    assert tokens(decoder.generate(list(reversed(requests)))) == list(reversed(first))
-    assert tokens(decoder.generate(requests)) == first
-
-
-@pytest.mark.parametrize("head", ["eagle3", "shadow"])
-def test_a_request_is_the_same_alone_and_in_a_batch(request, make_decoder, requests, head):
-    decoder = make_decoder(request.getfixturevalue(head), capture_sizes=[4])
-    together = tokens(decoder.generate(requests))
-    assert together == [tokens(decoder.generate([one]))[0] for one in requests]
 
 
 def drafts_by_place(decoder, requests) -> dict[int, dict[int, list[int]]]:
@@ -114,13 +97,13 @@ def test_prompts_prefilled_in_chunks_give_the_same(make_decoder, requests, shado
     for head in (shadow, eagle3):
         whole = make_decoder(head, capture_sizes=[4])
         wanted, drafts = tokens(whole.generate(requests)), whole.metrics
-        for chunk in (1, 4, 7):
+        for chunk in (1, 7):
             decoder = make_decoder(head, capture_sizes=[4], prefill_chunk=chunk)
             assert tokens(decoder.generate(requests)) == wanted
             assert decoder.metrics == drafts
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 64])
+@pytest.mark.parametrize("block_size", [1, 64])
 def test_block_sizes_change_nothing(make_decoder, requests, shadow, block_size):
     wanted = tokens(make_decoder(shadow, capture_sizes=[4]).generate(requests))
     assert tokens(make_decoder(shadow, capture_sizes=[4], block_size=block_size).generate(requests)) == wanted
@@ -140,5 +123,4 @@ def test_batches_of_every_size_up_to_nine(make_decoder, shadow):
     """Nine requests that finish one after the other: the batch shrinks through every size."""
     many = [Request(prompt_token_ids=prompt(2 + i, seed=i), max_tokens=3 + 2 * i) for i in range(9)]
     decoder = make_decoder(shadow, max_num_requests=9, capture_sizes=[2, 3, 9])
-    alone = make_decoder(shadow, max_num_requests=9, capture_sizes=[2, 3, 9])
-    assert tokens(decoder.generate(many)) == [tokens(alone.generate([one]))[0] for one in many]
+    assert tokens(decoder.generate(many)) == [tokens(decoder.generate([one]))[0] for one in many]

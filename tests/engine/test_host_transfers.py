@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft.pairs import DRAFTERS, VOCAB, make_head, make_target
+from draft.pairs import DRAFTERS, VOCAB
+from engine.pair_decoder import make_pair_decoder
 from random_prompts import prompt
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.device.cpu import CpuPlatform
 from specgraph.device.cpu.checks.host_read import _READS
 from specgraph.device.cpu.stream import CpuEvent, CpuStream
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import Request
 
 SYNCHRONISING = {"item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"}
 
@@ -94,17 +94,9 @@ class Reads(TorchFunctionMode):
         return result
 
 
-def make_decoder(kind, prefill="full", lengths="device", **settings):
-    target, platform = make_target(), CpuPlatform()
-    config = EngineConfig(
-        num_speculative_tokens=3, max_num_requests=3, max_model_len=48, block_size=4, capture_sizes=[1, 3],
-        prefill_sizes=[8], prefill=prefill, **settings,
-    )  # fmt: skip
-    attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()
-    head = None if kind is None else make_head(kind, target)
-    decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
-    decoder.capture()
-    return decoder
+def make_decoder(kind, lengths="device", **settings):
+    limits = {"max_num_requests": 3, "max_model_len": 48, "capture_sizes": [1, 3], "prefill": "full"}
+    return make_pair_decoder(kind, lengths, **(limits | settings))
 
 
 def transfers_by_round(decoder, monkeypatch, requests, uploads=None):
@@ -154,9 +146,11 @@ def test_one_transfer_a_round(kind, monkeypatch):
     assert rounds == [ONE] * len(rounds)
 
 
-@pytest.mark.parametrize(("decode", "prefill"), [("eager", "eager"), ("merged", "piecewise")])
-def test_in_modes_that_run_passes_eagerly(decode, prefill, monkeypatch):
-    rounds = transfers_by_round(make_decoder("eagle", prefill, decode=decode, rounds_ahead=0), monkeypatch, requests())
+@pytest.mark.parametrize(
+    "modes", [{"decode": "eager", "prefill": "eager"}, {"decode": "merged", "prefill": "piecewise"}]
+)
+def test_in_modes_that_run_passes_eagerly(modes, monkeypatch):
+    rounds = transfers_by_round(make_decoder("eagle", **modes, rounds_ahead=0), monkeypatch, requests())
     assert rounds == [ONE] * len(rounds)
 
 
@@ -189,7 +183,7 @@ def test_a_round_uploads_nothing_while_nobody_joins_or_leaves(kind, decode, ahea
 
 
 def test_host_lengths_take_the_counts_from_the_same_transfer(monkeypatch):
-    rounds = transfers_by_round(make_decoder("eagle", "full", "host"), monkeypatch, requests())
+    rounds = transfers_by_round(make_decoder("eagle", "host"), monkeypatch, requests())
     assert rounds == [ONE] * len(rounds)
 
 

@@ -31,16 +31,16 @@ def unlimited(make_decoder):
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7])
-@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 8, 13])
-def test_exactly_max_tokens(make_decoder, shadow, unlimited, steps, max_tokens):
-    result = make_decoder(shadow, num_speculative_tokens=steps).generate([one(2, max_tokens)])[0]
-    assert result.token_ids == unlimited(one(2, max_tokens), max_tokens)
-    assert result.finish_reason == "length"
+def test_exactly_max_tokens(make_decoder, shadow, unlimited, steps):
+    decoder, whole = make_decoder(shadow, num_speculative_tokens=steps), unlimited(one(2, 13), 13)
+    for max_tokens in (1, 2, 3, 4, 5, 8, 13):
+        result = decoder.generate([one(2, max_tokens)])[0]
+        assert (result.token_ids, result.finish_reason) == (whole[:max_tokens], "length")
 
 
-@pytest.mark.parametrize("attention", ["device", "host"])
-@pytest.mark.parametrize("lowering", ["eager", "merged"])
-@pytest.mark.parametrize("steps", [3, 7])
+@pytest.mark.parametrize(
+    ("steps", "lowering", "attention"), [(3, "eager", "device"), (3, "merged", "device"), (7, "merged", "host")]
+)
 def test_max_model_len_is_reached_exactly_and_never_passed(make_decoder, shadow, unlimited, steps, lowering, attention):
     """From every distance to the end; drafts and verify rows would go on past it. No check of values objects."""
     requests = [one(MAX_MODEL_LEN - left, 100) for left in range(1, 2 * steps + 3)]

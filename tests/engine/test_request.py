@@ -29,6 +29,11 @@ from specgraph.errors import ConfigError
         ({"stop_token_ids": [-(2**63) - 1]}, "stop_token_ids"),
         ({"stop_token_ids": [2.0]}, "got 2.0"),
         ({"stop_token_ids": [True]}, "got True"),
+        ({"top_p": 0.0}, "top_p must be at least 1e-06 and at most 1, got 0.0"),
+        ({"top_k": -1}, "top_k must be at least 0"),
+        ({"min_p": 1.5}, "min_p must be"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty must be"),
+        ({"logit_bias": {1: math.inf}}, "logit_bias must be"),
     ],
 )
 def test_refused(change, says):

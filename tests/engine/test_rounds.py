@@ -8,17 +8,16 @@ from random import Random
 
 import pytest
 import torch
-from draft.pairs import DRAFTERS, VOCAB, make_head, make_target
+from draft.pairs import DRAFTERS, VOCAB
+from engine.pair_decoder import make_pair_decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_prompts import prompt
 
 from specgraph import load_generator
-from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.device import LOWERINGS
-from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import DraftTree, RoundBuffers
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder, round_times
+from specgraph.engine import Request, round_times
 from specgraph.errors import CapacityError, ConfigError, SpecgraphError
 
 SHAPES = ((1, 6), (5, 9), (12, 4), (9, 7), (3, 1), (7, 30))
@@ -38,15 +37,8 @@ WAYS = st.sampled_from(
 
 
 def make_decoder(kind, lowering, lengths="device", **changes):
-    target, platform = make_target(), CpuPlatform()
-    settings = {"num_speculative_tokens": 3, "max_num_requests": 4, "max_model_len": MAX_MODEL_LEN, "block_size": 4}
-    config = EngineConfig(
-        **(settings | {"capture_sizes": [1, 2, 4], "prefill_sizes": [8], "decode": lowering, **changes})
-    )
-    attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()
-    decoder = SpeculativeDecoder(target, make_head(kind, target), platform, config, attention=attention)
-    decoder.capture()
-    return decoder
+    settings = {"max_num_requests": 4, "max_model_len": MAX_MODEL_LEN, "capture_sizes": [1, 2, 4]}
+    return make_pair_decoder(kind, lengths, **(settings | {"decode": lowering, **changes}))
 
 
 @cache
@@ -142,6 +134,7 @@ def check_random_requests(data, decoder, kind, sampled, least=1):
             victim = data.draw(st.sampled_from(sorted(expected)))
             if decoder.cancel(victim):
                 expected[victim] = (expected[victim][0], "cancelled")
+            assert not decoder.cancel(victim)
     while decoder.num_unfinished:
         step()
     for added, (wanted, reason) in expected.items():
@@ -245,11 +238,11 @@ def test_acceptance_is_followed_and_counted_by_the_k_of_each_round(ahead):
 
 def test_k_settles_on_what_acceptance_makes_best_and_repeats():
     times = {size: {1: 500.0, 2: 590.0, 3: 680.0} for size in (1, 2, 4)}
-    for rate, best in ((0.0, 1), (1.0, 3)):
+    for rate, best, lowering in ((0.0, 1, "merged"), (1.0, 3, "round")):
         runs = []
         for _ in range(2):
             settings = {"synthetic_acceptance": rate, "k_candidates": CANDIDATES, "round_times": times}
-            decoder = make_decoder("eagle", "round", **settings)
+            decoder = make_decoder("eagle", lowering, **settings)
             results = decoder.generate([request(5)] * 6)
             runs.append((results, decoder.metrics.drafts_by_k))
         assert runs[0] == runs[1]
@@ -257,9 +250,9 @@ def test_k_settles_on_what_acceptance_makes_best_and_repeats():
         assert max(used, key=lambda k: used[k]) == best
 
 
-@pytest.mark.parametrize("lengths", ["device", "host"])
-def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lengths):
-    decoder = make_decoder("eagle", "round", lengths, k_candidates=CANDIDATES)
+@pytest.mark.parametrize(("lowering", "lengths"), [("round", "device"), ("merged", "host")])
+def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lowering, lengths):
+    decoder = make_decoder("eagle", lowering, lengths, k_candidates=CANDIDATES)
     times = decoder.rounds.adaptive.times
     assert {size: tuple(row) for size, row in times.items()} == dict.fromkeys((1, 2, 4), CANDIDATES)
     assert all(time > 0 for row in times.values() for time in row.values())

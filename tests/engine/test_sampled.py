@@ -35,27 +35,20 @@ def test_a_seed_repeats_whatever_the_batch(request, make_decoder, requests, head
     assert sum(a != b for a, b in zip(tokens(decoder.generate(others)), together, strict=True)) >= len(requests) - 1
 
 
-@pytest.mark.parametrize(("lowering", "attention"), [("step", "device"), ("merged", "device"), ("merged", "host")])
-def test_every_lowering_samples_the_same_tokens(make_decoder, requests, shadow, lowering, attention):
-    eager = make_decoder(shadow, sampled=True, capture_sizes=[4])
-    wanted = tokens(eager.generate(warm(requests, 0.5)))
-    decoder = make_decoder(shadow, sampled=True, capture_sizes=[4], decode=lowering, attention=attention)
-    assert tokens(decoder.generate(warm(requests, 0.5))) == wanted
-    assert decoder.metrics == eager.metrics
-    assert decoder.metrics.accepted[1] > 0
-
-
-@pytest.mark.parametrize("lowering", ["step", "merged"])
-def test_greedy_drafts_for_requests_that_sample(make_decoder, requests, shadow, lowering):
-    """Same drafts as at temperature 0, the same tokens in every lowering, and no distribution is kept."""
-    config = {"sampled": True, "draft_sampling": "greedy", "capture_sizes": [4]}
+@pytest.mark.parametrize(
+    ("lowering", "attention", "draft_sampling"),
+    [("step", "device", "sampled"), ("merged", "host", "sampled"), ("merged", "device", "greedy")],
+)
+def test_every_lowering_samples_the_same_tokens(make_decoder, requests, shadow, lowering, attention, draft_sampling):
+    """Greedy drafts keep no distribution, and a request at temperature 0 gets what a greedy decoder gives it."""
+    config = {"sampled": True, "capture_sizes": [4], "draft_sampling": draft_sampling}
     eager = make_decoder(shadow, **config)
     wanted = tokens(eager.generate(warm(requests, 0.5)))
-    decoder = make_decoder(shadow, decode=lowering, **config)
+    decoder = make_decoder(shadow, decode=lowering, attention=attention, **config)
     assert tokens(decoder.generate(warm(requests, 0.5))) == wanted
     assert decoder.metrics == eager.metrics
     assert decoder.metrics.accepted[1] > 0
-    assert decoder.drafter.buffers.draft_probs is None
+    assert (decoder.drafter.buffers.draft_probs is None) is (draft_sampling == "greedy")
     assert tokens(decoder.generate(requests)) == tokens(make_decoder(shadow, capture_sizes=[4]).generate(requests))
 
 

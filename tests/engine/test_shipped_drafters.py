@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.device.cpu.platform import CpuPlatform
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import AcceptanceMetrics, EngineConfig, Request, SpeculativeDecoder
 from specgraph.engine.load import shipped_pair
 
 TARGET, EAGLE3 = shipped_pair()
@@ -42,25 +42,28 @@ def target():
 
 @pytest.fixture(scope="module")
 def decode(target):
-    """`decode(name)`: (tokens of four prompts, mean acceptance length); None is the target alone."""
+    """`decode(name, n)`: tokens of the first n prompts, and metrics; None is the target alone."""
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-    texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()[:4]]
+    texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
     requests = [Request(prompt_token_ids=tokenizer.encode(text).ids, max_tokens=32) for text in texts]
 
-    def run(name: str | None) -> tuple[list[list[int]], float]:
+    def run(name: str | None, prompts: int = 4) -> tuple[list[list[int]], AcceptanceMetrics]:
         head = load_drafter(folder_of(name), target) if name else None
-        platform = CpuPlatform()
+        platform, together = CpuPlatform(), min(prompts, 8)
         config = EngineConfig(
-            num_speculative_tokens=STEPS, max_num_requests=4, max_model_len=256, capture_sizes=[4], decode="merged"
+            num_speculative_tokens=STEPS,
+            max_num_requests=together,
+            max_model_len=256,
+            capture_sizes=[together],
+            decode="merged",
         )
         with torch.inference_mode():
             decoder = SpeculativeDecoder(target, head, platform, config, query_len=STEPS + 1)
             decoder.capture()
-            tokens = [result.token_ids for result in decoder.generate(requests)]
-            length = decoder.metrics.mean_acceptance_length if name else 1.0
+            tokens = [result.token_ids for result in decoder.generate(requests[:prompts])]
             decoder.close()
         platform.close()
-        return tokens, length
+        return tokens, decoder.metrics
 
     return run
 
@@ -91,6 +94,17 @@ def test_at_most_two_mebibytes(name):
 
 @pytest.mark.parametrize("name", FLOORS)
 def test_drafts_are_accepted_and_change_no_token(name, decode, target_only):
-    tokens, length = decode(name)
+    tokens, metrics = decode(name)
     assert tokens == target_only
-    assert length >= FLOORS[name][1]
+    assert metrics.mean_acceptance_length >= FLOORS[name][1]
+
+
+@pytest.mark.slow
+def test_the_shipped_pair_on_all_held_out_prompts(decode):
+    (tokens, metrics), (alone, _) = decode("eagle3", 64), decode(None, 64)
+    assert tokens == alone
+    assert len(alone) == 64
+    assert metrics.mean_acceptance_length >= 2.5
+    per_position = metrics.acceptance_per_position
+    assert per_position == sorted(per_position, reverse=True)
+    assert per_position[-1] > 0.15

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from draft.pairs import make_head, make_target
+from engine.pair_decoder import make_pair_decoder
 
-from specgraph.attention import PagedAttention
-from specgraph.device.cpu import CpuPlatform
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder, acceptance_chances
+from specgraph.engine import EngineConfig, Request, acceptance_chances
 from specgraph.errors import ConfigError
 
 
-def run(synthetic, decode="eager", kind="dflash"):
-    target = make_target()
-    config = EngineConfig(
-        num_speculative_tokens=4, max_num_requests=8, max_model_len=128, decode=decode, capture_sizes=[8],
-        prefill_sizes=[8], synthetic_acceptance=synthetic,
+def run(synthetic, decode="eager"):
+    decoder = make_pair_decoder(
+        "dflash", num_speculative_tokens=4, max_num_requests=8, max_model_len=128, decode=decode, capture_sizes=[8],
+        synthetic_acceptance=synthetic,
     )  # fmt: skip
-    with torch.inference_mode():
-        decoder = SpeculativeDecoder(target, make_head(kind, target), CpuPlatform(), config, attention=PagedAttention())
-        decoder.capture()
-        results = decoder.generate([Request(prompt_token_ids=[3, 1, 4], max_tokens=120) for _ in range(8)])
+    results = decoder.generate([Request(prompt_token_ids=[3, 1, 4], max_tokens=120) for _ in range(8)])
     decoder.close()
     return [r.token_ids for r in results], decoder.metrics
 

@@ -147,6 +147,6 @@ def test_leaving_early_stops_and_a_refused_request_is_an_error():
         next(iter(texts))
     assert closed
     request = Request(prompt_token_ids=[1], max_tokens=1)
-    refused = TextStream(BYTES, request, iter([Chunk(0, [], 0, "refused", "too long")]), ())
+    refused = TextStream(BYTES, request)
     with pytest.raises(CapacityError, match="too long"):
-        list(refused)
+        list(refused.push(Chunk(0, [], 0, "refused", "too long")))

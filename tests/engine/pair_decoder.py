@@ -1,0 +1,27 @@
+"""Decoders around the random pairs of `draft.pairs`, in the loops of tests that need many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draft.pairs import make_head, make_target
+
+from specgraph.attention import PagedAttention, PagedHostAttention
+from specgraph.device.cpu import CpuPlatform
+from specgraph.engine import EngineConfig, SpeculativeDecoder
+
+
+def make_pair_decoder(kind: str | None, lengths: str = "device", **settings: Any) -> SpeculativeDecoder:
+    """Return a captured decoder of the target and its drafter of this kind; None is the target alone.
+
+    Args:
+        lengths: where attention reads sequence lengths, "device" or "host".
+        settings: of `EngineConfig`; K = 3, blocks of 4 and prefill passes of 8 rows unless told.
+    """
+    target, platform = make_target(), CpuPlatform()
+    config = EngineConfig(**({"num_speculative_tokens": 3, "block_size": 4, "prefill_sizes": [8]} | settings))
+    attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()
+    head = None if kind is None else make_head(kind, target)
+    decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
+    decoder.capture()
+    return decoder
