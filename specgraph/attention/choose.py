@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from specgraph.attention.interface import AttentionBackend, AttentionLayer
+from specgraph.attention.interface import AttentionBackend, AttentionFactory, AttentionLayer
 from specgraph.attention.paged import PagedAttention, PagedHostAttention
 from specgraph.device import Platform
 from specgraph.errors import ConfigError, UnsupportedError
@@ -51,28 +51,26 @@ def choose_attention(
             installed.
     """
     own = platform.attention_backends()
-    reasons: list[str] = []
-    if name == "auto":
-        for factory in own.values():
-            backend = factory(platform)
-            size = block_size or backend.preferred_block_size
-            if refused := unsupported(backend, layers, dtype, size, trees, cache_dtype):
-                reasons.append(refused)
-            else:
-                return AttentionChoice(backend, size, "; ".join(reasons))
-        backend = PagedAttention()
-        return AttentionChoice(backend, block_size or backend.preferred_block_size, "; ".join(reasons))
-    if name not in ("device", "host", *own):
-        offered = ", ".join(["auto", "device", "host", *own])
+    named: Mapping[str, AttentionFactory] = {"device": _paged, "host": PagedHostAttention, **own}
+    if name not in ("auto", *named):
+        offered = ", ".join(["auto", *named])
         raise ConfigError(f"no attention '{name}' on platform '{platform.info.name}'; there are {offered}")
-    if name in own:
-        backend = own[name](platform)
-    else:
-        backend = PagedAttention() if name == "device" else PagedHostAttention(platform)
-    size = block_size or backend.preferred_block_size
-    if refused := unsupported(backend, layers, dtype, size, trees, cache_dtype):
-        raise UnsupportedError(refused)
-    return AttentionChoice(backend, size)
+    reasons: list[str] = []
+    for factory in own.values() if name == "auto" else [named[name]]:
+        backend = factory(platform)
+        size = block_size or backend.preferred_block_size
+        refused = unsupported(backend, layers, dtype, size, trees, cache_dtype)
+        if not refused:
+            return AttentionChoice(backend, size, "; ".join(reasons))
+        reasons.append(refused)
+    if name != "auto":
+        raise UnsupportedError(reasons[0])
+    backend = _paged(platform)
+    return AttentionChoice(backend, block_size or backend.preferred_block_size, "; ".join(reasons))
+
+
+def _paged(platform: Platform) -> AttentionBackend:
+    return PagedAttention()
 
 
 def unsupported(

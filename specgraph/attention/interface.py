@@ -73,8 +73,7 @@ class StepContext:
     lengths: HostLengths | None = None
     """The lengths as Python integers; given only to attention with host parameters."""
     updates: UpdateSink | None = None
-    """The sink that captured tasks are registered with; given only during capture, to attention with host
-    parameters."""
+    """The receiver of captured tasks; given only during capture, to attention with host parameters."""
 
 
 AfterAdvance = Callable[[AttentionMetadata, Tensor], None]

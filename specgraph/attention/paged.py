@@ -29,7 +29,7 @@ NO_ANCESTOR_MASK = no("it has no ancestor mask, which draft trees need; --attent
 def _inputs(
     layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata
 ) -> tuple[Tensor, KVCache, NewRows | None]:
-    """Query, cache and new rows for an attention op. Latent rows are stored here: their values are columns of keys."""
+    """Return query, cache and new rows for an attention op. Latent rows are stored here: their values are key columns."""
     new = NewRows(key, value, layer.rotary, metadata.positions, metadata.slot_mapping)
     if not layer.latent or layer.rotary is None:
         return query, cache, new
@@ -38,14 +38,6 @@ def _inputs(
         query, new._replace(value=value[..., rotated:]), KVCache(cache.key, cache.value[..., rotated:])
     )
     return query, KVCache(cache.key, cache.key), None
-
-
-def _supports(layer: AttentionLayer) -> Support:
-    if layer.latent and (layer.num_kv_heads != 1 or layer.rotary is None or layer.window or layer.sinks is not None):
-        return no(f"latents with {layer.num_kv_heads} key heads, without rotation, or with a window or sinks")
-    if layer.causal or layer.is_plain:
-        return yes()
-    return no("a sliding window, sinks or latents in attention that is not causal")
 
 
 def store_rows(layer: AttentionLayer, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata) -> None:
@@ -63,15 +55,34 @@ def move_rows(caches: Sequence[KVCache], from_slots: Tensor, to_slots: Tensor) -
         ops.move_kv(cache.key, cache.value, from_slots, to_slots)
 
 
+class _Paged:
+    """The answers that both have in common."""
+
+    __slots__ = ()
+    after_advance = None
+
+    def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
+        """See `AttentionBackend.supports`: every shape; windows, sinks and latents with causal attention."""
+        has_mask = layer.window or layer.sinks is not None
+        if layer.latent and (layer.num_kv_heads != 1 or layer.rotary is None or has_mask):
+            return no(f"latents with {layer.num_kv_heads} key heads, without rotation, or with a window or sinks")
+        if layer.causal or layer.is_plain:
+            return yes()
+        return no("a sliding window, sinks or latents in attention that is not causal")
+
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """Return nothing: it keeps no tensors of its own."""
+        return {}
+
+
 @dataclass(frozen=True, slots=True)
-class PagedAttention:
+class PagedAttention(_Paged):
     """Paged attention with device lengths: nothing to update between replays."""
 
     name: str = "paged"
     host_parameters: tuple[str, ...] = ()
     preferred_block_size: int = 16
     cache_dtypes: tuple[torch.dtype, ...] = FP8_CACHE
-    after_advance = None
 
     def forward(
         self,
@@ -90,21 +101,13 @@ class PagedAttention:
         query, cache, new = _inputs(layer, query, key, value, cache, metadata)
         return ops.paged_attention(query, cache, metadata.block_table, metadata.lengths, mask, new, scale=layer.scale)
 
-    def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """See `AttentionBackend.supports`: every shape; windows, sinks and latents with causal attention."""
-        return _supports(layer)
-
     def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports_trees`: every shape without a window or sinks."""
         return yes() if layer.is_plain else no("draft trees in a layer with a sliding window, sinks or latents")
 
-    def named_tensors(self) -> Mapping[str, Tensor]:
-        """Empty: it keeps no tensors of its own."""
-        return {}
-
 
 @dataclass(frozen=True, slots=True)
-class PagedHostAttention:
+class PagedHostAttention(_Paged):
     """Paged attention with host parameters: each captured op is a task group, rewritten through the update plan."""
 
     platform: Platform
@@ -112,7 +115,6 @@ class PagedHostAttention:
     host_parameters: tuple[str, ...] = ("query_lens", "seq_lens")
     preferred_block_size: int = 16
     cache_dtypes: tuple[torch.dtype, ...] = FP8_CACHE
-    after_advance = None
 
     def forward(
         self,
@@ -145,14 +147,6 @@ class PagedHostAttention:
             context.updates.add(TaskKey(context.step, index), group, lambda lengths: partial(attend, lengths))
         return out
 
-    def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """See `AttentionBackend.supports`: every shape; windows, sinks and latents with causal attention."""
-        return _supports(layer)
-
     def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports_trees`."""
         return NO_ANCESTOR_MASK
-
-    def named_tensors(self) -> Mapping[str, Tensor]:
-        """Empty: it keeps no tensors of its own."""
-        return {}

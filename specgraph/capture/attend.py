@@ -25,7 +25,7 @@ from specgraph.attention import (
 from specgraph.capture.graph_runner import Recording, StepLengths
 
 PassMode = Literal["eager", "piecewise", "full"]
-"""How one kind of pass runs: op by op; from graphs between eager attention calls; from one graph."""
+"""The way that one kind of pass runs: op by op; from graphs between eager attention calls; from one graph."""
 
 MakeAttend = Callable[[AttentionMetadata, int], Attend]
 """(metadata, step) -> the attend callable of one forward pass."""
@@ -40,40 +40,27 @@ class AttentionStack:
     caches: Sequence[KVCache]
 
     def attend_in(self, recording: Recording | None, mode: PassMode, lengths: StepLengths | None = None) -> MakeAttend:
-        """Eager when `recording` is None; otherwise captured, whole or in pieces as `mode` says."""
-        if recording is None:
-            return self.eager(lengths or {})
-        return self.split(recording) if mode == "piecewise" else self.captured(recording)
+        """Return attention for one pass: run at once, or captured.
 
-    def eager(self, lengths: StepLengths) -> MakeAttend:
-        """Run at once. `lengths` by step is for attention with host parameters; without them every request is inert."""
-
-        def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
-            return bind(self.backend, self.layers, self.caches, self._context(metadata, step, lengths))
-
-        return make_attend
-
-    def captured(self, recording: Recording) -> MakeAttend:
-        """Capture attention with the other ops; ops with host parameters are collected in the update plan."""
+        Args:
+            recording: the capture under way; None to run at once.
+            mode: "piecewise" ends the graph before each captured call, which stays eager, and goes on in a new one.
+            lengths: of each step, for attention with host parameters that runs at once; without them every request
+                is inert.
+        """
 
         def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
-            context = self._context(metadata, step, {})
-            if self.backend.host_parameters:
+            context = self._context(metadata, step, lengths or {})
+            if recording is not None and mode == "piecewise":
+                return self._split(recording, context)
+            if recording is not None and self.backend.host_parameters:
                 context = replace(context, updates=recording.updates)
             return bind(self.backend, self.layers, self.caches, context)
 
         return make_attend
 
-    def split(self, recording: Recording) -> MakeAttend:
-        """End the graph before each attention call, which stays eager, and continue in a new graph after it."""
-
-        def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
-            return self._split(recording, self._context(metadata, step, {}))
-
-        return make_attend
-
     def store(self, metadata: AttentionMetadata) -> Store:
-        """Write rows to the caches without attending; the same in every mode."""
+        """Return the function that writes rows to the caches without attending; it is the same in every mode."""
 
         def store(index: int, key: Tensor, value: Tensor) -> None:
             store_rows(self.layers[index], key, value, self.caches[index], metadata)

@@ -63,15 +63,15 @@ class RunnerConfig(RunnerOptions):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of requests to capture, ascending."""
+        """Return the numbers of requests to capture, ascending."""
         return capture_sizes(self.max_num_requests, self.capture_sizes)
 
     @property
     def scratch_tokens(self) -> int:
-        """KV slots that each request has behind max_model_len tokens; none where no trees are drafted."""
+        """Return the KV slots that each request has behind max_model_len tokens; none where no trees are drafted."""
         return 0
 
     @property
     def prefill_rows(self) -> tuple[int, ...]:
-        """Rows of prefill passes, ascending."""
+        """Return the rows of prefill passes, ascending."""
         return prefill_sizes(self.max_model_len, self.prefill_sizes)

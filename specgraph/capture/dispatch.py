@@ -1,4 +1,4 @@
-"""Which captured graph serves a batch: capture sizes, the key of a graph, and padding a batch to a captured size.
+"""The captured graph that serves a batch: capture sizes, the key of a graph, and padding a batch to a captured size.
 
 Everything here is a pure function of the configuration and the batch, so the same batch always gets the same graph.
 """
@@ -39,7 +39,7 @@ class BatchDescriptor:
 
     @property
     def num_tokens(self) -> int:
-        """Rows that enter the graph: always num_requests * query_len, never rounded on their own."""
+        """Return the rows that enter the graph: always num_requests * query_len, never rounded on their own."""
         return self.num_requests * self.query_len
 
     def __str__(self) -> str:
@@ -86,13 +86,13 @@ def dispatch(
 
 
 def padded_size(count: int, sizes: Sequence[int]) -> int | None:
-    """The smallest of `sizes` (ascending) that is at least `count`; None when there is none."""
+    """Return the smallest of `sizes` (ascending) that is at least `count`; None when there is none."""
     index = bisect_left(sizes, count)
     return sizes[index] if index < len(sizes) else None
 
 
 def capture_sizes(max_num_requests: int, asked: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Numbers of requests to capture, ascending.
+    """Return the numbers of requests to capture, ascending.
 
     Sizes of uniform batches count requests. Rows follow per phase as requests times rows per request, so step 0
     (K + 1 rows per request) and the later steps (1 row per request) share one list, and no size can be misaligned to
@@ -111,7 +111,7 @@ def capture_sizes(max_num_requests: int, asked: Sequence[int] | None = None) -> 
 
 
 def prefill_sizes(max_model_len: int, asked: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Rows of prefill passes to capture, ascending; the last one is also the longest chunk of a prompt.
+    """Return the rows of prefill passes to capture, ascending; the last one is also the longest chunk of a prompt.
 
     By default powers of two from 16 to 512, or to `max_model_len` if that is less.
 

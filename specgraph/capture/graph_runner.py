@@ -6,10 +6,10 @@ body that is captured whole is a list of one graph.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -46,12 +46,27 @@ class Recording:
         self._platform, self._pool, self._guard, self._live_graphs = platform, pool, guard, live_graphs
         self._segment: AbstractContextManager[object] | None = None
 
-    def begin(self) -> None:
-        """Start a graph segment.
+    def __enter__(self) -> Recording:
+        self._begin()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Finish the current graph, or abandon it with the exception being handled."""
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.__exit__(*error)
+
+    def split(self, piece: EagerPiece) -> None:
+        """End the graph here, run `piece` eagerly at each replay, continue in a new graph.
 
         Raises:
             CaptureError: the platform can't hold another graph.
         """
+        self.__exit__(None, None, None)
+        self.pieces.append(piece)
+        self._begin()
+
+    def _begin(self) -> None:
         limit = self._platform.capabilities.max_live_graphs
         held = self._live_graphs + sum(isinstance(piece, Graph) for piece in self.pieces)
         if limit is not None and held >= limit:
@@ -61,20 +76,9 @@ class Recording:
             )
         graph = self._platform.graph(self._pool)
         self.pieces.append(graph)
-        self._segment = self._capture(graph)
-        self._segment.__enter__()
-
-    def end(self, failed: bool = False) -> None:
-        """Finish the current segment, or abandon it with the exception being handled."""
-        segment, self._segment = self._segment, None
-        if segment is not None:
-            segment.__exit__(*(sys.exc_info() if failed else (None, None, None)))
-
-    def split(self, piece: EagerPiece) -> None:
-        """End the graph here, run `piece` eagerly at each replay, continue in a new graph."""
-        self.end()
-        self.pieces.append(piece)
-        self.begin()
+        segment = self._capture(graph)
+        segment.__enter__()
+        self._segment = segment
 
     @contextmanager
     def _capture(self, graph: Graph) -> Generator[None]:
@@ -90,7 +94,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What was captured for one descriptor: the pieces, their update plan, and the addresses of what they read."""
+    """The capture of one descriptor: the pieces, their update plan, and the addresses of what they read."""
 
     pieces: tuple[Graph | EagerPiece, ...]
     num_graphs: int
@@ -122,20 +126,20 @@ class GraphRunner:
 
     @property
     def descriptors(self) -> list[BatchDescriptor]:
-        """What is captured, in order of capture."""
+        """Return the captured descriptors, in order of capture."""
         return list(self._captured)
 
     def graphs_of(self, descriptor: BatchDescriptor) -> int:
-        """Graphs that one replay of `descriptor` launches."""
+        """Return the number of graphs that one replay of `descriptor` launches."""
         return self._captured[descriptor].num_graphs
 
     @property
     def graph_count(self) -> int:
-        """Live graphs."""
+        """Return the number of live graphs."""
         return sum(captured.num_graphs for captured in self._captured.values())
 
     def plain_graph(self, descriptor: BatchDescriptor) -> Graph | None:
-        """The graph of a body that was captured whole and needs no updates: its `replay` is all that a launch of
+        """Return the graph of a body that was captured whole and needs no updates: its `replay` is all that a launch of
         `descriptor` is, and the caller counts it in `launches`. None for every other body, and with `check_inputs`."""
         captured = self._captured.get(descriptor)
         if captured is None or captured.updates.keys or self._check_inputs:
@@ -163,7 +167,12 @@ class GraphRunner:
         try:
             with self._platform.use(stream):
                 body(None)
-                self._record(recording, body)
+                try:
+                    with recording:
+                        body(recording)
+                except BaseException:
+                    recording.close()
+                    raise
         except torch.OutOfMemoryError as error:  # in the warm-up; inside a capture the platform explains it
             raise CaptureError(
                 f"out of memory while warming up {descriptor}: nothing of it is kept; capture smaller sizes, or give "
@@ -175,17 +184,6 @@ class GraphRunner:
         pieces = tuple(recording.pieces)
         num_graphs = sum(isinstance(piece, Graph) for piece in pieces)
         self._captured[descriptor] = Captured(pieces, num_graphs, recording.updates, inputs)
-
-    def _record(self, recording: Recording, body: Body) -> None:
-        try:
-            recording.begin()
-            body(recording)
-            recording.end()
-        except BaseException:
-            with ExitStack() as cleanup:
-                cleanup.callback(recording.close)
-                recording.end(failed=True)
-            raise
 
     def replay(self, descriptor: BatchDescriptor, lengths: StepLengths | None = None) -> int:
         """Launch what was captured for `descriptor`.
@@ -212,9 +210,9 @@ class GraphRunner:
             captured.inputs.check(self._reads(), str(descriptor))
         updates, lengths = captured.updates, lengths or {}
         during = self._platform.capabilities.update_order == "during_replay"
-        if updates.keys:
+        if updates.keys and during:
             updates.check_steps(lengths)  # before the launch: a graph must not be left waiting for an update
-        if updates.keys and not during:
+        elif updates.keys:
             updates.apply(updates.for_steps(lengths))
         for piece in captured.pieces:
             if isinstance(piece, Graph):

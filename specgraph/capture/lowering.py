@@ -1,4 +1,4 @@
-"""How a program becomes graph launches, and which passes run from graphs at all.
+"""The launches that a program becomes, and the passes that run from graphs at all.
 
 The lowering of the draft loop: `eager` runs op by op; `piecewise` captures between attention calls; `step` captures the
 first step and one later step; `merged` captures the whole loop; `round`, which needs a target, captures the loop and
@@ -18,9 +18,9 @@ from specgraph.errors import UnsupportedError
 from specgraph.options import LoweringChoice, PrefillChoice
 
 StepKind = Literal["together", "alike", "distinct"]
-"""How the steps of a program may be captured. together: always in one launch. alike: a draft loop whose later steps are
-the same computation, so that one captured step is replayed for all of them. distinct: a draft loop whose later steps
-differ, so that each has a graph of its own."""
+"""The ways in which the steps of a program may be captured. together: always in one launch. alike: a draft loop whose
+later steps are the same computation, so that one captured step is replayed for all of them. distinct: a draft loop
+whose later steps differ, so that each has a graph of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Launch:
 def launches(
     lowering: LoweringName, batch: BatchDescriptor, num_steps: int, step_kind: StepKind, later_rows: int = 1
 ) -> tuple[Launch, ...]:
-    """The launches of one padded batch, in order.
+    """Return the launches of one padded batch, in order.
 
     `eager` calls what `merged` would capture; `piecewise` has the launches of `step`, each split around attention.
 
@@ -66,17 +66,17 @@ class Resolution:
 
     @property
     def decode(self) -> PassMode:
-        """The mode of verify and propose passes, which follows from the lowering."""
+        """Return the mode of verify and propose passes, which follows from the lowering."""
         return pass_mode(self.lowering)
 
     def explain(self) -> str:
-        """One line for a person: the lowering, and what was refused."""
+        """Return one line for a person: the lowering, and what was refused."""
         refused = "; ".join(f"{name} refused: {reason}" for name, reason in self.refusals.items())
         return f"{self.lowering}" + (f" ({refused})" if refused else "")
 
 
 def refusal(lowering: LoweringName, capabilities: Capabilities, host_parameters: tuple[str, ...]) -> str | None:
-    """Why a platform can't run a lowering with an attention backend; None if it can."""
+    """Return why a platform can't run a lowering with an attention backend; None if it can."""
     if lowering == "eager":
         return None
     if not capabilities.graphs:
@@ -97,7 +97,7 @@ def resolve(
     host_parameters: tuple[str, ...],
     prefill: PrefillChoice = "auto",
 ) -> Resolution:
-    """The lowering of the draft loop and the mode of prefill passes; for `auto` the strongest that is possible.
+    """Return the lowering of the draft loop and the mode of prefill passes; for `auto` the strongest that is possible.
 
     Args:
         decode: auto takes no lowering that is stronger than the platform's default.
@@ -126,7 +126,7 @@ def resolve(
 
 
 def pass_mode(lowering: LoweringName) -> PassMode:
-    """The mode of the passes of a lowering."""
+    """Return the mode of the passes of a lowering."""
     return lowering if lowering == "eager" or lowering == "piecewise" else "full"
 
 

@@ -34,13 +34,13 @@ LengthsAt = Callable[[int], HostLengths]
 
 
 class Model(Protocol):
-    """What the runner needs to know of a model."""
+    """The part of a model that the runner needs to know."""
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]: ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Every tensor that the model reads, by name."""
+        """Return every tensor that the model reads, by name."""
         ...
 
 
@@ -49,29 +49,29 @@ class Program(Protocol):
 
     @property
     def phase(self) -> Phase:
-        """The phase of its batches."""
+        """Return the phase of its batches."""
         ...
 
     @property
     def step_kind(self) -> StepKind:
-        """How its steps may be captured."""
+        """Return the way in which its steps may be captured."""
         ...
 
     @property
     def later_rows(self) -> int:
-        """Rows per request in each step after the first, where these are alike; else it is not used."""
+        """Return the rows per request in each step after the first, where these are alike; else it is not used."""
         ...
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """Forward passes with attention, numbered from 0: what host lengths are keyed by."""
+        """Return the number of forward passes with attention, numbered from 0: what host lengths are keyed by."""
         ...
 
     def batches(self) -> list[BatchDescriptor]:
-        """The padded batches to capture, largest first."""
+        """Return the padded batches to capture, largest first."""
         ...
 
     def work_of(self, batch: BatchDescriptor) -> Work:
-        """The work over views of the program's buffers for this batch."""
+        """Return the work over views of the program's buffers for this batch."""
         ...
 
     def make_inert(self) -> None:
@@ -79,7 +79,7 @@ class Program(Protocol):
         ...
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """Every persistent tensor that the work touches besides weights and KV caches, by name."""
+        """Return every persistent tensor that the work touches besides weights and KV caches, by name."""
         ...
 
 
@@ -151,14 +151,14 @@ class ModelRunner:
         if (self.resolution.decode, self.resolution.prefill) != ("eager", "eager"):
             self.graphs = GraphRunner(platform, _weakly(self.read_set), check_inputs=config.check_inputs)
         self.programs: list[Program] = []
-        """In the order in which they are captured."""
+        """The programs, in the order in which they are captured."""
         self.launches: Counter[str] = Counter()
         """Graph launches so far, by the phase of the program."""
         self._model = model
         self._launches: dict[BatchDescriptor, tuple[Launch, ...]] = {}
 
     def read_set(self) -> dict[str, Tensor]:
-        """Every persistent tensor that a graph of this model may touch, by name."""
+        """Return every persistent tensor that a graph of this model may touch, by name."""
         named = {f"weights.{name}": tensor for name, tensor in self._model.weights().items()}
         named |= named_cache_tensors(self.caches, "kv_cache")
         named |= self.attention.named_tensors()
@@ -167,7 +167,7 @@ class ModelRunner:
         return named
 
     def captures(self) -> list[tuple[Program, BatchDescriptor, Launch]]:
-        """What `capture` captures: every launch of every batch of the programs that run from graphs, once."""
+        """Return what `capture` captures: every launch of every batch of the programs that run from graphs, once."""
         found: dict[BatchDescriptor, tuple[Program, BatchDescriptor, Launch]] = {}
         for program in self.programs if self.graphs is not None else ():
             if self.resolution.lowering == "round" and program.phase in ("verify", "propose"):
@@ -200,18 +200,18 @@ class ModelRunner:
                 captured()
 
     def pass_mode(self, program: Program) -> PassMode:
-        """How the passes of a program run."""
+        """Return the way in which the passes of a program run."""
         return self.resolution.prefill if program.phase == "prefill" else self.resolution.decode
 
     def launches_of(self, program: Program, batch: BatchDescriptor) -> tuple[Launch, ...]:
-        """The launches of one padded batch, in order."""
+        """Return the launches of one padded batch, in order."""
         if (known := self._launches.get(batch)) is None:
             steps, kind = program.num_steps(batch), program.step_kind
             known = self._launches[batch] = launches(self.resolution.lowering, batch, steps, kind, program.later_rows)
         return known
 
     def prepare(self, program: Program, batch: BatchDescriptor, captured: bool = True) -> Pass:
-        """A pass over a padded batch.
+        """Return a pass over a padded batch.
 
         Args:
             captured: False where no captured size holds the batch; it then runs eagerly.
@@ -254,7 +254,7 @@ class ModelRunner:
     def _body(
         self, program: Program, batch: BatchDescriptor, launch: Launch, lengths: StepLengths | None = None
     ) -> Body:
-        """The device work of one launch: called with None it runs, with a recording it is captured.
+        """Return the device work of one launch: called with None it runs, with a recording it is captured.
 
         Without autograd, whatever the caller's mode: weights that are parameters of torch modules would otherwise have
         every eager pass write its history into the KV caches.
@@ -269,8 +269,8 @@ class ModelRunner:
 
 
 def _weakly(read_set: Callable[[], dict[str, Tensor]]) -> Callable[[], dict[str, Tensor]]:
-    """A runner's method, for the graphs that the runner owns: they don't keep it alive, so that dropping the runner
-    frees graphs and KV caches at once, without a garbage collection."""
+    """Return a runner's method for the graphs that the runner owns: they don't keep it alive, so that dropping the
+    runner frees graphs and KV caches at once, without a garbage collection."""
     method = WeakMethod(read_set)
 
     def call() -> dict[str, Tensor]:
@@ -284,7 +284,7 @@ def _weakly(read_set: Callable[[], dict[str, Tensor]]) -> Callable[[], dict[str,
 def report_captures(
     runners: Sequence[ModelRunner], progress: Callable[[int, int], None] | None
 ) -> Callable[[], None] | None:
-    """What to hand to `capture` of each runner, so that `progress` is called with (captures done, captures in all)."""
+    """Return the function to hand to `capture` of each runner: it calls `progress` with (captures done, captures in all)."""
     if progress is None:
         return None
     done, total = count(1), sum(len(runner.captures()) for runner in runners)

@@ -49,17 +49,17 @@ class PrefillBuffers:
 
     @property
     def look_ahead(self) -> int:
-        """Tokens past the rows: those that later modules of a drafter take at the last rows; 0 for other models."""
+        """Return the tokens past the rows: those that later modules of a drafter take at the last rows; else 0."""
         return self.token_ids.shape[0] - self.aux_hidden.shape[0]
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name, for the read-set."""
+        """Return every tensor by name, for the read-set."""
         own = {f"prefill.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
         starts = {f"prefill.query_start_loc.{rows}": tensor for rows, tensor in self.query_start_locs.items()}
         return {**own, **starts, **self.metadata.named_tensors("prefill.metadata")}
 
     def sliced(self, rows: int) -> PrefillBuffers:
-        """A pass of `rows` rows: views of the same memory."""
+        """Return the buffers of a pass of `rows` rows: views of the same memory."""
         whole = replace(self.metadata, query_start_loc=self.query_start_locs[rows], query_len=rows)
         tokens = self.token_ids[: rows + self.look_ahead]
         return replace(self, token_ids=tokens, aux_hidden=self.aux_hidden[:rows], metadata=whole.sliced(1))
@@ -102,7 +102,7 @@ def allocate_prefill(
     aux_hidden: Tensor | None = None,
     look_ahead: int = 0,
 ) -> PrefillBuffers:
-    """Inert buffers for passes of up to the largest prefill size.
+    """Allocate inert buffers for passes of up to the largest prefill size.
 
     Args:
         aux_hidden: [rows, aux_size], to share the drafter's; a tensor of its own by default.
@@ -144,19 +144,19 @@ class PrefillProgram:
     later_rows = 1
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """The model's forward passes."""
+        """Return the number of the model's forward passes."""
         return self.num_passes
 
     def batches(self) -> list[BatchDescriptor]:
-        """Every prefill size, largest first."""
+        """Return a batch of every prefill size, largest first."""
         return [BatchDescriptor("prefill", 1, rows, 0) for rows in reversed(self.config.prefill_rows)]
 
     def plan(self, batch: BatchDescriptor) -> RowPlan:
-        """The rows of a padded pass. Its real rows are those whose tokens are known."""
+        """Return the rows of a padded pass. Its real rows are those whose tokens are known."""
         return RowPlan(batch.query_len, self.config.max_model_len, self.config.block_size)
 
     def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
-        """Positions, slots and lengths of the rows; then the model."""
+        """Return the work: positions, slots and lengths of the rows; then the model."""
         b = self.buffers.sliced(batch.query_len)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
@@ -168,16 +168,17 @@ class PrefillProgram:
         return work
 
     def make_inert(self) -> None:
-        """No real rows."""
+        """Set the number of real rows to 0."""
         self.buffers.num_rows.zero_()
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """The buffers."""
+        """Return the buffers by name."""
         return self.buffers.named_tensors()
 
     def dispatch(self, num_rows: int) -> BatchDescriptor:
-        """The padded pass for `num_rows` rows of a prompt. Eager passes pad too: matmuls change their last bit with
-        the number of rows.
+        """Return the padded pass for `num_rows` rows of a prompt.
+
+        Eager passes pad too: matmuls change their last bit with the number of rows.
 
         Raises:
             CapacityError: more rows than the longest pass has.
@@ -226,7 +227,7 @@ class PrefillProgram:
 
 
 def uniform_lengths(plan: RowPlan, starts: Sequence[int], batch: BatchDescriptor) -> Callable[[int], HostLengths]:
-    """The host lengths of every step of a pass: the same numbers as the device metadata has, padding included.
+    """Return the host lengths of every step of a pass: the same numbers as the device metadata has, padding included.
 
     Args:
         plan: the rows of the pass.

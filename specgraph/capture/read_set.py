@@ -26,7 +26,7 @@ ReadSet = Callable[[], Mapping[str, Tensor]]
 
 
 def _base(tensor: Tensor) -> int:
-    """Address of the storage: the same for all views of one allocation."""
+    """Return the address of the storage: the same for all views of one allocation."""
     return tensor.untyped_storage().data_ptr()
 
 
@@ -113,6 +113,6 @@ def _place(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
 
 
 def fingerprint(named: Mapping[str, Tensor], touched: Iterable[str]) -> Fingerprint:
-    """The fingerprint of those named tensors that were touched."""
+    """Return the fingerprint of those named tensors that were touched."""
     bases = {_base(named[name]) for name in touched}
     return Fingerprint({name: _place(tensor) for name, tensor in named.items() if _base(tensor) in bases})

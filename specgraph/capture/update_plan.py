@@ -32,7 +32,7 @@ class UpdatePlan:
     _tasks: dict[TaskKey, _Task] = field(default_factory=dict[TaskKey, _Task])
 
     def add(self, key: TaskKey, group: TaskGroup, prepare: PrepareUpdate) -> None:
-        """Called by attention, in capture.
+        """Add one op; attention calls this in a capture.
 
         Raises:
             UpdateError: `key` was captured before.
@@ -43,14 +43,18 @@ class UpdatePlan:
 
     @property
     def keys(self) -> Collection[TaskKey]:
-        """The captured ops, in capture order."""
+        """Return the captured ops, in capture order."""
         return self._tasks.keys()
 
     def for_steps(self, lengths: Mapping[int, HostLengths]) -> dict[TaskKey, HostLengths]:
-        """The same lengths for every layer of a step. Steps that the plan lacks stay in, so that `apply` refuses."""
-        known, given = {key.step for key in self._tasks}, {step: lengths[step] for step in lengths}
-        values = {key: given[key.step] for key in self._tasks if key.step in given}
-        return values | {TaskKey(step, -1): value for step, value in given.items() if step not in known}
+        """Return the lengths of each captured op: the same for every layer of a step.
+
+        Raises:
+            UpdateError: as in `check_steps`.
+        """
+        self.check_steps(lengths)
+        given = {step: lengths[step] for step in lengths}
+        return {key: given[key.step] for key in self._tasks}
 
     def apply(self, values: Mapping[TaskKey, HostLengths]) -> None:
         """Rewrite every captured op of this plan once.
@@ -72,7 +76,7 @@ class UpdatePlan:
             self._issue(ready)
 
     def check_steps(self, lengths: Mapping[int, HostLengths]) -> None:
-        """Look at the steps only, not at their lengths, which may not be known yet.
+        """Check the steps only, not their lengths, which may not be known yet.
 
         Raises:
             UpdateError: a captured step is missing, or one is given that was not captured.

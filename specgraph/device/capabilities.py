@@ -53,7 +53,7 @@ class Rule:
     decision: str
     reason: str
     source: str
-    """Where the reason was seen: a public thread, a source file, a measurement."""
+    """The place where the reason was seen: a public thread, a source file, a measurement."""
     held_by: str
     """The code that enforces it."""
 
@@ -85,8 +85,8 @@ class Capabilities:
     shared_pool: Support
     """Several graphs can allocate from one pool."""
     fork_in_capture: Support = field(default_factory=yes)
-    """In a capture, streams that wait for its work take part in it, and it can wait for them. No drafter or decoder
-    of this package needs it."""
+    """Streams that wait for the work of a capture take part in it, and it can wait for them. No drafter or decoder of
+    this package needs it."""
     external_events: Support
     """Events recorded or waited for inside a graph, visible outside of it."""
     collectives_in_graph: Support

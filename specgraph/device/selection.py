@@ -1,4 +1,4 @@
-"""Which platform a program runs on: the one asked for, the one accelerator that is available, or the CPU."""
+"""The choice of the platform to run on: the one asked for, the one accelerator that is available, or the CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FALLBACK = "cpu"
 WITHOUT_GRAPHS = frozenset({"mps"})
 """Types of torch devices that have no graphs, and so no backend."""
 CHECKOUT = Path(__file__).parents[2]
-"""Where `backends/NAME` lies if the core was installed from a checkout with `pip install -e`."""
+"""The folder that holds `backends/NAME` if the core was installed from a checkout with `pip install -e`."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Selection:
 
     name: str
     index: int | None
-    """None where none was named: `open_platform` says which device that is."""
+    """The device's number; None where none was named: `open_platform` says which device that is."""
     reason: str
 
 

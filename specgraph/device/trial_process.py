@@ -63,7 +63,7 @@ def findings(platform: Platform, index: int, module: str, trials: Mapping[str, T
 
 
 def answer(platform: Platform, trials: Mapping[str, Trial], names: Iterable[str]) -> None:
-    """In the process that runs the trials: print one JSON line as a trial begins, and one as it ends."""
+    """Run trials in the process that was started for them: print one JSON line as each begins, and one as it ends."""
     for name in names:
         print(json.dumps({name: None}), flush=True)
         text = outcome(platform, trials[name])

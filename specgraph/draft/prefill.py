@@ -87,7 +87,7 @@ class DraftPrefill:
             self._history.prefilled = True
             self._history.wrote_slots(metadata.positions, metadata.slot_mapping)
         every = {} if lengths is None else dict.fromkeys(range(self.program.num_passes), lengths)
-        self._rows_of(token_ids, aux_hidden, metadata, runner.stack.eager(every), None)
+        self._rows_of(token_ids, aux_hidden, metadata, runner.stack.attend_in(None, "eager", every), None)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         """The ids are in the vocabulary: the device would read memory outside of the embedding."""

@@ -22,27 +22,26 @@ from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 def metadata_none_at_capture(patch: pytest.MonkeyPatch) -> None:
     """Captured without metadata, attention returns at once with nothing in its output."""
 
-    def captured(self: AttentionStack, recording: Any) -> Any:
-        return lambda metadata, step: lambda index, query, key, value: torch.zeros_like(query)
-
-    patch.setattr(AttentionStack, "captured", captured)
+    _change_captured(patch, lambda attend: lambda index, query, key, value: torch.zeros_like(query))
 
 
 @mutant("acceptance-hidden", "attention")
 def acceptance_hidden(patch: pytest.MonkeyPatch) -> None:
     """Captured attention differs from eager attention in the last bits: the graph works, and nobody compares."""
-    real = AttentionStack.captured
+    _change_captured(patch, lambda attend: lambda *args: attend(*args) * (1 + 2**-18))
 
-    def captured(self: AttentionStack, recording: Any) -> Any:
-        make = real(self, recording)
 
-        def make_attend(metadata: Any, step: int) -> Any:
-            attend = make(metadata, step)
-            return lambda *args: attend(*args) * (1 + 2**-18)
+def _change_captured(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
+    """Change attention that is captured whole, and none that runs eagerly."""
+    real = AttentionStack.attend_in
 
-        return make_attend
+    def attend_in(self: AttentionStack, recording: Any, mode: Any, *lengths: Any) -> Any:
+        make = real(self, recording, mode, *lengths)
+        if recording is None or mode == "piecewise":
+            return make
+        return lambda metadata, step: change(make(metadata, step))
 
-    patch.setattr(AttentionStack, "captured", captured)
+    patch.setattr(AttentionStack, "attend_in", attend_in)
 
 
 @mutant("metadata-not-rebuilt-between-steps", "attention")

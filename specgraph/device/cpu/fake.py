@@ -31,57 +31,52 @@ _known: dict[Hashable, Inferred] = {}
 """Results by call. Captures repeat the same few calls, and running a fake is the most expensive part of recording."""
 
 
-class Shapes:
-    """Shape inference by fake tensors."""
+def infer(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
+    """Run `func` on fakes of its arguments; raises what torch's fake tensor mode raises.
 
-    def __init__(self) -> None:
-        self._mode = FakeTensorMode()
+    Results are cached by op, arguments and default dtype: a fake implementation must depend on nothing else.
+    """
+    key = _key(func, args, kwargs)
+    if key is None:
+        return _infer(func, args, kwargs)
+    if (found := _known.get(key)) is None:
+        if len(_known) >= _KNOWN_LIMIT:
+            _known.clear()
+        found = _known[key] = _infer(func, args, kwargs)
+    return found
 
-    def infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
-        """Run `func` on fakes of its arguments; raises what torch's fake tensor mode raises.
 
-        Results are cached by op, arguments and default dtype: a fake implementation must depend on nothing else.
-        """
-        key = _key(func, args, kwargs)
-        found = None if key is None else _known.get(key)
-        if found is None:
-            found = self._infer(func, args, kwargs)
-            if key is not None:
-                if len(_known) >= _KNOWN_LIMIT:
-                    _known.clear()
-                _known[key] = found
-        return found
+def _infer(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
+    mode = FakeTensorMode()
+    storages: dict[int, torch.UntypedStorage] = {}
+    fakes: list[FakeTensor] = []
 
-    def _infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
-        storages: dict[int, torch.UntypedStorage] = {}
-        fakes: list[FakeTensor] = []
+    def fake(tensor: torch.Tensor) -> FakeTensor:
+        real = tensor.untyped_storage()
+        storage = storages.get(real._cdata)
+        if storage is None:
+            storage = storages[real._cdata] = torch.UntypedStorage(real.nbytes(), device="meta")
+        meta = torch.empty(0, dtype=tensor.dtype, device="meta")
+        meta.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+        fakes.append(FakeTensor(mode, meta, tensor.device))
+        return fakes[-1]
 
-        def fake(tensor: torch.Tensor) -> FakeTensor:
-            real = tensor.untyped_storage()
-            storage = storages.get(real._cdata)
-            if storage is None:
-                storage = storages[real._cdata] = torch.UntypedStorage(real.nbytes(), device="meta")
-            meta = torch.empty(0, dtype=tensor.dtype, device="meta")
-            meta.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
-            fakes.append(FakeTensor(self._mode, meta, tensor.device))
-            return fakes[-1]
-
-        with torch.inference_mode(False), torch.no_grad():
-            fake_args = map_tensors(tuple(args), fake)
-            fake_kwargs = {k: map_tensors(v, fake) for k, v in kwargs.items()}
-            before = [f.untyped_storage().nbytes() for f in fakes]
-            with self._mode:
-                result = func(*fake_args, **fake_kwargs)
-            outputs, spec = tree_flatten(result)
-            owner = {f.untyped_storage()._cdata: i for i, f in reversed(list(enumerate(fakes)))}
-            aliases: list[int | None] = []
-            for out in outputs:
-                index = next((i for i, f in enumerate(fakes) if f is out), None)
-                if index is None and isinstance(out, torch.Tensor):
-                    index = owner.get(out.untyped_storage()._cdata)
-                aliases.append(index)
-            resized = next((i for i, f in enumerate(fakes) if f.untyped_storage().nbytes() != before[i]), None)
-        return Inferred(outputs, spec, aliases, resized)
+    with torch.inference_mode(False), torch.no_grad():
+        fake_args = map_tensors(tuple(args), fake)
+        fake_kwargs = {k: map_tensors(v, fake) for k, v in kwargs.items()}
+        before = [f.untyped_storage().nbytes() for f in fakes]
+        with mode:
+            result = func(*fake_args, **fake_kwargs)
+        outputs, spec = tree_flatten(result)
+        owner = {f.untyped_storage()._cdata: i for i, f in reversed(list(enumerate(fakes)))}
+        aliases: list[int | None] = []
+        for out in outputs:
+            index = next((i for i, f in enumerate(fakes) if f is out), None)
+            if index is None and isinstance(out, torch.Tensor):
+                index = owner.get(out.untyped_storage()._cdata)
+            aliases.append(index)
+        resized = next((i for i, f in enumerate(fakes) if f.untyped_storage().nbytes() != before[i]), None)
+    return Inferred(outputs, spec, aliases, resized)
 
 
 _PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -152,7 +152,7 @@ class CpuPlatform(Platform):
         self._thread.recorder = recorder
 
     def refuse_in_capture(self, what: str) -> None:
-        """In a capture of this thread: make it fail and raise CaptureError, as a device does. `what` is the call."""
+        """Make a capture of this thread fail, and raise CaptureError, as a device does. `what` is the call."""
         if (recorder := self.recorder) is not None:
             error = CaptureError(f"{what} is not allowed in a capture: do it before, or after")
             recorder.invalidate(error)

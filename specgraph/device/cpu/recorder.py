@@ -23,7 +23,7 @@ from specgraph.device.cpu.checks.capture_order import CaptureOrder
 from specgraph.device.cpu.checks.host_read import host_read_error
 from specgraph.device.cpu.checks.inputs import Inputs
 from specgraph.device.cpu.checks.order import Access, Region
-from specgraph.device.cpu.fake import Inferred, Shapes
+from specgraph.device.cpu.fake import Inferred, infer
 from specgraph.device.cpu.ops import EMPTY, changes_metadata_only, is_composite, written_by
 from specgraph.device.cpu.pool import CpuGraphPool
 from specgraph.device.cpu.tasks import CpuTaskGroup, Task
@@ -72,7 +72,6 @@ class Recorder(TorchDispatchMode):
         self.order = CaptureOrder(stream)
         self._capture_id = pool.begin_capture()
         self._group: CpuTaskGroup | None = None
-        self._shapes = Shapes()
         self._baker = Baker()
         self._scalars: list[_HostScalar] = []
         self._owned: set[int] = set()
@@ -202,7 +201,7 @@ class Recorder(TorchDispatchMode):
 
     def _infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
         try:
-            shapes = self._shapes.infer(func, args, kwargs)
+            shapes = infer(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             self._fail(host_read_error(str(func)), error)
         except (UnsupportedOperatorException, NotImplementedError, RuntimeError) as error:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specgraph.device.cpu.baking import map_tensors, tensors_in
 from specgraph.device.cpu.checks.order import Access
-from specgraph.device.cpu.fake import Shapes
+from specgraph.device.cpu.fake import infer
 from specgraph.device.cpu.ops import changes_metadata_only, is_composite
 from specgraph.device.source import user_line
 from specgraph.errors import UpdateError
@@ -143,7 +143,7 @@ class UpdateMode(TorchDispatchMode):
                     f"An update changes host values only"
                 )
         if task.outputs:
-            shapes = Shapes().infer(func, args, kwargs).outputs
+            shapes = infer(func, args, kwargs).outputs
             for i, block in task.outputs:
                 if shapes[i].shape != block.shape:
                     raise UpdateError(

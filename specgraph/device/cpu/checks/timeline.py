@@ -44,10 +44,7 @@ class Timeline:
         """
         self._tick(stream)
         key = graph.number, part
-        if self._may_be_unordered(stream):
-            self._check_replays(key, accesses, stream)
-            for access in accesses:
-                self._check_eager(access, stream)
+        self._check(key, accesses, stream)
         self._accesses[key] = accesses
         self._ticks[key, stream.id] = stream.clock[stream.id]
 
@@ -56,14 +53,7 @@ class Timeline:
         self._tick(stream)
         label = f"{func} at {user_line()}"
         accesses = [Access(Region.of(t), id(t) in written, label) for t in tensors if t.device.type == "cpu"]
-        if self._may_be_unordered(stream):
-            for (key, other), tick in self._ticks.items():
-                if other != stream.id and stream.clock.get(other, 0) < tick:
-                    found = conflict(accesses, self._accesses[key])
-                    if found is not None:
-                        raise order_error(found[0], str(stream), found[1], str(self._streams[other]))
-            for access in accesses:
-                self._check_eager(access, stream)
+        self._check(None, accesses, stream)
         for tensor, access in zip(tensors, accesses, strict=False):
             self._eager.add(tensor, stream.id, stream.clock[stream.id], access)
 
@@ -99,19 +89,30 @@ class Timeline:
         self._settled[stream.id] = elsewhere
         return False
 
-    def _check_replays(self, key: _PartKey, accesses: list[Access], stream: CpuStream) -> None:
+    def _check(self, key: _PartKey | None, accesses: list[Access], stream: CpuStream) -> None:
+        """Raise OrderError where work of another stream conflicts, and nothing orders the two.
+
+        Args:
+            key: the part of a graph that is replayed, whose conflicts with other parts are found once; None for eager
+                work.
+        """
+        if not self._may_be_unordered(stream):
+            return
         for (other_key, other), tick in self._ticks.items():
             if other == stream.id or stream.clock.get(other, 0) >= tick:
                 continue
-            pair = key, other_key
-            if pair not in self._conflicts:
-                self._conflicts[pair] = conflict(accesses, self._accesses[other_key])
-            if (found := self._conflicts[pair]) is not None:
+            if key is None:
+                found = conflict(accesses, self._accesses[other_key])
+            else:
+                pair = key, other_key
+                if pair not in self._conflicts:
+                    self._conflicts[pair] = conflict(accesses, self._accesses[other_key])
+                found = self._conflicts[pair]
+            if found is not None:
                 raise order_error(found[0], str(stream), found[1], str(self._streams[other]))
-
-    def _check_eager(self, access: Access, stream: CpuStream) -> None:
-        if (found := self._eager.unordered(access, stream.id, stream.clock)) is not None:
-            raise order_error(access, str(stream), found[1], str(self._streams[found[0]]))
+        for access in accesses:
+            if (earlier := self._eager.unordered(access, stream.id, stream.clock)) is not None:
+                raise order_error(access, str(stream), earlier[1], str(self._streams[earlier[0]]))
 
 
 class TrackedWork(TorchDispatchMode):
