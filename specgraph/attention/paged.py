@@ -29,7 +29,7 @@ NO_ANCESTOR_MASK = no("it has no ancestor mask, which draft trees need; --attent
 def _inputs(
     layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata
 ) -> tuple[Tensor, KVCache, NewRows | None]:
-    """Return query, cache and new rows for an attention op. Latent rows are stored here: their values are key columns."""
+    """Return query, cache and new rows for an attention op. Latent rows are stored here: values are key columns."""
     new = NewRows(key, value, layer.rotary, metadata.positions, metadata.slot_mapping)
     if not layer.latent or layer.rotary is None:
         return query, cache, new

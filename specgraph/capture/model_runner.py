@@ -284,7 +284,7 @@ def _weakly(read_set: Callable[[], dict[str, Tensor]]) -> Callable[[], dict[str,
 def report_captures(
     runners: Sequence[ModelRunner], progress: Callable[[int, int], None] | None
 ) -> Callable[[], None] | None:
-    """Return the function to hand to `capture` of each runner: it calls `progress` with (captures done, captures in all)."""
+    """Return what `capture` of each runner takes: it calls `progress` with (captures done, captures in all)."""
     if progress is None:
         return None
     done, total = count(1), sum(len(runner.captures()) for runner in runners)

@@ -37,19 +37,6 @@ def test_named_tensors_their_views_and_what_is_made_inside_are_allowed(named):
     assert g.touched == set(named)
 
 
-def test_views_made_before_the_capture_are_allowed(named):
-    view = named["buffers.tokens"][3:5]
-    with guard(named) as g:
-        view.add_(1)
-    assert g.touched == {"buffers.tokens"}
-
-
-def test_only_what_was_touched_is_reported(named):
-    with guard(named) as g:
-        named["weights.w"].sum()
-    assert g.touched == {"weights.w"}
-
-
 @pytest.mark.parametrize(
     ("touch", "op"),
     [
@@ -102,16 +89,6 @@ def test_a_tensor_that_no_variable_holds_has_no_name(named):
     make = [torch.ones(3)].pop
     with guard(named), pytest.raises(ReadSetError, match=r"touches a tensor \[3\]"):
         make().sum()
-
-
-def test_the_fields_commonest_bug_metadata_reassigned(named):
-    """`self.seq_lens = arange[:n]` instead of writing in place: the capture reads the new tensor."""
-    seq_lens = named["buffers.tokens"]
-    with guard(named):
-        seq_lens.add_(1)
-    seq_lens = torch.arange(8)[:4]
-    with guard(named), pytest.raises(ReadSetError, match=r"\[4\] torch.int64"):
-        seq_lens.add_(1)
 
 
 def test_an_op_of_our_own_is_seen_as_one_op(named):
