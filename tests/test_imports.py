@@ -1,4 +1,4 @@
-"""What `import specgraph` loads: nothing by itself, and torch and the standard library for all public names."""
+"""What `import specgraph` loads: nothing by itself, and torch, pluggy and the standard library for all public names."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def test_specgraph_alone_loads_nothing():
     assert loaded("import specgraph") - loaded("pass") == {"specgraph"}
 
 
-def test_all_public_names_load_torch_only():
+def test_all_public_names_load_torch_and_pluggy_only():
     public = loaded("from specgraph import *", "load_generator, Drafter")
-    assert public - loaded("import torch") == {"specgraph"}
+    assert public - loaded("import torch") == {"specgraph", "pluggy"}
 
 
 @pytest.mark.parametrize("room", ["attention", "draft"])

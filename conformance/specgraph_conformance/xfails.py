@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from specgraph.device import Discovered, Support
-from specgraph.device.backend import ENTRY_POINT_GROUP
+from specgraph.device.hookspecs import ENTRY_POINT_GROUP
 from specgraph.errors import ConfigError
 
 if sys.version_info >= (3, 11):

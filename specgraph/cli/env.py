@@ -17,7 +17,7 @@ from specgraph.cli.output import check_output, write_json
 if TYPE_CHECKING:
     from specgraph.device import Platform
 
-_PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "typer", "rich")
+_PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "pluggy", "typer", "rich")
 _VARIABLES = ("SPECGRAPH_", "OMP_", "MKL_", "TORCH_", "PYTORCH_", "TRITON_")
 _DEVICES = "_VISIBLE_DEVICES"
 

@@ -1,7 +1,6 @@
 """The interface between the drafting engine and a device, and how devices are found and chosen."""
 
 from specgraph.device import trial
-from specgraph.device.backend import Backend, Probe
 from specgraph.device.capabilities import (
     LOWERINGS,
     Capabilities,
@@ -15,6 +14,7 @@ from specgraph.device.capabilities import (
 )
 from specgraph.device.discovery import Discovered, discover
 from specgraph.device.graph import Graph, VendorMessage
+from specgraph.device.hookspecs import Backend, Probe, hookimpl
 from specgraph.device.interface import (
     PLATFORM_API,
     Event,
@@ -50,6 +50,7 @@ __all__ = [
     "TaskGroup",
     "VendorMessage",
     "discover",
+    "hookimpl",
     "no",
     "open_platform",
     "quirk",

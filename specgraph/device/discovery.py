@@ -1,6 +1,7 @@
 """Finding backends by their entry points.
 
 Each plugin is loaded in its own `try`: one that fails is listed with the reason, and does not hide the others.
+(pluggy's `load_setuptools_entrypoints` stops at the first plugin that raises.)
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
-from specgraph.device.backend import ENTRY_POINT_GROUP, Backend, Probe
+import pluggy
+
+from specgraph.device import hookspecs
+from specgraph.device.hookspecs import ENTRY_POINT_GROUP, PROJECT, Backend, Probe
 from specgraph.device.interface import PLATFORM_API
 from specgraph.errors import PlatformError
 
@@ -62,9 +66,7 @@ def _load(entry: EntryPoint) -> Discovered:
     dist = entry.dist
     distribution, version = (dist.name, dist.version) if dist is not None else ("(no distribution)", "")
     try:
-        backend = entry.load().specgraph_backend()
-        if not isinstance(backend, Backend):
-            raise PlatformError(f"specgraph_backend() returned {backend!r}, not a Backend")
+        backend = _ask(entry)
     except Exception as error:
         reason = f"its plugin {entry.value} failed to load: {type(error).__name__}: {error}"
         return Discovered(entry.name, distribution, version, None, reason)
@@ -75,3 +77,15 @@ def _load(entry: EntryPoint) -> Discovered:
         )
         return Discovered(entry.name, distribution, version, None, reason)
     return Discovered(backend.name, distribution, version, backend)
+
+
+def _ask(entry: EntryPoint) -> Backend:
+    """Call the hook of one plugin."""
+    plugins = pluggy.PluginManager(PROJECT)
+    plugins.add_hookspecs(hookspecs)
+    plugins.register(entry.load(), name=entry.name)
+    plugins.check_pending()  # a misspelt hook is an error, not a plugin that does nothing
+    backend = plugins.hook.specgraph_backend()
+    if not isinstance(backend, Backend):
+        raise PlatformError(f"hook specgraph_backend returned {backend!r}, not a Backend")
+    return backend

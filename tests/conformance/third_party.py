@@ -12,7 +12,7 @@ import pytest
 from command import Done
 
 GOOD = """
-    from specgraph.device import PLATFORM_API, Backend, PlatformInfo, Probe
+    from specgraph.device import PLATFORM_API, Backend, PlatformInfo, Probe, hookimpl
     from specgraph.device.cpu import CpuGraph, CpuPlatform
 
     class Platform(CpuPlatform):
@@ -24,6 +24,7 @@ GOOD = """
     def _open(index):
         return Platform()
 
+    @hookimpl
     def specgraph_backend():
         probe = lambda: Probe(True, "", 1, {"driver": "7"})
         return Backend(name="acme", probe=probe, open=_open, api=PLATFORM_API, accelerator=False)

@@ -28,7 +28,7 @@ class Plugins:
         self.install(
             distribution,
             f"""
-            from specgraph.device import Backend, Probe
+            from specgraph.device import Backend, Probe, hookimpl
             from specgraph.device.cpu import CpuPlatform
 
             class Opened(CpuPlatform):
@@ -36,6 +36,7 @@ class Plugins:
                     super().__init__()
                     self.opened = {name!r}, index
 
+            @hookimpl
             def specgraph_backend():
                 return Backend(
                     name={name!r}, accelerator={accelerator}, api={api}, open=Opened,

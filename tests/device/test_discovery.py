@@ -33,8 +33,11 @@ def test_a_good_plugin(plugins):
         ("import a_vendor_package_that_is_not_here", "ModuleNotFoundError.*a_vendor_package_that_is_not_here"),
         ("raise OSError('libdriver.so: cannot open shared object file')", "OSError: libdriver.so"),
         ("1 +", "SyntaxError"),
+        ("", "None, not a Backend"),
         (
             """
+            from specgraph.device import hookimpl
+            @hookimpl
             def specgraph_backend():
                 return 'fake'
             """,
@@ -42,17 +45,21 @@ def test_a_good_plugin(plugins):
         ),
         (
             """
+            from specgraph.device import hookimpl
+            @hookimpl
             def specgraph_backends():
                 return None
             """,
-            "no attribute 'specgraph_backend'",
+            "unknown hook 'specgraph_backends'",
         ),
         (
             """
+            from specgraph.device import hookimpl
+            @hookimpl
             def specgraph_backend():
-                raise RuntimeError('broken plugin')
+                raise RuntimeError('broken hook')
             """,
-            "broken plugin",
+            "broken hook",
         ),
     ],
 )
@@ -90,7 +97,8 @@ def test_a_backend_that_names_no_api_is_listed_with_the_reason(plugins):
     plugins.install(
         "no-api",
         """
-        from specgraph.device import Backend
+        from specgraph.device import Backend, hookimpl
+        @hookimpl
         def specgraph_backend():
             return Backend(name="fake", probe=print, open=print)
         """,
@@ -105,9 +113,10 @@ def test_a_probe_that_raises_is_an_answer(plugins):
     plugins.install(
         "raising-probe",
         """
-        from specgraph.device import PLATFORM_API, Backend
+        from specgraph.device import PLATFORM_API, Backend, hookimpl
         def probe():
             raise RuntimeError("the driver crashed")
+        @hookimpl
         def specgraph_backend():
             return Backend(name="fake", probe=probe, open=print, api=PLATFORM_API)
         """,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specgraph.device import Backend, Platform
+from specgraph.device import Backend, Platform, hookimpl
 
 from specgraph_accelerator.probe import probe
 
@@ -14,6 +14,7 @@ def open_device(index: int) -> Platform:
     return AcceleratorPlatform(index)
 
 
+@hookimpl
 def specgraph_backend() -> Backend:
     """Return the accelerator of this process, whichever torch names. Backends written for one vendor supersede this
     one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specgraph.device import Backend, Platform, Probe
+from specgraph.device import Backend, Platform, Probe, hookimpl
 from specgraph.errors import PlatformError, first_line
 
 
@@ -35,6 +35,7 @@ def open_device(index: int) -> Platform:
     return CudaPlatform(index)
 
 
+@hookimpl
 def specgraph_backend() -> Backend:
     """Called by specgraph's discovery."""
     return Backend(name="cuda", probe=probe, open=open_device, api=2, supersedes=frozenset({"accelerator"}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specgraph.device import Backend, Platform
+from specgraph.device import Backend, Platform, hookimpl
 
 from specgraph_musa.probe import probe
 
@@ -14,6 +14,7 @@ def open_device(index: int) -> Platform:
     return MusaPlatform(index)
 
 
+@hookimpl
 def specgraph_backend() -> Backend:
     """Moore Threads GPUs. torchada shows them through torch.cuda too, so an answering `cuda` is then this device."""
     return Backend(name="musa", probe=probe, open=open_device, api=2, supersedes=frozenset({"cuda", "accelerator"}))

@@ -2,10 +2,11 @@
 
 from importlib import import_module
 
-from specgraph.device import Backend
+from specgraph.device import Backend, hookimpl
 from specgraph_npu.probe import probe
 
 
+@hookimpl
 def specgraph_backend() -> Backend:
     """Return the npu backend. Its platform is imported when one is opened."""
     return Backend(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specgraph.device.backend import Backend, Probe
+from specgraph.device.hookspecs import Backend, Probe, hookimpl
 from specgraph.device.interface import PLATFORM_API, Platform
 
 
@@ -18,6 +18,7 @@ def _open(index: int) -> Platform:
     return CpuPlatform()
 
 
+@hookimpl
 def specgraph_backend() -> Backend:
     """Return the CPU, with recorded graphs. No accelerator: chosen by name, or when nothing else answers."""
     return Backend(name="cpu", probe=_probe, open=_open, api=PLATFORM_API, accelerator=False)

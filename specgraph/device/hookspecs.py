@@ -1,7 +1,10 @@
-"""The plugin of a backend: what its module returns.
+"""The one hook that a backend implements.
 
 A backend is a distribution with an entry point in the group `specgraph.backends`; the module it names has
 
+    from specgraph.device import Backend, hookimpl
+
+    @hookimpl
     def specgraph_backend() -> Backend: ...
 
 The module must import without the vendor's package and must touch no device: `Backend.probe` and `Backend.open` do.
@@ -12,9 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import pluggy
+
 from specgraph.device.interface import Platform
 
 ENTRY_POINT_GROUP = "specgraph.backends"
+PROJECT = "specgraph"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +51,8 @@ class Backend:
     supersedes: frozenset[str] = frozenset()
     """Names of platforms under which this device may also appear, through a compatibility layer of another vendor's
     API. Automatic selection passes them over; selection by name does not."""
+
+
+@hookspec(firstresult=True)
+def specgraph_backend() -> Backend | None:
+    """Return this plugin's backend."""
