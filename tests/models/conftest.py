@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from changed_folders import FIXTURES
-from safetensors.torch import save_file
 from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer
@@ -123,69 +121,3 @@ def random_model() -> Callable:
         return model
 
     return make
-
-
-@pytest.fixture
-def write_eagle3() -> Callable:
-    """`write_eagle3(folder, **config)` writes a random head that fits the tiny target; returns its vocabulary."""
-    TARGET_H, INNER, V, DRAFT_V, HEADS, KV_HEADS, DIM = 32, 40, 120, 48, 4, 2, 12
-
-    def write(folder, generator_seed=3, own_embedding=False, drop=(), **config):
-        """A head in the authors' layout: `midlayer.*`, `d2t` offsets, `t2d` mask."""
-        g = torch.Generator().manual_seed(generator_seed)
-        H = config.get("hidden_size", TARGET_H)
-
-        def random(*shape, scale=0.2):
-            return torch.randn(*shape, generator=g) * scale
-
-        def norm(size):
-            return 1 + random(size)
-
-        tensors = {
-            "midlayer.self_attn.q_proj.weight": random(HEADS * DIM, 2 * H),
-            "midlayer.self_attn.k_proj.weight": random(KV_HEADS * DIM, 2 * H),
-            "midlayer.self_attn.v_proj.weight": random(KV_HEADS * DIM, 2 * H),
-            "midlayer.self_attn.o_proj.weight": random(H, HEADS * DIM),
-            "midlayer.mlp.gate_proj.weight": random(INNER, H),
-            "midlayer.mlp.up_proj.weight": random(INNER, H),
-            "midlayer.mlp.down_proj.weight": random(H, INNER),
-            "midlayer.hidden_norm.weight": norm(H),
-            "midlayer.input_layernorm.weight": norm(H),
-            "midlayer.post_attention_layernorm.weight": norm(H),
-            "norm.weight": norm(H),
-            "fc.weight": random(H, 3 * TARGET_H),
-            "lm_head.weight": random(DRAFT_V, H),
-        }
-        chosen = torch.randperm(V, generator=g)[:DRAFT_V].sort().values
-        tensors["d2t"] = chosen - torch.arange(DRAFT_V)
-        tensors["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill(0, chosen, True)
-        if own_embedding:
-            tensors["embed_tokens.weight"] = random(V, H)
-        if config.get("norm_before_fc"):
-            tensors["input_norm.weight"] = norm(3 * TARGET_H)
-        if config.get("fc_norm"):
-            tensors.update({f"fc_norm.{i}.weight": norm(TARGET_H) for i in range(3)})
-        for name in drop:
-            del tensors[name]
-        settings = {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "model_type": "llama",
-            "hidden_size": H,
-            "target_hidden_size": TARGET_H,
-            "intermediate_size": INNER,
-            "num_attention_heads": HEADS,
-            "num_key_value_heads": KV_HEADS,
-            "head_dim": DIM,
-            "num_hidden_layers": 1,
-            "vocab_size": V,
-            "draft_vocab_size": DRAFT_V,
-            "rms_norm_eps": 1e-3,
-            "rope_theta": 1000.0,
-            "max_position_embeddings": 64,
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps({**settings, **config}))
-        save_file(tensors, folder / "model.safetensors")
-        return chosen
-
-    return write

@@ -7,12 +7,16 @@ import json
 import math
 
 import pytest
+import tiny_checkpoints
 import torch
-from safetensors.torch import load_file, save_file
+from changed_folders import change_config, change_tensors
+from safetensors.torch import load_file
+from tiny_checkpoints import HEADS, HIDDEN, KV_HEADS, VOCAB
 
-from specgraph.checkpoints import drafter_format, load_drafter, load_target
+from specgraph.checkpoints import load_drafter, load_target
 
-V, DRAFT_V, HEADS, KV_HEADS, DIM = 120, 48, 4, 2, 12
+DIM = 12
+"""Elements of a head: not hidden size / heads."""
 
 
 class Reference:
@@ -69,35 +73,58 @@ class Reference:
         return self.w["lm_head.weight"] @ normed, normed if self.config.get("norm_output") else residual
 
 
+G = torch.Generator().manual_seed(8)
+NORM_BEFORE_FC = {"input_norm.weight": 1 + torch.randn(3 * HIDDEN, generator=G) * 0.2}
+FC_NORM = {f"fc_norm.{i}.weight": 1 + torch.randn(HIDDEN, generator=G) * 0.2 for i in range(3)}
+OWN = {"embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=G) * 0.2}
+NARROW = {"embed_tokens.weight": torch.randn(VOCAB, 20, generator=G), "fc.weight": torch.randn(20, 96, generator=G) / 5}
+ALONE = {"fc.weight": None}
+AUX = "eagle_aux_hidden_state_layer_ids"
 VARIANTS = {
-    "plain": {},
-    "norm before residual": {"norm_before_residual": True},
-    "norm before fc": {"norm_before_fc": True},
-    "norm of each aux state": {"fc_norm": True},
-    "normed output carried": {"norm_output": True},
-    "own embedding": {"own_embedding": True},
-    "narrower than the target": {"hidden_size": 20, "own_embedding": True, "norm_before_fc": True},
-    "the final hidden state alone": {"eagle_config": {"use_aux_hidden_state": False}, "drop": ["fc.weight"]},
-    "named aux layers": {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}},
+    "plain": ({}, {}),
+    "norm before residual": ({"norm_before_residual": True}, {}),
+    "norm before fc": ({"norm_before_fc": True}, NORM_BEFORE_FC),
+    "norm of each aux state": ({"fc_norm": True}, FC_NORM),
+    "normed output carried": ({"norm_output": True}, {}),
+    "own embedding": ({}, OWN),
+    "narrower than the target": ({"norm_before_fc": True}, NORM_BEFORE_FC | NARROW),
+    "the final hidden state alone": ({"eagle_config": {"use_aux_hidden_state": False}}, ALONE),
+    "named aux layers": ({"eagle_config": {AUX: [0, 3, 4]}}, {}),
 }
+"""Changes of config.json, and tensors that are added or dropped."""
 
 
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+def put(tensors, name, tensor):
+    tensors.pop(name, None)
+    tensors |= {} if tensor is None else {name: tensor}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return load_target(tiny_checkpoints.write_target(tmp_path_factory.mktemp("target")))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_chain_of_drafts_agrees_with_the_reference(variant, tmp_path, random_model, dense_attend, write_eagle3):
+def test_chain_of_drafts_agrees_with_the_reference(variant, target, tmp_path, monkeypatch, dense_attend):
     """A prompt's rows at once, then four steps of one row, each feeding the carried hidden state."""
-    random_model("Llama", tmp_path / "target")
-    write_eagle3(tmp_path / "head", **variant)
-    target = load_target(tmp_path / "target")
-    head = load_drafter(tmp_path / "head", target)
-    tokens = torch.randint(0, V, (14,), generator=torch.Generator().manual_seed(5))
-    eagle = variant.get("eagle_config", {"eagle_aux_hidden_state_layer_ids": [2, 2, 2]})  # of 5: 2, 5 // 2, 5 - 3
-    assert list(head.aux_layers) == eagle.get("eagle_aux_hidden_state_layer_ids", [])
+    config, changed = VARIANTS[variant]
+    with monkeypatch.context() as context:
+        context.setattr(tiny_checkpoints, "HIDDEN", 20 if "narrower" in variant else HIDDEN)
+        context.setattr(tiny_checkpoints, "HEAD_DIM", DIM)
+        folder = tiny_checkpoints.write_eagle3(tmp_path)
+    given = {"eagle_config": {}, "target_hidden_size": HIDDEN, "rope_theta": 1000.0, "rms_norm_eps": 1e-3}
+    change_config(folder, **given | config)
+    change_tensors(folder, lambda tensors: [put(tensors, *each) for each in changed.items()])
+    head = load_drafter(folder, target)
+    tokens = torch.randint(0, VOCAB, (14,), generator=torch.Generator().manual_seed(5))
+    eagle = config.get("eagle_config", {AUX: [2, 2, 1]})  # of 4: 2, 4 // 2, 4 - 3
+    assert list(head.aux_layers) == eagle.get(AUX, [])
 
     rows = tokens[:10]
     aux = target.forward(rows, dense_attend(target.attention_layers, torch.arange(10)), head.aux_layers).aux_hidden
     assert aux.shape == (10, head.aux_size)
-    reference = Reference(tmp_path / "head", target.embed_tokens)
+    reference = Reference(folder, target.embed_tokens)
     expected = [reference.row(int(tokens[i + 1]), h, i) for i, h in enumerate(reference.combine(aux))]
 
     caches = {}
@@ -115,33 +142,11 @@ def test_chain_of_drafts_agrees_with_the_reference(variant, tmp_path, random_mod
         carry = out.carry
 
 
-def test_vocabulary_offsets_lead_to_the_chosen_target_tokens(tmp_path, random_model, write_eagle3):
-    random_model("Llama", tmp_path / "target")
-    chosen = write_eagle3(tmp_path / "head")
-    head = load_drafter(tmp_path / "head", load_target(tmp_path / "target"))
-    assert head.draft_vocab_size == DRAFT_V
-    assert head.draft_to_target is not None
-    assert head.draft_to_target.dtype == torch.int64
-    assert torch.equal(torch.arange(DRAFT_V) + head.draft_to_target, chosen)
-
-
-def test_embedding_is_shared_unless_it_differs(tmp_path, random_model, write_eagle3):
-    random_model("Llama", tmp_path / "target")
-    target = load_target(tmp_path / "target")
-    write_eagle3(tmp_path / "without")
-    write_eagle3(tmp_path / "own", own_embedding=True)
-    write_eagle3(tmp_path / "copy")
-    tensors = load_file(tmp_path / "copy/model.safetensors")
-    save_file({**tensors, "embed_tokens.weight": target.embed_tokens.clone()}, tmp_path / "copy/model.safetensors")
-
-    def embedding(name):
-        return load_drafter(tmp_path / name, target).weights()["embed_tokens"]
-
-    assert embedding("without").data_ptr() == target.embed_tokens.data_ptr()
-    assert embedding("copy").data_ptr() == target.embed_tokens.data_ptr()
-    assert embedding("own").data_ptr() != target.embed_tokens.data_ptr()
-
-
-def test_format_says_what_it_found(tmp_path, write_eagle3):
-    write_eagle3(tmp_path)
-    assert str(drafter_format(tmp_path)) == "eagle3, authors layout (architecture LlamaForCausalLMEagle3)"
+def test_embedding_is_shared_unless_it_differs(target, tmp_path):
+    folder = tiny_checkpoints.write_eagle3(tmp_path)
+    shared = target.embed_tokens.data_ptr()
+    assert load_drafter(folder, target).weights()["embed_tokens"].data_ptr() == shared
+    change_tensors(folder, lambda tensors: put(tensors, "embed_tokens.weight", target.embed_tokens.clone()))
+    assert load_drafter(folder, target).weights()["embed_tokens"].data_ptr() == shared
+    change_tensors(folder, lambda tensors: tensors.update(OWN))
+    assert load_drafter(folder, target).weights()["embed_tokens"].data_ptr() != shared

@@ -3,19 +3,17 @@
 import json
 import logging
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
+from changed_folders import FIXTURES, change_config, change_tensors, refused
 from quantised_folders import BLOCKS, compressed, quantise
 from safetensors.torch import load_file, save_file
 
 from specgraph import load_generator, shipped_pair
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.errors import CheckpointError, ConfigError
+from specgraph.errors import ConfigError
 from specgraph.parallel import TensorParallel
-
-FIXTURES = Path(__file__).parent / "speculators_fixtures"
 
 
 @pytest.mark.parametrize(
@@ -33,9 +31,8 @@ def test_weights_are_the_products(section, suffix, dtype, tmp_path, random_model
     random_model("Llama", tmp_path)
     products = quantise(tmp_path, section, suffix)
     if section.get("activation_scheme") == "static":
-        tensors = load_file(tmp_path / "model.safetensors")
-        tensors["model.layers.0.mlp.down_proj.input_scale"] = torch.tensor(0.5)
-        save_file(tensors, tmp_path / "model.safetensors")
+        scale = {"model.layers.0.mlp.down_proj.input_scale": torch.tensor(0.5)}
+        change_tensors(tmp_path, lambda tensors: tensors.update(scale))
     with caplog.at_level(logging.WARNING, "specgraph"):
         model = load_target(tmp_path, dtype=dtype)
     assert "FP8" in caplog.text
@@ -72,6 +69,13 @@ def test_logits_of_an_fp8_mixture_are_those_of_transformers(tmp_path, random_mod
     torch.testing.assert_close(model.logits(hidden), want, rtol=0, atol=1e-4)
 
 
+def same_logits(model, plain, dense_attend):
+    tokens = torch.randint(0, 120, (30,), generator=torch.Generator().manual_seed(1))
+    attend = dense_attend(model.attention_layers, torch.arange(30))
+    hidden, wanted = (m.forward(tokens, attend).hidden for m in (model, plain))
+    torch.testing.assert_close(model.logits(hidden), plain.logits(wanted), rtol=0, atol=1e-5)
+
+
 KINDS = {
     "blocks": {**BLOCKS, "weight_block_size": [12, 16]},
     "one scale": {"quant_method": "fp8", "activation_scheme": "static"},
@@ -101,10 +105,7 @@ def test_matrices_that_stay_fp8(name, tmp_path, random_model, dense_attend, capl
             assert scale.shape == (want.shape[1] // 16 if name == "blocks" else 1, len(want))
             got = weight.double() * scale.double().t().repeat_interleave(want.shape[1] // scale.shape[0], 1)
             assert torch.equal(got, want)
-    tokens = torch.randint(0, 120, (30,), generator=torch.Generator().manual_seed(1))
-    attend = dense_attend(model.attention_layers, torch.arange(30))
-    hidden, wanted = (m.forward(tokens, attend).hidden for m in (model, plain))
-    torch.testing.assert_close(model.logits(hidden), plain.logits(wanted), rtol=0, atol=1e-5)
+    same_logits(model, plain, dense_attend)
     assert sum(t.nbytes for t in model.weights().values()) < 0.6 * sum(t.nbytes for t in plain.weights().values())
 
 
@@ -137,12 +138,9 @@ def test_scales_of_the_kv_cache_go_into_the_weights(architecture, keep_fp8, tmp_
     """Keys and values are smaller by the next power of two, bit for bit, and what attention makes of them is equal."""
     random_model(architecture, tmp_path)
     quantise(tmp_path, compressed("channel"), "scale")
-    tensors = load_file(tmp_path / "model.safetensors")
-    given = {0: (0.031, 3.0), 2: (1.0, 0.5)}  # the layer between has none
-    for i, scales in given.items():
-        for kind, scale in zip("kv", scales, strict=True):
-            tensors[f"model.layers.{i}.self_attn.{kind}_scale"] = torch.tensor([scale])
-    save_file(tensors, tmp_path / "model.safetensors")
+    given = {"0.self_attn.k": 0.031, "0.self_attn.v": 3.0, "2.self_attn.k": 1.0, "2.self_attn.v": 0.5}  # 1 has none
+    scales = {f"model.layers.{name}_scale": torch.tensor([scale]) for name, scale in given.items()}
+    change_tensors(tmp_path, lambda tensors: tensors.update(scales))
     tokens = torch.randint(0, 120, (20,), generator=torch.Generator().manual_seed(1))
     results = []
     for kv_scales in (False, True):
@@ -163,38 +161,44 @@ def test_scales_of_the_kv_cache_go_into_the_weights(architecture, keep_fp8, tmp_
             assert torch.equal(now * power, then)
 
 
-def test_a_scale_of_the_kv_cache_that_is_none(tmp_path, random_model):
-    random_model("Llama", tmp_path)
-    quantise(tmp_path, compressed("channel"), "scale")
-    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.1.self_attn.v_scale"
-    save_file(tensors | {name: torch.tensor(float("inf"))}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"v_scale"):
-        load_target(tmp_path, kv_scales=True)
-    load_target(tmp_path)  # not used
+def test_a_scale_of_the_kv_cache_that_is_none(copied):
+    folder = copied("target")
+    quantise(folder, compressed("channel"), "scale")
+    scale = {"model.layers.1.self_attn.v_scale": torch.tensor(float("inf"))}
+    change_tensors(folder, lambda tensors: tensors.update(scale))
+    with refused("v_scale"):
+        load_target(folder, kv_scales=True)
+    load_target(folder)  # not used
 
 
-@pytest.mark.parametrize(("scale", "dtype", "refused"), [(2.0**-18, torch.float16, True), (2.0**-18, None, False)])
-def test_scales_of_the_kv_cache_in_a_folder_that_is_not_quantised(scale, dtype, refused, tmp_path, random_model):
+def test_scales_of_the_kv_cache_in_a_folder_that_is_not_quantised(copied):
     """They are used for an FP8 cache and ignored otherwise; a weight that no longer fits float16 is named."""
-    random_model("Llama", tmp_path)
-    name = "model.layers.1.self_attn.k_scale"
-    save_file(load_file(tmp_path / "model.safetensors") | {name: torch.tensor(scale)}, tmp_path / "model.safetensors")
-    assert load_target(tmp_path).layers[1].key_scale == 1.0
-    if refused:
-        with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn.*overflow float16.*bfloat16"):
-            load_target(tmp_path, dtype=dtype, kv_scales=True)
-    else:
-        assert load_target(tmp_path, dtype=dtype, kv_scales=True).layers[1].key_scale == scale
+    folder, scale = copied("target"), 2.0**-18
+    scales = {"model.layers.1.self_attn.k_scale": torch.tensor(scale)}
+    change_tensors(folder, lambda tensors: tensors.update(scales))
+    assert load_target(folder).layers[1].key_scale == 1.0
+    assert load_target(folder, kv_scales=True).layers[1].key_scale == scale
+    with refused("layers.1.self_attn", "overflow float16", "bfloat16"):
+        load_target(folder, dtype=torch.float16, kv_scales=True)
 
 
-def test_matrices_of_which_one_is_not_fp8_are_turned(tmp_path, random_model):
+def restore(folder, products, chosen):
+    """Store the linears whose names contain `chosen` as they were before `quantise`."""
+
+    def change(tensors):
+        for name in [name for name in products if chosen in name]:
+            del tensors[f"{name}_scale"]
+            tensors[name] = products[name].float()
+
+    change_tensors(folder, change)
+
+
+def test_matrices_of_which_one_is_not_fp8_are_turned(copied):
     """Query, key and value are one matrix here; a folder may leave one of them as it was."""
-    random_model("Llama", tmp_path)
-    products = quantise(tmp_path, compressed("channel"), "scale")
-    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.1.self_attn.k_proj.weight"
-    del tensors[f"{name}_scale"]
-    save_file(tensors | {name: products[name].float()}, tmp_path / "model.safetensors")
-    layers = load_target(tmp_path, keep_fp8=True).layers
+    folder = copied("target")
+    products = quantise(folder, compressed("channel"), "scale")
+    restore(folder, products, "layers.1.self_attn.k_proj")
+    layers = load_target(folder, keep_fp8=True).layers
     assert layers[1].qkv.scale is None
     names = [f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv"]
     assert torch.equal(layers[1].qkv.matrix, torch.cat([products[n] for n in names]).float())
@@ -205,32 +209,22 @@ def test_matrices_of_which_one_is_not_fp8_are_turned(tmp_path, random_model):
 def test_an_fp8_layer_after_one_that_is_not(tmp_path, random_model, dense_attend):
     """A plain layer's last linear may compute the next one's projection too, which in FP8 has scales."""
     random_model("Llama", tmp_path)
-    products = quantise(tmp_path, compressed("channel"), "scale")
-    tensors = load_file(tmp_path / "model.safetensors")
-    for name in [name for name in products if name.startswith("model.layers.0.")]:
-        del tensors[f"{name}_scale"]
-        tensors[name] = products[name].float()
-    save_file(tensors, tmp_path / "model.safetensors")
-    model, plain = load_target(tmp_path, keep_fp8=True), load_target(tmp_path)
+    restore(tmp_path, quantise(tmp_path, compressed("channel"), "scale"), "layers.0.")
+    model = load_target(tmp_path, keep_fp8=True)
     assert [layer.qkv.scale is None for layer in model.layers[:2]] == [True, False]
-    tokens = torch.randint(0, 120, (30,), generator=torch.Generator().manual_seed(1))
-    attend = dense_attend(model.attention_layers, torch.arange(30))
-    hidden, wanted = (m.forward(tokens, attend).hidden for m in (model, plain))
-    torch.testing.assert_close(model.logits(hidden), plain.logits(wanted), rtol=0, atol=1e-5)
+    same_logits(model, load_target(tmp_path), dense_attend)
 
 
-@pytest.mark.parametrize(("what", "words"), [("weight", r"up_proj.*not finite"), ("scale", r"up_proj.*not finite")])
-def test_fp8_that_is_not_finite_is_refused(what, words, tmp_path, random_model):
-    random_model("Llama", tmp_path)
-    quantise(tmp_path, compressed("channel"), "scale")
-    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.1.mlp.up_proj.weight"
+@pytest.mark.parametrize("what", ["weight", "scale"])
+def test_fp8_that_is_not_finite_is_refused(what, copied):
+    folder, name = copied("target"), "model.layers.1.mlp.up_proj.weight"
+    quantise(folder, compressed("channel"), "scale")
     if what == "weight":
-        tensors[name].view(torch.uint8)[3, 2] = 0xFF
+        change_tensors(folder, lambda tensors: tensors[name].view(torch.uint8)[3, 2].fill_(0xFF))
     else:
-        tensors[f"{name}_scale"][2] = float("inf")
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=words):
-        load_target(tmp_path, keep_fp8=True)
+        change_tensors(folder, lambda tensors: tensors[f"{name}_scale"][2].fill_(float("inf")))
+    with refused("up_proj", "not finite"):
+        load_target(folder, keep_fp8=True)
 
 
 def test_a_pair_in_fp8_generates_the_same_tokens(tmp_path, caplog):
@@ -250,50 +244,47 @@ def test_a_pair_in_fp8_generates_the_same_tokens(tmp_path, caplog):
         load_generator(*folders, platform="cpu", fp8_weights="always")
 
 
-def test_a_drafter_in_fp8(tmp_path):
-    target = load_target(FIXTURES / "target")
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((FIXTURES / "eagle3-llama" / name).read_bytes())
-    products = quantise(tmp_path, compressed("channel"), "scale")
-    head = load_drafter(tmp_path, target)
+def test_a_drafter_in_fp8(copied):
+    folder = copied("eagle3-llama")
+    products = quantise(folder, compressed("channel"), "scale")
+    head = load_drafter(folder, load_target(FIXTURES / "target"))
     assert torch.equal(head.layers[0].down.matrix, products["layers.0.mlp.down_proj.weight"].float())
 
 
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ({"quant_method": "fp8", "fmt": "e5m2"}, "'fmt'.*e4m3"),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, "'weight_block_size'"),
-        (compressed("group"), "'weights'.*float of 8 bits"),
-        (compressed("channel", num_bits=4, type="int"), "'weights'.*'int' of 4 bits"),
-        (compressed("channel", symmetric=False), "'weights'"),
-        (compressed("channel") | {"transform_config": {"config_groups": {"R1": {}}}}, "'transform_config'.*rotated"),
-        (compressed("channel") | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparsity_config'.*pruned"),
-        ({"quant_method": "awq"}, "'awq'; read are"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, ["'fmt'", "e4m3"]),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, ["'weight_block_size'"]),
+        (compressed("group"), ["'weights'", "float of 8 bits"]),
+        (compressed("channel", num_bits=4, type="int"), ["'weights'", "'int' of 4 bits"]),
+        (compressed("channel", symmetric=False), ["'weights'"]),
+        (
+            compressed("channel") | {"transform_config": {"config_groups": {"R1": {}}}},
+            ["'transform_config'"],
+        ),
+        (compressed("channel") | {"sparsity_config": {"format": "sparse-24-bitmask"}}, ["'sparsity_config'", "pruned"]),
+        ({"quant_method": "awq"}, ["'awq'; read are"]),
     ],
 )
-def test_other_kinds_are_refused(section, words, tmp_path, random_model):
-    random_model("Llama", tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": section}))
-    with pytest.raises(CheckpointError, match=words) as error:
-        load_target(tmp_path)
+def test_other_kinds_are_refused(section, words, copied):
+    folder = copied("target")
+    change_config(folder, quantization_config=section)
+    with refused(*words) as error:
+        load_target(folder)
     assert len(str(error.value)) < 400
     assert "\n" not in str(error.value)
 
 
-def test_scales_that_are_missing_or_misshapen(tmp_path, random_model):
-    random_model("Llama", tmp_path)
-    quantise(tmp_path, BLOCKS, "scale_inv")
-    name = "model.layers.2.mlp.up_proj.weight_scale_inv"
-    tensors = load_file(tmp_path / "model.safetensors")
-    save_file(tensors | {name: tensors[name][:, 1:].contiguous()}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=rf"{name}.*shape"):
-        load_target(tmp_path)
-    save_file({k: v for k, v in tensors.items() if k != name}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"no tensor.*up_proj.weight_scale"):
-        load_target(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "quantization_config"}))
-    with pytest.raises(CheckpointError, match=r"F8_E4M3.*does not say how"):
-        load_target(tmp_path)
+def test_scales_that_are_missing_or_misshapen(copied):
+    folder, name = copied("target"), "model.layers.2.mlp.up_proj.weight_scale_inv"
+    quantise(folder, BLOCKS, "scale_inv")
+    change_tensors(folder, lambda tensors: tensors.update({name: tensors[name][:, 1:]}))
+    with refused(name, "shape"):
+        load_target(folder)
+    change_tensors(folder, lambda tensors: tensors.pop(name))
+    with refused("no tensor", "up_proj.weight_scale"):
+        load_target(folder)
+    change_config(folder, quantization_config=None)
+    with refused("F8_E4M3", "does not say how"):
+        load_target(folder)
