@@ -139,7 +139,7 @@ def _chain(
 
 def _module(head: MtpHead, number: int, token_ids: Tensor, hidden: Tensor, dense: DenseKeys) -> DraftOutput:
     """Module `number` as a head of its own, so that the order of modules is the oracle's and not the head's."""
-    alone = MtpHead(head.config, [head.modules[number]], head.embed_tokens, head.lm_head)
+    alone = MtpHead(head.sizes, [head.modules[number]], head.embed_tokens, head.lm_head)
     return alone.forward(token_ids, hidden, lambda index, query, key, value: dense.attend(number, query, key, value))
 
 

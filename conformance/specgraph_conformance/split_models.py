@@ -81,7 +81,7 @@ def split_eagle(seed: int, device: torch.device, ranks: TensorParallel) -> Eagle
         embed_tokens=_rows(whole.tensors.embed_tokens, ranks),
         lm_head=_rows(whole.tensors.lm_head, ranks),
     )
-    return EagleHead(whole.config.split(ranks), tensors, [_layer(layer, ranks) for layer in whole.layers])
+    return EagleHead(whole.sizes.split(ranks), tensors, [_layer(layer, ranks) for layer in whole.layers])
 
 
 def _rows(matrix: Tensor, ranks: TensorParallel) -> Tensor:

@@ -17,15 +17,10 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import Attend, Store
 from specgraph.models.config import ModelConfig
-from specgraph.models.layers import (
-    DecoderLayer,
-    attention_layers,
-    decoder_blocks,
-    rms_norm,
-    shortened,
-)
-from specgraph.models.protocol import HeadKind, OutputProjection
-from specgraph.models.split import embedding, whole_logits
+from specgraph.models.decoder import DecoderModel, named_tensors
+from specgraph.models.layers import DecoderLayer, rms_norm
+from specgraph.models.protocol import HeadKind
+from specgraph.models.split import embedding
 from specgraph.ops.linear import PairInput, Weight
 
 
@@ -72,39 +67,36 @@ def in_one_tensor(layers: Sequence[DecoderLayer]) -> tuple[tuple[DecoderLayer, .
     return tuple(replace(layer, qkv=Weight(own)) for layer, own in zip(layers, packed.unbind(), strict=True)), packed
 
 
-class DFlashHead:
+class DFlashHead(DecoderModel):
     """A DFlash drafter. Implements `ParallelHead`."""
 
     kind: HeadKind = "parallel"
     pair_input: PairInput | None = None
 
     def __init__(self, config: DFlashConfig, weights: DFlashWeights, layers: Sequence[DecoderLayer]) -> None:
-        self.config = config
-        self.tensors = weights
-        self.layers, self._qkv = in_one_tensor(layers)
-        model = config.model
-        self.attention_layers = attention_layers(model, len(layers), weights.embed_tokens.device, causal=False)
+        own, self._qkv = in_one_tensor(layers)
+        super().__init__(
+            config.model, weights.embed_tokens, own, weights.lm_head, output_norm=weights.norm, causal=False
+        )
+        self.config, self.tensors = config, weights
         self.max_speculative_tokens, self.mask_token_id = config.block_size - 1, config.mask_token_id
-        self.hidden_size, self.draft_vocab_size = model.hidden_size, config.draft_vocab_size
+        self.draft_vocab_size, self.draft_to_target = config.draft_vocab_size, weights.draft_to_target
         self.aux_layers = config.aux_layers
         self.aux_size = len(config.aux_layers) * config.target_hidden_size
-        self.tensor_parallel = model.tensor_parallel
-        self.dtype, self.draft_to_target = weights.embed_tokens.dtype, weights.draft_to_target
 
-    def shorten(self, max_model_len: int) -> None:
-        """See `LlamaTarget.shorten`."""
-        model = self.config.model.with_max_position(max_model_len)
-        self.config = replace(self.config, model=model)
-        self.attention_layers = shortened(self.attention_layers, model, self.tensors.embed_tokens.device)
+    @property
+    def output_vocab_size(self) -> int:
+        """Columns of `logits`: the draft vocabulary."""
+        return self.draft_vocab_size
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, aux_size] -> [T, hidden_size]."""
         combined = ops.norm_linear(aux_hidden, None, self.tensors.fc)
-        return rms_norm(combined, self.tensors.hidden_norm, self.config.model.rms_norm_eps)
+        return rms_norm(combined, self.tensors.hidden_norm, self.sizes.rms_norm_eps)
 
     def store_context(self, context: Tensor, store: Store) -> None:
         """context [T, hidden_size]: store each layer's keys and values of these rows."""
-        eps = self.config.model.rms_norm_eps
+        eps = self.sizes.rms_norm_eps
         for index, (packed, layer, shape) in enumerate(
             zip(self._context_kv(context), self.layers, self.attention_layers, strict=True)
         ):
@@ -125,40 +117,10 @@ class DFlashHead:
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
         """token_ids int64 [R * (1 + K)] -> [R * (1 + K), hidden_size]."""
-        eps = self.config.model.rms_norm_eps
-        x = embedding(token_ids, self.tensors.embed_tokens, self.tensor_parallel, self.config.model.vocab_size)
+        x = embedding(token_ids, self.embed_tokens, self.tensor_parallel, self.sizes.vocab_size)
         # The final norm is part of `logits`, where it is fused with the projection.
-        return decoder_blocks(x, self.layers, self.attention_layers, attend, eps)[-1]
-
-    @property
-    def projection(self) -> OutputProjection | None:
-        """See `Head.projection`."""
-        return self._output
-
-    @property
-    def _output(self) -> OutputProjection:
-        tensors, eps = self.tensors, self.config.model.rms_norm_eps
-        return OutputProjection(tensors.norm, eps, tensors.lm_head, self.draft_vocab_size, self.tensor_parallel)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, draft_vocab_size]."""
-        return whole_logits(self._output.logits(hidden), self.tensor_parallel, self.draft_vocab_size)
+        return self.run_layers(x, attend)[-1]
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Everything that the head reads, the rotary table and the vocabulary offsets too."""
-        tensors = self.tensors
-        named: dict[str, Tensor] = {
-            "embed_tokens": tensors.embed_tokens,
-            **tensors.fc.named_tensors("fc"),
-            "hidden_norm": tensors.hidden_norm,
-            "norm": tensors.norm,
-            "lm_head": tensors.lm_head,
-        }
-        optional = {
-            "draft_to_target": tensors.draft_to_target,
-            "rotary": self.attention_layers[0].rotary,
-        }
-        named.update({name: tensor for name, tensor in optional.items() if tensor is not None})
-        for index, layer in enumerate(self.layers):
-            named.update(layer.named_tensors(f"layers.{index}"))
-        return named
+        """Return everything that the head reads, the vocabulary offsets too."""
+        return {**super().weights(), **named_tensors(self.tensors)}

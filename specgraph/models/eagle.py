@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specgraph import ops
 from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
-from specgraph.models.layers import DecoderLayer, attention_layers, decoder_blocks, linear, shortened
-from specgraph.models.protocol import DraftOutput, HeadKind, OutputProjection
-from specgraph.models.split import table_rows, whole_logits
+from specgraph.models.decoder import DecoderModel, if_plain, pair_linear
+from specgraph.models.layers import DecoderLayer
+from specgraph.models.protocol import DraftOutput, HeadKind
 from specgraph.ops.linear import PairInput, Weight
 
 
@@ -33,28 +32,19 @@ class EagleWeights:
     """[vocab_size, hidden_size]: the target's."""
 
 
-class EagleHead:
-    """An EAGLE-1 drafter. Implements `DraftHead`."""
+class EagleHead(DecoderModel):
+    """An EAGLE-1 drafter. Implements `PairHead`."""
 
     kind: HeadKind = "chain"
     aux_layers: Sequence[int] = ()
     """Empty: it takes the target's final hidden state."""
     draft_to_target: Tensor | None = None
-    """It drafts over the target's vocabulary."""
+    """None: it drafts over the target's vocabulary."""
 
     def __init__(self, config: ModelConfig, weights: EagleWeights, layers: Sequence[DecoderLayer]) -> None:
-        self.config = config
+        super().__init__(config, weights.embed_tokens, layers, weights.lm_head)
         self.tensors = weights
-        self.layers = tuple(layers)
-        self.attention_layers = attention_layers(config, len(self.layers), weights.embed_tokens.device)
-        self.hidden_size = self.aux_size = config.hidden_size
-        self.draft_vocab_size, self.dtype = config.vocab_size, weights.embed_tokens.dtype
-        self.tensor_parallel = config.tensor_parallel
-
-    def shorten(self, max_model_len: int) -> None:
-        """See `LlamaTarget.shorten`."""
-        self.config = self.config.with_max_position(max_model_len)
-        self.attention_layers = shortened(self.attention_layers, self.config, self.tensors.embed_tokens.device)
+        self.aux_size, self.draft_vocab_size = config.hidden_size, config.vocab_size
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, hidden_size], unchanged."""
@@ -64,40 +54,19 @@ class EagleHead:
         self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
     ) -> DraftOutput:
         """token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
-        tensors, eps = self.tensors, self.config.rms_norm_eps
-        if pair is None:
-            ids, table = table_rows(token_ids, tensors.embed_tokens, self.tensor_parallel, self.config.vocab_size)
-            x = ops.pair_linear(ids, hidden, PairInput(table, None, None, eps), tensors.fc)
-        else:
-            x = ops.norm_linear(pair, None, tensors.fc)
-        x = decoder_blocks(x, self.layers, self.attention_layers, attend, eps, rows)[-1]
+        x = pair_linear(self, token_ids, hidden, self._input, self.tensors.fc, pair)
+        x = self.run_layers(x, attend, rows)[-1]
         return DraftOutput(x, x)
+
+    @property
+    def _input(self) -> PairInput:
+        return PairInput(self.embed_tokens, None, None, self.sizes.rms_norm_eps)
 
     @property
     def pair_input(self) -> PairInput | None:
         """See `Head.pair_input`."""
-        whole = self.tensor_parallel.size == 1 and self.tensors.fc.scale is None
-        return PairInput(self.tensors.embed_tokens, None, None, self.config.rms_norm_eps) if whole else None
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, vocab_size]."""
-        return whole_logits(linear(hidden, self.tensors.lm_head), self.tensor_parallel, self.draft_vocab_size)
-
-    @property
-    def projection(self) -> OutputProjection | None:
-        """See `Head.projection`."""
-        return OutputProjection(None, 0.0, self.tensors.lm_head, self.draft_vocab_size, self.tensor_parallel)
+        return if_plain(self, self._input, self.tensors.fc)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Everything that the head reads, the rotary table too."""
-        tensors = self.tensors
-        named: dict[str, Tensor] = {
-            "embed_tokens": tensors.embed_tokens,
-            **tensors.fc.named_tensors("fc"),
-            "lm_head": tensors.lm_head,
-        }
-        if (rotary := self.attention_layers[0].rotary) is not None:
-            named["rotary"] = rotary
-        for index, layer in enumerate(self.layers):
-            named.update(layer.named_tensors(f"layers.{index}"))
-        return named
+        """Return everything that the head reads."""
+        return {**super().weights(), **self.tensors.fc.named_tensors("fc")}

@@ -13,7 +13,7 @@ a mask token and fc(mask_hidden).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,15 +21,9 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
-from specgraph.models.layers import (
-    DecoderLayer,
-    attention_layers,
-    decoder_blocks,
-    rms_norm,
-    shortened,
-)
-from specgraph.models.protocol import DraftOutput, HeadKind, OutputProjection
-from specgraph.models.split import table_rows, whole_logits
+from specgraph.models.decoder import DecoderModel, if_plain, named_tensors, pair_linear
+from specgraph.models.layers import DecoderLayer, rms_norm
+from specgraph.models.protocol import DraftOutput, HeadKind
 from specgraph.ops.linear import PairInput, Weight
 
 
@@ -71,32 +65,26 @@ class Eagle3Weights:
     """int64 [draft_vocab_size], offsets; None when the vocabularies agree."""
 
 
-class Eagle3Head:
-    """An EAGLE-3 drafter. Implements `DraftHead`."""
+class Eagle3Head(DecoderModel):
+    """An EAGLE-3 drafter. Implements `PairHead`."""
 
     kind: HeadKind = "chain"
 
     def __init__(self, config: Eagle3Config, weights: Eagle3Weights, layers: Sequence[DecoderLayer]) -> None:
-        self.config = config
-        self.tensors = weights
-        self.layers = tuple(layers)
-        model = config.model
-        self.attention_layers = attention_layers(model, len(self.layers), weights.embed_tokens.device)
-        self.hidden_size, self.draft_vocab_size = model.hidden_size, config.draft_vocab_size
+        super().__init__(config.model, weights.embed_tokens, layers, weights.lm_head, output_norm=weights.norm)
+        self.config, self.tensors = config, weights
+        self.draft_vocab_size, self.draft_to_target = config.draft_vocab_size, weights.draft_to_target
         self.aux_layers = config.aux_layers
         self.aux_size = max(1, len(config.aux_layers)) * config.target_hidden_size
-        self.tensor_parallel = model.tensor_parallel
-        self.dtype, self.draft_to_target = weights.embed_tokens.dtype, weights.draft_to_target
 
-    def shorten(self, max_model_len: int) -> None:
-        """See `LlamaTarget.shorten`."""
-        model = self.config.model.with_max_position(max_model_len)
-        self.config = replace(self.config, model=model)
-        self.attention_layers = shortened(self.attention_layers, model, self.tensors.embed_tokens.device)
+    @property
+    def output_vocab_size(self) -> int:
+        """Columns of `logits`: the draft vocabulary."""
+        return self.draft_vocab_size
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, aux_size] -> [T, hidden_size]."""
-        tensors, eps = self.tensors, self.config.model.rms_norm_eps
+        tensors, eps = self.tensors, self.sizes.rms_norm_eps
         if tensors.input_norm is not None:
             aux_hidden = rms_norm(aux_hidden, tensors.input_norm, eps)
         if tensors.fc_norms:
@@ -110,61 +98,27 @@ class Eagle3Head:
         self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
     ) -> DraftOutput:
         """token_ids int64 [T], the token after each row's position; see `PairHead.forward`."""
-        tensors, eps, shapes = self.tensors, self.config.model.rms_norm_eps, self.attention_layers
-        first, hidden_norm = self.layers[0], tensors.hidden_norm
+        eps, weight = self.sizes.rms_norm_eps, self.layers[0].qkv
         if self.config.norm_before_residual:
-            hidden, hidden_norm = rms_norm(hidden, hidden_norm, eps), None
-        if pair is None:
-            ids, table = table_rows(token_ids, tensors.embed_tokens, self.tensor_parallel, self.config.model.vocab_size)
-            qkv = ops.pair_linear(ids, hidden, PairInput(table, first.input_norm, hidden_norm, eps), first.qkv)
-        else:
-            qkv = ops.norm_linear(pair, None, first.qkv)
-        x = decoder_blocks(hidden, self.layers, shapes, attend, eps, rows, qkv)[-1]
+            hidden = rms_norm(hidden, self.tensors.hidden_norm, eps)
+        qkv = pair_linear(self, token_ids, hidden, self._input, weight, pair)
+        x = self.run_layers(hidden, attend, rows, qkv)[-1]
         # The final norm is part of `logits`, where it is fused with the projection.
-        return DraftOutput(x, rms_norm(x, tensors.norm, eps) if self.config.norm_output else x)
+        return DraftOutput(x, rms_norm(x, self.tensors.norm, eps) if self.config.norm_output else x)
+
+    @property
+    def _input(self) -> PairInput:
+        hidden_norm = None if self.config.norm_before_residual else self.tensors.hidden_norm
+        return PairInput(self.embed_tokens, self.layers[0].input_norm, hidden_norm, self.sizes.rms_norm_eps)
 
     @property
     def pair_input(self) -> PairInput | None:
         """See `Head.pair_input`."""
-        tensors, first = self.tensors, self.layers[0]
-        if self.config.norm_before_residual or self.tensor_parallel.size > 1 or first.qkv.scale is not None:
-            return None
-        return PairInput(tensors.embed_tokens, first.input_norm, tensors.hidden_norm, self.config.model.rms_norm_eps)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, draft_vocab_size]."""
-        return whole_logits(self._output.logits(hidden), self.tensor_parallel, self.draft_vocab_size)
-
-    @property
-    def projection(self) -> OutputProjection | None:
-        """See `Head.projection`."""
-        return self._output
-
-    @property
-    def _output(self) -> OutputProjection:
-        tensors, eps = self.tensors, self.config.model.rms_norm_eps
-        return OutputProjection(tensors.norm, eps, tensors.lm_head, self.draft_vocab_size, self.tensor_parallel)
+        return None if self.config.norm_before_residual else if_plain(self, self._input, self.layers[0].qkv)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Everything that the head reads, the rotary table and the vocabulary offsets too."""
-        tensors = self.tensors
-        named: dict[str, Tensor] = {
-            "embed_tokens": tensors.embed_tokens,
-            "hidden_norm": tensors.hidden_norm,
-            "norm": tensors.norm,
-            "lm_head": tensors.lm_head,
-        }
-        optional = {
-            **({} if tensors.fc is None else tensors.fc.named_tensors("fc")),
-            "input_norm": tensors.input_norm,
-            "draft_to_target": tensors.draft_to_target,
-            "rotary": self.attention_layers[0].rotary,
-            **{f"fc_norm.{i}": norm for i, norm in enumerate(tensors.fc_norms)},
-        }
-        named.update({name: tensor for name, tensor in optional.items() if tensor is not None})
-        for index, layer in enumerate(self.layers):
-            named.update(layer.named_tensors(f"layers.{index}"))
-        return named
+        """Return everything that the head reads, the vocabulary offsets too."""
+        return {**super().weights(), **named_tensors(self.tensors)}
 
 
 class PEagleHead(Eagle3Head):

@@ -60,11 +60,6 @@ class Experts:
     shared_down: Tensor | None = None
     """[hidden_size, shared_inner]"""
 
-    def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Return the tensors by dotted name, for the read-set."""
-        names = ("router", "router_bias", "correction", "shared_gate_up", "shared_down")
-        return {f"{prefix}.{name}": t for name in names if (t := getattr(self, name)) is not None}
-
 
 def route(x: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
     """Choose experts for rows x [T, hidden_size].

@@ -9,7 +9,7 @@ value   = value_up attended latents          per head
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -55,10 +55,6 @@ class LatentAttention:
     """[query_rank]"""
     query_up: Tensor | None
     """[num_heads * (plain + rotated), query_rank]; None with `query_norm`."""
-
-    def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Return the tensors by dotted name, for the read-set."""
-        return {f"{prefix}.latent_{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
 
 
 def latent_heads(projected: Tensor, weights: LatentAttention) -> tuple[Tensor, Tensor]:

@@ -6,33 +6,19 @@ Where `specgraph.ops` has a fused op, it is used, so a device's own kernels appl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer
-from specgraph.models.config import Activation, ModelConfig
+from specgraph.models.config import Activation
 from specgraph.models.experts import Experts, mixture
 from specgraph.models.latent import LatentAttention, latent_heads, latent_values
-from specgraph.models.rotary import rotary_table
-from specgraph.models.split import embedding, row_parallel
+from specgraph.models.split import row_parallel
 from specgraph.ops.linear import Norm, Weight
 from specgraph.parallel import WHOLE, TensorParallel
-
-__all__ = [
-    "DecoderLayer",
-    "Weight",
-    "attention_layers",
-    "decoder_blocks",
-    "embedding",
-    "linear",
-    "rms_norm",
-    "split_heads",
-    "take_rows",
-]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -88,48 +74,6 @@ class DecoderLayer:
     """The rest of the attention, where it is multi-head latent attention."""
     tensor_parallel: TensorParallel = WHOLE
     """The ranks that split it. Where it is split, heads and inner columns here are this rank's."""
-
-    def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Return the tensors by dotted name, for the read-set."""
-        own = {f"{prefix}.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        for name in ("qkv", "output", "gate_up", "down"):
-            weight: Weight = getattr(self, name)
-            own |= weight.named_tensors(f"{prefix}.{name}")
-        for part in (self.experts, self.latent):
-            own |= {} if part is None else part.named_tensors(prefix)
-        return own
-
-
-def attention_layers(
-    config: ModelConfig, num_layers: int, device: torch.device, causal: bool = True
-) -> tuple[AttentionLayer, ...]:
-    """Return the attention shape of each of a model's layers; layers of one rotation share its table."""
-    positions, dim = config.max_position_embeddings, config.rotary_dim or config.head_dim
-    table = rotary_table(config.rotary, positions, dim, device)
-    local = table
-    if config.sliding_rotary is not None:
-        local = rotary_table(config.sliding_rotary, positions, dim, device)
-    return tuple(
-        AttentionLayer(
-            num_heads=config.local_heads,
-            num_kv_heads=config.local_kv_heads,
-            head_dim=config.head_dim,
-            scale=config.attention_scale or config.head_dim**-0.5,
-            rotary=local if any(config.sliding[index : index + 1]) else table,
-            causal=causal,
-            window=config.window(index),
-            latent=config.latent is not None,
-        )
-        for index in range(num_layers)
-    )
-
-
-def shortened(
-    layers: Sequence[AttentionLayer], config: ModelConfig, device: torch.device
-) -> tuple[AttentionLayer, ...]:
-    """Return the layers with the rotary tables and windows of `config`, which has fewer positions than they."""
-    made = attention_layers(config, len(layers), device)
-    return tuple(replace(layer, rotary=new.rotary, window=new.window) for layer, new in zip(layers, made, strict=True))
 
 
 def decoder_blocks(

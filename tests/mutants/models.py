@@ -10,10 +10,10 @@ import torch
 from mutants.registry import mutant
 from torch import Tensor
 
-import specgraph.models.dflash
-import specgraph.models.layers
+import specgraph.models.decoder
 from specgraph.draft import Drafter
 from specgraph.engine.metrics import AcceptanceMetrics
+from specgraph.models.decoder import DecoderModel
 from specgraph.models.mtp import MtpHead
 
 
@@ -44,26 +44,26 @@ def later_chunks_shifted(patch: pytest.MonkeyPatch) -> None:
 @mutant("prompt-keys", "model")
 def rotary_in_half_precision(patch: pytest.MonkeyPatch) -> None:
     """The rotary table is computed in bfloat16."""
-    real = specgraph.models.layers.rotary_table
-    patch.setattr(specgraph.models.layers, "rotary_table", lambda *args: real(*args).bfloat16().float())
+    real = specgraph.models.decoder.rotary_table
+    patch.setattr(specgraph.models.decoder, "rotary_table", lambda *args: real(*args).bfloat16().float())
 
 
 @mutant("prompt-keys-frequencies", "model", hazard="prompt-keys")
 def rotary_frequencies(patch: pytest.MonkeyPatch) -> None:
     """Rotary frequencies fall with i / dim instead of 2 i / dim."""
-    real = specgraph.models.layers.rotary_table
+    real = specgraph.models.decoder.rotary_table
 
     def table(config: Any, positions: int, dim: int, device: torch.device) -> Tensor:
         return real(type(config)(theta=config.theta**0.5), positions, dim, device)
 
-    patch.setattr(specgraph.models.layers, "rotary_table", table)
+    patch.setattr(specgraph.models.decoder, "rotary_table", table)
 
 
 @mutant("head-arithmetic", "model")
 def parallel_head_is_causal(patch: pytest.MonkeyPatch) -> None:
     """The block of a parallel drafter attends causally."""
-    real = specgraph.models.dflash.attention_layers
-    patch.setattr(specgraph.models.dflash, "attention_layers", lambda *args, causal=True: real(*args, causal=True))
+    real = DecoderModel.__init__
+    patch.setattr(DecoderModel, "__init__", lambda *args, **options: real(*args, **{**options, "causal": True}))
 
 
 @mutant("head-arithmetic-modules", "model", hazard="head-arithmetic")

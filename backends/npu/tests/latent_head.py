@@ -15,9 +15,10 @@ from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.config import RotaryConfig
-from specgraph.models.layers import embedding, linear, rms_norm
+from specgraph.models.layers import linear, rms_norm
 from specgraph.models.protocol import DraftOutput, HeadKind
 from specgraph.models.rotary import rotary_table
+from specgraph.models.split import embedding
 
 VOCAB, HIDDEN, HEADS, NOPE, ROPE, LATENT, VALUE, INNER, EPS = 96, 32, 4, 12, 8, 24, 10, 48, 1e-5
 NORMS = {"embed": HIDDEN, "hidden": HIDDEN, "input": HIDDEN, "latent": LATENT, "mlp": HIDDEN, "out": HIDDEN}
