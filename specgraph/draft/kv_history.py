@@ -50,21 +50,19 @@ class KVHistory:
         """
         for position in positions.tolist():
             column, at = divmod(position, self._config.block_size)
-            if position >= self._config.max_model_len or column >= len(blocks) or not blocks[column]:
-                continue  # rows past the end and rows without a block write nothing
-            held = self.positions[blocks[column]]
-            if at == 0:
-                held.fill_(NO_POSITION)
-            held[at] = position
+            if position < self._config.max_model_len and column < len(blocks) and blocks[column]:
+                self._note(position, blocks[column], at)  # other rows write nothing
 
     def wrote_slots(self, positions: Tensor, slots: Tensor) -> None:
         """Note rows of any requests by their slots, int64 [T]; -1 writes nothing."""
         positions, slots = positions.cpu(), slots.cpu()
         for position, slot in zip(positions[slots >= 0].tolist(), slots[slots >= 0].tolist(), strict=True):
-            block, at = divmod(slot, self._config.block_size)
-            if at == 0:
-                self.positions[block].fill_(NO_POSITION)
-            self.positions[block, at] = position
+            self._note(position, *divmod(slot, self._config.block_size))
+
+    def _note(self, position: int, block: int, at: int) -> None:
+        if at == 0:
+            self.positions[block].fill_(NO_POSITION)
+        self.positions[block, at] = position
 
     def wrote_prompt(self, positions: range, blocks: Sequence[int]) -> None:
         """Note the rows of a prefill."""

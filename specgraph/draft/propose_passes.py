@@ -48,10 +48,9 @@ class ProposePasses:
         self._runner, self._config, self._memory, self._programs = ref(runner), config, memory, programs
         self._keeps_draft_probs = config.keeps_draft_probs
         self._passes: dict[tuple[int, int, int, int | None, int], ProposePass] = {}
-        self._inputs: dict[tuple[int, int, int, int], ProposeBatch] = {}
         self._in_place: dict[int, tuple[int, BoundTensors | None]] = {}
-        """Requests that the propose of one of these `_inputs` is padded for at least, and whose tensors they are; by
-        the id of the inputs."""
+        """Requests that the propose of a pass's inputs is padded for at least, and whose tensors they are; by the id of
+        the inputs."""
 
     def hand_over(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass:
         """Bring a batch to where its pass reads it, with the requests behind it inert; see `Drafter.propose`."""
@@ -71,7 +70,7 @@ class ProposePasses:
     def in_place(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass | None:
         """The pass that reads this batch where it is, if it is the `inputs` of one; None where its tensors are handed
         over."""
-        found = self._in_place.get(id(batch))  # the object itself: `_inputs` keeps it alive
+        found = self._in_place.get(id(batch))  # the object itself: its pass keeps it alive
         if found is None:
             return None
         return self.find(batch.num_requests, batch.query_len, found[0], num_speculative_tokens, found[1])
@@ -116,7 +115,7 @@ class ProposePasses:
         program = next(each for each in self._programs if each.draws_trees == found.descriptor.tree)
         drafts = program.buffers.sliced(n, program.rows(query_len, k), k)
         return ProposePass(
-            inputs=self._inputs.setdefault((n, query_len, at_least, binding), memory.sliced(n, query_len)),
+            inputs=memory.sliced(n, query_len),
             bound=bound,
             padding=memory.num_sampled[n:padded] if n < padded else None,
             run=runner.prepare(program, found.descriptor, found.captured),

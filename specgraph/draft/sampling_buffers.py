@@ -40,12 +40,6 @@ class SamplingBuffers(ops.SamplingParameters):
         """Those requests: views."""
         return SamplingBuffers(*(tensor[rows] for tensor in self))
 
-    def adjusted(
-        self, logits: Tensor, draft_token_ids: Tensor, temperature: Tensor, ancestors: Tensor | None = None
-    ) -> Tensor:
-        """`ops.adjust_logits` for the target's logits of all R requests."""
-        return ops.adjust_logits(logits, temperature, self, draft_token_ids, ancestors)
-
     def adjusted_drafts(
         self, logits: Tensor, draft_to_target: Tensor | None, temperature: Tensor, drafted: Tensor | None = None
     ) -> Tensor:

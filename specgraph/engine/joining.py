@@ -65,7 +65,7 @@ def join_round(target: TargetRunner, drafter: Drafter | None, state: Running, qu
     if sampling is not None:
         sampling = sampling.sliced(row)
         _write_sampling(sampling, request)
-        adjusted = sampling.adjusted(logits, temperature.new_zeros((1, 0), dtype=torch.int64), temperature)
+        adjusted = ops.adjust_logits(logits, temperature, sampling, temperature.new_zeros((1, 0), dtype=torch.int64))
     token = adjusted.argmax(-1)
     if request.temperature:
         at = number(len(prompt), torch.int64)

@@ -249,7 +249,7 @@ class VerifyProgram:
         asked = self.memory.sampling
         if asked is not None:
             asked = asked.sliced(slice(0, starts.shape[0]))
-            logits = asked.adjusted(logits, drafts, present(b.round.temperature), b.metadata.ancestors)
+            logits = ops.adjust_logits(logits, present(b.round.temperature), asked, drafts, b.metadata.ancestors)
         if b.path is None:
             ops.verify_drafts(logits, drafts, starts, self._acceptance(b), sampled)
         else:

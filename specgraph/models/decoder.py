@@ -101,7 +101,7 @@ class DecoderModel:
         return OutputProjection(self.output_norm, eps, self.lm_head, self.output_vocab_size, self.tensor_parallel)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return every tensor that the model reads, rotary tables too; subclasses add their own."""
+        """Return every tensor that the model reads, rotary tables too; subclasses put their own before them."""
         named = {"embed_tokens": self.embed_tokens, "lm_head": self.lm_head}
         named |= named_tensors(self.layers, "layers")
         for index, shape in enumerate(self.attention_layers):

@@ -69,4 +69,4 @@ class EagleHead(DecoderModel):
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return everything that the head reads."""
-        return {**super().weights(), **self.tensors.fc.named_tensors("fc")}
+        return {**self.tensors.fc.named_tensors("fc"), **super().weights()}

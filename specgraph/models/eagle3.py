@@ -118,7 +118,7 @@ class Eagle3Head(DecoderModel):
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return everything that the head reads, the vocabulary offsets too."""
-        return {**super().weights(), **named_tensors(self.tensors)}
+        return {**named_tensors(self.tensors), **super().weights()}
 
 
 class PEagleHead(Eagle3Head):

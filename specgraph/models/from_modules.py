@@ -24,10 +24,10 @@ from torch import Tensor
 
 from specgraph.errors import UnsupportedError
 from specgraph.models.config import ModelConfig
+from specgraph.models.decoder import DecoderModel
 from specgraph.models.eagle import EagleHead, EagleWeights
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.layers import DecoderLayer
-from specgraph.models.mtp import MtpHead
 from specgraph.ops.linear import Weight
 
 ROTARY_CLASSES = (
@@ -211,7 +211,7 @@ def rotary_from_module(attention: Any) -> Tensor:
     return rotary.cos_sin_cache.float()
 
 
-def set_rotary(head: Eagle3Head | EagleHead | MtpHead, attention: Any) -> None:
-    """Give all layers of the head the rotary table of a module's attention."""
+def set_rotary(model: DecoderModel, attention: Any) -> None:
+    """Give all layers of the model the rotary table of a module's attention."""
     table = rotary_from_module(attention)
-    head.attention_layers = tuple(replace(layer, rotary=table) for layer in head.attention_layers)
+    model.attention_layers = tuple(replace(layer, rotary=table) for layer in model.attention_layers)

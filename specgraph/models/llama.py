@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,14 +25,10 @@ class LlamaTarget(DecoderModel):
         layers: Sequence[DecoderLayer],
         norm: Tensor,
         lm_head: Tensor,
-        rotary: Tensor | None = None,
     ) -> None:
-        """norm [hidden_size]. rotary: the table of all layers, float32 [positions, rotary_dim], where it exists
-        already; by default `config` says how to make it. The rest as in `DecoderModel`."""
+        """norm [hidden_size]. The rest as in `DecoderModel`."""
         super().__init__(config, embed_tokens, layers, lm_head)
         self.norm = norm
-        if rotary is not None:
-            self.attention_layers = tuple(replace(shape, rotary=rotary) for shape in self.attention_layers)
         self.architecture, self.num_layers, self.vocab_size = config.architecture, len(self.layers), config.vocab_size
         # Rounded to the dtype of the product, as the models with this factor are trained.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=embed_tokens.dtype))

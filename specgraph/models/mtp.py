@@ -96,4 +96,4 @@ class MtpHead(DecoderModel):
     def weights(self) -> Mapping[str, Tensor]:
         """Return everything that the head reads."""
         modules = named_tensors(self.modules, "modules")
-        return {**super().weights(), **{name: own for name, own in modules.items() if ".layer." not in name}}
+        return {**{name: own for name, own in modules.items() if ".layer." not in name}, **super().weights()}

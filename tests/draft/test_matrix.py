@@ -1,7 +1,8 @@
 """Drafter x lowering and prefill mode x device or host lengths x K, over ragged prompts and changing batches.
 
-All 540 cells. Each decodes the same requests as the eager decoder of its drafter and K, and must leave the same tokens,
-the same acceptance and the same bits in both KV caches; and the tokens are those of the target alone.
+Each drafter meets each way and each K, and each K a fifth of the ways. A cell decodes the same requests as the eager
+decoder of its drafter and K, and must leave the same tokens, the same acceptance and the same bits in both KV caches;
+and the tokens are those of the target alone.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def assert_same(got, wanted, cell):
 def test_every_way_is_as_eager_and_as_the_target_alone(kind, k):
     wanted = decode(kind, WAYS[0], k, "device")
     assert wanted.tokens == target_alone(k)
-    for cell in CELLS:
+    for cell in CELLS[KS.index(k) :: len(KS)]:
         way, lengths = cell
         assert_same(decode(kind, way, k, lengths), wanted, cell)
 

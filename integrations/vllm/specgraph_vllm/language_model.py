@@ -9,7 +9,7 @@ from specgraph.models.from_modules import (
     config_from_module,
     layer_from_module,
     plain,
-    rotary_from_module,
+    set_rotary,
     vocabulary_rows,
 )
 from specgraph.models.llama import LlamaTarget
@@ -37,6 +37,6 @@ def language_model_head(module: Any, target_hidden_size: int) -> DraftModelHead:
         [layer_from_module(layer) for layer in inner.layers],
         plain(inner.norm.weight),
         vocabulary_rows(module.lm_head, config.vocab_size),
-        rotary=rotary_from_module(inner.layers[0].self_attn),
     )
+    set_rotary(model, inner.layers[0].self_attn)
     return DraftModelHead(model, target_hidden_size)
