@@ -11,7 +11,7 @@ from torch import Tensor
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.models.experts import Experts, ExpertsConfig
-from specgraph.ops.linear import Weight
+from specgraph.models.layers import Weight
 from specgraph.parallel import WHOLE, TensorParallel
 
 

@@ -17,9 +17,8 @@ from specgraph.checkpoints.model_config import model_config
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
 from specgraph.models.draft_model import DraftModelHead
-from specgraph.models.layers import DecoderLayer
+from specgraph.models.layers import DecoderLayer, Weight
 from specgraph.models.llama import LlamaTarget
-from specgraph.ops.linear import Weight
 from specgraph.parallel import Share
 
 

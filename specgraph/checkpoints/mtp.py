@@ -24,8 +24,8 @@ from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.checkpoints.model_config import require_full_attention
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
+from specgraph.models.layers import Weight
 from specgraph.models.mtp import MtpHead, MtpModule
-from specgraph.ops.linear import Weight
 
 
 @dataclass(frozen=True, slots=True)

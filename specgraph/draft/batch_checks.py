@@ -1,4 +1,4 @@
-"""What a batch is made of, checked before a propose that copies it; its values, with `DraftConfig.debug`.
+"""Checks of a batch: its types and shapes before a propose copies it; its values, with `DraftConfig.debug`.
 
 A kernel can't refuse a token id beyond the vocabulary or a block that is not in the cache: it reads other memory, and
 the drafts are merely never accepted. The checks of values wait for the device.
@@ -25,7 +25,7 @@ _FLOATS = ("temperature", "aux_hidden")
 
 
 def vocabulary_size(head: Head) -> int | None:
-    """How many token ids the target has, as far as its head tells; None where it doesn't."""
+    """Return the number of token ids that the target has; None where its head doesn't tell."""
     if head.draft_to_target is None:
         return head.draft_vocab_size
     return None if head.pair_input is None else head.pair_input.table.shape[0]

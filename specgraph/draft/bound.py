@@ -47,7 +47,7 @@ class BoundTensors:
         self._places: Fingerprint = fingerprint(self._named, self._named)
 
     def sliced(self, num_requests: int, query_len: int) -> ProposeBatch:
-        """The first `num_requests` requests of a round of `query_len` rows each: views.
+        """Return the first `num_requests` requests of a round of `query_len` rows each: views.
 
         Sampled tokens are the first `query_len` columns; hidden states are packed, the first
         num_requests * query_len rows.
@@ -78,5 +78,5 @@ class BoundTensors:
             self._places.check(self._named, "of a bound propose")
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """The tensors by name, for the read-set."""
+        """Return the tensors by name, for the read-set."""
         return self._named

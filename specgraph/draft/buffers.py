@@ -28,9 +28,9 @@ class PassRows(NamedTuple):
     plan: RowPlan
     """The rows that begin a propose, made from the target's round."""
     first: int
-    """Those of step 0, or the context of a parallel drafter's block: the rows of the round, and those before it."""
+    """Rows of step 0, or the context of a parallel drafter's block: the rows of the round, and those before it."""
     later: int
-    """Each later pass: 1 in a chain, k in a tree, 1 + K in a parallel drafter's block, query_len + K - 1 with masks."""
+    """Rows of a later pass: 1 in a chain, k in a tree, 1 + K in a parallel block, query_len + K - 1 with masks."""
     carried: int
     """Hidden states that are kept from pass to pass."""
     tree_keys: int = 0
@@ -38,7 +38,7 @@ class PassRows(NamedTuple):
 
 
 class TreeBuffers(NamedTuple):
-    """What only trees that are drawn step by step have: candidates, and the nodes that a step expands. See
+    """Tensors of trees that are drawn step by step: candidates, and the nodes that a step expands. See
     `ops.grow_tree`."""
 
     node_scores: Tensor
@@ -64,7 +64,7 @@ class TreeBuffers(NamedTuple):
         return ops.Candidates(self.node_scores, self.node_token_ids, self.node_parents)
 
     def sliced(self, num_requests: int) -> TreeBuffers:
-        """The first `num_requests` requests: views."""
+        """Return the first `num_requests` requests: views."""
         rows = self.beam_rows[: num_requests * self.beam_scores.shape[1]]
         return TreeBuffers(*(tensor[:num_requests] for tensor in self))._replace(beam_rows=rows)
 
@@ -74,7 +74,7 @@ class DraftBuffers:
     """The tensors of a propose for R requests, query_len rows each, and K draft tokens."""
 
     round: RoundBuffers
-    """What the target's round left, for the largest batch."""
+    """The memory of the target's round, for the largest batch."""
     inputs: ProposeBatch
     """The same, for this batch: views."""
     plan: RowPlan
@@ -106,13 +106,13 @@ class DraftBuffers:
     """int32 [R + 1] for each number of rows per request that a batch may have: constants."""
     tree: TreeBuffers | None
     sampling: SamplingBuffers | None
-    """What requests ask of sampling besides temperature and seed; None where drafts do not follow it."""
+    """Parameters of sampling besides temperature and seed; None where drafts do not follow it."""
     past: PastRows | None
-    """What is kept of the rows before rounds; None where no module takes a drafted token."""
+    """Tokens and hidden states of the rows before rounds; None where no module takes a drafted token."""
 
     @property
     def first_rows(self) -> Rows:
-        """What step 0 and the steps after it read of the rows of step 0."""
+        """The rows of step 0 as step 0 and the steps after it read them."""
         tree, first = self.tree, self.first
         reached = (self.step.positions, self.step.seq_lens) if tree is None else (tree.base_positions, tree.base_lens)
         places = first.positions, first.slot_mapping, first.seq_lens
@@ -120,11 +120,11 @@ class DraftBuffers:
 
     @property
     def step_rows(self) -> Rows:
-        """What the one pass of a propose reads of its rows."""
+        """The rows of the one pass of a propose."""
         return Rows(self.step.positions, self.step.slot_mapping, self.step.seq_lens, self.step_token_ids)
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Every tensor by name, for the read-set; those that are not the round's begin with `prefix`."""
+        """Return every tensor by name, for the read-set; those that are not the round's begin with `prefix`."""
         named = dict(self.round.named_tensors())
         for name in ("first", "step"):
             metadata: AttentionMetadata = getattr(self, name)
@@ -138,7 +138,7 @@ class DraftBuffers:
         return named | {f"past_rows.{name}": tensor for name, tensor in past.items()}
 
     def sliced(self, num_requests: int, rows: PassRows, num_speculative_tokens: int) -> DraftBuffers:
-        """The first `num_requests` requests of a batch with these rows and K: views of the same memory."""
+        """Return the first `num_requests` requests of a batch with these rows and K: views of the same memory."""
         n, k = num_requests, num_speculative_tokens
         parents = None if self.draft_parents is None else self.draft_parents[:n]
         drafts = self.draft_token_ids[:n, :k] if parents is None else self.draft_token_ids[:n]
@@ -174,7 +174,7 @@ def allocate_buffers(
     sampling: SamplingBuffers | None,
     num_blocks: int,
 ) -> DraftBuffers:
-    """Buffers for the largest batch of `config`, every request inert.
+    """Allocate buffers for the largest batch of `config`, every request inert.
 
     Args:
         rows: rows per request in a propose of the most draft tokens.
@@ -236,12 +236,12 @@ def allocate_buffers(
 
 
 def kept_rows(num_speculative_tokens: int, block_size: int) -> int:
-    """Past rows that are kept per KV block: K - 1, or the block size where that is less."""
+    """Return how many past rows are kept per KV block: K - 1, or the block size where that is less."""
     return min(num_speculative_tokens - 1, block_size)
 
 
 def past_rows_bytes(head: Head, num_speculative_tokens: int, block_size: int) -> int:
-    """Bytes of past rows per KV block, beside the KV; 0 for a drafter whose one module serves every step."""
+    """Return the bytes of past rows per KV block, beside the KV; 0 for a drafter whose one module serves every step."""
     if head.kind != "modules":
         return 0
     return kept_rows(num_speculative_tokens, block_size) * (head.hidden_size * head.dtype.itemsize + 16)

@@ -21,11 +21,11 @@ class ChainProgram(DraftProgram[DraftHead]):
     """Step 0 over the target's rows, then K - 1 steps of one row per request."""
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """K."""
+        """Return K."""
         return computed_tokens(batch)
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """One row per request after step 0."""
+        """Return one row per request after step 0."""
         plan = RowPlan(
             query_len,
             self.config.max_model_len,
@@ -43,7 +43,7 @@ class ChainProgram(DraftProgram[DraftHead]):
         return out.carry
 
     def run(self, b: DraftBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
-        """The steps of one launch; where all are in one, an op ends a step and begins the next."""
+        """Run the steps of one launch; where all are in one, an op ends a step and begins the next."""
         following = self.joined_steps()
         if following is None or len(steps) == 1:
             super().run(b, steps, make_attend)
@@ -57,7 +57,7 @@ class ChainProgram(DraftProgram[DraftHead]):
         ops.take_rows(out.carry, None, b.hidden)
 
     def joined_steps(self) -> tuple[PairHead, PairInput] | None:
-        """The head, and what its first linear takes, where one op may prepare it; None where single ops do."""
+        """Return the head and the input of its first linear, where one op may prepare it; None where single ops do."""
         pair, out = self.head.pair_input, self.head.projection
         sampled = self.buffers.draft_probs is not None or self.buffers.sampling is not None
         if pair is None or out is None or out.is_split or sampled or self.stack.backend.after_advance is not None:

@@ -65,12 +65,12 @@ class DraftTree:
 
 
 class DraftShape(NamedTuple):
-    """What one propose drafts for each request of a batch."""
+    """The drafts of one propose for each request of a batch."""
 
     num_speculative_tokens: int
     """K of a chain; of a tree its depth S."""
     tree: bool = False
-    """Whether it is the `DraftConfig.tree`."""
+    """The drafts are the `DraftConfig.tree`, or a chain."""
 
     @property
     def query_len(self) -> int:
@@ -97,7 +97,7 @@ class DraftConfig(RunnerConfig, DraftOptions):
 
     @property
     def keeps_draft_probs(self) -> bool:
-        """Whether drafts of chains are drawn by temperature."""
+        """Return whether drafts of chains are drawn by temperature."""
         chains = any(not each.tree for each in self.shapes)
         return self.sampled and self.draft_sampling == "sampled" and chains
 
@@ -159,7 +159,7 @@ class DraftConfig(RunnerConfig, DraftOptions):
 
     @property
     def shapes(self) -> frozenset[DraftShape]:
-        """All that a propose may draft."""
+        """Every shape that a propose may draft."""
         if self.k_candidates is not None:
             return frozenset(map(DraftShape, self.k_candidates))
         if self.draft_schedule is not None:
@@ -167,13 +167,13 @@ class DraftConfig(RunnerConfig, DraftOptions):
         return frozenset([self._shape(self.num_speculative_tokens if self.tree is None else "tree")])
 
     def shapes_at(self, num_requests: int) -> tuple[DraftShape, ...]:
-        """What a batch of this padded size may draft: one thing, or one of k_candidates."""
+        """Return the drafts that a batch of this padded size may have: one shape, or one for each of k_candidates."""
         if self.k_candidates is None:
             return (self.shape(num_requests),)
         return tuple(map(DraftShape, self.k_candidates))
 
     def shape(self, num_requests: int) -> DraftShape:
-        """What a batch of this padded size drafts where nothing else is asked for: the largest of k_candidates."""
+        """Return the drafts of a batch of this padded size where no K is asked for: the largest of k_candidates."""
         if self.draft_schedule is None:
             return max(self.shapes)
         return self._shape(self.draft_schedule[min(limit for limit in self.draft_schedule if limit >= num_requests)])

@@ -79,7 +79,7 @@ class Drafter(ModelRunner):
         super().__init__(head, caches, platform, config, attention)
         self.head, self.config = head, config
         self.round = allocate_round(config, config.query_lens, head.aux_size, head.dtype, platform.device)
-        """What the target's rounds leave: the memory of `inputs`."""
+        """The memory of `inputs`, where the target's rounds leave their results."""
         self.draft_programs = programs_for(head, self.stack, config, self.round, sampling)
         """The programs of chains, of trees, or both."""
         self.program = self.draft_programs[0]
@@ -155,7 +155,7 @@ class Drafter(ModelRunner):
         at_least: int = 0,
         bound: BoundTensors | None = None,
     ) -> ProposeBatch:
-        """The drafter's own memory for a batch, or bound tensors: to be written in place and given to `propose`.
+        """Return the drafter's own memory for a batch, or bound tensors: to be written in place and given to `propose`.
 
         The same object for the same arguments; its contents stay until they are overwritten.
 
@@ -232,7 +232,7 @@ class Drafter(ModelRunner):
         return ready.drafts
 
     def dispatch(self, num_requests: int, query_len: int | None = None) -> Dispatch:
-        """The padded size that a batch runs at, and the K that goes with it.
+        """Return the padded size that a batch runs at, and the K that goes with it.
 
         Raises:
             CapacityError: as in `propose`.

@@ -140,7 +140,7 @@ class _HeadCheck:
             self.expect("mask_hidden", head.mask_hidden, head.hidden_size, dtype=head.dtype)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """The result of a method; an error that wrong shapes raise names the method."""
+        """Call a method; an error that wrong shapes raise names it."""
         try:
             return getattr(self.head, method)(*arguments)
         except (SpecgraphError, torch.OutOfMemoryError):

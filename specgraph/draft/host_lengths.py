@@ -33,7 +33,7 @@ class HostRound:
     """Requests of the graph, padding included; padded requests get length 0."""
 
     def first(self, plan: RowPlan) -> HostLengths:
-        """The lengths of the rows that begin the propose.
+        """Return the lengths of the rows that begin the propose.
 
         An inert request has length 0, as on the device, wherever it is in the batch. Only where the host does not know
         the counts yet, and no length depends on them, every request has the length of a live one: an inert request's
@@ -44,17 +44,17 @@ class HostRound:
         return self.lengths(plan.rows, [plan.seq_len(*request) for request in self._requests(counts)])
 
     def later(self, plan: RowPlan, step: int) -> HostLengths:
-        """The lengths of a later step of one row per request, the row `step` tokens behind the last sampled one."""
+        """Return the lengths of a later step of one row per request, `step` tokens behind the last sampled one."""
         ends = [plan.step_seq_len(*request) for request in self._requests(self.counts())]
         return self.lengths(1, [end + step if end else 0 for end in ends])
 
     def verify(self, plan: RowPlan) -> HostLengths:
-        """The lengths of the verify after the propose."""
+        """Return the lengths of the verify after the propose."""
         requests = self._requests(self.counts())
         return self.lengths(plan.rows, [plan.seq_len(start + count, count) for start, count in requests])
 
     def counts(self) -> Sequence[int]:
-        """Accepted + 1 of each real request."""
+        """Return accepted + 1 of each real request."""
         counts = self.num_sampled() if callable(self.num_sampled) else self.num_sampled
         return counts[: len(self.start_positions)]
 
@@ -78,7 +78,7 @@ class HostRounds:
         start_positions: Sequence[int] | None,
         num_sampled: Counts | None,
     ) -> HostRound:
-        """The round in `buffers`; what is not given as host integers is copied from them.
+        """Return the round in `buffers`; what is not given as host integers is copied from them.
 
         The copy is queued before the propose in the stream, so reading it waits for the target's round and not for the
         propose.

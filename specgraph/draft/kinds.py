@@ -25,7 +25,7 @@ class Kind(NamedTuple):
     protocol: type
     chains: type[DraftProgram[Any]]
     trees: type[DraftProgram[Any]] | None
-    """None where it drafts none."""
+    """The program of trees; None where it drafts none."""
 
 
 KINDS: Mapping[HeadKind, Kind] = {
@@ -40,7 +40,7 @@ KINDS: Mapping[HeadKind, Kind] = {
 def programs_for(
     head: Any, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers, sampling: SamplingBuffers | None
 ) -> list[DraftProgram[Any]]:
-    """The draft programs of a head: of chains, of trees, or both where the schedule drafts both.
+    """Make the draft programs of a head: of chains, of trees, or both where the schedule drafts both.
 
     Args:
         head: implements the protocol of its kind.

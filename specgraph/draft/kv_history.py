@@ -1,4 +1,4 @@
-"""Which positions the slots of a drafter's KV cache hold, as its calls wrote them: `DraftConfig.debug`.
+"""The positions whose keys a drafter's KV cache holds, as its calls wrote them: `DraftConfig.debug`.
 
 An engine whose counts, positions or blocks are wrong by one leaves slots of a request without a key, or puts two
 requests into one block. The drafts are then merely accepted less often. The host notes what `prefill` and `propose`
@@ -36,7 +36,7 @@ class KVHistory:
         self.positions = torch.full((num_blocks, config.block_size), NO_POSITION)
         """int64 [num_blocks, block_size], on the host."""
         self.prefilled = False
-        """Whether this drafter has written a prompt. Until then prompts are written by others (an engine's own drafter,
+        """This drafter has written a prompt. Until then prompts are written by others (an engine's own drafter,
         say), and nothing is known of them."""
         self._drafted: dict[tuple[int, int], list[int]] = {}
         """The last drafts, by block and place in it of the position that their verify begins at."""
@@ -101,7 +101,7 @@ class KVHistory:
         return (blocks[column], at) if column < len(blocks) and blocks[column] else None
 
     def _check_accepted(self, request: int, start: int, accepted: list[int], blocks: Sequence[int]) -> None:
-        """Where the last propose drafted for this position, the tokens before the target's own one are its drafts."""
+        """Check that tokens before the target's own one are drafts, where the last propose drafted for the position."""
         place = self._place(start, blocks)
         drafts = None if place is None else self._drafted.get(place)
         if drafts and accepted[: len(drafts)] != drafts[: len(accepted)]:
@@ -113,7 +113,7 @@ class KVHistory:
             )
 
     def _check_blocks(self, live: Sequence[int], starts: Sequence[int], rows: int, table: list[list[int]]) -> None:
-        """Each block that a request writes in this round belongs to it alone."""
+        """Check that each block that a request writes in this round belongs to it alone."""
         size, limit = self._config.block_size, self._config.max_model_len
         users: dict[int, list[int]] = {}
         for request in live:
@@ -130,7 +130,8 @@ class KVHistory:
                     )
 
     def _check_keys(self, request: int, start: int, begin: int, blocks: Sequence[int]) -> None:
-        """Every position before a request's first row has its key; blocks freed behind a window are null blocks."""
+        """Check that every position before a request's first row has its key; blocks freed behind a window are null
+        blocks."""
         expected = torch.arange(min(begin, self._config.max_model_len))
         known = torch.tensor(blocks)[expected // self._config.block_size]
         held = self.positions[known, expected % self._config.block_size]

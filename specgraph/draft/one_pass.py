@@ -22,7 +22,7 @@ class MaskedProgram(DraftProgram[MaskedHead]):
     """
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """The pass has K - 1 rows more than the round."""
+        """Return K - 1 rows more than the round has."""
         length = query_len + max(1, num_speculative_tokens) - 1
         plan = RowPlan(
             length,
@@ -52,11 +52,11 @@ class ParallelProgram(DraftProgram[ParallelHead]):
 
     @property
     def prefill_passes(self) -> int:
-        """None attends: a prompt's context is stored without attention."""
+        """0: a prompt's context is stored without attention."""
         return 0
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """The round's rows are context; the block has 1 + K."""
+        """Return the round's rows as context, and a block of 1 + K."""
         block = 1 + num_speculative_tokens
         plan = RowPlan(
             block,

@@ -90,14 +90,14 @@ class DraftPrefill:
         self._rows_of(token_ids, aux_hidden, metadata, runner.stack.attend_in(None, "eager", every), None)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
-        """The ids are in the vocabulary: the device would read memory outside of the embedding."""
+        """Refuse ids outside of the vocabulary: the device would read memory outside of the embedding."""
         least, most = min(tokens, default=0), max(tokens, default=0)
         if least < 0 or (self._vocab_size is not None and most >= self._vocab_size):
             allowed = "at least 0" if self._vocab_size is None else f"0 to {self._vocab_size - 1}"
             raise ConfigError(f"token {least if least < 0 else most} in the prompt of a prefill: ids are {allowed}")
 
     def _check_blocks(self, written: range, blocks: Sequence[int]) -> None:
-        """The blocks of the rows are the request's own: the device would write other memory, or nothing."""
+        """Refuse blocks that are not a request's own: the device would write other memory, or nothing."""
         for block in blocks[written.start // self._block_size : -(-written.stop // self._block_size)]:
             if not 0 < block < self._num_blocks:
                 raise ConfigError(

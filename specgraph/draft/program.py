@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class DraftProgram(ABC, Generic[HeadT]):
-    """How one propose is computed with one kind of head: a list of steps, which a lowering cuts into launches; see
+    """The computation of one propose with one kind of head: a list of steps, which a lowering cuts into launches; see
     `specgraph.capture.model_runner.Program`.
 
     Subclasses say what step 0 and a later step compute, and how many rows they have.
@@ -69,13 +69,13 @@ class DraftProgram(ABC, Generic[HeadT]):
 
     @property
     def draws_trees(self) -> bool:
-        """Whether it draws trees, or chains."""
+        """Return whether it draws trees, or chains."""
         return self.tree is not None
 
     @property
     def position_offset(self) -> int:
-        """Where the head keeps the key of a row that takes token t: 0, at the position before t's; 1 (a `draft_model`),
-        at t's own position."""
+        """The place of the key of a row that takes token t: 0, at the position before t's; 1 (a `draft_model`), at t's
+        own position."""
         return 1 if self.head.kind == "draft_model" else 0
 
     @property
@@ -95,11 +95,11 @@ class DraftProgram(ABC, Generic[HeadT]):
 
     @abstractmethod
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """Rows per request after a target round of `query_len` rows."""
+        """Return the rows per request after a target round of `query_len` rows."""
 
     @abstractmethod
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor | None:
-        """Step 0: from the target's round to the first draft token (or to all of them).
+        """Run step 0: from the target's round to the first draft token (or to all of them).
 
         Args:
             b: buffers sliced to the padded batch, its rows and its K.
@@ -110,12 +110,15 @@ class DraftProgram(ABC, Generic[HeadT]):
         """
 
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor | None:
-        """A later step; returns what `first` does. Where steps are alike, one captured step is replayed for all: `step`
-        is for `make_attend` only, and the number that changes is `b.draft_step`. Not called where there is one pass."""
+        """Run a later step; returns what `first` does.
+
+        Where steps are alike, one captured step is replayed for all: `step` is for `make_attend` only, and the number
+        that changes is `b.draft_step`. Not called where there is one pass.
+        """
         raise AssertionError(f"{type(self).__name__} has no step {step}")
 
     def run(self, b: DraftBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
-        """The steps of one launch."""
+        """Run the steps of one launch."""
         carried: Tensor | None = None
         for step in steps:
             now = b if carried is None else replace(b, hidden=carried)
@@ -142,17 +145,17 @@ class DraftProgram(ABC, Generic[HeadT]):
         self.head.forward(token_ids, self.head.combine(aux_hidden), make_attend(metadata, 0), last_row)
 
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
-        """The numbers that the device metadata has at `step`, from the plan that the device follows."""
+        """Return the numbers that the device metadata has at `step`, from the plan that the device follows."""
         plan = self.rows(host_round.query_len, max(1, host_round.num_speculative_tokens)).plan
         return host_round.first(plan) if step == 0 or self.step_kind == "distinct" else host_round.later(plan, step)
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """Passes of a propose of K tokens: 1, which drafts all of them; K for a chain."""
+        """Return the passes of a propose of K tokens: 1, which drafts all of them; K for a chain."""
         return 1
 
     def batches(self) -> list[BatchDescriptor]:
-        """Every captured size that drafts with this program, largest first, after rounds of every length; once for the
-        round's memory and once more for each set of bound tensors."""
+        """Return every captured size that drafts with this program, largest first, after rounds of every length; once
+        for the round's memory and once more for each set of bound tensors."""
         return [
             BatchDescriptor("propose", size, query_len, shape.num_speculative_tokens, tree=shape.tree, binding=binding)
             for binding in (0, *self.bound)
@@ -163,7 +166,7 @@ class DraftProgram(ABC, Generic[HeadT]):
         ]
 
     def work_of(self, batch: BatchDescriptor) -> Work:
-        """The steps over the first requests of the buffers, behind the copy of bound tensors."""
+        """Return the steps over the first requests of the buffers, behind the copy of bound tensors."""
         k, bound, config = computed_tokens(batch), self.bound.get(batch.binding), self.config
         b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
 
@@ -176,14 +179,14 @@ class DraftProgram(ABC, Generic[HeadT]):
         return work
 
     def make_inert(self) -> None:
-        """No request sampled a token, in bound tensors either: they are what a warm-up copies. No later step has a live
+        """Let no request have sampled a token, in bound tensors either: a warm-up copies them. No later step has a live
         request."""
         for counts in (self.buffers.round.num_sampled, *(each.num_sampled for each in self.bound.values())):
             counts.zero_()
         self.buffers.step.seq_lens.zero_()
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """The buffers, and bound tensors."""
+        """Return the buffers and bound tensors by name."""
         named = self.buffers.named_tensors("tree" if self.draws_trees else "buffers")
         for each in self.bound.values():
             named |= each.named_tensors()
@@ -191,7 +194,8 @@ class DraftProgram(ABC, Generic[HeadT]):
 
 
 def computed_tokens(batch: BatchDescriptor) -> int:
-    """Draft tokens that the passes make. With K 0 the first pass runs for its KV, and its token is not handed out."""
+    """Return the draft tokens that the passes make. With K 0 the first pass runs for its KV, and its token is
+    not handed out."""
     return max(1, batch.num_speculative_tokens)
 
 
@@ -236,7 +240,7 @@ def draw(
 
 
 def present(value: T | None) -> T:
-    """What a drafter's own memory always has, where an engine's own batch, or another program, may lack it."""
+    """Return what a drafter's own memory always has, where an engine's batch or another program may lack it."""
     assert value is not None
     return value
 

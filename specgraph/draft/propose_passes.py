@@ -20,12 +20,12 @@ from specgraph.errors import CapacityError, ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ProposePass:
-    """What a propose for n requests after a round of query_len rows each runs, reads and gives."""
+    """A propose for n requests after a round of query_len rows each, ready to run."""
 
     inputs: ProposeBatch
     """The tensors that are written for these requests: the drafter's own memory, or bound ones."""
     bound: BoundTensors | None
-    """Those tensors; None for the drafter's own memory."""
+    """The bound tensors; None for the drafter's own memory."""
     padding: Tensor | None
     """int32: `num_sampled` of the padded requests; None where there are none."""
     run: Pass
@@ -68,8 +68,8 @@ class ProposePasses:
         return ready
 
     def in_place(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass | None:
-        """The pass that reads this batch where it is, if it is the `inputs` of one; None where its tensors are handed
-        over."""
+        """Return the pass that reads this batch where it is, if it is the `inputs` of one; None where its tensors are
+        handed over."""
         found = self._in_place.get(id(batch))  # the object itself: its pass keeps it alive
         if found is None:
             return None
@@ -83,7 +83,7 @@ class ProposePasses:
         num_speculative_tokens: int | None = None,
         bound: BoundTensors | None = None,
     ) -> ProposePass:
-        """The pass for a batch.
+        """Return the pass for a batch.
 
         Args:
             query_len: rows per request in the target's round; K + 1 for the largest K by default.

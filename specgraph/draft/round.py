@@ -1,4 +1,4 @@
-"""What one round hands from the target to the drafter, and the draft tokens that come back."""
+"""The results of a round that the target hands to the drafter, and the draft tokens that come back."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class DraftTokens:
     node of column i."""
 
     def clone(self) -> DraftTokens:
-        """The same in memory of its own."""
+        """Return the same in memory of its own."""
         probs = None if self.probs is None else self.probs.clone()
         parents = None if self.parents is None else self.parents.clone()
         return DraftTokens(self.token_ids.clone(), probs, self.dispatch, parents)
@@ -139,11 +139,11 @@ class RoundBuffers:
     """int64 [R]"""
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """Every tensor by name, for the read-set."""
+        """Return every tensor by name, for the read-set."""
         return {f"round.{field.name}": getattr(self, field.name) for field in fields(self)}
 
     def sliced(self, num_requests: int, query_len: int) -> ProposeBatch:
-        """The first `num_requests` requests of a batch of `query_len` rows per request: views."""
+        """Return the first `num_requests` requests of a batch of `query_len` rows per request: views."""
         n, rows = num_requests, num_requests * query_len
         return ProposeBatch(
             sampled_token_ids=self.sampled_token_ids[:rows].view(n, query_len),
@@ -156,8 +156,8 @@ class RoundBuffers:
         )
 
     def unpacked(self, results: Tensor, num_requests: int, query_len: int) -> tuple[list[list[int]], list[int]]:
-        """Sampled tokens, [n][query_len], and counts, [n], in a copy of `results` on the host; its last number is
-        `rows_without_block`."""
+        """Return sampled tokens, [n][query_len], and counts, [n], from a copy of `results` on the host; its last number
+        is `rows_without_block`."""
         n, rows = num_requests, num_requests * query_len
         counts = results[self.sampled_token_ids.shape[0] :].view(torch.int32)[:n]
         return results[:rows].view(n, query_len).tolist(), counts.tolist()
@@ -200,7 +200,7 @@ def copy_round(
 def allocate_round(
     config: DraftConfig, query_lens: Sequence[int], aux_size: int, dtype: torch.dtype, device: torch.device
 ) -> RoundBuffers:
-    """Memory for the largest batch of `config`, every request inert.
+    """Allocate memory for the largest batch of `config`, every request inert.
 
     Args:
         query_lens: rows per request that batches may have, ascending.

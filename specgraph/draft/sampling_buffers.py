@@ -1,5 +1,4 @@
-"""What the requests of a batch ask of sampling besides temperature and seed, as the graphs of target and drafter read
-it."""
+"""Parameters of sampling besides temperature and seed, as the graphs of target and drafter read them."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ class SamplingBuffers(ops.SamplingParameters):
     __slots__ = ()
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name, for the read-set."""
+        """Return every tensor by name, for the read-set."""
         return {f"sampling.{name}": tensor for name, tensor in self._asdict().items()}
 
     def check(self, requests: int, vocab_size: int | None) -> None:
@@ -37,7 +36,7 @@ class SamplingBuffers(ops.SamplingParameters):
             )
 
     def sliced(self, rows: slice) -> SamplingBuffers:
-        """Those requests: views."""
+        """Return these requests: views."""
         return SamplingBuffers(*(tensor[rows] for tensor in self))
 
     def adjusted_drafts(
@@ -58,7 +57,7 @@ class SamplingBuffers(ops.SamplingParameters):
 
 
 def allocate_sampling(requests: int, vocab_size: int, device: torch.device) -> SamplingBuffers:
-    """Buffers for `requests` requests that ask for nothing.
+    """Allocate buffers for `requests` requests that ask for nothing.
 
     Args:
         vocab_size: the target's.

@@ -32,11 +32,11 @@ class StepwiseProgram(DraftProgram[StepwiseHead]):
         return self.config.num_speculative_tokens
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """One for each module that is used at any K: those past the K-th write KV, for later rounds that draft more."""
+        """Return one for each module that is used at any K: later ones write KV, for rounds that draft more."""
         return self.config.num_speculative_tokens
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """The past rows and all rows of the round, in every step."""
+        """Return the past rows and all rows of the round, in every step."""
         rows = query_len + self.look_ahead
         plan = RowPlan(
             rows,

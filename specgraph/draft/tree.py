@@ -24,7 +24,7 @@ class TreeProgram(DraftProgram[DraftHead]):
     """
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """S."""
+        """Return S."""
         return batch.num_speculative_tokens
 
     @property
@@ -33,7 +33,7 @@ class TreeProgram(DraftProgram[DraftHead]):
         return present(self.tree)
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """k rows per request after step 0."""
+        """Return k rows per request after step 0."""
         k = self.shape.top_k
         plan = RowPlan(
             query_len,
@@ -69,12 +69,12 @@ class TreeProgram(DraftProgram[DraftHead]):
         self._grow(b, out.hidden, out.carry, first=False)
 
     def run(self, b: DraftBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
-        """The steps, and at the end of each launch the choice of the nodes to verify: the last choice stands."""
+        """Run the steps, and at the end of each launch choose the nodes to verify: the last choice stands."""
         super().run(b, steps, make_attend)
         ops.choose_nodes(present(b.tree).candidates, ops.TreeNodes(b.draft_token_ids, present(b.draft_parents)))
 
     def make_inert(self) -> None:
-        """No request sampled a token, and no later step has a live request."""
+        """Let no request have sampled a token, and no later step have a live request."""
         super().make_inert()
         present(self.buffers.tree).base_lens.zero_()
 

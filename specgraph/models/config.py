@@ -38,7 +38,7 @@ class ModelConfig:
     sliding_window: int | None = None
     """Keys that a row of a sliding layer sees at most, its own included."""
     sliding: tuple[bool, ...] = ()
-    """For each layer, whether it has the sliding window; empty: none has."""
+    """Layers with the sliding window, a flag for each; empty: none has it."""
     rotary: RotaryConfig = field(default_factory=RotaryConfig)
     sliding_rotary: RotaryConfig | None = None
     """Rotation of the sliding layers where it differs (Gemma 3)."""

@@ -39,7 +39,7 @@ class EagleHead(DecoderModel):
     aux_layers: Sequence[int] = ()
     """Empty: it takes the target's final hidden state."""
     draft_to_target: Tensor | None = None
-    """None: it drafts over the target's vocabulary."""
+    """Offsets of the draft vocabulary: none, it is the target's."""
 
     def __init__(self, config: ModelConfig, weights: EagleWeights, layers: Sequence[DecoderLayer]) -> None:
         super().__init__(config, weights.embed_tokens, layers, weights.lm_head)

@@ -27,9 +27,10 @@ class ExpertsConfig:
     inner: int
     """Intermediate size of one expert."""
     layers: tuple[bool, ...]
-    """For each layer of the model, whether it has the mixture."""
+    """Layers of the model with the mixture, a flag for each."""
     scoring: Scoring = "softmax"
-    """From router logits to weights: over all experts, each by itself (DeepSeek), or over the chosen (gpt-oss)."""
+    """The way from router logits to weights: over all experts, each by itself (DeepSeek), or over those chosen
+    (gpt-oss)."""
     normalised: bool = True
     """The weights of the chosen experts are divided by their sum."""
     scale: float = 1.0

@@ -44,7 +44,7 @@ class MtpHead(DecoderModel):
     aux_layers: Sequence[int] = ()
     """Empty: it takes the target's final hidden state."""
     draft_to_target: Tensor | None = None
-    """None: it drafts over the target's vocabulary."""
+    """Offsets of the draft vocabulary: none, it is the target's."""
 
     def __init__(
         self, config: ModelConfig, modules: Sequence[MtpModule], embed_tokens: Tensor, lm_head: Tensor

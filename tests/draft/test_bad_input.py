@@ -1,4 +1,4 @@
-"""What a drafter refuses: one clear error, before anything runs."""
+"""A drafter refuses: one clear error, before anything runs."""
 
 from __future__ import annotations
 

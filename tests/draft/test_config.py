@@ -1,4 +1,4 @@
-"""What a config makes of its numbers; what it refuses is in test_bad_input.py."""
+"""A config derives numbers from its own; those that it refuses are in test_bad_input.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests a round on the host consists of, where the engine gave no numbers."""
+"""A round on the host consists of the requests up to the last real one, where the engine gave no numbers."""
 
 from __future__ import annotations
 

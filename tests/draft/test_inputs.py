@@ -16,7 +16,7 @@ SETTINGS = {"num_speculative_tokens": 3, "max_num_requests": 5, "max_model_len":
 
 
 def fill(inputs, batch):
-    """As an engine does that writes its results where they belong."""
+    """Write as an engine does that puts its results where they belong."""
     for field in fields(batch):
         into, values = getattr(inputs, field.name), getattr(batch, field.name)
         if values is None:

@@ -1,4 +1,4 @@
-"""Which lowering is chosen, and whether every refusal says why."""
+"""The lowering that is chosen is the strongest that is possible, and every refusal says why."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_chunks_leave_the_keys_of_the_whole_prompt(lengths, k, length, chunk, se
     [("merged", "device", 4), ("eager", "device", 2), ("step", "device", 1), ("merged", "host", 4)],
 )
 def test_rounds_leave_the_keys_of_the_text(lowering, lengths, block):
-    """Of every module, whatever was accepted and however many tokens were drafted, for requests side by side.
+    """The keys of every module, whatever was accepted and however many tokens were drafted, for requests side by side.
 
     Blocks go from one request to the next, requests change their rows, and rejected rows have hidden states of their
     own. A round may be repeated; a request may be inert in a round.

@@ -72,7 +72,7 @@ def test_a_decoder_loses_none_unless_it_gives_too_few_blocks(lowering, tree, mon
     )  # fmt: skip
 
     def rows_without_block() -> tuple[int, int]:
-        """As the drafter and as the metrics count them, after requests of all lengths, one of them cancelled."""
+        """Return the counts of the drafter and of the metrics, after requests of all lengths, one of them cancelled."""
         decoder = SpeculativeDecoder(target, make_head("eagle", target), CpuPlatform(), dataclasses.replace(config))
         decoder.capture()
         for length in (1, 3, 4, 20, 29):

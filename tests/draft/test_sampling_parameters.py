@@ -75,7 +75,7 @@ def test_every_lowering_drafts_what_eager_drafts(kind, sampled):
 @pytest.mark.parametrize("wrong", ["", "another request's", "drafts not in the context"])
 @pytest.mark.parametrize("kind", ["eagle3", "draft-model"])
 def test_each_draft_follows_its_context(kind, wrong, monkeypatch):
-    """Of raw logits, the float64 oracle makes each step's distribution: the request's output and its drafts count.
+    """The float64 oracle makes each step's distribution from raw logits: the request's output and its drafts count.
     "eagle3" has a draft vocabulary of its own."""
     real = SamplingBuffers.adjusted_drafts
     if wrong == "another request's":

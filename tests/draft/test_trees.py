@@ -79,7 +79,7 @@ def a_propose(tree: DraftTree, kind: str, lowering: str, requests: list[tuple[in
 
 
 def agree(drafts, tree: DraftTree, wanted: list[DenseTree]) -> bool:
-    """Whether any tree was compared; one of which another is as good is not."""
+    """Return whether any tree was compared; one of which another is as good is not."""
     clear = [r for r, each in enumerate(wanted) if each.margin > 1e-4]
     for r in clear:
         paths = paths_of(drafts.token_ids[r].tolist(), drafts.parents[r].tolist())
