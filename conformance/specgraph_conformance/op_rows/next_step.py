@@ -70,7 +70,7 @@ def of_many(run: Run, g: torch.Generator, batch: tuple[int, int]) -> None:
 
 
 def expect_three_steps(run: Run, g: torch.Generator, requests: int, sizes: Sizes) -> None:
-    """What three steps write is what loops on the host give."""
+    """Check that three steps write what loops on the host give."""
     dtype, vocab = sizes.dtype, sizes.vocab
     lengths = (LENGTHS * 17)[:requests]
     inputs = [small_integers(g, (requests, sizes.head)) for _ in range(3)]
