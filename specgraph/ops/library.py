@@ -78,7 +78,8 @@ def op(
 
     Args:
         writes: the tensors that it writes: parameters ("out"), whole records ("rows"), or fields ("rows.positions").
-        fake: shapes and dtypes of the results, from the same parameters; None for an op that returns nothing.
+        fake: shapes and dtypes of the results, from the same parameters; the reference itself by default, and nothing
+            for an op that returns nothing.
         host: a faster implementation for tensors in host memory. It may read values, which a reference may not.
     """
 
@@ -91,7 +92,8 @@ def op(
         if host is not None:
             _same_parameters(name, reference, host)
             _LIBRARY.impl(name, parameters.with_records(host), "CPU")
-        shapes = _returns_nothing if fake is None else parameters.with_records(fake)
+        returns = schema.rpartition("->")[2].strip() != "()"
+        shapes = parameters.with_records(fake or (reference if returns else _returns_nothing))
         torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=_LIBRARY)
         _declared[name] = Op(name, reference, parameters, getattr(torch.ops.specgraph, name).default)
         return _declared[name]
