@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ _TENSORS = tuple(field.name for field in fields(ProposeBatch))
 _OPTIONAL = ("temperature", "seeds")
 _NEEDED = tuple(name for name in _TENSORS if name not in _OPTIONAL)
 _FLOATS = ("temperature", "aux_hidden")
+_all_of, _needed_of = attrgetter(*_TENSORS), attrgetter(*_NEEDED)  # a propose checks shapes each time: one C call
 
 
 def vocabulary_size(head: Head) -> int | None:
@@ -69,12 +71,14 @@ def check_shapes(call: str, batch: ProposeBatch, wanted: ProposeBatch, sampled: 
     Raises:
         ConfigError: naming the tensor and both shapes.
     """
-    for name in _TENSORS if sampled else _NEEDED:
-        given, own = getattr(batch, name), getattr(wanted, name)
+    names, of = (_TENSORS, _all_of) if sampled else (_NEEDED, _needed_of)
+    for name, given, own in zip(names, of(batch), of(wanted), strict=True):
         if given is None:
             raise ConfigError(f"{call}: a sampled drafter needs {name} with every batch, and it is None")
         expected = own.shape
-        if given.shape != expected and name == "block_table" and given.dim() == 2:
+        if given.shape == expected and not (dtypes and given.dtype != own.dtype):
+            continue
+        if name == "block_table" and given.dim() == 2:
             expected = torch.Size((expected[0], min(expected[1], given.shape[1])))
         if given.shape != expected or (dtypes and given.dtype != own.dtype):
             is_type, want_type = (f" {given.dtype}", f" {own.dtype}") if dtypes else ("", "")
