@@ -25,6 +25,8 @@ from specgraph_conformance.session import Session, open_session
 class Selection:
     """The cases that run, and how; empty means all."""
 
+    tests: Sequence[str] = ()
+    """Tests of the suite as pytest names them."""
     cases: Sequence[str] = ()
     groups: Sequence[str] = ()
     hazards: Sequence[str] = ()
@@ -48,7 +50,8 @@ class Selection:
         """Arguments for pytest."""
         here = Path(__file__).parent
         # A path, not --pyargs: without one pytest loads the conftest.py files of the folder that it is started in.
-        out = ["-c", str(here / "pytest.ini"), "--rootdir", str(here), str(here), "--specgraph-platform", platform]
+        out = ["-c", str(here / "pytest.ini"), "--rootdir", str(here), *(self.tests or (str(here),))]
+        out += ["--specgraph-platform", platform]
         lists = {"case": self.cases, "group": self.groups, "hazard": self.hazards, "attention": self.attention}
         for option, values in lists.items():
             for value in values:

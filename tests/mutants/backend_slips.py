@@ -19,7 +19,7 @@ from specgraph.device.cpu.baking import map_tensors, tensors_in
 from specgraph.device.cpu.graph import CpuGraph
 from specgraph.device.cpu.platform import CpuPlatform
 from specgraph.device.cpu.recorder import Recorder
-from specgraph.device.cpu.tasks import Task, UpdateMode
+from specgraph.device.cpu.tasks import Task
 from specgraph.device.interface import Platform
 
 
@@ -32,40 +32,31 @@ def _narrow(value: Any, bits: int) -> Any:
     return value
 
 
-@mutant("small-inputs-baked", "platform")
-def small_inputs_by_value(patch: pytest.MonkeyPatch) -> None:
+@mutant("small-inputs-baked", "device.cpu.recorder:Recorder._append")
+def small_inputs_by_value(real: Any, self: Any, func: Any, args: Any, kwargs: Any, given: Any, *rest: Any) -> None:
     """Tensors of up to 8 bytes from outside of a capture are passed to its kernels by value."""
-    real = Recorder._append
 
-    def append(self: Any, func: Any, args: Any, kwargs: Any, given: Any, *rest: Any) -> None:
-        def by_value(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.nbytes() > 8 or self._owns(storage) or func._schema.is_mutable:
-                return tensor
-            with _disable_current_modes():
-                self.constants.append(tensor.clone())
-            return self.constants[-1]
+    def by_value(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() > 8 or self._owns(storage) or func._schema.is_mutable:
+            return tensor
+        with _disable_current_modes():
+            self.constants.append(tensor.clone())
+        return self.constants[-1]
 
-        new, options = map_tensors(tuple(args), by_value), {k: map_tensors(v, by_value) for k, v in kwargs.items()}
-        real(self, func, new, options, tensors_in(new, list(options.values())), *rest)
-
-    patch.setattr(Recorder, "_append", append)
+    new, options = map_tensors(tuple(args), by_value), {k: map_tensors(v, by_value) for k, v in kwargs.items()}
+    real(self, func, new, options, tensors_in(new, list(options.values())), *rest)
 
 
-@mutant("integers-in-32-bits", "platform")
-def integers_of_32_bits(patch: pytest.MonkeyPatch) -> None:
+@mutant("integers-in-32-bits", "device.cpu.tasks:Task.compile")
+def integers_of_32_bits(real: Any, self: Task) -> None:
     """Python integers of captured ops are kept in 32 bits."""
-    real = Task.compile
-
-    def compile(self: Task) -> None:
-        if self.func._schema.name in ("aten::add", "aten::sub", "aten::mul", "aten::eq"):
-            self.args = _narrow(self.args, 32)
-        real(self)
-
-    patch.setattr(Task, "compile", compile)
+    if self.func._schema.name in ("aten::add", "aten::sub", "aten::mul", "aten::eq"):
+        self.args = _narrow(self.args, 32)
+    real(self)
 
 
-@mutant("close-ends-other-platforms", "platform")
+@mutant("close-ends-other-platforms")
 def close_resets_the_device(patch: pytest.MonkeyPatch) -> None:
     """close() of a platform drops what all platforms of its device have captured."""
     graphs: weakref.WeakSet[CpuGraph] = weakref.WeakSet()
@@ -84,93 +75,70 @@ def close_resets_the_device(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CpuPlatform, "close", close_all)
 
 
-@mutant("capture-moves-the-generator", "platform")
-def capture_draws_a_number(patch: pytest.MonkeyPatch) -> None:
+@mutant("capture-moves-the-generator", "device.cpu.graph:CpuGraph._end")
+def capture_draws_a_number(real: Any, self: CpuGraph) -> None:
     """The end of a capture advances the default generator."""
-    real = CpuGraph._end
-
-    def end(self: CpuGraph) -> None:
-        real(self)
-        torch.rand(1)
-
-    patch.setattr(CpuGraph, "_end", end)
+    real(self)
+    torch.rand(1)
 
 
-@mutant("update-in-16-bits", "platform")
-def lengths_of_16_bits(patch: pytest.MonkeyPatch) -> None:
+@mutant("update-in-16-bits", "device.cpu.tasks:UpdateMode.commit")
+def lengths_of_16_bits(real: Any, self: Any) -> None:
     """Lists of an update are kept in 16 bits with a sign."""
-    real = UpdateMode.commit
 
     def narrow(value: Any) -> Any:
         return _narrow(value, 16) if isinstance(value, list) else value
 
-    def commit(self: Any) -> None:
-        self._new = [
-            (tuple(map(narrow, args)), {name: narrow(value) for name, value in kwargs.items()})
-            for args, kwargs in self._new
-        ]
-        real(self)
-
-    patch.setattr(UpdateMode, "commit", commit)
+    self._new = [
+        (tuple(map(narrow, args)), {name: narrow(value) for name, value in kwargs.items()})
+        for args, kwargs in self._new
+    ]
+    real(self)
 
 
-@mutant("graph-cut-off", "platform")
-def nodes_from_4096_dropped(patch: pytest.MonkeyPatch) -> None:
+@mutant("graph-cut-off", "device.cpu.recorder:Recorder.finish")
+def nodes_from_4096_dropped(real: Any, self: Recorder) -> None:
     """A graph keeps 4,096 nodes and drops the others without an error."""
-    real = Recorder.finish
-
-    def finish(self: Recorder) -> None:
-        real(self)
-        del self.nodes[4096:]
-
-    patch.setattr(Recorder, "finish", finish)
+    real(self)
+    del self.nodes[4096:]
 
 
-@mutant("special-values-lost", "platform")
-def results_are_finite(patch: pytest.MonkeyPatch) -> None:
+@mutant("special-values-lost", "device.cpu.tasks:Task.compile")
+def results_are_finite(real: Any, self: Task) -> None:
     """Results of captured float32 ops are clamped to finite values."""
-    _change_results(patch, lambda result: result.clamp_(*(-3.4028234e38, 3.4028234e38)))
+    real(self)
+    _change_results(self, lambda result: result.clamp_(*(-3.4028234e38, 3.4028234e38)))
 
 
-@mutant("special-values-lost-nan", "platform", hazard="special-values-lost")
-def nan_becomes_zero(patch: pytest.MonkeyPatch) -> None:
+@mutant("special-values-lost-nan", "device.cpu.tasks:Task.compile")
+def nan_becomes_zero(real: Any, self: Task) -> None:
     """Results of captured float32 ops have 0 for NaN."""
-    _change_results(patch, lambda result: result.masked_fill_(result.isnan(), 0.0))
+    real(self)
+    _change_results(self, lambda result: result.masked_fill_(result.isnan(), 0.0))
 
 
-def _change_results(patch: pytest.MonkeyPatch, change: Callable[[Tensor], object]) -> None:
-    """Each recorded op changes its new float32 results after it ran."""
-    real = Task.compile
+def _change_results(task: Task, change: Callable[[Tensor], object]) -> None:
+    """Make a recorded op change its new float32 results after it ran."""
+    call, results = task.call, [each for _, each in task.outputs if each.dtype == torch.float32]
 
-    def compile(self: Task) -> None:
-        real(self)
-        call, results = self.call, [each for _, each in self.outputs if each.dtype == torch.float32]
+    def run() -> None:
+        call()
+        for each in results:
+            change(each)
 
-        def run() -> None:
-            call()
-            for each in results:
-                change(each)
-
-        if results:
-            self.call = run
-
-    patch.setattr(Task, "compile", compile)
+    if results:
+        task.call = run
 
 
-@mutant("update-of-one-list", "platform")
-def only_the_last_list_is_rewritten(patch: pytest.MonkeyPatch) -> None:
+@mutant("update-of-one-list", "device.cpu.tasks:UpdateMode.commit")
+def only_the_last_list_is_rewritten(real: Any, self: Any) -> None:
     """An update rewrites the last list of an op, the lengths of contexts, and leaves the numbers of rows."""
-    real = UpdateMode.commit
-
-    def commit(self: Any) -> None:
-        if len(self._new) == len(self._group.tasks):
-            self._new = [
-                (_last_list_of(args, task.args), kwargs)
-                for (args, kwargs), task in zip(self._new, self._group.tasks, strict=True)
-            ]
-        real(self)
-
-    patch.setattr(UpdateMode, "commit", commit)
+    if len(self._new) == len(self._group.tasks):
+        self._new = [
+            (_last_list_of(args, task.args), kwargs)
+            for (args, kwargs), task in zip(self._new, self._group.tasks, strict=True)
+        ]
+    real(self)
 
 
 def _last_list_of(new: tuple[Any, ...], old: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -178,17 +146,12 @@ def _last_list_of(new: tuple[Any, ...], old: tuple[Any, ...]) -> tuple[Any, ...]
     return tuple(old[i] if i in lists[:-1] else each for i, each in enumerate(new))
 
 
-@mutant("failed-update-opens-gate", "platform")
-def failed_update_opens_the_gate(patch: pytest.MonkeyPatch) -> None:
+@mutant("failed-update-opens-gate", "device.cpu.platform:CpuPlatform.task_update")
+@contextmanager
+def failed_update_opens_the_gate(real: Any, self: CpuPlatform, group: Any) -> Generator[None]:
     """An update opens the gate of its group also where its block raised."""
-    real = CpuPlatform.task_update
-
-    @contextmanager
-    def task_update(self: CpuPlatform, group: Any) -> Generator[None]:
-        try:
-            with real(self, group):
-                yield
-        finally:
-            group.is_updated = True
-
-    patch.setattr(CpuPlatform, "task_update", task_update)
+    try:
+        with real(self, group):
+            yield
+    finally:
+        group.is_updated = True

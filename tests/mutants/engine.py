@@ -15,8 +15,7 @@ import specgraph.capture.model_runner
 import specgraph.draft.buffers
 import specgraph.draft.program
 import specgraph.engine.verify
-from specgraph import ops
-from specgraph.capture import BatchDescriptor, Fingerprint, GraphRunner, UpdatePlan
+from specgraph.capture import BatchDescriptor, GraphRunner, UpdatePlan
 from specgraph.capture.graph_runner import Recording
 from specgraph.draft import Drafter, DraftTokens, RoundBuffers
 from specgraph.draft.chain import ChainProgram
@@ -26,20 +25,15 @@ from specgraph.draft.propose_passes import ProposePasses
 model_runner = specgraph.capture.model_runner
 
 
-@mutant("stale-metadata-rebound", "engine")
-def stale_metadata_rebound(patch: pytest.MonkeyPatch) -> None:
+@mutant("stale-metadata-rebound", "draft:RoundBuffers.load")
+def stale_metadata_rebound(real: Any, self: RoundBuffers, batch: Any, *rest: Any, kept: list[Tensor] = []) -> None:  # noqa: B006 (kept)
     """Each round's counts are a new tensor instead of the old one, written in place."""
-    real, kept = RoundBuffers.load, list[Tensor]()
-
-    def load(self: RoundBuffers, batch: Any, *rest: Any) -> None:
-        kept.append(self.num_sampled)
-        object.__setattr__(self, "num_sampled", self.num_sampled.clone())
-        real(self, batch, *rest)
-
-    patch.setattr(RoundBuffers, "load", load)
+    kept.append(self.num_sampled)
+    object.__setattr__(self, "num_sampled", self.num_sampled.clone())
+    real(self, batch, *rest)
 
 
-@mutant("stale-metadata-copied-late", "engine")
+@mutant("stale-metadata-copied-late")
 def stale_metadata_copied_late(patch: pytest.MonkeyPatch) -> None:
     """The block table is copied after the replay that needs it."""
     real_load, real_run, late = RoundBuffers.load, Drafter.run, dict[int, Tensor]()
@@ -60,32 +54,22 @@ def stale_metadata_copied_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Drafter, "run", run)
 
 
-@mutant("stale-padding-rows", "engine")
-def stale_padding_rows(patch: pytest.MonkeyPatch) -> None:
+@mutant("stale-padding-rows", "draft.round:RoundBuffers.load")
+def stale_padding_rows(real: Any, self: RoundBuffers, batch: Any, *rest: Any) -> None:
     """The rows after a smaller batch keep the counts of the last, larger one."""
-    real = RoundBuffers.load
-
-    def load(self: RoundBuffers, batch: Any, *rest: Any) -> None:
-        tail = self.num_sampled[batch.num_requests :].clone()
-        real(self, batch, *rest)
-        self.num_sampled[batch.num_requests :].copy_(tail)
-
-    patch.setattr(RoundBuffers, "load", load)
+    tail = self.num_sampled[batch.num_requests :].clone()
+    real(self, batch, *rest)
+    self.num_sampled[batch.num_requests :].copy_(tail)
 
 
-@mutant("bound-padding-alive", "engine", hazard="stale-padding-rows")
-def bound_padding_alive(patch: pytest.MonkeyPatch) -> None:
+@mutant("stale-padding-rows-bound", "draft.propose_passes:ProposePasses.in_place")
+def bound_padding_alive(real: Any, self: ProposePasses, *args: Any) -> Any:
     """The rows after a smaller batch keep the counts that the engine left in its own, bound tensors."""
-    real = ProposePasses.in_place
-
-    def in_place(self: ProposePasses, *args: Any) -> Any:
-        found = real(self, *args)
-        return found if found is None or found.bound is None else replace(found, padding=None)
-
-    patch.setattr(ProposePasses, "in_place", in_place)
+    found = real(self, *args)
+    return found if found is None or found.bound is None else replace(found, padding=None)
 
 
-@mutant("capture-key-mismatch", "engine")
+@mutant("capture-key-mismatch")
 def capture_key_mismatch(patch: pytest.MonkeyPatch) -> None:
     """Graphs are captured under another key than requests are dispatched to."""
     real_capture, real_launches = Drafter.capture, model_runner.launches
@@ -103,7 +87,7 @@ def capture_key_mismatch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Drafter, "capture", capture)
 
 
-@mutant("capture-at-request-time", "engine")
+@mutant("capture-at-request-time")
 def capture_at_request_time(patch: pytest.MonkeyPatch) -> None:
     """Nothing is captured at start-up; the first request does it."""
     real_capture, real_run = Drafter.capture, Drafter.run
@@ -117,73 +101,50 @@ def capture_at_request_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Drafter, "run", run)
 
 
-@mutant("num-reqs-unpadded", "engine")
-def num_reqs_unpadded(patch: pytest.MonkeyPatch) -> None:
+@mutant("num-reqs-unpadded", "draft.host_lengths:HostRound.lengths")
+def num_reqs_unpadded(real: Any, self: HostRound, *args: Any) -> Any:
     """Host lengths have one entry per real request instead of one per request of the graph."""
-    real = HostRound.lengths
-
-    def lengths(self: HostRound, *args: Any) -> Any:
-        return real(replace(self, padded=len(self.start_positions)), *args)
-
-    patch.setattr(HostRound, "lengths", lengths)
+    return real(replace(self, padded=len(self.start_positions)), *args)
 
 
-@mutant("k-equals-2", "engine")
-def k_equals_2(patch: pytest.MonkeyPatch) -> None:
+@mutant("k-equals-2", "capture.model_runner:launches")
+def k_equals_2(real: Any, lowering: Any, batch: BatchDescriptor, num_steps: int, *rest: Any) -> Any:
     """With two draft tokens the later step is left out, as if there were none."""
-    real = model_runner.launches
-
-    def launches(lowering: Any, batch: BatchDescriptor, num_steps: int, *rest: Any) -> Any:
-        left_out = num_steps == 2 and batch.phase == "propose"
-        return real(lowering, batch, 1 if left_out else num_steps, *rest)
-
-    patch.setattr(model_runner, "launches", launches)
+    left_out = num_steps == 2 and batch.phase == "propose"
+    return real(lowering, batch, 1 if left_out else num_steps, *rest)
 
 
-@mutant("step-ladder-overpadding", "engine")
-def step_ladder_overpadding(patch: pytest.MonkeyPatch) -> None:
+@mutant("step-ladder-overpadding", "draft.drafter:Drafter._body")
+def step_ladder_overpadding(
+    real: Any, self: Drafter, program: Any, batch: BatchDescriptor, launch: Any, *rest: Any
+) -> Any:
     """Later steps are padded on step 0's ladder: K + 1 times the rows."""
-    real = Drafter._body
-
-    def body(self: Drafter, program: Any, batch: BatchDescriptor, launch: Any, *rest: Any) -> Any:
-        if launch.descriptor.phase == "step":
-            rows = batch.num_requests * (batch.num_speculative_tokens + 1)
-            batch = replace(batch, num_requests=min(rows, self.config.max_num_requests))
-        return real(self, program, batch, launch, *rest)
-
-    patch.setattr(Drafter, "_body", body)
+    if launch.descriptor.phase == "step":
+        rows = batch.num_requests * (batch.num_speculative_tokens + 1)
+        batch = replace(batch, num_requests=min(rows, self.config.max_num_requests))
+    return real(self, program, batch, launch, *rest)
 
 
-@mutant("size-truncated", "engine")
-def size_truncated(patch: pytest.MonkeyPatch) -> None:
+@mutant("size-truncated", "capture.config:capture_sizes")
+def size_truncated(real: Any, most: int, asked: Any = None) -> tuple[int, ...]:
     """Named sizes are cut to even numbers without a word."""
-    real = specgraph.capture.config.capture_sizes
-
-    def capture_sizes(most: int, asked: Any = None) -> tuple[int, ...]:
-        sizes = real(most, asked)
-        return (*sorted({max(1, size // 2 * 2) for size in sizes[:-1]} - {sizes[-1]}), sizes[-1])
-
-    patch.setattr(specgraph.capture.config, "capture_sizes", capture_sizes)
+    sizes = real(most, asked)
+    return (*sorted({max(1, size // 2 * 2) for size in sizes[:-1]} - {sizes[-1]}), sizes[-1])
 
 
-@mutant("block-misaligned-sizes", "engine")
-def block_misaligned_sizes(patch: pytest.MonkeyPatch) -> None:
+@mutant("block-misaligned-sizes", "capture:BatchDescriptor.num_tokens")
+def block_misaligned_sizes(real: Any, self: BatchDescriptor) -> int:
     """The number of rows is padded to a multiple of eight, independent of the rows per request."""
-    patch.setattr(BatchDescriptor, "num_tokens", property(lambda self: -(-self.num_requests * self.query_len // 8) * 8))
+    return -(-self.num_requests * self.query_len // 8) * 8
 
 
-@mutant("buffer-smaller-than-padded-size", "engine")
-def buffer_smaller(patch: pytest.MonkeyPatch) -> None:
+@mutant("buffer-smaller-than-padded-size", "draft.program:allocate_buffers")
+def buffer_smaller(real: Any, config: Any, *args: Any) -> Any:
     """Buffers hold the largest default size below the maximum instead of the maximum."""
-    real = specgraph.draft.program.allocate_buffers
-
-    def allocate_buffers(config: Any, *args: Any) -> Any:
-        return real(replace(config, max_num_requests=config.max_num_requests // 2, capture_sizes=None), *args)
-
-    patch.setattr(specgraph.draft.program, "allocate_buffers", allocate_buffers)
+    return real(replace(config, max_num_requests=config.max_num_requests // 2, capture_sizes=None), *args)
 
 
-@mutant("graph-reuses-target-metadata", "engine")
+@mutant("graph-reuses-target-metadata")
 def graph_reuses_target_metadata(patch: pytest.MonkeyPatch) -> None:
     """The drafter's graphs use the target's metadata tensors where they have the same shape."""
     real = specgraph.draft.buffers.allocate_metadata
@@ -197,19 +158,15 @@ def graph_reuses_target_metadata(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "allocate_metadata", allocate_metadata)
 
 
-@mutant("update-key-ignored", "engine")
-def update_key_ignored(patch: pytest.MonkeyPatch) -> None:
+@mutant("update-key-ignored", "capture.update_plan:UpdatePlan.apply")
+def update_key_ignored(real: Any, self: UpdatePlan, values: Any) -> None:
     """An update zips values with captured tasks: unknown keys and missing ones are passed over."""
-
-    def apply(self: UpdatePlan, values: Any) -> None:
-        for task, lengths in zip(self._tasks.values(), values.values(), strict=False):
-            with self.platform.task_update(task.group):
-                task.prepare(lengths)()
-
-    patch.setattr(UpdatePlan, "apply", apply)
+    for task, lengths in zip(self._tasks.values(), values.values(), strict=False):
+        with self.platform.task_update(task.group):
+            task.prepare(lengths)()
 
 
-@mutant("update-prefill-decode-mixed", "engine")
+@mutant("update-prefill-decode-mixed")
 def update_prefill_decode_mixed(patch: pytest.MonkeyPatch) -> None:
     """Captured tasks are kept in one table by size, so that graphs of one size share them."""
     real, by_size = UpdatePlan.__init__, dict[int, Any]()
@@ -228,45 +185,34 @@ def update_prefill_decode_mixed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UpdatePlan, "add", add)
 
 
-@mutant("rejected-tokens-in-lengths", "engine")
-def rejected_tokens_in_lengths(patch: pytest.MonkeyPatch) -> None:
+@mutant("rejected-tokens-in-lengths", "draft.host_lengths:HostRound.counts")
+def rejected_tokens_in_lengths(real: Any, self: Any) -> Any:
     """Host lengths of the later steps count every row of the round, rejected ones too."""
-    patch.setattr(HostRound, "counts", lambda self: [self.query_len] * len(self.start_positions))
+    return [self.query_len] * len(self.start_positions)
 
 
-@mutant("per-step-lengths-not-updated", "engine")
-def per_step_lengths_not_updated(patch: pytest.MonkeyPatch) -> None:
+@mutant("per-step-lengths-not-updated", "draft.chain:ChainProgram.host_lengths")
+def per_step_lengths_not_updated(real: Any, self: ChainProgram, step: int, host_round: HostRound) -> Any:
     """Every later step gets the host lengths of the first of them."""
-    real = ChainProgram.host_lengths
-
-    def host_lengths(self: ChainProgram, step: int, host_round: HostRound) -> Any:
-        return real(self, min(step, 1), host_round)
-
-    patch.setattr(ChainProgram, "host_lengths", host_lengths)
+    return real(self, min(step, 1), host_round)
 
 
-@mutant("output-aliases-graph-buffer", "engine")
-def output_aliases_graph_buffer(patch: pytest.MonkeyPatch) -> None:
+@mutant("output-aliases-graph-buffer", "draft.drafter:Drafter.propose")
+def output_aliases_graph_buffer(real: Any, self: Drafter, batch: Any, **options: Any) -> DraftTokens:
     """propose hands out the buffers that the next replay writes."""
-    real = Drafter.propose
-
-    def propose(self: Drafter, batch: Any, **options: Any) -> DraftTokens:
-        drafts = real(self, batch, **options)
-        n, k = drafts.token_ids.shape
-        b = self.buffers
-        probs = None if b.draft_probs is None else b.draft_probs[:n, :k]
-        return DraftTokens(b.draft_token_ids[:n, :k], probs, drafts.dispatch)
-
-    patch.setattr(Drafter, "propose", propose)
+    drafts = real(self, batch, **options)
+    n, k = drafts.token_ids.shape
+    b = self.buffers
+    probs = None if b.draft_probs is None else b.draft_probs[:n, :k]
+    return DraftTokens(b.draft_token_ids[:n, :k], probs, drafts.dispatch)
 
 
-@mutant("weights-moved", "engine")
-def weights_moved(patch: pytest.MonkeyPatch) -> None:
+@mutant("weights-moved", "capture.read_set:Fingerprint.check")
+def weights_moved(real: Any, self: Any, named: Any, graph: Any) -> None:
     """The addresses of the weights are not compared with those at capture."""
-    patch.setattr(Fingerprint, "check", lambda self, named, graph: None)
 
 
-@mutant("exec-budget", "engine")
+@mutant("exec-budget")
 def exec_budget(patch: pytest.MonkeyPatch) -> None:
     """The runner doesn't count its graphs."""
     patch.setattr(GraphRunner, "graph_count", property(lambda self: 0))
@@ -279,7 +225,7 @@ def exec_budget(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Recording, "begin", begin)
 
 
-@mutant("dynamic-k-negative", "engine")
+@mutant("dynamic-k-negative")
 def dynamic_k_negative(patch: pytest.MonkeyPatch) -> None:
     """The key of a captured graph leaves K out."""
 
@@ -290,20 +236,14 @@ def dynamic_k_negative(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BatchDescriptor, "__eq__", lambda self, other: key(self) == key(other))
 
 
-@mutant("unsampled-counted", "engine")
-def unsampled_counted(patch: pytest.MonkeyPatch) -> None:
+@mutant("unsampled-counted", "ops:count_tokens")
+def unsampled_counted(real: Any, tokens: Any, counts: Any) -> Any:
     """A verify counts the places after its sampled tokens as token 0."""
-    real = ops.count_tokens
-    patch.setattr(ops, "count_tokens", lambda tokens, counts: real(tokens.clamp(min=0), counts))
+    return real(tokens.clamp(min=0), counts)
 
 
-@mutant("draft-length-without-offset", "engine")
-def own_row_left_out(patch: pytest.MonkeyPatch) -> None:
+@mutant("draft-length-without-offset", "draft.chain:ChainProgram.host_lengths")
+def own_row_left_out(real: Any, self: Any, step: int, host_round: Any) -> Any:
     """Host lengths of a draft model's later steps leave out the row itself."""
-    real = ChainProgram.host_lengths
-
-    def host_lengths(self: Any, step: int, host_round: Any) -> Any:
-        lengths, offset = real(self, step, host_round), self.position_offset if step else 0
-        return replace(lengths, seq_lens=[max(length - offset, 0) for length in lengths.seq_lens])
-
-    patch.setattr(ChainProgram, "host_lengths", host_lengths)
+    lengths, offset = real(self, step, host_round), self.position_offset if step else 0
+    return replace(lengths, seq_lens=[max(length - offset, 0) for length in lengths.seq_lens])

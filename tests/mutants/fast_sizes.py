@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-import pytest
 import torch
-from mutants.draft_ops import change_arguments, replace_op
 from mutants.registry import mutant
 from torch import Tensor
 
@@ -27,304 +24,197 @@ def _in_tiles(x: Tensor) -> bool:
     return x.dtype in HALVES and x.shape[1] % 128 == 0
 
 
-@mutant("linears-in-tiles", "kernel")
-def without_eps(patch: pytest.MonkeyPatch) -> None:
+@mutant("linears-in-tiles", "ops:linear_norm_linear")
+def without_eps(real: Any, x: Tensor, weight: Any, residual: Any, norm: Any, following: Any) -> Any:
     """The kernel of two linears in half precision has no eps in the norm between them."""
-
-    def change(x: Tensor, weight: Any, residual: Any, norm: Any, following: Any) -> tuple[Any, ...]:
-        return x, weight, residual, norm._replace(eps=0.0) if _in_tiles(x) else norm, following
-
-    change_arguments(patch, "linear_norm_linear", change)
+    return real(x, weight, residual, norm._replace(eps=0.0) if _in_tiles(x) else norm, following)
 
 
-@mutant("linears-in-tiles-columns", "kernel", hazard="linears-in-tiles")
-def columns_past_the_tiles(patch: pytest.MonkeyPatch) -> None:
+@mutant("linears-in-tiles-columns", "ops:norm_gate_up")
+def columns_past_the_tiles(real: Any, x: Tensor, *rest: Any) -> Tensor:
     """A gated linear of more than 13,312 columns leaves out those past them."""
-
-    def broken(real: Any, x: Tensor, *rest: Any) -> Tensor:
-        out = real(x, *rest)
-        out[:, 13312:] = 0
-        return out
-
-    replace_op(patch, "norm_gate_up", broken)
+    out = real(x, *rest)
+    out[:, 13312:] = 0
+    return out
 
 
-@mutant("linears-in-tiles-rows", "kernel", hazard="linears-in-tiles")
-def rows_past_the_blocks(patch: pytest.MonkeyPatch) -> None:
+@mutant("linears-in-tiles-rows", "ops:norm_linear")
+def rows_past_the_blocks(real: Any, x: Tensor, *rest: Any) -> Tensor:
     """A linear over more than 64 rows of more than 8,192 columns leaves out rows past the 192nd."""
-
-    def broken(real: Any, x: Tensor, *rest: Any) -> Tensor:
-        out = real(x, *rest)
-        if x.shape[1] > 8192:
-            out[192:] = 0
-        return out
-
-    replace_op(patch, "norm_linear", broken)
+    out = real(x, *rest)
+    if x.shape[1] > 8192:
+        out[192:] = 0
+    return out
 
 
-@mutant("linears-in-tiles-wide", "kernel", hazard="linears-in-tiles")
-def columns_of_the_last_block(patch: pytest.MonkeyPatch) -> None:
+@mutant("linears-in-tiles-wide", "ops:norm_gate_up")
+def columns_of_the_last_block(real: Any, x: Tensor, *rest: Any) -> Tensor:
     """A gated linear over 33 to 64 rows whose columns are no multiple of 40 blocks of 128 leaves out the last block."""
-
-    def broken(real: Any, x: Tensor, *rest: Any) -> Tensor:
-        out = real(x, *rest)
-        if 32 < len(x) <= 64 and x.shape[1] >= 2048 and out.shape[1] % (40 * 128):
-            out[:, -40:] = 0
-        return out
-
-    replace_op(patch, "norm_gate_up", broken)
+    out = real(x, *rest)
+    if 32 < len(x) <= 64 and x.shape[1] >= 2048 and out.shape[1] % (40 * 128):
+        out[:, -40:] = 0
+    return out
 
 
-@mutant("heads-in-tiles-of-many", "kernel", hazard="heads-in-tiles")
-def tokens_past_the_tiles(patch: pytest.MonkeyPatch) -> None:
+@mutant("heads-in-tiles-of-many", "ops:greedy_next_step")
+def tokens_past_the_tiles(real: Any, x: Tensor, head: ops.Head, *rest: Any) -> Any:
     """The fused head of more than 64 rows never takes a token past the 16,384th."""
-
-    def broken(real: Any, x: Tensor, head: ops.Head, *rest: Any) -> Any:
-        if len(x) > 64:
-            weight = head.weight.clone()
-            weight[16384:] = 0
-            head = head._replace(weight=weight)
-        return real(x, head, *rest)
-
-    replace_op(patch, "greedy_next_step", broken)
+    if len(x) > 64:
+        weight = head.weight.clone()
+        weight[16384:] = 0
+        head = head._replace(weight=weight)
+    return real(x, head, *rest)
 
 
-@mutant("linears-in-tiles-scales", "kernel", hazard="linears-in-tiles")
-def scales_of_128_columns(patch: pytest.MonkeyPatch) -> None:
+@mutant("linears-in-tiles-scales", "ops:norm_linear")
+def scales_of_128_columns(real: Any, x: Any, norm: Any, weight: Any, *rest: Any) -> Any:
     """A linear over FP8 weights takes one scale for each 128 columns, where there are more of them."""
-
-    def change(x: Any, norm: Any, weight: Any, *rest: Any) -> tuple[Any, ...]:
-        most = max(weight.matrix.shape[1] // 128, 1)
-        if weight.scale is not None and weight.scale.shape[0] > most:
-            weight = weight._replace(scale=weight.scale[:: weight.scale.shape[0] // most])
-        return x, norm, weight, *rest
-
-    change_arguments(patch, "norm_linear", change)
+    most = max(weight.matrix.shape[1] // 128, 1)
+    if weight.scale is not None and weight.scale.shape[0] > most:
+        weight = weight._replace(scale=weight.scale[:: weight.scale.shape[0] // most])
+    return real(x, norm, weight, *rest)
 
 
-@mutant("linears-in-tiles-state", "kernel", hazard="linears-in-tiles")
-def counter_left_behind(patch: pytest.MonkeyPatch) -> None:
+@mutant("linears-in-tiles-state", "ops:norm_linear")
+def counter_left_behind(real: Any, x: Tensor, *rest: Any, many: list[bool] = [False]) -> Tensor:  # noqa: B006 (kept)
     """The first call of few rows after one of many finds a counter, and its row 0 is wrong."""
-    many = [False]
-
-    def broken(real: Any, x: Tensor, *rest: Any) -> Tensor:
-        out = real(x, *rest)
-        if many[0] and x.shape[0] <= 64:
-            out[0] = 0
-        many[0] = x.shape[0] > 64
-        return out
-
-    replace_op(patch, "norm_linear", broken)
+    out = real(x, *rest)
+    if many[0] and x.shape[0] <= 64:
+        out[0] = 0
+    many[0] = x.shape[0] > 64
+    return out
 
 
-@mutant("linears-in-tiles-sums", "kernel", hazard="linears-in-tiles")
-def parts_in_half(patch: pytest.MonkeyPatch) -> None:
+@mutant("linears-in-tiles-sums", "ops:norm_linear")
+def parts_in_half(real: Any, x: Tensor, norm: Any, weight: Any, *rest: Any) -> Tensor:
     """Sums of more than 2,048 columns are added from parts of 64 columns in half precision."""
-
-    def broken(real: Any, x: Tensor, norm: Any, weight: Any, *rest: Any) -> Tensor:
-        if x.shape[1] <= 2048 or norm is not None:
-            return real(x, norm, weight, *rest)
-        matrix = weight.matrix
-        out = real(x[:, :64], None, weight._replace(matrix=matrix[:, :64]), *rest)
-        for part in range(64, x.shape[1], 64):
-            out = out + x[:, part : part + 64] @ matrix[:, part : part + 64].T
-        return out
-
-    replace_op(patch, "norm_linear", broken)
+    if x.shape[1] <= 2048 or norm is not None:
+        return real(x, norm, weight, *rest)
+    matrix = weight.matrix
+    out = real(x[:, :64], None, weight._replace(matrix=matrix[:, :64]), *rest)
+    for part in range(64, x.shape[1], 64):
+        out = out + x[:, part : part + 64] @ matrix[:, part : part + 64].T
+    return out
 
 
-@mutant("drafts-past-a-number", "kernel")
-def eight_drafts(patch: pytest.MonkeyPatch) -> None:
+@mutant("drafts-past-a-number", "ops:verify_drafts")
+def eight_drafts(real: Any, logits: Any, drafts: Tensor, *rest: Any) -> None:
     """Rejection sampling takes drafts past the eighth for none."""
-
-    def broken(real: Any, logits: Any, drafts: Tensor, *rest: Any) -> None:
-        taken = drafts.clone()
-        taken[:, 8:] = -1
-        real(logits, taken, *rest)
-
-    replace_op(patch, "verify_drafts", broken)
+    taken = drafts.clone()
+    taken[:, 8:] = -1
+    real(logits, taken, *rest)
 
 
-@mutant("large-vocabulary-columns", "kernel", hazard="large-vocabulary")
-def columns_past_131072(patch: pytest.MonkeyPatch) -> None:
+@mutant("large-vocabulary-columns", "ops:verify_drafts")
+def columns_past_131072(real: Any, logits: Tensor, *rest: Any) -> Any:
     """Rejection sampling leaves out tokens from 131,072 on."""
-
-    def change(logits: Tensor, *rest: Any) -> tuple[Any, ...]:
-        logits = logits.clone()
-        logits[:, 131_072:] = float("-inf")
-        return logits, *rest
-
-    change_arguments(patch, "verify_drafts", change)
+    logits = logits.clone()
+    logits[:, 131_072:] = float("-inf")
+    return real(logits, *rest)
 
 
-@mutant("heads-in-tiles", "kernel")
-def last_of_equals(patch: pytest.MonkeyPatch) -> None:
+@mutant("heads-in-tiles", "ops:draft_from_hidden")
+def last_of_equals(real: Any, x: Tensor, head: ops.Head, drafts: ops.Drafts, draws: Any = None) -> Any:
     """The head in half precision takes the last of equal tokens."""
-
-    def broken(x: Tensor, head: ops.Head, drafts: ops.Drafts, draws: Any = None) -> tuple[Any, ...]:
-        if not _in_tiles(x) or draws is not None:
-            return x, head, drafts, draws
-        last, ids = head.weight.shape[0] - 1, drafts.draft_to_target
-        offsets = torch.zeros(last + 1, dtype=torch.int64) if ids is None else ids
-        back = offsets.flip(0) + 2 * torch.arange(last, -1, -1) - last
-        return x, head._replace(weight=head.weight.flip(0)), drafts._replace(draft_to_target=back), None
-
-    change_arguments(patch, "draft_from_hidden", broken)
+    if not _in_tiles(x) or draws is not None:
+        return real(x, head, drafts, draws)
+    last, ids = head.weight.shape[0] - 1, drafts.draft_to_target
+    offsets = torch.zeros(last + 1, dtype=torch.int64) if ids is None else ids
+    back = offsets.flip(0) + 2 * torch.arange(last, -1, -1) - last
+    return real(x, head._replace(weight=head.weight.flip(0)), drafts._replace(draft_to_target=back), None)
 
 
-@mutant("heads-in-tiles-noise", "kernel", hazard="heads-in-tiles")
-def noise_of_the_first_row(patch: pytest.MonkeyPatch) -> None:
+@mutant("heads-in-tiles-noise", "ops:draft_from_hidden")
+def noise_of_the_first_row(real: Any, x: Tensor, head: Any, drafts: Any, draws: ops.Draws | None = None) -> Any:
     """The sampling head in half precision draws the noise of request 0 for the rows of its tile."""
-
-    def change(x: Tensor, head: Any, drafts: Any, draws: ops.Draws | None = None) -> tuple[Any, ...]:
-        if draws is not None and _in_tiles(x):
-            draws = draws._replace(seeds=draws.seeds[:1].expand_as(draws.seeds))
-        return x, head, drafts, draws
-
-    change_arguments(patch, "draft_from_hidden", change)
+    if draws is not None and _in_tiles(x):
+        draws = draws._replace(seeds=draws.seeds[:1].expand_as(draws.seeds))
+    return real(x, head, drafts, draws)
 
 
-@mutant("wide-rows", "kernel")
-def first_chunk_of_a_row(patch: pytest.MonkeyPatch) -> None:
+@mutant("wide-rows", "ops:take_rows")
+def first_chunk_of_a_row(real: Any, source: Tensor, rows: Any, out: Tensor) -> None:
     """Rows are copied up to their 8,192nd value."""
-
-    def broken(real: Any, source: Tensor, rows: Any, out: Tensor) -> None:
-        real(source[:, :8192], rows, out[:, :8192])
-
-    replace_op(patch, "take_rows", broken)
+    real(source[:, :8192], rows, out[:, :8192])
 
 
-@mutant("wide-rows-kept", "kernel", hazard="wide-rows")
-def first_chunk_of_a_kept_row(patch: pytest.MonkeyPatch) -> None:
+@mutant("wide-rows-kept", "ops:keep_rows")
+def first_chunk_of_a_kept_row(real: Any, *args: Any) -> None:
     """Of a past row 2,048 values are kept."""
-
-    def broken(real: Any, *args: Any) -> None:
-        past: PastRows = args[4]
-        old = past.hidden[..., 2048:].clone()
-        real(*args)
-        past.hidden[..., 2048:] = old
-
-    replace_op(patch, "keep_rows", broken)
+    past: PastRows = args[4]
+    old = past.hidden[..., 2048:].clone()
+    real(*args)
+    past.hidden[..., 2048:] = old
 
 
-@mutant("many-in-one-program", "kernel")
-def first_tile_of_requests(patch: pytest.MonkeyPatch) -> None:
+@mutant("many-in-one-program", "ops:advance")
+def first_tile_of_requests(
+    real: Any, lengths: Tensor, positions: Tensor, slots: Tensor, step: Any, table: Tensor, *rest: Any
+) -> None:
     """The first 256 requests of a batch move on."""
-
-    def broken(
-        real: Any, lengths: Tensor, positions: Tensor, slots: Tensor, step: Any, table: Tensor, *rest: Any
-    ) -> None:
-        real(lengths[:256], positions[:256], slots[:256], step, table[:256], *rest)
-
-    replace_op(patch, "advance", broken)
+    real(lengths[:256], positions[:256], slots[:256], step, table[:256], *rest)
 
 
-@mutant("many-in-one-program-end", "kernel", hazard="many-in-one-program")
-def last_slot_past_the_end(patch: pytest.MonkeyPatch) -> None:
+@mutant("many-in-one-program-end", "ops:advance")
+def last_slot_past_the_end(
+    real: Any, lengths: Tensor, positions: Any, slots: Tensor, step: Any, table: Tensor, most: int, block: int
+) -> None:
     """A row past max_model_len has the slot of the last position instead of none."""
-
-    def broken(
-        real: Any, lengths: Tensor, positions: Any, slots: Tensor, step: Any, table: Tensor, most: int, block: int
-    ) -> None:
-        real(lengths, positions, slots, step, table, most, block)
-        last = table[:, (most - 1) // block].long() * block + (most - 1) % block
-        slots.copy_(torch.where((lengths > most) & (last >= block), last, slots))
-
-    replace_op(patch, "advance", broken)
+    real(lengths, positions, slots, step, table, most, block)
+    last = table[:, (most - 1) // block].long() * block + (most - 1) % block
+    slots.copy_(torch.where((lengths > most) & (last >= block), last, slots))
 
 
-@mutant("many-in-one-program-moves", "kernel", hazard="many-in-one-program")
-def moves_in_parts(patch: pytest.MonkeyPatch) -> None:
+@mutant("many-in-one-program-moves", "ops:move_kv")
+def moves_in_parts(real: Any, keys: Any, values: Any, source: Tensor, to: Tensor) -> None:
     """Keys and values move 256 at a time, so that a later part reads what an earlier one wrote."""
-
-    def broken(real: Any, keys: Any, values: Any, source: Tensor, to: Tensor) -> None:
-        for a, b in zip(source.split(256), to.split(256), strict=True):
-            real(keys, values, a, b)
-
-    replace_op(patch, "move_kv", broken)
+    for a, b in zip(source.split(256), to.split(256), strict=True):
+        real(keys, values, a, b)
 
 
-@mutant("large-trees", "kernel")
-def two_blocks_of_a_vocabulary(patch: pytest.MonkeyPatch) -> None:
+@mutant("large-trees", "ops:grow_tree")
+def two_blocks_of_a_vocabulary(real: Any, logits: Tensor, *rest: Any, **options: Any) -> None:
     """A tree draws from the first 8,192 tokens."""
-
-    def broken(real: Any, logits: Tensor, *rest: Any, **options: Any) -> None:
-        real(torch.cat((logits[:, :8192], torch.full_like(logits[:, 8192:], -100.0)), 1), *rest, **options)
-
-    replace_op(patch, "grow_tree", broken)
+    real(torch.cat((logits[:, :8192], torch.full_like(logits[:, 8192:], -100.0)), 1), *rest, **options)
 
 
-@mutant("rows-without-block-uncounted", "kernel")
-def sampled_rows_only(patch: pytest.MonkeyPatch) -> None:
+@mutant("rows-without-block-uncounted", "ops:begin_rows")
+def sampled_rows_only(real: Any, given: Any, plan: RowPlan, *args: Any) -> None:
     """Rows of drafts after the sampled tokens are not counted where they have no KV block."""
-
-    def broken(real: Any, given: Any, plan: RowPlan, *args: Any) -> None:
-        real(given, plan._replace(later_rows=0) if plan.slots_of_rejected else plan, *args)
-
-    replace_op(patch, "begin_rows", broken)
+    real(given, plan._replace(later_rows=0) if plan.slots_of_rejected else plan, *args)
 
 
-@mutant("wide-rows-cleared", "kernel", hazard="wide-rows")
-def eight_columns_cleared(patch: pytest.MonkeyPatch) -> None:
+@mutant("wide-rows-cleared", "ops:load_round")
+def eight_columns_cleared(real: Any, given: RoundTensors, to: RoundTensors) -> None:
     """Behind a round's block table eight columns are cleared."""
-
-    def broken(real: Any, given: RoundTensors, to: RoundTensors) -> None:
-        n, columns = given.block_table.shape
-        stale = to.block_table[:n, columns + 8 :].clone()
-        real(given, to)
-        to.block_table[:n, columns + 8 :] = stale
-
-    replace_op(patch, "load_round", broken)
+    n, columns = given.block_table.shape
+    stale = to.block_table[:n, columns + 8 :].clone()
+    real(given, to)
+    to.block_table[:n, columns + 8 :] = stale
 
 
-@mutant("many-in-one-program-kept", "kernel", hazard="many-in-one-program")
-def first_rows_of_a_pass(patch: pytest.MonkeyPatch) -> None:
+@mutant("many-in-one-program-kept", "ops:keep_rows")
+def first_rows_of_a_pass(real: Any, tokens: Tensor, hidden: Tensor, at: Tensor, to: Tensor, *rest: Any) -> Any:
     """Of a pass the first 256 rows are kept."""
-
-    def change(tokens: Tensor, hidden: Tensor, at: Tensor, to: Tensor, *rest: Any) -> tuple[Any, ...]:
-        return tokens[:256], hidden[:256], at[:256], to[:256], *rest
-
-    change_arguments(patch, "keep_rows", change)
+    return real(tokens[:256], hidden[:256], at[:256], to[:256], *rest)
 
 
-def _attending(patch: pytest.MonkeyPatch, change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
-    """Attention of the CPU over `change(query, keys, values)` of each request."""
-    real = PAGED.attend_request
-
-    def broken(query: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> Tensor:
-        return real(query, *change(query, keys, values), *rest)
-
-    patch.setattr(PAGED, "attend_request", broken)
-
-
-@mutant("attention-many-keys-last-split", "attention", hazard="attention-many-keys")
-def split_of_one_key(patch: pytest.MonkeyPatch) -> None:
+@mutant("attention-many-keys-last-split", "ops.paged_attention:attend_request")
+def split_of_one_key(real: Any, query: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> Tensor:
     """A last split of one key is passed over, where splits have 256 keys and the context more than 1,024."""
-
-    def change(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if len(keys) > 1024 and len(keys) % 256 == 1:
-            values = torch.cat((values[:-1], torch.zeros_like(values[-1:])))
-        return keys, values
-
-    _attending(patch, change)
+    if len(keys) > 1024 and len(keys) % 256 == 1:
+        values = torch.cat((values[:-1], torch.zeros_like(values[-1:])))
+    return real(query, keys, values, *rest)
 
 
-@mutant("attention-many-blocks-groups", "attention", hazard="attention-many-blocks")
-def groups_reversed(patch: pytest.MonkeyPatch) -> None:
+@mutant("attention-many-blocks-groups", "ops.paged_attention:attend_request")
+def groups_reversed(real: Any, query: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> Tensor:
     """Groups of query heads that are no power of two are matched to the key heads from the last one on."""
-
-    def change(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        group = query.shape[1] // keys.shape[1]
-        return (keys.flip(1), values) if group & (group - 1) else (keys, values)
-
-    _attending(patch, change)
+    group = query.shape[1] // keys.shape[1]
+    return real(query, keys.flip(1) if group & (group - 1) else keys, values, *rest)
 
 
-@mutant("part-of-the-head-rotated-late", "kernel", hazard="part-of-the-head-rotated")
-def table_of_4096_rows(patch: pytest.MonkeyPatch) -> None:
+@mutant("part-of-the-head-rotated-late", "ops:rotate_and_store")
+def table_of_4096_rows(real: Any, query: Any, new: NewRows, cache: Any) -> Any:
     """Positions past 4,095 are rotated as that one."""
-
-    def change(query: Any, new: NewRows, cache: Any) -> tuple[Any, ...]:
-        return query, new._replace(positions=new.positions.clamp(max=4095)), cache
-
-    change_arguments(patch, "rotate_and_store", change)
+    return real(query, new._replace(positions=new.positions.clamp(max=4095)), cache)

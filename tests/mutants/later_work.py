@@ -14,35 +14,30 @@ from torch import Tensor
 
 from specgraph.device.cpu.stream import CpuEvent, CpuStream
 from specgraph.draft.sampling_buffers import SamplingBuffers
-from specgraph.engine import admission, decoder
+from specgraph.engine import admission
 from specgraph.engine.request import Running
 
 
-@mutant("query-before-the-work", "platform")
+@mutant("query-before-the-work")
 def queries_are_true(patch: pytest.MonkeyPatch) -> None:
     """query() of streams and events is always true."""
     LaterLaunches(patch)
 
 
-@mutant("query-before-the-work-stream", "platform", hazard="query-before-the-work")
+@mutant("query-before-the-work-stream")
 def stream_query_is_true(patch: pytest.MonkeyPatch) -> None:
     """query() of a stream is always true, that of an event is not."""
     later = LaterLaunches(patch)
     patch.setattr(CpuEvent, "query", lambda self: not later.waiting)
 
 
-@mutant("event-of-the-current-stream", "platform")
-def current_stream_recorded(patch: pytest.MonkeyPatch) -> None:
+@mutant("event-of-the-current-stream", "device.cpu.stream:CpuStream.record_event")
+def current_stream_recorded(real: Any, self: CpuStream, event: Any = None) -> Any:
     """record_event() of a stream records on the current one."""
-    real = CpuStream.record_event
-
-    def record_event(self: CpuStream, event: Any = None) -> Any:
-        return real(self._platform.current_stream(), event)
-
-    patch.setattr(CpuStream, "record_event", record_event)
+    return real(self._platform.current_stream(), event)
 
 
-@mutant("sums-in-half", "platform")
+@mutant("sums-in-half")
 def sums_in_the_dtype(patch: pytest.MonkeyPatch) -> None:
     """Sums of bfloat16 values are kept in bfloat16."""
     real = Tensor.sum
@@ -58,7 +53,7 @@ def sums_in_the_dtype(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tensor, "sum", broken)
 
 
-@mutant("order-of-equals", "platform")
+@mutant("order-of-equals")
 def descending_is_reversed(patch: pytest.MonkeyPatch) -> None:
     """A descending sort is an ascending one from its end."""
     real = Tensor.sort
@@ -70,18 +65,19 @@ def descending_is_reversed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tensor, "sort", broken)
 
 
-@mutant("drafts-not-penalised", "engine")
-def earlier_drafts_uncounted(patch: pytest.MonkeyPatch) -> None:
+@mutant("drafts-not-penalised", "draft.sampling_buffers:SamplingBuffers.adjusted_drafts")
+def earlier_drafts_uncounted(
+    real: Any, self: SamplingBuffers, logits: Any, ids: Any, temperature: Any, drafted: Any = None
+) -> Tensor:
     """Logits of later draft steps have no penalties of the drafts before them."""
-    real = SamplingBuffers.adjusted_drafts
-
-    def broken(self: SamplingBuffers, logits: Any, ids: Any, temperature: Any, drafted: Any = None) -> Tensor:
-        return real(self, logits, ids, temperature, None)
-
-    patch.setattr(SamplingBuffers, "adjusted_drafts", broken)
+    return real(self, logits, ids, temperature, None)
 
 
-def _joining(waiting: Iterable[Running], config: Any, query_len: int, num_rows: int, num_blocks: int) -> list[Running]:
+@mutant("waiting-request-overtaken", "engine.decoder:admissible")
+def whatever_fits(
+    real: Any, waiting: Iterable[Running], config: Any, query_len: int, num_rows: int, num_blocks: int
+) -> list[Running]:
+    """Requests behind one that does not fit join before it."""
     joining: list[Running] = []
     for state in waiting:
         needed = admission.blocks_needed(state.request, config, query_len)
@@ -89,9 +85,3 @@ def _joining(waiting: Iterable[Running], config: Any, query_len: int, num_rows: 
             num_blocks -= needed
             joining.append(state)
     return joining
-
-
-@mutant("waiting-request-overtaken", "engine")
-def whatever_fits(patch: pytest.MonkeyPatch) -> None:
-    """Requests behind one that does not fit join before it."""
-    patch.setattr(decoder, "admissible", _joining)

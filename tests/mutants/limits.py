@@ -5,157 +5,98 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from mutants.registry import mutant
 
-import specgraph.capture.config
-import specgraph.capture.lowering
-import specgraph.draft.drafter
-import specgraph.engine.admission
-import specgraph.engine.blocks
-import specgraph.engine.decoder
-from specgraph.capture.prefill import PrefillProgram
 from specgraph.draft import RoundBuffers
-from specgraph.draft.bound import BoundTensors
-from specgraph.draft.propose_passes import ProposePasses
-from specgraph.engine import Request, SpeculativeDecoder
+from specgraph.engine import Request
 from specgraph.engine.metrics import AcceptanceMetrics
 from specgraph.errors import ConfigError
 
 
-@mutant("cancel-ends-another", "engine")
-def cancel_ends_another(patch: pytest.MonkeyPatch) -> None:
+@mutant("cancel-ends-another", "engine.decoder:SpeculativeDecoder.cancel")
+def cancel_ends_another(real: Any, self: Any, request_id: int) -> bool:
     """cancel() ends the first request that is not the one named."""
-    real = SpeculativeDecoder.cancel
-
-    def cancel(self: Any, request_id: int) -> bool:
-        states = (*self.rounds.running, *self._waiting)
-        other = next((state.index for state in states if state.index != request_id), request_id)
-        return real(self, other)
-
-    patch.setattr(SpeculativeDecoder, "cancel", cancel)
+    states = (*self.rounds.running, *self._waiting)
+    other = next((state.index for state in states if state.index != request_id), request_id)
+    return real(self, other)
 
 
-@mutant("kv-blocks-needed", "engine")
-def one_block_too_many(patch: pytest.MonkeyPatch) -> None:
+@mutant("kv-blocks-needed", "engine.admission:blocks_needed", "engine.decoder:blocks_needed")
+def one_block_too_many(real: Any, request: Request, *rest: Any) -> int:
     """A request whose last position is the last of a block is given one block more than it can touch."""
-    real = specgraph.engine.admission.blocks_needed
-
-    def needed(request: Request, config: Any, query_len: int) -> int:
-        longer = replace(request, max_tokens=request.max_tokens + 1)
-        return real(longer, config, query_len)
-
-    for module in (specgraph.engine.admission, specgraph.engine.decoder):
-        patch.setattr(module, "blocks_needed", needed)
+    return real(replace(request, max_tokens=request.max_tokens + 1), *rest)
 
 
-@mutant("wrong-request-taken", "engine")
-def any_seed_is_taken(patch: pytest.MonkeyPatch) -> None:
+@mutant("wrong-request-taken", "engine.request:Request.__post_init__")
+def any_seed_is_taken(real: Any, self: Request) -> None:
     """A seed of more than 64 bits is taken, and fails when it is written to the device."""
-    real = Request.__post_init__
-
-    def check(self: Request) -> None:
-        try:
-            real(self)
-        except ConfigError as error:
-            if "seed" not in str(error):
-                raise
-
-    patch.setattr(Request, "__post_init__", check)
+    try:
+        real(self)
+    except ConfigError as error:
+        if "seed" not in str(error):
+            raise
 
 
-@mutant("metrics-without-drafts", "engine")
-def mean_over_nothing(patch: pytest.MonkeyPatch) -> None:
+@mutant("metrics-without-drafts", "engine.metrics:AcceptanceMetrics.mean_acceptance_length")
+def mean_over_nothing(real: Any, self: AcceptanceMetrics) -> float:
     """The mean acceptance length divides by the number of drafts where there are none."""
-    mean = property(lambda self: 1 + sum(self.accepted) / self.num_drafts)
-    patch.setattr(AcceptanceMetrics, "mean_acceptance_length", mean)
+    return 1 + sum(self.accepted) / self.num_drafts
 
 
-@mutant("cache-too-large", "engine")
-def half_of_the_cache(patch: pytest.MonkeyPatch) -> None:
+@mutant("cache-too-large", "engine.blocks:bytes_per_token")
+def half_of_the_cache(real: Any, *args: Any) -> Any:
     """The size of KV caches counts the keys and leaves out the values."""
-    real = specgraph.engine.blocks.bytes_per_token
-    patch.setattr(specgraph.engine.blocks, "bytes_per_token", lambda *args: real(*args) // 2)
+    return real(*args) // 2
 
 
-@mutant("wrong-round-taken", "engine")
-def longer_tensors_are_cut(patch: pytest.MonkeyPatch) -> None:
+@mutant("wrong-round-taken", "draft.round:RoundBuffers.load")
+def longer_tensors_are_cut(real: Any, self: RoundBuffers, batch: Any, into: Any, *rest: Any) -> None:
     """Hidden states of more rows than the round has are cut to it without a word."""
-    real = RoundBuffers.load
-
-    def load(self: RoundBuffers, batch: Any, into: Any, *rest: Any) -> None:
-        rows, size = into.aux_hidden.shape
-        real(self, replace(batch, aux_hidden=batch.aux_hidden[:rows, :size]), into, *rest)
-
-    patch.setattr(RoundBuffers, "load", load)
+    rows, size = into.aux_hidden.shape
+    real(self, replace(batch, aux_hidden=batch.aux_hidden[:rows, :size]), into, *rest)
 
 
-@mutant("wrong-round-taken-caches", "engine", hazard="wrong-round-taken")
-def any_cache_is_taken(patch: pytest.MonkeyPatch) -> None:
+@mutant("wrong-round-taken-caches", "draft.drafter:check_caches")
+def any_cache_is_taken(real: Any, *args: Any) -> None:
     """KV caches are not compared with the head that they are for."""
-    patch.setattr(specgraph.draft.drafter, "check_caches", lambda *args: None)
 
 
-@mutant("wrong-round-taken-empty-pass", "engine", hazard="wrong-round-taken")
-def an_empty_pass_is_padded(patch: pytest.MonkeyPatch) -> None:
+@mutant("wrong-round-taken-empty-pass", "capture.prefill:PrefillProgram.dispatch")
+def an_empty_pass_is_padded(real: Any, self: Any, num_rows: Any) -> Any:
     """A prompt pass of no rows runs at the smallest size."""
-    real = PrefillProgram.dispatch
-    patch.setattr(PrefillProgram, "dispatch", lambda self, num_rows: real(self, max(num_rows, 1)))
+    return real(self, max(num_rows, 1))
 
 
-@mutant("default-sizes", "engine")
-def a_size_is_left_out(patch: pytest.MonkeyPatch) -> None:
+@mutant("default-sizes", "capture.config:capture_sizes")
+def a_size_is_left_out(real: Any, most: int, asked: Any = None) -> tuple[int, ...]:
     """The default capture sizes leave out 64."""
-    real = specgraph.capture.config.capture_sizes
-
-    def sizes(most: int, asked: Any = None) -> tuple[int, ...]:
-        found = real(most, asked)
-        return found if asked is not None else tuple(size for size in found if size != 64 or size == most)
-
-    patch.setattr(specgraph.capture.config, "capture_sizes", sizes)
+    found = real(most, asked)
+    return found if asked is not None else tuple(size for size in found if size != 64 or size == most)
 
 
-@mutant("default-sizes-zero", "engine", hazard="default-sizes")
-def size_zero_is_taken(patch: pytest.MonkeyPatch) -> None:
+@mutant("default-sizes-zero", "capture.config:capture_sizes")
+def size_zero_is_taken(real: Any, most: int, asked: Any = None) -> tuple[int, ...]:
     """A named capture size of 0 is passed over without a word."""
-    real = specgraph.capture.config.capture_sizes
-
-    def sizes(most: int, asked: Any = None) -> tuple[int, ...]:
-        return real(most, asked if asked is None else [size for size in asked if size > 0])
-
-    patch.setattr(specgraph.capture.config, "capture_sizes", sizes)
+    return real(most, asked if asked is None else [size for size in asked if size > 0])
 
 
-@mutant("lowering-refused-wrongly", "engine")
-def missing_updates_are_overlooked(patch: pytest.MonkeyPatch) -> None:
+@mutant("lowering-refused-wrongly", "capture.lowering:refusal")
+def missing_updates_are_overlooked(
+    real: Any, lowering: Any, capabilities: Any, host_parameters: tuple[str, ...]
+) -> str | None:
     """Attention with host parameters is captured where the platform can't update them."""
-    real = specgraph.capture.lowering.refusal
-
-    def refusal(lowering: Any, capabilities: Any, host_parameters: tuple[str, ...]) -> str | None:
-        return real(lowering, capabilities, () if lowering == "step" else host_parameters)
-
-    patch.setattr(specgraph.capture.lowering, "refusal", refusal)
+    return real(lowering, capabilities, () if lowering == "step" else host_parameters)
 
 
-@mutant("stale-padding-in-place", "engine")
-def last_padded_request_stays(patch: pytest.MonkeyPatch) -> None:
+@mutant("stale-padding-in-place", "draft.propose_passes:ProposePasses._make")
+def last_padded_request_stays(real: Any, self: Any, *args: Any) -> Any:
     """The last padded request of a batch in place stays as it was."""
-    real = ProposePasses._make
-
-    def make(self: Any, *args: Any) -> Any:
-        made = real(self, *args)
-        return made if made.padding is None else replace(made, padding=made.padding[:-1])
-
-    patch.setattr(ProposePasses, "_make", make)
+    made = real(self, *args)
+    return made if made.padding is None else replace(made, padding=made.padding[:-1])
 
 
-@mutant("bound-tensors-read-elsewhere", "engine")
-def last_columns_of_bound_tensors(patch: pytest.MonkeyPatch) -> None:
+@mutant("bound-tensors-read-elsewhere", "draft.bound:BoundTensors.sliced")
+def last_columns_of_bound_tensors(real: Any, self: Any, num_requests: int, query_len: int) -> Any:
     """A shorter round reads the last columns of the bound sampled tokens."""
-    real = BoundTensors.sliced
-
-    def sliced(self: Any, num_requests: int, query_len: int) -> Any:
-        tokens = self._of.sampled_token_ids[:num_requests, -query_len:]
-        return replace(real(self, num_requests, query_len), sampled_token_ids=tokens)
-
-    patch.setattr(BoundTensors, "sliced", sliced)
+    tokens = self._of.sampled_token_ids[:num_requests, -query_len:]
+    return replace(real(self, num_requests, query_len), sampled_token_ids=tokens)

@@ -16,7 +16,7 @@ from mutants.registry import mutant
 from specgraph.device import Discovered, Platform, Probe
 
 
-@mutant("replay-on-default-stream", "platform")
+@mutant("replay-on-default-stream")
 def replay_on_default_stream(patch: pytest.MonkeyPatch) -> None:
     """A replay goes to the default stream, whatever stream is current."""
 
@@ -46,19 +46,19 @@ def _with_elapsed_time(patch: pytest.MonkeyPatch, change: Any) -> None:
     install(patch, Broken)
 
 
-@mutant("elapsed-time-units", "platform")
+@mutant("elapsed-time-units")
 def elapsed_time_in_seconds(patch: pytest.MonkeyPatch) -> None:
     """elapsed_time() gives seconds."""
     _with_elapsed_time(patch, lambda milliseconds: milliseconds / 1e3)
 
 
-@mutant("elapsed-time-units-zero", "platform", hazard="elapsed-time-units")
+@mutant("elapsed-time-units-zero")
 def elapsed_time_is_zero(patch: pytest.MonkeyPatch) -> None:
     """elapsed_time() is always 0."""
     _with_elapsed_time(patch, lambda milliseconds: 0.0 * milliseconds)
 
 
-@mutant("reserved-is-allocated", "platform")
+@mutant("reserved-is-allocated")
 def reserved_is_allocated(patch: pytest.MonkeyPatch) -> None:
     """memory().reserved is the bytes of living tensors."""
 
@@ -99,21 +99,19 @@ def two_devices(patch: pytest.MonkeyPatch, *, open_index: Any = lambda index: in
     patch.setattr(specgraph_conformance.session, "discover", discover)
 
 
-@mutant("open-ignores-index", "platform")
+@mutant("open-ignores-index")
 def open_ignores_index(patch: pytest.MonkeyPatch) -> None:
     """`name:1` opens device 0."""
     two_devices(patch, open_index=lambda index: 0)
 
 
-@mutant("probe-cached", "platform")
-def probe_cached(patch: pytest.MonkeyPatch) -> None:
+@mutant("probe-cached", "device:Discovered.probe")
+def probe_cached(real: Any, self: Discovered, kept: dict[str, Probe] = {}) -> Probe:  # noqa: B006 (kept)
     """The first answer of a backend's probe is kept for the life of the process."""
-    real, kept = Discovered.probe, dict[str, Probe]()
-    patch.setattr(Discovered, "probe", lambda self: kept.setdefault(self.name, real(self)))
+    return kept.setdefault(self.name, real(self))
 
 
-@mutant("failing-probe", "platform")
-def failing_probe(patch: pytest.MonkeyPatch) -> None:
+@mutant("failing-probe", "device.discovery:Discovered.probe")
+def failing_probe(real: Any, self: Any) -> Any:
     """An exception of a backend's probe ends the program that looked for platforms."""
-    real = Discovered.probe
-    patch.setattr(Discovered, "probe", lambda self: real(self) if self.backend is None else self.backend.probe())
+    return real(self) if self.backend is None else self.backend.probe()

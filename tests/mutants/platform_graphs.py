@@ -23,7 +23,7 @@ from specgraph.device.cpu.stream import CpuEvent
 from specgraph.device.cpu.tasks import Task
 
 
-@mutant("wrapper-hides-type", "platform")
+@mutant("wrapper-hides-type")
 def wrapper_hides_type(patch: pytest.MonkeyPatch) -> None:
     """graph() gives a wrapper that has all of Graph's methods and isn't one."""
 
@@ -40,7 +40,7 @@ def wrapper_hides_type(patch: pytest.MonkeyPatch) -> None:
     install(patch, Broken)
 
 
-@mutant("capture-left-broken", "platform")
+@mutant("capture-left-broken")
 def capture_left_broken(patch: pytest.MonkeyPatch) -> None:
     """After an exception in a capture the stream goes on capturing."""
 
@@ -64,7 +64,7 @@ def capture_left_broken(patch: pytest.MonkeyPatch) -> None:
     install(patch, Broken)
 
 
-@mutant("reset-leaks-pool", "platform")
+@mutant("reset-leaks-pool")
 def reset_leaks_pool(patch: pytest.MonkeyPatch) -> None:
     """reset() and close() drop the graph and never give its memory back."""
     kept: list[Graph] = []
@@ -90,7 +90,7 @@ def reset_leaks_pool(patch: pytest.MonkeyPatch) -> None:
     install(patch, Broken)
 
 
-@mutant("pool-clash", "platform")
+@mutant("pool-clash")
 def pool_clash(patch: pytest.MonkeyPatch) -> None:
     """There is one pool for everybody, whoever asks."""
 
@@ -107,7 +107,7 @@ def pool_clash(patch: pytest.MonkeyPatch) -> None:
     install(patch, Broken)
 
 
-@mutant("fork-passed-over", "platform")
+@mutant("fork-passed-over")
 def fork_passed_over(patch: pytest.MonkeyPatch) -> None:
     """A device that says that captures have one stream passes over waits for their work."""
 
@@ -150,7 +150,7 @@ class GraphsByPool(WrappedPlatform):
                 graph.close()
 
 
-@mutant("pool-closed-under-graphs", "platform")
+@mutant("pool-closed-under-graphs")
 def pool_closed_under_graphs(patch: pytest.MonkeyPatch) -> None:
     """close() of a pool releases the memory of the graphs that are still in it."""
 
@@ -169,7 +169,7 @@ def pool_closed_under_graphs(patch: pytest.MonkeyPatch) -> None:
     install(patch, Broken)
 
 
-@mutant("graph-closes-shared-pool", "platform")
+@mutant("graph-closes-shared-pool")
 def graph_closes_shared_pool(patch: pytest.MonkeyPatch) -> None:
     """close() of one graph releases the memory of all graphs in its pool."""
 
@@ -183,7 +183,7 @@ def graph_closes_shared_pool(patch: pytest.MonkeyPatch) -> None:
     install(patch, Broken)
 
 
-@mutant("shared-pool-not-shared", "platform")
+@mutant("shared-pool-not-shared")
 def shared_pool_not_shared(patch: pytest.MonkeyPatch) -> None:
     """graph(pool) names the pool and allocates from another one."""
 
@@ -203,45 +203,33 @@ def shared_pool_not_shared(patch: pytest.MonkeyPatch) -> None:
     install(patch, Broken)
 
 
-@mutant("pool-keeps-failed-capture", "platform")
-def pool_keeps_failed_capture(patch: pytest.MonkeyPatch) -> None:
+@mutant("pool-keeps-failed-capture", "device.pool:GraphPool.leave")
+def pool_keeps_failed_capture(real: Any, self: GraphPool, handle: Any) -> None:
     """A graph whose capture failed stays in its pool."""
-    real = GraphPool.leave
-
-    def leave(self: GraphPool, handle: Any) -> None:
-        if sys.exc_info()[0] is None:
-            real(self, handle)
-
-    patch.setattr(GraphPool, "leave", leave)
+    if sys.exc_info()[0] is None:
+        real(self, handle)
 
 
-@mutant("retired-pool-reused", "platform")
-def retired_pool_reused(patch: pytest.MonkeyPatch) -> None:
+@mutant("retired-pool-reused", "device.pool:GraphPool.retire")
+def retired_pool_reused(real: Any, self: Any, handle: Any) -> None:
     """The vendor's pool goes to the next capture after it was released with its last graph."""
-    patch.setattr(GraphPool, "retire", lambda self, handle: None)
 
 
-@mutant("collector-left-off", "platform")
+@mutant("collector-left-off")
 def collector_left_off(patch: pytest.MonkeyPatch) -> None:
     """The garbage collector stays off after a capture."""
     left_off = SimpleNamespace(isenabled=gc.isenabled, disable=gc.disable, enable=lambda: None)
     patch.setattr(specgraph.device.graph, "gc", left_off)
 
 
-@mutant("dropped-graph-keeps-memory", "platform")
-def dropped_graph_keeps_memory(patch: pytest.MonkeyPatch) -> None:
+@mutant("dropped-graph-keeps-memory", "device:Graph.__del__")
+def dropped_graph_keeps_memory(real: Any, self: Graph) -> None:
     """A graph that nobody closed keeps its share of the pool for ever."""
-    patch.delattr(Graph, "__del__")
 
 
-@mutant("recorded-op-loses-its-result", "platform")
-def recorded_op_loses_its_result(patch: pytest.MonkeyPatch) -> None:
+@mutant("recorded-op-loses-its-result", "device.cpu.tasks:Task.compile")
+def recorded_op_loses_its_result(real: Any, self: Task) -> None:
     """A replay runs an op that writes arguments for its writes only: the tensor that it returns stays as it was."""
-    real = Task.compile
-
-    def compile(self: Task) -> None:
-        real(self)
-        if self.func._schema.is_mutable and self.outputs:
-            self.call = partial(self.func, *self.args, **self.kwargs)
-
-    patch.setattr(Task, "compile", compile)
+    real(self)
+    if self.func._schema.is_mutable and self.outputs:
+        self.call = partial(self.func, *self.args, **self.kwargs)

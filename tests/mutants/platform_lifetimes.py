@@ -67,25 +67,25 @@ class LaterLaunches:
         return verb
 
 
-@mutant("wait-returns-early", "platform")
+@mutant("wait-returns-early")
 def event_orders_eager_work_only(patch: pytest.MonkeyPatch) -> None:
     """A stream that waits for an event does not wait for the replay before it."""
     LaterLaunches(patch, without=("event.wait",))
 
 
-@mutant("wait-returns-early-host", "platform", hazard="wait-returns-early")
+@mutant("wait-returns-early-host")
 def event_synchronize_returns_at_once(patch: pytest.MonkeyPatch) -> None:
     """event.synchronize() returns while the replay before the event still runs."""
     LaterLaunches(patch, without=("event.synchronize",))
 
 
-@mutant("wait-returns-early-stream", "platform", hazard="wait-returns-early")
+@mutant("wait-returns-early-stream")
 def stream_synchronize_returns_at_once(patch: pytest.MonkeyPatch) -> None:
     """stream.synchronize() returns while the replays of the stream still run."""
     LaterLaunches(patch, without=("stream.synchronize",))
 
 
-@mutant("wait-returns-early-current", "platform", hazard="wait-returns-early")
+@mutant("wait-returns-early-current")
 def synchronize_waits_for_the_current_stream(patch: pytest.MonkeyPatch) -> None:
     """platform.synchronize() waits for the current stream only."""
     later, real = LaterLaunches(patch, without=("platform.synchronize",)), CpuPlatform.synchronize
@@ -97,7 +97,7 @@ def synchronize_waits_for_the_current_stream(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CpuPlatform, "synchronize", synchronize)
 
 
-@mutant("closed-under-a-replay", "platform")
+@mutant("closed-under-a-replay")
 def close_drops_what_was_launched(patch: pytest.MonkeyPatch) -> None:
     """close() frees a graph whose replay has not run yet."""
     LaterLaunches(patch, without=("close",))
@@ -122,7 +122,7 @@ class FreedBlocks:
         return self.real(tensor, value, **options)
 
 
-@mutant("scratch-given-away", "platform")
+@mutant("scratch-given-away")
 def scratch_of_a_capture_is_free_memory(patch: pytest.MonkeyPatch) -> None:
     """Memory that a capture allocated and dropped goes to the next eager tensor."""
     freed, real = FreedBlocks(patch), CpuGraphPool._free_block
@@ -134,7 +134,7 @@ def scratch_of_a_capture_is_free_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CpuGraphPool, "_free_block", free_block)
 
 
-@mutant("close-frees-other-graphs", "platform")
+@mutant("close-frees-other-graphs")
 def close_empties_all_pools(patch: pytest.MonkeyPatch) -> None:
     """close() of a graph gives the memory of every graph's pool to eager tensors."""
     freed, real = FreedBlocks(patch), CpuGraph._destroy
@@ -154,7 +154,7 @@ def close_empties_all_pools(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CpuGraph, "_destroy", destroy)
 
 
-@mutant("dropped-graph-in-an-update", "platform")
+@mutant("dropped-graph-in-an-update")
 def release_ends_the_update(patch: pytest.MonkeyPatch) -> None:
     """A graph that is released while an update is open invalidates it: the replay keeps the values before."""
     released, began, real = [0], dict[int, int](), (UpdateMode.__init__, UpdateMode.commit, CpuGraphPool.leave)

@@ -39,7 +39,7 @@ class Ungating(WrappedPlatform):
             yield group
 
 
-@mutant("update-dropped", "platform")
+@mutant("update-dropped")
 def update_dropped(patch: pytest.MonkeyPatch) -> None:
     """A task update opens the gate and rewrites nothing."""
 
@@ -56,7 +56,7 @@ def update_dropped(patch: pytest.MonkeyPatch) -> None:
     install(patch, Broken)
 
 
-@mutant("update-missing", "platform")
+@mutant("update-missing")
 def update_missing(patch: pytest.MonkeyPatch) -> None:
     """Nothing gates the captured tasks: a replay without an update runs with the last lengths."""
 
@@ -66,7 +66,7 @@ def update_missing(patch: pytest.MonkeyPatch) -> None:
     install(patch, Broken)
 
 
-@mutant("update-before-previous-replay-ends", "platform")
+@mutant("update-before-previous-replay-ends")
 def update_before_previous_replay_ends(patch: pytest.MonkeyPatch) -> None:
     """An update that is issued while the previous replay still runs is overtaken by it and lost."""
 
@@ -96,7 +96,7 @@ def update_before_previous_replay_ends(patch: pytest.MonkeyPatch) -> None:
     install(patch, Broken)
 
 
-@mutant("one-group-not-gated", "platform")
+@mutant("one-group-not-gated")
 def only_the_first_group_is_gated(patch: pytest.MonkeyPatch) -> None:
     """Only the first group of a graph waits for its update."""
 
@@ -106,7 +106,7 @@ def only_the_first_group_is_gated(patch: pytest.MonkeyPatch) -> None:
     install(patch, Broken)
 
 
-@mutant("one-group-not-gated-last", "platform", hazard="one-group-not-gated")
+@mutant("one-group-not-gated-last")
 def only_the_last_group_is_gated(patch: pytest.MonkeyPatch) -> None:
     """Only the last group of a graph waits for its update."""
 
@@ -130,13 +130,13 @@ def _commit_some(patch: pytest.MonkeyPatch, chosen: slice) -> None:
     patch.setattr(UpdateMode, "commit", commit)
 
 
-@mutant("group-partly-rewritten", "platform")
+@mutant("group-partly-rewritten")
 def only_the_last_op_is_rewritten(patch: pytest.MonkeyPatch) -> None:
     """A task update rewrites the last op of its group only."""
     _commit_some(patch, slice(-1, None))
 
 
-@mutant("group-partly-rewritten-first", "platform", hazard="group-partly-rewritten")
+@mutant("group-partly-rewritten-first")
 def only_the_first_op_is_rewritten(patch: pytest.MonkeyPatch) -> None:
     """A task update rewrites the first op of its group only."""
     _commit_some(patch, slice(0, 1))

@@ -10,111 +10,96 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutants.registry import mutant
+from mutants.registry import mutant, replace_function
 from specgraph_conformance import rank
 
 from specgraph import ops
-from specgraph.engine import EngineConfig, SpeculativeDecoder
-from specgraph.engine.rounds import Rounds
-from specgraph.models import experts, layers, llama
+from specgraph.engine import EngineConfig
 
-Bug = Callable[[pytest.MonkeyPatch], None]
-BUGS: dict[str, tuple[Bug, tuple[str, ...]]] = {}
-"""By name, with the ranks that have it."""
+Broken = Callable[..., Any]
+BUGS: dict[str, tuple[str, Broken, tuple[str, ...]]] = {}
+"""By name: the place of the function, the one that replaces it, and the ranks that have the bug."""
 
 
-def of_ranks(name: str, *having: str, hazard: str = "") -> Callable[[Bug], Bug]:
-    """Register a mutant that patches the processes of the ranks `having` it."""
+def of_ranks(name: str, place: str, *having: str) -> Callable[[Broken], Broken]:
+    """Register a mutant that replaces a function in the processes of the ranks `having` it."""
 
-    def register(bug: Bug) -> Bug:
+    def register(broken: Broken) -> Broken:
         def start(patch: pytest.MonkeyPatch) -> None:
             paths = [str(Path(__file__).parents[1]), *sys.path]
             patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
             patch.setattr(rank, "COMMAND", (sys.executable, "-u", "-m", "mutants.rank_process", name))
 
-        BUGS[name] = bug, having
-        start.__doc__ = bug.__doc__
-        mutant(name, "engine", hazard)(start)
-        return bug
+        BUGS[name] = place, broken, having
+        start.__doc__ = broken.__doc__
+        mutant(name)(start)
+        return broken
 
     return register
 
 
-@of_ranks("collective-order-differs", "1")
-def gathers_instead(patch: pytest.MonkeyPatch) -> None:
+def put_in(name: str, number: str) -> None:
+    """Put a bug into this process if it is of a rank that has it."""
+    place, broken, having = BUGS[name]
+    if number in having:
+        replace_function(pytest.MonkeyPatch(), place, broken)
+
+
+@of_ranks("collective-order-differs", "models.experts:add_experts", "1")
+def gathers_instead(real: Any, partial: Any, ranks: Any) -> Any:
     """One rank adds up the experts' results of all ranks by a gather, where the others all-reduce."""
-    real = experts.add_experts
-
-    def gathered(partial: Any, ranks: Any) -> Any:
-        parts = ops.all_gather(partial, ranks.experts.group, ranks.experts.size)
-        partial.copy_(parts.view(ranks.experts.size, *partial.shape).sum(dim=0))
-        return real(partial, ranks)
-
-    patch.setattr(experts, "add_experts", gathered)
+    parts = ops.all_gather(partial, ranks.experts.group, ranks.experts.size)
+    partial.copy_(parts.view(ranks.experts.size, *partial.shape).sum(dim=0))
+    return real(partial, ranks)
 
 
-@of_ranks("rank-captures-other-size", "1")
-def sizes(patch: pytest.MonkeyPatch) -> None:
+@of_ranks("rank-captures-other-size", "engine:EngineConfig.sizes", "1")
+def sizes(real: Any, self: EngineConfig) -> tuple[int, ...]:
     """One rank captures every size up to the largest, the others a ladder."""
-    patch.setattr(EngineConfig, "sizes", property(lambda self: tuple(range(1, self.max_num_requests + 1))))
+    return tuple(range(1, self.max_num_requests + 1))
 
 
-@of_ranks("rank-captures-other-size-dispatch", "1", hazard="rank-captures-other-size")
-def pads_for_itself(patch: pytest.MonkeyPatch) -> None:
+@of_ranks("rank-captures-other-size-dispatch", "engine.rounds:Rounds._launch", "1")
+def pads_for_itself(real: Any, self: Any, num_rows: int) -> None:
     """One rank pads its rounds for its own batch, not for the largest of all ranks."""
-    _own_batch(patch)
+    _launch_own_batch(real, self, num_rows)
 
 
-@of_ranks("idle-rank-skips-round", "1")
-def returns_early(patch: pytest.MonkeyPatch) -> None:
+@of_ranks("idle-rank-skips-round", "engine:SpeculativeDecoder.step", "1")
+def returns_early(real: Any, self: Any) -> Any:
     """A rank without requests returns from `step` at once."""
-    real = SpeculativeDecoder.step
-    patch.setattr(SpeculativeDecoder, "step", lambda self: real(self) if self.num_unfinished else [])
+    return real(self) if self.num_unfinished else []
 
 
-@of_ranks("ranks-differ-in-k", "1")
-def own_k(patch: pytest.MonkeyPatch) -> None:
+@of_ranks("ranks-differ-in-k", "engine.rounds:Rounds._launch", "1")
+def own_k(real: Any, self: Any, num_rows: int) -> None:
     """One rank drafts as many tokens as its own batch asks for."""
-    _own_batch(patch)
+    _launch_own_batch(real, self, num_rows)
 
 
-def _own_batch(patch: pytest.MonkeyPatch) -> None:
-    real = Rounds._launch
-
-    def launch(self: Any, num_rows: int) -> None:
-        if num_rows:
-            self._agreed = replace(self._agreed, num_requests=num_rows)
-        real(self, num_rows)
-
-    patch.setattr(Rounds, "_launch", launch)
+def _launch_own_batch(real: Any, rounds: Any, num_rows: int) -> None:
+    if num_rows:
+        rounds._agreed = replace(rounds._agreed, num_requests=num_rows)
+    real(rounds, num_rows)
 
 
-@of_ranks("dummy-run-skips-collectives", "1")
-def no_inert_prompts(patch: pytest.MonkeyPatch) -> None:
+@of_ranks("dummy-run-skips-collectives", "engine.rounds:Rounds._prefill_idle", "1")
+def no_inert_prompts(real: Any, self: Any) -> None:
     """A rank without a prompt leaves out the passes over those of other ranks."""
-    patch.setattr(Rounds, "_prefill_idle", lambda self: None)
 
 
-@of_ranks("ranks-add-twice", "0", "1")
-def residual_on_every_rank(patch: pytest.MonkeyPatch) -> None:
+@of_ranks("ranks-add-twice", "models.layers:row_parallel", "0", "1")
+def residual_on_every_rank(real: Any, x: Any, weight: Any, residual: Any, ranks: Any) -> Any:
     """Every rank adds the residual to its partial sum."""
-
-    def row_parallel(x: Any, weight: Any, residual: Any, ranks: Any) -> Any:
-        out = ops.norm_linear(x, None, weight, residual)
-        if ranks.size > 1:
-            ops.all_reduce(out, ranks.group)
-        return out
-
-    patch.setattr(layers, "row_parallel", row_parallel)
+    out = ops.norm_linear(x, None, weight, residual)
+    if ranks.size > 1:
+        ops.all_reduce(out, ranks.group)
+    return out
 
 
-@of_ranks("logits-gathered-by-rank", "0", "1")
-def logits_by_rank(patch: pytest.MonkeyPatch) -> None:
+@of_ranks("logits-gathered-by-rank", "models.llama:whole_logits", "0", "1")
+def logits_by_rank(real: Any, logits: Any, ranks: Any, vocab_size: int) -> Any:
     """Logits gathered rank by rank are read row by row."""
-
-    def whole_logits(logits: Any, ranks: Any, vocab_size: int) -> Any:
-        if ranks.size == 1:
-            return logits
-        return ops.all_gather(logits, ranks.group, ranks.size).view(-1, vocab_size)
-
-    patch.setattr(llama, "whole_logits", whole_logits)
+    if ranks.size == 1:
+        return logits
+    return ops.all_gather(logits, ranks.group, ranks.size).view(-1, vocab_size)

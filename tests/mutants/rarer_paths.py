@@ -13,63 +13,43 @@ from specgraph import ops
 from specgraph.device.cpu.tasks import UpdateMode
 from specgraph.draft.chain import ChainProgram
 from specgraph.draft.propose_passes import ProposePasses
-from specgraph.engine import admission, decoder, joining, verify
+from specgraph.engine import joining, verify
 from specgraph.engine.verify import VerifyProgram
 from specgraph.models.protocol import DraftOutput
 
 
-@mutant("group-partly-rewritten-table", "platform", hazard="group-partly-rewritten")
-def only_sixteen(patch: pytest.MonkeyPatch) -> None:
+@mutant("group-partly-rewritten-table", "device.cpu.tasks:UpdateMode.commit")
+def only_sixteen(real: Any, self: UpdateMode) -> None:
     """A task update rewrites the first sixteen ops of a group; those behind them keep old values."""
-    real = UpdateMode.commit
-
-    def commit(self: UpdateMode) -> None:
-        for place, task in list(enumerate(self._group.tasks))[16 : len(self._new)]:
-            self._new[place] = task.args, task.kwargs
-        real(self)
-
-    patch.setattr(UpdateMode, "commit", commit)
+    for place, task in list(enumerate(self._group.tasks))[16 : len(self._new)]:
+        self._new[place] = task.args, task.kwargs
+    real(self)
 
 
-@mutant("update-of-lengths-only", "platform")
-def keyword_arguments_stay(patch: pytest.MonkeyPatch) -> None:
+@mutant("update-of-lengths-only", "device.cpu.tasks:UpdateMode.commit")
+def keyword_arguments_stay(real: Any, self: UpdateMode) -> None:
     """A task update rewrites positional arguments only: keyword arguments stay as captured."""
-    real = UpdateMode.commit
-
-    def commit(self: UpdateMode) -> None:
-        self._new = [(args, task.kwargs) for (args, _), task in zip(self._new, self._group.tasks, strict=False)]
-        real(self)
-
-    patch.setattr(UpdateMode, "commit", commit)
+    self._new = [(args, task.kwargs) for (args, _), task in zip(self._new, self._group.tasks, strict=False)]
+    real(self)
 
 
-@mutant("carry-before-the-norm", "engine")
-def joined_steps_carry_hidden(patch: pytest.MonkeyPatch) -> None:
+@mutant("carry-before-the-norm", "draft.chain:ChainProgram._next_step")
+def joined_steps_carry_hidden(real: Any, self: ChainProgram, b: Any, pair: Any, out: DraftOutput) -> Any:
     """Where one op joins two draft steps, the next step takes the hidden states before the output norm."""
-    real = ChainProgram._next_step
-
-    def next_step(self: ChainProgram, b: Any, pair: Any, out: DraftOutput) -> Any:
-        return real(self, b, pair, DraftOutput(out.hidden, out.hidden))
-
-    patch.setattr(ChainProgram, "_next_step", next_step)
+    return real(self, b, pair, DraftOutput(out.hidden, out.hidden))
 
 
-@mutant("stale-padding-in-place-once", "engine", hazard="stale-padding-in-place")
-def inert_the_first_time(patch: pytest.MonkeyPatch) -> None:
+@mutant("stale-padding-in-place-once", "draft.propose_passes:ProposePasses.in_place")
+def inert_the_first_time(real: Any, self: ProposePasses, *args: Any, seen: set[int] = set()) -> Any:  # noqa: B006 (kept)
     """The requests behind a batch in place are made inert for the first such batch only."""
-    real, seen = ProposePasses.in_place, set[int]()
-
-    def in_place(self: ProposePasses, *args: Any) -> Any:
-        ready = real(self, *args)
-        if ready is None or id(self) not in seen:
-            seen.update([] if ready is None else [id(self)])
-            return ready
-        return replace(ready, padding=None)
-
-    patch.setattr(ProposePasses, "in_place", in_place)
+    ready = real(self, *args)
+    if ready is None or id(self) not in seen:
+        seen.update([] if ready is None else [id(self)])
+        return ready
+    return replace(ready, padding=None)
 
 
-@mutant("noise-of-the-chunk", "engine")
+@mutant("noise-of-the-chunk")
 def place_in_the_chunk(patch: pytest.MonkeyPatch) -> None:
     """The noise of the first token is that of its position within the prompt's last chunk."""
     passes, first, starts = joining.prefill_passes, joining.first_token, [0]
@@ -86,7 +66,7 @@ def place_in_the_chunk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(joining, "first_token", first_token)
 
 
-@mutant("path-hidden-not-taken", "engine")
+@mutant("path-hidden-not-taken")
 def hidden_of_the_last_token(patch: pytest.MonkeyPatch) -> None:
     """After the verify of a tree, the drafter is given the hidden state of the tree's root for all rows of the path."""
     real = VerifyProgram.work_of
@@ -115,13 +95,7 @@ def hidden_of_the_last_token(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(VerifyProgram, "work_of", work_of)
 
 
-@mutant("tree-without-room", "engine")
-def no_scratch(patch: pytest.MonkeyPatch) -> None:
+@mutant("tree-without-room", "engine.admission:blocks_needed", "engine.decoder:blocks_needed")
+def no_scratch(real: Any, request: Any, config: Any, query_len: int) -> int:
     """Requests have no KV blocks for the nodes of trees that reach past max_model_len."""
-    real = admission.blocks_needed
-
-    def blocks_needed(request: Any, config: Any, query_len: int) -> int:
-        return min(real(request, config, query_len), -(-config.max_model_len // config.block_size))
-
-    for module in (admission, decoder):
-        patch.setattr(module, "blocks_needed", blocks_needed)
+    return min(real(request, config, query_len), -(-config.max_model_len // config.block_size))

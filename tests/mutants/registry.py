@@ -1,13 +1,14 @@
-"""The bugs of the field, put back on purpose: one function a hazard, which patches the smallest part that shows it."""
+"""The bugs of the field, put back on purpose: each replaces functions of the core by broken ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any
 
 import pytest
-
-Apply = Callable[[pytest.MonkeyPatch], None]
+from mutants.hazards import hazard_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +17,9 @@ class Mutant:
 
     name: str
     """The hazard's name, with a dash and more words if the hazard has several mutants."""
-    part: str
-    """platform, attention, kernel, model, or engine."""
     bug: str
-    """What is broken, in one sentence."""
-    apply: Apply
+    """The sentence that says what is broken."""
+    apply: Callable[[pytest.MonkeyPatch], None]
     hazard: str
     """The row of the hazard table: a case of this hazard must fail the mutant."""
 
@@ -28,12 +27,38 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {}
 
 
-def mutant(name: str, part: str, hazard: str = "") -> Callable[[Apply], Apply]:
-    """Register a mutant of the hazard of the same name, unless `hazard` is given; the docstring is its bug."""
+def replace_function(patch: pytest.MonkeyPatch, place: str, broken: Callable[..., Any]) -> None:
+    """Replace a function of specgraph, at `module:name` or `module:Class.name`, by `broken(real, *args, **options)`.
 
-    def register(apply: Apply) -> Apply:
+    A property at the place becomes one that calls `broken(real, self)`.
+    """
+    module, _, path = place.partition(":")
+    owner_path, _, name = path.rpartition(".")
+    owner = resolve_name(f"specgraph.{module}:{owner_path}")
+    real = getattr(owner, name)
+
+    def replaced(*args: Any, **options: Any) -> Any:
+        return broken(real, *args, **options)
+
+    vars(replaced)["on"] = lambda device: replaced  # for ops, see `Op.on`
+    patch.setattr(owner, name, property(replaced) if isinstance(real, property) else replaced)
+
+
+def mutant(name: str, *places: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a mutant; the docstring is its bug.
+
+    The decorated function takes the place of the one at each of `places`, and is given the real one first. Without a
+    place it is called with a `MonkeyPatch` and puts the bug in by itself.
+    """
+
+    def register(broken: Callable[..., Any]) -> Callable[..., Any]:
+        def apply(patch: pytest.MonkeyPatch) -> None:
+            for place in places:
+                replace_function(patch, place, broken)
+
         assert name not in MUTANTS, f"two mutants are named '{name}'"
-        MUTANTS[name] = Mutant(name, part, " ".join((apply.__doc__ or "").split()), apply, hazard or name)
-        return apply
+        bug = " ".join((broken.__doc__ or "").split())
+        MUTANTS[name] = Mutant(name, bug, apply if places else broken, hazard_of(name))
+        return broken
 
     return register

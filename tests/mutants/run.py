@@ -1,5 +1,7 @@
 """Runs the suite's cases for one hazard against its mutant, in a process of its own.
 
+The case that failed the mutant when docs/hazards.md was written runs first.
+
 python -m mutants.run NAME          (with tests/ on the path) shows how one mutant is failed
 """
 
@@ -11,17 +13,21 @@ import sys
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from pkgutil import iter_modules
 
 import pytest
+from mutants.hazards import KILLERS
 from specgraph_conformance import cases, timeouts
+from specgraph_conformance.case import MARKER
 from specgraph_conformance.plugin import CASE, RESULT
 
-PRELOAD = ["mutants.all", "specgraph_conformance.plugin", "specgraph.device.cpu.platform"]
-PRELOAD += timeouts.HEAVY
-PRELOAD += [f"{cases.__name__}.{module.name}" for module in iter_modules(cases.__path__)]
+CASES = [f"{cases.__name__}.{module.name}" for module in iter_modules(cases.__path__)]
+PRELOAD = ["mutants.run", "mutants.all", "specgraph_conformance.run", "rich.console", "specgraph.device.cpu.platform"]
+PRELOAD += [*timeouts.HEAVY, *CASES]
+PYTEST_ARGS = ["-p", "specgraph_conformance.plugin", "-q", "-x", "--no-header"]
 HUNG = "did not finish"
 
 
@@ -49,6 +55,7 @@ class Watch:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.note(num_cases=len(session.items))
+        session.items.sort(key=lambda item: item.stash[CASE].id != KILLERS.get(self.verdict.name))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
@@ -61,6 +68,17 @@ class Watch:
     def pytest_runtest_logfinish(self) -> None:
         if self.verdict.reason == HUNG:
             self.note(killed_by="", reason="")
+
+
+def tests_of(hazard: str) -> list[str]:
+    """Return the tests that are cases of a hazard, as pytest names them, so that it need not collect the others."""
+    return [
+        f"{module.__file__}::{name}"
+        for module in map(import_module, CASES)
+        for name, test in vars(module).items()
+        for mark in getattr(test, "pytestmark", ())
+        if mark.name == MARKER and mark.args[0].hazard == hazard
+    ]
 
 
 def run_mutant(name: str, platform: str, path: Path) -> None:
@@ -78,7 +96,8 @@ def run_mutant(name: str, platform: str, path: Path) -> None:
             os.dup2(quiet.fileno(), 2)
         with pytest.MonkeyPatch.context() as patch:
             MUTANTS[name].apply(patch)
-            selection = Selection(hazards=[MUTANTS[name].hazard], pytest_args=["-q", "-x", "--no-header"])
+            patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each process would import all that is installed
+            selection = Selection(tests=tests_of(MUTANTS[name].hazard), pytest_args=PYTEST_ARGS)
             pytest.main(selection.arguments(platform), plugins=[Watch(name, path)])
 
 
