@@ -246,4 +246,4 @@ def unsampled_counted(real: Any, tokens: Any, counts: Any) -> Any:
 def own_row_left_out(real: Any, self: Any, step: int, host_round: Any) -> Any:
     """Host lengths of a draft model's later steps leave out the row itself."""
     lengths, offset = real(self, step, host_round), self.position_offset if step else 0
-    return replace(lengths, seq_lens=[max(length - offset, 0) for length in lengths.seq_lens])
+    return lengths._replace(seq_lens=[max(length - offset, 0) for length in lengths.seq_lens])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from specgraph.attention import NULL_SLOT, advance, allocate_metadata
 from specgraph.device import Platform
 from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows
 from torch import Tensor
@@ -14,65 +15,37 @@ from specgraph_conformance.case import Absent, case
 from specgraph_conformance.op_run import run_on
 from specgraph_conformance.rig import attention_backend, captured, expect_close, expect_equal, on_host, replay_and_wait
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SHAPES: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
+    **{
+        f"one-row-{heads[0]}x{heads[1]}-{dim}": ([1] * 4, [5, 16, 33, 70], {"heads": heads, "dim": dim})
+        for heads in ((4, 4), (4, 2), (8, 2), (8, 1))
+        for dim in (64, 128)
+    },
+    **{f"verify-of-{rows}": ([rows] * 3, [rows, 16 + rows // 2, 50], {}) for rows in (2, 3, 4, 6, 8)},
+    **{f"blocks-of-{block}": ([4] * 3, [20, 129, 140], {"block": block}) for block in (16, 32, 128)},
+    **{f"{length}-keys": ([1, 1], [length, 40], {}) for length in (1, 15, 16, 17, 31, 32, 33, 48)},
+    **{f"{dtype}".removeprefix("torch."): ([4] * 3, [4, 37, 90], {"dtype": dtype}) for dtype in DTYPES},
+    "ragged": ([19, 1, 6], [19, 40, 22], {}),
+    "not-causal": ([5, 5], [21, 40], {"mask": Mask(causal=False)}),
+    "not-rotated": ([3, 3], [21, 40], {"rotated": 0}),
+    "strided": ([4] * 3, [4, 37, 90], {"strided": True}),
+    "1000-keys": ([1, 1, 1], [1000, 3, 511], {}),
+}
+"""By name: rows and keys of each request, and options of `Rows`."""
 
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (8, 2), (8, 1)], ids=lambda h: f"{h[0]}x{h[1]}")
-@pytest.mark.parametrize("dim", [64, 128])
+
+@pytest.mark.parametrize("shape", SHAPES)
 @case(
-    "attention.decode",
-    "With one row per request, the output is float64's for every ratio of query heads to key heads.",
-    cause="query heads mapped to the wrong key head, or the scale",
+    "attention.equals-float64",
+    "The output is float64's: in decode and verify passes, for every ratio of query heads to key heads, block size "
+    "and dtype, on both sides of block borders, with and without causal mask and rotation, of strided and ragged rows.",
+    cause="what the name says: a head mapped to another, a mask that counts from the first row, a block size baked "
+    "into slots, a rounded number of blocks, sums in the narrow type, inputs taken as contiguous, splits merged wrongly",
 )
-def test_decode(platform: Platform, attention: str, heads: tuple[int, int], dim: int, seed: int) -> None:
-    check_attention(platform, attention, seed, [1] * 4, [5, 16, 33, 70], heads, dim=dim)
-
-
-@pytest.mark.parametrize("rows", [2, 3, 4, 6, 8])
-@case(
-    "attention.verify",
-    "With K + 1 rows per request, each row attends to the keys up to its own and to no later one.",
-    cause="the causal mask counts from the first row instead of the last",
-)
-def test_verify(platform: Platform, attention: str, rows: int, seed: int) -> None:
-    check_attention(platform, attention, seed, [rows] * 3, [rows, 16 + rows // 2, 50])
-
-
-@pytest.mark.parametrize("block", [16, 32, 128])
-@case(
-    "attention.block-sizes",
-    "Every block size gives the same attention.",
-    cause="a block size baked into the kernel or into the slot arithmetic",
-)
-def test_block_sizes(platform: Platform, attention: str, block: int, seed: int) -> None:
-    check_attention(platform, attention, seed, [4] * 3, [20, 129, 140], block=block)
-
-
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 48])
-@case(
-    "attention.block-borders",
-    "Lengths on both sides of a block border give float64's output.",
-    cause="the number of blocks is rounded the wrong way, or the last block's mask is off by one",
-)
-def test_borders(platform: Platform, attention: str, length: int, seed: int) -> None:
-    check_attention(platform, attention, seed, [1, 1], [length, 40])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
-@case(
-    "attention.dtypes",
-    "Each precision is within its rounding of float64.",
-    cause="products or sums in the narrow type instead of float32",
-)
-def test_dtypes(platform: Platform, attention: str, dtype: torch.dtype, seed: int) -> None:
-    check_attention(platform, attention, seed, [4] * 3, [4, 37, 90], dtype=dtype)
-
-
-@case(
-    "attention.ragged-rows",
-    "Requests with different numbers of rows in one pass (a prompt beside others) give float64's output.",
-    cause="the kernel assumes the same number of rows for all requests",
-)
-def test_ragged(platform: Platform, attention: str, seed: int) -> None:
-    check_attention(platform, attention, seed, [19, 1, 6], [19, 40, 22])
+def test_shapes(platform: Platform, attention: str, shape: str, seed: int) -> None:
+    rows, keys, options = SHAPES[shape]
+    check_attention(platform, attention, seed, rows, keys, **options)
 
 
 @case(
@@ -86,26 +59,17 @@ def test_no_rows(platform: Platform, attention: str, seed: int) -> None:
     check_attention(platform, attention, seed, [2, 0, 3, 0], [18, 0, 33, 0])
 
 
+@pytest.mark.parametrize("seq_lens", [[0, 21, 0, 0], [0, 0, 0]], ids=["some", "all"])
 @case(
     "attention.inert-requests",
-    "Requests of length 0 write no KV and give zeros; the output of the others is float64's.",
+    "Requests of length 0 write no KV and give zeros, also where all of a pass are inert; the output of the others is "
+    "float64's.",
     hazard="padded-rows-write-kv",
-    cause="padded rows attend to length 1, or store to slot 0",
+    cause="padded rows attend to length 1, or store to slot 0, or a softmax over no keys: NaN",
     quick=True,
 )
-def test_inert(platform: Platform, attention: str, seed: int) -> None:
-    check_attention(platform, attention, seed, [4] * 4, [0, 21, 0, 0])
-
-
-@case(
-    "attention.all-inert",
-    "A pass of inert requests only, as in a warm-up, writes nothing and gives zeros.",
-    hazard="padded-rows-write-kv",
-    cause="a softmax over no keys: NaN",
-    quick=True,
-)
-def test_all_inert(platform: Platform, attention: str, seed: int) -> None:
-    check_attention(platform, attention, seed, [1] * 3, [0, 0, 0])
+def test_inert(platform: Platform, attention: str, seq_lens: list[int], seed: int) -> None:
+    check_attention(platform, attention, seed, [4] * len(seq_lens), seq_lens)
 
 
 @case(
@@ -116,33 +80,6 @@ def test_all_inert(platform: Platform, attention: str, seed: int) -> None:
 )
 def test_poison(platform: Platform, attention: str, seed: int) -> None:
     check_attention(platform, attention, seed, [1, 4, 4], [16, 33, 60], poison=True)
-
-
-@case(
-    "attention.not-causal",
-    "Without the causal mask every row sees all of its request's keys (a parallel drafter's block).",
-    cause="causal=False is ignored",
-)
-def test_not_causal(platform: Platform, attention: str, seed: int) -> None:
-    check_attention(platform, attention, seed, [5, 5], [21, 40], mask=Mask(causal=False))
-
-
-@case(
-    "attention.without-rotation",
-    "Layers without a rotary table leave queries and keys as they are.",
-    cause="rotary=None isn't handled",
-)
-def test_no_rotary(platform: Platform, attention: str, seed: int) -> None:
-    check_attention(platform, attention, seed, [3, 3], [21, 40], rotated=0)
-
-
-@case(
-    "attention.strided-rows",
-    "Query, key and value as views of one packed projection are read by their strides.",
-    cause="the kernel takes its inputs as contiguous",
-)
-def test_strided(platform: Platform, attention: str, seed: int) -> None:
-    check_attention(platform, attention, seed, [4] * 3, [4, 37, 90], strided=True)
 
 
 @pytest.mark.parametrize("requests", [9, 17, 33, 65])
@@ -171,7 +108,7 @@ def test_many_keys(platform: Platform, attention: str, keys: int, seed: int) -> 
     rows.check(run_on(platform, "eager"), attention_of(platform, attention, rows))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @case(
     "attention.large-scores",
     "With scores of up to about 30, the output is within the dtype's rounding of float64.",
@@ -180,15 +117,6 @@ def test_many_keys(platform: Platform, attention: str, keys: int, seed: int) -> 
 )
 def test_large_scores(platform: Platform, attention: str, dtype: torch.dtype, seed: int) -> None:
     check_attention(platform, attention, seed, [4] * 3, [40, 300, 90], dtype=dtype, gain=8.0, rotated=0)
-
-
-@case(
-    "attention.long-context",
-    "A request with 1,000 keys beside one with 3 gives float64's output.",
-    cause="partial results over splits of the keys are merged wrongly",
-)
-def test_long(platform: Platform, attention: str, seed: int) -> None:
-    check_attention(platform, attention, seed, [1, 1, 1], [1000, 3, 511])
 
 
 @case(
@@ -225,35 +153,6 @@ def test_captured(platform: Platform, attention: str, seed: int) -> None:
         replay_and_wait(platform, graph)
         expect_close(on_host(out), torch.cat(rows.expected()), TOLERANCE[first.dtype], "output of the replay")
     graph.close()
-
-
-@case(
-    "attention.advance-moves-one-token-on",
-    "advance() moves lengths, positions, slots and the draft step as a host loop does, over block borders and the end.",
-    hazard="metadata-not-rebuilt-between-steps",
-    cause="part of the metadata stays behind",
-    quick=True,
-)
-def test_advance(platform: Platform) -> None:
-    lengths, limit, block = [15, 16, 47, 0], 48, 16
-    blocks = [[3, 7, 2], [5, 1, 0], [4, 8, 6], [9, 9, 9]]
-    table = torch.tensor(blocks, dtype=torch.int32, device=platform.device)
-    metadata = allocate_metadata(4, 1, table)
-    metadata.seq_lens.copy_(torch.tensor(lengths))
-    step = torch.zeros(1, dtype=torch.int64, device=platform.device)
-    for count in range(1, 5):
-        advance(metadata, step, limit, block)
-        platform.synchronize()
-        assert on_host(step).tolist() == [count]
-        wanted = [n + count if n else 0 for n in lengths]
-        assert on_host(metadata.seq_lens).tolist() == wanted
-        positions = [min(max(n - 1, 0), limit - 1) for n in wanted]
-        assert on_host(metadata.positions).tolist() == positions
-        slots = []
-        for row, n in enumerate(wanted):
-            inside = 0 < n <= limit and blocks[row][(n - 1) // block] != 0
-            slots.append(blocks[row][(n - 1) // block] * block + (n - 1) % block if inside else NULL_SLOT)
-        assert on_host(metadata.slot_mapping).tolist() == slots
 
 
 @case(

@@ -57,35 +57,25 @@ def test_twice(platform: Platform) -> None:
     graph.close()
 
 
+@pytest.mark.parametrize("state", ["empty", "closed"])
 @case(
-    "capture.empty-replay-refused",
-    "Replaying a graph that holds nothing is a CaptureError.",
-    cause="replay() passes an empty graph to the driver",
+    "capture.replay-without-a-capture-refused",
+    "Replaying a graph that holds nothing, or was closed, is a CaptureError; a closed one refuses captures too, and "
+    "closing twice is harmless.",
+    cause="replay() passes an empty graph to the driver, or close() doesn't mark the graph or frees twice",
     quick=True,
 )
-def test_empty(platform: Platform) -> None:
-    graph = platform.graph()
-    with pytest.raises(CaptureError):
-        graph.replay()
-    graph.close()
-
-
-@case(
-    "capture.closed-graph-refused",
-    "A closed graph refuses replay and capture; closing twice is harmless.",
-    cause="close() doesn't mark the graph, or frees twice",
-    quick=True,
-)
-def test_closed(platform: Platform) -> None:
+def test_empty(platform: Platform, state: str) -> None:
     x = torch.zeros(4, device=platform.device)
-    graph = captured(platform, lambda: x.add_(1), warm_up=False)
-    graph.close()
-    graph.close()
-    assert graph.is_closed
+    graph = platform.graph() if state == "empty" else captured(platform, lambda: x.add_(1), warm_up=False)
+    if state == "closed":
+        graph.close()
+        assert graph.is_closed
+        with pytest.raises(CaptureError), graph.capture():
+            x.add_(1)
     with pytest.raises(CaptureError):
         graph.replay()
-    with pytest.raises(CaptureError), graph.capture():
-        x.add_(1)
+    graph.close()
     assert_usable(platform)
 
 
@@ -111,28 +101,39 @@ def test_host_read(platform: Platform, read: str) -> None:
     graph.close()
 
 
+@pytest.mark.parametrize("place", [0, 1, 2, 5, 11])
 @case(
     "capture.exception-passes-through",
-    "An exception of the captured code leaves the block as it is; the platform is usable and the graph is empty.",
+    "An exception of the captured code, after any number of ops, leaves the block as it is; the platform is usable, "
+    "and the graph is empty and captures again.",
     hazard="capture-left-broken",
-    cause="capture() doesn't end the driver's capture when its block raises",
+    cause="capture() ends the driver's capture only on some paths when its block raises",
     quick=True,
 )
-def test_exception(platform: Platform) -> None:
-    x = torch.zeros(4, device=platform.device)
+def test_exception(platform: Platform, place: int) -> None:
+    x, out = torch.ones(32, device=platform.device), torch.zeros(32, device=platform.device)
+    platform.synchronize()
     graph = platform.graph()
     before = platform.current_stream()
+
+    def body(fail_at: int) -> None:
+        y = x
+        for i in range(12):
+            if i == fail_at:
+                _ = 1 / 0
+            y = y * 2
+        out.copy_(y)
+
     with pytest.raises(ZeroDivisionError), graph.capture():
-        x.add_(1)
-        _ = 1 / 0
+        body(place)
     assert platform.current_stream() == before
     with pytest.raises(CaptureError):
         graph.replay()
     assert_usable(platform)
     with graph.capture():
-        x.add_(5)
+        body(-1)
     replay_and_wait(platform, graph)
-    assert on_host(x).tolist() == [5.0] * 4
+    assert on_host(out)[0].item() == 4096.0
     graph.close()
 
 

@@ -218,18 +218,3 @@ def test_cache(platform: Platform) -> None:
         (CapacityError,),
     )
     assert torch.ones(4, device=platform.device).sum().item() == 4.0
-
-
-@case(
-    "decoding.sampled-company",
-    "A sampled request draws the same tokens alone and in a batch whose requests leave and change their rows.",
-    hazard="draft-probs-of-another-row",
-    cause="draft probabilities that stay in their row when a request moves to another one, or are not handed over",
-)
-def test_sampled_company(platform: Platform, seed: int) -> None:
-    asked = requests(seed, count=6, tokens=14, temperatures=(0.9, 1.4))
-    with decoder(platform, sampled=True) as made:
-        together = generate(made, asked)
-        alone = [generate(made, [request])[0] for request in asked]
-    for number, (seen, wanted) in enumerate(zip(together, alone, strict=True)):
-        assert seen == wanted, f"request {number} drew {seen} in a batch and {wanted} alone"

@@ -84,54 +84,24 @@ def test_target(platform: Platform, attention: str, seed: int) -> None:
     expect_targets_tokens(made, asked, results)
 
 
-@pytest.mark.parametrize("lowering", CAPTURED)
-@case(
-    "decoding.acceptance-per-position",
-    "The acceptance at each draft position is the same as in eager, to the last draft.",
-    hazard="acceptance-hidden",
-    cause="a graph that works and drafts other tokens: run the group drafting",
-)
-def test_acceptance(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    asked, counts = requests(seed), []
-    for way in ("eager", lowering):
-        with decoder(platform, decode=way, attention=attention) as made:
-            made.generate(asked)
-            counts.append((made.metrics.num_drafts, made.metrics.accepted, made.metrics.rounds))
-    assert counts[1] == counts[0]
-    assert sum(counts[0][1]) > 0
-
-
-@case(
-    "decoding.merged-propose-is-one-launch",
-    "Over whole generations the merged lowering launches one draft graph per round.",
-    cause="the propose is split over several graphs, or run once a request",
-    needs=("merged_loop",),
-    quick=True,
-)
-def test_launches(platform: Platform, seed: int) -> None:
-    with decoder(platform, decode="merged") as made:
-        assert made.drafter is not None
-        assert made.drafter.graphs is not None
-        made.generate(requests(seed, count=2, tokens=12))
-        # The first propose of a request may come in a round without a verify.
-        assert made.metrics.rounds <= made.drafter.launches["propose"] <= made.metrics.rounds + 2
-
-
-@pytest.mark.parametrize("mode", [mode for mode in GRAPH_MODES if mode != "NONE"])
+@pytest.mark.parametrize("way", [*(mode for mode in GRAPH_MODES if mode != "NONE"), "step"])
 @case(
     "decoding.graph-modes",
-    "In each graph mode, target and drafter decode what they decode without graphs, and leave the same bits of KV.",
-    cause="prompt passes of the target in this mode, or a mode that target and drafter don't share",
+    "In each graph mode and lowering, target and drafter decode what they decode without graphs, accept as many drafts "
+    "at each position, and leave the same bits of KV.",
+    cause="prompt passes of the target in this mode, a mode that target and drafter don't share, or a graph that works "
+    "and drafts other tokens: run the group drafting",
 )
-def test_modes(platform: Platform, attention: str, mode: str, seed: int) -> None:
-    asked, seen, kept = requests(seed, count=4, tokens=12), list[Any](), list[list[Tensor]]()
-    for name in ("NONE", mode):
-        with decoder(platform, **GRAPH_MODES[name], attention=attention) as made:
+def test_modes(platform: Platform, attention: str, way: str, seed: int) -> None:
+    asked, seen, kept = requests(seed, count=5), list[Any](), list[list[Tensor]]()
+    for options in (GRAPH_MODES["NONE"], GRAPH_MODES.get(way, {"decode": way})):
+        with decoder(platform, **options, attention=attention) as made:
             seen.append((generate(made, asked), made.metrics.accepted, made.metrics.rounds))
             assert made.drafter is not None
             caches = [*made.target.caches, *made.drafter.caches]
             kept.append([on_host(tensor)[1:] for cache in caches for tensor in cache])  # without the null block
     assert seen[1] == seen[0]
+    assert sum(seen[0][1]) > 0, "no draft was accepted"
     for a, b in zip(*kept, strict=True):
         expect_equal(a, b, "keys or values of target or drafter")
 

@@ -54,20 +54,6 @@ def test_padded(platform: Platform, attention: str, count: int, seed: int) -> No
 
 
 @case(
-    "decoding.company-changes-nothing",
-    "A request decodes the same alone and in a batch that others join and leave.",
-    hazard="stale-padding-rows",
-    cause="rows that keep something of the request that had them before",
-)
-def test_company(platform: Platform, seed: int) -> None:
-    asked = requests(seed, count=6)
-    with decoder(platform) as made:
-        together = generate(made, asked)
-        alone = [generate(made, [request])[0] for request in asked]
-    assert together == alone
-
-
-@case(
     "decoding.chunked-prompts",
     "A prompt prefilled in small chunks decodes the same tokens as in one.",
     cause="the drafter's KV at chunk borders, or positions that restart with a chunk",

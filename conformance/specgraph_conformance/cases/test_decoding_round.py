@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 from specgraph.device import Platform
-from specgraph.draft import DraftTree
 from specgraph.engine import SpeculativeDecoder
 from specgraph.engine.adaptive_k import AcceptanceRates
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
 from specgraph_conformance.tiny_models import HEADS
-
-TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -107,20 +104,6 @@ def test_k_by_acceptance(platform: Platform, attention: str, ahead: int, seed: i
         results = generate(made, asked)
         assert set(made.metrics.drafts_by_k) == set(candidates), f"K was {set(made.metrics.drafts_by_k)}"
         expect_targets_tokens(made, asked, results)
-
-
-@case(
-    "decoding.round-trees-for-small-batches",
-    "Batches of one request draft trees and larger ones chains, while rounds of the other kind are unread.",
-    hazard="round-k-changed-in-flight",
-    cause="a graph or a verify of one kind for drafts of the other",
-)
-def test_trees_and_chains(platform: Platform, seed: int) -> None:
-    asked = requests(seed, count=7)
-    given: dict[str, Any] = {"tree": TREE, "draft_schedule": {1: "tree", 3: 2}, "capture_sizes": (1, 3)}
-    with decoder(platform, decode="round", **given) as made:
-        expect_targets_tokens(made, asked, generate(made, asked))
-        assert set(made.metrics.drafts_by_k) == {2, TREE.num_steps}, "both kinds of drafts must be verified"
 
 
 @case(

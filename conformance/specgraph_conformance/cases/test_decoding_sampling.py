@@ -121,39 +121,6 @@ def test_logprobs(platform: Platform, way: str, seed: int) -> None:
         assert off.max() < TOLERANCE[dtype], f"log-probability {int(off.argmax())} is off by {off.max():.3g}"
 
 
-@pytest.mark.parametrize("way", ["chain", "round"])
-@case(
-    "decoding.moved-rows-keep-their-parameters",
-    "Greedy requests with bias and penalties give the best tokens of float64 logits, to their own limits, in rows of "
-    "sampled requests with stop tokens, which left.",
-    cause="temperatures, parameters or stop tokens that stay behind when a request changes its row",
-)
-def test_moved(platform: Platform, way: str, seed: int) -> None:
-    first, second = requests(seed, count=3), requests(seed + 1, count=6, tokens=14)
-    leaving = [
-        replace(
-            request,
-            max_tokens=4,
-            temperature=3.0,
-            stop_token_ids=[0, 1, 2],
-            frequency_penalty=-2.0,
-            logit_bias={0: 3.0},
-        )
-        for request in first
-    ]
-    staying = [
-        replace(request, frequency_penalty=1.5, presence_penalty=0.5 * (i % 3), logit_bias={i % 3: 3.0})
-        for i, request in enumerate(second)
-    ]
-    sizes: dict[str, Any] = {"max_num_requests": 6, "capture_sizes": (1, 2, 3, 6)}
-    with decoder(platform, sampled=True, sampling_parameters=True, **sizes, **WAYS[way]) as made:
-        results = generate(made, [*leaving, *staying[:3]])[3:]  # who stays moves to the first rows
-        joined = generate(made, [*staying[3:], *leaving, *staying[:3]])  # the last three join where others left
-        for asked, tokens in ((staying[:3], results), (staying[3:], joined[:3]), (staying[:3], joined[6:])):
-            expect_best_after_penalties(made, asked, tokens)
-            assert [len(each) for each in tokens] == [request.max_tokens for request in asked]
-
-
 def expect_best_after_penalties(
     made: SpeculativeDecoder, asked: Sequence[Request], results: Sequence[Sequence[int]]
 ) -> None:

@@ -14,11 +14,12 @@ from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, gen
 TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", [*LOWERINGS, "round"])
 @pytest.mark.parametrize("kind", ["eagle3", "draft-model"])
 @case(
     "decoding.trees-for-small-batches",
-    "Greedy output is the target's own where batches of one request draft trees and larger ones chains.",
+    "Greedy output is the target's own where batches of one request draft trees and larger ones chains, also while "
+    "rounds of the other kind are unread.",
     hazard="path-kv-not-moved",
     cause="a verify of one kind for drafts of the other, or KV that a round of the one leaves and the other does not",
 )

@@ -16,24 +16,14 @@ from specgraph_conformance.rig import expect_equal, on_host
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
-    "drafting.follows-the-chain",
-    "Drafts and KV are those of a dense float64 chain over the accepted tokens, at every length and block order.",
-    hazard="metadata-not-rebuilt-between-steps",
+    "drafting.each-step-sees-one-more-token",
+    "Each draft step attends to the one before it: drafts and KV are those of a dense float64 chain over the accepted "
+    "tokens, at every length and block order, over seven steps.",
+    hazard="per-step-lengths-not-updated",
     cause="positions, lengths or slots that are not moved on from draft step to draft step",
 )
-def test_chain(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    follow_oracle(platform, make_config(decode=lowering, k=4), attention, seed, [3, 4, 1])
-
-
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@case(
-    "drafting.each-step-sees-one-more-token",
-    "Each draft step attends to the one before it: drafts follow the float64 chain over seven steps.",
-    hazard="per-step-lengths-not-updated",
-    cause="every step got step 0's or step 1's lengths",
-)
 def test_each_step(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    follow_oracle(platform, make_config(decode=lowering, k=7, max_num_requests=2), attention, seed, [2, 1])
+    follow_oracle(platform, make_config(decode=lowering, k=7), attention, seed, [3, 4, 1])
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

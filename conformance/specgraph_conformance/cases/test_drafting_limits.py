@@ -150,6 +150,7 @@ WRONG_TENSORS: dict[str, Callable[[HostBatch], HostBatch]] = {
     "aux_hidden-wide": lambda b: replace(b, aux_hidden=_longer(b.aux_hidden, 1)),
     "block_table-short": lambda b: replace(b, blocks=b.blocks[:-1]),
     "block_table-wide": lambda b: replace(b, blocks=[row + [0] * 30 for row in b.blocks]),
+    "sampled_token_ids-narrow": lambda b: replace(b, sampled_token_ids=b.sampled_token_ids[:, :-1]),
 }
 
 

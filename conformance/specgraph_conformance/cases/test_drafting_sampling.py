@@ -42,26 +42,3 @@ def test_columns(platform: Platform, lowering: str, seed: int) -> None:
 )
 def test_sampled(platform: Platform, attention: str, lowering: str, seed: int) -> None:
     compare(platform, make_config(decode=lowering, sampled=True), attention, seed)
-
-
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@case(
-    "drafting.sampled-repeats",
-    "A sampled round repeats with its seeds, at any padding, and changes with other seeds or positions.",
-    hazard="gumbel-seed-position",
-    cause="noise that is not a function of seed and position alone",
-)
-def test_repeats(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(decode=lowering, k=5, sampled=True)
-    made = rig(platform, config, "paged", kind="eagle3")
-    (batch,) = make_batches(config, made.head.aux_size, seed, [4])
-    hot = replace(batch, temperature=torch.full((4,), 5.0))
-    first = made.round(hot).token_ids
-    expect_equal(made.round(hot).token_ids, first)
-    assert not torch.equal(made.round(replace(hot, seeds=batch.seeds + 1)).token_ids, first)
-    uniform = torch.full((4,), 1e6)  # every token equally likely: only the noise decides
-    flat = replace(batch, temperature=uniform, seeds=torch.full((4,), 9))
-    draws = made.round(flat).token_ids
-    assert len({tuple(row) for row in draws.tolist()}) > 1, "other positions, the same noise"
-    assert any(len(set(row)) > 1 for row in draws.tolist()), "every draft step has the same noise"
-    made.close()

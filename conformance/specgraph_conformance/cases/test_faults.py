@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 
 import pytest
 import torch
-from specgraph.capture import BatchDescriptor, GraphRunner
 from specgraph.device import Platform
-from specgraph.errors import CaptureError, ReadSetError, SpecgraphError
+from specgraph.errors import CaptureError, SpecgraphError
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_rig import DraftRig, make_batches, make_config
-from specgraph_conformance.rig import adding, assert_usable, captured, expect_equal, on_host, replay_and_wait
+from specgraph_conformance.rig import assert_usable, captured, expect_equal, on_host, replay_and_wait
 from specgraph_conformance.task_rig import Tasks
 from specgraph_conformance.tiny_models import make_head
 
@@ -41,36 +39,6 @@ class FailingHead:
         return self.head.forward(*args)  # pyright: ignore
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, 5, 11])
-@case(
-    "faults.capture-fails-at-an-op",
-    "A capture that fails at its n-th op leaves the platform usable, and the same graph captures again.",
-    hazard="capture-left-broken",
-    cause="capture() ends the driver's capture only on some paths",
-)
-def test_nth_op(platform: Platform, place: int) -> None:
-    x, out = torch.ones(32, device=platform.device), torch.zeros(32, device=platform.device)
-    platform.synchronize()
-    graph = platform.graph()
-
-    def body(fail_at: int) -> None:
-        y = x
-        for i in range(12):
-            if i == fail_at:
-                raise Failure
-            y = y * 2
-        out.copy_(y)
-
-    with pytest.raises(Failure), graph.capture():
-        body(place)
-    assert_usable(platform)
-    with graph.capture():
-        body(-1)
-    replay_and_wait(platform, graph)
-    assert on_host(out)[0].item() == 4096.0
-    graph.close()
-
-
 @pytest.mark.parametrize("lowering", ["piecewise", "step", "merged"])
 @pytest.mark.parametrize("passes", [0, 1, 2, 5])
 @case(
@@ -89,30 +57,6 @@ def test_drafter(platform: Platform, lowering: str, passes: int, seed: int) -> N
     (batch,) = make_batches(config, head.aux_size, seed, [3])
     expect_equal(made.round(batch).token_ids, eager.round(batch).token_ids)
     made.close()
-
-
-@case(
-    "faults.failed-captures-give-memory-back",
-    "Failed captures take no more memory than the first of them.",
-    hazard="reset-leaks-pool",
-    cause="a failed capture keeps its pool blocks",
-)
-def test_failed_memory(platform: Platform) -> None:
-    x = torch.ones(1 << 20, device=platform.device)
-    platform.synchronize()
-
-    def once() -> int:
-        graph = platform.graph()
-        with pytest.raises(Failure), graph.capture():
-            (x * 2).exp()
-            raise Failure
-        graph.close()
-        gc.collect()
-        return platform.memory().reserved
-
-    once()
-    settled = once()
-    assert max(once() for _ in range(5)) <= settled
 
 
 @case(
@@ -220,25 +164,6 @@ def test_killed_update(platform: Platform) -> None:
     tasks.replay(lengths)
     expect_equal(tasks.result(), tasks.eager(lengths))
     tasks.graph.close()
-
-
-@case(
-    "faults.undeclared-read-refused",
-    "Captured code that touches a tensor outside the read-set is an error at capture, naming the op.",
-    hazard="stale-metadata-rebound",
-    cause="the read-set guard doesn't see ops on this device",
-    quick=True,
-)
-def test_read_set(platform: Platform) -> None:
-    named, other = torch.zeros(4, device=platform.device), torch.ones(4, device=platform.device)
-    runner = GraphRunner(platform, lambda: {"named": named})
-    descriptor = BatchDescriptor("step", 4, 1, 3)
-    with pytest.raises(ReadSetError) as caught:
-        runner.capture(descriptor, adding(named, other))
-    assert "add" in str(caught.value)
-    assert_usable(platform)
-    runner.capture(descriptor, adding(named, 1))
-    runner.close()
 
 
 @case(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -38,12 +39,13 @@ def test_growth(platform: Platform) -> None:
     graph.close()
 
 
-@pytest.mark.parametrize("way", ["close", "reset"])
+@pytest.mark.parametrize("way", ["close", "reset", "fail"])
 @case(
     "replay.graphs-give-memory-back",
-    "Graphs that are closed, or reset and captured again, take no more memory than the first of them.",
+    "Graphs that are closed, or reset and captured again, or whose capture failed, take no more memory than the first "
+    "of them.",
     hazard="reset-leaks-pool",
-    cause="close() or reset() keeps the graph's share of the pool",
+    cause="close(), reset() or a failed capture keeps the graph's share of the pool",
 )
 def test_memory_back(platform: Platform, way: str) -> None:
     x = torch.ones(1 << 20, device=platform.device)
@@ -52,14 +54,16 @@ def test_memory_back(platform: Platform, way: str) -> None:
 
     def once() -> int:
         nonlocal graph
-        with graph.capture():
+        with pytest.raises(ZeroDivisionError) if way == "fail" else nullcontext(), graph.capture():
             (x * 2).exp().sum()
-        replay_and_wait(platform, graph)
-        if way == "close":
+            _ = 1 / (way != "fail")
+        if way != "fail":
+            replay_and_wait(platform, graph)
+        if way == "reset":
+            graph.reset()
+        else:
             graph.close()
             graph = platform.graph()
-        else:
-            graph.reset()
         gc.collect()
         return platform.memory().reserved
 
