@@ -7,7 +7,7 @@ from typing import Any
 
 from mutants.registry import mutant
 
-from specgraph.draft import RoundBuffers
+from specgraph.draft import ProposeBatch
 from specgraph.engine import Request
 from specgraph.engine.metrics import AcceptanceMetrics
 from specgraph.errors import ConfigError
@@ -49,11 +49,11 @@ def half_of_the_cache(real: Any, *args: Any) -> Any:
     return real(*args) // 2
 
 
-@mutant("wrong-round-taken", "draft.round:RoundBuffers.load")
-def longer_tensors_are_cut(real: Any, self: RoundBuffers, batch: Any, into: Any, *rest: Any) -> None:
+@mutant("wrong-round-taken", "draft.propose_passes:ProposePasses.hand_over")
+def longer_tensors_are_cut(real: Any, self: Any, batch: ProposeBatch, *rest: Any) -> Any:
     """Hidden states of more rows than the round has are cut to it without a word."""
-    rows, size = into.aux_hidden.shape
-    real(self, replace(batch, aux_hidden=batch.aux_hidden[:rows, :size]), into, *rest)
+    rows, size = batch.sampled_token_ids.numel(), self._memory.aux_hidden.shape[1]
+    return real(self, replace(batch, aux_hidden=batch.aux_hidden[:rows, :size]), *rest)
 
 
 @mutant("wrong-round-taken-caches", "draft.drafter:check_caches")

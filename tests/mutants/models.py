@@ -15,19 +15,21 @@ from specgraph.models.mtp import MtpHead
 
 
 @mutant("bad-first-drafts", "draft.drafter:Drafter.prefill")
-def another_prompt_row(real: Any, self: Drafter, prompt: Sequence[int], positions: range, *rest: Any) -> Tensor | None:
+def another_prompt_row(
+    real: Any, self: Drafter, prompt: Sequence[int], positions: range, *rest: Any, **options: Any
+) -> Tensor | None:
     """The propose after a prompt takes the hidden state of the row before the prompt's last one."""
-    hidden = real(self, prompt, positions, *rest)
+    hidden = real(self, prompt, positions, *rest, **options)
     return None if hidden is None else self.prefill_buffers.aux_hidden[max(0, len(positions) - 2)]
 
 
 @mutant("prompt-keys-chunks", "draft.drafter:Drafter.prefill")
 def later_chunks_shifted(
-    real: Any, self: Drafter, prompt: Sequence[int], positions: range, *rest: Any
+    real: Any, self: Drafter, prompt: Sequence[int], positions: range, *rest: Any, **options: Any
 ) -> Tensor | None:
     """The drafter's prompt chunks after the first take their tokens one place too early."""
     shifted = [prompt[0], *prompt[:-1]] if positions.start else prompt
-    return real(self, shifted, positions, *rest)
+    return real(self, shifted, positions, *rest, **options)
 
 
 @mutant("prompt-keys", "models.decoder:rotary_table")

@@ -7,12 +7,16 @@ from mutants.all import MUTANTS
 from mutants.hazards import HAZARDS, NOT_PUT_BACK
 from mutants.run import judge
 
+BROKEN_MUTANT = ("TypeError", "AttributeError", "NameError")
+"""How a case fails where a function was changed and the one that replaces it was not."""
+
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_killed_by_name(name: str) -> None:
     verdict = judge(name)
     assert verdict.num_cases > 0, "no case names this hazard, or the suite could not start"
     assert verdict.killed_by, f"{verdict.num_cases} cases passed although: {MUTANTS[name].bug}"
+    assert not verdict.reason.startswith(BROKEN_MUTANT), f"the mutant itself is broken: {verdict.reason}"
 
 
 def test_every_hazard_is_put_back_or_says_why_not() -> None:

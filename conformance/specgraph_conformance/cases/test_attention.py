@@ -41,7 +41,7 @@ SHAPES: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
     "The output is float64's: in decode and verify passes, for every ratio of query heads to key heads, block size "
     "and dtype, on both sides of block borders, with and without causal mask and rotation, of strided and ragged rows.",
     cause="what the name says: a head mapped to another, a mask that counts from the first row, a block size baked "
-    "into slots, a rounded number of blocks, sums in the narrow type, inputs taken as contiguous, splits merged wrongly",
+    "into slots, a rounded number of blocks, sums in the narrow type, contiguous inputs, splits merged wrongly",
 )
 def test_shapes(platform: Platform, attention: str, shape: str, seed: int) -> None:
     rows, keys, options = SHAPES[shape]
