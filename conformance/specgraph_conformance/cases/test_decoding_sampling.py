@@ -26,26 +26,18 @@ WAYS: dict[str, dict[str, Any]] = {
 """Options of `decoder`: what verifies drafts in a graph."""
 
 
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @case(
     "decoding.sampled-follows-the-target",
-    "Sampled output has the target's distribution: chi-square of the second token against float64.",
-    hazard="gumbel-seed-position",
-    cause="draft noise and acceptance noise that are not independent, or the draft's probabilities taken for others",
-    timeout=180,
-)
-def test_sampled(platform: Platform) -> None:
-    expect_targets_distribution(platform, "eagle")
-
-
-@case(
-    "decoding.sampled-with-a-poor-drafter",
-    "Sampled output has the target's distribution with a drafter that seldom agrees: chi-square against float64.",
+    "Sampled output has the target's distribution, also with a drafter that seldom agrees: chi-square of the second "
+    "token against float64.",
     hazard="draft-probs-of-another-row",
-    cause="a verify that is not given the drafter's distributions, or those of another request's drafts",
+    cause="draft noise and acceptance noise that are not independent, or a verify that is not given the drafter's "
+    "distributions, or those of another request's drafts",
     timeout=180,
 )
-def test_poor_drafter(platform: Platform) -> None:
-    expect_targets_distribution(platform, "eagle3")
+def test_sampled(platform: Platform, kind: str) -> None:
+    expect_targets_distribution(platform, kind)
 
 
 @pytest.mark.parametrize("way", ["round", "tree"])
@@ -60,31 +52,26 @@ def test_top_k(platform: Platform, way: str) -> None:
     expect_targets_distribution(platform, "eagle", top_k=3, sampling_parameters=True, **WAYS[way])
 
 
+@pytest.mark.parametrize("biased", ["another-token-each", "token-0"])
 @pytest.mark.parametrize("way", WAYS)
 @case(
     "decoding.penalties-of-the-output",
-    "Greedy tokens are the best ones of float64 logits after bias and penalties, whose counts are kept on the device.",
-    cause="tokens of the output that are not counted, counted twice, or counted for the row's last owner",
+    "Greedy tokens are the best ones of float64 logits after bias and penalties, whose counts are kept on the device; "
+    "what a round did not sample counts for no token.",
+    hazard="unsampled-counted",
+    cause="tokens of the output that are not counted, counted twice, or counted for the row's last owner; or the "
+    "places after the sampled tokens of a round, -1, are counted as token 0",
 )
-def test_penalties(platform: Platform, way: str, seed: int) -> None:
+def test_penalties(platform: Platform, way: str, biased: str, seed: int) -> None:
     asked = [
-        replace(request, frequency_penalty=1.5, presence_penalty=0.5 * (i % 3), logit_bias={i: 1.0})
+        replace(
+            request,
+            frequency_penalty=1.5,
+            presence_penalty=0.5 * (i % 3),
+            logit_bias={0: 12.0} if biased == "token-0" else {i: 1.0},
+        )
         for i, request in enumerate(requests(seed, count=6, tokens=14))
     ]
-    with decoder(platform, sampling_parameters=True, **WAYS[way]) as made:
-        expect_best_after_penalties(made, asked, generate(made, asked))
-
-
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "decoding.rejected-drafts-are-not-counted",
-    "Where token 0 is the best one until its penalty has grown, it is given as often as float64 says: what a round did "
-    "not sample counts for no token.",
-    hazard="unsampled-counted",
-    cause="the places after the sampled tokens of a round, -1, are counted as token 0",
-)
-def test_counts(platform: Platform, way: str, seed: int) -> None:
-    asked = [replace(each, frequency_penalty=1.5, logit_bias={0: 12.0}) for each in requests(seed, count=6, tokens=14)]
     with decoder(platform, sampling_parameters=True, **WAYS[way]) as made:
         expect_best_after_penalties(made, asked, generate(made, asked))
 

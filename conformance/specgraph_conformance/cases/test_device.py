@@ -51,14 +51,16 @@ def test_synchronize(platform: Platform) -> None:
 
 @case(
     "device.memory-figures-agree",
-    "allocated <= reserved <= total (where total is known), in bytes.",
-    cause="MemoryInfo mixes units or counters",
+    "allocated <= reserved <= total and free <= total (where total is known), in bytes.",
+    cause="MemoryInfo mixes units or counters, or free counts what other processes hold",
     quick=True,
 )
 def test_memory(platform: Platform) -> None:
     memory = platform.memory()
     assert 0 <= memory.allocated <= memory.reserved
     assert memory.total == 0 or memory.reserved <= memory.total
+    assert memory.free >= 0
+    assert memory.total == 0 or memory.free <= memory.total
 
 
 @case(

@@ -48,25 +48,17 @@ def test_heads(platform: Platform, attention: str, lowering: str, kind: str, see
     compare(platform, make_config(decode=lowering), attention, seed, kind)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in HEADS if kind != "eagle"])
+@pytest.mark.parametrize("kind", [*(kind for kind in HEADS if kind != "eagle"), "mtp-two-modules"])
 @case(
     "drafting.every-head-follows-float64",
-    "Drafts and KV of each kind of drafter are those of a dense float64 one, from the accepted tokens alone.",
+    "Drafts and KV of each kind of drafter are those of a dense float64 one, from the accepted tokens alone; also of a "
+    "head of two modules, the fewest that differ by step.",
     hazard="head-arithmetic",
     cause="rows, positions or slots of this kind: modules over all rows, a block after the accepted ones, an offset",
 )
 def test_oracle(platform: Platform, attention: str, kind: str, seed: int) -> None:
-    follow_oracle(platform, make_config(decode="auto", k=4), attention, seed, [3, 1], kind)
-
-
-@case(
-    "drafting.two-modules-follow-float64",
-    "A head of exactly two modules, the fewest that differ by step, drafts as a dense float64 one.",
-    hazard="head-arithmetic",
-    cause="a head of two modules taken for one whose module serves every step",
-)
-def test_two_modules(platform: Platform, attention: str, seed: int) -> None:
-    follow_oracle(platform, make_config(decode="auto", k=2), attention, seed, [2], "mtp-two-modules")
+    k = 2 if kind == "mtp-two-modules" else 4
+    follow_oracle(platform, make_config(decode="auto", k=k), attention, seed, [3, 1], kind)
 
 
 @case(

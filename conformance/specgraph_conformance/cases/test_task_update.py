@@ -32,14 +32,15 @@ def test_absent(platform: Platform) -> None:
 
 @case(
     "task_update.takes-effect",
-    "Each replay uses the lengths of the update before it, as eager attention does.",
+    "Each replay uses the lengths of the update before it, as eager attention does, and nothing of those before.",
     hazard="update-dropped",
-    cause="the update is recorded and never reaches the captured task; or its event was reset before its first record",
+    cause="the update is recorded and never reaches the captured task; its event was reset before its first record; or "
+    "an update is merged into the previous one instead of replacing it",
     needs=NEEDS,
     quick=True,
 )
 def test_takes_effect(tasks: Tasks) -> None:
-    for seq_lens in ([3, 17, 40], [64, 1, 16], [15, 33, 2]):
+    for seq_lens in ([3, 17, 40], [64, 64, 64], [1, 0, 2], [64, 1, 16], [15, 33, 2]):
         lengths = tasks.lengths(seq_lens)
         tasks.replay(lengths)
         expect_equal(tasks.result(), tasks.eager(lengths), "attention after an update of its lengths")
@@ -101,56 +102,29 @@ def test_each_gated(platform: Platform, left_out: int) -> None:
     tasks.graph.close()
 
 
+@pytest.mark.parametrize("wrong", ["unknown", "misspelt", "missing", "short", "long", "negative"])
 @case(
-    "task_update.old-values-are-not-kept",
-    "Between two replays that get an update each, nothing of the first one's lengths remains.",
-    hazard="update-dropped",
-    cause="an update is merged into the previous one instead of replacing it",
-    needs=NEEDS,
-)
-def test_replaced(tasks: Tasks) -> None:
-    long, short = tasks.lengths([64, 64, 64]), tasks.lengths([1, 0, 2])
-    for lengths in (long, short, long, short):
-        tasks.replay(lengths)
-        expect_equal(tasks.result(), tasks.eager(lengths))
-
-
-@pytest.mark.parametrize("wrong", ["unknown", "misspelt", "missing"])
-@case(
-    "task_update.keys-are-strict",
-    "An update with an unknown, misspelt or missing key is an UpdateError, and nothing is rewritten.",
+    "task_update.updates-are-strict",
+    "An update with an unknown, misspelt or missing key, or with lengths that don't have one entry per padded request "
+    "or have a negative one, is an UpdateError, and nothing is rewritten.",
     hazard="update-key-ignored",
-    cause="values are matched to captured ops by position or with a default",
+    cause="values are matched to captured ops, or lengths to requests, by position, with a default, or cut by a zip",
     needs=NEEDS,
     quick=True,
 )
-def test_keys(tasks: Tasks, wrong: str) -> None:
+def test_strict(tasks: Tasks, wrong: str) -> None:
     good = tasks.plan.for_steps(tasks.lengths([3, 17, 40]))
     value = next(iter(good.values()))
+    wrong_lengths = {"short": [3, 17], "long": [3, 17, 40, 1], "negative": [3, -1, 40]}.get(wrong, [])
     bad = {
         "unknown": {**good, TaskKey(0, 1): value},
         "misspelt": {TaskKey(0, 0, "atention"): value},
         "missing": {},
-    }[wrong]
-    expect_refusal(lambda: tasks.plan.apply(bad), f"an update with keys {[*bad]}", "", (UpdateError,))
+    }.get(wrong, dict.fromkeys(good, HostLengths([1] * len(wrong_lengths), wrong_lengths)))
+    expect_refusal(lambda: tasks.plan.apply(bad), f"the update {bad}", "", (UpdateError,))
     lengths = tasks.lengths([9, 8, 7])
     tasks.replay(lengths)
     expect_equal(tasks.result(), tasks.eager(lengths))
-
-
-@pytest.mark.parametrize("seq_lens", [[3, 17], [3, 17, 40, 1], [3, -1, 40]], ids=["short", "long", "negative"])
-@case(
-    "task_update.counts-are-strict",
-    "Lengths that don't have one entry per padded request, or have a negative one, are an UpdateError.",
-    hazard="update-key-ignored",
-    cause="lists are zipped with the captured requests: a shorter one truncates without a word",
-    needs=NEEDS,
-    quick=True,
-)
-def test_counts(tasks: Tasks, seq_lens: list[int]) -> None:
-    value = HostLengths([1] * len(seq_lens), seq_lens)
-    with pytest.raises(UpdateError):
-        tasks.plan.apply(dict.fromkeys(tasks.plan.keys, value))
 
 
 @case(
