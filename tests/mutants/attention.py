@@ -102,7 +102,7 @@ def eighth_request(real: Any, query: Tensor, cache: KVCache, table: Tensor, *res
 def length_of_a_neighbour(
     real: Any, query: Tensor, cache: KVCache, table: Tensor, lengths: DeviceLengths, *rest: Any, **options: Any
 ) -> Any:
-    """In batches of more than 32 requests, request 32 has the length of request 0."""
+    """Request 32 has the length of request 0 in batches of more than 32."""
     changed = lengths.seq_lens.clone()
     changed[32:33] = changed[0]
     return real(query, cache, table, lengths._replace(seq_lens=changed), *rest, **options)

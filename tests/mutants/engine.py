@@ -109,7 +109,7 @@ def num_reqs_unpadded(real: Any, self: HostRound, *args: Any) -> Any:
 
 @mutant("k-equals-2", "capture.model_runner:launches")
 def k_equals_2(real: Any, lowering: Any, batch: BatchDescriptor, num_steps: int, *rest: Any) -> Any:
-    """With two draft tokens the later step is left out, as if there were none."""
+    """The later step is left out where there are two draft tokens."""
     left_out = num_steps == 2 and batch.phase == "propose"
     return real(lowering, batch, 1 if left_out else num_steps, *rest)
 

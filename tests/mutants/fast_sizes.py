@@ -140,7 +140,7 @@ def first_chunk_of_a_row(real: Any, source: Tensor, rows: Any, out: Tensor) -> N
 
 @mutant("wide-rows-kept", "ops:keep_rows")
 def first_chunk_of_a_kept_row(real: Any, *args: Any) -> None:
-    """Of a past row 2,048 values are kept."""
+    """A past row keeps its first 2,048 values."""
     past: PastRows = args[4]
     old = past.hidden[..., 2048:].clone()
     real(*args)
@@ -195,7 +195,7 @@ def eight_columns_cleared(real: Any, given: RoundTensors, to: RoundTensors) -> N
 
 @mutant("many-in-one-program-kept", "ops:keep_rows")
 def first_rows_of_a_pass(real: Any, tokens: Tensor, hidden: Tensor, at: Tensor, to: Tensor, *rest: Any) -> Any:
-    """Of a pass the first 256 rows are kept."""
+    """A pass keeps its first 256 rows."""
     return real(tokens[:256], hidden[:256], at[:256], to[:256], *rest)
 
 

@@ -16,7 +16,7 @@ def read_table(heading: str) -> dict[str, list[str]]:
 
 
 HAZARDS = read_table("Where they were seen")
-"""Where each hazard was seen, its symptom and its cause."""
+"""The place where each hazard was seen, its symptom and its cause."""
 NOT_PUT_BACK = {name: bug for name, (bug, _) in read_table(MUTANTS_HEADING).items() if bug.startswith("not put back: ")}
 """Hazards without a mutant, and why."""
 KILLERS = {name: killer.strip("`") for name, (_, killer) in read_table(MUTANTS_HEADING).items()}

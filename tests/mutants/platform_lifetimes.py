@@ -26,7 +26,7 @@ WAITS = {
     "platform.synchronize": (CpuPlatform, "synchronize"),
     "close": (CpuGraph, "_destroy"),
 }
-"""What waits for launches on a device that runs them later."""
+"""The verbs that wait for launches on a device that runs them later."""
 
 
 class LaterLaunches:

@@ -18,7 +18,7 @@ from specgraph.engine import EngineConfig
 
 Broken = Callable[..., Any]
 BUGS: dict[str, tuple[str, Broken, tuple[str, ...]]] = {}
-"""By name: the place of the function, the one that replaces it, and the ranks that have the bug."""
+"""The place of the function, the one that replaces it, and the ranks that have the bug, by name."""
 
 
 def of_ranks(name: str, place: str, *having: str) -> Callable[[Broken], Broken]:

@@ -35,7 +35,7 @@ def keyword_arguments_stay(real: Any, self: UpdateMode) -> None:
 
 @mutant("carry-before-the-norm", "draft.chain:ChainProgram._next_step")
 def joined_steps_carry_hidden(real: Any, self: ChainProgram, b: Any, pair: Any, out: DraftOutput) -> Any:
-    """Where one op joins two draft steps, the next step takes the hidden states before the output norm."""
+    """The next step takes the hidden states before the output norm where one op joins two draft steps."""
     return real(self, b, pair, DraftOutput(out.hidden, out.hidden))
 
 

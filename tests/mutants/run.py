@@ -33,7 +33,7 @@ HUNG = "did not finish"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the suite said of one mutant."""
+    """The suite's answer to one mutant."""
 
     name: str
     killed_by: str = ""
@@ -82,7 +82,7 @@ def tests_of(hazard: str) -> list[str]:
 
 
 def run_mutant(name: str, platform: str, path: Path) -> None:
-    """In this process: put the bug back and run the cases of its hazard until one fails."""
+    """Put the bug back in this process, and run the cases of its hazard until one fails."""
     import gc
     import os
 

@@ -8,7 +8,7 @@ from mutants.hazards import HAZARDS, NOT_PUT_BACK
 from mutants.run import judge
 
 BROKEN_MUTANT = ("TypeError", "AttributeError", "NameError")
-"""How a case fails where a function was changed and the one that replaces it was not."""
+"""Errors of a mutant that was not changed with the function that it replaces."""
 
 
 @pytest.mark.parametrize("name", MUTANTS)

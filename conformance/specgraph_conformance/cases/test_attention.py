@@ -32,7 +32,7 @@ SHAPES: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
     "strided": ([4] * 3, [4, 37, 90], {"strided": True}),
     "1000-keys": ([1, 1, 1], [1000, 3, 511], {}),
 }
-"""By name: rows and keys of each request, and options of `Rows`."""
+"""Rows and keys of each request, and options of `Rows`, by name."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -1,4 +1,4 @@
-"""What a capture and a graph leave behind: pools, the garbage collector, and graphs that nobody closed."""
+"""Remains of captures and graphs: pools, the garbage collector, and graphs that nobody closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a capture refuses, and that platform, stream and pool are usable after every failure."""
+"""Refusals of a capture: platform, stream and pool are usable after each."""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ Outcomes = dict[str, str]
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes | str:
-    """What went wrong in each scenario of which the case was selected, all run by the same two processes; or why they
-    cannot run."""
+    """Return the error of each scenario of which the case was selected, all run by the same two processes."""
     session = request.config.stash[SESSION]
     found = session.item
     assert found.backend is not None

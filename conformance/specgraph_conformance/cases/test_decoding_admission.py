@@ -1,4 +1,4 @@
-"""Which requests are taken, refused and cancelled, the KV blocks that they hold, and what is counted without drafts."""
+"""Admission: requests that are taken, refused and cancelled, their KV blocks, and metrics without drafts."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "tiny-temperature": ({"temperature": 1e-9}, "temperature"),
     "prompt-of-max-model-len": ({"prompt_token_ids": [1] * 96}, r"\b95\b"),
 }
-"""By name: the wrong field of a request, and what the error must say."""
+"""The wrong field of a request and what the error must say, by name."""
 
 
 @pytest.mark.parametrize("wrong", WRONG)

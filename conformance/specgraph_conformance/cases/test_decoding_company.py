@@ -26,7 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 """Options of `decoder`."""
 Rounds = list[tuple[list[int], int]]
-"""Of one request: the tokens of each round and how many of them were drafts."""
+"""The tokens of each round of one request, and how many of them were drafts."""
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -106,7 +106,7 @@ def test_first(platform: Platform, lowering: str, seed: int) -> None:
 
 
 def _rounds(made: SpeculativeDecoder, asked: Sequence[Request]) -> list[Rounds]:
-    """What each round gave each request."""
+    """Return the rounds of each request."""
     rounds: list[Rounds] = [[] for _ in asked]
     for chunk in made.stream(asked):
         rounds[chunk.request].append((chunk.token_ids, chunk.num_accepted))

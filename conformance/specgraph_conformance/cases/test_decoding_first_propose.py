@@ -1,4 +1,4 @@
-"""What an engine hands to the drafter after a prompt, against a float64 target and EAGLE head of the suite's own."""
+"""The first propose after a prompt, against a float64 target and EAGLE head of the suite's own."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_metadata(platform: Platform) -> None:
 
 
 def _storages(metadata: AttentionMetadata) -> set[int]:
-    """Of all but the block table: both sides read that of the round, and no graph writes it."""
+    """Return addresses of all but the block table: both sides read that of the round, and no graph writes it."""
     named = metadata.named_tensors("metadata")
     del named["metadata.block_table"]
     return {tensor.untyped_storage().data_ptr() for tensor in named.values()}

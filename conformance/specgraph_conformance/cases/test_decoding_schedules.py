@@ -1,4 +1,4 @@
-"""What is drafted changes from round to round: trees or chains by the size of the batch, K by acceptance."""
+"""Rounds that draft something else each: trees or chains by the size of the batch, K by acceptance."""
 
 from __future__ import annotations
 

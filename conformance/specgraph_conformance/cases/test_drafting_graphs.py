@@ -1,4 +1,4 @@
-"""Which graphs a drafter captures, and which one serves a batch."""
+"""Graphs of a drafter: those that it captures, and the one that serves a batch."""
 
 from __future__ import annotations
 

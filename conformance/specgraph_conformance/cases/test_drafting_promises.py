@@ -1,4 +1,4 @@
-"""What an engine may rely on around a propose: what captures leave alone, what results are, which K counts."""
+"""Promises to an engine around a propose: KV that captures leave alone, bound tensors, penalties, the K of a size."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def _compare_bound(
 
 
 UNGUARDED = {"tensor": 4, "number": 1}
-"""By name: elements of the tensor that is not named."""
+"""Elements of the tensor that is not named, by name."""
 
 
 @pytest.mark.parametrize("what", [*UNGUARDED, "reshaped"])

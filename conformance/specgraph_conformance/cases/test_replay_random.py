@@ -44,7 +44,7 @@ class Op:
     read: int
     number: int
     apart: bool
-    """On a second stream, ordered on both sides."""
+    """Replay on a second stream, ordered on both sides."""
 
 
 PLACE = st.integers(0, TENSORS - 1)

@@ -27,7 +27,7 @@ from specgraph_conformance.tree_oracles import DenseTree, PathLogits, block_tree
 TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
 KINDS = ("eagle", "eagle3", "mtp", "draft-model", "dflash", "peagle")
 MARGIN = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.2}
-"""How far apart scores must be, by the model's dtype, for the tree to be the only right one."""
+"""The distance between scores, by the model's dtype, for the tree to be the only right one."""
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
