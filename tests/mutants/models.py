@@ -14,13 +14,11 @@ from specgraph.engine.metrics import AcceptanceMetrics
 from specgraph.models.mtp import MtpHead
 
 
-@mutant("bad-first-drafts", "draft.drafter:Drafter.prefill")
-def another_prompt_row(
-    real: Any, self: Drafter, prompt: Sequence[int], positions: range, *rest: Any, **options: Any
-) -> Tensor | None:
+@mutant("bad-first-drafts", "engine.joining:prefill_passes")
+def another_prompt_row(real: Any, *args: Any) -> range:
     """The propose after a prompt takes the hidden state of the row before the prompt's last one."""
-    hidden = real(self, prompt, positions, *rest, **options)
-    return None if hidden is None else self.prefill_buffers.aux_hidden[max(0, len(positions) - 2)]
+    starts = real(*args)
+    return range(starts.start + 1, starts.stop + 1, starts.step)
 
 
 @mutant("prompt-keys-chunks", "draft.drafter:Drafter.prefill")

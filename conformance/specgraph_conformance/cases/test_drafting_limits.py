@@ -172,7 +172,8 @@ def test_wrong_tensors(platform: Platform, wrong: str, seed: int) -> None:
     )
     host: dict[str, Any] = {"host_start_positions": second.start_positions, "host_num_sampled": second.num_sampled}
     name, _, how = wrong.partition("-")
-    expect_refusal(lambda: made.drafter.propose(given, **host), f"a round whose {name} is too {how}", name)
+    said = "rows per request" if how == "narrow" else name
+    expect_refusal(lambda: made.drafter.propose(given, **host), f"a round whose {name} is too {how}", said)
     after = made.round(second)
     fresh = rig(platform, make_config(), "paged")
     fresh.propose(first)
