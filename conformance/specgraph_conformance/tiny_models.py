@@ -8,8 +8,10 @@ kinds eagle3, peagle and dflash seldom agree with it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 import torch
 from specgraph.models.config import ModelConfig
@@ -104,7 +106,6 @@ def _target(draw: Draw) -> LlamaTarget:
     return LlamaTarget(w.config, embed, layers, w.place(torch.ones(HIDDEN)), lm_head)
 
 
-@cache
 def make_head(
     kind: str,
     seed: int,
@@ -113,7 +114,7 @@ def make_head(
     compute: torch.dtype | None = None,
     head_dim: int = CONFIG.head_dim,
 ) -> Head:
-    """Return a drafter for `make_target` of the same seed, the same object for the same arguments.
+    """Return a drafter for `make_target` of the same seed, which the caller may change in place.
 
     Args:
         kind: one of HEADS. `eagle3` has a vocabulary of its own and three auxiliary hidden states; `mtp` reuses its
@@ -125,7 +126,12 @@ def make_head(
         compute: dtype of the tensors, holding values rounded to `dtype`.
         head_dim: of queries, keys and values.
     """
-    return _HEADS[kind](_draw(seed, device, dtype, compute, head_dim))
+    return deepcopy(_cached_head(kind, seed, device, dtype, compute, head_dim))
+
+
+@cache
+def _cached_head(kind: str, seed: int, *places: Any) -> Head:
+    return _HEADS[kind](_draw(seed, *places))
 
 
 def _eagle(draw: Draw) -> DraftHead:
