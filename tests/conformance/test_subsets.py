@@ -118,13 +118,13 @@ def test_a_head_that_does_not_fit_a_graph(head: type[OneLayer], error: type[Exce
 def test_attention_of_one_s_own(tmp_path: Path) -> None:
     folder = install(tmp_path / "site")
     (folder / "my_attention.py").write_text(dedent(ATTENTION))
-    words = ["conformance", "acme", "--case", "attention.block-borders", "--json", "report.json"]
-    done = specgraph(folder, *words, "--attention", "mine=my_attention:make", "-k", "mine")
+    words = ["conformance", "acme", "--case", "attention.equals-float64", "--json", "report.json"]
+    done = specgraph(folder, *words, "--attention", "mine=my_attention:make", "-k", "mine and keys")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((folder / "report.json").read_text())
     assert report["attention"] == ["mine"]
     assert {case["outcome"] for case in report["cases"] if "mine" in case["id"]} == {"passed"}
-    broken = specgraph(folder, *words, "--attention", "mine=my_attention:broken", "-k", "mine")
+    broken = specgraph(folder, *words, "--attention", "mine=my_attention:broken", "-k", "mine and keys")
     assert broken.returncode == 1
     assert "off by more than the dtype's rounding" in broken.stdout
 

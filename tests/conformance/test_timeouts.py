@@ -43,7 +43,7 @@ class Look:
 seen = []
 for timeout in (None, 8.0, 900.0):
     look = Look()
-    cases = ("capture.runs-nothing", "decoding.sampled-follows-the-target")
+    cases = ("capture.runs-nothing", "decoding.sampled-follows-the-target[eagle]")
     pytest.main([*Selection(cases=cases, timeout=timeout).arguments("cpu")], plugins=[look])
     seen.append([look.limits, look.missing])
 print("RESULT" + json.dumps(seen))
@@ -54,7 +54,7 @@ def test_a_timeout_raises_and_lowers_and_heavy_modules_are_there_before_the_firs
     done = subprocess.run([sys.executable, "-u", "-c", COLLECT], capture_output=True, text=True, check=True)
     seen = json.loads(done.stdout.partition("RESULT")[2])
     own, lowered, raised = (limits for limits, _ in seen)
-    assert own == {"capture.runs-nothing": 60, "decoding.sampled-follows-the-target": 180}
+    assert own == {"capture.runs-nothing": 60, "decoding.sampled-follows-the-target[eagle]": 180}
     assert set(lowered.values()) == {8.0}
     assert set(raised.values()) == {900.0}
     assert seen[0][1] == [], "these would be imported within the first case's time"

@@ -199,6 +199,7 @@ def _compare_bound(
     config = make_config(decode=lowering, k=3, draft_schedule={2: 3, 4: 1})
     head = make_head("eagle", 1, platform.device)
     (batch,) = make_batches(make_config(k=1), head.aux_size, seed, [3])
+    batch = replace(batch, aux_hidden=9 * batch.aux_hidden)  # drafts follow from hidden states
     handed, drafts = batch.on(platform.device, head.dtype), list[Tensor]()
     names = ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table")
     for binds in (False, True):
