@@ -108,7 +108,7 @@ def test_many_keys(platform: Platform, attention: str, keys: int, seed: int) -> 
     rows.check(run_on(platform, "eager"), attention_of(platform, attention, rows))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: f"{dtype}".removeprefix("torch."))
 @case(
     "attention.large-scores",
     "With scores of up to about 30, the output is within the dtype's rounding of float64.",
