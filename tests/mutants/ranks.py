@@ -97,7 +97,7 @@ def residual_on_every_rank(real: Any, x: Any, weight: Any, residual: Any, ranks:
     return out
 
 
-@of_ranks("logits-gathered-by-rank", "models.llama:whole_logits", "0", "1")
+@of_ranks("logits-gathered-by-rank", "models.decoder:whole_logits", "0", "1")
 def logits_by_rank(real: Any, logits: Any, ranks: Any, vocab_size: int) -> Any:
     """Logits gathered rank by rank are read row by row."""
     if ranks.size == 1:
