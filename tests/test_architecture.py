@@ -53,9 +53,6 @@ OPENINGS = {"What", "Of", "Whether", "By", "As", "Those", "How", "When", "Where"
 """Words that a docstring doesn't begin with: a sentence has a subject and a verb, and an attribute's begins with its
 noun."""
 
-NOT_YET = {"conformance"}
-"""Rooms and parts whose docstrings are not all sentences yet."""
-
 
 def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
@@ -122,16 +119,9 @@ def wrong_openings(source: str) -> list[str]:
     ]
 
 
-def part(path: Path) -> str:
-    """The room of the core, or the name of another part."""
-    parts = path.relative_to(ROOT).parts
-    return {"specgraph": parts[1], "backends": parts[1]}.get(parts[0], parts[0]).removesuffix(".py")
-
-
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda p: str(p.relative_to(ROOT)))
 def test_docstrings_are_sentences(path):
-    if part(path) not in NOT_YET:
-        assert wrong_openings(path.read_text()) == []
+    assert wrong_openings(path.read_text()) == []
 
 
 def test_an_opening_is_seen():
