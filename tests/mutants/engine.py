@@ -216,13 +216,13 @@ def weights_moved(real: Any, self: Any, named: Any, graph: Any) -> None:
 def exec_budget(patch: pytest.MonkeyPatch) -> None:
     """The runner doesn't count its graphs."""
     patch.setattr(GraphRunner, "graph_count", property(lambda self: 0))
-    real = Recording.begin
+    real = Recording._begin
 
     def begin(self: Any) -> None:
         self._live_graphs = 0
         real(self)
 
-    patch.setattr(Recording, "begin", begin)
+    patch.setattr(Recording, "_begin", begin)
 
 
 @mutant("dynamic-k-negative")
