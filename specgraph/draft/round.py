@@ -181,7 +181,7 @@ def copy_round(
     memory: ProposeBatch | RoundBuffers,
     needs_sampling: bool,
 ) -> None:
-    """Copy a round of n requests, of right shapes.
+    """Copy a round of n requests, whose shapes were checked.
 
     Args:
         load_round: `ops.load_round`, or what it runs on the device (`Op.on`).

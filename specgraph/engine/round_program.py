@@ -142,7 +142,7 @@ class RoundRunner(ModelRunner):
         return self.prepare(self.round_programs[tree], found.descriptor, found.captured)
 
     def launch(self, ready: Pass, host: HostState | None) -> None:
-        """Launch a round over the requests in the round's memory.
+        """Launch one round for all requests in the shared memory of rounds.
 
         Args:
             ready: from `dispatch`.

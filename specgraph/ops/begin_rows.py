@@ -168,7 +168,7 @@ class _Places(NamedTuple):
     position: Tensor
     """Positions, not clamped."""
     column: Tensor
-    """The column of the round whose token a row takes: less than 0 for a past row."""
+    """The column of the round from which a row takes its token; negative for a past row."""
 
 
 def _places(plan: RowPlan, given: RowInputs) -> _Places:

@@ -57,11 +57,7 @@ def all_gather(x: Tensor, group: str, size: int) -> Tensor:
     return out
 
 
-def _candidates_fake(logits: Tensor, first_id: int) -> Tensor:
-    return logits.new_empty(logits.shape[0], 2, dtype=torch.int64)
-
-
-@op(fake=_candidates_fake)
+@op()
 def best_tokens(logits: Tensor, first_id: int) -> Tensor:
     """Return the most likely token of each row among a rank's part of the vocabulary: what ranks exchange instead of
     logits.
@@ -91,11 +87,7 @@ def best_of(candidates: Tensor) -> Tensor:
     return ids.gather(0, order.argmax(dim=0, keepdim=True))[0]
 
 
-def _embed_fake(token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
-    return table.new_empty(token_ids.shape[0], table.shape[1])
-
-
-@op(fake=_embed_fake)
+@op()
 def embed_part(token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
     """Rows of a rank's part of the embedding; zeros for tokens of other ranks, so that a sum over the ranks is whole.
 

@@ -92,10 +92,10 @@ def op(
         if host is not None:
             _same_parameters(name, reference, host)
             _LIBRARY.impl(name, parameters.with_records(host), "CPU")
-        returns = schema.rpartition("->")[2].strip() != "()"
-        shapes = parameters.with_records(fake or (reference if returns else _returns_nothing))
-        torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=_LIBRARY)
-        _declared[name] = Op(name, reference, parameters, getattr(torch.ops.specgraph, name).default)
+        overload = getattr(torch.ops.specgraph, name).default
+        shapes = fake or (reference if overload._schema.returns else _returns_nothing)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", parameters.with_records(shapes), lib=_LIBRARY)
+        _declared[name] = Op(name, reference, parameters, overload)
         return _declared[name]
 
     return register
@@ -106,7 +106,7 @@ Around = Callable[[Op[Any, Any], Callable[..., Any]], Callable[..., Any]]
 
 
 def implement(name: str, dispatch_key: str, function: Callable[..., Any], around: Around | None = None) -> None:
-    """Add a device's implementation of op `name` under a torch dispatch key ("CUDA", "PrivateUse1", ...).
+    """Add a device's implementation of op `name` under a torch dispatch key, such as "PrivateUse1".
 
     Doing it twice for one op and key keeps the first, so that opening a platform twice is harmless.
 

@@ -48,7 +48,7 @@ def modules_of(model, count):
 
 
 def drafted_by(model, mtp, tokens, hidden):
-    """The tokens and logits of transformers' own modules, one a step."""
+    """Return the tokens and logits of transformers' own modules, one module per step."""
     from transformers.cache_utils import MtpCache
 
     drafted, logits, _ = mtp(
