@@ -9,7 +9,7 @@ Every function here raises CheckpointError for a folder that it cannot read: one
 or tensor with what it is and what it should be.
 """
 
-from specgraph.checkpoints.drafter import DrafterFormat
+from specgraph.checkpoints.formats import DrafterFormat
 from specgraph.checkpoints.load import drafter_format, load_drafter, load_target
 from specgraph.checkpoints.target_shape import TargetShape, target_shape
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specgraph.checkpoints.config_source import ConfigSource
-from specgraph.checkpoints.drafter import DrafterFolder, DrafterFormat, DrafterReader
+from specgraph.checkpoints.drafter import DrafterFolder
 from specgraph.checkpoints.files import shown
-from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.checkpoints.model_config import require_full_attention
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
@@ -66,15 +65,6 @@ def _outputs_of(authors: ConfigSource, num_layers: int) -> tuple[int, ...]:
     return tuple(i + 2 if i == last else i + 1 for i in listed)
 
 
-def recognise_dflash(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
-    """Recognise a head by its own section of config.json."""
-    if not source.has("dflash_config"):
-        return None
-    holder = source if source.has("block_size") else source.section("dflash_config")
-    tokens = holder.integer("block_size") - 1 if holder.has("block_size") else None
-    return DrafterFormat("dflash", "authors", "config.json has dflash_config", tokens)
-
-
 def load_dflash(opened: DrafterFolder) -> DFlashHead:
     """Read a head."""
     folder, config = opened.checkpoint, dflash_config(opened)
@@ -93,6 +83,3 @@ def load_dflash(opened: DrafterFolder) -> DFlashHead:
     )
     layers = [load_decoder_layer(folder, f"layers.{i}", model) for i in range(model.num_layers)]
     return DFlashHead(replace(config, model=model), weights, layers)
-
-
-READER = DrafterReader("dflash", recognise_dflash, load_dflash)

@@ -1,18 +1,9 @@
-"""The common part of the readers of drafters: which drafter a folder holds, and whether it fits its target.
-
-A reader recognises the folders of one kind of drafter and loads them; `specgraph.checkpoints.load` has the list. The
-`speculators` package has a folder format of its own, one config.json that embeds the decoder's and the verifier's:
-
-speculators_model_type      eagle, eagle3, mtp, dflash, ...
-transformer_layer_config    the draft decoder's own configuration, with its `model_type`
-speculators_config          algorithm, proposal methods (how many tokens to draft), the verifier's name
-"""
+"""A drafter's folder, opened for its target: what the drafter shares with it, and whether the two fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,57 +12,19 @@ from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.model_config import model_config
+from specgraph.checkpoints.target_shape import TargetShape
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
-from specgraph.parallel import TensorParallel
+from specgraph.models.llama import LlamaTarget
+
+DraftedTarget = LlamaTarget | TargetShape
+"""The sizes that a drafter must match, and the tensors that it may share; both are split alike over ranks."""
 
 IGNORED = {
     r"(.*\.)?t2d": "the inverse of d2t",
     r"verifier_(lm_head|norm)\.weight": "the target's, used in training",
 }
 """Pattern of tensor names -> why no drafter needs it."""
-
-
-class DraftedTarget(Protocol):
-    """The sizes that a drafter must match, and the tensors that it may share: a `LlamaTarget`, or a `TargetShape`."""
-
-    @property
-    def architecture(self) -> str: ...
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_model_len(self) -> int: ...
-    @property
-    def embed_tokens(self) -> Tensor: ...
-    @property
-    def lm_head(self) -> Tensor: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def tensor_parallel(self) -> TensorParallel:
-        """Return how its matrices are split; the drafter's are split alike."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterFormat:
-    """The kind of drafter that a folder holds."""
-
-    algorithm: str
-    """eagle, eagle3, mtp, dflash, draft_model, ..."""
-    layout: str
-    """Whose names the folder uses: the algorithm's authors', speculators', transformers', or an MTP family's."""
-    evidence: str
-    """The key of config.json or the tensors that it was recognised by."""
-    num_speculative_tokens: int | None = None
-    """Draft tokens per propose that the folder suggests; None when it suggests none."""
-
-    def __str__(self) -> str:
-        return f"{self.algorithm}, {self.layout} layout ({self.evidence})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +37,8 @@ class DrafterFolder:
     """The top level of config.json: how the head uses its target."""
     layers: ConfigSource
     """The draft decoder's sizes: the top level too, or a section of it."""
-    format: DrafterFormat
+    from_speculators: bool
+    """The folder has the format of speculators."""
     num_modules: int | None = None
     """Number of MTP modules that the caller asked for; None for all."""
 
@@ -165,59 +119,3 @@ class DrafterFolder:
                 f"{int(offsets.max())}"
             )
         return None if not bool(offsets.any()) and draft_vocab_size == vocab_size else offsets.to(folder.device)
-
-
-Loaded = TypeVar("Loaded", covariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterReader(Generic[Loaded]):
-    """The two functions that read one kind of drafter."""
-
-    algorithm: str
-    recognise: Callable[[ConfigSource, CheckpointFolder], DrafterFormat | None]
-    """Recognises a folder, or returns None. Not asked about the `speculators` format, which names its algorithm."""
-    load: Callable[[DrafterFolder], Loaded]
-    """Loads it; raises CheckpointError for a missing or misshapen tensor, or a head that does not fit the target."""
-    speculators: bool = True
-    """This algorithm also comes in the `speculators` format, under the same name."""
-
-
-def detect_format(
-    source: ConfigSource, checkpoint: CheckpointFolder, readers: Sequence[DrafterReader[object]]
-) -> DrafterFormat:
-    """Return what a folder holds. Readers are asked in order; the first one that recognises it decides."""
-    if source.has("speculators_model_type") or source.has("speculators_config"):
-        return _speculators_format(source, sorted(reader.algorithm for reader in readers if reader.speculators))
-    for reader in readers:
-        found = reader.recognise(source, checkpoint)
-        if found is not None:
-            return found
-    raise CheckpointError(
-        f"{source.name}: no known drafter (model_type {shown(source.values.get('model_type'))}, "
-        f"architectures {shown(list(source.strings('architectures')))}, {len(checkpoint.tensors)} tensors, such as "
-        f"{shown(checkpoint.names()[0])}); known are {', '.join(reader.algorithm for reader in readers)}"
-    )
-
-
-def _speculators_format(source: ConfigSource, known: Sequence[str]) -> DrafterFormat:
-    section = source.section("speculators_config")
-    algorithm = source.string("speculators_model_type", "") or section.string("algorithm")
-    if not source.has("transformer_layer_config"):
-        raise source.fail("transformer_layer_config", "is missing; it should hold the draft decoder's configuration")
-    section.taken.update(section.values)  # the rest is advice: the verifier's name, how many tokens to draft
-    tokens = _speculative_tokens(section)
-    if algorithm not in known:
-        raise source.fail("speculators_model_type", f"is {shown(algorithm)}; supported are {', '.join(known)}")
-    return DrafterFormat(algorithm, "speculators", f"speculators_model_type is {algorithm}", tokens)
-
-
-def _speculative_tokens(section: ConfigSource) -> int | None:
-    """Return the number of draft tokens that the default proposal method asks for."""
-    methods = section.values.get("proposal_methods")
-    if not isinstance(methods, list):
-        return None
-    default = section.string("default_proposal_method", "")
-    mappings = [ConfigSource(m, f"{section.name}[proposal_methods]") for m in methods if isinstance(m, dict)]
-    chosen = next((m for m in mappings if m.values.get("proposal_type") == default), mappings[0] if mappings else None)
-    return chosen.integer("speculative_tokens") if chosen is not None and chosen.has("speculative_tokens") else None

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import re
 
-from specgraph.checkpoints.config_source import ConfigSource
-from specgraph.checkpoints.drafter import DrafterFolder, DrafterFormat, DrafterReader
-from specgraph.checkpoints.folder import CheckpointFolder
+from specgraph.checkpoints.drafter import DrafterFolder
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.models.eagle import EagleHead, EagleWeights
-
-
-def recognise_eagle(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
-    """Recognise a head by the fusing matrix and the missing final norm: its config.json is like any small Llama's."""
-    if "fc.weight" in checkpoint and "layers.0.mlp.down_proj.weight" in checkpoint and "norm.weight" not in checkpoint:
-        return DrafterFormat("eagle", "authors", "tensors fc and layers.0, no final norm")
-    return None
 
 
 def load_eagle(opened: DrafterFolder) -> EagleHead:
@@ -39,6 +30,3 @@ def load_eagle(opened: DrafterFolder) -> EagleHead:
     folder.ignore({rf"{re.escape(names[0])}\.input_layernorm\.weight": "the first layer's input norm is the identity"})
     loaded = [load_decoder_layer(folder, name, config, input_norm=i > 0) for i, name in enumerate(names)]
     return EagleHead(config, weights, loaded)
-
-
-READER = DrafterReader("eagle", recognise_eagle, load_eagle)

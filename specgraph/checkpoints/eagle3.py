@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from specgraph.checkpoints.config_source import ConfigSource
-from specgraph.checkpoints.drafter import DrafterFolder, DrafterFormat, DrafterReader
-from specgraph.checkpoints.folder import CheckpointFolder
+from specgraph.checkpoints.drafter import DrafterFolder
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights, PEagleHead
 from specgraph.models.layers import DecoderLayer
@@ -41,7 +40,7 @@ def eagle3_config(opened: DrafterFolder) -> Eagle3Config:
     In the format of speculators layer ids are vLLM's, and a `norm_before_residual` that is left out means true, as the
     engines that serve such heads read it.
     """
-    source, target, from_speculators = opened.head, opened.target, opened.format.layout == "speculators"
+    source, target, from_speculators = opened.head, opened.target, opened.from_speculators
     eagle = source.section("eagle_config")
     eagle.require(EAGLE_CONFIG)
     eagle.taken.add("parallel_draft_heads_num_layers")  # of the heads that a parallel_draft_step above 1 would have
@@ -66,27 +65,6 @@ def eagle3_config(opened: DrafterFolder) -> Eagle3Config:
 def _either(source: ConfigSource, key: str, default: bool) -> bool:
     """Return a switch at the top level or in `eagle_config`; both are in use."""
     return source.boolean(key, source.section("eagle_config").boolean(key, default))
-
-
-def recognise_peagle(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
-    """Recognise a head by the hidden state of its masked rows, or by the key that asks for them; else it is EAGLE-3."""
-    if "ptd_token_id" in source.values and source.values.get("parallel_drafting"):
-        return DrafterFormat("peagle", "authors", "config.json has parallel_drafting and ptd_token_id")
-    for name in ("mask_hidden", "model.mask_hidden"):
-        if name in checkpoint:
-            return DrafterFormat("peagle", "authors", f"tensor {name}")
-    return None
-
-
-def recognise_eagle3(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
-    """Recognise a head by its architecture's name, else by the authors' name for the first layer."""
-    for name in source.strings("architectures"):
-        if "eagle3" in name.lower():
-            return DrafterFormat("eagle3", "authors", f"architecture {name}")
-    for name in ("midlayer.mlp.down_proj.weight", "model.midlayer.mlp.down_proj.weight"):
-        if name in checkpoint:
-            return DrafterFormat("eagle3", "authors", f"tensor {name}")
-    return None
 
 
 def load_eagle3(opened: DrafterFolder) -> Eagle3Head:
@@ -146,7 +124,3 @@ def _read(opened: DrafterFolder) -> tuple[Eagle3Config, Eagle3Weights, list[Deco
         draft_to_target=opened.draft_to_target(config.draft_vocab_size),
     )
     return config, weights, layers
-
-
-READER = DrafterReader("eagle3", recognise_eagle3, load_eagle3)
-PEAGLE_READER = DrafterReader("peagle", recognise_peagle, load_peagle)

@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specgraph.checkpoints.architectures import ARCHITECTURES
-from specgraph.checkpoints.config_source import ConfigSource
-from specgraph.checkpoints.drafter import DrafterFolder, DrafterFormat, DrafterReader
+from specgraph.checkpoints.drafter import DrafterFolder
 from specgraph.checkpoints.experts import load_experts
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.kv_scales import scale_kv
@@ -157,14 +155,6 @@ def load_llama(folder: CheckpointFolder, config: ModelConfig) -> LlamaTarget:
     )
 
 
-def recognise_draft_model(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
-    """Recognise a whole model of an architecture that is read here."""
-    model_type = source.string("model_type", "")
-    if model_type in ARCHITECTURES and "model.embed_tokens.weight" in checkpoint:
-        return DrafterFormat("draft_model", "transformers", f"a whole {model_type} model")
-    return None
-
-
 def load_draft_model(opened: DrafterFolder) -> DraftModelHead:
     """Read a small model of the target's vocabulary as a drafter, with as many positions as the target has."""
     config, target = model_config(opened.layers), opened.target
@@ -176,6 +166,3 @@ def load_draft_model(opened: DrafterFolder) -> DraftModelHead:
         )
     config = config.with_max_position(target.max_model_len).split(target.tensor_parallel)
     return DraftModelHead(load_llama(opened.checkpoint, config), target.hidden_size)
-
-
-READER = DrafterReader("draft_model", recognise_draft_model, load_draft_model, speculators=False)

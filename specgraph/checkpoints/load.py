@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from specgraph.checkpoints import dflash, eagle, eagle3, llama, mtp
 from specgraph.checkpoints.config_source import ConfigSource, check_keys, read_config
-from specgraph.checkpoints.drafter import (
-    IGNORED,
-    DraftedTarget,
-    DrafterFolder,
-    DrafterFormat,
-    DrafterReader,
-    detect_format,
-)
+from specgraph.checkpoints.dflash import load_dflash
+from specgraph.checkpoints.drafter import IGNORED, DraftedTarget, DrafterFolder
+from specgraph.checkpoints.eagle import load_eagle
+from specgraph.checkpoints.eagle3 import load_eagle3, load_peagle
 from specgraph.checkpoints.folder import CheckpointFolder
-from specgraph.checkpoints.llama import load_llama
+from specgraph.checkpoints.formats import DrafterFormat, detect_format
+from specgraph.checkpoints.llama import load_draft_model, load_llama
 from specgraph.checkpoints.model_config import model_config
-from specgraph.checkpoints.mtp import mtp_tensors
+from specgraph.checkpoints.mtp import load_mtp, mtp_tensors
 from specgraph.checkpoints.quantised import announce, quantisation
 from specgraph.checkpoints.stored import stored_tensors
 from specgraph.checkpoints.target_shape import MOST_POSITIONS, target_shape
@@ -34,15 +31,14 @@ from specgraph.models.mtp import MtpHead
 from specgraph.parallel import WHOLE, TensorParallel
 
 LoadedHead = DFlashHead | Eagle3Head | EagleHead | MtpHead | DraftModelHead
-READERS: tuple[DrafterReader[LoadedHead], ...] = (
-    dflash.READER,
-    eagle3.PEAGLE_READER,
-    eagle3.READER,
-    eagle.READER,
-    mtp.READER,
-    llama.READER,
-)
-"""Every kind of drafter, in the order in which a folder is tried: a whole model may carry MTP modules, so last."""
+_LOADERS: Mapping[str, Callable[[DrafterFolder], LoadedHead]] = {
+    "dflash": load_dflash,
+    "peagle": load_peagle,
+    "eagle3": load_eagle3,
+    "eagle": load_eagle,
+    "mtp": load_mtp,
+    "draft_model": load_draft_model,
+}
 
 
 def load_target(
@@ -122,7 +118,7 @@ def drafter_format(folder: Path | str) -> DrafterFormat:
     folder = Path(folder)
     source = read_config(folder)
     checkpoint = CheckpointFolder(folder, stored_tensors(folder), torch.device("cpu"), torch.float32)
-    return detect_format(source, checkpoint, READERS)
+    return detect_format(source, checkpoint)
 
 
 def load_drafter(
@@ -162,15 +158,15 @@ def load_drafter(
         quantisation=quantisation(source),
         keep_fp8=keep_fp8,
     )
-    found = detect_format(source, checkpoint, READERS)
+    found = detect_format(source, checkpoint)
     if num_modules is not None and (num_modules < 1 or found.algorithm != "mtp"):
         raise ConfigError(f"num_modules {num_modules}: {folder} holds {found}; it takes 1 or more, and only for mtp")
     layers = source
     if found.layout == "speculators":
         layers = source.section("transformer_layer_config")
         checkpoint = replace(checkpoint, quantisation=quantisation(layers) or checkpoint.quantisation)
-    reader = next(reader for reader in READERS if reader.algorithm == found.algorithm)
-    head = reader.load(DrafterFolder(checkpoint, target, source, layers, found, num_modules))
+    opened = DrafterFolder(checkpoint, target, source, layers, found.layout == "speculators", num_modules)
+    head = _LOADERS[found.algorithm](opened)
     checkpoint.ignore(IGNORED)
     _account(checkpoint, source)
     taken = {tensor.data_ptr() for tensor in (target.embed_tokens, target.lm_head)}

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specgraph.checkpoints.config_source import ConfigSource
-from specgraph.checkpoints.drafter import DraftedTarget, DrafterFolder, DrafterFormat, DrafterReader
+from specgraph.checkpoints.drafter import DraftedTarget, DrafterFolder
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.checkpoints.model_config import require_full_attention
@@ -83,14 +82,6 @@ def mtp_tensors(folder: CheckpointFolder, num_layers: int) -> Mapping[str, str]:
         if found and int(found[1]) >= num_layers:
             modules.append(rf"model\.layers\.{found[1]}\..*")
     return dict.fromkeys(modules, "an MTP module, which only a drafter reads")
-
-
-def recognise_mtp(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
-    """Recognise modules by the name of the projection in one of the families."""
-    names = mtp_family(checkpoint)
-    if names is None:
-        return None
-    return DrafterFormat("mtp", names.family, f"tensors named as {names.parts}.{names.projection}")
 
 
 def load_mtp(opened: DrafterFolder) -> MtpHead:
@@ -159,6 +150,3 @@ def _load_module(
         layer=load_decoder_layer(folder, layer, config),
         norm=norm(names.norm),
     )
-
-
-READER = DrafterReader("mtp", recognise_mtp, load_mtp)

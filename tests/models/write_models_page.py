@@ -22,7 +22,7 @@ from specgraph.checkpoints.architectures import ARCHITECTURES
 from specgraph.checkpoints.config_source import NEUTRAL
 from specgraph.checkpoints.eagle3 import EAGLE_CONFIG
 from specgraph.checkpoints.folder import FLOATS
-from specgraph.checkpoints.load import READERS
+from specgraph.checkpoints.formats import LAYOUTS
 from specgraph.draft import DraftTree
 from specgraph.engine import EngineConfig
 from specgraph.engine.request import UNSUPPORTED
@@ -62,7 +62,7 @@ def refusal(**options: Any) -> str:
 def page() -> str:
     """Return the contents of docs/models.md."""
     stored = ", ".join(sorted(name.removeprefix("torch.") for name in FLOATS if name.startswith("torch.")))
-    drafters = ", ".join(f"`{reader.algorithm}`" for reader in READERS)
+    drafters = ", ".join(f"`{name}`" for name in LAYOUTS)
     lines = [
         "# Models, drafters and what is refused",
         "",
@@ -96,12 +96,9 @@ def page() -> str:
         "| kind | in the format of speculators | its own layouts |",
         "|---|---|---|",
     ]
-    for reader in READERS:
-        own = {
-            "dflash": "authors", "eagle3": "authors", "eagle": "authors", "peagle": "authors",
-            "mtp": "DeepSeek and GLM, MiMo, Qwen3-Next's names", "draft_model": "transformers",
-        }[reader.algorithm]  # fmt: skip
-        lines.append(f"| `{reader.algorithm}` | {'yes' if reader.speculators else 'no'} | {own} |")
+    for name, layouts in LAYOUTS.items():
+        own = ", ".join(layout for layout in layouts if layout != "speculators")
+        lines.append(f"| `{name}` | {'yes' if 'speculators' in layouts else 'no'} | {own} |")
     lines += [
         "",
         "Each pair below decoded the target's own greedy tokens in the dtype that stands there: each target and",

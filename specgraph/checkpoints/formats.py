@@ -1,0 +1,111 @@
+"""The kind of drafter that a folder holds, told from its config.json and the names of its tensors.
+
+The `speculators` package has a folder format of its own, one config.json that embeds the decoder's and the verifier's:
+
+speculators_model_type      eagle, eagle3, mtp, dflash, ...
+transformer_layer_config    the draft decoder's own configuration, with its `model_type`
+speculators_config          algorithm, proposal methods (how many tokens to draft), the verifier's name
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specgraph.checkpoints.architectures import ARCHITECTURES
+from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.files import shown
+from specgraph.checkpoints.folder import CheckpointFolder
+from specgraph.checkpoints.mtp import mtp_family
+from specgraph.errors import CheckpointError
+
+LAYOUTS = {
+    "dflash": ("speculators", "authors"),
+    "peagle": ("speculators", "authors"),
+    "eagle3": ("speculators", "authors"),
+    "eagle": ("speculators", "authors"),
+    "mtp": ("speculators", "DeepSeek and GLM", "MiMo", "Qwen3-Next's names"),
+    "draft_model": ("transformers",),
+}
+"""Algorithm -> the formats that its folders come in."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFormat:
+    """The kind of drafter that a folder holds."""
+
+    algorithm: str
+    """One of LAYOUTS."""
+    layout: str
+    """Whose names the folder uses: the algorithm's authors', speculators', transformers', or an MTP family's."""
+    evidence: str
+    """The key of config.json or the tensors that it was recognised by."""
+    num_speculative_tokens: int | None = None
+    """Draft tokens per propose that the folder suggests; None when it suggests none."""
+
+    def __str__(self) -> str:
+        return f"{self.algorithm}, {self.layout} layout ({self.evidence})"
+
+
+def detect_format(source: ConfigSource, folder: CheckpointFolder) -> DrafterFormat:
+    """Return what a folder holds."""
+    if source.has("speculators_model_type") or source.has("speculators_config"):
+        return _speculators_format(source)
+    found = next(_recognised(source, folder), None)
+    if found is None:
+        raise CheckpointError(
+            f"{source.name}: no known drafter (model_type {shown(source.values.get('model_type'))}, "
+            f"architectures {shown(list(source.strings('architectures')))}, {len(folder.tensors)} tensors, such as "
+            f"{shown(folder.names()[0])}); known are {', '.join(LAYOUTS)}"
+        )
+    return found
+
+
+def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[DrafterFormat]:
+    """Yield what a folder without the keys of speculators may be, surest first; the first one decides."""
+    if source.has("dflash_config"):
+        holder = source if source.has("block_size") else source.section("dflash_config")
+        tokens = holder.integer("block_size") - 1 if holder.has("block_size") else None
+        yield DrafterFormat("dflash", "authors", "config.json has dflash_config", tokens)
+    if "ptd_token_id" in source.values and source.values.get("parallel_drafting"):
+        yield DrafterFormat("peagle", "authors", "config.json has parallel_drafting and ptd_token_id")
+    for name in ("mask_hidden", "model.mask_hidden"):  # of masked rows; without it the head is EAGLE-3
+        if name in folder:
+            yield DrafterFormat("peagle", "authors", f"tensor {name}")
+    for name in source.strings("architectures"):
+        if "eagle3" in name.lower():
+            yield DrafterFormat("eagle3", "authors", f"architecture {name}")
+    for name in ("midlayer.mlp.down_proj.weight", "model.midlayer.mlp.down_proj.weight"):
+        if name in folder:
+            yield DrafterFormat("eagle3", "authors", f"tensor {name}")
+    if "fc.weight" in folder and "layers.0.mlp.down_proj.weight" in folder and "norm.weight" not in folder:
+        yield DrafterFormat("eagle", "authors", "tensors fc and layers.0, no final norm")
+    if (names := mtp_family(folder)) is not None:
+        yield DrafterFormat("mtp", names.family, f"tensors named as {names.parts}.{names.projection}")
+    model_type = source.string("model_type", "")  # last: a whole model may carry MTP modules
+    if model_type in ARCHITECTURES and "model.embed_tokens.weight" in folder:
+        yield DrafterFormat("draft_model", "transformers", f"a whole {model_type} model")
+
+
+def _speculators_format(source: ConfigSource) -> DrafterFormat:
+    section = source.section("speculators_config")
+    algorithm = source.string("speculators_model_type", "") or section.string("algorithm")
+    if not source.has("transformer_layer_config"):
+        raise source.fail("transformer_layer_config", "is missing; it should hold the draft decoder's configuration")
+    section.taken.update(section.values)  # the rest is advice: the verifier's name, how many tokens to draft
+    tokens = _speculative_tokens(section)
+    known = sorted(name for name, layouts in LAYOUTS.items() if "speculators" in layouts)
+    if algorithm not in known:
+        raise source.fail("speculators_model_type", f"is {shown(algorithm)}; supported are {', '.join(known)}")
+    return DrafterFormat(algorithm, "speculators", f"speculators_model_type is {algorithm}", tokens)
+
+
+def _speculative_tokens(section: ConfigSource) -> int | None:
+    """Return the number of draft tokens that the default proposal method asks for."""
+    methods = section.values.get("proposal_methods")
+    if not isinstance(methods, list):
+        return None
+    default = section.string("default_proposal_method", "")
+    mappings = [ConfigSource(m, f"{section.name}[proposal_methods]") for m in methods if isinstance(m, dict)]
+    chosen = next((m for m in mappings if m.values.get("proposal_type") == default), mappings[0] if mappings else None)
+    return chosen.integer("speculative_tokens") if chosen is not None and chosen.has("speculative_tokens") else None
