@@ -17,6 +17,7 @@ from specgraph.device import no
 from specgraph.device.cpu import CpuPlatform
 from specgraph.device.cpu.platform import CAPABILITIES
 from specgraph.draft import DraftConfig, Drafter, allocate_sampling
+from specgraph.engine.load import load_generator
 from specgraph.errors import CapacityError, CaptureError, ConfigError, UnsupportedError
 
 LIMITS = {"max_num_requests": 2, "max_model_len": 48, "capture_sizes": [2]}
@@ -156,6 +157,26 @@ def test_passes_that_the_platform_can_t_run():
     for prefill in ("piecewise", "full"):
         with pytest.raises(UnsupportedError, match=f"prefill '{prefill}' is not possible here.*capture fails"):
             resolve("auto", without, (), prefill)
+
+
+@pytest.mark.parametrize(
+    ("former", "message"),
+    [
+        ({"lowering": "merged"}, r"the option lowering is now decode: write decode='merged' \(--decode merged\)"),
+        ({"mode": "NONE"}, r"instead of 'NONE' write decode='eager' \(--decode eager\)"),
+        ({"mode": "FULL_DECODE_ONLY"}, r"instead of 'FULL_DECODE_ONLY' write prefill='eager' \(--prefill eager\)"),
+        ({"mode": "fastest"}, "the option mode is now decode and prefill: instead of 'fastest' write decode=... or"),
+    ],
+)
+def test_the_former_name_of_an_option(former, message):
+    made = DraftConfig(num_speculative_tokens=3, **LIMITS)
+    for make in (
+        lambda: DraftConfig(num_speculative_tokens=3, **LIMITS, **former),
+        lambda: replace(made, **former),
+        lambda: load_generator(platform="cpu", **former),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make()
 
 
 class Wrapped:

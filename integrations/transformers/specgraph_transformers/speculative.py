@@ -23,6 +23,7 @@ from specgraph import (
     target_shape,
 )
 from specgraph.engine import AcceptanceMetrics
+from specgraph.options import refuse_former_names
 from specgraph_transformers.acceptance import Acceptance
 from specgraph_transformers.output import Output
 from specgraph_transformers.rounds import Rounds
@@ -100,6 +101,7 @@ class Speculative:
         self._captured: _Captured | None = None
         self.metrics = AcceptanceMetrics(num_speculative_tokens)
         """Acceptance over all calls so far."""
+        refuse_former_names(config)
         own = {"max_num_requests", "max_model_len", "num_speculative_tokens", "sampled", "tree", "draft_schedule"} | {
             "k_candidates"
         }
