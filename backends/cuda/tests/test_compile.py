@@ -89,9 +89,10 @@ class Compiled(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.__name__.partition(".")[0], kwargs or {}
         if func.namespace == NAMESPACE and hasattr(TritonOps, name):
-            kernel = getattr(declared, name).parameters.with_records(getattr(self.kernels, name))
+            op = getattr(declared, name)
+            kernel = op.parameters.with_records(on_its_device(op, getattr(self.kernels, name)))
             copies = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
-            if on_its_device(name, kernel)(*copies[0], **copies[1]) is not NotImplemented:
+            if kernel(*copies[0], **copies[1]) is not NotImplemented:
                 self.called.add(name)
         return func(*args, **kwargs)
 
