@@ -78,11 +78,8 @@ class ChainProgram(DraftProgram[DraftHead]):
             b.step.block_table,
             self.config.max_model_len,
             self.config.block_size,
-            pair.table,
-            pair.table_norm,
             out.carry,
-            pair.hidden_norm,
-            pair.eps,
+            pair,
         )
 
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor:

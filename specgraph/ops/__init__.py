@@ -2,17 +2,23 @@
 
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows, begin_rows
 from specgraph.ops.collectives import all_gather, all_reduce, best_of, best_tokens, embed_part
-from specgraph.ops.copies import RoundTensors, load_round, take_rows
-from specgraph.ops.draft_sampling import Drafts, Draws, Head, draft_from_hidden, draft_from_logits, write_drafts
+from specgraph.ops.copies import RoundTensors, load_round, next_verify, take_rows
+from specgraph.ops.draft_sampling import (
+    Drafts,
+    Draws,
+    Head,
+    draft_from_hidden,
+    draft_from_logits,
+    greedy_next_step,
+    write_drafts,
+)
 from specgraph.ops.experts import expert_mlp
 from specgraph.ops.kv_cache import KVCache, NewRows, rotate_and_store
 from specgraph.ops.library import implement
 from specgraph.ops.linear import Norm, PairInput, Weight, norm_gate_up, norm_linear, pair_linear
-from specgraph.ops.next_step import greedy_next_step
 from specgraph.ops.paged_attention import DeviceLengths, HostLengths, Mask, paged_attention, paged_attention_host
 from specgraph.ops.past_rows import PastRows, keep_rows
 from specgraph.ops.rejection import Acceptance, Sampled, accept_greedy, verify_drafts
-from specgraph.ops.round_state import next_verify
 from specgraph.ops.sampling_parameters import SamplingParameters, adjust_logits, count_tokens, emitted_logprobs
 from specgraph.ops.slots import advance, shift_token_ids
 from specgraph.ops.tree import Beams, Candidates, TreeNodes, advance_tree, choose_nodes, draft_block_tree, grow_tree

@@ -1,4 +1,5 @@
-"""Drawing draft tokens, greedily or by temperature, and writing them where the next step reads them."""
+"""Drawing draft tokens, greedily or by temperature, and writing them where the next step reads them; and one op for the
+end of one greedy draft step and the beginning of the next."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from torch.nn import functional
 
 from specgraph.ops import noise
 from specgraph.ops.library import op
-from specgraph.ops.linear import normed
+from specgraph.ops.linear import PairInput, normed
+from specgraph.ops.slots import advance
 
 
 class Head(NamedTuple):
@@ -117,3 +119,44 @@ def draft_from_logits(logits: Tensor, drafts: Drafts, draws: Draws | None = None
 def draft_from_hidden(x: Tensor, head: Head, drafts: Drafts, draws: Draws | None = None) -> None:
     """`draft_from_logits` of a head's logits of hidden states x [rows, in], which need not exist in memory."""
     draft_from_logits.reference(functional.linear(normed(x, head.norm, head.eps), head.weight), drafts, draws)
+
+
+def _next_step_fake(
+    x: Tensor, head: Head, drafts: Drafts, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor,
+    block_table: Tensor, max_model_len: int, block_size: int, hidden: Tensor, pair: PairInput,
+) -> Tensor:  # fmt: skip
+    return hidden.new_empty(hidden.shape[0], pair.table.shape[1] + hidden.shape[1])
+
+
+@op(
+    writes=("drafts.draft_step", "drafts.token_ids", "drafts.draft_token_ids", "seq_lens", "positions", "slot_mapping"),
+    fake=_next_step_fake,
+)
+def greedy_next_step(
+    x: Tensor,
+    head: Head,
+    drafts: Drafts,
+    seq_lens: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    block_table: Tensor,
+    max_model_len: int,
+    block_size: int,
+    hidden: Tensor,
+    pair: PairInput,
+) -> Tensor:
+    """`draft_from_hidden`, then `advance`, then the input of the next step's first linear, see `pair_linear`.
+
+    Args:
+        x, head, drafts: as in `draft_from_hidden`; 1 is added to `draft_step`.
+        seq_lens, positions, slot_mapping, block_table, max_model_len, block_size: as in `advance`.
+        hidden, pair: as in `pair_linear`.
+
+    Returns:
+        `PairInput.rows` of the drafts and hidden: [R, E + H] in the dtype of hidden.
+    """
+    assert drafts.draft_step is not None
+    assert drafts.token_ids is not None
+    draft_from_hidden.reference(x, head, drafts)
+    advance.reference(seq_lens, positions, slot_mapping, drafts.draft_step, block_table, max_model_len, block_size)
+    return pair.rows(drafts.token_ids, hidden)

@@ -62,7 +62,7 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         ),
         "greedy_next_step": (
             (f32(R, 8), ops.Head(f32(8), 1e-5, f32(DV, 8)), ops.Drafts(drafts, OFFSETS, step, ids), lengths, i64(R),
-             i64(R), TABLE, *limits.values(), f32(V, 6), f32(6), f32(R, 8), f32(8), 1e-5), {},
+             i64(R), TABLE, *limits.values(), f32(R, 8), ops.PairInput(f32(V, 6), f32(6), f32(8), 1e-5)), {},
         ),
         "keep_rows": (
             (i64(R * Q), f32(R * Q, 8), i64(R * Q), i64(R * Q) - 1, PastRows(i64(13, 2), i64(13, 2), f32(13, 2, 8)), 4),

@@ -40,7 +40,8 @@ def records(tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The tensors as the op takes them."""
     drafts = kernels.Drafts(*(tensors.pop(name) for name in kernels.Drafts._fields))
     head = kernels.Head(None, 0.0, tensors.pop("weight"))
-    return {**tensors, "head": head, "drafts": drafts}
+    pair = kernels.PairInput(*(tensors.pop(name) for name in ("table", "table_norm", "hidden_norm")), 0.01)
+    return {**tensors, "head": head, "drafts": drafts, "pair": pair}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_three_steps(requests: int, normed: bool, mapped: bool, stored: Callable
     there = {name: tensor.clone().to(DEVICE) for name, tensor in places.items()}
     fixed = {"weight": weight, "draft_to_target": offsets, "block_table": blocks_of, "table": table}
     fixed |= {"table_norm": norms[0], "hidden_norm": norms[1]}
-    limits = {"max_model_len": LIMIT, "block_size": BLOCK, "hidden_eps": 0.01}
+    limits = {"max_model_len": LIMIT, "block_size": BLOCK}
     for _ in range(3):
         x, hidden = whole(requests, size), torch.randn(requests, size + 8).to(torch.float16)[:, :size]
         wanted = kernels.greedy_next_step.reference(**records(places | fixed), **limits, x=x, hidden=hidden)

@@ -18,35 +18,34 @@ from specgraph.ops.triton.sampling_ops import SamplingOps, require_rows
 
 @dataclass(frozen=True, slots=True)
 class NextStepOps(SamplingOps, RowOps):
-    """Implementations of the ops in `specgraph.ops.next_step`."""
+    """The implementation of `specgraph.ops.greedy_next_step`."""
 
     def greedy_next_step(
         self, x: Tensor, head: Head, drafts: Drafts, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor,
-        block_table: Tensor, max_model_len: int, block_size: int, table: Tensor, table_norm: Tensor | None,
-        hidden: Tensor, hidden_norm: Tensor | None, hidden_eps: float,
+        block_table: Tensor, max_model_len: int, block_size: int, hidden: Tensor, pair: PairInput,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.ops.greedy_next_step`: one kernel after the linear of the head."""
         draft_token_ids, draft_to_target, draft_step, token_ids = drafts
         assert draft_step is not None
         assert token_ids is not None
-        own, weight = self._own(x, None), head.weight
+        (table, table_norm, hidden_norm, eps), weight, own = pair, head.weight, self._own(x, None)
         one = self._tile("head", x, weight, weight.shape[0]) is not None or (own and own.takes("BEST", x, weight))
         if not one or table.stride(1) != 1:
             self.draft_from_hidden(x, head, drafts)
             self.advance(seq_lens, positions, slot_mapping, draft_step, block_table, max_model_len, block_size)
-            return self._pair(token_ids, hidden, PairInput(table, table_norm, hidden_norm, hidden_eps))
+            return self._pair(token_ids, hidden, pair)
         require_rows(drafts)
         column = draft_step.new_empty(1)
         picked = self.best_by_block(x, head, None, (draft_step, column))
         hidden = contiguous_rows(hidden)
         rows, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
-        pair = hidden.new_empty(rows, width + hidden_width)
+        out = hidden.new_empty(rows, width + hidden_width)
         next_step.next_step_kernel[(rows, 2)](
             picked.value, picked.index, column, draft_to_target, draft_step, token_ids, draft_token_ids, seq_lens,
-            positions, slot_mapping, block_table, table, table_norm, hidden, hidden_norm, pair, picked.blocks,
+            positions, slot_mapping, block_table, table, table_norm, hidden, hidden_norm, out, picked.blocks,
             draft_token_ids.stride(0), block_table.stride(0), block_table.shape[1], max_model_len,
-            table.stride(0), width, hidden_width, hidden.stride(0), hidden_eps, BLOCKS=power_of_two(picked.blocks),
+            table.stride(0), width, hidden_width, hidden.stride(0), eps, BLOCKS=power_of_two(picked.blocks),
             BLOCK=block_size, WIDTH=power_of_two(width), HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8,
             **self.common(),
         )  # fmt: skip
-        return pair
+        return out
