@@ -22,7 +22,7 @@ _CHUNK = 2048
 
 @dataclass(frozen=True, slots=True)
 class RowOps(Launcher):
-    """Implementations of the ops in `specgraph.ops.begin_rows`, `past_rows`, `copies`, `round_state` and `slots`."""
+    """Implementations of the ops in `specgraph.ops.begin_rows`, `past_rows`, `copies` and `slots`."""
 
     def begin_rows(self, given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None) -> None:
         """See `specgraph.ops.begin_rows`."""
