@@ -6,7 +6,6 @@ The ops run on CPU tensors, and each launch is turned into a compilation. What t
 # ruff: noqa: E402  (the tests are skipped before anything imports Triton)
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -53,6 +52,14 @@ class Driver:
         return 0
 
 
+def compile_for(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this driver Triton's own for one test.
+
+    `driver.reset_active()` would make the real driver while `torch.cuda.current_device` is replaced, and keep it.
+    """
+    monkeypatch.setattr(driver, "_active", Driver(capability))
+
+
 AMPERE = (80, LaunchOptions())
 HOPPER = (
     90,
@@ -63,16 +70,14 @@ HOPPER = (
 
 
 @pytest.fixture(params=[AMPERE, HOPPER], ids=["sm_80", "sm_90-overlap"])
-def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[TritonOps]:
+def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TritonOps:
     capability, options = request.param
     if options.overlap and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):
         pytest.skip("launch_pdl needs Triton 3.4")
     run = JITFunction.run
     monkeypatch.setattr(JITFunction, "run", lambda *args, **kwargs: run(*args, **{**kwargs, "warmup": True}))
-    driver.set_active(Driver(capability))
-    yield TritonOps(options)
-    with contextlib.suppress(RuntimeError):  # no GPU: there is no driver to go back to
-        driver.reset_active()
+    compile_for(capability, monkeypatch)
+    return TritonOps(options)
 
 
 def i64(*shape: int) -> Tensor:
@@ -134,7 +139,7 @@ def test_loops_of_linears_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         selects.setdefault(kernel.__name__, []).extend(copying)
 
     monkeypatch.setattr(JITFunction, "run", compiled)
-    driver.set_active(Driver(90))
+    compile_for(90, monkeypatch)
     ops, weight = TritonOps(HOPPER[1]), torch.zeros(4096, 4096, dtype=torch.bfloat16)
     for count in (6, 16):
         x = torch.zeros(count, 4096, dtype=torch.bfloat16)
@@ -142,8 +147,6 @@ def test_loops_of_linears_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         ops.norm_gate_up(x, None, Weight(weight))
         ops.draft_from_hidden(x, Head(None, 1e-6, weight), Drafts(i64(count, 4), None, i64(1), i64(count)))
         ops.norm_linear(x, None, Weight(weight.to(torch.float8_e4m3fn), None, torch.ones(1, 4096)))
-    with contextlib.suppress(RuntimeError):
-        driver.reset_active()
     loops = {name: counts for name, counts in selects.items() if counts}
     assert loops.keys() == {"linear_kernel", "gate_up_kernel", "head_kernel", "linear_fp8_kernel"}
     assert all(partly <= whole for partly, whole in loops.values()), loops
@@ -166,7 +169,7 @@ def test_a_gpu_with_99_kib_of_shared_memory_has_tiles_that_fit(monkeypatch: pyte
     monkeypatch.setattr(specgraph_cuda.kernels, "register", lambda key, options, around: made.append(options))
     specgraph_cuda.kernels.register_kernels(torch.device("cuda", 0))
     ops, weight = TritonOps(made[0]), torch.zeros(8192, 4096, dtype=torch.bfloat16)
-    driver.set_active(Driver(89))
+    compile_for(89, monkeypatch)
     for rows in (8, 32, 64):
         x = torch.zeros(rows, 4096, dtype=torch.bfloat16)
         ops.norm_linear(x, None, Weight(weight))
@@ -174,7 +177,5 @@ def test_a_gpu_with_99_kib_of_shared_memory_has_tiles_that_fit(monkeypatch: pyte
         ops.draft_from_hidden(x, Head(None, 1e-6, weight), Drafts(i64(rows, 4), None, i64(1), i64(rows)))
         for op in (ops.norm_linear, ops.norm_gate_up):
             op(x, None, Weight(weight.to(torch.float8_e4m3fn), None, torch.ones(1, 8192)))
-    with contextlib.suppress(RuntimeError):
-        driver.reset_active()
     assert {"linear_kernel", "gate_up_kernel", "head_kernel", "linear_fp8_kernel", "gate_up_fp8_kernel"} <= most.keys()
     assert max(most.values()) <= 99 << 10, most
