@@ -15,10 +15,10 @@ from specgraph.attention import (
     KVCache,
     PagedHostAttention,
     StepContext,
-    TaskKey,
     allocate_metadata,
 )
 from specgraph.capture import UpdatePlan
+from specgraph.capture.update_plan import Task
 from specgraph.device import Event, Graph, Platform
 from torch import Tensor
 
@@ -106,14 +106,19 @@ class Tasks:
     def replay(self, lengths: dict[int, HostLengths]) -> None:
         """Update and replay in the platform's order."""
         with replayed(self.platform, self.graph):
-            self.plan.apply(self.plan.for_steps(lengths))
+            self.plan.apply(lengths)
 
-    def update_only(self, values: Mapping[TaskKey, HostLengths]) -> None:
-        """Update these groups and no other, which `UpdatePlan.apply` refuses to do."""
-        for key, lengths in values.items():
-            task = self.plan._tasks[key]  # pyright: ignore[reportPrivateUsage]
-            with self.platform.task_update(task.group):
-                task.prepare(lengths)()
+    @property
+    def tasks(self) -> list[Task]:
+        """The captured ops, in capture order."""
+        return [task for step in self.plan.tasks.values() for task in step]
+
+    def update_only(self, lengths: Mapping[int, HostLengths]) -> None:
+        """Update the groups of these steps and no other, which `UpdatePlan.apply` refuses to do."""
+        for task in self.tasks:
+            if task.key.step in lengths:
+                with self.platform.task_update(task.group):
+                    task.prepare(lengths[task.key.step])()
 
     def eager(self, lengths: dict[int, HostLengths]) -> Tensor:
         """The result without a graph."""

@@ -142,7 +142,7 @@ class GraphRunner:
         """Return the graph of a body that was captured whole and needs no updates: its `replay` is all that a launch of
         `descriptor` is, and the caller counts it in `launches`. None for every other body, and with `check_inputs`."""
         captured = self._captured.get(descriptor)
-        if captured is None or captured.updates.keys or self._check_inputs:
+        if captured is None or captured.updates.tasks or self._check_inputs:
             return None
         first, *others = captured.pieces
         return first if isinstance(first, Graph) and not others else None
@@ -210,16 +210,16 @@ class GraphRunner:
             captured.inputs.check(self._reads(), str(descriptor))
         updates, lengths = captured.updates, lengths or {}
         during = self._platform.capabilities.update_order == "during_replay"
-        if updates.keys and during:
+        if updates.tasks and during:
             updates.check_steps(lengths)  # before the launch: a graph must not be left waiting for an update
-        elif updates.keys:
-            updates.apply(updates.for_steps(lengths))
+        elif updates.tasks:
+            updates.apply(lengths)
         for piece in captured.pieces:
             if isinstance(piece, Graph):
                 piece.replay()
             else:
                 piece(lengths)
-        if updates.keys and during:
+        if updates.tasks and during:
             updates.apply_in_order(lengths)
         self.launches += captured.num_graphs
         return captured.num_graphs

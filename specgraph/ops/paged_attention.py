@@ -11,6 +11,7 @@ What a row does not see never reaches its output.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -179,6 +180,7 @@ def attend_by_request(
 ) -> Tensor:
     """One request after the other, over the blocks that its rows see, so that the work follows the actual lengths."""
     out, block_size, row = torch.zeros_like(query), cache.block_size, 0
+    is_plain = not mask.is_windowed and mask.ancestors is None
     for request, (query_len, seq_len) in enumerate(zip(lengths.query_lens, lengths.seq_lens, strict=True)):
         rows = slice(row, row + query_len)
         row += query_len
@@ -187,21 +189,27 @@ def attend_by_request(
         first = max(0, seq_len - query_len + 1 - mask.window) // block_size if mask.window else 0
         blocks = block_table[request, first : -(-seq_len // block_size)]
         length = seq_len - first * block_size
-        keys, values = (read_cells(part, blocks, query.dtype).flatten(0, 1)[:length] for part in cache)
-        seen = None
-        if mask.is_windowed or mask.ancestors is not None or (mask.causal and query_len > 1):
-            key = torch.arange(first * block_size, seq_len, device=query.device)
-            visible = torch.arange(seq_len - query_len + 1, seq_len + 1, device=query.device)
-            visible = visible if mask.causal else visible.fill_(seq_len)
-            words = None if mask.ancestors is None else mask.ancestors[rows]
-            seen = mask.seen(key, visible, words)
-            if mask.window or words is not None:
-                values = values.masked_fill(~seen.any(dim=0)[:, None, None], 0.0)  # may hold anything; 0 * NaN is NaN
-        if mask.is_windowed and seen is not None:
+        keys = read_cells(cache.key, blocks, query.dtype).flatten(0, 1)[:length]
+        values = read_cells(cache.value, blocks, query.dtype).flatten(0, 1)[:length]
+        if is_plain:
+            hidden = None
+            if mask.causal and query_len > 1:
+                hidden = torch.ones(query_len, seq_len, dtype=torch.bool, device=query.device)
+                hidden = hidden.triu_(seq_len - query_len + 1)
+            out[rows] = attend_request(query[rows], keys, values, scale, hidden)
+            continue
+        key = torch.arange(first * block_size, seq_len, device=query.device)
+        visible = torch.arange(seq_len - query_len + 1, seq_len + 1, device=query.device)
+        visible = visible if mask.causal else visible.fill_(seq_len)
+        words = None if mask.ancestors is None else mask.ancestors[rows]
+        seen = mask.seen(key, visible, words)
+        if mask.window or words is not None:
+            values = values.masked_fill(~seen.any(dim=0)[:, None, None], 0.0)  # may hold anything; 0 * NaN is NaN
+        if mask.is_windowed:
             given = query[None, rows], keys[None], values[None], seen[None]
             out[rows] = _attend_with_sinks(*given, mask.sinks, scale)[0]
         else:
-            out[rows] = attend_request(query[rows], keys, values, scale, None if seen is None else ~seen)
+            out[rows] = attend_request(query[rows], keys, values, scale, ~seen)
     return out
 
 
@@ -217,7 +225,8 @@ def _on_host(
 ) -> Tensor:
     if new is not None:
         query = rotate_and_store_on_host(query, new, cache)
-    on_host = HostLengths(lengths.query_start_loc.diff().tolist(), lengths.seq_lens.tolist())
+    starts: list[int] = lengths.query_start_loc.tolist()
+    on_host = HostLengths([after - before for before, after in pairwise(starts)], lengths.seq_lens.tolist())
     return attend_by_request(query, cache, block_table, on_host, mask, scale)
 
 

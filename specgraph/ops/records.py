@@ -6,6 +6,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
@@ -90,21 +91,23 @@ class Parameters:
         if not self.has_records:
             return function
 
+        ends = list(accumulate(len(parameter.flat) for parameter in self.all))
+        parts = [
+            (parameter.record, parameter.optional, end - len(parameter.flat), end)
+            for parameter, end in zip(self.all, ends, strict=True)
+        ]
+
         def flat(*args: Any, **kwargs: Any) -> Any:
             given: list[Any] = []
-            place = 0
-            for parameter in self.all:
-                if place >= len(args):
+            for record, optional, begin, end in parts:  # in each op of a round on the CPU: as little as possible
+                if begin >= len(args):
                     break  # torch leaves out arguments at the end that equal their default
-                count = len(parameter.flat)
-                values = args[place : place + count]
-                place += count
-                if parameter.record is None:
-                    given.append(values[0])
+                if record is None:
+                    given.append(args[begin])
                     continue
-                values += (None,) * (count - len(values))
-                absent = parameter.optional and all(value is None for value in values)
-                given.append(None if absent else parameter.record(*values))
+                values = args[begin:end] + (None,) * (end - len(args))
+                absent = optional and values[0] is None and all(value is None for value in values)
+                given.append(None if absent else record(*values))
             return function(*given, **kwargs)
 
         flat.__signature__ = self.signature  # pyright: ignore[reportFunctionMemberAccess]

@@ -145,4 +145,4 @@ def _one_launch(model: str, ready: Pass, *_: Any) -> str | None:
 
 
 def _updated(plan: UpdatePlan, *_: Any) -> str:
-    return f"update {len(plan.keys)} ops"
+    return f"update {sum(map(len, plan.tasks.values()))} ops"

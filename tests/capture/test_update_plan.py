@@ -56,35 +56,32 @@ def plan_of(keys=KEYS, num_requests=2, room=1000):
 
 def test_every_task_is_rewritten_once_in_its_own_group_all_in_one_batch():
     plan, journal = plan_of()
-    values = {key: lengths(10 + i, 0) for i, key in enumerate(KEYS)}
-    plan.apply(dict(reversed(values.items())))
+    values = {1: lengths(11, 0), 0: lengths(10, 0)}
+    plan.apply(values)
     wanted = ["begin"]
     for key in KEYS:
-        wanted += [("open", f"group of {key}"), (key, values[key]), ("close", f"group of {key}")]
+        wanted += [("open", f"group of {key}"), (key, values[key.step]), ("close", f"group of {key}")]
     assert journal.entries == [*wanted, "end"]
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda v: v.pop(KEYS[2]), r"no values for \(step 1, layer 0, attention\)"),
-        (lambda v: v.clear(), "no values for"),
-        (
-            lambda v: v.update({TaskKey(2, 0): lengths(1, 1)}),
-            r"\(step 2, layer 0, attention\), which the graph does not",
-        ),
-        (lambda v: v.update({TaskKey(0, 0, "atention"): lengths(1, 1)}), "atention"),
-        (lambda v: v.update({KEYS[3]: lengths(1, 1, 1)}), "seq_lens|query_lens has 3 entries, .* 2 requests"),
-        (lambda v: v.update({KEYS[3]: lengths(1)}), "has 1 entries"),
-        (lambda v: v.update({KEYS[3]: HostLengths([1, 1], [4])}), "seq_lens has 1 entries"),
-        (lambda v: v.update({KEYS[3]: HostLengths([1], [4, 4])}), "query_lens has 1 entries"),
-        (lambda v: v.update({KEYS[3]: lengths(4, -5)}), "negative"),
-        (lambda v: v.update({KEYS[3]: HostLengths([-5, 1], [4, 4])}), "query_lens has a negative"),
+        (lambda v: v.pop(1), r"given for steps \[0\], and the graph holds steps \[0, 1\]"),
+        (lambda v: v.clear(), r"given for steps \[\]"),
+        (lambda v: v.update({2: lengths(1, 1)}), r"given for steps \[0, 1, 2\]"),
+        (lambda v: v.update({"1": v.pop(1)}), "steps .0, '1'."),
+        (lambda v: v.update({1: lengths(1, 1, 1)}), "seq_lens|query_lens has 3 entries, .* 2 requests"),
+        (lambda v: v.update({1: lengths(1)}), "has 1 entries"),
+        (lambda v: v.update({1: HostLengths([1, 1], [4])}), "seq_lens has 1 entries"),
+        (lambda v: v.update({1: HostLengths([1], [4, 4])}), "query_lens has 1 entries"),
+        (lambda v: v.update({1: lengths(4, -5)}), "negative"),
+        (lambda v: v.update({1: HostLengths([-5, 1], [4, 4])}), "query_lens has a negative"),
     ],
 )
 def test_anything_but_an_exact_match_rewrites_nothing(change, says):
     plan, journal = plan_of()
-    values = {key: lengths(4, 5) for key in KEYS}
+    values = {0: lengths(4, 5), 1: lengths(4, 5)}
     change(values)
     with pytest.raises(UpdateError, match=says):
         plan.apply(values)
@@ -99,20 +96,13 @@ def test_capturing_a_key_twice_is_an_error():
 
 def test_lengths_that_an_op_refuses_begin_no_update():
     plan, journal = plan_of(room=10)
-    values = {key: lengths(4, 5) for key in KEYS} | {KEYS[-1]: lengths(4, 11)}
+    values = {0: lengths(4, 5), 1: lengths(4, 11)}
     with pytest.raises(UpdateError, match="holds 10 tokens"):
         plan.apply(values)
     assert journal.entries == []
     with pytest.raises(UpdateError, match="holds 10 tokens"):
-        plan.apply_in_order({0: lengths(4, 5), 1: lengths(4, 11)})
+        plan.apply_in_order(values)
     assert {entry[1] for entry in journal.entries if entry[0] == "open"} == {f"group of {key}" for key in KEYS[:2]}
-
-
-def test_one_length_a_step_serves_all_its_layers():
-    plan, journal = plan_of()
-    plan.apply(plan.for_steps({0: lengths(3, 4), 1: lengths(5, 6)}))
-    rewritten = dict(entry for entry in journal.entries if isinstance(entry[0], TaskKey))
-    assert rewritten == {key: lengths(3, 4) if key.step == 0 else lengths(5, 6) for key in KEYS}
 
 
 @pytest.mark.parametrize("steps", [(0,), (0, 1, 2), (), (1, 2)])
@@ -120,7 +110,7 @@ def test_a_missing_or_unknown_step_is_refused(steps):
     plan, journal = plan_of()
     given_lengths = {step: lengths(1, 1) for step in steps}
     for use in (
-        lambda: plan.apply(plan.for_steps(given_lengths)),
+        lambda: plan.apply(given_lengths),
         lambda: plan.check_steps(given_lengths),
         lambda: plan.apply_in_order(given_lengths),
     ):

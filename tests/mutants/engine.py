@@ -17,6 +17,7 @@ import specgraph.draft.program
 import specgraph.engine.verify
 from specgraph.capture import BatchDescriptor, GraphRunner, UpdatePlan
 from specgraph.capture.graph_runner import Recording
+from specgraph.capture.update_plan import Task
 from specgraph.draft import Drafter, DraftTokens, RoundBuffers
 from specgraph.draft.chain import ChainProgram
 from specgraph.draft.host_lengths import HostRound
@@ -161,9 +162,10 @@ def graph_reuses_target_metadata(patch: pytest.MonkeyPatch) -> None:
 @mutant("update-key-ignored", "capture.update_plan:UpdatePlan.apply")
 def update_key_ignored(real: Any, self: UpdatePlan, values: Any) -> None:
     """An update zips values with captured tasks: unknown keys and missing ones are passed over."""
-    for task, lengths in zip(self._tasks.values(), values.values(), strict=False):
-        with self.platform.task_update(task.group):
-            task.prepare(lengths)()
+    for tasks, lengths in zip(self.tasks.values(), values.values(), strict=False):
+        for task in tasks:
+            with self.platform.task_update(task.group):
+                task.prepare(lengths)()
 
 
 @mutant("update-prefill-decode-mixed")
@@ -174,12 +176,11 @@ def update_prefill_decode_mixed(patch: pytest.MonkeyPatch) -> None:
     @functools.wraps(real)
     def init(self: UpdatePlan, platform: Any, num_requests: int, *tasks: Any) -> None:
         real(self, platform, num_requests, *tasks)
-        object.__setattr__(self, "_tasks", by_size.setdefault(num_requests, {}))
+        object.__setattr__(self, "tasks", by_size.setdefault(num_requests, {}))
 
     def add(self: UpdatePlan, key: Any, group: Any, prepare: Any) -> None:
-        from specgraph.capture.update_plan import _Task
-
-        self._tasks[key] = _Task(group, prepare)
+        others = [task for task in self.tasks.get(key.step, []) if task.key != key]
+        self.tasks[key.step] = [*others, Task(key, group, prepare)]
 
     patch.setattr(UpdatePlan, "__init__", init)
     patch.setattr(UpdatePlan, "add", add)

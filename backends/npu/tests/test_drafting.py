@@ -97,7 +97,7 @@ def test_later_steps_run_one_row_a_request(npu, runtime):
     drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
     rows = {}
     for descriptor, captured in drafter.graphs._captured.items():
-        for key, task in captured.updates._tasks.items():
-            rows[descriptor.num_requests, key.step] = task.group.issue.keywords["query"].shape[0]
+        for step, tasks in captured.updates.tasks.items():
+            rows[descriptor.num_requests, step] = tasks[0].group.issue.keywords["query"].shape[0]
     assert rows == {(n, step): n * (4 if step == 0 else 1) for n in (1, 2, 5) for step in range(3)}
     drafter.close()

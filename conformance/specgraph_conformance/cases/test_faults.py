@@ -153,7 +153,7 @@ def test_killed_update(platform: Platform) -> None:
     tasks = Tasks(platform, steps=2)
     tasks.replay(tasks.lengths([3, 4, 5], [6, 7, 8]))
     tasks.result()
-    groups = [task.group for task in tasks.plan._tasks.values()]  # pyright: ignore[reportPrivateUsage]
+    groups = [task.group for task in tasks.tasks]
     if platform.capabilities.update_order == "during_replay":
         tasks.graph.replay()  # an update belongs to a launch; the launch goes on when its updates have failed
     for group in groups:

@@ -169,12 +169,12 @@ class RandomGraphs(RuleBasedStateMachine):
                     self.drop(place)
                 else:
                     self.replay(place, 1, False)
-            for key, values in tasks.plan.for_steps(tasks.lengths(lengths)).items():
-                task = tasks.plan._tasks[key]  # pyright: ignore[reportPrivateUsage]
+            values = tasks.lengths(lengths)
+            for task in tasks.tasks:
                 with self.platform.task_update(task.group):
                     if inside and self.graphs:
                         self.drop(place)
-                    task.prepare(values)()
+                    task.prepare(values[task.key.step])()
         self.lengths = lengths
 
     @rule()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from specgraph.attention import HostLengths, TaskKey
+from specgraph.attention import HostLengths
 from specgraph.device import Platform
 from specgraph.errors import SpecgraphError, UnsupportedError, UpdateError
 
@@ -66,7 +68,7 @@ def test_missing(platform: Platform, tasks: Tasks) -> None:
         tasks.replay(second)
     else:
         expect_waiting(done, "the graph ran without an update")
-        tasks.plan.apply(tasks.plan.for_steps(second))
+        tasks.plan.apply(second)
     expect_equal(tasks.result(), tasks.eager(second))
 
 
@@ -86,18 +88,16 @@ def test_each_gated(platform: Platform, left_out: int) -> None:
     second = tasks.lengths([50, 5, 31], [51, 6, 32], [52, 7, 33])
     tasks.replay(first)
     tasks.result()
-    values = tasks.plan.for_steps(second)
-    missing = list(values)[left_out]
     done = platform.event()
     try:
         with replayed(platform, tasks.graph):
-            tasks.update_only({key: value for key, value in values.items() if key != missing})
+            tasks.update_only({step: lengths for step, lengths in second.items() if step != left_out})
         done.record()
     except SpecgraphError:
         tasks.replay(second)
     else:
         expect_waiting(done, f"the graph ran although group {left_out} of 3 had no update")
-        tasks.update_only({missing: values[missing]})
+        tasks.update_only({left_out: second[left_out]})
     expect_equal(tasks.result(), tasks.eager(second), "the replay after the missing update")
     tasks.graph.close()
 
@@ -105,7 +105,7 @@ def test_each_gated(platform: Platform, left_out: int) -> None:
 @pytest.mark.parametrize("wrong", ["unknown", "misspelt", "missing", "short", "long", "negative"])
 @case(
     "task_update.updates-are-strict",
-    "An update with an unknown, misspelt or missing key, or with lengths that don't have one entry per padded request "
+    "An update with an unknown, misspelt or missing step, or with lengths that don't have one entry per padded request "
     "or have a negative one, is an UpdateError, and nothing is rewritten.",
     hazard="update-key-ignored",
     cause="values are matched to captured ops, or lengths to requests, by position, with a default, or cut by a zip",
@@ -113,14 +113,11 @@ def test_each_gated(platform: Platform, left_out: int) -> None:
     quick=True,
 )
 def test_strict(tasks: Tasks, wrong: str) -> None:
-    good = tasks.plan.for_steps(tasks.lengths([3, 17, 40]))
-    value = next(iter(good.values()))
+    good = tasks.lengths([3, 17, 40])
     wrong_lengths = {"short": [3, 17], "long": [3, 17, 40, 1], "negative": [3, -1, 40]}.get(wrong, [])
-    bad = {
-        "unknown": {**good, TaskKey(0, 1): value},
-        "misspelt": {TaskKey(0, 0, "atention"): value},
-        "missing": {},
-    }.get(wrong, dict.fromkeys(good, HostLengths([1] * len(wrong_lengths), wrong_lengths)))
+    bad: dict[Any, HostLengths] = {"unknown": {**good, 1: good[0]}, "misspelt": {"0": good[0]}, "missing": {}}.get(
+        wrong, {0: HostLengths([1] * len(wrong_lengths), wrong_lengths)}
+    )
     expect_refusal(lambda: tasks.plan.apply(bad), f"the update {bad}", "", (UpdateError,))
     lengths = tasks.lengths([9, 8, 7])
     tasks.replay(lengths)
@@ -136,7 +133,7 @@ def test_strict(tasks: Tasks, wrong: str) -> None:
 )
 def test_many(platform: Platform) -> None:
     tasks = Tasks(platform, steps=8, layers=3)
-    assert len(tasks.plan.keys) == 24
+    assert len(tasks.tasks) == 24
     for offset in (0, 13):
         lengths = tasks.lengths(*([offset + step + 1, 2 * step + 1, 40 + step] for step in range(8)))
         tasks.replay(lengths)
@@ -176,7 +173,7 @@ def test_back_to_back(platform: Platform) -> None:
 )
 def test_two_graphs(platform: Platform) -> None:
     one, other = Tasks(platform), Tasks(platform)
-    assert len(one.plan.keys) == len(other.plan.keys) == 1
+    assert len(one.tasks) == len(other.tasks) == 1
     a, b = one.lengths([3, 17, 40]), one.lengths([60, 2, 9])
     one.replay(a)
     other.replay(b)
@@ -196,7 +193,7 @@ def test_two_graphs(platform: Platform) -> None:
 def test_other_op(platform: Platform) -> None:
     x = torch.ones(8, device=platform.device)
     tasks = Tasks(platform)
-    group = next(iter(tasks.plan._tasks.values())).group  # pyright: ignore[reportPrivateUsage]
+    group = tasks.tasks[0].group
     with pytest.raises(UpdateError), platform.task_update(group):
         x.add_(1)
     lengths = tasks.lengths([5, 6, 7])
@@ -214,4 +211,4 @@ def test_other_op(platform: Platform) -> None:
 def test_closed(tasks: Tasks) -> None:
     tasks.graph.close()
     with pytest.raises(SpecgraphError):
-        tasks.plan.apply(tasks.plan.for_steps(tasks.lengths([3, 17, 40])))
+        tasks.plan.apply(tasks.lengths([3, 17, 40]))

@@ -51,11 +51,10 @@ def test_dropped(platform: Platform, tasks: Tasks, when: str) -> None:
             made[0].replay(second)
         if when != "inside":
             drop()
-        for key, lengths in tasks.plan.for_steps(second).items():
-            task = tasks.plan._tasks[key]  # pyright: ignore[reportPrivateUsage]
+        for task in tasks.tasks:
             with platform.task_update(task.group):
                 drop()
-                task.prepare(lengths)()
+                task.prepare(second[task.key.step])()
     expect_equal(tasks.result(), tasks.eager(second), "an update while another graph was collected")
     tasks.replay(first)
     expect_equal(tasks.result(), tasks.eager(first), "the update after that")
