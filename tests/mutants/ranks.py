@@ -1,12 +1,14 @@
-"""Bugs of ranks, put in where their processes start (`rank_process.py`): in rank 1 alone, or in both."""
+"""Bugs of ranks, put in where their processes start: in rank 1 alone, or in both."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from multiprocessing import get_context
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,9 +28,8 @@ def of_ranks(name: str, place: str, *having: str) -> Callable[[Broken], Broken]:
 
     def register(broken: Broken) -> Broken:
         def start(patch: pytest.MonkeyPatch) -> None:
-            paths = [str(Path(__file__).parents[1]), *sys.path]
-            patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
-            patch.setattr(rank, "COMMAND", (sys.executable, "-u", "-m", "mutants.rank_process", name))
+            patch.setattr(rank, "COMMAND", (name,))
+            patch.setattr(rank, "subprocess", SimpleNamespace(Popen=ForkedRank, PIPE=subprocess.PIPE))
 
         BUGS[name] = place, broken, having
         start.__doc__ = broken.__doc__
@@ -38,11 +39,36 @@ def of_ranks(name: str, place: str, *having: str) -> Callable[[Broken], Broken]:
     return register
 
 
-def put_in(name: str, number: str) -> None:
-    """Put a bug into this process if it is of a rank that has it."""
-    place, broken, having = BUGS[name]
-    if number in having:
-        replace_function(pytest.MonkeyPatch(), place, broken)
+class ForkedRank:
+    """One rank of the suite's cases between ranks, with a bug if this rank has it.
+
+    A fork of the mutant's process, which has everything loaded, in place of the process that `rank.run_ranks` starts.
+    """
+
+    def __init__(self, command: list[str], **_: Any) -> None:
+        reader, writer = os.pipe()
+        self.stderr = open(reader, errors="replace")  # noqa: SIM115  (the suite reads it when the rank has ended)
+        self.process = get_context("fork").Process(target=self.run, args=(writer, *command))
+        self.process.start()
+        os.close(writer)
+
+    @staticmethod
+    def run(stderr: int, bug: str, platform: str, number: str, *rest: str) -> None:
+        sys.stderr = open(stderr, "w")  # noqa: SIM115
+        place, broken, having = BUGS[bug]
+        if number in having:
+            replace_function(pytest.MonkeyPatch(), place, broken)
+        rank.main(platform, number, *rest)
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def communicate(self) -> None:
+        self.process.join()
+        self.stderr.close()
 
 
 @of_ranks("collective-order-differs", "models.experts:add_experts", "1")

@@ -7,26 +7,24 @@ python -m mutants.run NAME          (with tests/ on the path) shows how one muta
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from multiprocessing.context import BaseContext
 from pathlib import Path
-from pkgutil import iter_modules
 
 import pytest
+from forks import CASES, forks
 from mutants.hazards import KILLERS
-from specgraph_conformance import cases, timeouts
 from specgraph_conformance.case import MARKER
 from specgraph_conformance.plugin import CASE, RESULT
+from specgraph_conformance.run import Selection
 
-CASES = [f"{cases.__name__}.{module.name}" for module in iter_modules(cases.__path__)]
-PRELOAD = ["mutants.run", "mutants.all", "specgraph_conformance.run", "rich.console", "specgraph.device.cpu.platform"]
-PRELOAD += [*timeouts.HEAVY, *CASES]
 PYTEST_ARGS = ["-p", "specgraph_conformance.plugin", "-q", "-x", "--no-header"]
 HUNG = "did not finish"
 
@@ -83,11 +81,7 @@ def tests_of(hazard: str) -> list[str]:
 
 def run_mutant(name: str, platform: str, path: Path) -> None:
     """Put the bug back in this process, and run the cases of its hazard until one fails."""
-    import gc
-    import os
-
     from mutants.all import MUTANTS
-    from specgraph_conformance.run import Selection
 
     gc.freeze()  # what was loaded before: the collector need not go through all of torch again in every process
     with open(os.devnull, "w") as quiet:
@@ -101,28 +95,20 @@ def run_mutant(name: str, platform: str, path: Path) -> None:
             pytest.main(selection.arguments(platform), plugins=[Watch(name, path)])
 
 
-def judge(name: str, platform: str = "cpu", context: BaseContext | None = None) -> Verdict:
+def judge(name: str, platform: str = "cpu") -> Verdict:
     """Run one mutant in a fork of a warm process and read what came of it."""
-    context = context or forks()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "verdict.json"
-        process = context.Process(target=run_mutant, args=(name, platform, path), daemon=True)  # pyright: ignore
+        process = forks().Process(target=run_mutant, args=(name, platform, path))  # pyright: ignore
         process.start()
         process.join()  # each case has a limit of its own: a hang ends the process
         return Verdict(**json.loads(path.read_text())) if path.exists() else Verdict(name)
 
 
-def forks() -> BaseContext:
-    """Processes forked from one that has torch and the suite loaded and has run nothing."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    return context
-
-
 def judge_all(names: list[str], platform: str = "cpu", workers: int = 2) -> dict[str, Future[Verdict]]:
     """All mutants, `workers` at a time."""
-    context, pool = forks(), ThreadPoolExecutor(workers)
-    return {name: pool.submit(judge, name, platform, context) for name in names}
+    pool = ThreadPoolExecutor(workers)
+    return {name: pool.submit(judge, name, platform) for name in names}
 
 
 if __name__ == "__main__":

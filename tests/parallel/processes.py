@@ -3,44 +3,60 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+import torch
+from forks import forks
+from parallel import disagreements
+from parallel.tasks import TASKS
+
+from specgraph.parallel import join_ranks
+
+assert disagreements.DIFFER  # its tasks are in the table too
 SECONDS = 1200
 """Only ends a test that hangs; nothing is measured."""
 
 
+def run_rank(size: int, rank: int, store: str, out: Path, task: str, arguments: dict[str, Any]) -> None:
+    """One rank. An exception is its result."""
+    torch.set_num_threads(1)
+    try:
+        ranks = join_ranks(torch.device("cpu"), size, init_method=f"file://{store}", rank=rank, timeout=120.0)
+        with torch.inference_mode():
+            result: dict[str, Any] = {"result": TASKS[task](ranks, **arguments)}
+    except Exception as error:
+        result = {"error": type(error).__name__, "message": str(error)}
+    out.write_text(json.dumps(result))
+    if "error" not in result:
+        ranks.close()
+
+
 def run_ranks(size: int, task: str, **arguments: Any) -> list[dict[str, Any]]:
-    """`tasks.TASKS[task](ranks, **arguments)` on `size` ranks.
+    """`TASKS[task](ranks, **arguments)` on `size` ranks.
 
     Returns:
         By rank: {"result": ...}, or {"error": type, "message": ...}. `exit` is the exit status of a rank that wrote
         neither.
     """
-    paths = [str(HERE.parent), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     with tempfile.TemporaryDirectory() as folder:
-        out = [Path(folder) / f"{rank}.json" for rank in range(size)]
-        given = json.dumps({"task": task, "size": size, "store": f"{folder}/store", "arguments": arguments})
+        store, out = f"{folder}/store", [Path(folder) / f"{rank}.json" for rank in range(size)]
         started = [
-            subprocess.Popen(
-                [sys.executable, "-u", "-m", "parallel.tasks", str(rank), str(out[rank]), given], env=environment
-            )
+            forks().Process(target=run_rank, args=(size, rank, store, out[rank], task, arguments))
             for rank in range(size)
         ]
+        for process in started:
+            process.start()
         try:
-            status = [process.wait(SECONDS) for process in started]
+            for process in started:
+                process.join(SECONDS)
         finally:
             for process in started:
                 process.kill()
         return [
-            json.loads(path.read_text()) if path.exists() else {"exit": code}
-            for path, code in zip(out, status, strict=True)
+            json.loads(path.read_text()) if path.exists() else {"exit": process.exitcode}
+            for path, process in zip(out, started, strict=True)
         ]
 
 

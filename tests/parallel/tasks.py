@@ -1,10 +1,8 @@
-"""What a rank of a test does: `python -m parallel.tasks RANK RESULT_FILE JSON`, started by `processes.run_ranks`."""
+"""Tasks of a rank, by name, which `processes.run_ranks` runs in a process per rank."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from specgraph.device.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.options import LoweringChoice
-from specgraph.parallel import WHOLE, ExpertParallel, ParallelLayout, Ranks, join_layout, join_ranks
+from specgraph.parallel import WHOLE, ExpertParallel, ParallelLayout, Ranks, join_layout
 
 FIXTURES = Path(__file__).parents[1] / "models" / "speculators_fixtures"
 PROMPTS = ([3, 17, 4, 9, 40, 2, 11], [8, 1, 60])
@@ -95,27 +93,3 @@ def digest(caches: list[KVCache]) -> str:
         for tensor in (cache.key, cache.value):
             found.update(tensor[1:].contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
-
-
-def main(rank: str, out: str, given: str) -> None:
-    """One rank. An exception is its result."""
-    asked = json.loads(given)
-    torch.set_num_threads(1)
-    try:
-        store, timeout = f"file://{asked['store']}", asked["arguments"].pop("timeout", 120.0)
-        device = torch.device("cpu")
-        ranks = join_ranks(device, asked["size"], init_method=store, rank=int(rank), timeout=timeout)
-        with torch.inference_mode():
-            result: dict[str, Any] = {"result": TASKS[asked["task"]](ranks, **asked["arguments"])}
-    except Exception as error:
-        result = {"error": type(error).__name__, "message": str(error)}
-    Path(out).write_text(json.dumps(result))
-    if "error" not in result:
-        ranks.close()
-
-
-if __name__ == "__main__":
-    from parallel import disagreements, tasks  # this file is also the module `tasks`, which holds the table
-
-    assert disagreements
-    tasks.main(*sys.argv[1:])

@@ -35,7 +35,7 @@ def test_ranks_that_differ_end_with_the_same_error(errors, how, said):
 
 
 def test_a_rank_that_does_not_come_is_named(tmp_path):
-    waited, stayed = results(2, "absent", flag=str(tmp_path / "done"), seconds=20.0)
+    waited, stayed = results(2, "absent", flag=str(tmp_path / "done"), seconds=5.0)
     assert stayed == "stayed away"
     assert "rank 0 waited at all_reduce of float32 [3]: rank 1 did not come there" in waited
 
