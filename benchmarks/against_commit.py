@@ -29,6 +29,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from python_prompts import PROMPTS
+
 K, ACCEPTANCE, CONTEXT, ROUNDS, CALLS = 5, 0.7, 1024, 20, 50
 """ROUNDS, CALLS: rounds and proposes of one turn."""
 ROOMS = {"device": "platforms", "draft": "drafting", "engine": "decoding", "capture": "runner", "tools": "benchmarking"}
@@ -182,12 +184,11 @@ class Commit:
         """Passes over four prompts with 100 tokens each."""
         from specgraph import load_generator
 
-        prompts = self.room("tools", "decoding").PROMPTS
         options = self.options(num_speculative_tokens=K, decode=lowering)
         generator = load_generator(platform=self.platform, **options)
 
         def turn():
-            asked = [generator.request(prompt, max_tokens=100) for prompt in prompts]
+            asked = [generator.request(prompt, max_tokens=100) for prompt in PROMPTS]
             start = time.perf_counter()
             tokens = [list(generator.generate([request])[0].token_ids) for request in asked]
             seconds = time.perf_counter() - start

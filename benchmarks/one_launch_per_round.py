@@ -31,12 +31,12 @@ from operator import mul
 from pathlib import Path
 
 import torch
+from python_prompts import PROMPTS
 from torch.profiler import ProfilerActivity, profile
 
 from specgraph import Request, load_generator, open_platform
 from specgraph.capture import HostCopy
 from specgraph.device import Graph
-from specgraph.tools.decoding import PROMPTS
 from specgraph.tools.rounds import captured_decoder, random_target
 from specgraph.tools.shapes import SHAPES, random_head
 

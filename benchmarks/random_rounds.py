@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 
 import torch
+from python_prompts import PROMPTS
 from safetensors.torch import load_file, save_file
 
 from specgraph import Request, load_generator, open_platform
 from specgraph.engine.load import shipped_pair
-from specgraph.tools.decoding import PROMPTS
 
 K = 5
 

@@ -1,8 +1,10 @@
-"""`specgraph bench`: propose times per lowering, and tokens per second with and without drafting."""
+"""`specgraph bench`: propose times per lowering, and tokens per second of whole rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +15,6 @@ from rich.table import Table
 from specgraph.cli.env import environment
 from specgraph.cli.options import TREES, JsonOption, PlatformOption, parse_numbers, with_engine_options
 from specgraph.cli.output import check_output, exit_interrupted, text_output, write_json
-from specgraph.cli.waiting import doing
 from specgraph.errors import ConfigError
 from specgraph.options import parse_acceptance
 
@@ -22,18 +23,15 @@ if TYPE_CHECKING:
 
     from specgraph.device import Platform
     from specgraph.tools.propose import BenchCase
-    from specgraph.tools.rounds import RoundsCase
 
 _TABLE = (
-    "requests", "k", "tree", "context", "lowering", "sampled", "weights", "kv_cache_dtype", "device_us", "host_us",
-    "launches", "syncs", "floor_us", "ratio",
+    "requests", "k", "context", "lowering", "device_us", "host_us", "launches", "syncs", "floor_us", "ratio",
 )  # fmt: skip
-_GENERATED = ("k", "lowering", "tokens_per_second", "mean_acceptance_length")
 _ROUNDS = (
-    "requests", "k", "tree", "lowering", "tokens_per_second", "round_ms", "kernel_floor_us", "mean_acceptance_length",
+    "requests", "k", "lowering", "tokens_per_second", "round_ms", "kernel_floor_us", "mean_acceptance_length",
     "same_tokens",
 )  # fmt: skip
-_SETTINGS = ("requests", "k", "tree", "context", "sampled")
+_SETTINGS = ("requests", "k", "context")
 """Columns that go into the title of a table where all rows have the same."""
 
 
@@ -47,9 +45,9 @@ def bench(
     k: Annotated[str, typer.Option("-k", help="Draft tokens per propose, comma-separated.")] = "5",
     context: Annotated[int, typer.Option(min=2, help="Tokens per request.")] = 256,
     lowerings: Annotated[str, typer.Option(help="Lowerings to time, comma-separated.")] = "eager,step,merged",
-    sampled: Annotated[bool, typer.Option(help="Also time drafts sampled at temperature 1.")] = False,
+    sampled: Annotated[bool, typer.Option(help="Sample the drafts at temperature 1.")] = False,
     weights: Annotated[
-        str, typer.Option(help="Also time the head in FP8: fp8 (a scale per row) or fp8-blocks (per 128 columns).")
+        str, typer.Option(help="The head's: plain, fp8 (a scale per row) or fp8-blocks (per 128 columns).")
     ] = "plain",
     torch_ops: Annotated[bool, typer.Option(help="Also time eager with plain torch ops.")] = True,
     target: Annotated[
@@ -58,22 +56,20 @@ def bench(
     acceptance: Annotated[
         str, typer.Option(help="In whole rounds, the chance that a draft token is accepted; or a share per position.")
     ] = "0.7",
-    tree_acceptance: Annotated[
-        str | None, typer.Option(help="The same for draft trees. Default: that of --acceptance.")
-    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed calls per lowering; the median counts.")] = 50,
-    decoding: Annotated[bool, typer.Option(help="Also time text generation with the shipped pair.")] = True,
     options: Any = None,
     json: JsonOption = None,
 ) -> None:
     """Time one propose in every lowering, in one run; on an accelerator also against the floor.
 
-    Draft trees and --kv-cache-dtype fp8 are timed beside chains and KV caches in the model's dtype.
+    --sampled, --weights and --kv-cache-dtype are for proposes: whole rounds are greedy, in the dtype of the models.
     """
     ways: Any = tuple(lowerings.split(","))
     counts, steps = parse_numbers("--requests", requests), parse_numbers("-k", k)
-    shares = _acceptance("--acceptance", acceptance)
-    tree_shares = None if tree_acceptance is None else _acceptance("--tree-acceptance", tree_acceptance)
+    try:
+        shares: Any = parse_acceptance(acceptance)
+    except ValueError as error:
+        raise ConfigError(f"--acceptance {acceptance}: {error}") from None
     check_output("--json", json)
     import torch
 
@@ -81,37 +77,27 @@ def bench(
     from specgraph.engine.load import draft_tree
     from specgraph.options import dtype_named
     from specgraph.tools.propose import BenchCase
-    from specgraph.tools.rounds import RoundsCase
     from specgraph.tools.shapes import shape_named, weights_named
 
     tree = draft_tree(options)
-    if tree is not None and tree.num_steps not in steps:
-        raise ConfigError(f"-k {k}: trees of {tree.num_steps} steps are timed beside chains of as many; add it to -k")
+    if tree is not None and steps != [tree.num_steps]:
+        raise ConfigError(f"-k {k}: trees of {tree.num_steps} steps have K {tree.num_steps}: give -k {tree.num_steps}")
     opened = open_platform(platform)
     accelerator = opened.device.type != "cpu"
     shape = shape or ("eagle3-llama3-8b" if accelerator else "eagle3-tiny-python")
     shape_named(shape)
     stored = weights_named(weights)
     chosen = dtype_named(options.dtype) or (torch.bfloat16 if accelerator else torch.float32)
-    timed = tuple(way for way in ways if way != "round")  # which has no propose of its own to time
-    proposes = [
+    cases = [
         BenchCase(
-            shape=shape, requests=count, k=each, context=context, lowerings=timed, sampled=sampled, weights=stored,
-            kv_cache_dtype=options.kv_cache_dtype, torch_ops=torch_ops, repeats=repeats,
-            tree=tree if tree is not None and tree.num_steps == each else None,
+            shape=shape, requests=count, k=each, context=context, lowerings=ways, sampled=sampled, weights=stored,
+            kv_cache_dtype=options.kv_cache_dtype, torch_ops=torch_ops, repeats=repeats, tree=tree,
         )
-        for count in (counts if timed else ()) for each in steps
-    ]  # fmt: skip
-    rounds = [
-        RoundsCase(
-            target=str(target), shape=shape, requests=count, k=steps[0] if tree is None else tree.num_steps,
-            context=context, acceptance=shares, tree=tree, tree_acceptance=tree_shares, lowerings=ways,
-        )
-        for count in (counts if target is not None else ())
+        for count in counts for each in steps
     ]  # fmt: skip
     report: dict[str, Any] = {**environment(opened), "dtype": str(chosen), "rows": []}
     try:
-        _measure(opened, chosen, proposes, rounds, {"k": steps[0], "lowerings": ways} if decoding else None, report)
+        _measure(opened, chosen, cases, target, shares, report)
     except KeyboardInterrupt:
         report["interrupted"] = True
     if (tiles := opened.capabilities.notes.get("tiles")) is not None:
@@ -125,41 +111,30 @@ def bench(
 def _measure(
     platform: Platform,
     dtype: torch.dtype,
-    proposes: Sequence[BenchCase],
-    rounds: Sequence[RoundsCase],
-    generation: Mapping[str, Any] | None,
+    cases: Sequence[BenchCase],
+    target: str | None,
+    acceptance: float | tuple[float, ...],
     report: dict[str, Any],
 ) -> None:
     """Time everything that was asked for; `report` gets the rows of each part as soon as it is done."""
-    from specgraph.tools.decoding import bench_decoding
     from specgraph.tools.floor import measure_rates
     from specgraph.tools.propose import bench_propose
     from specgraph.tools.rounds import bench_rounds
 
-    with doing() as now:
-        now("measuring the device's bandwidth")
-        has_floor = platform.device.type != "cpu" and not platform.info.simulated
-        rates = measure_rates(platform, dtype) if has_floor else None
-        if rates is not None:
-            report["bandwidth_bytes_per_second"] = rates.bytes_per_second
-            report["matmul_flops_per_second"] = rates.flops_per_second
-        for case in proposes:
-            now(f"propose: {case.requests} requests, K {case.k}")
-            report["rows"] += bench_propose(platform, case, dtype=dtype, rates=rates)
-        for each in rounds:
-            now(f"whole rounds: {each.requests} requests")
-            rows = bench_rounds(platform, each, dtype=dtype, rates=rates)
-            report["rounds"] = report.get("rounds", []) + rows
-        if generation is not None:
-            now("generation with the shipped pair")
-            report["decoding"] = bench_decoding(platform, **generation)
-
-
-def _acceptance(option: str, text: str) -> Any:
-    try:
-        return parse_acceptance(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} {text}: {error}") from None
+    has_floor = platform.device.type != "cpu" and not platform.info.simulated
+    rates = measure_rates(platform, dtype) if has_floor else None
+    if rates is not None:
+        report["bandwidth_bytes_per_second"] = rates.bytes_per_second
+        report["matmul_flops_per_second"] = rates.flops_per_second
+    for case in cases:
+        proposes = replace(case, lowerings=tuple(way for way in case.lowerings if way != "round"))
+        if proposes.lowerings:  # a whole round has no propose of its own to time
+            print(f"propose: {case.requests} requests, K {case.k}", file=sys.stderr)
+            report["rows"] += bench_propose(platform, proposes, dtype=dtype, rates=rates)
+    for case in cases if target is not None else ():
+        print(f"whole rounds: {case.requests} requests, K {case.k}", file=sys.stderr)
+        rows = bench_rounds(platform, case, str(target), acceptance, dtype=dtype, rates=rates)
+        report["rounds"] = report.get("rounds", []) + rows
 
 
 def _show_report(console: Console, report: dict[str, Any], shape: str, target: str | None) -> None:
@@ -173,8 +148,6 @@ def _show_report(console: Console, report: dict[str, Any], shape: str, target: s
     columns = ("requests", "k", "lowering", *names, "propose_host_us")
     _show(console, f"issued per propose, accepted counts on the device only, {device}", issued, columns)
     _show(console, f"whole rounds, {target} and {shape}, {device}", report.get("rounds", []), _ROUNDS)
-    generated = report.get("decoding", [])
-    _show(console, f"generation, shipped pair, one request at a time, {device}", generated, _GENERATED)
 
 
 def _show(console: Console, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:

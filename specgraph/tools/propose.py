@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,21 +26,20 @@ from specgraph.tools.timing import count_host_reads, count_issued, device_time, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchCase:
-    """The propose that is timed: one of K = `k` tokens for `requests` requests of `context` tokens each."""
+    """The work that is timed: K = `k` tokens for `requests` requests of `context` tokens each, in each lowering."""
 
     shape: str
+    """The drafter's, by name."""
     requests: int
     k: int
     context: int
     lowerings: tuple[LoweringChoice, ...] = ("eager", "step", "merged")
     sampled: bool = False
-    """Also time drafts sampled at temperature 1, beside greedy ones."""
+    """Drafts are sampled at temperature 1."""
     weights: Weights = "plain"
-    """Also time the head with its matrices stored so, where not plain."""
     kv_cache_dtype: KVCacheDtype = "auto"
-    """Also time it over KV caches in this dtype."""
     tree: DraftTree | None = None
-    """Also time proposes of these trees, K steps deep."""
+    """Drafts are these trees, K steps deep."""
     torch_ops: bool = True
     """Also time eager with plain torch ops instead of the device's own kernels, where it has some."""
     repeats: int = 50
@@ -65,75 +63,56 @@ def bench_propose(
     Returns:
         One row per lowering. Times are medians in microseconds: `device_us` and `host_us` of the draft loop alone,
         `propose_device_us` and `propose_host_us` with the batch handed over and the draft tokens copied out.
-        `floor_us` is the time that reading weights and KV takes at these rates, or that the products take where they
-        take longer (then also `flops_floor_us`); `ratio` is `device_us` over it. `kernel_floor_us` is the sum of the
-        same over single kernels: see `propose_floor`.
-        Rows of trees have neither. A lowering that the platform can't do has a row with `refused`, the reason.
+        `floor_us` and the like are those of `propose_floor`; `ratio` is `device_us` over it. Rows of trees have
+        neither. A lowering that the platform can't do has a row with `refused`, the reason.
     """
-    length = _length(case)
-    heads: dict[Weights, RandomHead] = {
-        stored: random_head(shape_named(case.shape), platform.device, dtype, length, case.tensor_parallel, stored)
-        for stored in dict.fromkeys(("plain", case.weights))
-    }
-    head = heads["plain"]
+    shape, ranks = shape_named(case.shape), case.tensor_parallel
+    head = random_head(shape, platform.device, dtype, _length(case), ranks, case.weights)
+    cached = cache_dtype(case.kv_cache_dtype, head.dtype)
     attention = choose_attention("auto", platform, head.attention_layers, head.dtype).backend
     batch = propose_batch(head, case, platform.device, attention.preferred_block_size)
+    key = dispatch_key_of(platform.device)
+    ways: list[tuple[str, LoweringChoice, Callable[[], AbstractContextManager[None]]]]
+    ways = [(lowering, lowering, nullcontext) for lowering in case.lowerings]
+    if case.torch_ops and "eager" in case.lowerings and has_implementations(key):
+        ways.insert(0, ("eager, torch ops", "eager", lambda: plain_torch(key)))
     prepared: list[_Prepared] = []
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():
-        for way in _ways(platform, case):
+        for name, lowering, ops in ways:
+            row = {field: getattr(case, field) for field in ("shape", "requests", "k", "context")} | {"lowering": name}
             try:
-                drafter = _drafter(platform, heads[way.weights], case, way, length, attention)
+                drafter = _drafter(platform, head, case, lowering, attention, cached)
             except UnsupportedError as error:
-                rows.append(_names(case, way) | {"refused": str(error)})
+                rows.append(row | {"refused": str(error)})
                 continue
-            with way.ops():
-                prepared.append(_prepare(platform, case, way, drafter, batch))
+            with ops():
+                prepared.append(_prepare(platform, case, drafter, batch, ops, row))
         for ready in in_turns(prepared, case.repeats):
-            with ready.way.ops():
+            with ready.ops():
                 ready.times["device_us"] += device_time(platform, ready.call, repeats=1, warmup=1)
                 ready.times["host_us"] += host_time(platform, ready.call, repeats=1, warmup=0)
                 ready.times["propose_device_us"] += device_time(platform, ready.propose, repeats=1, warmup=1)
                 ready.times["propose_host_us"] += host_time(platform, ready.propose, repeats=1, warmup=0)
+        floor: dict[str, float] = {}
+        if rates is not None and case.tree is None:
+            floor = propose_floor(head, case.requests, case.k, case.context, rates, cached)
         for ready in prepared:
-            rows.append(ready.row | _times(heads[ready.way.weights], case, ready, rates))
+            times = {name: statistics.median(each) for name, each in ready.times.items()}
+            row = ready.row | {name: round(time, 1) for name, time in times.items()} | floor
+            rows.append(row | ({"ratio": round(times["device_us"] / floor["floor_us"], 3)} if floor else {}))
             ready.drafter.close()
     return rows
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """A lowering, and the implementation of its ops."""
-
-    name: str
-    lowering: LoweringChoice
-    sampled: bool = False
-    weights: Weights = "plain"
-    kv_cache_dtype: KVCacheDtype = "auto"
-    tree: DraftTree | None = None
-    ops: Callable[[], AbstractContextManager[None]] = nullcontext
-    """A context that every call runs in."""
-
-
-def _ways(platform: Platform, case: BenchCase) -> list[_Way]:
-    ways = [_Way(lowering, lowering) for lowering in case.lowerings]
-    key = dispatch_key_of(platform.device)
-    if case.torch_ops and "eager" in case.lowerings and has_implementations(key):
-        ways.insert(0, _Way("eager, torch ops", "eager", ops=lambda: plain_torch(key)))
-    trees = [replace(way, tree=case.tree) for way in ways] if case.tree is not None else []
-    stored = [replace(way, weights=case.weights) for way in ways] if case.weights != "plain" else []
-    if case.kv_cache_dtype != "auto":
-        stored += [replace(way, kv_cache_dtype=case.kv_cache_dtype) for way in ways + stored]
-    return ways + ([replace(way, sampled=True) for way in ways] if case.sampled else []) + stored + trees
 
 
 @dataclass(slots=True)
 class _Prepared:
     """A captured drafter with the batch in its buffers, and its times."""
 
-    way: _Way
     drafter: Drafter
-    call: Callable[[], None]
+    ops: Callable[[], AbstractContextManager[None]]
+    """A context that every call runs in: the implementation of the ops."""
+    call: Callable[[], Any]
     """The draft loop over the batch that is in the buffers."""
     propose: Callable[[], Any]
     """The same, with the batch handed over and the draft tokens copied out."""
@@ -146,79 +125,53 @@ def _drafter(
     platform: Platform,
     head: RandomHead,
     case: BenchCase,
-    way: _Way,
-    length: int,
+    lowering: LoweringChoice,
     attention: AttentionBackend,
+    cached: torch.dtype,
 ) -> Drafter:
     config = DraftConfig(
         num_speculative_tokens=case.k,
         max_num_requests=case.requests,
-        max_model_len=length,
+        max_model_len=_length(case),
         block_size=attention.preferred_block_size,
         capture_sizes=[case.requests],
-        decode=way.lowering,
-        sampled=way.sampled,
-        tree=way.tree,
+        decode=lowering,
+        sampled=case.sampled,
+        tree=case.tree,
     )
-    drafter = lone_drafter(platform, head, config, attention, cache_dtype(way.kv_cache_dtype, head.dtype))
+    drafter = lone_drafter(platform, head, config, attention, cached)
     for cache in drafter.caches:
         for part in cache:
             part.copy_(torch.randn(part.shape, device=platform.device))
     return drafter
 
 
-def _prepare(platform: Platform, case: BenchCase, way: _Way, drafter: Drafter, batch: ProposeBatch) -> _Prepared:
-    reserved = platform.memory().reserved
-    start = time.perf_counter()
+def _prepare(
+    platform: Platform,
+    case: BenchCase,
+    drafter: Drafter,
+    batch: ProposeBatch,
+    ops: Callable[[], AbstractContextManager[None]],
+    row: dict[str, Any],
+) -> _Prepared:
     drafter.capture()
-    platform.synchronize()
-    capture_seconds = time.perf_counter() - start
     inputs = drafter.inputs(case.requests)
     counts, starts = _host_numbers(case)
 
-    def propose(copied: ProposeBatch = batch, num_sampled: list[int] | None = counts) -> None:
-        drafter.propose(copied, host_start_positions=starts, host_num_sampled=num_sampled)
+    def propose(num_sampled: list[int] | None = counts) -> Any:
+        return drafter.propose(batch, host_start_positions=starts, host_num_sampled=num_sampled)
 
-    def call() -> None:
-        drafter.propose(inputs, host_start_positions=starts, host_num_sampled=counts, copy=False)
+    def call() -> Any:
+        return drafter.propose(inputs, host_start_positions=starts, host_num_sampled=counts, copy=False)
 
     propose()  # leaves the batch in the drafter's memory
     before = drafter.launches["propose"]
     call()
-    row = _names(case, way) | {
-        "launches": drafter.launches["propose"] - before,
-        "syncs": count_host_reads(call),
-        "capture_seconds": round(capture_seconds, 3),
-        "graphs": drafter.graphs.graph_count if drafter.graphs else 0,
-        "graph_memory_bytes": platform.memory().reserved - reserved,
-    }
+    row |= {"launches": drafter.launches["propose"] - before, "syncs": count_host_reads(call)}
     # Without the counts, as an engine that does not wait for its round hands it over.
     if issued := count_issued(platform, lambda: propose(num_sampled=None)):
         row["issued"] = issued
-    return _Prepared(way, drafter, call, propose, row)
-
-
-def _times(head: RandomHead, case: BenchCase, ready: _Prepared, rates: DeviceRates | None) -> dict[str, Any]:
-    times = {name: round(statistics.median(each), 1) for name, each in ready.times.items()}
-    if rates is None or ready.way.tree is not None:
-        return times
-    cached = cache_dtype(ready.way.kv_cache_dtype, head.dtype)
-    floor = propose_floor(head, case.requests, case.k, case.context, rates, cached)
-    return times | floor | {"ratio": round(statistics.median(ready.times["device_us"]) / floor["floor_us"], 3)}
-
-
-def _names(case: BenchCase, way: _Way) -> dict[str, Any]:
-    return {
-        "shape": case.shape,
-        "requests": case.requests,
-        "k": case.k,
-        "context": case.context,
-        "lowering": way.name,
-        "sampled": way.sampled,
-        **({} if way.weights == "plain" else {"weights": way.weights}),
-        **({} if way.kv_cache_dtype == "auto" else {"kv_cache_dtype": way.kv_cache_dtype}),
-        **({} if way.tree is None else {"tree": str(way.tree)}),
-    }
+    return _Prepared(drafter, ops, call, propose, row)
 
 
 def propose_batch(head: RandomHead, case: BenchCase, device: torch.device, block_size: int) -> ProposeBatch:

@@ -124,17 +124,15 @@ def test_shells_complete_commands_and_options(shell, words, wanted):
 
 
 def test_bench():
-    options = ("--requests", 2, "-k", 2, "--repeats", 2, "--no-decoding", "--sampled", "--json", "-")
+    options = ("--requests", 2, "-k", 2, "--repeats", 2, "--sampled", "--json", "-")
     run = specgraph("bench", *options)
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)
     assert {"platform", "device", "versions", "rows"} <= report.keys()
-    assert [(row["lowering"], row["sampled"]) for row in report["rows"]] == [
-        (lowering, sampled) for sampled in (False, True) for lowering in ("eager", "step", "merged")
-    ]
+    assert [row["lowering"] for row in report["rows"]] == ["eager", "step", "merged"]
     for row in report["rows"]:
         assert {"shape", "requests", "k", "context", "device_us", "host_us", "launches", "syncs"} <= row.keys()
-    assert [row["launches"] for row in report["rows"]] == [0, 2, 1] * 2
+    assert [row["launches"] for row in report["rows"]] == [0, 2, 1]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from specgraph.cli.load import choose_threads
 from specgraph.cli.prompts import Prompt, read_prompts
-from specgraph.cli.waiting import doing, waiting
+from specgraph.cli.waiting import waiting
 from specgraph.device.cpu import CpuPlatform
 from specgraph.engine import chat_template
 from specgraph.engine.load import load_generator, shipped_pair
@@ -240,15 +240,6 @@ def test_captures_are_counted_and_a_terminal_shows_them():
     assert count == 4  # a prefill pass of each model, a verify, a propose
     assert "loading" in screen.getvalue()
     assert f"capturing {count}/{count}" in screen.getvalue()
-
-
-def test_what_a_bench_is_at_is_shown_on_a_terminal_only():
-    screens = [io.StringIO(), io.StringIO()]
-    for screen, terminal in zip(screens, (True, False), strict=True):
-        with doing(Console(file=screen, force_terminal=terminal)) as now:
-            now("propose: 4 requests")
-    assert "propose: 4 requests" in screens[0].getvalue()
-    assert screens[1].getvalue() == ""
 
 
 def test_waiting_is_quiet_when_piped():

@@ -94,13 +94,9 @@ def shown(call, width: int, look: str, *arguments) -> str:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("more", [{}, {"sampled": True}, {"tree": "5, 4, 16"}], ids=str)
-def test_tables_of_bench_cut_no_figure(more, width):
+def test_tables_of_bench_cut_no_figure(width):
     """Rows as an H200 gave them, with all the columns that a GPU adds."""
     rows = json.loads((RESULTS / "h200-eagle3-llama3-8b.json").read_text())["rows"]
-    if more:
-        merged = [row for row in rows if row["lowering"] == "merged"]
-        rows = merged + [row | more for row in merged]
     columns = show_bench.__globals__["_TABLE"]
     text = shown(show_bench, width, "piped", "propose on a device", rows, columns)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width

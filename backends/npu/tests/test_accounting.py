@@ -51,7 +51,7 @@ def test_bench_shows_what_a_propose_issues(npu, runtime, all_limits, tmp_path):
     assert npu.capabilities.notes["fused KV write"]  # an op of the device's own: eager is also timed with torch's ops
     path = tmp_path / "bench.json"
     options = ["--shape", "eagle3-tiny-128", "--requests", "2", "-k", "3", "--context", "40"]
-    options += ["--lowerings", "eager,piecewise,step,merged", "--repeats", "1", "--no-decoding", "--json", str(path)]
+    options += ["--lowerings", "eager,piecewise,step,merged", "--repeats", "1", "--json", str(path)]
     done = CliRunner().invoke(app, ["bench", "--platform", "npu", *options], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     assert "issued per propose" in done.output
