@@ -69,7 +69,7 @@ def run_target(target: Any, token_ids: Sequence[int]) -> Pass:
 
 def run_eagle(head: Any, target_hidden: Tensor, following: Sequence[int]) -> Pass:
     """The EAGLE head over rows 0 to n - 1: row i takes the target's hidden state of i and the token after it."""
-    rows = torch.cat([head.tensors.embed_tokens[list(following)], target_hidden], dim=-1) @ head.tensors.fc.matrix.T
+    rows = torch.cat([head.embed_tokens[list(following)], target_hidden], dim=-1) @ head.fc.matrix.T
     return run_layers(rows, head.layers)
 
 
@@ -88,7 +88,7 @@ def short_of_best(target: Any, head: Any, prompt: Sequence[int], drafted: Sequen
     hidden, following, out = prompt_rows(target, head, prompt)
     short: list[float] = []
     for token in drafted:
-        logits = out.hidden[-1] @ head.tensors.lm_head.T
+        logits = out.hidden[-1] @ head.lm_head.T
         short.append(float(logits.max() - logits[token]))
         hidden, following = torch.cat([hidden, out.hidden[-1:]]), [*following, token]
         out = run_eagle(head, hidden, following)

@@ -76,12 +76,9 @@ def split_eagle(seed: int, device: torch.device, ranks: TensorParallel) -> Eagle
     """This rank's part of `make_head("eagle")`."""
     whole = make_head("eagle", seed, device)
     assert isinstance(whole, EagleHead)
-    tensors = replace(
-        whole.tensors,
-        embed_tokens=_rows(whole.tensors.embed_tokens, ranks),
-        lm_head=_rows(whole.tensors.lm_head, ranks),
-    )
-    return EagleHead(whole.sizes.split(ranks), tensors, [_layer(layer, ranks) for layer in whole.layers])
+    layers = [_layer(layer, ranks) for layer in whole.layers]
+    embed, head = _rows(whole.embed_tokens, ranks), _rows(whole.lm_head, ranks)
+    return EagleHead(whole.sizes.split(ranks), embed, whole.fc, layers, head)
 
 
 def _rows(matrix: Tensor, ranks: TensorParallel) -> Tensor:

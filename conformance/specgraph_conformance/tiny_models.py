@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from specgraph.models.config import ModelConfig
-from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
+from specgraph.models.decoder import AuxWeights
+from specgraph.models.dflash import DFlashHead
 from specgraph.models.draft_model import DraftModelHead
-from specgraph.models.eagle import EagleHead, EagleWeights
-from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights, PEagleHead
+from specgraph.models.eagle import EagleHead
+from specgraph.models.eagle3 import Eagle3Head, PEagleHead
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
@@ -137,32 +138,34 @@ def _cached_head(kind: str, seed: int, *places: Any) -> Head:
 def _eagle(draw: Draw) -> DraftHead:
     embed, lm_head = _vocabulary(draw(0))
     w = draw(2)
-    tensors = EagleWeights(embed_tokens=embed, fc=_fuse(w), lm_head=lm_head)
-    return EagleHead(w.config, tensors, [_layer(w, HIDDEN, gain=0.8)])
+    return EagleHead(w.config, embed, _fuse(w), [_layer(w, HIDDEN, gain=0.8)], lm_head)
 
 
 def _eagle3(draw: Draw) -> Eagle3Head:
-    return Eagle3Head(*_eagle3_parts(draw, 3), [_layer(draw(7), 2 * HIDDEN, gain=1.5)])
+    sizes, tensors = _eagle3_parts(draw, 3)
+    return Eagle3Head(sizes, tensors, [_layer(draw(7), 2 * HIDDEN, gain=1.5)], AUX_LAYERS)
 
 
 def _eagle3_norm_output(draw: Draw) -> Eagle3Head:
     head, w = _eagle3(draw), draw(9)
     tensors = replace(head.tensors, norm=w.place(1 + 0.5 * torch.randn(HIDDEN, generator=w.generator)))
-    return Eagle3Head(replace(head.config, norm_output=True), tensors, head.layers)
+    return Eagle3Head(head.sizes, tensors, head.layers, AUX_LAYERS, norm_output=True)
 
 
 def _peagle(draw: Draw) -> PEagleHead:
     w = draw(8)
     layers = [_layer(w, 2 * HIDDEN, gain=1.5), _layer(w, HIDDEN, gain=1.5)]
-    return PEagleHead(*_eagle3_parts(draw, 3), layers, VOCAB - 1, w.random(len(AUX_LAYERS) * HIDDEN))
+    sizes, tensors = _eagle3_parts(draw, 3)
+    hidden = w.random(len(AUX_LAYERS) * HIDDEN)
+    return PEagleHead(sizes, tensors, layers, AUX_LAYERS, mask_token_id=VOCAB - 1, mask_hidden=hidden)
 
 
-def _eagle3_parts(draw: Draw, seed: int) -> tuple[Eagle3Config, Eagle3Weights]:
+def _eagle3_parts(draw: Draw, seed: int) -> tuple[ModelConfig, AuxWeights]:
     embed, _ = _vocabulary(draw(0))
     w = draw(seed)
     draft_vocab = VOCAB // 2
     ids = torch.randperm(VOCAB, generator=w.generator)[:draft_vocab].sort().values
-    tensors = Eagle3Weights(
+    tensors = AuxWeights(
         embed_tokens=embed,
         hidden_norm=w.place(torch.ones(HIDDEN)),
         norm=w.place(torch.ones(HIDDEN)),
@@ -170,7 +173,7 @@ def _eagle3_parts(draw: Draw, seed: int) -> tuple[Eagle3Config, Eagle3Weights]:
         fc=w.weight(HIDDEN, len(AUX_LAYERS) * HIDDEN, scale=(len(AUX_LAYERS) * HIDDEN) ** -0.5),
         draft_to_target=(ids - torch.arange(draft_vocab)).to(w.device),
     )
-    return Eagle3Config(w.config, HIDDEN, draft_vocab, AUX_LAYERS), tensors
+    return w.config, tensors
 
 
 def _mtp(draw: Draw, num_modules: int = 1) -> MtpHead:
@@ -187,16 +190,15 @@ def _mtp(draw: Draw, num_modules: int = 1) -> MtpHead:
 def _dflash(draw: Draw) -> DFlashHead:
     embed, _ = _vocabulary(draw(0))
     w = draw(5)
-    tensors = DFlashWeights(
+    tensors = AuxWeights(
         embed_tokens=embed,
         fc=w.weight(HIDDEN, 2 * HIDDEN, scale=(2 * HIDDEN) ** -0.5),
         hidden_norm=w.place(torch.ones(HIDDEN)),
         norm=w.place(torch.ones(HIDDEN)),
         lm_head=w.random(VOCAB, HIDDEN, scale=0.3),
-        draft_to_target=None,
     )
-    config = DFlashConfig(w.config, HIDDEN, VOCAB, (0, 2), block_size=1 + MODULES, mask_token_id=VOCAB - 1)
-    return DFlashHead(config, tensors, [_layer(w, HIDDEN, gain=4) for _ in range(2)])
+    layers = [_layer(w, HIDDEN, gain=4) for _ in range(2)]
+    return DFlashHead(w.config, tensors, layers, (0, 2), block_size=1 + MODULES, mask_token_id=VOCAB - 1)
 
 
 def _draft_model(draw: Draw, gain: float = 0.8) -> DraftModelHead:

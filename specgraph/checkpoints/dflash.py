@@ -9,12 +9,13 @@ from specgraph.checkpoints.drafter import DrafterFolder
 from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.checkpoints.model_config import require_full_attention
-from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
+from specgraph.models.decoder import AuxWeights
+from specgraph.models.dflash import DFlashHead
 
 
-def dflash_config(opened: DrafterFolder) -> DFlashConfig:
-    """Read the authors' config.json (`dflash_config`, decoder keys beside it) or that of speculators."""
-    head, layers, target = opened.head, opened.layers, opened.target
+def load_dflash(opened: DrafterFolder) -> DFlashHead:
+    """Read a head: the authors' config.json (`dflash_config`, decoder keys beside it), or that of speculators."""
+    folder, head, layers, target = opened.checkpoint, opened.head, opened.layers, opened.target
     authors = head.section("dflash_config")
     if head.has("dflash_config"):
         aux_layers = _outputs_of(authors, target.num_layers)
@@ -24,17 +25,29 @@ def dflash_config(opened: DrafterFolder) -> DFlashConfig:
     head.require({"sample_from_anchor": False, "num_target_layers": target.num_layers})
     authors.require({"use_aux_hidden_state": True, "causal": False})
     layers.require({"is_causal": False})
-    model = opened.decoder_config("qwen3", absent_keys=True)
-    if any(model.sliding) and not _never_causal(head, layers, authors):
+    sizes = opened.decoder_config("qwen3", absent_keys=True)
+    if any(sizes.sliding) and not _never_causal(head, layers, authors):
         raise layers.fail(
             "layer_types", "has sliding_attention, which is causal inside a block in this format; not supported here"
         )
-    require_full_attention(model, layers.name)
-    return DFlashConfig(
-        model=model,
-        target_hidden_size=head.integer("target_hidden_size", target.hidden_size),
-        draft_vocab_size=head.integer("draft_vocab_size", model.vocab_size),
-        aux_layers=aux_layers,
+    require_full_attention(sizes, layers.name)
+    opened.check_same("hidden size", head.integer("target_hidden_size", target.hidden_size), target.hidden_size)
+    # Its attention has these norms whatever architecture the configuration names.
+    sizes = replace(sizes, qk_norm=sizes.qk_norm or "layers.0.self_attn.q_norm.weight" in folder)
+    hidden, draft_vocab_size = sizes.hidden_size, head.integer("draft_vocab_size", sizes.vocab_size)
+    weights = AuxWeights(
+        embed_tokens=opened.embedding("embed_tokens.weight", hidden),
+        fc=folder.matrix(["fc.weight"], [(hidden, len(aux_layers) * target.hidden_size)]),
+        hidden_norm=folder.weight("hidden_norm.weight", (hidden,)),
+        norm=folder.weight("norm.weight", (hidden,)),
+        lm_head=opened.lm_head("lm_head.weight", draft_vocab_size, hidden),
+        draft_to_target=opened.draft_to_target(draft_vocab_size),
+    )
+    return DFlashHead(
+        sizes,
+        weights,
+        [load_decoder_layer(folder, f"layers.{i}", sizes) for i in range(sizes.num_layers)],
+        aux_layers,
         block_size=(authors if authors.has("block_size") else head).integer("block_size"),
         mask_token_id=opened.mask_token(authors if authors.has("mask_token_id") else head, "mask_token_id"),
     )
@@ -63,23 +76,3 @@ def _outputs_of(authors: ConfigSource, num_layers: int) -> tuple[int, ...]:
         problem = f"is {shown(list(listed))}; it should list layers of the target, 0 to {last}"
         raise authors.fail("target_layer_ids", problem)
     return tuple(i + 2 if i == last else i + 1 for i in listed)
-
-
-def load_dflash(opened: DrafterFolder) -> DFlashHead:
-    """Read a head."""
-    folder, config = opened.checkpoint, dflash_config(opened)
-    # Its attention has these norms whatever architecture the configuration names.
-    model = replace(config.model, qk_norm=config.model.qk_norm or "layers.0.self_attn.q_norm.weight" in folder)
-    hidden = model.hidden_size
-    opened.check_same("hidden size", config.target_hidden_size, opened.target.hidden_size)
-    fc = folder.matrix(["fc.weight"], [(hidden, len(config.aux_layers) * config.target_hidden_size)])
-    weights = DFlashWeights(
-        embed_tokens=opened.embedding("embed_tokens.weight", hidden),
-        fc=fc,
-        hidden_norm=folder.weight("hidden_norm.weight", (hidden,)),
-        norm=folder.weight("norm.weight", (hidden,)),
-        lm_head=opened.lm_head("lm_head.weight", config.draft_vocab_size, hidden),
-        draft_to_target=opened.draft_to_target(config.draft_vocab_size),
-    )
-    layers = [load_decoder_layer(folder, f"layers.{i}", model) for i in range(model.num_layers)]
-    return DFlashHead(replace(config, model=model), weights, layers)

@@ -6,7 +6,7 @@ import re
 
 from specgraph.checkpoints.drafter import DrafterFolder
 from specgraph.checkpoints.llama import load_decoder_layer
-from specgraph.models.eagle import EagleHead, EagleWeights
+from specgraph.models.eagle import EagleHead
 
 
 def load_eagle(opened: DrafterFolder) -> EagleHead:
@@ -22,11 +22,12 @@ def load_eagle(opened: DrafterFolder) -> EagleHead:
     if "transformer.mlp.down_proj.weight" in folder:
         names = ["transformer"]
     fusing = folder.matrix([f"{fc}.weight"], [(hidden, 2 * hidden)])
-    weights = EagleWeights(
-        embed_tokens=opened.embedding("embed_tokens.weight", hidden),
-        fc=fusing._replace(bias=folder.optional_weight(f"{fc}.bias", (hidden,))),
-        lm_head=opened.lm_head("lm_head.weight", config.vocab_size, hidden),
-    )
+    fusing = fusing._replace(bias=folder.optional_weight(f"{fc}.bias", (hidden,)))
     folder.ignore({rf"{re.escape(names[0])}\.input_layernorm\.weight": "the first layer's input norm is the identity"})
-    loaded = [load_decoder_layer(folder, name, config, input_norm=i > 0) for i, name in enumerate(names)]
-    return EagleHead(config, weights, loaded)
+    return EagleHead(
+        config,
+        opened.embedding("embed_tokens.weight", hidden),
+        fusing,
+        [load_decoder_layer(folder, name, config, input_norm=i > 0) for i, name in enumerate(names)],
+        opened.lm_head("lm_head.weight", config.vocab_size, hidden),
+    )

@@ -6,7 +6,9 @@ from __future__ import annotations
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.drafter import DrafterFolder
 from specgraph.checkpoints.llama import load_decoder_layer
-from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights, PEagleHead
+from specgraph.models.config import ModelConfig
+from specgraph.models.decoder import AuxWeights
+from specgraph.models.eagle3 import Eagle3Head, PEagleHead
 from specgraph.models.layers import DecoderLayer
 
 EAGLE_CONFIG = {
@@ -20,56 +22,24 @@ EAGLE_CONFIG = {
 """Keys of `eagle_config` that change the computation, with the only value that this head has."""
 
 
-def aux_layers_listed(listed: tuple[int, ...] | None, num_layers: int, from_speculators: bool) -> tuple[int, ...]:
+def _aux_layers_listed(listed: tuple[int, ...] | None, num_layers: int, from_speculators: bool) -> tuple[int, ...]:
     """Return the aux layers of a head that lists these `eagle_aux_hidden_state_layer_ids`.
 
     One that lists none takes the inputs of an early, the middle and a late layer. Two ways of counting are in use in
     the authors' layout, and no key says which. SpecForge lists layers whose *output* was taken, by default 1, n / 2 - 1
     and n - 4 (its pull request 239); others, vLLM among them, list layers whose *input* was taken. The output of layer
     i is the input of layer i + 1, so SpecForge's default names the same states, one less each. It is recognised as a
-    whole. SGLang goes by the first id (its pull request 25454; in 32334 a list that begins with 24 means inputs).
+    whole. SGLang goes by the first id (its pull request 25454; in 32334 a list that begins with 24 means inputs). In
+    the format of speculators the ids are vLLM's.
     """
     inputs = (2, num_layers // 2, num_layers - 3)
     outputs = tuple(layer - 1 for layer in inputs)
     return inputs if listed is None or (listed == outputs and not from_speculators) else listed
 
 
-def eagle3_config(opened: DrafterFolder) -> Eagle3Config:
-    """Read how a head uses the target, and the decoder's sizes.
-
-    In the format of speculators layer ids are vLLM's, and a `norm_before_residual` that is left out means true, as the
-    engines that serve such heads read it.
-    """
-    source, target, from_speculators = opened.head, opened.target, opened.from_speculators
-    eagle = source.section("eagle_config")
-    eagle.require(EAGLE_CONFIG)
-    eagle.taken.add("parallel_draft_heads_num_layers")  # of the heads that a parallel_draft_step above 1 would have
-    source.taken.update(("bias", "fusion_bias", "num_eagle_features", "target_model_type"))  # for tools
-    model = opened.decoder_config("llama")
-    aux_layers: tuple[int, ...] = ()
-    if eagle.boolean("use_aux_hidden_state", True):
-        holder = eagle if eagle.has("eagle_aux_hidden_state_layer_ids") else source
-        listed = holder.integers("eagle_aux_hidden_state_layer_ids")
-        aux_layers = aux_layers_listed(listed, target.num_layers, from_speculators)
-        opened.check_aux_layers(aux_layers)
-    return Eagle3Config(
-        model=model,
-        target_hidden_size=source.integer("target_hidden_size", target.hidden_size),
-        draft_vocab_size=source.integer("draft_vocab_size", model.vocab_size),
-        aux_layers=aux_layers,
-        norm_before_residual=_either(source, "norm_before_residual", from_speculators),
-        norm_output=_either(source, "norm_output", False),
-    )
-
-
-def _either(source: ConfigSource, key: str, default: bool) -> bool:
-    """Return a switch at the top level or in `eagle_config`; both are in use."""
-    return source.boolean(key, source.section("eagle_config").boolean(key, default))
-
-
 def load_eagle3(opened: DrafterFolder) -> Eagle3Head:
     """Read a head whose first layer is `midlayer.*` (the authors' name) or `layers.0.*`."""
-    return Eagle3Head(*_read(opened))
+    return Eagle3Head(*_parts(opened), **_switches(opened))
 
 
 def load_peagle(opened: DrafterFolder) -> PEagleHead:
@@ -79,48 +49,84 @@ def load_peagle(opened: DrafterFolder) -> PEagleHead:
     source.taken.add("num_depths")  # of its training
     key = "mask_token_id" if source.has("mask_token_id") else "ptd_token_id"
     mask_token_id = opened.mask_token(source, key)
-    config, weights, layers = _read(opened)
-    size = max(1, len(config.aux_layers)) * config.target_hidden_size
+    sizes, weights, layers, aux_layers = _parts(opened)
+    size = max(1, len(aux_layers)) * opened.target.hidden_size
     name = "model.mask_hidden" if "model.mask_hidden" in folder else "mask_hidden"
     given = folder.tensors[name].shape if name in folder else ()
     shape = given if given in ((1, size), (1, 1, size)) else (size,)  # all three are in use
-    return PEagleHead(config, weights, layers, mask_token_id, folder.weight(name, shape).view(size))
+    mask_hidden = folder.weight(name, shape).view(size)
+    return PEagleHead(
+        sizes, weights, layers, aux_layers, mask_token_id=mask_token_id, mask_hidden=mask_hidden, **_switches(opened)
+    )
 
 
-def _read(opened: DrafterFolder) -> tuple[Eagle3Config, Eagle3Weights, list[DecoderLayer]]:
-    folder, source = opened.checkpoint, opened.head
-    config = eagle3_config(opened)
-    model = config.model
-    hidden, target_hidden = model.hidden_size, config.target_hidden_size
-    opened.check_same("hidden size", target_hidden, opened.target.hidden_size)
+def _switches(opened: DrafterFolder) -> dict[str, bool]:
+    """Read where a head normalises.
+
+    In the format of speculators a `norm_before_residual` that is left out means true, as the engines that serve such
+    heads read it.
+    """
+    return {
+        "norm_before_residual": _either(opened.head, "norm_before_residual", opened.from_speculators),
+        "norm_output": _either(opened.head, "norm_output", False),
+    }
+
+
+def _either(source: ConfigSource, key: str, default: bool) -> bool:
+    """Return a switch at the top level or in `eagle_config`; both are in use."""
+    return source.boolean(key, source.section("eagle_config").boolean(key, default))
+
+
+def _aux_layers(opened: DrafterFolder) -> tuple[int, ...]:
+    """Read which states of the target a head takes; none for the final hidden state alone."""
+    source, target = opened.head, opened.target
+    eagle = source.section("eagle_config")
+    eagle.require(EAGLE_CONFIG)
+    eagle.taken.add("parallel_draft_heads_num_layers")  # of the heads that a parallel_draft_step above 1 would have
+    if not eagle.boolean("use_aux_hidden_state", True):
+        return ()
+    holder = eagle if eagle.has("eagle_aux_hidden_state_layer_ids") else source
+    listed = holder.integers("eagle_aux_hidden_state_layer_ids")
+    aux_layers = _aux_layers_listed(listed, target.num_layers, opened.from_speculators)
+    opened.check_aux_layers(aux_layers)
+    return aux_layers
+
+
+def _parts(opened: DrafterFolder) -> tuple[ModelConfig, AuxWeights, list[DecoderLayer], tuple[int, ...]]:
+    """Read the sizes, the tensors, the layers and the aux layers of a head."""
+    folder, source, target_hidden = opened.checkpoint, opened.head, opened.target.hidden_size
+    source.taken.update(("bias", "fusion_bias", "num_eagle_features", "target_model_type"))  # for tools
+    sizes, aux_layers = opened.decoder_config("llama"), _aux_layers(opened)
+    opened.check_same("hidden size", source.integer("target_hidden_size", target_hidden), target_hidden)
+    hidden, draft_vocab_size = sizes.hidden_size, source.integer("draft_vocab_size", sizes.vocab_size)
     prefix = "model." if "model.norm.weight" in folder else ""
-    layer_names = [f"{prefix}layers.{i}" for i in range(model.num_layers)]
+    layer_names = [f"{prefix}layers.{i}" for i in range(sizes.num_layers)]
     if f"{prefix}midlayer.mlp.down_proj.weight" in folder:
         layer_names[0] = f"{prefix}midlayer"
     layers = [
-        load_decoder_layer(folder, name, model, input_size=2 * hidden if i == 0 else None)
+        load_decoder_layer(folder, name, sizes, input_size=2 * hidden if i == 0 else None)
         for i, name in enumerate(layer_names)
     ]
-    aux_size = max(1, len(config.aux_layers)) * target_hidden
+    aux_size = max(1, len(aux_layers)) * target_hidden
     fc = None
-    if config.aux_layers or hidden != target_hidden or f"{prefix}fc.weight" in folder:
+    if aux_layers or hidden != target_hidden or f"{prefix}fc.weight" in folder:
         fc = folder.matrix([f"{prefix}fc.weight"], [(hidden, aux_size)])
         fc = fc._replace(bias=folder.optional_weight(f"{prefix}fc.bias", (hidden,)))
     input_norm = None
     if _either(source, "norm_before_fc", False):
         input_norm = folder.weight(f"{prefix}input_norm.weight", (aux_size,))
-    aux_norms = len(config.aux_layers) if _either(source, "fc_norm", False) else 0
+    aux_norms = len(aux_layers) if _either(source, "fc_norm", False) else 0
     # hidden_norm is part of the first layer in the authors' folders; older ones have it at the top level.
     norm = f"{layer_names[0]}.hidden_norm.weight"
     lm_head = "lm_head.weight" if "lm_head.weight" in folder else f"{prefix}lm_head.weight"
-    weights = Eagle3Weights(
+    weights = AuxWeights(
         embed_tokens=opened.embedding(f"{prefix}embed_tokens.weight", hidden),
+        fc=fc,
         hidden_norm=folder.weight(norm if norm in folder else f"{prefix}hidden_norm.weight", (hidden,)),
         norm=folder.weight(f"{prefix}norm.weight", (hidden,)),
-        lm_head=opened.lm_head(lm_head, config.draft_vocab_size, hidden),
-        fc=fc,
+        lm_head=opened.lm_head(lm_head, draft_vocab_size, hidden),
+        draft_to_target=opened.draft_to_target(draft_vocab_size),
         input_norm=input_norm,
         fc_norms=tuple(folder.weight(f"{prefix}fc_norm.{i}.weight", (target_hidden,)) for i in range(aux_norms)),
-        draft_to_target=opened.draft_to_target(config.draft_vocab_size),
     )
-    return config, weights, layers
+    return sizes, weights, layers, aux_layers

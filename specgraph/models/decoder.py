@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.config import ModelConfig
-from specgraph.models.layers import DecoderLayer, decoder_blocks
+from specgraph.models.layers import DecoderLayer, decoder_blocks, rms_norm
 from specgraph.models.protocol import OutputProjection
 from specgraph.models.rotary import rotary_table
 from specgraph.models.split import table_rows, whole_logits
@@ -110,26 +110,127 @@ class DecoderModel:
         return named
 
 
-def pair_linear(
-    model: DecoderModel, token_ids: Tensor, hidden: Tensor, given: PairInput, weight: Weight, pair: Tensor | None
-) -> Tensor:
-    """Run the first linear of a head that takes the embedding of a token and a hidden state.
+class DraftDecoder(DecoderModel):
+    """A draft head of decoder layers. The target's final hidden state is its input where nothing else is said."""
 
-    Args:
-        token_ids: int64 [T].
-        hidden: [T, hidden_size].
-        given: the input that the linear takes; its table is the model's embedding.
-        pair: that input, where the op that picked the tokens made it.
-    """
-    if pair is not None:
-        return ops.norm_linear(pair, None, weight)
-    ids, table = table_rows(token_ids, given.table, model.tensor_parallel, model.sizes.vocab_size)
-    return ops.pair_linear(ids, hidden, given._replace(table=table), weight)
+    def __init__(
+        self,
+        sizes: ModelConfig,
+        embed_tokens: Tensor,
+        layers: Sequence[DecoderLayer],
+        lm_head: Tensor,
+        *,
+        aux_layers: Sequence[int] = (),
+        aux_size: int | None = None,
+        draft_to_target: Tensor | None = None,
+        output_norm: Tensor | None = None,
+        causal: bool = True,
+    ) -> None:
+        """
+        Args:
+            sizes, embed_tokens, layers, lm_head, output_norm, causal: as in `DecoderModel`; `sizes.vocab_size` is the
+                target's.
+            aux_layers, aux_size: see `Head`; the size is hidden_size by default.
+            draft_to_target: int64 [draft_vocab_size], offsets; None: the draft vocabulary is the target's.
+        """
+        super().__init__(sizes, embed_tokens, layers, lm_head, output_norm=output_norm, causal=causal)
+        self.aux_layers, self.aux_size = tuple(aux_layers), aux_size or sizes.hidden_size
+        self.draft_to_target = draft_to_target
+        self.draft_vocab_size = sizes.vocab_size if draft_to_target is None else draft_to_target.shape[0]
+        self.pair_input: PairInput | None = None
+
+    @property
+    def output_vocab_size(self) -> int:
+        """Columns of `logits`: the draft vocabulary."""
+        return self.draft_vocab_size
+
+    def combine(self, aux_hidden: Tensor) -> Tensor:
+        """[T, aux_size], unchanged."""
+        return aux_hidden
+
+    def takes_pairs(self, given: PairInput, weight: Weight) -> None:
+        """Set `pair_input`, of the first linear; not where it is FP8, or its vocabulary is split over ranks."""
+        self.pair_input = given if self.tensor_parallel.size == 1 and weight.scale is None else None
+
+    def pair_linear(
+        self, token_ids: Tensor, hidden: Tensor, given: PairInput, weight: Weight, pair: Tensor | None
+    ) -> Tensor:
+        """Run a linear that takes the embedding of a token and a hidden state.
+
+        Args:
+            token_ids: int64 [T].
+            hidden: [T, hidden_size].
+            given: the input that the linear takes; its table is the model's embedding.
+            pair: that input, where the op that picked the tokens made it.
+        """
+        if pair is not None:
+            return ops.norm_linear(pair, None, weight)
+        ids, table = table_rows(token_ids, given.table, self.tensor_parallel, self.sizes.vocab_size)
+        return ops.pair_linear(ids, hidden, given._replace(table=table), weight)
 
 
-def if_plain(model: DecoderModel, given: PairInput, weight: Weight) -> PairInput | None:
-    """Return a `Head.pair_input`; None where the first linear is FP8, or its vocabulary is split over ranks."""
-    return given if model.tensor_parallel.size == 1 and weight.scale is None else None
+@dataclass(frozen=True, slots=True)
+class AuxWeights:
+    """Tensors, beside the decoder layers, of a head whose input is made of states of several target layers."""
+
+    embed_tokens: Tensor
+    """[vocab_size, hidden_size]: the target's tensor when shared."""
+    fc: Weight | None
+    """[hidden_size, aux_size]; None where the target's hidden states are taken unchanged."""
+    hidden_norm: Tensor
+    """[hidden_size]"""
+    norm: Tensor
+    """[hidden_size]"""
+    lm_head: Tensor
+    """[draft_vocab_size, hidden_size]"""
+    draft_to_target: Tensor | None = None
+    """int64 [draft_vocab_size], offsets; None when the vocabularies agree."""
+    input_norm: Tensor | None = None
+    """[aux_size]: one norm over all aux states (`norm_before_fc`)."""
+    fc_norms: tuple[Tensor, ...] = ()
+    """[target hidden_size] each: one norm for each aux state (`fc_norm`)."""
+
+
+class AuxDecoder(DraftDecoder):
+    """A draft head whose input is made of hidden states of several target layers (EAGLE-3, DFlash)."""
+
+    def __init__(
+        self,
+        sizes: ModelConfig,
+        weights: AuxWeights,
+        layers: Sequence[DecoderLayer],
+        aux_layers: Sequence[int],
+        causal: bool = True,
+    ) -> None:
+        """aux_layers: see `Head`."""
+        super().__init__(
+            sizes,
+            weights.embed_tokens,
+            layers,
+            weights.lm_head,
+            aux_layers=aux_layers,
+            aux_size=None if weights.fc is None else weights.fc.matrix.shape[1],
+            draft_to_target=weights.draft_to_target,
+            output_norm=weights.norm,
+            causal=causal,
+        )
+        self.tensors = weights
+
+    def combine(self, aux_hidden: Tensor) -> Tensor:
+        """[T, aux_size] -> [T, hidden_size]."""
+        tensors, eps = self.tensors, self.sizes.rms_norm_eps
+        if tensors.input_norm is not None:
+            aux_hidden = rms_norm(aux_hidden, tensors.input_norm, eps)
+        if tensors.fc_norms:
+            parts = aux_hidden.chunk(len(tensors.fc_norms), dim=-1)
+            aux_hidden = torch.cat(
+                [rms_norm(part, norm, eps) for part, norm in zip(parts, tensors.fc_norms, strict=True)], dim=-1
+            )
+        return aux_hidden if tensors.fc is None else ops.norm_linear(aux_hidden, None, tensors.fc)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return everything that the head reads, the vocabulary offsets too."""
+        return {**named_tensors(self.tensors), **super().weights()}
 
 
 def named_tensors(part: Any, prefix: str = "") -> dict[str, Tensor]:

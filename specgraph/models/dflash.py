@@ -8,8 +8,8 @@ logits    = lm_head(norm(block))                                     row j predi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,41 +17,11 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import Attend, Store
 from specgraph.models.config import ModelConfig
-from specgraph.models.decoder import DecoderModel, named_tensors
+from specgraph.models.decoder import AuxDecoder, AuxWeights
 from specgraph.models.layers import DecoderLayer, rms_norm
 from specgraph.models.protocol import HeadKind
 from specgraph.models.split import embedding
-from specgraph.ops.linear import PairInput, Weight
-
-
-@dataclass(frozen=True, slots=True)
-class DFlashConfig:
-    """Sizes of the decoder layers, the block, and which target states the head takes."""
-
-    model: ModelConfig
-    target_hidden_size: int
-    draft_vocab_size: int
-    aux_layers: tuple[int, ...]
-    block_size: int
-    """Rows of a block: the sampled token and K masks."""
-    mask_token_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class DFlashWeights:
-    """Tensors of a head beside its decoder layers."""
-
-    embed_tokens: Tensor
-    """[vocab_size, hidden_size]: the target's."""
-    fc: Weight
-    """[hidden_size, aux_size]"""
-    hidden_norm: Tensor
-    """[hidden_size]"""
-    norm: Tensor
-    """[hidden_size]"""
-    lm_head: Tensor
-    """[draft_vocab_size, hidden_size]"""
-    draft_to_target: Tensor | None
+from specgraph.ops.linear import Weight
 
 
 def in_one_tensor(layers: Sequence[DecoderLayer]) -> tuple[tuple[DecoderLayer, ...], Tensor | None]:
@@ -67,32 +37,29 @@ def in_one_tensor(layers: Sequence[DecoderLayer]) -> tuple[tuple[DecoderLayer, .
     return tuple(replace(layer, qkv=Weight(own)) for layer, own in zip(layers, packed.unbind(), strict=True)), packed
 
 
-class DFlashHead(DecoderModel):
+class DFlashHead(AuxDecoder):
     """A DFlash drafter. Implements `ParallelHead`."""
 
     kind: HeadKind = "parallel"
-    pair_input: PairInput | None = None
 
-    def __init__(self, config: DFlashConfig, weights: DFlashWeights, layers: Sequence[DecoderLayer]) -> None:
+    def __init__(
+        self,
+        sizes: ModelConfig,
+        weights: AuxWeights,
+        layers: Sequence[DecoderLayer],
+        aux_layers: Sequence[int],
+        *,
+        block_size: int,
+        mask_token_id: int,
+    ) -> None:
+        """block_size: rows of a block, the sampled token and K masks. The rest as in `AuxDecoder`."""
         own, self._qkv = in_one_tensor(layers)
-        super().__init__(
-            config.model, weights.embed_tokens, own, weights.lm_head, output_norm=weights.norm, causal=False
-        )
-        self.config, self.tensors = config, weights
-        self.max_speculative_tokens, self.mask_token_id = config.block_size - 1, config.mask_token_id
-        self.draft_vocab_size, self.draft_to_target = config.draft_vocab_size, weights.draft_to_target
-        self.aux_layers = config.aux_layers
-        self.aux_size = len(config.aux_layers) * config.target_hidden_size
-
-    @property
-    def output_vocab_size(self) -> int:
-        """Columns of `logits`: the draft vocabulary."""
-        return self.draft_vocab_size
+        super().__init__(sizes, weights, own, aux_layers, causal=False)
+        self.max_speculative_tokens, self.mask_token_id = block_size - 1, mask_token_id
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, aux_size] -> [T, hidden_size]."""
-        combined = ops.norm_linear(aux_hidden, None, self.tensors.fc)
-        return rms_norm(combined, self.tensors.hidden_norm, self.sizes.rms_norm_eps)
+        return rms_norm(super().combine(aux_hidden), self.tensors.hidden_norm, self.sizes.rms_norm_eps)
 
     def store_context(self, context: Tensor, store: Store) -> None:
         """context [T, hidden_size]: store each layer's keys and values of these rows."""
@@ -120,7 +87,3 @@ class DFlashHead(DecoderModel):
         x = embedding(token_ids, self.embed_tokens, self.tensor_parallel, self.sizes.vocab_size)
         # The final norm is part of `logits`, where it is fused with the projection.
         return self.run_layers(x, attend)[-1]
-
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return everything that the head reads, the vocabulary offsets too."""
-        return {**named_tensors(self.tensors), **super().weights()}

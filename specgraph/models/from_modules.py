@@ -24,9 +24,9 @@ from torch import Tensor
 
 from specgraph.errors import UnsupportedError
 from specgraph.models.config import ModelConfig
-from specgraph.models.decoder import DecoderModel
-from specgraph.models.eagle import EagleHead, EagleWeights
-from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.decoder import AuxWeights, DecoderModel
+from specgraph.models.eagle import EagleHead
+from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.layers import DecoderLayer
 from specgraph.ops.linear import Weight
 
@@ -48,33 +48,33 @@ def eagle3_head_from_module(
         module: see this file's docstring; its weights are on the device.
         draft_to_target: int64 [draft_vocab_size], a target token id minus its draft token id; None where the drafter
             has the target's vocabulary.
-        norm_before_residual: see `Eagle3Config`.
+        norm_before_residual: see `Eagle3Head`.
 
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
     """
     config, inner = module.config, module.model
-    model, draft_vocab, num_aux = config_from_module(module), int(config.draft_vocab_size), inner.num_aux_hidden_states
-    fc, fc_norms = linear_of(inner.fc), inner.fc_norm
-    weights = Eagle3Weights(
+    model, draft_vocab = config_from_module(module), int(config.draft_vocab_size)
+    if draft_to_target is None and draft_vocab != model.vocab_size:
+        raise UnsupportedError(f"{draft_vocab} draft tokens of {model.vocab_size}, and no draft_to_target says which")
+    weights = AuxWeights(
         embed_tokens=vocabulary_rows(inner.embed_tokens, model.vocab_size),
+        fc=linear_of(inner.fc),
         hidden_norm=plain(inner.layers[0].hidden_norm.weight),
         norm=plain(inner.norm.weight),
         lm_head=vocabulary_rows(module.lm_head, draft_vocab),
-        fc=fc,
-        input_norm=None if inner.input_norm is None else plain(inner.input_norm.weight),
-        fc_norms=() if fc_norms is None else tuple(plain(norm.weight) for norm in fc_norms),
         draft_to_target=None if draft_to_target is None else plain(draft_to_target),
+        input_norm=None if inner.input_norm is None else plain(inner.input_norm.weight),
+        fc_norms=() if inner.fc_norm is None else tuple(plain(norm.weight) for norm in inner.fc_norm),
     )
-    sizes = Eagle3Config(
-        model=model,
-        target_hidden_size=fc.matrix.shape[1] // num_aux,
-        draft_vocab_size=draft_vocab,
-        aux_layers=tuple(range(num_aux)),  # the engine's target hands them over; only their number matters
+    head = Eagle3Head(
+        model,
+        weights,
+        [layer_from_module(layer) for layer in inner.layers],
+        range(inner.num_aux_hidden_states),  # the engine's target hands them over; only their number matters
         norm_before_residual=norm_before_residual,
         norm_output=bool(inner.norm_output),
     )
-    head = Eagle3Head(sizes, weights, [layer_from_module(layer) for layer in inner.layers])
     set_rotary(head, inner.layers[0].self_attn)
     return head
 
@@ -86,12 +86,13 @@ def eagle_head_from_module(module: Any) -> EagleHead:
         UnsupportedError: as `eagle3_head_from_module`.
     """
     inner, model = module.model, config_from_module(module)
-    weights = EagleWeights(
-        embed_tokens=vocabulary_rows(inner.embed_tokens, model.vocab_size),
-        fc=linear_of(inner.fc),
-        lm_head=vocabulary_rows(module.lm_head, model.vocab_size),
+    head = EagleHead(
+        model,
+        vocabulary_rows(inner.embed_tokens, model.vocab_size),
+        linear_of(inner.fc),
+        [layer_from_module(layer) for layer in inner.layers],
+        vocabulary_rows(module.lm_head, model.vocab_size),
     )
-    head = EagleHead(model, weights, [layer_from_module(layer) for layer in inner.layers])
     set_rotary(head, inner.layers[0].self_attn)
     return head
 

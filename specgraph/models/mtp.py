@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
-from specgraph.models.decoder import DecoderModel, if_plain, named_tensors, pair_linear
+from specgraph.models.decoder import DraftDecoder, named_tensors
 from specgraph.models.layers import DecoderLayer, decoder_blocks, rms_norm
 from specgraph.models.protocol import DraftOutput, HeadKind
 from specgraph.ops.linear import PairInput, Weight
@@ -38,13 +38,8 @@ class MtpModule:
     """[hidden_size]"""
 
 
-class MtpHead(DecoderModel):
+class MtpHead(DraftDecoder):
     """An MTP drafter. Implements `PairHead` with its first module, and `StepwiseHead` with all of them."""
-
-    aux_layers: Sequence[int] = ()
-    """Empty: it takes the target's final hidden state."""
-    draft_to_target: Tensor | None = None
-    """Offsets of the draft vocabulary: none, it is the target's."""
 
     def __init__(
         self, config: ModelConfig, modules: Sequence[MtpModule], embed_tokens: Tensor, lm_head: Tensor
@@ -53,11 +48,7 @@ class MtpHead(DecoderModel):
         super().__init__(config, embed_tokens, [module.layer for module in modules], lm_head)
         self.modules, self.num_modules = tuple(modules), len(modules)
         self.kind: HeadKind = "modules" if self.num_modules > 1 else "chain"  # one is used at every step
-        self.aux_size, self.draft_vocab_size = config.hidden_size, config.vocab_size
-
-    def combine(self, aux_hidden: Tensor) -> Tensor:
-        """[T, hidden_size], unchanged."""
-        return aux_hidden
+        self.takes_pairs(self._input(self.modules[0]), self.modules[0].projection)
 
     def forward(
         self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
@@ -80,18 +71,13 @@ class MtpHead(DecoderModel):
         pair: Tensor | None = None,
     ) -> DraftOutput:
         module, eps, shapes = self.modules[step], self.sizes.rms_norm_eps, self.attention_layers[step : step + 1]
-        x = pair_linear(self, token_ids, hidden, self._input(module), module.projection, pair)
+        x = self.pair_linear(token_ids, hidden, self._input(module), module.projection, pair)
         x = decoder_blocks(x, [module.layer], shapes, attend, eps, rows, first_index=step)[-1]
         normed = rms_norm(x, module.norm, eps)
         return DraftOutput(normed, normed)
 
     def _input(self, module: MtpModule) -> PairInput:
         return PairInput(self.embed_tokens, module.embed_norm, module.hidden_norm, self.sizes.rms_norm_eps)
-
-    @property
-    def pair_input(self) -> PairInput | None:
-        """See `Head.pair_input`; of the first module."""
-        return if_plain(self, self._input(self.modules[0]), self.modules[0].projection)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return everything that the head reads."""

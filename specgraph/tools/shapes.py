@@ -14,9 +14,10 @@ from specgraph.draft import DraftConfig, Drafter
 from specgraph.engine import allocate_caches
 from specgraph.errors import ConfigError
 from specgraph.models.config import ModelConfig, RotaryConfig
-from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
-from specgraph.models.eagle import EagleHead, EagleWeights
-from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.decoder import AuxWeights
+from specgraph.models.dflash import DFlashHead
+from specgraph.models.eagle import EagleHead
+from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.models.protocol import DraftHead, ParallelHead
@@ -160,7 +161,7 @@ def random_head(
         layer = make.layer(shape, hidden, input_norm=False)
         table, fc = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, 2 * hidden)
         head = make.matrix(shape.vocab_size, hidden, 0)
-        return EagleHead(model, EagleWeights(table, fc, head), [layer])
+        return EagleHead(model, table, fc, [layer], head)
     if shape.kind == "mtp":
         norms, projection = [make.norm(hidden) for _ in range(3)], make.linear(hidden, 2 * hidden)
         module = MtpModule(norms[0], norms[1], projection, make.layer(shape, hidden), norms[2])
@@ -169,16 +170,15 @@ def random_head(
     aux = tuple(range(shape.num_aux))
     if shape.kind == "dflash":
         layers = [make.layer(shape, hidden) for _ in range(shape.num_layers)]
-        config = DFlashConfig(model, hidden, shape.draft_vocab_size, aux, shape.block_size, mask_token_id=0)
         table, fc = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
-        block = DFlashWeights(
+        block = AuxWeights(
             table, fc, make.norm(hidden), make.norm(hidden), make.matrix(shape.draft_vocab_size, hidden, 0),
             make.vocabulary(shape),
         )  # fmt: skip
-        return DFlashHead(config, block, layers)
+        return DFlashHead(model, block, layers, aux, block_size=shape.block_size, mask_token_id=0)
     layer = make.layer(shape, 2 * hidden)
     table, fc = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
-    tensors = Eagle3Weights(
+    tensors = AuxWeights(
         embed_tokens=table,
         hidden_norm=make.norm(hidden),
         norm=make.norm(hidden),
@@ -186,7 +186,7 @@ def random_head(
         fc=fc,
         draft_to_target=make.vocabulary(shape),
     )
-    return Eagle3Head(Eagle3Config(model, hidden, shape.draft_vocab_size, aux), tensors, [layer])
+    return Eagle3Head(model, tensors, [layer], aux)
 
 
 def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> ModelConfig:

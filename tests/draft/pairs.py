@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from specgraph.models.config import ModelConfig
-from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
+from specgraph.models.decoder import AuxWeights
+from specgraph.models.dflash import DFlashHead
 from specgraph.models.draft_model import DraftModelHead
-from specgraph.models.eagle import EagleHead, EagleWeights
-from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights, PEagleHead
+from specgraph.models.eagle import EagleHead
+from specgraph.models.eagle3 import Eagle3Head, PEagleHead
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
@@ -86,10 +87,10 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
     draw = Draw(2, dtype)
     half = torch.cat([torch.eye(HIDDEN), torch.randn(HIDDEN, HIDDEN, generator=draw.g) * 0.12], dim=1).to(dtype)
     if kind == "eagle":
-        return EagleHead(CONFIG, EagleWeights(embed, Weight(half), head), [draw.layer(input_norm=False)])
+        return EagleHead(CONFIG, embed, Weight(half), [draw.layer(input_norm=False)], head)
     if kind in ("eagle3", "peagle"):
         ids = torch.randperm(VOCAB, generator=draw.g)[: VOCAB // 2].sort().values
-        weights = Eagle3Weights(
+        weights = AuxWeights(
             embed_tokens=embed,
             hidden_norm=draw.norm(),
             norm=draw.norm(),
@@ -97,11 +98,11 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
             fc=Weight(draw.weight(HIDDEN, 3 * HIDDEN)),
             draft_to_target=ids - torch.arange(VOCAB // 2),
         )
-        config = Eagle3Config(CONFIG, HIDDEN, VOCAB // 2, (0, 1, 2))
         if kind == "peagle":
             layers = [draw.layer(2 * HIDDEN), draw.layer()]
-            return PEagleHead(config, weights, layers, VOCAB - 1, draw.norm(3 * HIDDEN) - 1)
-        return Eagle3Head(config, weights, [draw.layer(2 * HIDDEN)])
+            hidden = draw.norm(3 * HIDDEN) - 1
+            return PEagleHead(CONFIG, weights, layers, (0, 1, 2), mask_token_id=VOCAB - 1, mask_hidden=hidden)
+        return Eagle3Head(CONFIG, weights, [draw.layer(2 * HIDDEN)], (0, 1, 2))
     if kind in ("mtp", "mtp-modules"):
         modules = [
             MtpModule(draw.norm(), draw.norm(), Weight(half), draw.layer(), draw.norm())
@@ -109,9 +110,9 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
         ]
         return MtpHead(CONFIG, modules, embed, head)
     if kind == "dflash":
-        weights = DFlashWeights(embed, Weight(draw.weight(HIDDEN, 2 * HIDDEN)), draw.norm(), draw.norm(), head, None)
-        config = DFlashConfig(CONFIG, HIDDEN, VOCAB, (1, 2), block_size=9, mask_token_id=VOCAB - 1)
-        return DFlashHead(config, weights, [draw.layer(), draw.layer()])
+        weights = AuxWeights(embed, Weight(draw.weight(HIDDEN, 2 * HIDDEN)), draw.norm(), draw.norm(), head)
+        layers = [draw.layer(), draw.layer()]
+        return DFlashHead(CONFIG, weights, layers, (1, 2), block_size=9, mask_token_id=VOCAB - 1)
     assert kind == "draft-model"
     small = LlamaTarget(CONFIG, embed, [draw.layer()], draw.norm(), head)
     return DraftModelHead(small, HIDDEN)

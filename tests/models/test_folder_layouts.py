@@ -67,7 +67,7 @@ def test_eagle3_of_the_authors(name, prefix, target, rewrite):
     assert str(drafter_format(folder)) == "eagle3, authors layout (architecture LlamaForCausalLMEagle3)"
     head, other = load_drafter(folder, target), load_drafter(FIXTURES / name, target)
     assert same_weights(head, other)
-    assert head.config == other.config
+    assert (head.norm_before_residual, head.norm_output) == (other.norm_before_residual, other.norm_output)
     assert list(head.aux_layers) == [1, 2, 4]
 
 
@@ -112,7 +112,7 @@ def test_peagle_of_the_authors(shape, target, rewrite):
 def test_speculators_folder_without_the_residual_key_means_true(target, copied):
     folder = copied("eagle3-llama")
     change_config(folder, norm_before_residual=None)
-    assert load_drafter(folder, target).config.norm_before_residual is True
+    assert load_drafter(folder, target).norm_before_residual is True
 
 
 class TestDFlashOfTheAuthors:

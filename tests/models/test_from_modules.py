@@ -53,17 +53,17 @@ def layer_module(layer, rotary):
 def loaded(kind):
     """A head, and the module of an engine that holds its tensors."""
     head = make_head(kind, make_target())
-    tensors = head.tensors
     layers = [
         layer_module(layer, shape.rotary) for layer, shape in zip(head.layers, head.attention_layers, strict=True)
     ]
     config = SimpleNamespace(hidden_size=HIDDEN, vocab_size=VOCAB, hidden_act="silu", draft_vocab_size=VOCAB // 2)
-    lm_head = padded(tensors.lm_head)
-    embed = padded(tensors.embed_tokens)
-    inner = SimpleNamespace(embed_tokens=embed, fc=linear(tensors.fc.matrix), layers=layers)
+    lm_head = padded(head.lm_head)
+    embed = padded(head.embed_tokens)
+    fc = head.fc if kind == "eagle" else head.tensors.fc
+    inner = SimpleNamespace(embed_tokens=embed, fc=linear(fc.matrix), layers=layers)
     if kind == "eagle3":
-        layers[0].hidden_norm = linear(tensors.hidden_norm)
-        inner.norm = linear(tensors.norm)
+        layers[0].hidden_norm = linear(head.tensors.hidden_norm)
+        inner.norm = linear(head.tensors.norm)
         inner.input_norm = inner.fc_norm = None
         inner.norm_output, inner.num_aux_hidden_states = False, 3
     return head, SimpleNamespace(config=config, lm_head=lm_head, model=inner)

@@ -16,7 +16,8 @@ from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
 from specgraph.engine import allocate_caches
 from specgraph.models.config import ModelConfig
-from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.decoder import AuxWeights
+from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.protocol import DraftHead
 from specgraph.ops.linear import Weight
@@ -47,7 +48,7 @@ def random_head(layers: int, device: torch.device, dtype: torch.dtype = torch.fl
 
     model = ModelConfig("llama", VOCAB, HIDDEN, INNER, layers, HEADS, KV_HEADS, HEAD_DIM, 1e-5, 128, False, dtype)
     chosen = torch.randperm(VOCAB, generator=g)[:DRAFT_VOCAB].sort().values
-    weights = Eagle3Weights(
+    weights = AuxWeights(
         embed_tokens=matrix(VOCAB, HIDDEN, scale=0.6),
         hidden_norm=norm(HIDDEN),
         norm=norm(HIDDEN),
@@ -55,8 +56,8 @@ def random_head(layers: int, device: torch.device, dtype: torch.dtype = torch.fl
         fc=Weight(matrix(HIDDEN, 3 * HIDDEN)),
         draft_to_target=(chosen - torch.arange(DRAFT_VOCAB)).to(device),
     )
-    config = Eagle3Config(model, HIDDEN, DRAFT_VOCAB, (1, 2, 3))
-    return Eagle3Head(config, weights, [layer(2 * HIDDEN), *(layer(HIDDEN) for _ in range(layers - 1))])
+    decoder = [layer(2 * HIDDEN), *(layer(HIDDEN) for _ in range(layers - 1))]
+    return Eagle3Head(model, weights, decoder, (1, 2, 3))
 
 
 def moved(model: Any, device: torch.device) -> Any:

@@ -88,7 +88,7 @@ def test_first_noise(platform: Platform, seed: int) -> None:
 
 def reads_hidden_states(head: Any) -> None:
     """Make an EAGLE head's drafts depend on the hidden states as much as on the tokens, in place."""
-    head.tensors.fc.matrix[:, HIDDEN:] *= 3
+    head.fc.matrix[:, HIDDEN:] *= 3
 
 
 @pytest.mark.parametrize("chunks", CHUNKS)
