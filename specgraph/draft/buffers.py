@@ -133,7 +133,6 @@ class DraftBuffers:
         tensors |= {} if self.tree is None else self.tree._asdict()
         tensors |= {f"query_start_loc.{rows}": tensor for rows, tensor in self.query_start_locs.items()}
         named |= {f"{prefix}.{name}": value for name, value in tensors.items() if isinstance(value, Tensor)}
-        named |= {} if self.sampling is None else self.sampling.named_tensors()
         past = {} if self.past is None else self.past._asdict()
         return named | {f"past_rows.{name}": tensor for name, tensor in past.items()}
 
@@ -171,7 +170,6 @@ def allocate_buffers(
     head: Head,
     memory: RoundBuffers,
     tree: DraftTree | None,
-    sampling: SamplingBuffers | None,
     num_blocks: int,
 ) -> DraftBuffers:
     """Allocate buffers for the largest batch of `config`, every request inert.
@@ -182,7 +180,6 @@ def allocate_buffers(
         head: gives sizes and dtype.
         memory: what the target's rounds leave.
         tree: the shape of the trees that are drawn; None for chains.
-        sampling: see `DraftBuffers.sampling`.
         num_blocks: of each KV cache.
     """
     requests, steps = config.max_num_requests, config.num_speculative_tokens
@@ -230,7 +227,7 @@ def allocate_buffers(
         draft_probs=zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if keeps_probs else None,
         query_start_locs={n: start_loc(n) for n in query_lens},
         tree=growing,
-        sampling=sampling,
+        sampling=memory.sampling,
         past=past,
     )
 

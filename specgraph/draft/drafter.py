@@ -78,9 +78,9 @@ class Drafter(ModelRunner):
             sampling.check(config.max_num_requests, vocabulary_size(head))
         super().__init__(head, caches, platform, config, attention)
         self.head, self.config = head, config
-        self.round = allocate_round(config, config.query_lens, head.aux_size, head.dtype, platform.device)
+        self.round = allocate_round(config, config.query_lens, head.aux_size, head.dtype, platform.device, sampling)
         """The memory of `inputs`, where the target's rounds leave their results."""
-        self.draft_programs = programs_for(head, self.stack, config, self.round, sampling)
+        self.draft_programs = programs_for(head, self.stack, config, self.round)
         """The programs of chains, of trees, or both."""
         self.program = self.draft_programs[0]
         self.buffers = self.program.buffers

@@ -12,7 +12,6 @@ from specgraph.draft.config import DraftConfig
 from specgraph.draft.one_pass import MaskedProgram, ParallelProgram
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.round import RoundBuffers
-from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.draft.stepwise import StepwiseProgram
 from specgraph.draft.tree import TreeProgram
 from specgraph.errors import ConfigError, UnsupportedError
@@ -38,14 +37,13 @@ KINDS: Mapping[HeadKind, Kind] = {
 
 
 def programs_for(
-    head: Any, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers, sampling: SamplingBuffers | None
+    head: Any, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers
 ) -> list[DraftProgram[Any]]:
     """Make the draft programs of a head: of chains, of trees, or both where the schedule drafts both.
 
     Args:
         head: implements the protocol of its kind.
         memory: what the target's rounds leave; the programs share it.
-        sampling: see `DraftBuffers.sampling`.
 
     Raises:
         ConfigError: the head cannot draft K tokens.
@@ -70,7 +68,7 @@ def programs_for(
             "ask for fewer tokens, or load it with num_modules=1 (--num-modules 1) to reuse the first module "
             "at every step"
         )
-    programs = [kind.chains(head, stack, config, memory, None, sampling)] if config.chain_lens else []
+    programs = [kind.chains(head, stack, config, memory, None)] if config.chain_lens else []
     if tree is not None and kind.trees is not None:
-        programs.append(kind.trees(head, stack, config, memory, tree, sampling))
+        programs.append(kind.trees(head, stack, config, memory, tree))
     return programs

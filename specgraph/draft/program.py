@@ -22,7 +22,6 @@ from specgraph.draft.buffers import DraftBuffers, PassRows, allocate_buffers
 from specgraph.draft.config import DraftConfig, DraftTree
 from specgraph.draft.host_lengths import HostRound
 from specgraph.draft.round import RoundBuffers, copy_round
-from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.models.protocol import DraftHead, Head
 from specgraph.models.split import most_likely
 from specgraph.ops.begin_rows import RowInputs, Rows
@@ -49,13 +48,11 @@ class DraftProgram(ABC, Generic[HeadT]):
         config: DraftConfig,
         memory: RoundBuffers,
         tree: DraftTree | None = None,
-        sampling: SamplingBuffers | None = None,
     ) -> None:
         """
         Args:
             memory: what the target's rounds leave; the programs of one drafter share it.
             tree: the shape of the trees that it draws; None where it draws chains.
-            sampling: see `DraftBuffers.sampling`.
         """
         self.head, self.stack, self.config, self.tree = head, stack, config, tree
         self.bound: dict[int, BoundTensors] = {}
@@ -65,7 +62,7 @@ class DraftProgram(ABC, Generic[HeadT]):
         passes = [self.rows(after, max(1, k - 1)) for after in lens for k in lens]
         counts = {1, *(rows.first for rows in passes), *(rows.later for rows in passes)}
         num_blocks = stack.caches[0].key.shape[0]
-        self.buffers = allocate_buffers(config, most, counts, head, memory, tree, sampling, num_blocks)
+        self.buffers = allocate_buffers(config, most, counts, head, memory, tree, num_blocks)
 
     @property
     def draws_trees(self) -> bool:

@@ -12,6 +12,7 @@ from specgraph import ops
 from specgraph.attention import allocate_block_table
 from specgraph.capture import Dispatch
 from specgraph.draft.config import DraftConfig
+from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.errors import ConfigError
 from specgraph.ops.copies import RoundTensors
 
@@ -137,10 +138,15 @@ class RoundBuffers:
     """float32 [R]"""
     seeds: Tensor
     """int64 [R]"""
+    sampling: SamplingBuffers | None = None
+    """Sampling parameters besides temperature and seed, written by who takes requests; None where they have none."""
+    logprobs: Tensor | None = None
+    """float32, as many as `sampled_token_ids`: the log-probabilities of the sampled tokens; None where nobody asks."""
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Return every tensor by name, for the read-set."""
-        return {f"round.{field.name}": getattr(self, field.name) for field in fields(self)}
+        own = {f"round.{f.name}": value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        return own if self.sampling is None else own | self.sampling.named_tensors()
 
     def sliced(self, num_requests: int, query_len: int) -> ProposeBatch:
         """Return the first `num_requests` requests of a batch of `query_len` rows per request: views."""
@@ -154,6 +160,12 @@ class RoundBuffers:
             temperature=self.temperature[:n],
             seeds=self.seeds[:n],
         )
+
+    def logprobs_of(self, num_requests: int, query_len: int) -> Tensor | None:
+        """Return those of the sampled tokens of a batch, [num_requests, query_len]; None where nobody asks."""
+        if self.logprobs is None:
+            return None
+        return self.logprobs[: num_requests * query_len].view(num_requests, query_len)
 
     def unpacked(self, results: Tensor, num_requests: int, query_len: int) -> tuple[list[list[int]], list[int]]:
         """Return sampled tokens, [n][query_len], and counts, [n], from a copy of `results` on the host; its last number
@@ -198,13 +210,19 @@ def copy_round(
 
 
 def allocate_round(
-    config: DraftConfig, query_lens: Sequence[int], aux_size: int, dtype: torch.dtype, device: torch.device
+    config: DraftConfig,
+    query_lens: Sequence[int],
+    aux_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    sampling: SamplingBuffers | None,
 ) -> RoundBuffers:
-    """Allocate memory for the largest batch of `config`, every request inert.
+    """Allocate memory for the largest batch of `config`, every request inert, without log-probabilities.
 
     Args:
         query_lens: rows per request that batches may have, ascending.
         aux_size: columns of the target's hidden states; 0 where no drafter reads them.
+        sampling: see `RoundBuffers.sampling`.
     """
     requests, rows = config.max_num_requests, config.max_num_requests * query_lens[-1]
 
@@ -222,4 +240,5 @@ def allocate_round(
         block_table=allocate_block_table(requests, config.max_blocks, device),
         temperature=zeros(requests, dtype=torch.float32),
         seeds=zeros(requests),
+        sampling=sampling,
     )

@@ -61,7 +61,7 @@ def join_round(target: TargetRunner, drafter: Drafter | None, state: Running, qu
         return torch.full((1,), value, dtype=dtype, device=logits.device)
 
     temperature = number(request.temperature, torch.float32)
-    sampling = target.memory.sampling
+    sampling = target.round.sampling
     if sampling is not None:
         sampling = sampling.sliced(row)
         _write_sampling(sampling, request)
@@ -74,7 +74,7 @@ def join_round(target: TargetRunner, drafter: Drafter | None, state: Running, qu
         ops.count_tokens(token[None], sampling.output_counts)
     hidden = None if drafter is None else drafter.prefill_buffers.aux_hidden[len(prompt) - 1 - starts[-1]]
     batch.join(state.row, token[0], hidden)
-    logprobs = target.memory.logprobs_of(*batch.sampled_token_ids.shape)
+    logprobs = target.round.logprobs_of(*batch.sampled_token_ids.shape)
     if logprobs is not None:
         ops.emitted_logprobs(logits, token[None], logprobs[row, :1])
     return len(starts)

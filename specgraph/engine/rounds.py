@@ -199,7 +199,7 @@ class Rounds:
         """Queue the copy of what the host will read of a launch over `rows`, and of the requests that joined."""
         copied = self._free.pop()
         copied.results.start(self.target.round.results)
-        logprobs = self.target.memory.logprobs_of(len(self.rows), self._query_len)
+        logprobs = self.target.round.logprobs_of(len(self.rows), self._query_len)
         if logprobs is not None:
             copied.logprobs.start(logprobs)
         self._unread.append(_UnreadRound(copied, self._query_len, rows, self._joined))
@@ -259,7 +259,7 @@ class Rounds:
             memory.aux_hidden.view(n, self._query_len, memory.aux_hidden.shape[1]),
             self.target.round.temperature, self.target.round.seeds,
         ]  # fmt: skip
-        sampling = self.target.memory.sampling
+        sampling = self.target.round.sampling
         asked = [] if sampling is None else sampling.named_tensors().values()
         for tensor in (*per_request, *asked):
             tensor[:m].copy_(tensor[order])

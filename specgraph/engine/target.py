@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,7 +23,7 @@ from specgraph.capture import (
 from specgraph.device import Platform
 from specgraph.draft import Drafter, SamplingBuffers, allocate_round
 from specgraph.engine.config import EngineConfig
-from specgraph.engine.verify import VerifyMemory, VerifyProgram
+from specgraph.engine.verify import VerifyProgram
 from specgraph.models.protocol import Target
 from specgraph.ops import RowPlan, noise
 
@@ -48,24 +49,26 @@ class TargetRunner(ModelRunner):
             drafter: whose drafts are verified, and whose memory the results go to: tokens, counts and hidden states
                 of verify passes, hidden states of prefill passes. Positions, block tables, temperatures and
                 seeds are shared with it.
-            sampling: sampling parameters besides temperature and seed; None where requests have none.
+            sampling: without a drafter, see `RoundBuffers.sampling`.
         """
         super().__init__(target, caches, platform, config, attention)
         self.model, self.config = target, config
         if drafter is None:
-            self.round, lens = allocate_round(config, (query_len,), 0, target.dtype, platform.device), (query_len,)
+            lens = (query_len,)
+            self.round = allocate_round(config, lens, 0, target.dtype, platform.device, sampling)
         else:
             self.round, lens = drafter.round, config.chain_lens
-        logprobs = self.round.sampled_token_ids.new_zeros(self.round.sampled_token_ids.shape, dtype=torch.float32)
-        self.memory = VerifyMemory(self.round, sampling, logprobs if config.logprobs else None)
+        if config.logprobs:
+            tokens = self.round.sampled_token_ids
+            self.round = replace(self.round, logprobs=torch.zeros_like(tokens, dtype=torch.float32))
         given = target, self.stack, config
         self.verify_programs: dict[bool, VerifyProgram] = {}
         """The verifies of chains, of trees, or both, by whether they are of trees."""
         if lens:
-            self.verify_programs[False] = VerifyProgram(*given, lens, drafter, self.memory)
+            self.verify_programs[False] = VerifyProgram(*given, lens, drafter, self.round)
         if config.tree is not None and drafter is not None:
             tree = config.tree
-            self.verify_programs[True] = VerifyProgram(*given, (tree.num_steps + 1,), drafter, self.memory, tree)
+            self.verify_programs[True] = VerifyProgram(*given, (tree.num_steps + 1,), drafter, self.round, tree)
         self.verify_program = next(iter(self.verify_programs.values()))
         shared = None if drafter is None else drafter.prefill_buffers.aux_hidden
         buffers = allocate_prefill(config, 0, target.dtype, platform.device, aux_hidden=shared)

@@ -11,7 +11,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import AttentionMetadata, allocate_metadata, check_trees, move_rows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, StepKind
-from specgraph.draft import Drafter, DraftTree, ProposeBatch, RoundBuffers, SamplingBuffers
+from specgraph.draft import Drafter, DraftTree, ProposeBatch, RoundBuffers
 from specgraph.draft.buffers import DraftBuffers
 from specgraph.draft.program import present
 from specgraph.engine.config import EngineConfig, acceptance_chances
@@ -52,30 +52,6 @@ class VerifyBuffers:
         return [(into, values[:n, :k]) for into, values in pairs if into is not None and values is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyMemory:
-    """The tensors that the verify programs of one target share, besides their own buffers."""
-
-    round: RoundBuffers
-    """Shared with the drafter."""
-    sampling: SamplingBuffers | None
-    """Sampling parameters besides temperature and seed; None where requests have none."""
-    logprobs: Tensor | None
-    """float32, as many as `round.sampled_token_ids`; None unless `EngineConfig.logprobs`."""
-
-    def logprobs_of(self, num_requests: int, query_len: int) -> Tensor | None:
-        """Return those of the sampled tokens of a batch, [num_requests, query_len]; None without `logprobs`."""
-        if self.logprobs is None:
-            return None
-        return self.logprobs[: num_requests * query_len].view(num_requests, query_len)
-
-    def named_tensors(self) -> dict[str, Tensor]:
-        """Return every tensor by name, for the read-set."""
-        asked = {} if self.sampling is None else self.sampling.named_tensors()
-        logprobs = {} if self.logprobs is None else {"round.logprobs": self.logprobs}
-        return {**self.round.named_tensors(), **asked, **logprobs}
-
-
 class VerifyProgram:
     """The target's pass over the last token of each request and its drafts, and the acceptance of drafts.
 
@@ -94,7 +70,7 @@ class VerifyProgram:
         config: EngineConfig,
         query_lens: Sequence[int],
         drafter: Drafter | None,
-        memory: VerifyMemory,
+        memory: RoundBuffers,
         tree: DraftTree | None = None,
     ) -> None:
         """
@@ -115,7 +91,7 @@ class VerifyProgram:
         self._caches, self._query_lens = stack.caches, query_lens
         self._vocab_map = None if drafter is None else drafter.head.draft_to_target
         self._name = "verify" if tree is None else "tree_verify"
-        requests, rows, device = config.max_num_requests, self.rows(query_lens[-1]), memory.round.seeds.device
+        requests, rows, device = config.max_num_requests, self.rows(query_lens[-1]), memory.seeds.device
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -128,7 +104,7 @@ class VerifyProgram:
             self._parents, self._path = zeros(requests, rows - 1), ops.AcceptedPath(path, zeros(moved), zeros(moved))
         elif drafter is not None and config.keeps_draft_probs:
             self._probs = zeros(requests * (rows - 1), drafter.head.draft_vocab_size, dtype=torch.float32)
-        self._metadata = allocate_metadata(requests, rows, memory.round.block_table, 0 if tree is None else rows)
+        self._metadata = allocate_metadata(requests, rows, memory.block_table, 0 if tree is None else rows)
         self._starts = {
             n: torch.arange(0, requests * n + 1, n, dtype=torch.int32, device=device)
             for n in map(self.rows, query_lens)
@@ -149,7 +125,7 @@ class VerifyProgram:
             s = query_len - 1
             path = ops.AcceptedPath(path.rows[: n * query_len], path.from_slots[: n * s], path.to_slots[: n * s])
         return VerifyBuffers(
-            round=self.memory.round.sliced(n, query_len),
+            round=self.memory.sliced(n, query_len),
             last_token_ids=self._last[:n],
             draft_token_ids=self._drafts[: n * steps].view(n, steps),
             draft_probs=None if probs is None else probs[: n * steps].view(n, steps, probs.shape[1]),
@@ -183,7 +159,7 @@ class VerifyProgram:
 
     def make_inert(self) -> None:
         """Leave no request a position."""
-        self.memory.round.start_positions.fill_(-1)
+        self.memory.start_positions.fill_(-1)
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Return the buffers, and the drafter's vocabulary map."""
