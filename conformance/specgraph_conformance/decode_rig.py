@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from specgraph.device import Platform
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import AcceptanceMetrics, EngineConfig, Generation, Request, SpeculativeDecoder
 from specgraph.errors import UnsupportedError
 from torch import Tensor
 
@@ -115,14 +115,43 @@ def target_logits(
     return target.logits(out.hidden[len(prompt) - 1 :])
 
 
+def logits_of(made: SpeculativeDecoder, request: Request, tokens: Sequence[int]) -> Tensor:
+    """float64 logits of each of a request's output tokens, of the decoder's target."""
+    target = made.target.model
+    return target_logits(request.prompt_token_ids, tokens[:-1], target.dtype, target.attention_layers[0].head_dim)
+
+
 def expect_targets_tokens(made: SpeculativeDecoder, asked: Sequence[Request], results: Sequence[Sequence[int]]) -> None:
     """Each token must be the most likely one of a dense float64 target after those before it, up to ties.
 
     A tie is as wide as the rounding of the decoder's dtype.
     """
-    target = made.target.model
-    dtype, head_dim = target.dtype, target.attention_layers[0].head_dim
     for request, tokens in zip(asked, results, strict=True):
-        logits = target_logits(request.prompt_token_ids, tokens[:-1], dtype, head_dim)
+        logits = logits_of(made, request, tokens)
         short = logits.max(-1).values - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        assert short.max() < TOLERANCE[dtype], f"token {int(short.argmax())} falls {short.max():.3f} short of the best"
+        at = int(short.argmax())
+        assert short[at] < TOLERANCE[made.target.model.dtype], f"token {at} falls {short[at]:.3f} short of the best"
+
+
+def expect_targets_logprobs(made: SpeculativeDecoder, asked: Sequence[Request], results: Sequence[Generation]) -> None:
+    """Each token must have its log-probability in a dense float64 target after those before it."""
+    for request, result in zip(asked, results, strict=True):
+        tokens = result.token_ids
+        assert len(result.logprobs) == len(tokens), f"{len(result.logprobs)} values for {len(tokens)} tokens"
+        exact = logits_of(made, request, tokens).log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        off = (torch.tensor(result.logprobs, dtype=torch.float64) - exact).abs()
+        at = int(off.argmax())
+        assert off[at] < TOLERANCE[made.target.model.dtype], f"log-probability {at} is off by {off[at]:.3g}"
+
+
+def expect_lossless(platform: Platform, asked: Sequence[Request], **options: Any) -> AcceptanceMetrics:
+    """Expect the tokens of the target alone at the verify pass's shape, and return the speculative decoder's metrics.
+
+    Args:
+        options: those of `decoder`.
+    """
+    with decoder(platform, **options) as speculative:
+        ours = generate(speculative, asked)
+    with decoder(platform, **options | {"kind": None}) as plain:
+        assert ours == generate(plain, asked)
+    return speculative.metrics

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from specgraph.attention import (
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from specgraph_conformance.case import Absent
 
+T = TypeVar("T")
 CORE_ATTENTION = ("paged", "paged-host")
 
 LONG_SIZE, LONG_ADDITIONS = 1 << 19, 200
@@ -111,6 +113,12 @@ def assert_usable(platform: Platform) -> None:
     replay_and_wait(platform, graph)
     expect_equal(on_host(x), before * 3)
     graph.close()
+
+
+def in_another_thread(work: Callable[[], T]) -> T:
+    """Return the result of `work` in a thread of its own, which has ended; an error of it is raised here."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
 
 
 def long_work(x: Tensor) -> None:

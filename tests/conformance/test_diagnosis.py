@@ -18,7 +18,7 @@ def failed(id: str, reason: str, cause: str = "the case's own guess") -> CaseRes
 MISSING = "NotImplementedError: stream(): a new stream (at platform.py:40)"
 FAILURES = [
     failed("streams.current-is-per-thread", MISSING),
-    failed("streams.sixteen-streams", MISSING),
+    failed("streams.many-streams", MISSING),
     failed(
         "replay.op-equals-eager[linear]",
         "AssertionError: the result: 3 of 9 values differ, the first at [0, 1]: 4.5 instead of 2 (at rig.py:40)",
@@ -28,7 +28,7 @@ FAILURES = [
         "AssertionError: the result: 7 of 8 values differ, the first at [2]: -1e-05 instead of nan (at rig.py:40)",
     ),
     failed(
-        "replay.state-is-carried",
+        "replay.outputs-stay-in-place",
         "AssertionError: the sum: 3 of 9 values differ, the first at [0, 1]: 4 instead of 2 (at rig.py:40)",
     ),
 ]
@@ -37,9 +37,9 @@ FAILURES = [
 def test_failures_that_saw_the_same_are_one_group() -> None:
     ids = [[result.id for result in group] for group in by_cause(FAILURES)]
     assert ids == [
-        ["streams.current-is-per-thread", "streams.sixteen-streams"],
+        ["streams.current-is-per-thread", "streams.many-streams"],
         ["replay.op-equals-eager[linear]", "replay.op-equals-eager[bmm]"],
-        ["replay.state-is-carried"],
+        ["replay.outputs-stay-in-place"],
     ]
 
 

@@ -25,7 +25,7 @@ def own_pool(platform: Platform) -> tuple[GraphPool, Tensor]:
     "A pool counts the graphs captured in it: one more after a capture, none more after one that failed, one less when "
     "a graph is reset or closed.",
     hazard="pool-keeps-failed-capture",
-    cause="a failed capture that never leaves its pool, or a graph that leaves it twice",
+    cause="graph(pool) makes another pool, a failed capture never leaves its pool, or a graph leaves it twice",
     needs=("shared_pool",),
     quick=True,
 )
@@ -41,6 +41,9 @@ def test_counts(platform: Platform) -> None:
     counts.append(pool.num_graphs)
     second = captured(platform, lambda: x.mul_(2), pool)
     counts.append(pool.num_graphs)
+    x.fill_(3)
+    replay_and_wait(platform, second)
+    assert on_host(x).unique().tolist() == [6.0], "the graph that was captured after a failed capture"
     first.close()
     counts.append(pool.num_graphs)
     second.reset()

@@ -60,7 +60,6 @@ def test_gather(platform: Platform, group: Ranks) -> None:
         x.fill_(value)
         replay_and_wait(platform, graph)
         assert on_host(out).unique().tolist() == [2 * value]
-    graph.close()
 
 
 @case(

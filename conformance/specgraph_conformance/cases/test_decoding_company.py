@@ -88,23 +88,6 @@ def test_compacted(platform: Platform, seed: int) -> None:
         assert _checked(made, asked[4:]) == expected[4:], "requests that joined after the others had left"
 
 
-@pytest.mark.parametrize("lowering", ["merged", "round"])
-@case(
-    "decoding.penalties-from-the-first-token",
-    "The token after the prompt counts for penalties of the next ones, as every later token does.",
-    cause="the first token is sampled by other code than a verify, which leaves out the count",
-)
-def test_first(platform: Platform, lowering: str, seed: int) -> None:
-    asked = [
-        replace(request, max_tokens=6, frequency_penalty=500.0, repetition_penalty=1.0, logit_bias={7: 3.0})
-        for request in requests(seed, count=4)
-    ]
-    with decoder(platform, decode=lowering, sampling_parameters=True) as made:
-        for i, result in enumerate(made.generate(asked)):
-            tokens = result.token_ids
-            assert len(set(tokens)) == len(tokens), f"request {i} gives a token twice in spite of its penalty: {tokens}"
-
-
 def _rounds(made: SpeculativeDecoder, asked: Sequence[Request]) -> list[Rounds]:
     """Return the rounds of each request."""
     rounds: list[Rounds] = [[] for _ in asked]

@@ -9,7 +9,7 @@ from specgraph.device import LOWERINGS, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.decode_rig import MANY, decoder, expect_targets_tokens, generate, requests
+from specgraph_conformance.decode_rig import MANY, decoder, expect_lossless, expect_targets_tokens, generate, requests
 from specgraph_conformance.draft_comparison import CAPTURED
 from specgraph_conformance.draft_rig import GRAPH_MODES
 from specgraph_conformance.rig import expect_equal, on_host
@@ -23,9 +23,7 @@ from specgraph_conformance.tiny_models import HEADS
     quick=True,
 )
 def test_quick(platform: Platform, seed: int) -> None:
-    asked = requests(seed, count=3, tokens=12)
-    with decoder(platform) as speculative, decoder(platform, kind=None) as plain:
-        assert generate(speculative, asked) == generate(plain, asked)
+    expect_lossless(platform, requests(seed, count=3, tokens=12))
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -35,12 +33,8 @@ def test_quick(platform: Platform, seed: int) -> None:
     cause="a rejected draft that stays in the output or the KV, or a verify graph with old lengths",
 )
 def test_lossless(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    asked = requests(seed, count=12)
-    with decoder(platform, decode=lowering, attention=attention, **MANY) as speculative:
-        ours = generate(speculative, asked)
-        assert speculative.metrics.mean_acceptance_length > 1.3, "the pair accepts too little for this to say much"
-    with decoder(platform, decode=lowering, attention=attention, kind=None, **MANY) as plain:
-        assert ours == generate(plain, asked)
+    metrics = expect_lossless(platform, requests(seed, count=12), decode=lowering, attention=attention, **MANY)
+    assert metrics.mean_acceptance_length > 1.3, "the pair accepts too little for this to say much"
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 7])
@@ -51,9 +45,7 @@ def test_lossless(platform: Platform, attention: str, lowering: str, seed: int) 
     cause="shapes or columns that assume one K",
 )
 def test_every_k(platform: Platform, k: int, seed: int) -> None:
-    asked = requests(seed, count=3)
-    with decoder(platform, k=k) as speculative, decoder(platform, k=k, kind=None) as plain:
-        assert generate(speculative, asked) == generate(plain, asked)
+    expect_lossless(platform, requests(seed, count=3), k=k)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HEADS if kind != "eagle"])
@@ -64,12 +56,7 @@ def test_every_k(platform: Platform, k: int, seed: int) -> None:
     cause="hidden states handed over from the wrong rows or layers",
 )
 def test_heads(platform: Platform, lowering: str, kind: str, seed: int) -> None:
-    asked = requests(seed, count=3)
-    with (
-        decoder(platform, decode=lowering, kind=kind) as speculative,
-        decoder(platform, decode=lowering, kind=None) as plain,
-    ):
-        assert generate(speculative, asked) == generate(plain, asked)
+    expect_lossless(platform, requests(seed, count=3), decode=lowering, kind=kind)
 
 
 @case(

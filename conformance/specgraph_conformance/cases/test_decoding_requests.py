@@ -11,7 +11,7 @@ from specgraph.device import Platform
 from specgraph.engine import Request
 
 from specgraph_conformance.case import case
-from specgraph_conformance.decode_rig import decoder, generate, requests
+from specgraph_conformance.decode_rig import decoder, expect_lossless, generate, requests
 from specgraph_conformance.tiny_models import VOCAB
 
 
@@ -46,24 +46,7 @@ def _storages(metadata: AttentionMetadata) -> set[int]:
     cause="host lengths, counts or tables with one entry per real request instead of one per padded request",
 )
 def test_padded(platform: Platform, attention: str, count: int, seed: int) -> None:
-    asked = requests(seed, count=count, tokens=12)
-    with decoder(platform, attention=attention) as speculative:
-        ours = generate(speculative, asked)
-    with decoder(platform, attention=attention, kind=None) as plain:
-        assert ours == generate(plain, asked)
-
-
-@case(
-    "decoding.chunked-prompts",
-    "A prompt prefilled in small chunks decodes the same tokens as in one.",
-    cause="the drafter's KV at chunk borders, or positions that restart with a chunk",
-)
-def test_chunks(platform: Platform, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    asked = [Request(prompt_token_ids=torch.randint(0, VOCAB, (50,), generator=generator).tolist(), max_tokens=12)]
-    with decoder(platform, prefill_sizes=(64,)) as whole, decoder(platform, prefill_chunk=7) as chunked:
-        assert generate(chunked, asked) == generate(whole, asked)
-        assert chunked.metrics.accepted == whole.metrics.accepted
+    expect_lossless(platform, requests(seed, count=count, tokens=12), attention=attention)
 
 
 @case(

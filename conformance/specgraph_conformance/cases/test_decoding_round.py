@@ -9,7 +9,7 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-from specgraph.device import Platform
+from specgraph.device import LOWERINGS, Platform
 from specgraph.engine import SpeculativeDecoder
 from specgraph.engine.adaptive_k import AcceptanceRates
 
@@ -61,33 +61,19 @@ def test_rows(platform: Platform, seed: int) -> None:
                     assert tokens[request_id] == alone[i], f"request {i} got other tokens than alone"
 
 
+@pytest.mark.parametrize(("lowering", "ahead"), [*((name, 1) for name in LOWERINGS), ("round", 0), ("round", 1)])
 @case(
-    "decoding.round-k-changes",
-    "K may change with the batch while a round with another K is unread.",
+    "decoding.k-changes-every-round",
+    "Greedy output is the target's own where every propose drafts another K than the one before, also while rounds of "
+    "other K are unread; acceptance is followed by each round's own K.",
     hazard="round-k-changed-in-flight",
-    cause="tokens of a round are taken apart with the rows per request of a later one",
+    cause="a graph, counts, lengths from the host or rows per request of the K before or after",
 )
-def test_k(platform: Platform, seed: int) -> None:
-    asked = requests(seed, count=6, tokens=14)
-    schedule = {1: 4, 2: 2, 3: 1}
-    with decoder(platform, decode="round", draft_schedule=schedule, capture_sizes=(1, 2, 3)) as made:
-        results = generate(made, asked)
-        assert [len(tokens) for tokens in results] == [request.max_tokens for request in asked]
-        expect_targets_tokens(made, asked, results)
-
-
-@pytest.mark.parametrize("ahead", [0, 1])
-@case(
-    "decoding.round-k-by-acceptance",
-    "K may change with every launch while rounds of other K are unread; acceptance is followed by each round's own K.",
-    hazard="round-k-changed-in-flight",
-    cause="a graph, counts or rows per request of the K before or after",
-)
-def test_k_by_acceptance(platform: Platform, attention: str, ahead: int, seed: int) -> None:
+def test_k_by_acceptance(platform: Platform, attention: str, lowering: str, ahead: int, seed: int) -> None:
     asked, candidates = requests(seed, count=6), (1, 2, 4)
     times = {size: dict.fromkeys(candidates, 1.0) for size in (1, 3)}
     given: dict[str, Any] = {"k_candidates": candidates, "round_times": times, "capture_sizes": (1, 3)}
-    with decoder(platform, decode="round", attention=attention, rounds_ahead=ahead, **given) as made:
+    with decoder(platform, decode=lowering, attention=attention, rounds_ahead=ahead, **given) as made:
         policy, order = made.rounds.adaptive, (4, 1, 2, 4, 2, 1)
         assert policy is not None
         turns = cycle(order)

@@ -14,7 +14,15 @@ from specgraph.engine import Request, SpeculativeDecoder
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.decode_rig import MANY, decoder, generate, requests, target_logits
+from specgraph_conformance.decode_rig import (
+    MANY,
+    decoder,
+    expect_targets_logprobs,
+    generate,
+    logits_of,
+    requests,
+    target_logits,
+)
 from specgraph_conformance.draft_comparison import TOLERANCE
 from specgraph_conformance.tiny_models import VOCAB
 
@@ -96,33 +104,24 @@ def test_logprobs(platform: Platform, way: str, seed: int) -> None:
         for i, request in enumerate(requests(seed, count=6, tokens=14))
     ]
     with decoder(platform, sampled=True, sampling_parameters=True, logprobs=True, **WAYS[way]) as made:
-        results = made.generate(asked)
-        target = made.target.model
-        dtype, head_dim = target.dtype, target.attention_layers[0].head_dim
-    for request, result in zip(asked, results, strict=True):
-        tokens = result.token_ids
-        assert len(result.logprobs) == len(tokens), f"{len(result.logprobs)} values for {len(tokens)} tokens"
-        logits = target_logits(request.prompt_token_ids, tokens[:-1], dtype, head_dim)
-        exact = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        off = (torch.tensor(result.logprobs, dtype=torch.float64) - exact).abs()
-        assert off.max() < TOLERANCE[dtype], f"log-probability {int(off.argmax())} is off by {off.max():.3g}"
+        expect_targets_logprobs(made, asked, made.generate(asked))
 
 
 def expect_best_after_penalties(
     made: SpeculativeDecoder, asked: Sequence[Request], results: Sequence[Sequence[int]]
 ) -> None:
     """Each token must be the best one of float64 logits after its request's bias and penalties, up to ties."""
-    target = made.target.model
-    dtype, head_dim = target.dtype, target.attention_layers[0].head_dim
     for request, tokens in zip(asked, results, strict=True):
-        logits = target_logits(request.prompt_token_ids, tokens[:-1], dtype, head_dim)
+        logits = logits_of(made, request, tokens)
         for place, token in enumerate(tokens):
             counts = torch.tensor(tokens[:place], dtype=torch.int64).bincount(minlength=VOCAB)
             scores = logits[place] - request.frequency_penalty * counts - request.presence_penalty * (counts > 0)
             for biased, value in request.logit_bias.items():
                 scores[biased] += value
             short = float(scores.max() - scores[token])
-            assert short < TOLERANCE[dtype], f"output token {place} is {token}, {short:.3f} short of the best"
+            assert short < TOLERANCE[made.target.model.dtype], (
+                f"output token {place} is {token}, {short:.3f} short of the best"
+            )
 
 
 def expect_targets_distribution(platform: Platform, kind: str, top_k: int = 0, **options: Any) -> None:

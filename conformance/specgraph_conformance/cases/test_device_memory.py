@@ -8,7 +8,7 @@ import torch
 from specgraph.device import GraphPool, Platform
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, on_host, replay_and_wait
+from specgraph_conformance.rig import captured, replay_and_wait
 
 
 @case(
@@ -39,25 +39,3 @@ def test_counts(platform: Platform) -> None:
         now = once(pool_first)
         assert now[0] <= allocated, f"{now[0] - allocated} bytes more are allocated after a graph came and went"
         assert now[1] <= reserved, f"{now[1] - reserved} bytes more are reserved after a graph came and went"
-
-
-@case(
-    "streams.record-event-takes-the-given-one",
-    "`stream.record_event(event)` records that event and returns it.",
-    cause="a new event is recorded instead of the one that was given",
-    quick=True,
-)
-def test_record(platform: Platform) -> None:
-    x, side = torch.zeros(1 << 16, device=platform.device), platform.stream()
-    platform.synchronize()
-    event = platform.event()
-    with platform.use(side):
-        x.add_(1)
-        returned = side.record_event(event)
-    assert returned is None or returned is event, "another event was returned"
-    other = platform.stream()
-    other.wait_event(event)
-    with platform.use(other):
-        x.add_(1)
-    platform.synchronize()
-    assert on_host(x).unique().tolist() == [2.0]

@@ -43,7 +43,6 @@ def test_one_value(platform: Platform) -> None:
         expect_equal(
             on_host(out), -row if negative else row, "a row chosen, scaled and shifted by tensors of one value"
         )
-    graph.close()
 
 
 @case(
@@ -69,14 +68,15 @@ def test_wide_integers(platform: Platform) -> None:
         wanted = torch.tensor([(value + (3 << 40)) * 5 - (1 << 33) for value in values])
         expect_equal(on_host(out), wanted, "sums and products of int64")
         expect_equal(on_host(far), torch.tensor([value == (1 << 36) + 7 for value in values]), "comparisons of int64")
-    graph.close()
 
 
 @case(
     "replay.another-platform-closes",
-    "A graph that was captured before another Platform object of the device was opened and closed still replays.",
+    "Two Platform objects of one device capture and replay side by side, and after one was closed the graph of the "
+    "other still replays.",
     hazard="close-ends-other-platforms",
-    cause="close() resets the device, or destroys graphs, streams or pools that are not its own",
+    cause="state of the module instead of the platform, or close() resets the device, or destroys graphs, streams or "
+    "pools that are not its own",
     quick=True,
 )
 def test_other_closes(backend: Discovered, platform: Platform) -> None:
@@ -84,14 +84,19 @@ def test_other_closes(backend: Discovered, platform: Platform) -> None:
     x, out = torch.ones(256, device=platform.device), torch.zeros(256, device=platform.device)
     graph = captured(platform, lambda: out.copy_(x * 3 + 1))
     other = backend.backend.open(0)
-    theirs = captured(other, lambda: out.zero_(), warm_up=False)
-    theirs.close()
-    other.close()
-    for value in (1.0, 2.0):
+    y = torch.zeros(4, device=other.device)
+    theirs = captured(other, lambda: y.add_(2), warm_up=False)
+    for value in (1.0, 2.0, 3.0, 4.0):
         x.fill_(value)
+        if value < 3:
+            theirs.replay()
         replay_and_wait(platform, graph)
         assert on_host(out).unique().tolist() == [3 * value + 1]
-    graph.close()
+        if value == 2:
+            other.synchronize()
+            assert on_host(y).unique().tolist() == [4.0]
+            theirs.close()
+            other.close()
 
 
 @case(
@@ -143,7 +148,6 @@ def test_special(platform: Platform) -> None:
         seen = on_host(out)
         is_same = torch.where(right.isnan(), seen.isnan(), seen == right)
         assert is_same.all(), f"{name} of {values.tolist()} is {seen.tolist()} instead of {right.tolist()}"
-    graph.close()
 
 
 def replays_beside_others(
@@ -157,7 +161,6 @@ def replays_beside_others(
         replay_and_wait(platform, graph)
         assert on_host(out).unique().tolist() == [wanted(value)]
         assert all(on_host(other).unique().tolist() == [7.0] for other in others), "a replay wrote into an eager tensor"
-    graph.close()
 
 
 @case(

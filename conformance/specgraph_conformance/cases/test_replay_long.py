@@ -57,7 +57,6 @@ def test_long_work(platform: Platform, way: str) -> None:
         platform.synchronize()
         values, wanted = on_host(seen).unique().tolist(), LONG_ADDITIONS * number
         assert values == [wanted], f"after {way} another stream saw {values} where {wanted} was to be seen"
-    graph.close()
 
 
 def dependent_ops(x: Tensor) -> None:
@@ -79,7 +78,6 @@ def test_many_ops(platform: Platform) -> None:
         replay_and_wait(platform, graph)
         dependent_ops(wanted)
         expect_equal(on_host(x), wanted, f"int64 after replay {number}")
-    graph.close()
 
 
 @case(

@@ -62,4 +62,3 @@ def test_ops(platform: Platform, op: str, seed: int) -> None:
         ids.copy_(torch.randperm(ROWS, generator=generator))
         replay_and_wait(platform, graph)
         expect_equal(on_host(out), on_host(OPS[op](x, ids, b)))
-    graph.close()

@@ -54,7 +54,6 @@ def test_external_record(platform: Platform) -> None:
         main.wait_stream(side)
         platform.synchronize()
         assert on_host(seen).unique().tolist() == [2 * i]
-    graph.close()
 
 
 @case(
@@ -83,4 +82,3 @@ def test_external_wait(platform: Platform) -> None:
         side.wait_stream(main)
         platform.synchronize()
         assert on_host(y).unique().tolist() == [2 * i]
-    graph.close()

@@ -41,30 +41,31 @@ def test_query(platform: Platform) -> None:
             assert values == [LONG_ADDITIONS] or not done, f"{what}, and another stream read {values}"
             assert works.query(), "stream.query() is false after synchronize()"
             assert event.query(), "event.query() is false after synchronize()"
-    graph.close()
 
 
 @case(
     "streams.record-event-is-of-its-stream",
-    "`stream.record_event()` marks the work of that stream, also where another stream is current.",
+    "`stream.record_event()` marks the work of that stream, also where another stream is current, by the event that it "
+    "is given, if any.",
     hazard="event-of-the-current-stream",
-    cause="record_event() records on the current stream",
+    cause="record_event() records on the current stream, or a new event instead of the one that was given",
 )
 def test_record(platform: Platform) -> None:
     x, seen = torch.zeros(LONG_SIZE, device=platform.device), torch.zeros(LONG_SIZE, device=platform.device)
     works, reads = platform.stream(), platform.stream()
     graph = captured(platform, lambda: long_work(x), warm_up=False)
+    given = platform.event()
     for number in (1, 2, 3):
         with platform.use(works):
             graph.replay()
         with platform.use(reads):
-            event = works.record_event()
-            reads.wait_event(event)
+            returned = works.record_event() if number == 1 else works.record_event(given)
+            assert number == 1 or returned is None or returned is given, "another event was returned"
+            reads.wait_event(returned if number == 1 else given)
             seen.copy_(x)
         platform.synchronize()
         values = on_host(seen).unique().tolist()
         assert values == [LONG_ADDITIONS * number], f"a stream that waited for the event saw {values}"
-    graph.close()
 
 
 @case(
@@ -93,5 +94,3 @@ def test_at_once(platform: Platform) -> None:
         platform.synchronize()
         seen = [on_host(tensor).unique().tolist() for tensor in out]
         assert seen == [[2 * (number + i) + 1] for i in range(2)], f"two graphs at once gave {seen} of {number:g}"
-    for graph in graphs:
-        graph.close()

@@ -99,7 +99,6 @@ def test_each_gated(platform: Platform, left_out: int) -> None:
         expect_waiting(done, f"the graph ran although group {left_out} of 3 had no update")
         tasks.update_only({left_out: second[left_out]})
     expect_equal(tasks.result(), tasks.eager(second), "the replay after the missing update")
-    tasks.graph.close()
 
 
 @pytest.mark.parametrize("wrong", ["unknown", "misspelt", "missing", "short", "long", "negative"])
@@ -138,7 +137,6 @@ def test_many(platform: Platform) -> None:
         lengths = tasks.lengths(*([offset + step + 1, 2 * step + 1, 40 + step] for step in range(8)))
         tasks.replay(lengths)
         expect_equal(tasks.result(), tasks.eager(lengths))
-    tasks.graph.close()
 
 
 @case(
@@ -161,7 +159,6 @@ def test_back_to_back(platform: Platform) -> None:
     seen = on_host(log)
     for i, lengths in enumerate(rounds):
         expect_equal(seen[i], tasks.eager(lengths), f"round {i}")
-    tasks.graph.close()
 
 
 @case(
@@ -180,8 +177,6 @@ def test_two_graphs(platform: Platform) -> None:
     seen_one, seen_other = one.result(), other.result()
     expect_equal(seen_one, one.eager(a))
     expect_equal(seen_other, other.eager(b))
-    one.graph.close()
-    other.graph.close()
 
 
 @case(
@@ -199,7 +194,6 @@ def test_other_op(platform: Platform) -> None:
     lengths = tasks.lengths([5, 6, 7])
     tasks.replay(lengths)
     expect_equal(tasks.result(), tasks.eager(lengths))
-    tasks.graph.close()
 
 
 @case(

@@ -87,7 +87,6 @@ def test_several_ops(platform: Platform, count: int) -> None:
     for step in (0, 29):
         lengths = _of_each(count, step)
         ops.expect_eager(ops.replay(lengths), lengths, SCALE, "the update")
-    ops.graph.close()
 
 
 @case(
@@ -111,4 +110,3 @@ def test_scale(platform: Platform) -> None:
                 platform.synchronize()
             continue
         ops.expect_eager(seen, lengths, scale, f"an update with {scale / SCALE:g} times the captured scale")
-    ops.graph.close()
