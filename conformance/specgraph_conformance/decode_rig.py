@@ -144,14 +144,16 @@ def expect_targets_logprobs(made: SpeculativeDecoder, asked: Sequence[Request], 
         assert off[at] < TOLERANCE[made.target.model.dtype], f"log-probability {at} is off by {off[at]:.3g}"
 
 
-def expect_lossless(platform: Platform, asked: Sequence[Request], **options: Any) -> AcceptanceMetrics:
+def expect_lossless(
+    platform: Platform, asked: Sequence[Request], kind: str = "eagle", **options: Any
+) -> AcceptanceMetrics:
     """Expect the tokens of the target alone at the verify pass's shape, and return the speculative decoder's metrics.
 
     Args:
         options: those of `decoder`.
     """
-    with decoder(platform, **options) as speculative:
+    with decoder(platform, kind=kind, **options) as speculative:
         ours = generate(speculative, asked)
-    with decoder(platform, **options | {"kind": None}) as plain:
+    with decoder(platform, kind=None, **options) as plain:
         assert ours == generate(plain, asked)
     return speculative.metrics
