@@ -11,24 +11,17 @@ from torch import Tensor
 
 from specgraph.capture import ModelRunner, Resolution, report_captures, resolve
 from specgraph.capture.attend import PassMode
-from specgraph.device import Capabilities, LoweringName, Platform
-from specgraph.draft import DraftConfig, Drafter
+from specgraph.device import Capabilities, LoweringName
+from specgraph.draft import DraftConfig
+from specgraph.engine import SpeculativeDecoder
 from specgraph.engine.adaptive_k import RoundTimes, best_k
 from specgraph.errors import UnsupportedError
 
 
-def describe(
-    platform: Platform,
-    config: DraftConfig,
-    drafter: Drafter,
-    owners: Mapping[str, ModelRunner],
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
-    """Capture, and return the report of what was captured, as `specgraph explain --json` writes it.
-
-    Args:
-        owners: the drafter and, where there is a target, all runners of a decoder, by name.
-    """
+def describe(decoder: SpeculativeDecoder, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+    """Capture, and return the report of what was captured, as `specgraph explain --json` writes it."""
+    platform, config, drafter, owners = decoder.platform, decoder.config, decoder.drafter, decoder.runners
+    assert drafter is not None
     captured: list[dict[str, Any]] = []
     memory: dict[str, dict[str, int]] = {}
     counted = report_captures(list(owners.values()), progress)
@@ -58,6 +51,7 @@ def describe(
         "tree_sizes": [size for size in config.sizes if config.shape(size).tree],
         "max_num_requests": config.max_num_requests,
         "max_model_len": config.max_model_len,
+        "block_size": config.block_size,
         "prefill_sizes": list(config.prefill_rows),
         "eager": _eager(config, resolution),
         "captured": captured,
@@ -69,10 +63,8 @@ def describe(
     }
 
 
-def k_by_acceptance(times: RoundTimes | None) -> dict[int, dict[str, int]] | None:
+def k_by_acceptance(times: RoundTimes) -> dict[int, dict[str, int]]:
     """Return what `-k auto` drafts for each captured size for chances of acceptance of 0.3, 0.6 and 0.9."""
-    if times is None:
-        return None
     rates = (0.3, 0.6, 0.9)
     return {size: {str(rate): best_k([rate] * max(row), row) for rate in rates} for size, row in times.items()}
 

@@ -6,11 +6,9 @@ It captures all graphs and reports what it captured. Nothing is generated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -19,15 +17,7 @@ from specgraph.cli.options import RANKS, DraftOption, JsonOption, PlatformOption
 from specgraph.cli.output import check_output, print_summary, text_output, write_json
 from specgraph.cli.waiting import waiting
 from specgraph.errors import ConfigError
-from specgraph.options import EngineOptions, dtype_named
-
-if TYPE_CHECKING:
-    from specgraph.attention import AttentionChoice
-    from specgraph.capture import ModelRunner
-    from specgraph.device import Platform
-    from specgraph.draft import Drafter
-    from specgraph.engine import EngineConfig
-    from specgraph.engine.adaptive_k import RoundTimes
+from specgraph.options import EngineOptions
 
 _Rows = Iterator[tuple[str, str]]
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")
@@ -37,100 +27,48 @@ _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step
 def explain(
     target: TargetOption = None,
     draft: DraftOption = None,
-    shape: Annotated[str | None, typer.Option(help="A drafter by name, random weights, no target; see bench.")] = None,
     options: Any = None,
     platform: PlatformOption = None,
     json: JsonOption = None,
 ) -> None:
     """Show captured sizes by phase and model, graphs, memory, the lowering, and why each other one was refused."""
     check_output("--json", json)
-    if shape is not None and (target, draft, options.num_modules) != (None, None, None):
-        raise ConfigError("give --shape, or folders, not both")
-    if shape is not None and options.decode == "round":
-        raise ConfigError("--shape has no target, and --decode round launches a verify with the propose")
     if (target is None) != (draft is None):
         raise ConfigError("give both the target's and the drafter's folder, or neither for the shipped pair")
     with waiting() as captured:
-        report = _report(target, draft, shape, options, platform, captured)
+        report = _report((target, draft) if target and draft else None, options, platform, captured)
     _show(Console(file=text_output(json)), report)
     write_json(report, json)
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """The models to explain, before their graphs are captured."""
-
-    models: dict[str, str]
-    """The source of each model."""
-    config: EngineConfig
-    attention: AttentionChoice
-    drafter: Drafter
-    runners: Mapping[str, ModelRunner]
-    """The runners that capture, by name."""
-    time_rounds: Callable[[], RoundTimes | None] = lambda: None
-
-
 def _report(
-    target: Path | None,
-    draft: Path | None,
-    shape: str | None,
+    folders: tuple[Path, Path] | None,
     options: EngineOptions,
     platform: str | None,
     captured: Callable[[int, int], None],
 ) -> dict[str, Any]:
+    """Load the models of two folders, by default the shipped pair, as `load_generator` does, and capture them."""
     import torch
 
+    from specgraph.checkpoints import drafter_format
     from specgraph.cli.captured import describe, k_by_acceptance
     from specgraph.device import open_platform
-    from specgraph.engine.load import shipped_pair
-
-    opened = open_platform(platform)
-    with torch.inference_mode():
-        if shape is not None:
-            loaded = _drafter_alone(shape, options, opened)
-        else:
-            loaded = _pair(*((target, draft) if target and draft else shipped_pair()), options, opened)
-        report = {"models": loaded.models}
-        report |= describe(opened, loaded.config, loaded.drafter, loaded.runners, captured)
-        report |= {"block_size": loaded.config.block_size, "attention_refusals": loaded.attention.reason}
-        times = loaded.time_rounds()
-        report |= {"round_times": times, "k_by_acceptance": k_by_acceptance(times)}
-    for owner in loaded.runners.values():
-        owner.close()
-    return report
-
-
-def _drafter_alone(shape: str, options: EngineOptions, opened: Platform) -> _Loaded:
-    """Return a drafter by name, with random weights, and KV caches for its largest batch."""
-    import torch
-
-    from specgraph.attention import choose_attention
-    from specgraph.engine.blocks import cache_dtype
-    from specgraph.engine.load import draft_tree, engine_config
-    from specgraph.tools.shapes import lone_drafter, random_head, shape_named
-
-    length, trees = options.max_model_len or 4096, draft_tree(options) is not None
-    dtype = dtype_named(options.dtype) or (torch.float32 if opened.device.type == "cpu" else torch.bfloat16)
-    head = random_head(shape_named(shape), opened.device, dtype, length)
-    cached = cache_dtype(options.kv_cache_dtype, dtype)
-    layers = head.attention_layers
-    attention = choose_attention(options.attention, opened, layers, dtype, options.block_size, trees, cached)
-    config = engine_config(replace(options, block_size=attention.block_size), length)
-    drafter = lone_drafter(opened, head, config, attention.backend, cached)
-    return _Loaded({"drafter": f"{shape}, random weights"}, config, attention, drafter, {"drafter": drafter})
-
-
-def _pair(target: Path, draft: Path, options: EngineOptions, opened: Platform) -> _Loaded:
-    """Return the models of two folders, as `load_generator` loads them."""
-    from specgraph.checkpoints import drafter_format
     from specgraph.engine import SpeculativeDecoder
-    from specgraph.engine.load import load_models
+    from specgraph.engine.load import load_models, shipped_pair
 
-    pair = load_models(target, draft, opened, options)
-    models = {"target": f"{target}", "drafter": f"{draft}: {drafter_format(draft)}", "KV": f"{pair.cache}"}
-    decoder = SpeculativeDecoder(pair.target, pair.head, opened, pair.config, attention=pair.attention.backend)
-    assert decoder.drafter is not None
-    return _Loaded(models, pair.config, pair.attention, decoder.drafter, decoder.runners, decoder.time_rounds)
+    opened, (target, draft) = open_platform(platform), folders or shipped_pair()
+    with torch.inference_mode():
+        pair = load_models(target, draft, opened, options)
+        decoder = SpeculativeDecoder(pair.target, pair.head, opened, pair.config, attention=pair.attention.backend)
+        models = {"target": f"{target}", "drafter": f"{draft}: {drafter_format(draft)}", "KV": f"{pair.cache}"}
+        report = {"models": models, **describe(decoder, captured)}
+        times = decoder.time_rounds()
+    decoder.close()
+    return report | {
+        "attention_refusals": pair.attention.reason,
+        "round_times": times,
+        "k_by_acceptance": None if times is None else k_by_acceptance(times),
+    }
 
 
 def _show(console: Console, report: Mapping[str, Any]) -> None:
@@ -153,7 +91,7 @@ def _show(console: Console, report: Mapping[str, Any]) -> None:
 
 def _model_rows(report: Mapping[str, Any]) -> _Rows:
     yield "platform", f"{report['platform']} ({report['device']})"
-    yield from report.get("models", {}).items()
+    yield from report["models"].items()
     hosts = ", ".join(report["host_parameters"])
     used = report["attention"] + (f", {hosts} from the host" if hosts else "")
     refused = f"; {report['attention_refusals']}" if report["attention_refusals"] else ""

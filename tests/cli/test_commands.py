@@ -209,7 +209,7 @@ def test_options_of_the_engine_are_declared_once():
 
 
 def test_choices_in_any_case_and_values_that_do_not_parse():
-    run = specgraph("explain", "--decode", "EAGER", "--shape", "eagle3-tiny-python", "--json", "-")
+    run = specgraph("explain", "--decode", "EAGER", "--json", "-")
     assert json.loads(run.stdout)["prefill"] == "eager"
     refused(specgraph("explain", "--prefill-sizes", "8,x"), "--prefill-sizes 8,x", "whole numbers")
     refused(specgraph("generate", "--synthetic-acceptance", "often"), "--synthetic-acceptance often", "0.8,0.6,0.5")

@@ -36,7 +36,7 @@ def report_of(kind="eagle", platform=None, host=False, **settings):
     attention = PagedHostAttention(platform) if host else PagedAttention()
     with torch.inference_mode():
         decoder = SpeculativeDecoder(target, make_head(kind, target), platform, config, attention=attention)
-        report = describe(platform, config, decoder.drafter, decoder.runners)
+        report = describe(decoder)
     decoder.close()
     return report
 
@@ -154,7 +154,6 @@ def test_command():
         (("--lowering", "merged"), "write decode='merged' (--decode merged)"),
         (("--draft-schedule", "2:5"), "add an entry"),
         (("--draft-schedule", "8:0"), "drafts no token at any size"),
-        (("--shape", "no-such-shape"), "unknown shape"),
         (("--num-modules", "2"), "it takes 1 or more, and only for mtp"),
     ],
 )

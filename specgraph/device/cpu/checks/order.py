@@ -8,6 +8,7 @@ device depends on timing.
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -50,10 +51,7 @@ class Region:
 
     @property
     def numel(self) -> int:
-        n = 1
-        for s in self.size:
-            n *= s
-        return n
+        return math.prod(self.size)
 
     @property
     def is_dense(self) -> bool:
