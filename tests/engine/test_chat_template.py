@@ -29,16 +29,45 @@ def write(folder, config):
     return folder
 
 
-def test_as_transformers(tmp_path):
+def by_transformers(template, messages=MESSAGES, **tokens):
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
-    [wanted], _ = utils.render_jinja_template(
-        [MESSAGES], chat_template=TEMPLATE, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
+    [text], _ = utils.render_jinja_template(
+        [messages], chat_template=template, add_generation_prompt=True, bos_token="<s>", eos_token="</s>", **tokens
     )
+    return text
+
+
+def test_as_transformers(tmp_path):
+    wanted = by_transformers(TEMPLATE)
     assert render_chat(write(tmp_path, CONFIG), MESSAGES) == wanted
     named = [{"name": "tool_use", "template": "-"}, {"name": "default", "template": TEMPLATE}]
     assert render_chat(write(tmp_path, {**CONFIG, "chat_template": named}), MESSAGES) == wanted
     (tmp_path / "chat_template.jinja").write_text("file")
     assert render_chat(tmp_path, MESSAGES) == "file"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m.content }}{% endfor %}",
+        "{% set n = 1 %}{% generation %}\n{% set n = 2 %}{{ messages[1].content }}{{ n }}{% endgeneration %}\n{{ n }}",
+        "{{ {'b': '<é & \"x\">', 'a': [1, none]} | tojson }}|{{ messages[:1] | tojson(indent=2) }}",
+        "{{ 'é' | tojson(ensure_ascii=true) }}|{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}",
+        "{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':')) }}",
+        "{{ strftime_now('%Y') }}",
+        "{{ pad_token }}|{{ unk_token is defined }}|{{ sep_token is defined }}|{{ '' ~ mask_token }}",
+        "{{ tools is none }}|{{ documents is none }}|{% if tools %}tools{% endif %}{{ other is defined }}",
+        "{% macro said(m) %}[{{ m.role }}]{% endmacro %}{% set ns = namespace(n=0) %}"
+        "{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ said(m) }}{% endfor %}{{ ns.n }}",
+        "{%- for m in messages[::-1] -%}\n  {{- m['content'].strip().split('h')[-1] }}\n{% endfor %}\n",
+    ],
+)
+def test_tags_filters_and_variables_of_transformers(template, tmp_path):
+    """Compare with transformers what the published templates of the families in docs/models.md use."""
+    tokens = {"pad_token": "<pad>", "unk_token": "<unk>"}
+    folder = write(tmp_path, {**CONFIG, **tokens, "chat_template": template})
+    assert render_chat(folder, MESSAGES) == by_transformers(template, **tokens)
 
 
 @pytest.mark.parametrize(
