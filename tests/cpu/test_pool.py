@@ -109,48 +109,6 @@ def test_pool_clash(platform):
     assert (z == 2).all(), "the first graph's result lies where the second one's does, as on a device"
 
 
-def test_graphs_of_a_pool_reuse_each_others_intermediates(platform):
-    def reserved(share: bool) -> int:
-        pool = platform.graph_pool()
-        graphs = [platform.graph(pool if share else None) for _ in range(4)]
-        x = torch.ones(1 << 18)
-        for g in graphs:
-            capture(g, lambda: (((x + 1) * 2).relu()).sum())
-        used = platform.memory().reserved
-        for g in graphs:
-            g.close()
-        return used
-
-    assert reserved(share=True) < reserved(share=False) / 2
-
-
-@pytest.mark.slow
-def test_replays_take_no_memory(platform, paged_decoder):
-    import resource
-
-    decoder = paged_decoder(layers=1)
-    graph = platform.graph()
-    with torch.no_grad():
-        capture(graph, lambda: decoder.step(decoder.state))
-
-    def replay(times: int) -> None:
-        for _ in range(times):
-            decoder.state["positions"].fill_(1)
-            decoder.state["step"].zero_()
-            graph.replay()
-
-    replay(300)
-    gc.collect()
-    objects, peak, memory = len(gc.get_objects()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, platform.memory()
-    replay(3000)
-    gc.collect()
-    # The peak comes first: the list of all objects takes megabytes itself.
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 2048, "KiB"
-    assert len(gc.get_objects()) - objects < 100
-    now = platform.memory()
-    assert (now.allocated, now.reserved) == (memory.allocated, memory.reserved)
-
-
 def test_many_captures_leave_nothing(platform):
     x = torch.ones(100)
     for _ in range(200):

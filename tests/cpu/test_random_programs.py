@@ -102,7 +102,7 @@ def same(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEP, min_size=1, max_size=25), DTYPES, st.booleans(), st.integers(0, 2**31))
 @pytest.mark.filterwarnings("ignore:.*non-writable.*")
 def test_random_program(program, dtype, inference, seed):

@@ -159,22 +159,6 @@ def test_external_event_waited_for_in_a_graph(platform, side):
     assert x.tolist() == [6.0] * 4
 
 
-def test_one_graph_records_what_another_waits_for(platform, side):
-    x = torch.zeros(4)
-    event = platform.event(external=True)
-    producer, consumer = platform.graph(), platform.graph()
-    with producer.capture():
-        x.add_(1)
-        event.record()
-    with consumer.capture():
-        event.wait()
-        y = x * 2
-    producer.replay()
-    with platform.use(side):
-        consumer.replay()
-    assert y.tolist() == [2.0] * 4
-
-
 def test_timing_events(platform):
     start, end = platform.event(timing=True), platform.event(timing=True)
     with pytest.raises(UnsupportedError, match="recorded"):

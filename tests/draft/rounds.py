@@ -1,4 +1,4 @@
-"""Simulated target rounds: what an engine would hand to a drafter, without a target."""
+"""Drafters, and simulated target rounds: what an engine would hand to them, without a target."""
 
 from __future__ import annotations
 
@@ -8,10 +8,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specgraph.attention import Attend, AttentionMetadata
-from specgraph.draft import DraftConfig, ProposeBatch
-from specgraph.engine import BlockAllocator
+from specgraph.attention import Attend, AttentionMetadata, choose_attention
+from specgraph.device.cpu import CpuPlatform
+from specgraph.draft import DraftConfig, Drafter, ProposeBatch
+from specgraph.engine import BlockAllocator, allocate_caches
 from specgraph.models.protocol import DraftHead, DraftOutput
+
+LOWERINGS = ("eager", "piecewise", "step", "merged")
+
+
+def make_drafter(head, lowering, attention, capture=True, **settings):
+    """attention: a backend, or "device" or "host" for the core's own."""
+    platform = CpuPlatform()
+    config = DraftConfig(decode=lowering, **{"block_size": 4, "check_inputs": True, **settings})
+    blocks = 1 + -(-(config.max_model_len + config.scratch_tokens) // config.block_size) * config.max_num_requests
+    caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
+    if isinstance(attention, str):
+        attention = choose_attention(attention, platform).backend
+    drafter = Drafter(head, caches, platform, config, attention=attention)
+    if capture:
+        with torch.inference_mode():
+            drafter.capture()
+    return drafter
 
 
 @dataclass

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 from draft.pairs import VOCAB, make_head, make_target
-from draft.rounds import Rounds, caches_equal
-from draft.test_drafters_bit_equal import LOWERINGS, make_drafter
+from draft.rounds import LOWERINGS, Rounds, caches_equal, make_drafter
 from torch import Tensor
 
 from specgraph.attention import PagedAttention

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from draft.pairs import DRAFTERS, VOCAB, make_head, make_target
-from draft.rounds import Rounds
-from draft.test_drafters_bit_equal import make_drafter
+from draft.rounds import Rounds, make_drafter
 
 from specgraph.attention import KVCache
 from specgraph.capture import resolve

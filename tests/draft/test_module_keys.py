@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from draft.pairs import VOCAB, make_head, make_target
+from draft.rounds import make_drafter
 from draft.test_against_dense import dense_attend
-from draft.test_drafters_bit_equal import make_drafter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,72 +38,6 @@ def test_chunks_leave_the_keys_of_the_whole_prompt(lengths, k, length, chunk, se
         rows = range(first, min(first + chunk, length))
         drafter.prefill(prompt.tolist(), rows, blocks, aux[first : rows.stop])
     check_keys(drafter, oracle, prompt[1:], aux[:-1], blocks)
-
-
-@pytest.mark.parametrize(
-    ("lowering", "lengths", "block"),
-    [("merged", "device", 4), ("eager", "device", 2), ("step", "device", 1), ("merged", "host", 4)],
-)
-def test_rounds_leave_the_keys_of_the_text(lowering, lengths, block):
-    """The keys of every module, whatever was accepted and however many tokens were drafted, for requests side by side.
-
-    Blocks go from one request to the next, requests change their rows, and rejected rows have hidden states of their
-    own. A round may be repeated; a request may be inert in a round.
-    """
-    head, oracle = make_head("mtp-modules", make_target()), make_head("mtp-modules", make_target(torch.float64))
-    drafter = make_drafter(
-        head, lowering, lengths, num_speculative_tokens=4, k_candidates=(1, 2, 4), max_num_requests=3, block_size=block,
-        max_model_len=LENGTH, capture_sizes=[1, 3], prefill_sizes=[8],
-    )  # fmt: skip
-
-    @settings(max_examples=6, deadline=None, derandomize=True)
-    @given(
-        prompts=st.lists(st.integers(1, 20), min_size=1, max_size=3),
-        rounds=st.lists(
-            st.tuples(st.sampled_from([1, 2, 4]), st.lists(st.integers(0, 5), min_size=3, max_size=3), st.booleans()),
-            min_size=2,
-            max_size=6,
-        ),
-        seed=st.integers(0, 99),
-    )
-    def check(prompts, rounds, seed):
-        g = torch.Generator().manual_seed(seed)
-        tables = (torch.randperm(3 * LENGTH // block, generator=g) + 1).view(3, -1)[: len(prompts)].tolist()
-        texts = [torch.randint(0, VOCAB, (n,), generator=g) for n in prompts]
-        states = [torch.randn(n, head.aux_size, generator=g) for n in prompts]
-        for text, aux, blocks in zip(texts, states, tables, strict=True):
-            for first in range(0, len(text), 5):
-                chunk = range(first, min(first + 5, len(text)))
-                drafter.prefill(text.tolist(), chunk, blocks, aux[first : chunk.stop])
-        rows, joined = 5, [False] * len(prompts)
-        for k, accepted, again in rounds:
-            order = torch.randperm(len(prompts), generator=g).tolist()
-            counts = [min(accepted[r], rows if joined[r] else 1) for r in order]
-            starts = [len(texts[r]) - 1 for r in order]
-            sampled = torch.randint(0, VOCAB, (len(order), rows), generator=g)
-            aux = 9 * torch.randn(len(order), rows, head.aux_size, generator=g)
-            for i, (r, count) in enumerate(zip(order, counts, strict=True)):
-                if count and not joined[r]:
-                    aux[i, 0], joined[r] = states[r][-1], True
-                else:
-                    states[r] = torch.cat([states[r], aux[i, :count]])
-                texts[r] = torch.cat([texts[r], sampled[i, :count]])
-            batch = ProposeBatch(
-                sampled_token_ids=sampled,
-                num_sampled=torch.tensor(counts, dtype=torch.int32),
-                start_positions=torch.tensor(starts),
-                aux_hidden=aux.flatten(0, 1),
-                block_table=torch.tensor([tables[r] for r in order], dtype=torch.int32),
-            )
-            for _ in range(1 + again):
-                drafter.propose(batch, num_speculative_tokens=k)
-            for r in order:
-                known = len(texts[r]) - 1  # rows of the text; the last token's comes with the next round
-                check_keys(drafter, oracle, texts[r][1:], states[r][:known], tables[r])
-            rows = k + 1
-
-    check()
-    drafter.close()
 
 
 def check_keys(drafter, oracle, tokens, aux, blocks):

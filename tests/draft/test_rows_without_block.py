@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 from draft.pairs import VOCAB, make_head, make_target
-from draft.test_drafters_bit_equal import make_drafter
+from draft.rounds import make_drafter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

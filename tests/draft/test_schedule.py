@@ -4,31 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft.pairs import DRAFTERS, VOCAB, make_head, make_target
-from draft.rounds import Rounds
-from draft.test_drafters_bit_equal import make_drafter
+from draft.pairs import make_head, make_target
 
 from specgraph.attention import PagedAttention
 from specgraph.device.cpu import CpuPlatform
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
-
-SETTINGS = {"num_speculative_tokens": 3, "max_num_requests": 2, "max_model_len": 48, "capture_sizes": [1, 2]}
-
-
-@pytest.mark.parametrize("kind", [kind for kind in DRAFTERS if kind != "mtp-modules"])
-@pytest.mark.parametrize(("lowering", "lengths"), [("merged", "device"), ("step", "host")])
-def test_kv_is_complete_after_rounds_without_drafts(kind, lowering, lengths):
-    """Later drafts are those of a drafter that always drafted. (A head's later modules have no KV of such rounds.)"""
-    head = make_head(kind, make_target())
-    always = make_drafter(head, "eager", "device", **SETTINGS)
-    at_times = make_drafter(head, lowering, lengths, draft_schedule={1: 3, 2: 0}, **SETTINGS)
-    rounds = Rounds(always.config, head.aux_size, VOCAB, head.dtype, seed=7)
-    for n in (2, 2, 1, 1, 2, 1):
-        batch = rounds.next(n)
-        with torch.inference_mode():
-            wanted, got = always.propose(batch), at_times.propose(batch)
-        assert got.token_ids.shape == (n, 3 if n == 1 else 0)
-        assert torch.equal(got.token_ids, wanted.token_ids[:, : got.token_ids.shape[1]])
 
 
 @pytest.mark.parametrize("settings", [{}, {"sampled": True}, {"synthetic_acceptance": 0.5}], ids=str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from draft.pairs import VOCAB, make_head, make_target
-from draft.test_drafters_bit_equal import LOWERINGS, make_drafter
+from draft.rounds import LOWERINGS, make_drafter
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from specgraph_conformance.draft_oracles import one_pass_logits

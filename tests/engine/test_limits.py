@@ -30,14 +30,6 @@ def unlimited(make_decoder):
     return run
 
 
-@pytest.mark.parametrize("steps", [1, 3, 7])
-def test_exactly_max_tokens(make_decoder, shadow, unlimited, steps):
-    decoder, whole = make_decoder(shadow, num_speculative_tokens=steps), unlimited(one(2, 13), 13)
-    for max_tokens in (1, 2, 3, 4, 5, 8, 13):
-        result = decoder.generate([one(2, max_tokens)])[0]
-        assert (result.token_ids, result.finish_reason) == (whole[:max_tokens], "length")
-
-
 @pytest.mark.parametrize(
     ("steps", "lowering", "attention"), [(3, "eager", "device"), (3, "merged", "device"), (7, "merged", "host")]
 )
@@ -79,24 +71,6 @@ def test_a_stream_that_is_closed_at_a_refused_request_leaves_none(make_decoder, 
     assert [len(result.token_ids) for result in decoder.generate([one(4, 5)])] == [5]
 
 
-@pytest.mark.parametrize("steps", [1, 3, 7])
-def test_generation_ends_after_a_stop_token_and_keeps_it(make_decoder, shadow, unlimited, steps):
-    whole = unlimited(one(2, 30), 30)
-    decoder = make_decoder(shadow, num_speculative_tokens=steps)
-    for stop in list(dict.fromkeys(whole))[:5]:
-        result = decoder.generate([one(2, 30, stop_token_ids=[stop])])[0]
-        assert result.token_ids == whole[: whole.index(stop) + 1]
-        assert result.finish_reason == "stop"
-
-
-def test_of_several_stop_tokens_the_first_one_counts(make_decoder, shadow, unlimited):
-    whole = unlimited(one(4, 20), 20)
-    distinct = list(dict.fromkeys(whole))
-    stops = distinct[2:5]
-    result = make_decoder(shadow).generate([one(4, 20, stop_token_ids=stops)])[0]
-    assert result.token_ids == whole[: min(whole.index(s) for s in stops) + 1]
-
-
 def test_a_stop_token_that_is_the_last_allowed_one_is_a_stop(make_decoder, unlimited, shadow):
     whole = unlimited(one(4, 20), 20)
     at = next(i for i in range(5, 20) if whole.index(whole[i]) == i)
@@ -105,22 +79,6 @@ def test_a_stop_token_that_is_the_last_allowed_one_is_a_stop(make_decoder, unlim
 
 
 # ---- the KV cache ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_blocks", [17, 20, 33])
-def test_a_full_cache_makes_requests_wait_and_all_complete(make_decoder, requests, shadow, num_blocks):
-    """With 16 usable blocks hardly two requests fit at once."""
-    wanted = make_decoder(shadow, capture_sizes=[4]).generate(requests)
-    decoder = make_decoder(shadow, capture_sizes=[4], num_blocks=num_blocks)
-    most, least_free = 0, decoder.allocator.capacity
-    for _ in decoder.stream(requests):
-        most = max(most, decoder.target.round.start_positions.ge(0).sum().item())
-        least_free = min(least_free, decoder.allocator.num_free)
-    assert decoder.allocator.num_free == decoder.allocator.capacity == num_blocks - 1
-    assert decoder.generate(requests) == wanted
-    assert decoder.allocator.num_free == decoder.allocator.capacity
-    assert least_free < num_blocks - 1
-    assert most < 4 or num_blocks == 33
 
 
 def test_what_can_never_fit_is_refused_while_others_go_on(make_decoder, requests, shadow):
@@ -151,12 +109,6 @@ def test_no_two_running_requests_share_a_block(make_decoder, requests, shadow):
     decoder.target.verify = spy
     decoder.generate(requests)
     assert max(batches) > 1
-
-
-def test_more_requests_than_rows_wait_their_turn(make_decoder, requests, shadow):
-    wanted = make_decoder(shadow, capture_sizes=[4]).generate(requests)
-    decoder = make_decoder(shadow, max_num_requests=2, capture_sizes=[2])
-    assert [r.token_ids for r in decoder.generate(requests)] == [r.token_ids for r in wanted]
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -29,11 +29,3 @@ def test_two_metrics_share_nothing():
     first, second = AcceptanceMetrics(3), AcceptanceMetrics(3)
     first.observe([3], 3)
     assert second.accepted == [0, 0, 0]
-
-
-def test_an_example_by_hand():
-    metrics = AcceptanceMetrics(3)
-    metrics.observe([3, 0], 3)
-    metrics.observe([1, 1], 3)
-    assert metrics.mean_acceptance_length == 1 + 5 / 4
-    assert metrics.acceptance_per_position == [3 / 4, 1 / 4, 1 / 4]

@@ -1,10 +1,9 @@
 """Sampling parameters under speculation: the output follows the distribution that they define, for each request of a
-batch, and logprobs are those of the target."""
+batch."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from goodness_of_fit import follows
 from served_distribution import served
 
-from specgraph import ConfigError, load_generator, ops
+from specgraph import ConfigError, load_generator
 from specgraph.draft import DraftTree
 from specgraph.engine import EngineConfig, Request
 from specgraph.engine.request import UNSUPPORTED
@@ -26,7 +25,6 @@ MIXED = [
 ]
 ROUND = {"decode": "round", "capture_sizes": [4, 64]}
 TREE = {"num_speculative_tokens": 2, "tree": DraftTree(num_steps=2, top_k=2, num_draft_tokens=5)}
-LARGER = {"num_speculative_tokens": 3, "tree": DraftTree(num_steps=3, top_k=4, num_draft_tokens=16)}
 SETTINGS = {"sampled": True, "sampling_parameters": True, "max_num_requests": 64, "num_speculative_tokens": 2}
 
 
@@ -83,79 +81,6 @@ def test_mixed_parameters_in_one_batch_follow_their_distributions(make_decoder, 
         got = counts(results[place :: len(MIXED)])
         assert follows(got, joint(small_model, **parameters))
         assert not follows(got, joint(small_model, temperature=parameters["temperature"]))
-
-
-ASKED = [{"repetition_penalty": 1.5}, {"frequency_penalty": 1.0, "presence_penalty": 1.5}, {"logit_bias": {5: 4.0}}]
-
-
-WAYS = {
-    "eager": {},
-    "merged": {"decode": "merged"},
-    "round": {"decode": "round"},
-    "round, read at once": {"decode": "round", "rounds_ahead": 0},
-    "tree": {**LARGER, "decode": "merged"},
-    "trees for up to 2 requests": {**LARGER, "decode": "merged", "draft_schedule": {2: "tree", 4: 3}},
-    "round of trees": {**LARGER, "decode": "round"},
-}
-
-
-@pytest.fixture(scope="module")
-def penalised(reference):
-    """`penalised(requests)`: those of ASKED in turn, and the best token of each context of theirs, by transformers."""
-    known: list[list[int]] = []
-
-    def run(requests: list[Request]) -> tuple[list[Request], list[list[int]]]:
-        batch = [replace(one, **ASKED[i % len(ASKED)]) for i, one in enumerate(requests)]
-        for i, request in enumerate(batch if not known else ()):
-            output: list[int] = []
-            for _ in range(request.max_tokens):
-                logits = reference(torch.tensor([[*request.prompt_token_ids, *output]])).logits[0, -1].tolist()
-                best = served(logits, request.prompt_token_ids, output, 0.0, **ASKED[i % len(ASKED)])
-                output.append(best.index(1.0))
-            known.append(output)
-        return batch, known
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("way", "wrong"),
-    [
-        *((way, "") for way in WAYS),
-        ("eager", "drafts not in the context"),
-        ("eager", "output not counted"),
-        ("tree", "a chain's context"),
-    ],
-)
-def test_greedy_requests_with_penalties_take_the_best_token_of_each_context(
-    make_decoder, requests, penalised, shadow, way, wrong, monkeypatch
-):
-    """Requests join and leave, so rows move; against transformers over the whole sequence each time."""
-    real = ops.adjust_logits
-    if wrong == "a chain's context":
-        monkeypatch.setattr(ops, "adjust_logits", lambda *args: real(*args[:4]))
-    elif wrong == "output not counted":
-        monkeypatch.setattr(ops, "count_tokens", lambda *args: None)
-    elif wrong:
-        monkeypatch.setattr(
-            ops, "adjust_logits", lambda *args: real(*args[:3], torch.full_like(args[3], -1), *args[4:])
-        )
-    batch, expected = penalised(requests)
-    decoder = make_decoder(shadow, sampling_parameters=True, **WAYS[way])
-    results = decoder.generate(batch)
-    assert decoder.metrics.accepted[0] > 0
-    assert ([result.token_ids for result in results] == expected) is not bool(wrong)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_logprobs_are_the_targets_own(make_decoder, requests, reference, shadow, way):
-    decoder = make_decoder(shadow, sampled=True, logprobs=True, sampling_parameters=True, **WAYS[way])
-    batch = [replace(one, temperature=0.8, top_p=0.9, seed=i) for i, one in enumerate(requests)]
-    for request, result in zip(batch, decoder.generate(batch), strict=True):
-        ids, first = [*request.prompt_token_ids, *result.token_ids], len(request.prompt_token_ids) - 1
-        wanted = torch.log_softmax(reference(torch.tensor([ids])).logits[0, first:-1], -1)
-        wanted = wanted.gather(1, torch.tensor(result.token_ids)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(result.logprobs), wanted, rtol=0, atol=1e-4)
 
 
 def test_parameters_without_a_decoder_for_them_are_refused_by_name(make_decoder, eagle3):

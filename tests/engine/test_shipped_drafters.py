@@ -100,10 +100,10 @@ def test_drafts_are_accepted_and_change_no_token(name, decode, target_only):
 
 
 @pytest.mark.slow
-def test_the_shipped_pair_on_all_held_out_prompts(decode):
-    (tokens, metrics), (alone, _) = decode("eagle3", 64), decode(None, 64)
+def test_the_shipped_pair_on_more_held_out_prompts(decode):
+    (tokens, metrics), (alone, _) = decode("eagle3", 24), decode(None, 24)
     assert tokens == alone
-    assert len(alone) == 64
+    assert len(alone) == 24
     assert metrics.mean_acceptance_length >= 2.5
     per_position = metrics.acceptance_per_position
     assert per_position == sorted(per_position, reverse=True)

@@ -38,39 +38,6 @@ def tokens(results) -> list[list[int]]:
     return [result.token_ids for result in results]
 
 
-@pytest.fixture
-def by_target(make_decoder, requests):
-    return tokens(make_decoder(None).generate(requests))
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 2), (2, 3, 6), (5, 8, 64)])
-@pytest.mark.parametrize("head", ["eagle3", "shadow"])
-def test_equal_to_the_target_alone(request, make_decoder, requests, by_target, head, shape):
-    decoder = make_decoder(request.getfixturevalue(head), **tree(*shape))
-    assert tokens(decoder.generate(requests)) == by_target
-    if head == "shadow":
-        accepted = decoder.metrics.accepted
-        assert 0 < accepted[0] < decoder.metrics.num_drafts  # some are kept, some are rejected at once
-        assert accepted[min(shape[0], 3) - 1] > 0
-
-
-@pytest.mark.parametrize("lowering", ["step", "merged", "piecewise"])
-def test_every_lowering_gives_the_tokens_and_the_acceptance_of_eager(
-    make_decoder, requests, by_target, shadow, lowering
-):
-    settings = {**tree(4, 3, 12), "capture_sizes": [2, 4]}
-    eager = make_decoder(shadow, **settings)
-    wanted = tokens(eager.generate(requests))
-    decoder = make_decoder(shadow, decode=lowering, check_inputs=True, **settings)
-    assert tokens(decoder.generate(requests)) == wanted == by_target
-    assert decoder.metrics == eager.metrics
-    for drafts, others in zip(decoder.drafter.caches, eager.drafter.caches, strict=True):
-        assert drafts.key.equal(others.key)
-        assert drafts.value.equal(others.value)
-    if lowering == "merged":
-        assert decoder.drafter.launches["propose"] == decoder.drafter.num_proposes
-
-
 @pytest.mark.parametrize("head", ["eagle3", "shadow"])
 def test_a_tree_of_top_k_1_is_a_chain(request, make_decoder, requests, head):
     head = request.getfixturevalue(head)
@@ -148,16 +115,12 @@ def test_a_seed_gives_the_tokens_that_it_gives_the_target_alone(request, make_de
     assert decoder.metrics.accepted[0] > 0
 
 
-@pytest.mark.parametrize(
-    ("lowering", "schedule"),
-    [("step", SCHEDULES[1]), *(("merged", each) for each in SCHEDULES)],
-    ids=str,
-)
-def test_trees_and_chains_in_turns(make_decoder, requests, by_target, shadow, schedule, lowering):
-    decoder = make_decoder(shadow, decode=lowering, check_inputs=True, **mixed(schedule))
-    assert tokens(decoder.generate(requests)) == by_target
-    if lowering == "merged":
-        assert decoder.drafter.launches["propose"] == decoder.drafter.num_proposes
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_trees_and_chains_in_turns(make_decoder, requests, shadow, schedule):
+    wanted = tokens(make_decoder(None).generate(requests))
+    decoder = make_decoder(shadow, decode="merged", check_inputs=True, **mixed(schedule))
+    assert tokens(decoder.generate(requests)) == wanted
+    assert decoder.drafter.launches["propose"] == decoder.drafter.num_proposes
     assert decoder.metrics.accepted[1] > 0
 
 
@@ -236,7 +199,7 @@ def successors() -> Successors:
     return Successors(head.config, replace(head.tensors, lm_head=vocabulary(torch.float32)[1]), head.layers)
 
 
-@pytest.mark.parametrize("lowering", ["eager", "step", "merged", "piecewise", "round"])
+@pytest.mark.parametrize("lowering", ["merged", "round"])
 def test_trees_of_a_parallel_drafter(make_decoder, requests, lowering):
     model, settings = make_target(), tree(STEPS, 4, 14)
     asked = [replace(one, prompt_token_ids=[t % VOCAB for t in one.prompt_token_ids]) for one in requests]

@@ -14,7 +14,7 @@ from specgraph.checkpoints import load_target
 
 TARGET = str(FIXTURES / "target")
 DRAFTERS = ("eagle3-llama", "eagle", "mtp", "dflash", "target", "peagle")
-KINDS_IN = ("eager", "step", "merged")
+KINDS_IN = ("eager", "merged")
 """Lowerings in which every kind of drafter runs."""
 LOWERINGS = ("eager", "piecewise", "step", "merged", "round")
 
