@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from draft.pairs import DRAFTERS, VOCAB, make_head, make_target
+from draft.pairs import VOCAB, make_head, make_target
 from draft.rounds import Rounds, make_drafter
 
 from specgraph.attention import KVCache
@@ -69,23 +69,6 @@ def test_a_join_that_would_draft_from_something_else(row, hidden_rows, message):
     with pytest.raises(ConfigError, match=message):
         batch.join(row, torch.tensor(3), [None, torch.ones(head.aux_size), torch.ones(2, head.aux_size)][hidden_rows])
     assert torch.equal(batch.aux_hidden, torch.full_like(batch.aux_hidden, 7))
-
-
-def test_every_k_of_a_schedule_is_captured_at_start_up():
-    """Whatever rounds follow one another, nothing is captured at request time, and K is never other than asked."""
-    schedule = {1: 4, 2: 2}
-    head = make_head("eagle", make_target())
-    drafter = make_drafter(head, "merged", "device", num_speculative_tokens=4, draft_schedule=schedule, **LIMITS)
-    captured = list(drafter.graphs.descriptors)
-    for k in (4, 2):
-        limits = {**LIMITS, "capture_sizes": None}
-        rounds = Rounds(DraftConfig(num_speculative_tokens=k, **limits), head.aux_size, VOCAB, head.dtype, seed=k)
-        for n in (1, 2, 1):
-            drafts = drafter.propose(rounds.next(n))
-            # One size is captured, 2, and a size has one K.
-            assert drafts.token_ids.shape == (n, 2)
-            assert drafts.dispatch.captured
-    assert drafter.graphs.descriptors == captured
 
 
 def test_a_prompt_pass_longer_than_the_largest_size():
@@ -176,27 +159,6 @@ def test_the_former_name_of_an_option(former, message):
     ):
         with pytest.raises(ConfigError, match=message):
             make()
-
-
-class Wrapped:
-    """A head behind an object that hands every attribute through."""
-
-    def __init__(self, head):
-        self._head = head
-
-    def __getattr__(self, name):
-        return getattr(self._head, name)
-
-
-@pytest.mark.parametrize("kind", DRAFTERS)
-def test_a_wrapper_does_not_hide_the_kind_of_a_head(kind):
-    head = make_head(kind, make_target())
-    settings = {"num_speculative_tokens": 3, **LIMITS}
-    plain, wrapped = (make_drafter(h, "merged", "device", **settings) for h in (head, Wrapped(head)))
-    assert type(wrapped.program) is type(plain.program)
-    batch = Rounds(plain.config, head.aux_size, VOCAB, head.dtype, seed=1).next(2)
-    with torch.inference_mode():
-        assert torch.equal(wrapped.propose(batch).token_ids, plain.propose(batch).token_ids)
 
 
 @pytest.mark.parametrize(("limit", "enough"), [(3, True), (2, False)])

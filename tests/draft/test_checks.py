@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from draft.pairs import DRAFTERS, make_head, make_target
+from draft.pairs import make_head, make_target
 
 from specgraph import ConfigError, DraftConfig, Drafter, DraftOutput, PagedAttention, allocate_caches, load_generator
 from specgraph.device.cpu import CpuPlatform
@@ -35,11 +35,6 @@ def make(head, attention=None, **changes):
     drafter = Drafter(head, caches, platform, replace(CONFIG, **changes), attention=attention)
     drafter.capture()
     return drafter
-
-
-@pytest.mark.parametrize("kind", DRAFTERS)
-def test_sound_heads_pass(kind):
-    make(make_head(kind, make_target())).close()
 
 
 @pytest.mark.parametrize(

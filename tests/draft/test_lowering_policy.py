@@ -35,20 +35,6 @@ def test_a_quirk_above_the_default_runs_only_by_name():
     assert resolve("merged", capabilities, ()).lowering == "merged"
 
 
-def test_host_parameters_without_task_updates_leave_piecewise():
-    capabilities = replace(CAPABILITIES, task_update=no("no such call"))
-    resolution = resolve("auto", capabilities, ("seq_lens",))
-    assert resolution.lowering == "piecewise"
-    assert "seq_lens" in resolution.refusals["step"]
-    assert "no such call" in resolution.refusals["merged"]
-
-
-def test_without_graphs_everything_runs_eagerly():
-    resolution = resolve("auto", replace(CAPABILITIES, graphs=no("capture fails")), ())
-    assert resolution.lowering == "eager"
-    assert all("capture fails" in reason for reason in resolution.refusals.values())
-
-
 @pytest.mark.parametrize(
     ("decode", "host", "prefill"),
     [("eager", (), "eager"), ("piecewise", (), "piecewise"), ("merged", (), "full"), ("step", ("lens",), "piecewise")],

@@ -286,18 +286,6 @@ def test_draft_trees(ahead, sampled):
     assert (whole.metrics.accepted, whole.metrics.num_drafts) == (merged.metrics.accepted, merged.metrics.num_drafts)
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
-def test_one_launch_per_round_and_none_of_a_verify_or_propose(kind):
-    decoder = kept(kind, "round", "device", 1, False)
-    runners, before = decoder.runners, decoder.rounds.num_rounds
-    launched = runners["round"].launches["round"]
-    decoder.generate([request(1), request(3)])
-    assert runners["round"].launches["round"] - launched == decoder.rounds.num_rounds - before > 2
-    for name in ("target", "drafter"):
-        assert set(runners[name].launches) == {"prefill"}
-        assert {descriptor.phase for descriptor in runners[name].graphs.descriptors} == {"prefill"}
-
-
 def test_a_stream_may_end_outside_of_inference_mode():
     generator = load_generator(platform="cpu", decode="round", capture_sizes=[1], prefill_sizes=[64])
     with torch.inference_mode(False):
