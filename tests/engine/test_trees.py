@@ -173,12 +173,12 @@ class Successors(DFlashHead):
     to."""
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+        super().__init__(*args, block_size=9, mask_token_id=VOCAB - 1)
         self.successor = (self.tensors.embed_tokens @ vocabulary(torch.float32)[1].T).argmax(-1)
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
         hidden = super().forward(token_ids, attend)
-        disturbed = functional.rms_norm(hidden, hidden.shape[-1:], self.tensors.norm, self.config.model.rms_norm_eps)
+        disturbed = functional.rms_norm(hidden, hidden.shape[-1:], self.tensors.norm, self.sizes.rms_norm_eps)
         drafted = [token_ids.view(-1, 1 + STEPS)[:, 0]]
         for _ in range(STEPS - 1):
             drafted.append(self.successor[drafted[-1]])
@@ -196,7 +196,8 @@ class Successors(DFlashHead):
 
 def successors() -> Successors:
     head = make_head("dflash", make_target())
-    return Successors(head.config, replace(head.tensors, lm_head=vocabulary(torch.float32)[1]), head.layers)
+    weights = replace(head.tensors, lm_head=vocabulary(torch.float32)[1])
+    return Successors(head.sizes, weights, head.layers, head.aux_layers)
 
 
 @pytest.mark.parametrize("lowering", ["merged", "round"])
