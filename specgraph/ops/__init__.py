@@ -15,7 +15,16 @@ from specgraph.ops.draft_sampling import (
 from specgraph.ops.experts import expert_mlp
 from specgraph.ops.kv_cache import KVCache, NewRows, rotate_and_store
 from specgraph.ops.library import implement
-from specgraph.ops.linear import Norm, PairInput, Weight, norm_gate_up, norm_linear, pair_linear
+from specgraph.ops.linear import (
+    Norm,
+    PairInput,
+    Weight,
+    linear_norm_gate_up,
+    linear_norm_linear,
+    norm_gate_up,
+    norm_linear,
+    pair_linear,
+)
 from specgraph.ops.paged_attention import DeviceLengths, HostLengths, Mask, paged_attention, paged_attention_host
 from specgraph.ops.past_rows import PastRows, keep_rows
 from specgraph.ops.rejection import Acceptance, Sampled, accept_greedy, verify_drafts
@@ -23,7 +32,6 @@ from specgraph.ops.sampling_parameters import SamplingParameters, adjust_logits,
 from specgraph.ops.slots import advance, shift_token_ids
 from specgraph.ops.tree import Beams, Candidates, TreeNodes, advance_tree, choose_nodes, draft_block_tree, grow_tree
 from specgraph.ops.tree_verify import AcceptedPath, move_kv, verify_tree
-from specgraph.ops.two_linears import linear_norm_gate_up, linear_norm_linear
 
 __all__ = [
     "Acceptance",

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.ops.library import op
+from specgraph.ops.library import like_first, op
 from specgraph.ops.linear import Weight, product
 
 
@@ -105,11 +104,7 @@ def grouped_expert_mlp(
     return _combined(out, order, expert_weights)
 
 
-def _fake(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@op(fake=_fake, host=_on_host)
+@op(fake=like_first, host=_on_host)
 def expert_mlp(
     x: Tensor,
     expert_ids: Tensor,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specgraph.ops.library import like_query, op
+from specgraph.ops.library import like_first, op
 from specgraph.ops.linear import FP8
 
 
@@ -92,7 +92,7 @@ def rotate_and_store_on_host(query: Tensor, new: NewRows, cache: KVCache) -> Ten
     return query.clone() if rotary is None else query.contiguous()
 
 
-@op(writes=("cache",), fake=like_query, host=rotate_and_store_on_host)
+@op(writes=("cache",), fake=like_first, host=rotate_and_store_on_host)
 def rotate_and_store(query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
     """Rotate query and key, write key and value to the cache at their slots, and return the rotated query.
 

@@ -181,9 +181,9 @@ def has_implementations(dispatch_key: str) -> bool:
     return bool(_implemented.get(dispatch_key))
 
 
-def like_query(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Fake of the attention ops: one new tensor in the query's shape."""
-    return query.new_empty(query.shape)
+def like_first(first: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the fake result of an op whose result is a new tensor like its first argument."""
+    return first.new_empty(first.shape)
 
 
 def _returns_nothing(*args: Any, **kwargs: Any) -> None:

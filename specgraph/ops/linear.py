@@ -1,7 +1,8 @@
 """Linears with what a device can fuse into them: the norm before, the residual or activation or argmax after.
 
 Each reference is the plain composition of torch ops that defines the models. A fused implementation may round once
-where the composition rounds twice.
+where the composition rounds twice. Two linears with the residual sum and the norm between them are one op too: a device
+may then divide rows by their root mean square after the second product, without a kernel between the two.
 """
 
 from __future__ import annotations
@@ -154,3 +155,51 @@ def pair_linear(token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weig
         [T, out] in the dtype of hidden.
     """
     return product(pair.rows(token_ids, hidden), weight)
+
+
+def _linear_norm_linear_fake(
+    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
+) -> tuple[Tensor, Tensor]:
+    return residual.new_empty(residual.shape), _linear_fake(x, norm, following)
+
+
+@op(fake=_linear_norm_linear_fake)
+def linear_norm_linear(
+    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
+) -> tuple[Tensor, Tensor]:
+    """total = x @ weight.T + bias + residual, and rms_norm(total) @ following.T + its bias.
+
+    Args:
+        x: [T, in].
+        weight: [size, in].
+        residual: [T, size].
+        following: [out, size].
+
+    Returns:
+        total [T, size] and the second product [T, out], in the dtype of x.
+    """
+    total = norm_linear.reference(x, None, weight, residual)
+    return total, norm_linear.reference(total, norm, following)
+
+
+def _linear_norm_gate_up_fake(
+    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
+) -> tuple[Tensor, Tensor]:
+    return residual.new_empty(residual.shape), _gate_up_fake(x, norm, following)
+
+
+@op(fake=_linear_norm_gate_up_fake)
+def linear_norm_gate_up(
+    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
+) -> tuple[Tensor, Tensor]:
+    """total = x @ weight.T + bias + residual, and `norm_gate_up` of it.
+
+    Args:
+        x, weight, residual: as in `linear_norm_linear`.
+        following: [2 * inner, size], gate rows first.
+
+    Returns:
+        total [T, size] and the gated product [T, inner], in the dtype of x.
+    """
+    total = norm_linear.reference(x, None, weight, residual)
+    return total, norm_gate_up.reference(total, norm, following)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph.ops.kv_cache import KVCache, NewRows, read_cells, rotate_and_store, rotate_and_store_on_host
-from specgraph.ops.library import like_query, op
+from specgraph.ops.library import like_first, op
 
 GATHER_BYTES = 256 << 20
 """At most this many bytes of keys and values are gathered at a time, unless one request alone has more."""
@@ -230,7 +230,7 @@ def _on_host(
     return attend_by_request(query, cache, block_table, on_host, mask, scale)
 
 
-@op(writes=("cache",), fake=like_query, host=_on_host)
+@op(writes=("cache",), fake=like_first, host=_on_host)
 def paged_attention(
     query: Tensor,
     cache: KVCache,

@@ -36,7 +36,7 @@ class Summed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TwoLinearOps(LinearOps):
-    """Implementations of the ops in `specgraph.ops.two_linears`."""
+    """Implementations of `linear_norm_linear` and `linear_norm_gate_up` in `specgraph.ops.linear`."""
 
     def linear_norm_linear(
         self, x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
