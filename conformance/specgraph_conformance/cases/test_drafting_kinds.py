@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
@@ -84,19 +85,22 @@ def test_context(platform: Platform, attention: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", PROGRAMS)
 @case(
     "drafting.k-follows-the-batch",
-    "With a schedule of K by batch size, each batch drafts its K after rounds of the former K, as float64 does, and KV "
-    "stays complete where K is 0.",
+    "With a schedule of K by batch size, each batch drafts the K of the captured size that it is padded to, after "
+    "rounds of the former K, as float64 does, and KV stays complete where K is 0.",
     hazard="dynamic-k-negative",
-    cause="a graph, a view or a host length that has the largest K instead of the batch's",
+    cause="a graph, a view or a host length that has the largest K instead of the batch's, or K is looked up by the "
+    "number of real requests",
 )
 def test_schedule(platform: Platform, attention: str, kind: str, seed: int) -> None:
-    schedule = {1: 5, 3: 3, 4: 0}  # a batch of 2 takes the K of the entry for up to 3
-    made = rig(platform, make_config(decode="auto", k=5, draft_schedule=schedule), attention, kind)
+    sizes: dict[str, Any] = {"max_num_requests": 5, "capture_sizes": (1, 3, 5)}
+    schedule = {1: 5, 2: 4, 4: 3, 5: 0}
+    made = rig(platform, make_config(decode="auto", k=5, draft_schedule=schedule, **sizes), attention, kind)
     rows = made.config.query_len
-    for batch in make_batches(made.config, made.head.aux_size, seed, [4, 1, 2, 1]):
+    ks = {1: 5, 2: 3, 5: 0}  # a batch of 2 is padded to 3, and takes the K of the entry for up to 4
+    for batch in make_batches(made.config, made.head.aux_size, seed, [5, 1, 2, 1]):
         round_ = _of_rows(away_from_the_end(made.config, batch), rows)
         drafts = expect_oracle(made, round_, float64_head(made, kind))
-        k = schedule[min(size for size in schedule if size >= batch.num_requests)]
+        k = ks[batch.num_requests]
         assert drafts.token_ids.shape == (batch.num_requests, k)
         assert drafts.dispatch.captured
         rows = k + 1

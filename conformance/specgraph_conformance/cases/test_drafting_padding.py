@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import follow_oracle, rig
-from specgraph_conformance.draft_rig import DraftRig, make_batches, make_config, num_blocks
+from specgraph_conformance.draft_rig import DraftRig, HostBatch, make_batches, make_config, num_blocks
 from specgraph_conformance.rig import expect_equal, on_host
 from specgraph_conformance.tiny_models import make_head
 
@@ -75,29 +76,12 @@ def test_idle(platform: Platform, attention: str, lowering: str, seed: int) -> N
     cause="the tail of the buffers keeps the last, larger batch",
 )
 def test_shrinking(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(decode=lowering, capture_sizes=(4,))
-    made, alone = rig(platform, config, "paged"), rig(platform, config, "paged")
-    full, small = make_batches(config, made.head.aux_size, seed, [4, 2])
-    (expected,) = [alone.round(small)]
-    made.round(full)
-    for mine, other in zip(made.caches, alone.caches, strict=True):
-        for tensor, fresh in zip(mine, other, strict=True):
-            tensor[small.blocks[0]] = fresh[small.blocks[0]]
-            tensor[small.blocks[1]] = fresh[small.blocks[1]]
-    before = made.host_caches()
-    ours = made.round(small)
-    expect_equal(ours.token_ids, expected.token_ids, "the drafts of a small batch after a larger one")
-    counts = on_host(made.drafter.buffers.round.num_sampled).tolist()[2:]
-    assert counts == [0, 0], f"padded requests keep num_sampled {counts} of the larger batch: they are not inert"
-    slots = on_host(made.drafter.buffers.first.slot_mapping)[2 * config.query_len :].unique().tolist()
+    made = _after_larger(platform, lowering, seed, lambda made, small: made.propose(small).token_ids)
+    counts = on_host(made.drafter.buffers.round.num_sampled).tolist()[1:]
+    assert counts == [0, 0, 0], f"padded requests keep num_sampled {counts} of the larger batch: they are not inert"
+    slots = on_host(made.drafter.buffers.first.slot_mapping)[made.config.query_len :].unique().tolist()
     assert slots == [NULL_SLOT], f"padded rows keep slots {slots}"
-    mine = {block - 1 for row in small.blocks for block in row}
-    others = [block for block in range(num_blocks(config) - 1) if block not in mine]
-    for (key, value), (old_key, old_value) in zip(made.host_caches(), before, strict=True):
-        expect_equal(key[others], old_key[others], "keys in blocks of no request of the small batch")
-        expect_equal(value[others], old_value[others])
     made.close()
-    alone.close()
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -109,20 +93,8 @@ def test_shrinking(platform: Platform, lowering: str, seed: int) -> None:
     cause="requests behind a batch in place are those of the last one: not all are made inert, or only once",
 )
 def test_shrinking_in_place(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(decode=lowering, capture_sizes=(4,))
-    made, alone = rig(platform, config, "paged"), rig(platform, config, "paged")
-    full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
-    fresh = [tuple(tensor[small.blocks[0]].clone() for tensor in cache) for cache in alone.caches]
-    wanted = alone.round(small).token_ids
-    others = [block for block in range(num_blocks(config) - 1) if block + 1 not in small.blocks[0]]
-    for time in range(3):
-        made.round(full)
-        for mine, kept in zip(made.caches, fresh, strict=True):
-            for tensor, values in zip(mine, kept, strict=True):
-                tensor[1:] = 7.0  # the same rows once more would write what is there
-                tensor[small.blocks[0]] = values
-        before, handed = made.host_caches(), small.on(platform.device, made.head.dtype)
-        inputs = made.drafter.inputs(1)
+    def propose(made: DraftRig, small: HostBatch) -> Tensor:
+        handed, inputs = small.on(platform.device, made.head.dtype), made.drafter.inputs(1)
         inputs.block_table.fill_(NULL_BLOCK)
         for name in ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table"):
             values = getattr(handed, name)
@@ -130,13 +102,39 @@ def test_shrinking_in_place(platform: Platform, lowering: str, seed: int) -> Non
         drafts = made.drafter.propose(
             inputs, host_start_positions=small.start_positions, host_num_sampled=small.num_sampled
         )
-        what = f"batch {time} in place after a larger one"
-        expect_equal(on_host(drafts.token_ids), wanted, f"the drafts of {what}")
+        return drafts.token_ids
+
+    _after_larger(platform, lowering, seed, propose).close()
+
+
+def _after_larger(
+    platform: Platform, lowering: str, seed: int, propose: Callable[[DraftRig, HostBatch], Tensor]
+) -> DraftRig:
+    """Expect what a batch of one drafts alone from it after a larger batch, three times, and no KV of other requests.
+
+    Args:
+        propose: takes a drafter and the small batch, and returns the drafts.
+    """
+    config = make_config(decode=lowering, capture_sizes=(4,))
+    made, alone = rig(platform, config, "paged"), rig(platform, config, "paged")
+    full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
+    fresh = [tuple(tensor[small.blocks[0]].clone() for tensor in cache) for cache in alone.caches]
+    wanted = alone.round(small).token_ids
+    alone.close()
+    others = [block for block in range(num_blocks(config) - 1) if block + 1 not in small.blocks[0]]
+    for time in range(3):
+        made.round(full)
+        for mine, kept in zip(made.caches, fresh, strict=True):
+            for tensor, values in zip(mine, kept, strict=True):
+                tensor[1:] = 7.0  # the same rows once more would write what is there
+                tensor[small.blocks[0]] = values
+        before = made.host_caches()
+        what = f"batch {time} after a larger one"
+        expect_equal(on_host(propose(made, small)), wanted, f"the drafts of {what}")
         for (key, value), (old_key, old_value) in zip(made.host_caches(), before, strict=True):
             expect_equal(key[others], old_key[others], f"keys in blocks of no request of {what}")
             expect_equal(value[others], old_value[others], f"values in blocks of no request of {what}")
-    made.close()
-    alone.close()
+    return made
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

@@ -61,22 +61,6 @@ def test_capture_writes_nothing(platform: Platform, lowering: str, seed: int) ->
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
-    "drafting.k-of-the-padded-size",
-    "A schedule gives a batch the K of the captured size that it is padded to.",
-    hazard="dynamic-k-negative",
-    cause="K is looked up by the number of real requests, for which no graph of that K was captured",
-)
-def test_schedule(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(decode=lowering, draft_schedule={1: 3, 2: 2, 4: 1}, capture_sizes=(1, 4))
-    made = rig(platform, config, "paged")
-    for n, k in ((1, 3), (2, 1), (3, 1), (4, 1)):
-        (batch,) = make_batches(made.config, made.head.aux_size, seed + n, [n])
-        assert made.propose(batch).token_ids.shape == (n, k), f"a batch of {n} requests drafts other than {k} tokens"
-    made.close()
-
-
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@case(
     "drafting.inert-request-between-others",
     "Where only the device knows a round's numbers, an inert request between others changes nobody's drafts.",
     hazard="inert-request-between-others",
