@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import platform as system
-import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
-from importlib import import_module
 from pathlib import Path
 
 import torch
 from specgraph.attention import AttentionBackend, AttentionLayer
 from specgraph.device import Discovered, Platform, discover, open_platform
+from specgraph.device.installed import import_named
 from specgraph.errors import ConfigError, PlatformError
 
 from specgraph_conformance.case import Case
@@ -138,13 +137,7 @@ def _attention(word: str) -> Callable[[Platform], AttentionBackend]:
             f"attention '{word}' must be NAME=MODULE:FUNCTION, where FUNCTION(platform) makes an AttentionBackend "
             f"and NAME is none of the core's {', '.join(CORE_ATTENTION)}"
         )
-    sys.path.insert(0, "")  # modules of the current folder are found too, as by `specgraph audit`
-    try:
-        return getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"attention '{word}' can't be imported: {error}") from error
-    finally:
-        sys.path.remove("")
+    return import_named(place, f"attention '{word}'")
 
 
 def environment() -> dict[str, str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -41,6 +39,7 @@ def audit(
     from specgraph.attention import choose_attention
     from specgraph.checkpoints import load_drafter, load_target
     from specgraph.device import open_platform
+    from specgraph.device.installed import import_named
     from specgraph.engine.load import shipped_pair
     from specgraph.tools.audit import AuditCase, as_text
     from specgraph.tools.audit import audit as compare
@@ -56,7 +55,7 @@ def audit(
     elif drafter is not None and ":" in drafter and not Path(drafter).exists():
         if vocab_size is None:
             raise ConfigError(f"{drafter}: give the target's --vocab-size, so that no token is beyond it")
-        head, size = _factory(drafter)(opened.device), vocab_size
+        head, size = import_named(drafter)(opened.device), vocab_size
     else:
         if drafter is not None and target is None:
             raise ConfigError("give the folder of the drafter's --target too")
@@ -73,15 +72,3 @@ def audit(
     write_json(report, json)
     if not report["equal"]:
         raise typer.Exit(1)
-
-
-def _factory(name: str) -> Any:
-    """Return the callable MODULE:FACTORY; modules of the current folder are found too."""
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, "")
-    try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{name} can't be imported: {error}") from error
-    finally:
-        sys.path.remove("")

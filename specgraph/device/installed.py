@@ -1,12 +1,16 @@
-"""Installed versions, and the names that a vendor's module has of those that a backend calls."""
+"""Installed versions, what MODULE:NAME names, and what a vendor's module lacks of what a backend calls."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
+from pkgutil import resolve_name
 from typing import Any
+
+from specgraph.errors import ConfigError
 
 Calls = Mapping[str, "tuple[str, ...] | None"]
 """Name below a module -> the arguments passed: `word` is positional, `word=` a keyword. None: a property."""
@@ -18,6 +22,24 @@ def installed_version(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return ""
+
+
+def import_named(place: str, asked: str = "") -> Any:
+    """Return what MODULE:NAME names; modules of the current folder are found too.
+
+    Args:
+        asked: what messages call it; by default `place`.
+
+    Raises:
+        ConfigError: there is no such module, or no such name in it.
+    """
+    sys.path.insert(0, "")
+    try:
+        return resolve_name(place)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{asked or place} can't be imported: {error}") from error
+    finally:
+        sys.path.remove("")
 
 
 def calls_of(table: str) -> Calls:
