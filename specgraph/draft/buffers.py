@@ -37,6 +37,18 @@ class PassRows(NamedTuple):
     """Keys behind the context that later passes write and mask by ancestors; 0 where none does."""
 
 
+class PromptRows(NamedTuple):
+    """T rows of prompts, as a drafter's prefill takes them."""
+
+    token_ids: Tensor
+    """int64 [T + look_ahead], the token after each row's position, and those that follow."""
+    aux_hidden: Tensor
+    """[T, aux_size], the target's hidden states of the rows."""
+    metadata: AttentionMetadata
+    last_row: Tensor | None = None
+    """int64 [1], the last real row where the others are padding; None where every row is real."""
+
+
 class TreeBuffers(NamedTuple):
     """Tensors of trees that are drawn step by step: candidates, and the nodes that a step expands. See
     `ops.grow_tree`."""

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import AttentionMetadata
 from specgraph.capture import MakeAttend
-from specgraph.draft.buffers import DraftBuffers, PassRows
+from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows
 from specgraph.draft.config import DraftTree
 from specgraph.draft.program import DraftProgram, begin_rows, draw, present
 from specgraph.models.protocol import Head, MaskedHead, ParallelHead
@@ -77,16 +76,9 @@ class ParallelProgram(DraftProgram[ParallelHead]):
         blocks = hidden.view(b.inputs.num_sampled.shape[0], -1, hidden.shape[-1])
         draft_block(self.head, b, blocks[:, 1:].flatten(0, 1), self.tree)
 
-    def prefill(
-        self,
-        token_ids: Tensor,
-        aux_hidden: Tensor,
-        metadata: AttentionMetadata,
-        make_attend: MakeAttend,
-        last_row: Tensor | None,
-    ) -> None:
+    def prefill(self, rows: PromptRows, make_attend: MakeAttend) -> None:
         """See `DraftProgram.prefill`. Context is made from hidden states alone: tokens are not read."""
-        self.head.store_context(self.head.combine(aux_hidden), self.stack.store(metadata))
+        self.head.store_context(self.head.combine(rows.aux_hidden), self.stack.store(rows.metadata))
 
 
 def draft_block(head: Head, b: DraftBuffers, hidden: Tensor, tree: DraftTree | None) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from specgraph.attention import AttentionMetadata, HostLengths
 from specgraph.capture import MakeAttend, ModelRunner, PrefillBuffers, PrefillProgram, allocate_prefill
 from specgraph.draft.batch_checks import vocabulary_size
+from specgraph.draft.buffers import PromptRows
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.program import DraftProgram
 from specgraph.errors import ConfigError, first_line
@@ -29,11 +30,11 @@ class DraftPrefill:
         head, config, device = program.head, program.config, program.buffers.round.seeds.device
         self._num_blocks, self._block_size, self._history = num_blocks, config.block_size, history
         self._position_offset, self._look_ahead = program.position_offset, program.look_ahead
-        self._vocab_size, self._rows_of = vocabulary_size(head), program.prefill
+        self._vocab_size, self._forward = vocabulary_size(head), program.prefill
         self.buffers = allocate_prefill(config, head.aux_size, head.dtype, device, look_ahead=program.look_ahead)
 
         def forward(b: PrefillBuffers, make_attend: MakeAttend) -> None:
-            program.prefill(b.token_ids, b.aux_hidden, b.metadata, make_attend, b.last_row)
+            program.prefill(PromptRows(b.token_ids, b.aux_hidden, b.metadata, b.last_row), make_attend)
 
         self.program = PrefillProgram(
             buffers=self.buffers, config=config, forward=forward, num_passes=program.prefill_passes
@@ -87,7 +88,7 @@ class DraftPrefill:
             self._history.prefilled = True
             self._history.wrote_slots(metadata.positions, metadata.slot_mapping)
         every = {} if lengths is None else dict.fromkeys(range(self.program.num_passes), lengths)
-        self._rows_of(token_ids, aux_hidden, metadata, runner.stack.attend_in(None, "eager", every), None)
+        self._forward(PromptRows(token_ids, aux_hidden, metadata), runner.stack.attend_in(None, "eager", every))
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         """Refuse ids outside of the vocabulary: the device would read memory outside of the embedding."""

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import AttentionMetadata, HostLengths
+from specgraph.attention import HostLengths
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, StepKind, Work
 from specgraph.draft.bound import BoundTensors
-from specgraph.draft.buffers import DraftBuffers, PassRows, allocate_buffers
+from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows, allocate_buffers
 from specgraph.draft.config import DraftConfig, DraftTree
 from specgraph.draft.host_lengths import HostRound
 from specgraph.draft.round import RoundBuffers, copy_round
@@ -123,23 +123,10 @@ class DraftProgram(ABC, Generic[HeadT]):
         if carried is not None:
             ops.take_rows(carried, None, b.hidden)
 
-    def prefill(
-        self: DraftProgram[DraftHead],
-        token_ids: Tensor,
-        aux_hidden: Tensor,
-        metadata: AttentionMetadata,
-        make_attend: MakeAttend,
-        last_row: Tensor | None,
-    ) -> None:
-        """Write the drafter's KV of T prompt rows; drafts nothing.
-
-        Args:
-            token_ids: int64 [T + look_ahead], the token after each row's position, and those that follow.
-            aux_hidden: [T, aux_size], the target's hidden states of the rows.
-            metadata: T rows.
-            last_row: int64 [1], the last real row where the others are padding; None where every row is real.
-        """
-        self.head.forward(token_ids, self.head.combine(aux_hidden), make_attend(metadata, 0), last_row)
+    def prefill(self: DraftProgram[DraftHead], rows: PromptRows, make_attend: MakeAttend) -> None:
+        """Write the drafter's KV of prompt rows; drafts nothing."""
+        hidden = self.head.combine(rows.aux_hidden)
+        self.head.forward(rows.token_ids, hidden, make_attend(rows.metadata, 0), rows.last_row)
 
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
         """Return the numbers that the device metadata has at `step`, from the plan that the device follows."""

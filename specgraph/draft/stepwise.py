@@ -13,7 +13,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import AttentionMetadata
 from specgraph.capture import BatchDescriptor, MakeAttend, StepKind
-from specgraph.draft.buffers import DraftBuffers, PassRows
+from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows
 from specgraph.draft.program import DraftProgram, begin_rows, draft_one
 from specgraph.models.protocol import StepwiseHead
 from specgraph.ops.begin_rows import RowPlan
@@ -62,23 +62,17 @@ class StepwiseProgram(DraftProgram[StepwiseHead]):
         ops.shift_token_ids(b.token_ids, b.last_rows, b.step_token_ids, b.step.seq_lens, b.draft_step)
         return self._module(step, b, b.hidden, make_attend)
 
-    def prefill(
-        self,
-        token_ids: Tensor,
-        aux_hidden: Tensor,
-        metadata: AttentionMetadata,
-        make_attend: MakeAttend,
-        last_row: Tensor | None,
-    ) -> None:
+    def prefill(self, rows: PromptRows, make_attend: MakeAttend) -> None:
         """See `DraftProgram.prefill`. Module k takes the token k places further; past the last one, the last token."""
-        hidden, rows = self.head.combine(aux_hidden), aux_hidden.shape[0]
-        unknown = rows + self.look_ahead - token_ids.shape[0]
+        token_ids, metadata = rows.token_ids, rows.metadata
+        hidden, count = self.head.combine(rows.aux_hidden), rows.aux_hidden.shape[0]
+        unknown = count + self.look_ahead - token_ids.shape[0]
         if unknown > 0:
             token_ids = torch.cat((token_ids, token_ids[-1:].expand(unknown)))
         if self.buffers.past is not None:
-            self._keep(self.buffers.past, token_ids[:rows], hidden, metadata)
+            self._keep(self.buffers.past, token_ids[:count], hidden, metadata)
         for module in range(self.prefill_passes):
-            ids = token_ids[module : module + rows]
+            ids = token_ids[module : module + count]
             hidden = self.head.forward_step(module, ids, hidden, make_attend(metadata, module)).carry
 
     def _keep(self, past: PastRows, token_ids: Tensor, hidden: Tensor, metadata: AttentionMetadata) -> None:

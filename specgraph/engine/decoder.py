@@ -17,7 +17,7 @@ from specgraph.engine.blocks import BlockAllocator
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.metrics import AcceptanceMetrics
 from specgraph.engine.request import Chunk, Generation, Request, Running
-from specgraph.engine.round_steps import make_round_steps
+from specgraph.engine.round_steps import RoundSteps
 from specgraph.engine.round_times import measure_round_times
 from specgraph.engine.rounds import Rounds
 from specgraph.errors import CapacityError, ConfigError
@@ -76,7 +76,7 @@ class SpeculativeDecoder:
         per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
         enough = 1 + per_request * config.max_num_requests
         self.allocator = BlockAllocator(enough if config.num_blocks is None else config.num_blocks)
-        self.steps = make_round_steps(
+        self.steps = RoundSteps(
             target,
             head,
             platform,

@@ -41,20 +41,57 @@ class Round:
 class RoundSteps:
     """The model runners of one decoder and their rounds, worked out once for each shape of batch."""
 
-    def __init__(self, target: TargetRunner, drafter: Drafter | None, query_len: int) -> None:
-        """
+    def __init__(
+        self,
+        target: Target,
+        head: DraftHead | ParallelHead | None,
+        platform: Platform,
+        config: EngineConfig,
+        *,
+        query_len: int,
+        num_blocks: int,
+        attention: AttentionBackend,
+    ) -> None:
+        """Allocate the KV caches and all other memory of a decoder, and make its runners; nothing is captured yet.
+
         Args:
-            drafter: None where the target decodes alone.
+            head: None where the target decodes alone.
             query_len: rows per request of the first round's result; without a drafter, of every round's.
+            num_blocks: of each KV cache, the null block included.
+            attention: for target and drafter.
+
+        Raises:
+            CapacityError: the device has not enough memory.
+            UnsupportedError: the lowering that was asked for is not possible on this platform.
         """
-        self.target, self.drafter, self.query_len, self._config = target, drafter, query_len, target.config
+
+        def caches(model: Target | DraftHead | ParallelHead) -> list[KVCache]:
+            dtype = cache_dtype(config.kv_cache_dtype, model.dtype)
+            return allocate_caches(model.attention_layers, num_blocks, config.block_size, dtype, platform.device)
+
+        sampling = drafter = None
+        if config.sampling_parameters:
+            sampling = allocate_sampling(config.max_num_requests, target.vocab_size, platform.device)
+        if head is not None:
+            drafter = Drafter(head, caches(head), platform, config, attention=attention, sampling=sampling)
+        self.query_len, self._config, self.drafter = query_len, config, drafter
+        self.target = TargetRunner(
+            target,
+            caches(target),
+            platform,
+            config,
+            attention=attention,
+            query_len=query_len,
+            drafter=drafter,
+            sampling=sampling,
+        )
         self._whole: RoundRunner | None = None
-        self.runners: dict[str, ModelRunner] = {"target": target}
+        self.runners: dict[str, ModelRunner] = {"target": self.target}
         """The runners by name, in the order in which they capture."""
         if drafter is not None:
             self.runners["drafter"] = drafter
             if self._config.decode == "round":
-                self._whole = self.runners["round"] = RoundRunner(target, drafter)
+                self._whole = self.runners["round"] = RoundRunner(self.target, drafter)
         self._found: dict[tuple[int, int, int | None], Round] = {}
 
     def find(self, num_requests: int, query_len: int, num_speculative_tokens: int | None = None) -> Round:
@@ -83,50 +120,6 @@ class RoundSteps:
         hand_over = HandOver(target.verify_programs[tree], draft, n, query_len, k)
         verify = partial(_verify, target, target.dispatch(tree, num_requests, k + 1))
         return Round(k + 1, (*propose, hand_over, verify))
-
-
-def make_round_steps(
-    target: Target,
-    head: DraftHead | ParallelHead | None,
-    platform: Platform,
-    config: EngineConfig,
-    *,
-    query_len: int,
-    num_blocks: int,
-    attention: AttentionBackend,
-) -> RoundSteps:
-    """Allocate the KV caches and all other memory of a decoder, and make its runners; nothing is captured yet.
-
-    Args:
-        query_len: rows per request in a target pass without a drafter.
-        num_blocks: of each KV cache, the null block included.
-        attention: for target and drafter.
-
-    Raises:
-        CapacityError: the device has not enough memory.
-        UnsupportedError: the lowering that was asked for is not possible on this platform.
-    """
-
-    def caches(model: Target | DraftHead | ParallelHead) -> list[KVCache]:
-        dtype = cache_dtype(config.kv_cache_dtype, model.dtype)
-        return allocate_caches(model.attention_layers, num_blocks, config.block_size, dtype, platform.device)
-
-    sampling = drafter = None
-    if config.sampling_parameters:
-        sampling = allocate_sampling(config.max_num_requests, target.vocab_size, platform.device)
-    if head is not None:
-        drafter = Drafter(head, caches(head), platform, config, attention=attention, sampling=sampling)
-    runner = TargetRunner(
-        target,
-        caches(target),
-        platform,
-        config,
-        attention=attention,
-        query_len=query_len,
-        drafter=drafter,
-        sampling=sampling,
-    )
-    return RoundSteps(runner, drafter, query_len)
 
 
 def _propose(drafter: Drafter, batch: ProposeBatch, num_speculative_tokens: int | None, host: HostState | None) -> None:

@@ -20,18 +20,18 @@ from specgraph.engine import EngineConfig
 
 Broken = Callable[..., Any]
 BUGS: dict[str, tuple[str, Broken, tuple[str, ...]]] = {}
-"""The place of the function, the one that replaces it, and the ranks that have the bug, by name."""
+"""The places of the function, the one that replaces it, and the ranks that have the bug, by name."""
 
 
-def of_ranks(name: str, place: str, *having: str) -> Callable[[Broken], Broken]:
-    """Register a mutant that replaces a function in the processes of the ranks `having` it."""
+def of_ranks(name: str, places: str, *having: str) -> Callable[[Broken], Broken]:
+    """Register a mutant that replaces a function at each of its places in the processes of the ranks `having` it."""
 
     def register(broken: Broken) -> Broken:
         def start(patch: pytest.MonkeyPatch) -> None:
             patch.setattr(rank, "COMMAND", (name,))
             patch.setattr(rank, "subprocess", SimpleNamespace(Popen=ForkedRank, PIPE=subprocess.PIPE))
 
-        BUGS[name] = place, broken, having
+        BUGS[name] = places, broken, having
         start.__doc__ = broken.__doc__
         mutant(name)(start)
         return broken
@@ -55,8 +55,8 @@ class ForkedRank:
     @staticmethod
     def run(stderr: int, bug: str, platform: str, number: str, *rest: str) -> None:
         sys.stderr = open(stderr, "w")  # noqa: SIM115
-        place, broken, having = BUGS[bug]
-        if number in having:
+        places, broken, having = BUGS[bug]
+        for place in places.split() if number in having else ():
             replace_function(pytest.MonkeyPatch(), place, broken)
         rank.main(platform, number, *rest)
 
@@ -123,7 +123,7 @@ def residual_on_every_rank(real: Any, x: Any, weight: Any, residual: Any, ranks:
     return out
 
 
-@of_ranks("logits-gathered-by-rank", "models.decoder:whole_logits", "0", "1")
+@of_ranks("logits-gathered-by-rank", "models.decoder:whole_logits draft.head_checks:whole_logits", "0", "1")
 def logits_by_rank(real: Any, logits: Any, ranks: Any, vocab_size: int) -> Any:
     """Logits gathered rank by rank are read row by row."""
     if ranks.size == 1:
