@@ -88,15 +88,11 @@ class DecoderModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, output_vocab_size]."""
-        return whole_logits(self._output.logits(hidden), self.tensor_parallel, self.output_vocab_size)
+        return whole_logits(self.projection.logits(hidden), self.tensor_parallel, self.output_vocab_size)
 
     @property
-    def projection(self) -> OutputProjection | None:
+    def projection(self) -> OutputProjection:
         """See `Head.projection`."""
-        return self._output
-
-    @property
-    def _output(self) -> OutputProjection:
         eps = self.sizes.rms_norm_eps
         return OutputProjection(self.output_norm, eps, self.lm_head, self.output_vocab_size, self.tensor_parallel)
 

@@ -12,7 +12,7 @@ Many engines hold a Llama-shaped drafter as torch modules of the same names, wit
     layer.mlp                      gate_up_proj, down_proj
 
 Rows of a vocabulary may be padded: those past its size are not read. Everything else that a module may do and a head
-here does not is refused with an `UnsupportedError` that names it.
+here does not is refused, by every function of this file, with an `UnsupportedError` that names it.
 """
 
 from __future__ import annotations
@@ -80,11 +80,7 @@ def eagle3_head_from_module(
 
 
 def eagle_head_from_module(module: Any) -> EagleHead:
-    """Return an EAGLE-1 head over a loaded module; `lm_head` is the target's.
-
-    Raises:
-        UnsupportedError: as `eagle3_head_from_module`.
-    """
+    """Return an EAGLE-1 head over a loaded module; `lm_head` is the target's."""
     inner, model = module.model, config_from_module(module)
     head = EagleHead(
         model,
@@ -98,11 +94,7 @@ def eagle_head_from_module(module: Any) -> EagleHead:
 
 
 def config_from_module(module: Any) -> ModelConfig:
-    """Sizes of the module's layers. `max_position_embeddings` is 1: the module's table is taken (`set_rotary`).
-
-    Raises:
-        UnsupportedError: an activation other than silu.
-    """
+    """Return the sizes of the layers. `max_position_embeddings` is 1: the module has a table (`set_rotary`)."""
     config, first = module.config, module.model.layers[0]
     if config.hidden_act != "silu":
         raise UnsupportedError(f"hidden_act '{config.hidden_act}'; the drafter's MLP is gated by silu")
@@ -125,11 +117,7 @@ def config_from_module(module: Any) -> ModelConfig:
 
 
 def layer_from_module(layer: Any) -> DecoderLayer:
-    """Take one decoder layer's weights.
-
-    Raises:
-        UnsupportedError: quantised weights, or an option of its attention that changes its scores.
-    """
+    """Return one decoder layer's weights; options of its attention that change its scores are refused."""
     attention, mlp, attend = layer.self_attn, layer.mlp, layer.self_attn.attn
     for name in ("sliding_window", "sliding_window_size"):
         if (window := getattr(attend, name, None)) not in (None, -1):
@@ -153,11 +141,7 @@ def layer_from_module(layer: Any) -> DecoderLayer:
 
 
 def linear_weight(module: Any) -> Tensor:
-    """Return the plain, unquantised weight [out, in] of a linear or an embedding.
-
-    Raises:
-        UnsupportedError: the module is quantised, or its weight has another layout.
-    """
+    """Return the plain, unquantised weight [out, in] of a linear or an embedding."""
     method = type(getattr(module, "quant_method", None)).__name__
     weight: Any = getattr(module, "weight", None)
     if method not in ("NoneType", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"):
@@ -168,11 +152,7 @@ def linear_weight(module: Any) -> Tensor:
 
 
 def vocabulary_rows(module: Any, size: int) -> Tensor:
-    """Return the first `size` rows [size, hidden_size] of an embedding or an lm_head, without the padding behind them.
-
-    Raises:
-        UnsupportedError: as `linear_weight`; or it has fewer rows, as where a vocabulary is split over ranks.
-    """
+    """Return the first `size` rows [size, hidden_size] of an embedding or an lm_head, without padding."""
     weight = linear_weight(module)
     if weight.shape[0] < size:
         raise UnsupportedError(
@@ -183,11 +163,7 @@ def vocabulary_rows(module: Any, size: int) -> Tensor:
 
 
 def linear_of(module: Any) -> Weight:
-    """Return the weight of a linear, with its bias where it has one.
-
-    Raises:
-        UnsupportedError: as `linear_weight`.
-    """
+    """Return the weight of a linear, with its bias where it has one."""
     bias: Tensor | None = getattr(module, "bias", None)
     return Weight(linear_weight(module), None if bias is None else plain(bias))
 
@@ -198,11 +174,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def rotary_from_module(attention: Any) -> Tensor:
-    """float32 [positions, rotary_dim]: the module's own cosines and sines, rounded as the module rounds them.
-
-    Raises:
-        UnsupportedError: a rotation that is not one of `ROTARY_CLASSES`, or pairs neighbouring elements.
-    """
+    """Return float32 [positions, rotary_dim]: the module's own cosines and sines, rounded as the module rounds them."""
     rotary = attention.rotary_emb
     if type(rotary).__name__ not in ROTARY_CLASSES or not rotary.is_neox_style:
         raise UnsupportedError(

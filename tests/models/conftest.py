@@ -11,7 +11,9 @@ import torch
 from changed_folders import FIXTURES
 from torch import Tensor
 
-from specgraph.attention import Attend, AttentionLayer
+from specgraph.attention import Attend, AttentionLayer, PagedAttention, PagedHostAttention
+from specgraph.device.cpu import CpuPlatform
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 
 DenseAttend = Callable[..., Attend]
 
@@ -85,6 +87,67 @@ def dense_store() -> Callable:
         return store
 
     return make
+
+
+@pytest.fixture
+def chain_logits(dense_attend) -> Callable:
+    """`chain_logits(head, ids, states, row, steps)`: logits at `row` of a prompt's pass, then of steps of one row.
+
+    `ids` are the tokens after each row, 0 beyond them.
+    """
+
+    def run(head, ids: Tensor, states: Tensor, row: int, steps: int) -> list[Tensor]:
+        caches: dict[int, tuple[Tensor, Tensor]] = {}
+        attend = dense_attend(head.attention_layers, torch.arange(row + 1), caches)
+        out = head.forward(ids[: row + 1], head.combine(states)[: row + 1], attend)
+        logits = [head.logits(out.hidden)[-1]]
+        for place in range(row + 1, row + steps):
+            token = ids[place : place + 1] if place < len(ids) else torch.tensor([0])
+            out = head.forward(
+                token, out.carry[-1:], dense_attend(head.attention_layers, torch.tensor([place]), caches)
+            )
+            logits.append(head.logits(out.hidden)[0])
+        return logits
+
+    return run
+
+
+@pytest.fixture
+def block_logits(dense_attend, dense_store) -> Callable:
+    """`block_logits(head, token, states, anchor, masks)`: logits of a block at `anchor`, behind the rows before it."""
+
+    def run(head, token: int, states: Tensor, anchor: int, masks: int) -> Tensor:
+        caches: dict[int, tuple[Tensor, Tensor]] = {}
+        layers, rows = head.attention_layers, torch.arange(anchor, anchor + 1 + masks)
+        head.store_context(head.combine(states)[:anchor], dense_store(layers, torch.arange(anchor), caches))
+        ids = torch.tensor([token, *[head.mask_token_id] * masks])
+        return head.logits(head.forward(ids, dense_attend(layers, rows, caches)))
+
+    return run
+
+
+@pytest.fixture
+def decoded() -> Callable:
+    """`decoded(target, head, prompts, max_tokens, **options)`: greedy tokens of each prompt, and the closed decoder.
+
+    K = 3 and 32 positions unless told. Without a head it decodes at the shape of the verify pass, which gives the same
+    bits.
+    """
+
+    def run(target, head, prompts, max_tokens: int, attention: str = "device", **options):
+        platform = CpuPlatform()
+        sizes = {"num_speculative_tokens": 3, "max_num_requests": 2, "max_model_len": 32, "block_size": 4}
+        config = EngineConfig(**{**sizes, "capture_sizes": [2], "prefill_sizes": [8], **options})
+        backend = PagedHostAttention(platform) if attention == "host" else PagedAttention()
+        decoder = SpeculativeDecoder(target, head, platform, config, query_len=config.query_len, attention=backend)
+        decoder.capture()
+        requests = [Request(prompt_token_ids=list(prompt), max_tokens=max_tokens) for prompt in prompts]
+        results = decoder.generate(requests)
+        decoder.close()
+        platform.close()
+        return [result.token_ids for result in results], decoder
+
+    return run
 
 
 TINY = {

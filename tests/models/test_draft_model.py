@@ -4,12 +4,7 @@ import pytest
 import torch
 from changed_folders import FIXTURES, refused
 
-from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
-from specgraph.device.cpu import CpuPlatform
-from specgraph.engine import EngineConfig
-from specgraph.engine.decoder import SpeculativeDecoder
-from specgraph.engine.request import Request
 from specgraph.errors import ConfigError
 
 
@@ -53,33 +48,23 @@ def test_a_model_that_does_not_fit(tmp_path, random_model):
 @pytest.mark.parametrize(
     ("lowering", "prefill_chunk", "attention"),
     [
-        ("eager", 3, PagedAttention),
-        ("step", 64, PagedAttention),
-        ("step", 3, PagedHostAttention),
-        ("merged", 3, PagedAttention),
-        ("merged", 64, PagedHostAttention),
+        ("eager", 3, "device"),
+        ("step", 64, "device"),
+        ("step", 3, "host"),
+        ("merged", 3, "device"),
+        ("merged", 64, "host"),
     ],
 )
 @torch.inference_mode()
-def test_a_model_that_drafts_for_itself_is_always_right(lowering, prefill_chunk, attention):
+def test_a_model_that_drafts_for_itself_is_always_right(lowering, prefill_chunk, attention, decoded):
     """Every draft token is accepted, from the first round to max_model_len: nothing of the sequence is missing."""
-    platform = CpuPlatform()
-    target = load_target(FIXTURES / "target")
-    config = EngineConfig(
-        num_speculative_tokens=3,
-        max_num_requests=3,
-        max_model_len=64,
-        block_size=8,
-        decode=lowering,
-        prefill_chunk=prefill_chunk,
-    )
-    backend = attention(platform) if attention is PagedHostAttention else attention()
-    decoder = SpeculativeDecoder(target, load_drafter(FIXTURES / "target", target), platform, config, attention=backend)
-    decoder.capture()
-    prompts = [[5, 9, 2, 7, 1], [3], [8] * 11]
-    requests = [Request(prompt_token_ids=prompt, max_tokens=64) for prompt in prompts]
-    for result, prompt in zip(decoder.generate(requests), prompts, strict=True):
-        assert len(prompt) + len(result.token_ids) == 64
+    target, prompts = load_target(FIXTURES / "target"), [[5, 9, 2, 7, 1], [3], [8] * 11]
+    tokens, decoder = decoded(
+        target, load_drafter(FIXTURES / "target", target), prompts, 64, attention, max_num_requests=3,
+        max_model_len=64, block_size=8, decode=lowering, prefill_chunk=prefill_chunk, capture_sizes=None,
+        prefill_sizes=None,
+    )  # fmt: skip
+    assert [len(prompt) + len(more) for prompt, more in zip(prompts, tokens, strict=True)] == [64] * 3
     assert decoder.metrics.num_drafts > 0
     # Only what stands past max_model_len may go unaccepted: nothing can be drafted there.
     short = [decoder.metrics.num_drafts - accepted for accepted in decoder.metrics.accepted]

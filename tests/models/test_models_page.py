@@ -1,7 +1,9 @@
-"""docs/models.md is what the code says."""
+"""docs/models.md is what the code says, and docs/checkpoints.md names what the code reads and refuses."""
 
 import sys
 from pathlib import Path
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -17,3 +19,9 @@ def test_the_page_is_current():
 def test_every_architecture_is_compared_with_transformers():
     compared = {write_models_page.MODEL_TYPES[a] for a, _ in write_models_page.test_target_parity.CASES.values()}
     assert compared == set(write_models_page.ARCHITECTURES)
+
+
+@pytest.mark.parametrize("names", ["ARCHITECTURES", "LAYOUTS", "NEUTRAL", "EAGLE_CONFIG"])
+def test_the_page_of_checkpoints_names_all(names):
+    text = write_models_page.PAGE.with_name("checkpoints.md").read_text()
+    assert [name for name in getattr(write_models_page, names) if f"`{name}`" not in text] == []

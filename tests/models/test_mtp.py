@@ -8,8 +8,6 @@ from small_targets import TARGETS
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.checkpoints.mtp import OFFSET_NORMS
-from specgraph.device.cpu import CpuPlatform
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import ConfigError
 
 ROWS, HIDDEN, LAYERS = 9, 32, 5
@@ -196,7 +194,7 @@ SIZES = [
 
 @pytest.mark.parametrize(("architecture", "config", "bare"), WITH_EXPERTS + SIZES)
 @torch.no_grad()
-def test_a_module_with_experts(architecture, config, bare, tmp_path, random_model, dense_attend):
+def test_a_module_with_experts(architecture, config, bare, tmp_path, random_model, dense_attend, decoded):
     """GLM-4.5, DeepSeek-V3: the module in the target's folder has a mixture of experts (and latents), as its layers.
 
     `bare`: config.json has nothing but sizes, and absent keys have the values of transformers' class.
@@ -219,11 +217,7 @@ def test_a_module_with_experts(architecture, config, bare, tmp_path, random_mode
         return
     prompt = tokens[:5]
     wanted = model.generate(prompt[None], max_new_tokens=10, do_sample=False, eos_token_id=None)[0, 5:].tolist()
-    config = EngineConfig(
-        num_speculative_tokens=2, max_num_requests=1, max_model_len=32, block_size=4, prefill_sizes=[8]
-    )
-    decoder = SpeculativeDecoder(load_target(tmp_path, max_model_len=32), head, CpuPlatform(), config)
-    decoder.capture()
-    assert decoder.generate([Request(prompt_token_ids=prompt.tolist(), max_tokens=10)])[0].token_ids == wanted
+    target = load_target(tmp_path, max_model_len=32)
+    got, decoder = decoded(target, head, [prompt.tolist()], 10, num_speculative_tokens=2)
+    assert got == [wanted]
     assert decoder.drafter.launches["propose"] > 0
-    decoder.close()

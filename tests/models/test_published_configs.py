@@ -1,13 +1,12 @@
 """Configurations with the keys that common models' have, at small sizes: none is refused, and none of the keys is
 unknown."""
 
-import json
 import logging
 
 import pytest
 import tiny_checkpoints
 import torch
-from safetensors.torch import load_file, save_file
+from changed_folders import change_config, change_tensors
 
 from specgraph.checkpoints import load_drafter, load_target
 
@@ -44,10 +43,10 @@ def tied(tensors):
 
 TARGETS = {
     "Llama-2": ({"rope_scaling": None}, buffers),
-    "Llama-3.1": ({"rope_scaling": LLAMA3_ROPE, "rope_theta": 500000.0, "mlp_bias": False}, None),
+    "Llama-3.1": ({"rope_scaling": LLAMA3_ROPE, "rope_theta": 500000.0, "mlp_bias": False}, dict),
     "Llama-3.2": ({"rope_scaling": LLAMA3_ROPE, "tie_word_embeddings": True, "head_dim": 8}, tied),
-    "SmolLM2": ({"is_llama_config": True, "rope_interleaved": False, "rope_theta": 130000}, None),
-    "Mistral-v0.3": ({"model_type": "mistral", "sliding_window": None, "rope_theta": 1000000.0}, None),
+    "SmolLM2": ({"is_llama_config": True, "rope_interleaved": False, "rope_theta": 130000}, dict),
+    "Mistral-v0.3": ({"model_type": "mistral", "sliding_window": None, "rope_theta": 1000000.0}, dict),
     "Qwen2.5": (
         {"model_type": "qwen2", "max_window_layers": 28, "sliding_window": 131072, "use_sliding_window": False},
         biases,
@@ -85,29 +84,21 @@ HEADS = {
 }  # fmt: skip
 
 
-def change(folder, values, tensors=None):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **COMMON, **values}))
-    if tensors is not None:
-        changed = load_file(folder / "model.safetensors")
-        tensors(changed)
-        save_file(changed, folder / "model.safetensors")
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_target(name, tmp_path, caplog):
+@pytest.mark.parametrize(("values", "tensors"), TARGETS.values(), ids=TARGETS)
+def test_target(values, tensors, tmp_path, caplog):
     folder = tiny_checkpoints.write_target(tmp_path)
-    change(folder, *TARGETS[name])
+    change_config(folder, **{**COMMON, **values})
+    change_tensors(folder, tensors)
     with caplog.at_level(logging.WARNING, "specgraph"):
         load_target(folder)
     assert not caplog.records
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_eagle3_head(name, tmp_path, caplog):
+@pytest.mark.parametrize("values", HEADS.values(), ids=HEADS)
+def test_eagle3_head(values, tmp_path, caplog):
     target = load_target(tiny_checkpoints.write_target(tmp_path / "target"))
     folder = tiny_checkpoints.write_eagle3(tmp_path / "head")
-    change(folder, HEADS[name])
+    change_config(folder, **{**COMMON, **values})
     with caplog.at_level(logging.WARNING, "specgraph"):
         load_drafter(folder, target)
     assert not caplog.records

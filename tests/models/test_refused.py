@@ -246,6 +246,21 @@ def test_not_a_drafter(copied, targets):
         drafter_format(folder)
 
 
+LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a2146' * 8}\nsize 7092288\n".encode()
+INDEX = "model.safetensors.index.json"
+FILES = [
+    ("config.json", None, ["no config.json", "model.safetensors"]),
+    ("config.json", b"{", ["config.json", "JSON"]),
+    ("model.safetensors", None, ["no weights", "config.json"]),
+    *[("model.safetensors", keep, ["model.safetensors", "truncated"]) for keep in (4, 1000, -10)],
+    ("adapter_config.json", b"{}", ["adapter_config.json", "merge"]),
+    (INDEX, b'{"weight_map": [1]}', ["index.json", "weight_map"]),
+    *[(name, LFS, [f"{name} is a pointer of Git LFS", "git lfs pull"])
+      for name in ("config.json", "model.safetensors", INDEX)],
+]  # fmt: skip
+"""File of a target's folder, its content (None: the file is missing; a number: so many bytes of it), words."""
+
+
 class TestFiles:
     @pytest.fixture
     def folder(self, copied):
@@ -272,33 +287,14 @@ class TestFiles:
         ):
             load_target("meta-llama/Llama-3.1-8B")
 
-    @pytest.mark.parametrize(
-        ("name", "words"),
-        [
-            ("config.json", ["no config.json", "model.safetensors"]),
-            ("model.safetensors", ["no weights", "config.json"]),
-        ],
-    )
-    def test_a_file_that_is_missing(self, folder, name, words):
-        (folder / name).unlink()
+    @pytest.mark.parametrize(("name", "content", "words"), FILES)
+    def test_a_file(self, name, content, words, folder):
+        path = folder / name
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
         with refused(*words):
-            load_target(folder)
-
-    def test_config_is_not_json(self, folder):
-        (folder / "config.json").write_text("{")
-        with refused("config.json", "JSON"):
-            load_target(folder)
-
-    def test_an_adapter_beside_the_model(self, folder):
-        (folder / "adapter_config.json").write_text("{}")
-        with refused("adapter_config.json", "merge"):
-            load_target(folder)
-
-    @pytest.mark.parametrize("keep", [4, 1000, -10])
-    def test_truncated_safetensors(self, folder, keep):
-        path = folder / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:keep])
-        with refused("model.safetensors", "truncated"):
             load_target(folder)
 
     def test_truncated_pickle(self, tmp_path):
@@ -309,22 +305,10 @@ class TestFiles:
         with refused("pytorch_model.bin", "truncated"):
             drafter_format(tmp_path)
 
-    @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
-    def test_a_pointer_of_git_lfs(self, folder, name):
-        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a2146' * 8}\nsize 7092288\n"
-        (folder / name).write_text(pointer)
-        with refused(f"{name} is a pointer of Git LFS", "git lfs pull"):
-            load_target(folder)
-
     def test_several_safetensors_without_an_index(self, folder):
         (folder / "model.safetensors").rename(folder / "a.safetensors")
         (folder / "b.safetensors").write_bytes((folder / "a.safetensors").read_bytes())
         with refused("2 safetensors files", "index.json"):
-            load_target(folder)
-
-    def test_malformed_index(self, folder):
-        (folder / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
-        with refused("index.json", "weight_map"):
             load_target(folder)
 
     @pytest.mark.parametrize("shard", ["../other/evil.safetensors", "{tmp}/other/evil.safetensors", "..", ""])

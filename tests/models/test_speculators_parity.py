@@ -7,8 +7,6 @@ import torch
 from safetensors.torch import load_file
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
-from specgraph.device.cpu import CpuPlatform
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
@@ -43,23 +41,17 @@ def test_format_is_found(name, algorithm, version):
 
 @pytest.mark.parametrize("name", ["eagle3-llama", "eagle3-qwen3"])
 @torch.no_grad()
-def test_eagle3_chain(name, target, dense_attend):
-    """The package unrolls a chain from every row: row i of pass k sees rows 0..i of pass 0, then its own passes."""
+def test_eagle3_chain(name, target, chain_logits):
+    """The package unrolls a chain from every row: row i of pass k sees rows 0..i of pass 0, then its own passes.
+
+    The next token of a pass is the given one, shifted left; zeros beyond the end.
+    """
     want = expected(name)
     head = load_drafter(FIXTURES / name, target)
     assert list(head.aux_layers) == [1, 2, 4]
-    tokens, rows = want["token_ids"], len(want["token_ids"])
-    combined = head.combine(want["aux_hidden"])
-    for row in range(rows):
-        caches = {}
-        attend = dense_attend(head.attention_layers, torch.arange(row + 1), caches)
-        out = head.forward(tokens[: row + 1], combined[: row + 1], attend)
-        for step in range(3):
-            torch.testing.assert_close(head.logits(out.hidden)[-1], want[f"logits.{step}"][row], **TOLERANCE)
-            # Its next token is the given one, shifted left; zeros beyond the end.
-            token = tokens[row + step + 1 : row + step + 2] if row + step + 1 < rows else torch.tensor([0])
-            attend = dense_attend(head.attention_layers, torch.tensor([row + step + 1]), caches)
-            out = head.forward(token, out.carry[-1:], attend)
+    for row in range(len(want["token_ids"])):
+        for step, logits in enumerate(chain_logits(head, want["token_ids"], want["aux_hidden"], row, 3)):
+            torch.testing.assert_close(logits, want[f"logits.{step}"][row], **TOLERANCE)
 
 
 @torch.no_grad()
@@ -126,7 +118,7 @@ def test_mtp(target, dense_attend):
 
 @pytest.mark.parametrize("name", ["dflash", "dflash-llama"])
 @torch.no_grad()
-def test_dflash(name, target, dense_attend, dense_store):
+def test_dflash(name, target, block_logits):
     """Blocks at several places of one sequence; each sees the context before it, and itself in both directions.
 
     The second folder's decoder configuration is Llama's; the package's attention normalises heads all the same.
@@ -136,31 +128,17 @@ def test_dflash(name, target, dense_attend, dense_store):
     assert head.kind == "parallel"
     assert (head.max_speculative_tokens, head.mask_token_id, list(head.aux_layers)) == (4, 63, [1, 3])
     assert not any(layer.causal for layer in head.attention_layers)
-    tokens, context = want["token_ids"], head.combine(want["aux_hidden"])
-    for block, logits in zip(want["rows"].split(5), want["logits"].split(5), strict=True):
-        anchor = int(block[0])
-        caches = {}
-        head.store_context(context[:anchor], dense_store(head.attention_layers, torch.arange(anchor), caches))
-        ids = torch.tensor([int(tokens[anchor]), *[head.mask_token_id] * 4])
-        hidden = head.forward(ids, dense_attend(head.attention_layers, block, caches))
-        torch.testing.assert_close(head.logits(hidden), logits, **TOLERANCE)
+    for rows, logits in zip(want["rows"].split(5), want["logits"].split(5), strict=True):
+        anchor = int(rows[0])
+        got = block_logits(head, int(want["token_ids"][anchor]), want["aux_hidden"], anchor, 4)
+        torch.testing.assert_close(got, logits, **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash", "dflash-llama"])
 @torch.inference_mode()
-def test_a_saved_folder_drafts(name, target):
+def test_a_saved_folder_drafts(name, target, decoded):
     """Through graphs, for two requests: every output is the target's alone."""
-    config = EngineConfig(
-        num_speculative_tokens=3, max_num_requests=2, max_model_len=32, block_size=4, capture_sizes=[2],
-        prefill_sizes=[8], decode="merged",
-    )  # fmt: skip
-    requests = [Request(prompt_token_ids=[5, 9, 2 + i], max_tokens=12) for i in range(2)]
-    outputs = []
-    for head in (load_drafter(FIXTURES / name, target), None):
-        decoder = SpeculativeDecoder(target, head, CpuPlatform(), config, query_len=4)
-        decoder.capture()
-        outputs.append([result.token_ids for result in decoder.generate(requests)])
-        if head is not None:
-            assert decoder.drafter.launches["propose"] == decoder.drafter.num_proposes > 0
-        decoder.close()
-    assert outputs[0] == outputs[1]
+    prompts = [[5, 9, 2], [5, 9, 3]]
+    tokens, decoder = decoded(target, load_drafter(FIXTURES / name, target), prompts, 12, decode="merged")
+    assert tokens == decoded(target, None, prompts, 12, decode="merged")[0]
+    assert decoder.drafter.launches["propose"] == decoder.drafter.num_proposes > 0

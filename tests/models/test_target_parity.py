@@ -187,28 +187,41 @@ def test_no_aux_layers_gives_the_final_hidden_state(tmp_path, random_model, dens
     assert torch.equal(out.aux_hidden, out.hidden)
 
 
-@pytest.mark.parametrize("rope", [LLAMA3_ROPE, YARN], ids=["llama3", "yarn"])
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1000.0, "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.2, 2.0, 4.5, 9.0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rope", "positions", "max_model_len", "first"),
+    [
+        (LLAMA3_ROPE, 4096, None, 4000),
+        (YARN, 4096, None, 4000),
+        (LONGROPE, 512, 64, 20),
+        (LONGROPE, 512, None, 470),
+    ],
+    ids=["llama3", "yarn", "longrope, short", "longrope, long"],
+)
 @torch.no_grad()
-def test_long_positions_agree_with_transformers(rope, tmp_path, random_model, dense_attend):
-    """Positions far beyond the original context, where a wrong frequency shows."""
-    model = random_model("Llama", tmp_path, rope_parameters=rope, max_position_embeddings=4096, head_dim=32)
-    tokens, positions = torch.arange(40), torch.arange(4000, 4040)
-    expected = model(tokens[None], position_ids=positions[None]).logits[0]
-    target = load_target(tmp_path)
-    out = target.forward(tokens, dense_attend(target.attention_layers, positions))
+def test_scaled_positions_agree_with_transformers(
+    rope, positions, max_model_len, first, tmp_path, random_model, dense_attend
+):
+    """Positions far beyond the original context, where a wrong frequency shows.
+
+    transformers takes the long factors when a pass goes beyond the original length; we, when the model may.
+    """
+    config = {"rope_parameters": rope, "max_position_embeddings": positions}
+    model = (
+        random_model("Phi3", tmp_path, **config)
+        if rope is LONGROPE
+        else random_model("Llama", tmp_path, **config, head_dim=32)
+    )
+    tokens, places = torch.arange(40), torch.arange(first, first + 40)
+    expected = model(tokens[None], position_ids=places[None]).logits[0]
+    target = load_target(tmp_path, max_model_len=max_model_len)
+    out = target.forward(tokens, dense_attend(target.attention_layers, places))
     torch.testing.assert_close(target.logits(out.hidden), expected, **TOLERANCE)
-
-
-@torch.no_grad()
-def test_step_by_step_equals_all_at_once(tmp_path, random_model, dense_attend):
-    model = random_model("Qwen3", tmp_path, head_dim=16)
-    tokens = torch.arange(12)
-    expected = model(tokens[None]).logits[0]
-    target, caches, rows = load_target(tmp_path), {}, []
-    for i in range(12):
-        attend = dense_attend(target.attention_layers, torch.tensor([i]), caches)
-        rows.append(target.logits(target.forward(tokens[i : i + 1], attend).hidden))
-    torch.testing.assert_close(torch.cat(rows), expected, **TOLERANCE)
 
 
 def test_dtype_and_max_model_len_are_honoured(tmp_path, random_model):
@@ -243,17 +256,3 @@ def test_shorter_runs_may_ignore_a_sliding_window(tmp_path, random_model, dense_
     assert {layer.window for layer in target.attention_layers} == {None}
     out = target.forward(torch.arange(40), dense_attend(target.attention_layers, torch.arange(40)))
     torch.testing.assert_close(target.logits(out.hidden), model(torch.arange(40)[None]).logits[0], **TOLERANCE)
-
-
-@pytest.mark.parametrize(("max_model_len", "first"), [(64, 20), (None, 470)], ids=["short", "long"])
-@torch.no_grad()
-def test_longrope_agrees_with_transformers(max_model_len, first, tmp_path, random_model, dense_attend):
-    """transformers takes the long factors when a pass goes beyond the original length; we, when the model may."""
-    factors = {"short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.2, 2.0, 4.5, 9.0]}
-    rope = {"rope_type": "longrope", "rope_theta": 1000.0, "original_max_position_embeddings": 64, **factors}
-    model = random_model("Phi3", tmp_path, rope_parameters=rope, max_position_embeddings=512)
-    tokens, positions = torch.arange(40), torch.arange(first, first + 40)
-    expected = model(tokens[None], position_ids=positions[None]).logits[0]
-    target = load_target(tmp_path, max_model_len=max_model_len)
-    out = target.forward(tokens, dense_attend(target.attention_layers, positions))
-    torch.testing.assert_close(target.logits(out.hidden), expected, **TOLERANCE)

@@ -46,38 +46,26 @@ def round_of(target, head, length=14):
     ],
 )
 @torch.no_grad()
-def test_chain(folder, name, shared, target, trained, dense_attend):
+def test_chain(folder, name, shared, target, trained, chain_logits):
     path = shipped_pair()[1] if folder == "eagle3" else EXAMPLE / "drafters" / folder
     head = load_drafter(path, target)
     teacher = trained("chain_heads", name).load(path, *([target.lm_head] if shared else []))
     tokens, states = round_of(target, head)
     wanted = list(teacher.unroll(target.embed_tokens[tokens][None], states[None], STEPS))
-    hidden = head.combine(states)
     for row in (0, 4, 8):
-        caches, last = {}, row + 1
-        attend = dense_attend(head.attention_layers, torch.arange(last), caches)
-        out = head.forward(tokens[1 : last + 1], hidden[:last], attend)
-        for step in range(STEPS):
-            torch.testing.assert_close(head.logits(out.hidden)[-1], wanted[step][0, row], **TOLERANCE)
-            place = torch.tensor([last + step])
-            attend = dense_attend(head.attention_layers, place, caches)
-            out = head.forward(tokens[place + 1], out.carry[-1:], attend)
+        for step, logits in enumerate(chain_logits(head, tokens[1:], states, row, STEPS)):
+            torch.testing.assert_close(logits, wanted[step][0, row], **TOLERANCE)
 
 
 @pytest.mark.parametrize("drafts", [1, 5, 7])
 @torch.no_grad()
-def test_block(drafts, target, trained, dense_attend, dense_store):
+def test_block(drafts, target, trained, block_logits):
     path = EXAMPLE / "drafters" / "dflash"
     head = load_drafter(path, target)
     teacher = trained("dflash_head", "DFlashHead").load(path, target.embed_tokens)
     tokens, states = round_of(target, head)
     anchors = torch.tensor([1, 6, 13])
     wanted = teacher(tokens[None], states[None], anchors, drafts)[0]
-    context = head.combine(states)
     for anchor, logits in zip(anchors.tolist(), wanted, strict=True):
-        caches = {}
-        head.store_context(context[:anchor], dense_store(head.attention_layers, torch.arange(anchor), caches))
-        block = torch.tensor([int(tokens[anchor]), *[head.mask_token_id] * drafts])
-        rows = torch.arange(anchor, anchor + 1 + drafts)
-        hidden = head.forward(block, dense_attend(head.attention_layers, rows, caches))
-        torch.testing.assert_close(head.logits(hidden[1:]), logits, **TOLERANCE)
+        got = block_logits(head, int(tokens[anchor]), states, anchor, drafts)
+        torch.testing.assert_close(got[1:], logits, **TOLERANCE)

@@ -38,15 +38,11 @@ def test_wanted_rows_are_those_of_the_whole_pass(head, dense_attend):
     for index, (key, value) in every.items():  # the KV cache gets every row all the same
         assert torch.equal(some[index][0], key)
         assert torch.equal(some[index][1], value)
-    if head.kind == "modules":
-        out = head.forward_step(0, token_ids, hidden, dense_attend(head.attention_layers, torch.arange(ROWS)))
-        assert torch.equal(out.carry, whole.carry)
 
 
 @pytest.mark.parametrize("head", ["eagle", "eagle3-llama", "eagle3-qwen3", "mtp"], indirect=True)
 @torch.no_grad()
 def test_greedy_pick_is_the_most_likely_token(head):
-    assert head.projection is not None
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(4, head.hidden_size, generator=generator)
     step = torch.tensor([1])
@@ -59,7 +55,3 @@ def test_greedy_pick_is_the_most_likely_token(head):
         ids = ids + head.draft_to_target[ids]
     assert torch.equal(got_tokens, ids)
     assert torch.equal(got_drafts, torch.stack((torch.full((4,), -5), ids, torch.full((4,), -5)), dim=1))
-    want_tokens, want_drafts = torch.zeros_like(got_tokens), torch.full_like(got_drafts, -5)
-    drafts = ops.Drafts(want_drafts, head.draft_to_target, step, want_tokens)
-    ops.draft_from_logits(head.logits(hidden), drafts)
-    assert torch.equal(got_drafts, want_drafts)
