@@ -65,14 +65,15 @@ def _read(source: ConfigSource, scaling: ConfigSource, default_theta: float) -> 
         return RotaryConfig(theta)
     if kind not in ("linear", "llama3", "yarn", "longrope"):
         raise scaling.fail("rope_type", f"is {shown(kind)}; supported are default, linear, llama3, yarn, longrope")
-    if kind == "longrope":
-        return _longrope(source, scaling, theta)
-    factor = scaling.number("factor")
     if kind == "linear":
         scaling.taken.add("original_max_position_embeddings")  # for people: linear scaling does not use it
-        return RotaryConfig(theta, kind, factor)
+        return RotaryConfig(theta, kind, scaling.number("factor"))
+    longest = source.integer("max_position_embeddings", 2048)
     holder = scaling if scaling.has("original_max_position_embeddings") else source
-    original = holder.integer("original_max_position_embeddings", source.integer("max_position_embeddings", 2048))
+    original = holder.integer("original_max_position_embeddings", longest)
+    if kind == "longrope":
+        return _longrope(scaling, theta, original, longest)
+    factor = scaling.number("factor")
     if kind == "llama3":
         low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
         if low >= high:
@@ -99,10 +100,7 @@ def _read(source: ConfigSource, scaling: ConfigSource, default_theta: float) -> 
     )
 
 
-def _longrope(source: ConfigSource, scaling: ConfigSource, theta: float) -> RotaryConfig:
-    longest = source.integer("max_position_embeddings", 2048)
-    holder = scaling if scaling.has("original_max_position_embeddings") else source
-    original = holder.integer("original_max_position_embeddings", longest)
+def _longrope(scaling: ConfigSource, theta: float, original: int, longest: int) -> RotaryConfig:
     factor = scaling.number("factor", max(1.0, longest / original))
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
     short, long = (scaling.numbers(f"{name}_factor") for name in ("short", "long"))
