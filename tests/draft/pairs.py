@@ -6,6 +6,8 @@ every key and value still moves every logit. So chain drafts are accepted at man
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from specgraph.models.dflash import DFlashHead
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head, PEagleHead
+from specgraph.models.latent import LatentAttention, LatentConfig
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
@@ -80,8 +83,11 @@ def make_target(dtype: torch.dtype = torch.float32) -> LlamaTarget:
     return LlamaTarget(CONFIG, embed, [draw.layer() for _ in range(2)], draw.norm(), head)
 
 
-def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
-    """A drafter for `make_target`; `dflash` fills up to 8 masks, `mtp-modules` has 8 modules."""
+def make_head(kind: str, target: LlamaTarget, layers: int = 1) -> DraftHead | ParallelHead:
+    """A drafter for `make_target`; `dflash` fills up to 8 masks, `mtp-modules` has 8 modules, `eagle3` has `layers`.
+
+    `latent` is one MTP module with multi-head latent attention (DeepSeek-V3, arXiv:2412.19437).
+    """
     dtype = target.dtype
     embed, head = vocabulary(dtype)
     draw = Draw(2, dtype)
@@ -102,7 +108,8 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
             layers = [draw.layer(2 * HIDDEN), draw.layer()]
             hidden = draw.norm(3 * HIDDEN) - 1
             return PEagleHead(CONFIG, weights, layers, (0, 1, 2), mask_token_id=VOCAB - 1, mask_hidden=hidden)
-        return Eagle3Head(CONFIG, weights, [draw.layer(2 * HIDDEN)], (0, 1, 2))
+        decoder = [draw.layer(2 * HIDDEN), *(draw.layer() for _ in range(layers - 1))]
+        return Eagle3Head(CONFIG, weights, decoder, (0, 1, 2))
     if kind in ("mtp", "mtp-modules"):
         modules = [
             MtpModule(draw.norm(), draw.norm(), Weight(half), draw.layer(), draw.norm())
@@ -113,6 +120,23 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
         weights = AuxWeights(embed, Weight(draw.weight(HIDDEN, 2 * HIDDEN)), draw.norm(), draw.norm(), head)
         layers = [draw.layer(), draw.layer()]
         return DFlashHead(CONFIG, weights, layers, (1, 2), block_size=9, mask_token_id=VOCAB - 1)
+    if kind == "latent":
+        sizes = LatentConfig(query_rank=None, rank=24, rotated=8, plain=12, value=10)
+        up = (
+            torch.randn(4, *each, generator=draw.g) / 4
+            for each in ((sizes.plain, sizes.rank), (sizes.rank, sizes.value))
+        )
+        layer = replace(
+            draw.layer(),
+            qkv=Weight(draw.weight(4 * (sizes.plain + sizes.rotated) + sizes.rank + sizes.rotated, HIDDEN) * 2),
+            output=Weight(draw.weight(HIDDEN, 4 * sizes.value)),
+            latent=LatentAttention(sizes, draw.norm(sizes.rank), *up, None, None),
+        )
+        config = replace(
+            CONFIG, num_kv_heads=1, head_dim=sizes.rotated + sizes.rank, rotary_dim=sizes.rotated, latent=sizes,
+            attention_scale=(sizes.plain + sizes.rotated) ** -0.5,
+        )  # fmt: skip
+        return MtpHead(config, [MtpModule(draw.norm(), draw.norm(), Weight(half), layer, draw.norm())], embed, head)
     assert kind == "draft-model"
     small = LlamaTarget(CONFIG, embed, [draw.layer()], draw.norm(), head)
     return DraftModelHead(small, HIDDEN)

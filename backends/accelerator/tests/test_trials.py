@@ -87,8 +87,11 @@ def test_in_a_process_of_their_own_they_find_the_same_and_are_kept(
 def test_a_trial_that_ends_its_process_withdraws_its_capability(apart: Callable[[str], None]) -> None:
     apart("import os, specgraph.device.trial as t\nt.a_loop_in_one_graph = lambda platform: os.kill(os.getpid(), 11)\n")
     capabilities = AcceleratorPlatform(0).capabilities
-    assert "ended with signal SIGSEGV" in capabilities.merged_loop.reason
+    assert "its trial ended with signal SIGSEGV" in capabilities.merged_loop.reason
+    assert "SPECGRAPH_ACCELERATOR_TRIALS=again" in capabilities.merged_loop.reason
     assert all(getattr(capabilities, name) for name in CLAIMED if name != "merged_loop")
+    apart("raise SystemExit(3)")  # the fault is kept too: nothing is started again
+    assert AcceleratorPlatform(0).capabilities == capabilities
 
 
 def test_a_device_that_no_other_process_finds_is_told(apart: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 from device_memory import live, reserved
-from draft_on import make_drafter
+from draft.on_platform import make_drafter
 from specgraph.errors import CaptureError
 
 from specgraph_musa.platform import MusaPlatform

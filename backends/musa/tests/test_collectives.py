@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft_on import captured_drafter, propose, rounds_for, target_and_head
-from specgraph.draft import DraftConfig
+from draft.on_platform import make_drafter, propose, rounds_for
+from draft.pairs import make_head, make_target
 from specgraph.errors import UnsupportedError
 
 import specgraph_musa.platform
@@ -22,6 +22,9 @@ class ShardedHead:
     def __init__(self, head) -> None:
         self._head = head
 
+    def __reduce__(self):
+        return ShardedHead, (self._head,)
+
     def __getattr__(self, name: str):
         return getattr(self._head, name)
 
@@ -31,9 +34,8 @@ class ShardedHead:
 
 
 def draft(platform, lowering, k=4, rounds=3):
-    head = ShardedHead(target_and_head("eagle3", platform)[1])
-    config = DraftConfig(num_speculative_tokens=k, max_num_requests=3, max_model_len=64, decode=lowering)
-    drafter = captured_drafter(head, platform, config)
+    head = ShardedHead(make_head("eagle3", make_target()))
+    drafter = make_drafter(platform, lowering, k, head=head, max_num_requests=3, capture_sizes=[1, 3])
     batches = rounds_for(drafter, seed=3)
     tokens = [propose(drafter, batches.next()) for _ in range(rounds)]
     drafter.close()

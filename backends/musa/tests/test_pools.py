@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from device_memory import live, reserved
+from draft.on_platform import make_drafter, propose, rounds_for
 
 from specgraph_musa.graph import release_share
 from specgraph_musa.platform import MusaPlatform
@@ -93,8 +94,6 @@ def test_reset_leaks_pool_put_back_is_seen(musa, monkeypatch):
 
 
 def test_a_drafter_gives_everything_back(musa):
-    from draft_on import make_drafter, propose, rounds_for
-
     make_drafter(musa, "step", 3).close()  # libraries allocate for good on first use
     before, graphs = reserved(musa), live(musa)
     drafter = make_drafter(musa, "step", 3)

@@ -10,7 +10,6 @@ import gc
 import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE.parent / "simulator"), str(ROOT / "tests"), str(HERE)]
+
+from forked import Forked
 
 import ascendsim
 
@@ -68,26 +69,26 @@ def npu(loaded: ascendsim.Runtime):
     return NpuPlatform(0)
 
 
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Callable[[ascendsim.Flavour], Forked]]:
+    """The process of each flavour that forks, begun at its first use."""
+    begun: dict[ascendsim.Flavour, Forked] = {}
+    yield lambda flavour: begun.get(flavour) or begun.setdefault(flavour, Forked(BUILD, flavour))
+    for each in begun.values():
+        each.close()
+
+
 @pytest.fixture
-def run_script() -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_script(forked, tmp_path_factory) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`run_script(code, **options)`: run code in a process of its own, for what ends a process or its task queue.
 
     `options` in capitals are environment variables, the others are the simulator's. The code finds `runtime` loaded.
     """
 
-    def run(code: str, flavour: str = FLAVOUR, **options: str | int) -> subprocess.CompletedProcess[str]:
-        environment = {name: str(value) for name, value in options.items() if name.isupper()}
-        simulator = {"lenient": SHAPES} | {name: value for name, value in options.items() if not name.isupper()}
-        prelude = f"import ascendsim\nruntime = ascendsim.load({str(BUILD)!r}, {flavour!r}, **{simulator!r})\n"
-        paths = [str(HERE.parent / "simulator"), str(HERE.parent), str(ROOT), str(ROOT / "tests"), str(HERE)]
-        # -u: some scripts end by os._exit, which would drop what print still holds.
-        return subprocess.run(
-            [sys.executable, "-u", "-W", "ignore", "-c", prelude + textwrap.dedent(code)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def run(code: str, flavour: ascendsim.Flavour = FLAVOUR, **options: str | int):
+        simulator = {"lenient": SHAPES, **options}
+        environment = {name if name.isupper() else f"ASCENDSIM_{name.upper()}": str(v) for name, v in simulator.items()}
+        return forked(flavour).run(code, tmp_path_factory.mktemp("script"), environment)
 
     return run
 

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 import torch
-from draft_pairs import make_drafter, on_device, propose, rounds_for
 from specgraph_npu.attention import make_attention
 from typer.testing import CliRunner
 
+from draft.on_platform import arguments, make_drafter, propose, rounds_for
 from specgraph.cli import app
 
 
@@ -18,10 +18,10 @@ from specgraph.cli import app
 @pytest.mark.parametrize("k", [2, 3, 5])
 def test_cost_of_one_merged_propose(npu, runtime, k, layers):
     """1 launch, K x layers updates, no device synchronise, at most 1 asynchronous copy to the host."""
-    drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", k, layers)
+    drafter = make_drafter(npu, "merged", k, layers=layers, attention=make_attention(npu, "fia"))
     rounds = rounds_for(drafter, seed=3)
     propose(drafter, rounds.next(num_requests=2))
-    batch = on_device(rounds.next(num_requests=2), npu.device)
+    batch = arguments(rounds.next(num_requests=2), npu.device)
     npu.synchronize()
     runtime.reset_report()
     before = Counter(npu.counts())

@@ -40,6 +40,7 @@ def test_without_cann():
         "from specgraph_npu.backend import specgraph_backend\n"
         "try: specgraph_backend().open(0)\n"
         "except Exception as error: print(type(error).__name__, error)\n"
+        "import specgraph_npu.platform, specgraph_npu.attention\n"
         "import sys; print('imported', 'torch_npu' in sys.modules)\n"
     )
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("ASCEND", "LD_LIBRARY"))}
@@ -116,21 +117,6 @@ def test_task_queue_2_has_no_graphs(run_script):
     )
     assert "TASK_QUEUE_ENABLE" in done.stdout
     assert "level='no'" in done.stdout
-
-
-def test_importing_the_package_imports_nothing_of_the_vendor():
-    code = (
-        "import specgraph_npu.backend, specgraph_npu.platform, specgraph_npu.attention, sys\n"
-        "print('torch_npu' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(PACKAGES), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.strip() == "False", done.stderr
 
 
 def test_discovery_finds_the_backend_when_installed():

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft_pairs import make_drafter, on_device, propose, rounds_for
 from specgraph_npu.attention import make_attention
 
-from specgraph.attention import HostLengths, PagedAttention, TaskKey
+from draft.on_platform import arguments, make_drafter, propose, rounds_for
+from specgraph.attention import HostLengths, TaskKey
 from specgraph.capture import UpdatePlan
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft.chain import ChainProgram
@@ -19,7 +19,7 @@ from specgraph.errors import UpdateError
 
 MANY_ROUNDS = """
 import torch
-from draft_pairs import *
+from draft.on_platform import *
 from specgraph.attention import PagedAttention
 from specgraph.device.cpu import CpuPlatform
 from specgraph_npu.attention import make_attention
@@ -35,15 +35,15 @@ graph.NpuGraph.order_updates = slow_updates
 npu = NpuPlatform(0)
 work = torch.ones(600, 600, device="npu")
 {mutation}
-reference = make_drafter(CpuPlatform(), PagedAttention(), "eager", 3)
-drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
+reference = make_drafter(CpuPlatform(), "eager", 3)
+drafter = make_drafter(npu, "merged", 3, attention=make_attention(npu, "fia"))
 rounds = rounds_for(reference, seed=4)
 different = 0
 try:
     for seed in range(10):
         runtime.schedule(seed, 300, 30)
         batches = [rounds.next(num_requests=2) for _ in range(4)]
-        moved = [on_device(batch, npu.device, late=False) for batch in batches]
+        moved = [arguments(batch, npu.device, late=False) for batch in batches]
         with torch.inference_mode():
             results = [drafter.propose(**batch).token_ids for batch in moved]
         for batch, result in zip(batches, results):
@@ -111,8 +111,8 @@ graph.NpuGraph._launch = launch_to_the_end
 @pytest.fixture
 def pair(npu, runtime):
     """A reference on the CPU, a merged drafter on the NPU, and their batches."""
-    reference = make_drafter(CpuPlatform(), PagedAttention(), "eager", 3)
-    drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
+    reference = make_drafter(CpuPlatform(), "eager", 3)
+    drafter = make_drafter(npu, "merged", 3, attention=make_attention(npu, "fia"))
     yield reference, drafter, rounds_for(reference, seed=5)
     drafter.close()
 
@@ -131,7 +131,7 @@ def test_update_missing(npu, pair, monkeypatch):
     """One op of one step gets no update: a host wait, or the next replay, says so at once instead of hanging."""
     reference, drafter, rounds = pair
     round_ = rounds.next(num_requests=2)
-    batch = on_device(round_, npu.device)
+    batch = arguments(round_, npu.device)
 
     def all_but_the_last(self, lengths):
         tasks = [task for step in self.tasks.values() for task in step]
@@ -202,7 +202,7 @@ def test_step_ladder_overpadding(run_script):
     done = run_script(
         """
         import torch
-        from draft_pairs import *
+        from draft.on_platform import *
         from specgraph_npu.attention import make_attention
         from specgraph_npu.platform import NpuPlatform
         from specgraph.draft.chain import ChainProgram
@@ -211,8 +211,8 @@ def test_step_ladder_overpadding(run_script):
             self.head.forward(rows[1], rows[0], make_attend(buffers.first, step))
         ChainProgram.step, ChainProgram.joined_steps = overpadded, lambda self: None
         npu = NpuPlatform(0)
-        drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
-        batch = on_device(rounds_for(drafter, 0).next(num_requests=2), npu.device, late=False)
+        drafter = make_drafter(npu, "merged", 3, attention=make_attention(npu, "fia"))
+        batch = arguments(rounds_for(drafter, 0).next(num_requests=2), npu.device, late=False)
         try:
             with torch.inference_mode():
                 drafter.propose(**batch)

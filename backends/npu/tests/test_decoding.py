@@ -23,7 +23,11 @@ def folders(tmp_path_factory):
     return write_target(root / "target"), write_eagle3(root / "eagle3")
 
 
-def generate(folders, platform, lowering, k, attention=None, *, block=4, max_len=64, lengths=(3, 9, 1, 14, 5)):
+def generate(
+    folders, platform, lowering, k, attention=None, *, block=4, max_len=64, lengths=(3, 9, 1, 14, 5), times=1,
+    before=lambda number: None,
+):  # fmt: skip
+    """Tokens and acceptance of requests that are generated so many times; `before` is called with each number."""
     target = load_target(folders[0], dtype=torch.float32, device=platform.device)
     head = load_drafter(folders[1], target)
     config = EngineConfig(
@@ -34,12 +38,17 @@ def generate(folders, platform, lowering, k, attention=None, *, block=4, max_len
     prompts = [torch.randint(0, VOCAB, (n,), generator=g).tolist() for n in lengths]
     with torch.inference_mode():
         decoder.capture()
-        results = decoder.generate([Request(prompt_token_ids=p, max_tokens=12 + 3 * i) for i, p in enumerate(prompts)])
+        results = []
+        for number in range(times):
+            before(number)
+            asked = [Request(prompt_token_ids=p, max_tokens=12 + 3 * i) for i, p in enumerate(prompts)]
+            results.append([result.token_ids for result in decoder.generate(asked)])
     decoder.close()
-    return [result.token_ids for result in results], decoder.metrics.acceptance_per_position
+    assert all(tokens == results[0] for tokens in results)
+    return results[0], decoder.metrics.acceptance_per_position
 
 
-@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("k", [1, 4])
 def test_text_and_acceptance_as_on_cpu(npu, runtime, folders, k):
     expected = generate(folders, CpuPlatform(), "eager", k)
     assert len(expected[0]) == 5
@@ -75,6 +84,8 @@ def test_folders_in_shapes_of_a_device(npu, runtime, all_limits, tmp_path, monke
 
 def test_text_under_random_schedules(npu, runtime, folders):
     expected = generate(folders, CpuPlatform(), "eager", 3)
-    for seed in range(5):
-        runtime.schedule(seed, 300, 30)
-        assert generate(folders, npu, "merged", 3, make_attention(npu, "fia")) == expected, seed
+    seen = generate(
+        folders, npu, "merged", 3, make_attention(npu, "fia"), times=5,
+        before=lambda seed: runtime.schedule(seed, 300, 30),
+    )  # fmt: skip
+    assert seen[0] == expected[0]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft_pairs import MAX_LEN, make_drafter, moved, propose, rounds_for
-from latent_head import LatentMtpHead
 from specgraph_npu.attention import make_attention, store_latent
 from specgraph_npu.host_ops import HostOp
 
+from draft.on_platform import make_drafter, moved, propose, rounds_for
 from draft.pairs import VOCAB, make_head, make_target
-from specgraph.attention import AttentionLayer, PagedAttention
+from specgraph.attention import AttentionLayer
 from specgraph.device import LOWERINGS
 from specgraph.device.cpu import CpuPlatform
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
@@ -54,10 +53,11 @@ def test_tokens_and_acceptance_as_on_cpu(npu, runtime, kind, k):
 @pytest.mark.parametrize("name", ["fia-mla", "fia-v2-mla"])
 def test_latent_attention(npu, runtime, name, monkeypatch):
     """An MTP head with MLA: the op with rope parts on npu, plain attention over whole rows on cpu."""
-    head, issued, make = LatentMtpHead(MAX_LEN), [], HostOp.with_lengths
-    reference = make_drafter(CpuPlatform(), PagedAttention(), "eager", 3, head=head)
+    issued, make = [], HostOp.with_lengths
+    reference = make_drafter(CpuPlatform(), "eager", 3, "latent")
     rounds = rounds_for(reference, seed=8)
-    drafters = {way: make_drafter(npu, make_attention(npu, name), way, 3, head=head) for way in LOWERINGS}
+    attention = make_attention(npu, name)
+    drafters = {way: make_drafter(npu, way, 3, "latent", attention=attention) for way in LOWERINGS}
 
     def watched(row, call, lengths):
         ready = make(row, call, lengths)

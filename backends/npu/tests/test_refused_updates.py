@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft_pairs import make_drafter, propose, rounds_for
 from specgraph_npu.attention import make_attention
 
-from specgraph.attention import HostLengths, PagedAttention
+from draft.on_platform import make_drafter, propose, rounds_for
+from specgraph.attention import HostLengths
 from specgraph.device.cpu import CpuPlatform
 from specgraph.errors import UpdateError
 
@@ -97,8 +97,8 @@ def test_exception_in_an_update_restores_the_last_values(npu, runtime):
 )
 def test_lengths_that_the_op_refuses_begin_no_update(npu, runtime, wrong, why):
     """Lengths that the op of a layer refuses update none, and the next replay is as ever."""
-    reference = make_drafter(CpuPlatform(), PagedAttention(), "eager", 3, layers=2)
-    drafter = make_drafter(npu, make_attention(npu, "fia"), "step", 3, layers=2)
+    reference = make_drafter(CpuPlatform(), "eager", 3, layers=2)
+    drafter = make_drafter(npu, "step", 3, layers=2, attention=make_attention(npu, "fia"))
     captured = next(c for d, c in drafter.graphs._captured.items() if d.num_requests == 2 and d.query_len == 4)
     npu.synchronize()
     runtime.reset_report()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft_pairs import make_drafter, propose, rounds_for
 from specgraph_npu.attention import make_attention
 from specgraph_npu.platform import NpuPlatform
 
-from specgraph.attention import PagedAttention
+from draft.on_platform import make_drafter, propose, rounds_for
 from specgraph.device.cpu import CpuPlatform
 
 
@@ -44,8 +43,8 @@ def test_graphs_with_task_groups(npu, other, runtime, current):
 
 
 def test_drafters(npu, other, runtime):
-    reference = make_drafter(CpuPlatform(), PagedAttention(), "eager", 3)
-    drafters = [make_drafter(platform, make_attention(platform, "fia"), "merged", 3) for platform in (npu, other)]
+    reference = make_drafter(CpuPlatform(), "eager", 3)
+    drafters = [make_drafter(each, "merged", 3, attention=make_attention(each, "fia")) for each in (npu, other)]
     rounds = rounds_for(reference, seed=11)
     for _ in range(4):
         batch = rounds.next()

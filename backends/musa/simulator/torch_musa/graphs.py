@@ -1,7 +1,6 @@
 """MUSAGraph and `graph`, the capture context, with the limits and defects of 2.7.1."""
 
 import gc
-import os
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
@@ -122,8 +121,6 @@ class MUSAGraph:
         generator.replay_prologue()
         self._replays += 1
         defects = simulated.defects
-        if defects.loop_faults and self._capture.num_nodes >= 64:
-            os.abort()
         if defects.replays_once and self._replays > 1:
             return
         if defects.pool_overlaps and self._is_further:

@@ -29,8 +29,6 @@ class Defects:
     """A second graph of a pool overwrites the first one's results: modelled as a replay that does nothing."""
     loop_stops_short: bool = False
     """A graph of 64 ops or more loses its last ones: modelled as a replay that does nothing."""
-    loop_faults: bool = False
-    """The replay of a graph of 64 ops or more ends the process, as a device fault does."""
 
 
 @dataclass
