@@ -57,7 +57,7 @@ def run_command(
         raise ConfigError(f"there is no group {', '.join(unknown)}; groups are {', '.join(GROUPS)}")
     if selection.timeout is not None and selection.timeout <= 0:
         raise ConfigError(f"timeout {selection.timeout:g} is not a number of seconds that a case can take")
-    if jobs is not None and jobs < 1:
+    if jobs is not None and jobs < 0:
         raise ConfigError(f"jobs {jobs} is not a number of processes that can run cases")
     files = [
         (path, form)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 DRAFT, ACCEPT, RESAMPLE = 1, 2, 3
@@ -11,8 +12,6 @@ DRAFT, ACCEPT, RESAMPLE = 1, 2, 3
 ALL = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: the increment of SplitMix64."""
-TEMPERATURE = 0.8
-"""The temperature of `drawn`."""
 
 
 def mixed(x: int) -> int:
@@ -28,10 +27,44 @@ def uniform(seed: int, position: int, purpose: int, count: int) -> list[float]:
     return [((mixed((key + (index + 1) * GOLDEN) & ALL) >> 41) + 0.5) / (1 << 23) for index in range(count)]
 
 
-def drawn(logits: Tensor, seed: int, position: int, purpose: int) -> tuple[int, float]:
-    """The token that the noise picks from softmax(logits / TEMPERATURE), and by how much it leads, in float64."""
-    gumbel = [-math.log(-math.log(u)) for u in uniform(seed, position, purpose, len(logits))]
-    keys = sorted(
-        ((x / TEMPERATURE + n, token) for token, (x, n) in enumerate(zip(logits.tolist(), gumbel, strict=True)))
-    )
-    return keys[-1][1], keys[-1][0] - keys[-2][0]
+def drawn(logits: Tensor, seed: int, position: int, purpose: int, temperature: float) -> tuple[int, float]:
+    """The token that the noise picks from softmax(logits / temperature), and by how much it leads, in float64; at
+    temperature 0 the most likely one."""
+    keys = logits.double()
+    if temperature:
+        noise = torch.tensor(uniform(seed, position, purpose, len(logits)), dtype=torch.float64)
+        keys = keys / temperature - (-noise.log()).log()
+    best = keys.topk(2)
+    return int(best.indices[0]), float(best.values[0] - best.values[1])
+
+
+def decided(
+    logits: Tensor, drafts: Sequence[int], probs: Tensor, seed: int, start: int, temperature: float
+) -> tuple[list[int], bool]:
+    """The tokens of one request after the verify of a chain, in float64, and True where no rounding can change them.
+
+    Args:
+        logits: [K + 1, vocab], the target's.
+        drafts: K of them, -1 for none.
+        probs: [K, vocab], the distributions that they were drawn from.
+        start: the position of the first row.
+    """
+    tokens, is_sure = list[int](), True
+    for row, draft in enumerate([*drafts, -1]):
+        position, own = start + 1 + row, logits[row].double()
+        if temperature:
+            p = (own / temperature).softmax(-1)
+            shares, accepted = p, False
+            if draft >= 0:
+                q = probs[row].double()
+                lead = float(p[draft] - uniform(seed, position, ACCEPT, 1)[0] * q[draft])
+                shares, accepted, is_sure = (p - q).clamp(min=0), lead > 0, is_sure and abs(lead) >= 1e-6
+            # Rounding may leave less than that out, or in: it is hardly ever drawn.
+            own = shares.where(shares > 1e-5, 0.0).log()
+        chosen, lead = drawn(own, seed, position, RESAMPLE, 1.0 if temperature else 0.0)
+        if not temperature:
+            accepted = chosen == draft
+        tokens.append(draft if accepted else chosen)
+        if not accepted:
+            return tokens, is_sure and lead >= 1e-3
+    raise AssertionError("the row after the last draft was accepted")

@@ -95,18 +95,3 @@ class DenseKeys:
         self.store(index, key, value)
         query = rotate(query, layer.rotary, self.positions)
         return attention(query, self.keys[index], self.values[index], layer.scale, Mask(layer.causal))
-
-
-def expect_shares(tokens: Tensor, shares: Tensor, what: str, limit: float = 30.0) -> None:
-    """Draws have a distribution, by chi-square.
-
-    Args:
-        tokens: int64 [n], the draws.
-        shares: float64 [vocab], the exact probabilities, none of them 0.
-        limit: of chi-square; the default is that of five tokens (4 degrees of freedom) at p = 5e-6.
-    """
-    count = len(tokens)
-    got = tokens.bincount(minlength=len(shares)).double()
-    chi_square = float(((got - shares * count) ** 2 / (shares * count)).sum())
-    seen, wanted = ([round(value, 3) for value in values.tolist()] for values in (got / count, shares))
-    assert chi_square < limit, f"{what}: frequencies {seen} instead of {wanted} (chi-square {chi_square:.0f})"

@@ -95,10 +95,10 @@ class Plugin:
             yield  # pytest's own -k and -m
             self._select(cases, items)
         except pytest.UsageError as error:
+            self._say("refused", str(error))
             if not _is_worker(self.config):
                 raise
-            self._say("refused", str(error))  # an error would end this worker without saying why
-            items.clear()
+            items.clear()  # an error would end this worker without saying why
 
     def _select(self, cases: list[tuple[pytest.Item, Case]], items: list[pytest.Item]) -> None:
         option: Any = self.config.getoption

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +67,10 @@ class Selection:
 class _Run(io.StringIO):
     """The output of a run: it goes to standard error, but only once cases run, so that an error before is one line."""
 
-    results: Results | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: Results | None = None
+        self._terminal = sys.stderr
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -76,7 +79,7 @@ class _Run(io.StringIO):
         self.results = results
 
     def write(self, text: str, /) -> int:
-        return sys.stderr.write(text) if self.results and self.results.began else super().write(text)
+        return self._terminal.write(text) if self.results and self.results.began else super().write(text)
 
 
 def run_suite(platform: str, selection: Selection, *, jobs: int | None = None) -> Report:
@@ -84,7 +87,7 @@ def run_suite(platform: str, selection: Selection, *, jobs: int | None = None) -
 
     Args:
         jobs: processes that run cases on the device at the same time; by default one, and on the host one per core, up
-            to 4, unless the cases are named.
+            to 4, unless the cases are named. 0: this process, which a case that hangs or crashes ends.
 
     Raises:
         PlatformError, ConfigError: before anything runs: the platform, the declared gaps or the selection are wrong.
@@ -96,7 +99,7 @@ def run_suite(platform: str, selection: Selection, *, jobs: int | None = None) -
         jobs = min(4, os.cpu_count() or 1) if is_on_host and not selection.cases else 1
     run = _Run()
     workers = ["-n", str(jobs), "--dist", "worksteal", "--max-worker-restart", "10000", "--disable-warnings"]
-    with redirect_stdout(run), _interrupted_by_sigterm():
+    with redirect_stdout(run), redirect_stderr(run), _interrupted_by_sigterm():
         pytest.main([*selection.arguments(platform), *workers], plugins=[run])
     if run.results is None or not run.results.began:
         refused = run.results and run.results.said.get("refused")

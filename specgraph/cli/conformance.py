@@ -29,7 +29,7 @@ def conformance(
     seed: Annotated[int, typer.Option(help="Seed of all generated inputs.")] = 0,
     timeout: Annotated[float | None, typer.Option(help="Limit of every case, in seconds; default: its own.")] = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Processes that run cases at a time; default: 1, on the host one per core.")
+        int | None, typer.Option(help="Processes that run cases; default: 1, on the host one per core. 0: this one.")
     ] = None,
     xfails: Annotated[Path | None, typer.Option(help="Instead of the backend's own xfails.toml.")] = None,
     profile: Annotated[

@@ -35,7 +35,7 @@ def test_a_good_backend_gets_its_report(tmp_path: Path) -> None:
     paths = [tmp_path / f"report.{suffix}" for suffix in ("json", "md", "svg")]
     groups = ["--group", "discovery", "--group", "device", "--group", "collectives"]
     files = ["--json", str(paths[0]), "--markdown", str(paths[1]), "--badge", str(paths[2])]
-    done = specgraph(folder, "conformance", "acme", *groups, *files)
+    done = specgraph(folder, "acme", *groups, *files)
     assert done.returncode == 0, done.stderr
     report = load(paths[0])
     assert set(report) >= {"platform", "device", "versions", "capabilities", "seed", "counts", "cases"}
@@ -68,7 +68,7 @@ def test_a_good_backend_gets_its_report(tmp_path: Path) -> None:
 def test_a_failure_names_property_hazard_cause_and_how_to_run_it_again(tmp_path: Path) -> None:
     folder = install(tmp_path / "site", extra="Platform.event = lambda self, **options: 1 / 0\n")
     case = "streams.event-is-reusable"
-    done = specgraph(folder, "conformance", "acme", "--case", case, "--json", str(tmp_path / "r.json"))
+    done = specgraph(folder, "acme", "--case", case, "--json", str(tmp_path / "r.json"))
     assert done.returncode == 1
     (result,) = load(tmp_path / "r.json")["cases"]
     assert result["outcome"] == "failed"
@@ -86,39 +86,22 @@ def test_declared_gaps_are_strict(tmp_path: Path) -> None:
     extra = "Platform.event = lambda self, **options: 1 / 0\n"
     folder = install(tmp_path / "site", extra=extra, xfails=gaps)
     cases = ["--case", "streams.event-is-reusable", "--case", "streams.use-switches-and-restores"]
-    done = specgraph(folder, "conformance", "acme", *cases, "--json", str(tmp_path / "r.json"))
+    done = specgraph(folder, "acme", *cases, "--json", str(tmp_path / "r.json"))
     report = load(tmp_path / "r.json")
     assert outcomes(report) == {"streams.event-is-reusable": "xfailed", "streams.use-switches-and-restores": "failed"}
     assert done.returncode == 1  # a declared case passed, and an entry matches nothing
     assert "no.such" in report["problems"][0]
     (folder / "acme_backend" / "xfails.toml").write_text(gap.format("streams.event-is-reusable"))
-    assert specgraph(folder, "conformance", "acme", *cases).returncode == 0
+    assert specgraph(folder, "acme", *cases).returncode == 0
 
 
-def test_a_hang_and_a_crash_cost_their_cases_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_hang_a_crash_and_an_unusable_device_cost_their_cases_only(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = install(
         tmp_path / "site",
         extra="""
     import os, time
-    real = Platform.memory
-    Platform.memory = lambda self: time.sleep(600)
-    Platform.event = lambda self, *, timing=False, external=False: os._exit(11) if timing else CpuPlatform.event(self)
-    """,
-    )
-    asked = ["device.memory-figures-agree", "streams.events-time", "streams.current-is-per-thread"]
-    options = [word for case in asked for word in ("--case", case)]
-    done = specgraph(folder, "conformance", "acme", *options, "--timeout", "8", "--json", str(tmp_path / "r.json"))
-    assert "plugin.py" in capfd.readouterr().err  # the stack of the hang
-    report = load(tmp_path / "r.json")
-    assert done.returncode == 1
-    assert outcomes(report) == dict(zip(asked, ["failed", "failed", "passed"], strict=True))
-    reasons = {case["id"]: case["reason"] for case in report["cases"]}
-    assert "did not finish within 8 s" in reasons[asked[0]]
-    assert "the process died" in reasons[asked[1]]
-
-
-def test_a_device_that_is_left_capturing_is_replaced(tmp_path: Path) -> None:
-    stuck = """
     from contextlib import contextmanager
     STUCK = []
 
@@ -132,14 +115,28 @@ def test_a_device_that_is_left_capturing_is_replaced(tmp_path: Path) -> None:
                 STUCK.append(1)
                 raise
 
+    Platform.memory = lambda self: time.sleep(600)
+    Platform.event = lambda self, *, timing=False, external=False: os._exit(11) if timing else CpuPlatform.event(self)
     Platform.graph_type = Graph
     Platform.is_capturing = lambda self: bool(STUCK) or CpuPlatform.is_capturing(self)
-    """
-    folder = install(tmp_path / "site", extra=stuck)
-    asked = ["capture.exception-passes-through[0]", "capture.scalars-are-baked"]
+    """,
+    )
+    asked = {
+        "device.memory-figures-agree": "failed",
+        "streams.events-time": "failed",
+        "streams.current-is-per-thread": "passed",
+        "capture.exception-passes-through[0]": "failed",
+        "capture.scalars-are-baked": "passed",
+    }
     options = [word for case in asked for word in ("--case", case)]
-    specgraph(folder, "conformance", "acme", *options, "--json", str(tmp_path / "r.json"))
-    assert outcomes(load(tmp_path / "r.json")) == dict(zip(asked, ["failed", "passed"], strict=True))
+    done = specgraph(folder, "acme", *options, "--timeout", "5", "--json", str(tmp_path / "r.json"), jobs=1)
+    assert "plugin.py" in capfd.readouterr().err  # the stack of the hang
+    report = load(tmp_path / "r.json")
+    assert done.returncode == 1
+    assert outcomes(report) == asked
+    reasons = {case["id"]: case["reason"] for case in report["cases"]}
+    assert "did not finish within 5 s" in reasons["device.memory-figures-agree"]
+    assert "the process died" in reasons["streams.events-time"]
 
 
 def test_a_device_whose_captures_have_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +160,7 @@ def test_a_device_whose_captures_have_one_stream(tmp_path: Path, monkeypatch: py
     folder = install(tmp_path / "site", extra=one_stream)
     asked = ["capture.fork-and-join", "capture.unjoined-fork-refused", "capture.fork-refused-if-absent"]
     options = [word for case in asked for word in ("--case", case)]
-    done = specgraph(folder, "conformance", "acme", *options, "--json", str(tmp_path / "r.json"))
+    done = specgraph(folder, "acme", *options, "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stdout
     report = load(tmp_path / "r.json")
     assert outcomes(report) == dict(zip(asked, ["absent", "absent", "passed"], strict=True))
@@ -171,22 +168,22 @@ def test_a_device_whose_captures_have_one_stream(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "said", "jobs"),
     [
-        (["nosuch"], "unknown platform 'nosuch'"),
-        (["acme", "--group", "nosuch"], "there is no group nosuch"),
-        (["acme", "--case", "capture.nosuch"], "there is no case 'capture.nosuch'"),
-        (["acme", "--json", "missing/report.json"], "there is no folder missing"),
-        (["acme", "--markdown", "acme_backend"], "can't be written: "),
-        (["acme", "-k", "nothing_of_that_name"], "no case is selected"),
-        (["acme", "-k", "and and"], "Wrong expression passed to '-k'"),
-        (["acme", "--timeout", "0"], "timeout 0 is not a number of seconds"),
-        (["acme", "--jobs", "0"], "jobs 0 is not a number of processes"),
-        (["acme:4"], "index 4 was asked for"),
+        (["nosuch"], "unknown platform 'nosuch'", 0),
+        (["acme", "--group", "nosuch"], "there is no group nosuch", 0),
+        (["acme", "--case", "capture.nosuch"], "there is no case 'capture.nosuch'", 0),
+        (["acme", "--json", "missing/report.json"], "there is no folder missing", 0),
+        (["acme", "--markdown", "acme_backend"], "can't be written: ", 0),
+        (["acme", "-k", "nothing_of_that_name"], "no case is selected", 0),
+        (["acme", "-k", "and and"], "Wrong expression passed to '-k'", 1),
+        (["acme", "--timeout", "0"], "timeout 0 is not a number of seconds", 0),
+        (["acme"], "jobs -1 is not a number of processes", -1),
+        (["acme:4"], "index 4 was asked for", 0),
     ],
 )
-def test_bad_input_is_one_error(tmp_path: Path, words: list[str], said: str) -> None:
-    done = specgraph(install(tmp_path / "site"), "conformance", *words)
+def test_bad_input_is_one_error(tmp_path: Path, words: list[str], said: str, jobs: int) -> None:
+    done = specgraph(install(tmp_path / "site"), *words, jobs=jobs)
     assert done.returncode == 1
     assert done.stderr.startswith("specgraph: ")
     assert said in done.stderr
@@ -215,7 +212,7 @@ def test_bad_input_is_one_error(tmp_path: Path, words: list[str], said: str) -> 
     ids=["import", "api", "toml", "entry", "graphs"],
 )
 def test_a_bad_backend_is_one_error(tmp_path: Path, options: dict[str, str], said: str) -> None:
-    done = specgraph(install(tmp_path / "site", **options), "conformance", "acme", "--quick")
+    done = specgraph(install(tmp_path / "site", **options), "acme", "--quick")
     assert done.returncode == 1
     assert done.stderr.startswith("specgraph: ")
     assert said in done.stderr

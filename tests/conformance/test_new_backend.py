@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import specgraph_conformance
+from command import Done
 from conformance.guide import blocks, follow
 from specgraph_conformance.standard import SUITE_VERSION
 from typer.testing import CliRunner
 
 import specgraph
+from conformance import third_party
 from specgraph.cli import app
 from specgraph.cli.new_backend import write_backend
 from specgraph.errors import ConfigError
@@ -27,30 +29,34 @@ def author(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the skeleton `acme` and a fresh venv that has torch, specgraph, the suite, and acme from pip."""
     folder = tmp_path_factory.mktemp("author")
     write_backend("acme", folder / "specgraph-acme")
-    venv.create(folder / "venv", with_pip=True)
+    venv.create(folder / "venv", symlinks=True)
     # torch and the packages under test come from this environment's folders; only acme is installed.
     shared = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     shared += [str(Path(module.__file__ or "").parents[1]) for module in (specgraph, specgraph_conformance)]
-    site = next((folder / "venv").rglob("site-packages"))
-    (site / "shared.pth").write_text("\n".join(dict.fromkeys(shared)) + "\n")
-    command = [folder / "venv/bin/python", "-m", "pip", "install", "-q", "--no-deps", "-e", folder / "specgraph-acme"]
-    subprocess.run(command, check=True, cwd=folder)
+    (site(folder) / "shared.pth").write_text("\n".join(dict.fromkeys(shared)) + "\n")
+    pip = [folder / "venv/bin/python", "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, folder / "specgraph-acme"], check=True, cwd=folder)
     return folder
 
 
-def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """The `specgraph` command of the fresh venv."""
-    command = [folder / "venv/bin/python", "-c", "from specgraph.cli import main; main()", *args]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+def site(folder: Path) -> Path:
+    """The packages of the fresh venv."""
+    return next((folder / "venv").rglob("site-packages"))
+
+
+def conformance(folder: Path, *args: str) -> Done:
+    """Run the suite here on what is installed in the fresh venv, with the skeleton's files as they are by now."""
+    return third_party.specgraph(folder, "acme", *args, path=[site(folder), folder / "specgraph-acme"])
 
 
 @pytest.mark.slow
 def test_the_skeleton_is_found_and_its_failures_lead_in_order(author: Path) -> None:
-    listed = run(author, "platforms", "--json", "-")
+    command = [author / "venv/bin/python", "-c", "from specgraph.cli import main; main()", "platforms", "--json", "-"]
+    listed = subprocess.run(command, capture_output=True, text=True, cwd=author, check=True)
     (found,) = [entry for entry in json.loads(listed.stdout) if entry["name"] == "acme"]
     assert found["distribution"] == "specgraph-acme"
     assert found["available"]
-    done = run(author, "conformance", "acme", "--quick", "--json", "first.json")
+    done = conformance(author, "--quick", "--json", "first.json")
     assert done.returncode == 1
     assert "begin with discovery.handles-have-torchs-verbs" in done.stdout
     report = json.loads((author / "first.json").read_text())
@@ -67,7 +73,7 @@ def test_the_guide_leads_to_green(author: Path) -> None:
     assert len(blocks(GUIDE.read_text())) == 5
     follow(GUIDE.read_text(), author / "specgraph-acme")
     groups = [word for group in GROUPS for word in ("--group", group)]
-    done = run(author, "conformance", "acme", *groups, "--profile", "graphs", "--json", "last.json")
+    done = conformance(author, *groups, "--profile", "graphs", "--json", "last.json")
     assert done.returncode == 0, done.stdout
     assert f"graphs {SUITE_VERSION}: conforms" in done.stdout
     counts = json.loads((author / "last.json").read_text())["counts"]
@@ -79,11 +85,11 @@ def test_the_guide_leads_to_green(author: Path) -> None:
 def test_the_guides_backend_drafts(author: Path) -> None:
     """Runs after the tests above: quick cases of the later groups, through the guide's graphs."""
     groups = [word for group in ("kernels", "drafting", "decoding") for word in ("--group", group)]
-    done = run(author, "conformance", "acme", "--quick", *groups, "--json", "drafts.json")
+    done = conformance(author, "--quick", *groups)
     assert done.returncode == 0, done.stdout
     # Both compute indices out of buffers that the capture writes.
     indexed = "drafting.results-belong-to-the-caller[tree-merged]", "drafting.k-follows-the-batch[paged-mtp-modules]"
-    done = run(author, "conformance", "acme", *(word for case in indexed for word in ("--case", case)))
+    done = conformance(author, *(word for case in indexed for word in ("--case", case)))
     assert done.returncode == 0, done.stdout
 
 

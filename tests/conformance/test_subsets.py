@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -118,7 +116,7 @@ def test_a_head_that_does_not_fit_a_graph(head: type[OneLayer], error: type[Exce
 def test_attention_of_one_s_own(tmp_path: Path) -> None:
     folder = install(tmp_path / "site")
     (folder / "my_attention.py").write_text(dedent(ATTENTION))
-    words = ["conformance", "acme", "--case", "attention.equals-float64", "--json", "report.json"]
+    words = ["acme", "--case", "attention.equals-float64", "--json", "report.json"]
     done = specgraph(folder, *words, "--attention", "mine=my_attention:make", "-k", "mine and keys")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((folder / "report.json").read_text())
@@ -139,23 +137,16 @@ def test_attention_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("word", ["mine", "paged=a:b", "mine=my_attention", "mine=nowhere_of_that_name:make"])
 def test_bad_attention_is_one_error(word: str, tmp_path: Path) -> None:
-    done = specgraph(install(tmp_path / "site"), "conformance", "acme", "--attention", word)
+    done = specgraph(install(tmp_path / "site"), "acme", "--attention", word)
     assert done.returncode == 1
     assert done.stderr.startswith(f"specgraph: attention '{word}' ")
 
 
-def test_pytest_without_a_path_runs_the_suite(tmp_path: Path) -> None:
+def test_pytest_without_a_path_runs_the_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "test_mine.py").write_text("def test_of_this_folder(): raise AssertionError\n")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--specgraph-platform",
-        "cpu",
-        "--specgraph-case",
-        "discovery.api-number",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ})
-    assert done.returncode == 0, done.stdout
-    assert "cpu passes the cases that were run" in done.stdout
+    monkeypatch.chdir(tmp_path)
+    words = ["-q", "--specgraph-platform", "cpu", "--specgraph-case", "discovery.api-number"]
+    assert pytest.main(words) == 0
+    assert "cpu passes the cases that were run" in capsys.readouterr().out

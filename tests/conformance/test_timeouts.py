@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from conformance.third_party import install, specgraph
-from specgraph_conformance.timeouts import load_factor
+from specgraph_conformance import plugin
+from specgraph_conformance.plugin import CASE
+from specgraph_conformance.run import Selection
+from specgraph_conformance.timeouts import HEAVY, load_factor
 
 
 def test_the_load_factor_counts_processes_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,42 +24,34 @@ def test_the_load_factor_counts_processes_per_core(monkeypatch: pytest.MonkeyPat
     assert load_factor() == 1.0
 
 
-COLLECT = """
-import json, sys
-import pytest
-from specgraph_conformance.plugin import CASE
-from specgraph_conformance.run import Selection
-from specgraph_conformance.timeouts import HEAVY
-
 class Look:
-    def __init__(self):
-        self.limits, self.missing = {}, None
+    """Notes the limits of the cases that would run, and what was called before."""
+
+    def __init__(self) -> None:
+        self.limits, self.calls = dict[str, float](), list[str]()
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item):
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool:
         self.limits[item.stash[CASE].id] = item.stash[CASE].timeout
-        if self.missing is None:
-            self.missing = [name for name in HEAVY if name not in sys.modules]
+        self.calls.append("case")
         return True  # instead of running it
 
-seen = []
-for timeout in (None, 8.0, 900.0):
+
+@pytest.mark.parametrize("timeout", [None, 8.0, 900.0])
+def test_a_timeout_raises_and_lowers_and_heavy_modules_are_there_before_the_first_case(
+    timeout: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look = Look()
-    cases = ("capture.runs-nothing", "decoding.sampled-follows-the-target[eagle]")
-    pytest.main([*Selection(cases=cases, timeout=timeout).arguments("cpu")], plugins=[look])
-    seen.append([look.limits, look.missing])
-print("RESULT" + json.dumps(seen))
-"""
+    # Within the first case's time they would be counted against it.
+    monkeypatch.setattr(plugin, "import_heavy_modules", lambda: look.calls.append("heavy modules"))
+    limits = {"capture.runs-nothing": 60.0, "decoding.sampled-follows-the-target[eagle]": 180.0}
+    pytest.main([*Selection(cases=tuple(limits), timeout=timeout).arguments("cpu")], plugins=[look])
+    assert look.calls == ["heavy modules", "case", "case"]
+    assert look.limits == {id: timeout or own for id, own in limits.items()}
 
 
-def test_a_timeout_raises_and_lowers_and_heavy_modules_are_there_before_the_first_case() -> None:
-    done = subprocess.run([sys.executable, "-u", "-c", COLLECT], capture_output=True, text=True, check=True)
-    seen = json.loads(done.stdout.partition("RESULT")[2])
-    own, lowered, raised = (limits for limits, _ in seen)
-    assert own == {"capture.runs-nothing": 60, "decoding.sampled-follows-the-target[eagle]": 180}
-    assert set(lowered.values()) == {8.0}
-    assert set(raised.values()) == {900.0}
-    assert seen[0][1] == [], "these would be imported within the first case's time"
+def test_heavy_modules_are_those_of_this_torch() -> None:
+    assert [name for name in HEAVY if find_spec(name) is None] == []
 
 
 INTERRUPT = """
@@ -71,7 +65,7 @@ def test_a_time_limit_from_outside_ends_the_run_with_its_report(tmp_path: Path) 
     folder = install(tmp_path / "site", extra=INTERRUPT.format(process=os.getpid()))
     former = signal.getsignal(signal.SIGTERM)
     cases = ["--case", "discovery.api-number", "--case", "device.memory-figures-agree"]
-    done = specgraph(folder, "conformance", "acme", *cases, "--json", str(tmp_path / "r.json"))
+    done = specgraph(folder, "acme", *cases, "--json", str(tmp_path / "r.json"), jobs=1)
     report = json.loads((tmp_path / "r.json").read_text())
     assert done.returncode == 1  # although every case that ran has passed
     assert [case["outcome"] for case in report["cases"]] == ["passed"]

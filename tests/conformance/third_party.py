@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 
@@ -45,14 +46,24 @@ def install(folder: Path, code: str = GOOD, extra: str = "", xfails: str | None 
     return folder
 
 
-def specgraph(folder: Path, *args: str) -> Done:
-    """Run the command with the distribution under `folder` installed; the suite itself runs in a process of its own."""
-    path = os.pathsep.join([str(folder), *(p for p in [os.environ.get("PYTHONPATH")] if p)])
+def specgraph(folder: Path, *args: str, jobs: int = 0, path: Sequence[Path] = ()) -> Done:
+    """Run the suite in `folder`, with the distribution that is there installed.
+
+    Args:
+        jobs: processes that run cases; with 0 they run in this one, which has torch and the suite loaded.
+        path: what is importable besides the folder.
+    """
+    added = [str(each) for each in (folder, *path)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
+        for each in added:
+            patch.syspath_prepend(each)
         patch.setattr("xdist.workermanage._sys_path", [*sys.path])  # a copy of when this process began
         try:
-            return command.specgraph(*args, cwd=folder, PYTHONPATH=path, OMP_NUM_THREADS="1")
+            environ = {
+                "PYTHONPATH": os.pathsep.join([*added, os.environ.get("PYTHONPATH", "")]),
+                "OMP_NUM_THREADS": "1",
+            }
+            return command.specgraph("conformance", *args, "--jobs", jobs, cwd=folder, **environ)
         finally:
-            for name in [name for name in sys.modules if name.partition(".")[0] == "acme_backend"]:
+            for name in [name for name in sys.modules if "acme" in name.partition(".")[0]]:
                 del sys.modules[name]

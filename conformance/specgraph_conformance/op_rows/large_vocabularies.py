@@ -7,8 +7,8 @@ from specgraph import ops
 from torch import Tensor
 
 from specgraph_conformance.linear_oracles import EPS, first_of_largest
-from specgraph_conformance.noise_oracles import DRAFT, RESAMPLE, TEMPERATURE
-from specgraph_conformance.op_rows.draws import drafts_for, draw, draws_for, expect_noise, large_seeds
+from specgraph_conformance.noise_oracles import DRAFT, RESAMPLE
+from specgraph_conformance.op_rows.draws import best_of_ranks, drafts_for, draw, draws_for, expect_noise, large_seeds
 from specgraph_conformance.op_rows.verify import verified
 from specgraph_conformance.op_table import HALVES, Run, Table
 from specgraph_conformance.rig import expect_close, expect_equal
@@ -55,13 +55,7 @@ def expect_exact(run: Run, g: torch.Generator, vocab: int, best: Tensor) -> None
     for draws, how in ((None, "the most likely"), (of_block, "drawn")):
         rows = best.flatten()[: REQUESTS * K].view(REQUESTS, K)
         expect_equal(draw(run, block, all_columns, draws), rows, f"tokens of a block, {how}")
-    half = vocab // 2
-
-    def best_of_ranks(logits: Tensor) -> Tensor:
-        parts = [ops.best_tokens(logits[:, begin : begin + half].contiguous(), begin) for begin in (0, half)]
-        return ops.best_of(torch.stack(parts))
-
-    expect_equal(run(best_of_ranks, *first), best[:, 0], "tokens of two ranks")
+    expect_equal(run(best_of_ranks, *first, 2), best[:, 0], "tokens of two ranks")
     drafts, wanted = best[:, :K].clone(), best.clone()
     drafts[1, 1] -= 1  # rejected
     wanted[1, 2] = -1
@@ -109,7 +103,7 @@ def logits_in_half(run: Run, g: torch.Generator, dtype: torch.dtype) -> None:
     best = first_of_largest(ties).view(requests, k + 1)
     offsets, seeds = torch.randint(0, 9, (vocab,), generator=g), large_seeds(g, requests)
     starts, counts = torch.arange(requests) * 31 + 3, (torch.arange(requests) % (k + 1) + 1).int()
-    temperature = torch.full((requests,), TEMPERATURE)
+    temperature = torch.full((requests,), 0.8)
     rows = ties.view(requests, k + 1, vocab)[:, :k].reshape(-1, vocab)
     tokens = draw(run, (rows,), drafts_for(requests, k, offsets))
     expect_equal(tokens, best[:, :k] + offsets[best[:, :k]], "greedy tokens of a block")
@@ -123,14 +117,14 @@ def logits_in_half(run: Run, g: torch.Generator, dtype: torch.dtype) -> None:
         run, logits, torch.full_like(drafts, -1), starts, ops.Acceptance(temperature, seeds)
     )  # no draft tokens
     assert num_sampled.tolist() == [1] * requests
-    expect_noise(tokens[:, :1], logits.view(requests, k + 1, vocab), seeds, starts + 1, RESAMPLE)
-    shares = (logits.double() / TEMPERATURE).softmax(-1)
+    expect_noise(tokens[:, :1], logits.view(requests, k + 1, vocab), seeds, starts + 1, RESAMPLE, temperature)
+    shares = (logits.double() / 0.8).softmax(-1)
     block, step = drafts_for(requests, k), drafts_for(requests, k, step=1)
     draws = draws_for(block, vocab, temperature, seeds, starts, counts)
     tokens, own = draw(run, (logits[: requests * k],), block, draws), logits[: requests * k].view(requests, k, vocab)
     expect_close(draws.draft_probs, shares[: requests * k].view_as(own), 1e-5, "a block's shares")
-    expect_noise(tokens, own, seeds, starts + counts + 1, DRAFT)
+    expect_noise(tokens, own, seeds, starts + counts + 1, DRAFT, temperature)
     draws = draws_for(step, vocab, temperature, seeds, starts.int())
     tokens = draw(run, (logits[:requests],), step, draws)
     expect_close(draws.draft_probs[:, 1], shares[:requests], 1e-5, "a step's shares")
-    expect_noise(tokens, logits[:requests, None], seeds, starts + 1, DRAFT)
+    expect_noise(tokens, logits[:requests, None], seeds, starts + 1, DRAFT, temperature)

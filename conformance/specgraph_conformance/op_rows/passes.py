@@ -357,18 +357,27 @@ def shift_token_ids(run: Run, g: torch.Generator) -> None:
 
 
 @TABLE.row(
+    "advance",
+    "advance moves the one row of each live request one token forward as a host loop does; inert requests stay inert.",
+    hazard="metadata-not-rebuilt-between-steps",
+    cause="advance: lengths, positions or slots that stay behind, or a slot past max_model_len or in the null block",
+    quick=True,
+    requests=[9],
+)
+@TABLE.row(
     "places-of-many-requests",
     "For 300 requests, advance moves lengths, positions and slots as a host loop does, across the end of a block and "
     "past max_model_len.",
     hazard="many-in-one-program",
     cause="advance: requests past a tile, block tables read at another width, or an inert request that moves",
+    requests=[300],
 )
-def advance(run: Run, g: torch.Generator) -> None:
-    requests = 300
+def advance(run: Run, g: torch.Generator, requests: int) -> None:
     lengths = torch.randint(0, LIMIT + 1, (requests,), generator=g).int()
     lengths[::7] = 0
     lengths[1:4] = i32([BLOCK - 1, LIMIT - 1, LIMIT])
     wide = torch.randint(0, 900, (requests, 9), generator=g).int()
+    wide[::2, 3:] = NULL_BLOCK
     table, now, step = wide[:, 1:7], lengths.tolist(), torch.tensor([1])  # a part of a wider table
     positions, slots = torch.full((requests,), -77), torch.full((requests,), -77)
     written = lengths, positions, slots, step

@@ -13,7 +13,7 @@ import torch
 from specgraph import ops
 from torch import Tensor
 
-from specgraph_conformance.noise_oracles import RESAMPLE, TEMPERATURE, drawn
+from specgraph_conformance.noise_oracles import RESAMPLE, drawn
 from specgraph_conformance.op_rows.passes import PLACES, expect_rows, path_to
 from specgraph_conformance.op_table import FLOATS, Run, Table
 from specgraph_conformance.rig import expect_close, expect_equal, slot_of
@@ -220,12 +220,6 @@ class Trees:
             assert {to: source for to, source in made.items() if to != source} == moves, f"moves of request {r}"
 
 
-def small_trees(starts: list[int], limit: int = 1000) -> Trees:
-    """The same tree for each of three requests."""
-    blocks = [[9, 4, 7], [2, 3, 8], [6, 5, 1]]
-    return Trees([[4, 6, 1, 2, 3, 5, 7]] * 3, [[0, 0, 1, 1, 2, 3, 6]] * 3, blocks, starts, 4, limit)
-
-
 def random_trees(rows: int, g: torch.Generator, limit: int = 1000, vocab: int = 7, depth: int = 6) -> Trees:
     """Trees of `rows` rows for four requests, the third inert; children of one node have different tokens."""
     rng = random.Random(int(torch.randint(0, 1 << 30, (), generator=g)))
@@ -264,36 +258,12 @@ def begin_tree_verify(run: Run, g: torch.Generator, rows: int) -> None:
 
 
 @TABLE.row(
-    "advance-tree",
-    "The k rows of a draft step have the next k slots of their own request, one position and one length; inert "
-    "requests stay inert.",
-    hazard="tree-slot-overlaps-next-request",
-    cause="advance_tree: slots counted on from the last one in memory instead of through the block table",
-    quick=True,
-)
-def advance_tree(run: Run, g: torch.Generator) -> None:
-    k, limit, tree_len, base, blocks = 4, 34, 12, [14, 0, 33], [[9, 4, 7], [2, 3, 8], [6, 5, 1]]
-    out = {"seq_lens": full(3, dtype=torch.int32), "positions": full(3 * k), "slot_mapping": full(3 * k)}
-    out["draft_step"] = torch.tensor([1])
-    lengths, table = (torch.tensor(each, dtype=torch.int32) for each in (base, blocks))
-    places, limits = torch.tensor([13, 0, 32]), {"tree_len": tree_len, "max_model_len": limit, "block_size": BLOCK}
-    run(ops.advance_tree, lengths, places, table, **limits, **out, written=out.values())
-    assert out["draft_step"].tolist() == [2]
-    assert out["seq_lens"].tolist() == [n + tree_len if n else 0 for n in base]
-    for r, n in enumerate(base):
-        slots, positions = (out[name].view(3, k)[r].tolist() for name in ("slot_mapping", "positions"))
-        if n == 0:
-            assert slots == [-1] * k, "an inert request has slots"
-            continue
-        assert slots == [slot_of(n + k + j, blocks[r], 48, BLOCK) for j in range(k)], f"slots of request {r}"
-        assert positions == [min(n + 1, limit - 1)] * k, f"positions of request {r}"
-
-
-@TABLE.row(
     "places-of-many-trees",
-    "For 300 requests, advance_tree moves lengths, positions and slots as a host loop does.",
+    "For 300 requests, advance_tree moves lengths, positions and slots as a host loop does: the k rows of a step have "
+    "the next k slots of their own request and one position; inert requests stay inert.",
     hazard="many-in-one-program",
-    cause="advance_tree: requests past a tile, or block tables read at another width",
+    cause="advance_tree: requests past a tile, block tables read at another width, or slots counted on in memory",
+    quick=True,
 )
 def places_of_many_trees(run: Run, g: torch.Generator) -> None:
     requests, k, tree_len, limit = 300, 8, 40, 60
@@ -345,36 +315,6 @@ def many_moves_of_kv(run: Run, g: torch.Generator, moves: int) -> None:
 
 
 @TABLE.row(
-    "verify-tree",
-    "The path that the target's tokens follow is accepted, and its keys and values move to consecutive slots.",
-    hazard="path-kv-not-moved",
-    cause="verify_tree or move_kv: the wrong child, a path that goes on after a miss, or keys left behind",
-    kind={"greedy": False, "sampled": True},
-)
-def verify_tree(run: Run, g: torch.Generator, kind: bool) -> None:
-    trees = small_trees([14, -1, 20], limit=34)
-    # Request 0 follows rows 0, 2, 5 and misses; request 2 follows rows 0, 1, 3, 6, 7 to the end.
-    paths = {0: [0, 2, 5], 1: [0], 2: [0, 1, 3, 6, 7]}
-    logits = torch.randn(3, trees.rows, 12, generator=g)
-    for r, path in paths.items():
-        for row, child in zip(path, [*path[1:], 0], strict=True):
-            logits[r, row, trees.tokens[r][child - 1] if child else 11] = 90.0  # far above what noise can change
-    warm = ops.Acceptance(torch.tensor([0.7, 1.0, 0.0]), torch.tensor([5, 6, 7]))
-    sampled, path = trees.verify(run, trees.begin(run), logits.flatten(0, 1), warm if kind else ops.Acceptance())
-    trees.expect_paths(sampled, path, [(path, 11) for path in paths.values()])
-    caches = [torch.arange(160.0).view(10, BLOCK, 1, 1) * sign for sign in (1, -1)]
-    wanted, moved = ([cache.clone() for cache in caches] for _ in range(2))
-    run(ops.move_kv, *moved, path.from_slots, path.to_slots, written=moved)
-    for r in (0, 2):
-        slots = trees.slots(r)
-        for place, row in enumerate(paths[r]):
-            for part, old in zip(wanted, caches, strict=True):
-                part.view(-1)[slots[place]] = old.view(-1)[slots[row]]
-    for name, part, now in zip(("keys", "values"), wanted, moved, strict=True):
-        expect_equal(now, part, name)
-
-
-@TABLE.row(
     "verify-tree-synthetic",
     "A tree is accepted to the depth that its chances say, whatever the target says.",
     hazard="synthetic-acceptance",
@@ -382,7 +322,8 @@ def verify_tree(run: Run, g: torch.Generator, kind: bool) -> None:
     quick=True,
 )
 def verify_tree_synthetic(run: Run, g: torch.Generator) -> None:
-    trees = small_trees([14, -1, 20], limit=34)
+    tree, blocks = ([4, 6, 1, 2, 3, 5, 7], [0, 0, 1, 1, 2, 3, 6]), [[9, 4, 7], [2, 3, 8], [6, 5, 1]]
+    trees = Trees([tree[0]] * 3, [tree[1]] * 3, blocks, [14, -1, 20], 4, limit=34)
     logits = torch.randn(3 * trees.rows, 12, generator=g)
     acceptance = ops.Acceptance(seeds=torch.tensor([1, 2, 3]), chances=torch.tensor([1.0, 1.0, 0.0, 1.0]))
     sampled, path = trees.verify(run, trees.begin(run), logits, acceptance)
@@ -409,9 +350,8 @@ def trees_of_many_rows(run: Run, g: torch.Generator, kind: int) -> None:
     begun, requests = trees.begin(run), len(trees.starts)
     query = torch.randn(requests * half, heads, dim, generator=g)
     caches = [torch.randn(33, BLOCK, 1, dim, generator=g) for _ in range(2)]
-    for r, start in enumerate(
-        trees.starts
-    ):  # slots of nodes that are not drawn yet: no row of the first half sees them
+    for r, start in enumerate(trees.starts):
+        # Slots of nodes that are not drawn yet: no row of the first half sees them.
         for slot in trees.slots(r)[half:] if start >= 0 else ():
             for cache in caches:
                 cache.view(-1, dim)[slot] = float("nan")
@@ -435,37 +375,53 @@ def trees_of_many_rows(run: Run, g: torch.Generator, kind: int) -> None:
 
 
 @TABLE.row(
+    "verify-tree",
+    "The path that the target's most likely tokens follow is accepted, and its keys and values move to consecutive "
+    "slots.",
+    hazard="path-kv-not-moved",
+    cause="verify_tree or move_kv: the wrong child, a path that goes on after a miss, or keys left behind",
+    kind={"greedy": (12, False)},
+)
+@TABLE.row(
     "paths-of-many-trees",
     "In a batch of different trees, greedy and sampled, each request accepts the path of its own tree that the "
     "target's tokens follow, drawn with the noise of their positions; slots that are not on a path stay.",
     hazard="trees-of-one-shape",
     cause="verify_tree: another request's parents, noise of the row instead of the position, or moves behind the path",
-    kind=[12, 64],
+    kind={"12": (12, True), "64": (64, True)},
 )
-def paths_of_many_trees(run: Run, g: torch.Generator, kind: int) -> None:
-    trees, vocab = random_trees(kind, g), 7
-    seeds, warm = [1 << 40, -5, 3, 77], torch.tensor([TEMPERATURE, 0.0, 1.0, TEMPERATURE])
-    logits = torch.randn(len(trees.starts), kind, vocab, generator=g) * 2
+def paths_of_many_trees(run: Run, g: torch.Generator, kind: tuple[int, bool]) -> None:
+    (rows, is_sampled), vocab = kind, 7
+    trees, seeds = random_trees(rows, g), [1 << 40, -5, 3, 77]
+    warm = torch.tensor([0.8, 0.0, 1.0, 0.5]) * is_sampled
+    logits = torch.randn(len(trees.starts), rows, vocab, generator=g) * 2
     wanted: list[tuple[list[int], int]] = []
     for r, start in enumerate(trees.starts):
         path = [0]
         while True:
             options = [i + 1 for i, parent in enumerate(trees.parents[r]) if parent == path[-1]]
             if options and len(path) < 4 + r:  # the target agrees with the child of the longest path
-                lines = [trees.line(r, row) for row in range(kind)]
+                lines = [trees.line(r, row) for row in range(rows)]
                 child = max(options, key=lambda child: max(len(line) for line in lines if child in line))
                 logits[r, path[-1], trees.tokens[r][child - 1]] += 9.0
-            if warm[r] > 0:
-                chosen, lead = drawn(logits[r, path[-1]], seeds[r], start + len(path), RESAMPLE)
-            else:
-                chosen, lead = int(logits[r, path[-1]].argmax()), 1.0
+            chosen, lead = drawn(logits[r, path[-1]], seeds[r], start + len(path), RESAMPLE, float(warm[r]))
             assert lead > 1e-3, "the case's own logits are too close to call: change its seed"
             match = [child for child in options if trees.tokens[r][child - 1] == chosen]
             if not match or start < 0:
                 break
             path.append(match[0])
         wanted.append((path, chosen))
-    acceptance = ops.Acceptance(warm, torch.tensor(seeds))
+    acceptance = ops.Acceptance(warm, torch.tensor(seeds)) if is_sampled else ops.Acceptance()
     sampled, path = trees.verify(run, trees.begin(run), logits.flatten(0, 1), acceptance)
     trees.expect_paths(sampled, path, wanted)
     assert max(len(path) for path, _ in wanted) > 3, "no path has three drafts"
+    before = torch.arange(33.0 * BLOCK).view(33, BLOCK, 1, 1)
+    keys, values = before.clone(), -before
+    run(ops.move_kv, keys, values, path.from_slots, path.to_slots, written=(keys, values))
+    moved = before.clone()
+    for r, (own, _) in enumerate(wanted):
+        slots = trees.slots(r) if trees.starts[r] >= 0 else [0] * rows
+        for place, row in enumerate(own):
+            moved.view(-1)[slots[place]] = before.view(-1)[slots[row]]
+    expect_equal(keys, moved, "keys")
+    expect_equal(values, -moved, "values")
