@@ -134,29 +134,12 @@ def parameters_of_a_drafter(run: Run, g: torch.Generator) -> None:
 
 
 @TABLE.row(
-    "top-k-of-thousands",
-    "top_k and top_p keep as many tokens as they ask for, also when those are thousands.",
-    cause="adjust_logits: a fixed number of candidates, or a sort of part of the vocabulary",
-)
-def top_k_of_thousands(run: Run, g: torch.Generator) -> None:
-    vocab, top_k, top_p = 9000, [3000, 0, 5000], [1.0, 0.9, 0.95]
-    logits = torch.randn(3, vocab, generator=g)
-    asked = parameters(3, vocab, top_k=torch.tensor(top_k), top_p=torch.tensor(top_p))
-    out = run(ops.adjust_logits, logits, torch.ones(3), asked, torch.zeros(3, 0, dtype=torch.int64))
-    for r in range(3):
-        p = logits[r].double().softmax(-1).sort(descending=True).values[: top_k[r] or vocab]
-        before = p.cumsum(0) - p
-        wanted = int((before < top_p[r] * p.sum()).sum()) if top_p[r] < 1 else len(p)
-        kept = int((out[r] > -1e29).sum())
-        assert abs(kept - wanted) <= 2, f"{kept} tokens kept for top_k {top_k[r]} and top_p {top_p[r]}, not {wanted}"
-
-
-@TABLE.row(
     "parameters-of-a-large-vocabulary",
     "Over 131,072 tokens top_k, top_p and min_p keep the tokens that a host sort keeps, the lower ids among equals, "
     "with penalties of tokens that were given up to 70,000 times.",
     hazard="large-vocabulary",
-    cause="adjust_logits: equals at the cut of several blocks, a sort by block, or counts in few bits",
+    cause="adjust_logits: equals at the cut of several blocks, a sort by block, a fixed number of candidates, or "
+    "counts in few bits",
     large=True,
     dtype=HALVES,
 )
@@ -164,7 +147,7 @@ def parameters_of_a_large_vocabulary(run: Run, g: torch.Generator, dtype: torch.
     vocab = 131_072
     logits = (torch.randn(4, vocab, generator=g) * 3).to(dtype)
     logits[1, torch.randperm(vocab, generator=g)[:60]] = 14.0  # more equals than top_k keeps
-    top_k, top_p, min_p = [40, 25, 0, 300], [1.0, 1.0, 0.4, 0.8], [0.0, 0.0, 0.0, 0.02]
+    top_k, top_p, min_p = [3000, 25, 0, 300], [1.0, 1.0, 0.4, 0.8], [0.0, 0.0, 0.0, 0.02]
     warm, frequency = torch.tensor([0.7, 1.0, 0.6, 0.5]), torch.tensor([0.0, 0.01, 0.01, 1e-4])
     counts = torch.zeros(4, vocab, dtype=torch.int32)
     counts[:, 1::2] = torch.tensor([1, 255, 256, 70_000], dtype=torch.int32)[:, None]

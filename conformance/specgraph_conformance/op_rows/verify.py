@@ -9,9 +9,9 @@ from specgraph import ops
 from torch import Tensor
 
 from specgraph_conformance.linear_oracles import first_of_largest
-from specgraph_conformance.noise_oracles import decided
+from specgraph_conformance.noise_oracles import ACCEPT, decided, uniform
 from specgraph_conformance.op_rows.draws import best_of_ranks, drafts_for, draw, large_seeds, split_logits
-from specgraph_conformance.op_table import FLOATS, HALVES, Run, Table
+from specgraph_conformance.op_table import FLOATS, Run, Table
 from specgraph_conformance.rig import expect_equal
 
 TABLE = Table()
@@ -95,11 +95,17 @@ def many_drafts(run: Run, g: torch.Generator, k: int) -> None:
     "The same from logits in half precision: probabilities are not rounded to their dtype.",
     hazard="verify-rounds-probabilities",
     cause="verify_drafts: probabilities rounded to the dtype of the logits",
-    dtype=HALVES,
+    dtype={"bf16": torch.bfloat16},
+    requests=[4000],
 )
-def verify_mixed(run: Run, g: torch.Generator, kind: str = "distribution", dtype: torch.dtype = torch.float32) -> None:
+def verify_mixed(
+    run: Run,
+    g: torch.Generator,
+    kind: str = "distribution",
+    dtype: torch.dtype = torch.float32,
+    requests: int = 1200,
+) -> None:
     temperatures, k, vocab = torch.tensor([0.0, 0.5, 2.0, 0.8, 1.0]), 2, 6  # of five kinds of request
-    requests = len(temperatures) * 240
     group = torch.arange(requests) % len(temperatures)
     logits = (torch.randn(requests, k + 1, vocab, generator=g) * 1.5).to(dtype)
     is_mapped = kind == "draft-vocabulary"
@@ -140,26 +146,23 @@ def verify_mixed(run: Run, g: torch.Generator, kind: str = "distribution", dtype
     cause="verify_drafts: the chances of the wrong column, or -1 accepted",
 )
 def verify_synthetic(run: Run, g: torch.Generator) -> None:
-    requests, k, vocab = 4000, 3, 20
+    requests, k, vocab = 300, 3, 20
     logits = torch.randn(requests * (k + 1), vocab, generator=g)
     best = logits.argmax(-1).view(requests, k + 1)
-    drafts = torch.randint(0, vocab, (requests, k), generator=g)
-    drafts[1, 1] = -1
-    starts = torch.arange(requests) % 100
-    starts[2] = -1
-    chances = torch.tensor([0.8, 0.5, 1.0])
-    acceptance = ops.Acceptance(seeds=torch.arange(requests) * 7919, chances=chances)
-    tokens, lengths = verified(run, logits, drafts, starts, acceptance)
-    assert int(lengths[2]) == 0
-    assert int(lengths[1]) <= 2, "draft token -1 was accepted"
-    for r, count in enumerate(lengths.tolist()):
-        if count:
-            wanted = [*drafts[r, : count - 1].tolist(), int(best[r, count - 1]), *[-1] * (k + 1 - count)]
-            assert tokens[r].tolist() == wanted, f"request {r}, of which {count - 1} drafts were accepted"
-    rest = lengths[3:]
-    for position, chance in enumerate(chances.tolist()):
-        share = float((rest > position + 1).sum() / (rest > position).sum())
-        assert abs(share - chance) < 0.04, f"{share:.3f} of draft tokens {position} accepted, the chance is {chance:g}"
+    drafts, seeds = torch.randint(0, vocab, (requests, k), generator=g), large_seeds(g, requests)
+    drafts[1::5, 1] = -1
+    starts, chances = torch.arange(requests) % 100, torch.tensor([0.8, 0.5, 1.0])
+    starts[2::5] = -1
+    tokens, counts = verified(run, logits, drafts, starts, ops.Acceptance(seeds=seeds, chances=chances))
+    for r, start in enumerate(starts.tolist()):
+        accepted = 0
+        while accepted < k and drafts[r, accepted] >= 0:
+            if uniform(int(seeds[r]), start + 1 + accepted, ACCEPT, 1)[0] >= chances[accepted]:
+                break
+            accepted += 1
+        wanted = [] if start < 0 else [*drafts[r, :accepted].tolist(), int(best[r, accepted])]
+        assert int(counts[r]) == len(wanted), f"request {r} is given {int(counts[r])} tokens instead of {wanted}"
+        assert tokens[r].tolist() == wanted + [-1] * (k + 1 - len(wanted)), f"tokens of request {r}"
 
 
 @TABLE.row(
