@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specgraph_conformance.case import Absent
 from specgraph_conformance.draft_comparison import TOLERANCE
-from specgraph_conformance.draft_rig import fit_attention, make_config
+from specgraph_conformance.draft_rig import fit_attention, small_limits
 from specgraph_conformance.oracles import DenseKeys
 from specgraph_conformance.rig import attention_backend
 from specgraph_conformance.tiny_models import CONFIG, VOCAB, make_head, make_target
@@ -35,22 +35,7 @@ def decoder(
     dtype and head size, and the block size, are those of `fit_attention`; max_model_len stays.
     """
     limits: dict[str, Any] = {"k": 4, "max_num_requests": 3, "capture_sizes": (3,)}
-    engine = {
-        name: options.pop(name)
-        for name in (
-            "num_blocks",
-            "prefill_chunk",
-            "rounds_ahead",
-            "round_times",
-            "synthetic_acceptance",
-            "sampling_parameters",
-            "logprobs",
-        )
-        if name in options
-    }
-    drafts = make_config(**limits | options)
-    given: dict[str, Any] = {each.name: getattr(drafts, each.name) for each in fields(drafts)}
-    config = EngineConfig(**given | {"decode": decode}, **engine)
+    config = EngineConfig(**small_limits(**limits | options, decode=decode))
     shape = fit_attention(platform, attention, config.block_size)
     config = replace(config, block_size=shape.block)
     model: dict[str, Any] = {"dtype": shape.dtype, "head_dim": shape.dim}

@@ -62,19 +62,26 @@ GRAPH_MODES: Mapping[str, dict[str, Any]] = {
 """Options by the name that the standard has for them."""
 
 
-def make_config(
+def small_limits(
     *, decode: Any = "eager", k: int = 3, max_num_requests: int = 4, max_model_len: int = 96, **options: Any
-) -> DraftConfig:
-    """A small drafter's limits; captures 1, 2 and `max_num_requests` requests, and prompts of 16 rows."""
+) -> dict[str, Any]:
+    """Return a small drafter's limits; it captures 1, 2 and `max_num_requests` requests, and prompts of 16 rows."""
     sizes = sorted({1, min(2, max_num_requests), max_num_requests})
-    options = {"capture_sizes": tuple(sizes), "prefill_sizes": (16,), "block_size": 16, **options}
-    return DraftConfig(
-        num_speculative_tokens=k,
-        max_num_requests=max_num_requests,
-        max_model_len=max_model_len,
-        decode=decode,
+    return {
+        "num_speculative_tokens": k,
+        "max_num_requests": max_num_requests,
+        "max_model_len": max_model_len,
+        "decode": decode,
+        "capture_sizes": tuple(sizes),
+        "prefill_sizes": (16,),
+        "block_size": 16,
         **options,
-    )
+    }
+
+
+def make_config(**options: Any) -> DraftConfig:
+    """Return the config of a small drafter; options as in `small_limits`."""
+    return DraftConfig(**small_limits(**options))
 
 
 def fit_attention(

@@ -2,7 +2,6 @@
 
 from specgraph_conformance.op_rows import (
     attention,
-    collectives,
     draws,
     experts,
     large_vocabularies,
@@ -17,7 +16,7 @@ from specgraph_conformance.op_rows import (
 from specgraph_conformance.op_table import Row
 
 FAMILIES = (
-    linears, experts, attention, passes, next_step, rounds, collectives, draws, verify, sampling_parameters, trees,
+    linears, experts, attention, passes, next_step, rounds, draws, verify, sampling_parameters, trees,
     large_vocabularies,
 )  # fmt: skip
 ROWS: list[Row] = [row for family in FAMILIES for row in family.TABLE.rows]

@@ -1,4 +1,4 @@
-"""Rows of drawing, verifying and embedding over vocabularies of 9,000 to 262,144 tokens."""
+"""Rows of drawing, verifying and embedding over vocabularies of 9,000 to 262,144 tokens, or split over ranks."""
 
 from __future__ import annotations
 
@@ -128,3 +128,17 @@ def logits_in_half(run: Run, g: torch.Generator, dtype: torch.dtype) -> None:
     tokens = draw(run, (logits[:requests],), step, draws)
     expect_close(draws.draft_probs[:, 1], shares[:requests], 1e-5, "a step's shares")
     expect_noise(tokens, logits[:requests, None], seeds, starts + 1, DRAFT, temperature)
+
+
+@TABLE.row(
+    "embed-part",
+    "The parts of an embedding that ranks look up add up to the rows of the whole one.",
+    cause="embed_part: a token at the edge of a part, or a row of another rank that is not zero",
+    quick=True,
+)
+def embed_part(run: Run, g: torch.Generator) -> None:
+    ranks, part = 4, 25
+    table, first = torch.randn(ranks * part, 48, generator=g), torch.arange(ranks) * part
+    ids = torch.cat((torch.randint(0, ranks * part, (9,), generator=g), first, first + part - 1))
+    parts = [run(ops.embed_part, ids, table[begin : begin + part], begin) for begin in first.tolist()]
+    expect_equal(torch.stack(parts).sum(0), table[ids])
