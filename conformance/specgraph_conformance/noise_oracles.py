@@ -51,10 +51,10 @@ def decided(
     """
     tokens, is_sure = list[int](), True
     for row, draft in enumerate([*drafts, -1]):
-        position, own = start + 1 + row, logits[row].double()
+        position, own, accepted = start + 1 + row, logits[row].double(), False
         if temperature:
             p = (own / temperature).softmax(-1)
-            shares, accepted = p, False
+            shares = p
             if draft >= 0:
                 q = probs[row].double()
                 lead = float(p[draft] - uniform(seed, position, ACCEPT, 1)[0] * q[draft])
