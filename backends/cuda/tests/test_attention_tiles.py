@@ -64,7 +64,7 @@ def test_every_cut_of_a_context(tile: AttentionTile, count: int, dtype: torch.dt
     """Of rows that the kernel also stores, where there is one per request; else after they are stored."""
     made = rows_of(count, LENGTHS[count], dtype, strided=True)
     if count == 1:
-        for part, rows in zip(made.cache, (made.new.key, made.new.value), strict=True):
+        for part, rows in zip(made.cache, made.stored(), strict=True):
             for slot in made.new.slot_mapping[:3]:
                 part.view(-1, 2, 32)[max(int(slot), 0)] = float("nan")  # a row's own key does not travel through it
             part.view(-1, 2, 32)[made.new.slot_mapping[3]] = rows[3]  # its key is in the cache already
