@@ -96,19 +96,18 @@ def attend_kernel(
     query_start_loc, ancestors, out, partial_out, partial_max, partial_sum, query_stride, new_stride, rotary_stride,
     table_stride, table_width, heads, scale, tree_len, requests,
     GROUP: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
-    KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, SPLITS: tl.constexpr, SPAN: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr,
-    FUSED: tl.constexpr, ROTATED: tl.constexpr, PRECISION: tl.constexpr, UNIFORM: tl.constexpr,
-    REQUESTS: tl.constexpr, OVERLAP: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    SPLITS: tl.constexpr, SPAN: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    UNIFORM: tl.constexpr, REQUESTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of one request's rows times the query heads of one KV head, over one split of the context.
 
-    HALF is half of head_dim, HALVES the power of two from 16 that holds it. FUSED (one row per request): the query
-    comes unrotated, and the first split rotates, stores and attends to the row's own key and value, which never travel
-    through the cache here. With `ancestors`, a row sees of the last `tree_len` keys those whose bit it has. UNIFORM:
-    rows of every request; where it is 0, `query_start_loc` says it. With SPAN, a context is cut into as many equal
-    splits as have SPAN keys each; one of less than 2 * SPAN keys, which is not cut, goes to `out` at once (and a sum of
-    -1 to `partial_sum`), and the other splits do nothing.
+    HALF is half of head_dim, HALVES the power of two from 16 that holds it. With `new_key` (one row per request) the
+    query comes unrotated, and the first split rotates, stores and attends to the row's own key and value, which never
+    travel through the cache here. With `ancestors`, a row sees of the last `tree_len` keys those whose bit it has.
+    UNIFORM: rows of every request; where it is 0, `query_start_loc` says it. With SPAN, a context is cut into as many
+    equal splits as have SPAN keys each; one of less than 2 * SPAN keys, which is not cut, goes to `out` at once (and a
+    sum of -1 to `partial_sum`), and the other splits do nothing.
 
     With REQUESTS (and SPAN), a program's number does not name its split: those with keys come first, the longest before
     the others, so that programs without keys start last. The parts and their order are the same.
@@ -146,7 +145,7 @@ def attend_kernel(
         bits = tl.load(ancestors + begin + row, mask=live, other=0)
     visible = tl.where(live & (seq_len > 0), tl.minimum(visible, table_width * BLOCK), 0)
     fresh = False
-    if FUSED:
+    if new_key is not None:
         slot = tl.load(slot_mapping + begin)
         fresh = (slot >= 0) & (seq_len > 0)
         if fresh:
@@ -182,15 +181,15 @@ def attend_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     left = tl.zeros((ROWS, HALVES), tl.float32)
     right = tl.zeros((ROWS, HALVES), tl.float32)
-    if FUSED:
-        if ROTATED:
+    if new_key is not None:
+        if rotary is not None:
             angle = rotary + tl.load(positions + begin) * rotary_stride + half
             cos, sin = load_halves(angle, known, HALF)
             q_left, q_right = turn(q_left, q_right, cos[None, :], sin[None, :])
         if fresh & (split == 0):
             new = new_key + begin.to(tl.int64) * new_stride + kv_head * DIM + half
             k_left, k_right = load_halves(new, known, HALF)
-            if ROTATED:
+            if rotary is not None:
                 k_left, k_right = turn(k_left, k_right, cos, sin)
             new = new_value + begin.to(tl.int64) * new_stride + kv_head * DIM + half
             v_left, v_right = load_halves(new, known, HALF)

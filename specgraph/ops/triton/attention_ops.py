@@ -38,8 +38,7 @@ class AttentionOps(Launcher):
                 query, key, value, rotary, positions.contiguous(), slots.contiguous(), out, cache.key, cache.value,
                 query.stride(0), key.stride(0), value.stride(0), 0 if rotary is None else rotary.stride(0), heads,
                 key.shape[1], **cache_layout(cache.key), DIM=dim, DIMS=power_of_two(dim),
-                HALF=0 if rotary is None else rotary.shape[1] // 2, HEADS=per_program, ROTATED=rotary is not None,
-                num_warps=4, **self.common(),
+                HALF=0 if rotary is None else rotary.shape[1] // 2, HEADS=per_program, num_warps=4, **self.common(),
             )  # fmt: skip
         return out
 
@@ -92,7 +91,7 @@ class AttentionOps(Launcher):
             0 if rotary is None else rotary.stride(0), block_table.stride(0), block_table.shape[1], heads, scale,
             mask.tree_len, requests, GROUP=group, HALF=dim // 2, HALVES=power_of_two(max(dim // 2, 16)),
             **cache_layout(cache.key), ROWS=tile.rows, KEYS=tile.keys, SPLITS=splits, SPAN=span, TILES=tiles,
-            CAUSAL=mask.causal, FUSED=new is not None, ROTATED=rotary is not None,
+            CAUSAL=mask.causal,
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32", UNIFORM=query_len if starts is None else 0,
             REQUESTS=power_of_two(requests) if span and requests <= MOST_LISTED else 0,
             num_warps=tile.warps, num_stages=tile.stages, **self.common(),

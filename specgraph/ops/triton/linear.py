@@ -55,8 +55,8 @@ def load_squares(squares, row, live, parts, PARTS: tl.constexpr):
 def linear_kernel(
     x, weight, bias, residual, out, norm, scaled_out, squares_out, squares, rows, columns, depth, x_stride,
     residual_stride, parts, eps,
-    BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """out = x @ weight.T + bias + residual.
 
@@ -87,9 +87,9 @@ def linear_kernel(
         acc *= tl.rsqrt(tl.sum(square, axis=1) / depth + eps)[:, None]
     mask = live[:, None] & (column < columns)[None, :]
     at = row[:, None] * columns + column[None, :]
-    if BIASED:
+    if bias is not None:
         acc += tl.load(bias + safe)[None, :].to(tl.float32)
-    if RESIDUAL:
+    if residual is not None:
         acc = acc.to(out.dtype.element_ty).to(tl.float32)
         acc += tl.load(residual + row[:, None] * residual_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
     result = acc.to(out.dtype.element_ty)
@@ -105,8 +105,8 @@ def linear_kernel(
 @triton.jit
 def gate_up_kernel(
     x, weight, bias, out, squares, rows, columns, depth, x_stride, parts, eps,
-    BIASED: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """out = silu(gate) * up with gate, up = x @ weight.T; `columns` are those of out; squares as in `linear_kernel`."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -135,7 +135,7 @@ def gate_up_kernel(
         factor = tl.rsqrt(tl.sum(square, axis=1) / depth + eps)[:, None]
         gate *= factor
         up *= factor
-    if BIASED:
+    if bias is not None:
         gate += tl.load(bias + safe)[None, :].to(tl.float32)
         up += tl.load(bias + columns + safe)[None, :].to(tl.float32)
     gate = gate.to(out.dtype.element_ty).to(tl.float32)
@@ -148,12 +148,12 @@ def gate_up_kernel(
 @triton.jit
 def head_kernel(
     x, weight, logits, best_value, best_index, tops, totals, temperature, seeds, seq_lens, draft_step, draft_column,
-    rows, columns, depth, x_stride, blocks, SAMPLED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
+    rows, columns, depth, x_stride, blocks, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Per block of columns of x @ weight.T, the best logit and its column: best_value, best_index [rows, blocks].
 
-    Logits are rounded to the model's dtype before they are compared, as if they had been stored. With SAMPLED,
+    Logits are rounded to the model's dtype before they are compared, as if they had been stored. With a temperature,
     logits [rows, columns] are stored, and best_value, best_index, tops, totals are what `best_by_gumbel` returns.
     `draft_column` gets the value of `draft_step`, for a kernel that writes it.
     """
@@ -177,7 +177,7 @@ def head_kernel(
     rounded = acc.to(x.dtype.element_ty)
     inside = (column < columns)[None, :]
     scores = real_numbers(rounded.to(tl.float32), inside)
-    if SAMPLED:
+    if temperature is not None:
         at = logits + row.to(tl.int64)[:, None] * columns + column[None, :]
         tl.store(at, rounded, mask=live[:, None] & inside)
         warmth = tl.load(temperature + row, mask=live, other=0.0)
@@ -209,7 +209,7 @@ def gate_kernel(packed, out, columns, packed_stride, COLUMNS: tl.constexpr, OVER
 @triton.jit
 def add_parts_kernel(
     parts, residual, out, norm, normed, rows, columns, residual_stride, eps, SPLIT: tl.constexpr,
-    RESIDUAL: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
+    WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out [rows, columns] = the sum of parts [SPLIT, rows, columns], rounded, plus residual; one program per row.
 
@@ -224,13 +224,13 @@ def add_parts_kernel(
         scale = tl.load(norm + column, mask=inside, other=0.0)
     if OVERLAP is not None:
         OVERLAP(START=False)
-    if RESIDUAL:
+    if residual is not None:
         more = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
     total = tl.load(parts + row * columns + column, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(1, SPLIT):
         total += tl.load(parts + (part * rows + row) * columns + column, mask=inside, other=0.0)
     rounded = total.to(out.dtype.element_ty)
-    if RESIDUAL:
+    if residual is not None:
         rounded = (rounded.to(tl.float32) + more).to(out.dtype.element_ty)
     tl.store(out + row * columns + column, rounded, mask=inside)
     if norm is not None:

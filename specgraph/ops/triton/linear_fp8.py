@@ -11,22 +11,19 @@ import triton
 import triton.language as tl
 
 from specgraph.ops.triton.linear import load_rows
+from specgraph.ops.triton.norm import normed_row
 
 
 @triton.jit
-def scaled_kernel(
-    x, norm, scaled, factors, width, x_stride, eps, NORMED: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
-):
+def scaled_kernel(x, norm, scaled, factors, width, x_stride, eps, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
     """scaled float16 [T, width] and factors [T], whose product is x [T, width] or rms_norm(x); one program per row."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     inside = column < width
-    values = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if NORMED:
-        values *= tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
-        values *= tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+    values = normed_row(x + row * x_stride, norm, width, eps, WIDTH)
+    if norm is not None:
         values = values.to(x.dtype.element_ty).to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(values), axis=0), 1e-30)
     factor = tl.exp2(tl.ceil(tl.log2(largest)) - 8.0)  # sums of 2 ** 8 times 448 in float32
@@ -73,8 +70,8 @@ def add_product(acc, a, weights, scales, GROUPED: tl.constexpr):
 @triton.jit
 def linear_fp8_kernel(
     scaled, factors, weight, scale, bias, residual, out, rows, columns, depth, scale_stride, residual_stride,
-    BIASED: tl.constexpr, RESIDUAL: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """out = x @ (weight * scale).T + bias + residual of x as `scaled_kernel` leaves it: scaled [ROWS, depth], of which
     `rows` count; one program per block of COLUMNS. GROUP: input columns that share a scale, 0 for all of them."""
@@ -98,9 +95,9 @@ def linear_fp8_kernel(
     if GROUP == 0:
         result *= tl.load(scale + safe)[None, :]
     mask = live[:, None] & (column < columns)[None, :]
-    if BIASED:
+    if bias is not None:
         result += tl.load(bias + safe)[None, :].to(tl.float32)
-    if RESIDUAL:
+    if residual is not None:
         result = result.to(out.dtype.element_ty).to(tl.float32)
         at = residual + row[:, None] * residual_stride + column[None, :]
         result += tl.load(at, mask=mask, other=0.0).to(tl.float32)
@@ -110,8 +107,8 @@ def linear_fp8_kernel(
 @triton.jit
 def gate_up_fp8_kernel(
     scaled, factors, weight, scale, bias, out, rows, columns, depth, scale_stride,
-    BIASED: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """out = silu(gate) * up with gate, up = x @ (weight * scale).T; `columns` are those of out."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -141,7 +138,7 @@ def gate_up_fp8_kernel(
     if GROUP == 0:
         left *= tl.load(scale + safe)[None, :]
         right *= tl.load(scale + columns + safe)[None, :]
-    if BIASED:
+    if bias is not None:
         left += tl.load(bias + safe)[None, :].to(tl.float32)
         right += tl.load(bias + columns + safe)[None, :].to(tl.float32)
     left = left.to(out.dtype.element_ty).to(tl.float32)

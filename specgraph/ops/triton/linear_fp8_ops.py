@@ -14,10 +14,7 @@ from specgraph import ops
 from specgraph.ops.linear import Norm, Weight, dequantised
 from specgraph.ops.triton import linear_fp8
 from specgraph.ops.triton.launch import Tile, ceil_div, contiguous_rows, power_of_two, tile_rows
-from specgraph.ops.triton.linear_ops import HALVES, LinearOps
-
-MOST_ROWS = 64
-"""Above this many rows the weight is dequantised in a kernel of its own, and the library multiplies."""
+from specgraph.ops.triton.linear_ops import HALVES, MAX_ROWS, LinearOps
 
 _WIDEST = 32768
 """Columns that `scaled_kernel` holds at once."""
@@ -44,8 +41,7 @@ class Fp8LinearOps(LinearOps):
         residual = None if residual is None else contiguous_rows(residual)
         linear_fp8.linear_fp8_kernel[(ceil_div(columns, tile.columns),)](
             scaled, factors, matrix, scale, bias, residual, out, x.shape[0], columns, matrix.shape[1], scale.stride(0),
-            0 if residual is None else residual.stride(0), BIASED=bias is not None, RESIDUAL=residual is not None,
-            **self._fp8_shape(tile, x.shape[0], matrix, scale),
+            0 if residual is None else residual.stride(0), **self._fp8_shape(tile, x.shape[0], matrix, scale),
         )  # fmt: skip
         return out
 
@@ -65,7 +61,7 @@ class Fp8LinearOps(LinearOps):
         out = x.new_empty(x.shape[0], columns)
         linear_fp8.gate_up_fp8_kernel[(ceil_div(columns, tile.columns),)](
             scaled, factors, matrix, scale, bias, out, x.shape[0], columns, matrix.shape[1], scale.stride(0),
-            BIASED=bias is not None, **self._fp8_shape(tile, x.shape[0], matrix, scale),
+            **self._fp8_shape(tile, x.shape[0], matrix, scale),
         )  # fmt: skip
         return out
 
@@ -81,7 +77,7 @@ class Fp8LinearOps(LinearOps):
         factors = x.new_empty(rows, dtype=torch.float32)
         linear_fp8.scaled_kernel[(rows,)](
             x, norm and norm.weight, scaled, factors, width, x.stride(0), norm.eps if norm else 0.0,
-            NORMED=norm is not None, WIDTH=power_of_two(width), num_warps=8, **self.common(),
+            WIDTH=power_of_two(width), num_warps=8, **self.common(),
         )  # fmt: skip
         return scaled, factors
 
@@ -100,7 +96,7 @@ class Fp8LinearOps(LinearOps):
         """Return None where the weight is dequantised: no rows or too many, another dtype, or columns that no tile
         divides."""
         depth, whole = weight.shape[1], weight.is_contiguous() and scale.stride(-1) == 1
-        if not 0 < x.shape[0] <= MOST_ROWS or x.dtype not in HALVES or depth > _WIDEST or not whole:
+        if not 0 < x.shape[0] <= MAX_ROWS or x.dtype not in HALVES or depth > _WIDEST or not whole:
             return None
         tile = self.options.tile(kind, tile_rows(x.shape[0]), columns, depth)
         if tile is None:
@@ -113,17 +109,9 @@ class Fp8LinearOps(LinearOps):
         return tile if wide == tile.depth else replace(tile, depth=wide)
 
     def _fp8_shape(self, tile: Tile, count: int, weight: Tensor, scale: Tensor) -> dict[str, Any]:
-        return {
-            "GROUP": _group(weight, scale),
-            "MASKED": not 1 < count <= 32,  # as measured, see the backend with the tiles
-            "ROWS": tile_rows(count),
-            "COLUMNS": tile.columns,
-            "DEPTH": tile.depth,
-            "PREFETCH": max(tile.prefetch, 128),
-            "num_warps": tile.warps,
-            "num_stages": tile.stages,
-            **self.common(),
-        }
+        tile = replace(tile, prefetch=max(tile.prefetch, 128))
+        masked = not 1 < count <= 32  # as measured, see the backend with the tiles
+        return {"GROUP": _group(weight, scale), **self._tile_options(tile, count, masked)}
 
 
 def _group(weight: Tensor, scale: Tensor) -> int:

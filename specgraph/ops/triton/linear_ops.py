@@ -17,7 +17,8 @@ from specgraph.ops.triton import norm as norm_kernels
 from specgraph.ops.triton.launch import Launcher, ManyRows, Tile, ceil_div, contiguous_rows, power_of_two, tile_rows
 
 MAX_ROWS = 64
-"""Above this many rows a linear takes longer than reading its weights, and the library's matmul is as fast."""
+"""Above this many rows a linear takes longer than reading its weights, and the library's matmul is as fast; a weight in
+FP8 is dequantised for it by a kernel of its own."""
 
 HALVES = (torch.bfloat16, torch.float16)
 """Dtypes of x that the kernels multiply."""
@@ -44,10 +45,20 @@ class LinearOps(Launcher):
 
     def _linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile,
-        squares: Tensor | None = None, eps: float = 0.0,
+        squares: Tensor | None = None, eps: float = 0.0, scaling: tuple[Tensor | None, ...] = (None, None, None),
     ) -> Tensor:  # fmt: skip
-        """squares: float32 [T, parts] where rows of x are still to be divided; see `linear.linear_kernel`."""
-        return self._launch_linear(x, weight, bias, residual, tile, None, None, None, squares, eps)
+        """squares: float32 [T, parts] where rows of x are still to be divided; scaling: norm, scaled_out and
+        squares_out; see `linear.linear_kernel`."""
+        x = contiguous_rows(x)
+        out = x.new_empty(x.shape[0], weight.shape[0])
+        residual = None if residual is None else contiguous_rows(residual)
+        programs, parts = ceil_div(weight.shape[0], tile.columns), 0 if squares is None else squares.shape[1]
+        linear.linear_kernel[(programs,)](
+            x, weight, bias, residual, out, *scaling, squares, x.shape[0], weight.shape[0], weight.shape[1],
+            x.stride(0), 0 if residual is None else residual.stride(0), parts, eps, PARTS=power_of_two(parts),
+            **self._shape(tile, x, programs),
+        )  # fmt: skip
+        return out
 
     def _linear_squared(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile, norm: Tensor
@@ -55,24 +66,8 @@ class LinearOps(Launcher):
         """Return the linear, its product with the norm's weight, and the squares that the linear after it takes."""
         scaled = x.new_empty(x.shape[0], weight.shape[0])
         squares = x.new_empty(x.shape[0], ceil_div(weight.shape[0], tile.columns), dtype=torch.float32)
-        out = self._launch_linear(x, weight, bias, residual, tile, norm, scaled, squares, None, 0.0)
+        out = self._linear(x, weight, bias, residual, tile, scaling=(norm, scaled, squares))
         return out, scaled, squares
-
-    def _launch_linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile, norm: Tensor | None,
-        scaled_out: Tensor | None, squares_out: Tensor | None, squares: Tensor | None, eps: float,
-    ) -> Tensor:  # fmt: skip
-        x = contiguous_rows(x)
-        out = x.new_empty(x.shape[0], weight.shape[0])
-        residual = None if residual is None else contiguous_rows(residual)
-        programs, parts = ceil_div(weight.shape[0], tile.columns), 0 if squares is None else squares.shape[1]
-        linear.linear_kernel[(programs,)](
-            x, weight, bias, residual, out, norm, scaled_out, squares_out, squares, x.shape[0], weight.shape[0],
-            weight.shape[1], x.stride(0), 0 if residual is None else residual.stride(0), parts, eps,
-            BIASED=bias is not None, RESIDUAL=residual is not None, PARTS=power_of_two(parts),
-            **self._shape(tile, x, programs),
-        )  # fmt: skip
-        return out
 
     def norm_gate_up(self, x: Tensor, norm: Norm | None, weight: Weight) -> Tensor:
         """See `specgraph.ops.norm_gate_up`."""
@@ -98,7 +93,7 @@ class LinearOps(Launcher):
         parts = 0 if squares is None else squares.shape[1]
         linear.gate_up_kernel[(programs,)](
             x, weight, bias, out, squares, x.shape[0], columns, weight.shape[1], x.stride(0), parts, eps,
-            BIASED=bias is not None, PARTS=power_of_two(parts), **self._shape(tile, x, programs),
+            PARTS=power_of_two(parts), **self._shape(tile, x, programs),
         )  # fmt: skip
         return out
 
@@ -117,7 +112,7 @@ class LinearOps(Launcher):
         residual = None if residual is None else contiguous_rows(residual)
         linear.add_parts_kernel[(rows,)](
             parts, residual, out, norm, normed, rows, columns, 0 if residual is None else residual.stride(0), eps,
-            SPLIT=split, RESIDUAL=residual is not None, WIDTH=power_of_two(columns), num_warps=8, **self.common(),
+            SPLIT=split, WIDTH=power_of_two(columns), num_warps=8, **self.common(),
         )  # fmt: skip
         return out, normed
 
@@ -145,8 +140,7 @@ class LinearOps(Launcher):
         if rows_:
             norm_kernels.pair_kernel[(rows_, 2)](
                 token_ids.contiguous(), table, table_norm, hidden, hidden_norm, out, table.stride(0), width,
-                hidden_width, hidden.stride(0), eps, TABLE_NORMED=table_norm is not None,
-                HIDDEN_NORMED=hidden_norm is not None, WIDTH=power_of_two(width),
+                hidden_width, hidden.stride(0), eps, WIDTH=power_of_two(width),
                 HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8, **self.common(),
             )  # fmt: skip
         return out
@@ -176,8 +170,12 @@ class LinearOps(Launcher):
         # Without a mask a program reads all rows of a tile, which costs time where several share a multiprocessor. One
         # alone may wait for the selects that a mask takes.
         unmasked = count > 1 and count % 16 != 0 and programs <= self.options.compute_units
+        return self._tile_options(tile, count, masked=not unmasked)
+
+    def _tile_options(self, tile: Tile, count: int, masked: bool) -> dict[str, Any]:
+        """Return the options of a launch of a linear of `count` rows."""
         return {
-            "MASKED": not unmasked,
+            "MASKED": masked,
             "ROWS": tile_rows(count),
             "COLUMNS": tile.columns,
             "DEPTH": tile.depth,

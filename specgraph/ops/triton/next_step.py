@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from specgraph.ops.triton.begin_rows import slots_of
-from specgraph.ops.triton.norm import normed_row
+from specgraph.ops.triton.norm import write_normed
 from specgraph.ops.triton.sampling import best_token
 
 
@@ -26,16 +26,13 @@ def next_step_kernel(
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
     to = out + row * (width + hidden_width)
-    # Names differ between the branches: Triton takes one type per name, and the widths may differ.
     if tl.program_id(1) == 0:
         token = best_token(best_value, best_index, row, blocks, BLOCKS)
         if draft_to_target is not None:
             token += tl.load(draft_to_target + token)
         tl.store(token_ids + row, token)
         tl.store(draft_token_ids + row * draft_stride + tl.load(column), token)
-        embedded = normed_row(table + token * table_stride, table_norm, width, eps, table_norm is not None, WIDTH)
-        left = tl.arange(0, WIDTH)
-        tl.store(to + left, embedded.to(out.dtype.element_ty), mask=left < width)
+        write_normed(table + token * table_stride, table_norm, to, width, eps, WIDTH)
     else:
         length = tl.load(seq_lens + row)
         live = length > 0
@@ -47,8 +44,4 @@ def next_step_kernel(
         tl.store(positions + row, tl.minimum(tl.maximum(position, 0), max_model_len - 1))
         if row == 0:
             tl.store(draft_step, tl.load(column) + 1)
-        state = normed_row(
-            hidden + row * hidden_stride, hidden_norm, hidden_width, eps, hidden_norm is not None, HIDDEN_WIDTH
-        )
-        right = tl.arange(0, HIDDEN_WIDTH)
-        tl.store(to + width + right, state.to(out.dtype.element_ty), mask=right < hidden_width)
+        write_normed(hidden + row * hidden_stride, hidden_norm, to + width, hidden_width, eps, HIDDEN_WIDTH)

@@ -8,15 +8,23 @@ import triton.language as tl
 
 
 @triton.jit
-def normed_row(x, norm, size, eps, NORMED: tl.constexpr, WIDTH: tl.constexpr):
+def normed_row(x, norm, size, eps, WIDTH: tl.constexpr):
     """x / rms(x) * norm of one row, in float32; x itself where there is no norm."""
     column = tl.arange(0, WIDTH)
     inside = column < size
     row = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
-    if NORMED:
+    if norm is not None:
         row *= tl.rsqrt(tl.sum(row * row, axis=0) / size + eps)
         row *= tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     return row
+
+
+@triton.jit
+def write_normed(x, norm, out, size, eps, WIDTH: tl.constexpr):
+    """Write `normed_row` to `out` in the dtype of out."""
+    row = normed_row(x, norm, size, eps, WIDTH)
+    column = tl.arange(0, WIDTH)
+    tl.store(out + column, row.to(out.dtype.element_ty), mask=column < size)
 
 
 @triton.jit
@@ -25,29 +33,21 @@ def norm_kernel(x, norm, out, size, stride, eps, WIDTH: tl.constexpr, OVERLAP: t
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
-    result = normed_row(x + row * stride, norm, size, eps, True, WIDTH)
-    column = tl.arange(0, WIDTH)
-    tl.store(out + row * size + column, result.to(out.dtype.element_ty), mask=column < size)
+    write_normed(x + row * stride, norm, out + row * size, size, eps, WIDTH)
 
 
 @triton.jit
 def pair_kernel(
     token_ids, table, table_norm, hidden, hidden_norm, out, table_stride, width, hidden_width, hidden_stride, eps,
-    TABLE_NORMED: tl.constexpr, HIDDEN_NORMED: tl.constexpr, WIDTH: tl.constexpr, HIDDEN_WIDTH: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    WIDTH: tl.constexpr, HIDDEN_WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out [rows, width + hidden_width] = cat(norm(table[token_ids]), norm(hidden)), one program per row and half."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
     to = out + row * (width + hidden_width)
-    # Names differ between the branches: Triton takes one type per name, and the widths may differ.
     if tl.program_id(1) == 0:
         chosen = table + tl.load(token_ids + row) * table_stride
-        embedded = normed_row(chosen, table_norm, width, eps, TABLE_NORMED, WIDTH)
-        left = tl.arange(0, WIDTH)
-        tl.store(to + left, embedded.to(out.dtype.element_ty), mask=left < width)
+        write_normed(chosen, table_norm, to, width, eps, WIDTH)
     else:
-        state = normed_row(hidden + row * hidden_stride, hidden_norm, hidden_width, eps, HIDDEN_NORMED, HIDDEN_WIDTH)
-        right = tl.arange(0, HIDDEN_WIDTH)
-        tl.store(to + width + right, state.to(out.dtype.element_ty), mask=right < hidden_width)
+        write_normed(hidden + row * hidden_stride, hidden_norm, to + width, hidden_width, eps, HIDDEN_WIDTH)

@@ -86,7 +86,7 @@ class RowOps(Launcher):
             return NotImplemented
         if out.shape[0]:
             row_kernels.take_rows_kernel[(out.shape[0],)](
-                source, rows, out, out.shape[1], source.stride(0), out.stride(0), CHOSEN=rows is not None,
+                source, rows, out, out.shape[1], source.stride(0), out.stride(0),
                 WIDTH=power_of_two(out.shape[1]), num_warps=8, **self.common(),
             )  # fmt: skip
 

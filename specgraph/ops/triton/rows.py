@@ -12,8 +12,7 @@ def rotate_and_store_kernel(
     query, key, value, rotary, positions, slot_mapping, rotated, key_cache, value_cache, query_stride, key_stride,
     value_stride, rotary_stride, heads, kv_heads,
     BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr, KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
-    DIM: tl.constexpr, DIMS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, ROTATED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    DIM: tl.constexpr, DIMS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program: HEADS heads of one row. Heads are counted over query, then key, then value."""
     if OVERLAP is not None:
@@ -30,7 +29,7 @@ def rotate_and_store_kernel(
     k_at = key + row * key_stride + (head - heads) * DIM
     q = tl.load(q_at + dim, mask=is_query & inside, other=0.0)
     k = tl.load(k_at + dim, mask=is_key & inside, other=0.0)
-    if ROTATED:
+    if rotary is not None:
         # The other half's element with the sign that its sine takes.
         turned = dim < 2 * HALF
         first = dim < HALF
@@ -53,16 +52,13 @@ def rotate_and_store_kernel(
 
 
 @triton.jit
-def take_rows_kernel(
-    source, chosen, out, size, source_stride, out_stride, CHOSEN: tl.constexpr, WIDTH: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):  # fmt: skip
+def take_rows_kernel(source, chosen, out, size, source_stride, out_stride, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
     """out[i] = source[chosen[i]], one program per row."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
     at = row
-    if CHOSEN:
+    if chosen is not None:
         at = tl.load(chosen + row)
     column = tl.arange(0, WIDTH)
     value = tl.load(source + at * source_stride + column, mask=column < size)

@@ -73,7 +73,7 @@ def best_by_gumbel(scores, temperature, seed, position, column):
 @triton.jit
 def pick_kernel(
     logits, best_value, best_index, tops, totals, temperature, seeds, first_position, more_positions, columns, stride,
-    blocks, steps, SAMPLED: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
+    blocks, steps, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Do as `head_kernel` does, of stored logits; one program per block of columns and row.
 
@@ -89,7 +89,7 @@ def pick_kernel(
     at = logits + row.to(tl.int64) * stride + column
     scores = real_numbers(tl.load(at, mask=inside, other=float("-inf")).to(tl.float32), inside)[None, :]
     to = row * blocks + block + tl.arange(0, 1)
-    if SAMPLED:
+    if temperature is not None:
         request = row // steps + tl.arange(0, 1)
         warmth = tl.load(temperature + request)
         position = tl.load(first_position + request).to(tl.int64) + row % steps + 1

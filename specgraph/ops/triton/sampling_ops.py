@@ -99,8 +99,7 @@ class SamplingOps(LinearOps):
         noise = (None, None, None) if draws is None else draws[:3]
         linear.head_kernel[(picked.blocks,)](
             x, weight, logits, picked.value, picked.index, picked.top, picked.total, *noise, *step, count, columns,
-            weight.shape[1], x.stride(0), picked.blocks, SAMPLED=draws is not None,
-            **self._shape(tile, x, picked.blocks),
+            weight.shape[1], x.stride(0), picked.blocks, **self._shape(tile, x, picked.blocks),
         )  # fmt: skip
         return picked
 
@@ -112,7 +111,7 @@ class SamplingOps(LinearOps):
         noise = (None,) * 4 if draws is None else draws[:4]
         sampling.pick_kernel[(picked.blocks, count)](
             logits, picked.value, picked.index, picked.top, picked.total, *noise, vocab, logits.stride(0),
-            picked.blocks, rows, SAMPLED=draws is not None, COLUMNS=_COLUMNS, num_warps=8, **self.common(),
+            picked.blocks, rows, COLUMNS=_COLUMNS, num_warps=8, **self.common(),
         )  # fmt: skip
         return picked
 

@@ -23,9 +23,9 @@ def per_temperature(warmth):
 @triton.jit
 def scan_kernel(
     logits, start_positions, temperature, draft_to_target, best_value, best_index, totals, draft_ids, columns,
-    draft_columns, stride, blocks, query_len, SAMPLED: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
+    draft_columns, stride, blocks, query_len, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Find in each row's block of COLUMNS columns the best score, its column and, with SAMPLED, the sum of
+    """Find in each row's block of COLUMNS columns the best score, its column and, with a temperature, the sum of
     exp(score - best). One program per block and row, query_len rows per request; rows of inert requests are skipped.
 
     A score is logit / temperature, or the logit at temperature 0. With `draft_to_target`, also write the draft id of
@@ -47,13 +47,13 @@ def scan_kernel(
     inside = column < columns
     at = logits + row.to(tl.int64) * stride + column
     scores = real_numbers(tl.load(at, mask=inside, other=float("-inf")).to(tl.float32), inside)[None, :]
-    if SAMPLED:
+    if temperature is not None:
         scores *= per_temperature(tl.load(temperature + request))
     value, index = best_of(scores)
     to = row * blocks + block + tl.arange(0, 1)
     tl.store(best_value + to, value)
     tl.store(best_index + to, block * COLUMNS + index)
-    if SAMPLED:
+    if temperature is not None:
         base = tl.where(value == float("-inf"), 0.0, value)
         tl.store(totals + to, tl.sum(tl.exp(scores - base[:, None]), axis=1))
 
@@ -78,12 +78,12 @@ def decide_kernel(
     logits, draft_token_ids, draft_probs, draft_to_target, draft_ids, temperature, seeds, chances, start_positions,
     best_value, best_index, totals, sampled_token_ids, num_sampled, decided, tops, sums, draft_columns, stride,
     draft_stride, request_stride, step_stride, sampled_stride, blocks, steps,
-    SAMPLED: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
+    ROWS: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program per request: its accepted draft tokens, the target's argmax after them, then -1; and their number.
 
-    With SAMPLED, `decided` is the row whose token is still to be sampled (-1: none), with the maximum (`tops`) and sum
-    (`sums`) of its softmax. With `chances`, draft token i is accepted with probability chances[i].
+    With a temperature, `decided` is the row whose token is still to be sampled (-1: none), with the maximum (`tops`)
+    and sum (`sums`) of its softmax. With `chances`, draft token i is accepted with probability chances[i].
     """
     if OVERLAP is not None:
         OVERLAP()
@@ -94,7 +94,7 @@ def decide_kernel(
     if start < 0:
         tl.store(to, tl.full((ROWS,), -1, tl.int64), mask=row <= steps)
         tl.store(num_sampled + request, 0)
-        if SAMPLED:
+        if temperature is not None:
             tl.store(decided + request, -1)
         return
     first = request * (steps + 1)
@@ -111,7 +111,7 @@ def decide_kernel(
     if chances is not None:
         chance = tl.load(chances + row, mask=row < steps, other=0.0)
         accept = given & (uniform(noise_key(tl.load(seeds + request), start + 1 + row, 2), row * 0) < chance)
-    if SAMPLED:
+    if temperature is not None:
         warmth = tl.load(temperature + request)
         base = tl.where(top == float("-inf"), 0.0, top)
         total = tl.load(totals + part, mask=known, other=0.0)
@@ -128,7 +128,7 @@ def decide_kernel(
     own = tl.sum(tl.where(row == accepted, best, 0), axis=0)
     tl.store(to, tl.where(row < accepted, draft, tl.where(row == accepted, own, -1)), mask=row <= steps)
     tl.store(num_sampled + request, accepted + 1)
-    if SAMPLED:
+    if temperature is not None:
         tl.store(decided + request, tl.where(warmth > 0, accepted, -1))
         tl.store(tops + request, tl.sum(tl.where(row == accepted, base, 0.0), axis=0))
         tl.store(sums + request, tl.sum(tl.where(row == accepted, total, 0.0), axis=0))

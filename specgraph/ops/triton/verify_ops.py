@@ -57,13 +57,13 @@ class VerifyOps(Launcher):
         prob_strides = (0, 0) if draft_probs is None else (draft_probs.stride(0), draft_probs.stride(1))
         verify.scan_kernel[(blocks, rows)](
             logits, starts, temperature, draft_to_target, value, index, total, draft_ids, vocab, draft_vocab,
-            logits.stride(0), blocks, steps + 1, SAMPLED=by_temperature, COLUMNS=_COLUMNS, num_warps=8,
+            logits.stride(0), blocks, steps + 1, COLUMNS=_COLUMNS, num_warps=8,
             **self.common(),
         )  # fmt: skip
         verify.decide_kernel[(requests,)](
             logits, drafts, draft_probs, draft_to_target, draft_ids, temperature, seeds, chances, starts, value, index,
             total, tokens, num_sampled, decided, top, whole, draft_vocab, logits.stride(0), drafts.stride(0),
-            *prob_strides, tokens.stride(0), blocks, steps, SAMPLED=by_temperature, ROWS=power_of_two(steps + 1),
+            *prob_strides, tokens.stride(0), blocks, steps, ROWS=power_of_two(steps + 1),
             BLOCKS=power_of_two(blocks), num_warps=4, **self.common(),
         )  # fmt: skip
         if not by_temperature:
