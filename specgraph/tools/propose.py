@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -63,7 +64,7 @@ def bench_propose(
     Returns:
         One row per lowering. Times are medians in microseconds: `device_us` and `host_us` of the draft loop alone,
         `propose_device_us` and `propose_host_us` with the batch handed over and the draft tokens copied out.
-        `floor_us` and the like are those of `propose_floor`; `ratio` is `device_us` over it. Rows of trees have
+        `capture_seconds` and `graph_memory_bytes` are what start-up takes. `floor_us` and the like are those of `propose_floor`; `ratio` is `device_us` over it. Rows of trees have
         neither. A lowering that the platform can't do has a row with `refused`, the reason.
     """
     shape, ranks = shape_named(case.shape), case.tensor_parallel
@@ -154,7 +155,11 @@ def _prepare(
     ops: Callable[[], AbstractContextManager[None]],
     row: dict[str, Any],
 ) -> _Prepared:
+    reserved, start = platform.memory().reserved, time.perf_counter()
     drafter.capture()
+    platform.synchronize()
+    row["capture_seconds"] = round(time.perf_counter() - start, 3)
+    row["graph_memory_bytes"] = platform.memory().reserved - reserved
     inputs = drafter.inputs(case.requests)
     counts, starts = _host_numbers(case)
 
