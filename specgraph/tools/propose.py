@@ -64,8 +64,9 @@ def bench_propose(
     Returns:
         One row per lowering. Times are medians in microseconds: `device_us` and `host_us` of the draft loop alone,
         `propose_device_us` and `propose_host_us` with the batch handed over and the draft tokens copied out.
-        `capture_seconds` and `graph_memory_bytes` are what start-up takes. `floor_us` and the like are those of `propose_floor`; `ratio` is `device_us` over it. Rows of trees have
-        neither. A lowering that the platform can't do has a row with `refused`, the reason.
+        `capture_seconds` and `graph_memory_bytes` are what start-up takes. `floor_us` and the like are those of
+        `propose_floor`; `ratio` is `device_us` over it. Rows of trees have neither. A lowering that the platform can't
+        do has a row with `refused`, the reason.
     """
     shape, ranks = shape_named(case.shape), case.tensor_parallel
     head = random_head(shape, platform.device, dtype, _length(case), ranks, case.weights)
