@@ -88,14 +88,15 @@ class DecoderModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, output_vocab_size]."""
-        return whole_logits(self._linear().logits(hidden), self.tensor_parallel, self.output_vocab_size)
+        return whole_logits(self._output.logits(hidden), self.tensor_parallel, self.output_vocab_size)
 
     @property
     def projection(self) -> OutputProjection | None:
-        """See `Head.projection`: a subclass whose own `logits` add to these says None."""
-        return self._linear()
+        """See `Head.projection`."""
+        return self._output
 
-    def _linear(self) -> OutputProjection:
+    @property
+    def _output(self) -> OutputProjection:
         eps = self.sizes.rms_norm_eps
         return OutputProjection(self.output_norm, eps, self.lm_head, self.output_vocab_size, self.tensor_parallel)
 
