@@ -180,7 +180,6 @@ def attend_by_request(
 ) -> Tensor:
     """One request after the other, over the blocks that its rows see, so that the work follows the actual lengths."""
     out, block_size, row = torch.zeros_like(query), cache.block_size, 0
-    is_plain = not mask.is_windowed and mask.ancestors is None
     for request, (query_len, seq_len) in enumerate(zip(lengths.query_lens, lengths.seq_lens, strict=True)):
         rows = slice(row, row + query_len)
         row += query_len
@@ -191,25 +190,23 @@ def attend_by_request(
         length = seq_len - first * block_size
         keys = read_cells(cache.key, blocks, query.dtype).flatten(0, 1)[:length]
         values = read_cells(cache.value, blocks, query.dtype).flatten(0, 1)[:length]
-        if is_plain:
-            hidden = None
-            if mask.causal and query_len > 1:
-                hidden = torch.ones(query_len, seq_len, dtype=torch.bool, device=query.device)
-                hidden = hidden.triu_(seq_len - query_len + 1)
-            out[rows] = attend_request(query[rows], keys, values, scale, hidden)
-            continue
-        key = torch.arange(first * block_size, seq_len, device=query.device)
-        visible = torch.arange(seq_len - query_len + 1, seq_len + 1, device=query.device)
-        visible = visible if mask.causal else visible.fill_(seq_len)
-        words = None if mask.ancestors is None else mask.ancestors[rows]
-        seen = mask.seen(key, visible, words)
-        if mask.window or words is not None:
-            values = values.masked_fill(~seen.any(dim=0)[:, None, None], 0.0)  # may hold anything; 0 * NaN is NaN
-        if mask.is_windowed:
-            given = query[None, rows], keys[None], values[None], seen[None]
+        hidden = None
+        if mask.is_windowed or mask.ancestors is not None:
+            key = torch.arange(first * block_size, seq_len, device=query.device)
+            visible = torch.arange(seq_len - query_len + 1, seq_len + 1, device=query.device)
+            visible = visible if mask.causal else visible.fill_(seq_len)
+            words = None if mask.ancestors is None else mask.ancestors[rows]
+            hidden = ~mask.seen(key, visible, words)
+            if mask.window or words is not None:
+                values = values.masked_fill(hidden.all(dim=0)[:, None, None], 0.0)  # may hold anything; 0 * NaN is NaN
+        elif mask.causal and query_len > 1:  # the usual case, with less work than `seen` takes
+            hidden = torch.ones(query_len, seq_len, dtype=torch.bool, device=query.device)
+            hidden = hidden.triu_(seq_len - query_len + 1)
+        if mask.is_windowed and hidden is not None:
+            given = query[None, rows], keys[None], values[None], ~hidden[None]
             out[rows] = _attend_with_sinks(*given, mask.sinks, scale)[0]
         else:
-            out[rows] = attend_request(query[rows], keys, values, scale, ~seen)
+            out[rows] = attend_request(query[rows], keys, values, scale, hidden)
     return out
 
 
