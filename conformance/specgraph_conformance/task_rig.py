@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -113,11 +113,16 @@ class Tasks:
         """The captured ops, in capture order."""
         return [task for step in self.plan.tasks.values() for task in step]
 
-    def update_only(self, lengths: Mapping[int, HostLengths]) -> None:
-        """Update the groups of these steps and no other, which `UpdatePlan.apply` refuses to do."""
+    def update_steps(self, lengths: Mapping[int, HostLengths], during: Callable[[], None] = lambda: None) -> None:
+        """Update the groups of these steps and no other, which `UpdatePlan.apply` refuses to do.
+
+        Args:
+            during: called inside of each update, before the tasks are issued again.
+        """
         for task in self.tasks:
             if task.key.step in lengths:
                 with self.platform.task_update(task.group):
+                    during()
                     task.prepare(lengths[task.key.step])()
 
     def eager(self, lengths: dict[int, HostLengths]) -> Tensor:

@@ -161,6 +161,11 @@ class RandomGraphs(RuleBasedStateMachine):
         """Replay the graph with host parameters and update it; other work comes between, and a drop inside of it."""
         tasks = self.tasks
         assert tasks is not None
+
+        def drop_inside() -> None:
+            if inside and self.graphs:
+                self.drop(place)
+
         with replayed(self.platform, tasks.graph):
             for what in between:
                 if what == "write" or not self.graphs:
@@ -169,12 +174,7 @@ class RandomGraphs(RuleBasedStateMachine):
                     self.drop(place)
                 else:
                     self.replay(place, 1, False)
-            values = tasks.lengths(lengths)
-            for task in tasks.tasks:
-                with self.platform.task_update(task.group):
-                    if inside and self.graphs:
-                        self.drop(place)
-                    task.prepare(values[task.key.step])()
+            tasks.update_steps(tasks.lengths(lengths), during=drop_inside)
         self.lengths = lengths
 
     @rule()

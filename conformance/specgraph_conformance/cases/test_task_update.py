@@ -91,13 +91,13 @@ def test_each_gated(platform: Platform, left_out: int) -> None:
     done = platform.event()
     try:
         with replayed(platform, tasks.graph):
-            tasks.update_only({step: lengths for step, lengths in second.items() if step != left_out})
+            tasks.update_steps({step: lengths for step, lengths in second.items() if step != left_out})
         done.record()
     except SpecgraphError:
         tasks.replay(second)
     else:
         expect_waiting(done, f"the graph ran although group {left_out} of 3 had no update")
-        tasks.update_only({left_out: second[left_out]})
+        tasks.update_steps({left_out: second[left_out]})
     expect_equal(tasks.result(), tasks.eager(second), "the replay after the missing update")
 
 

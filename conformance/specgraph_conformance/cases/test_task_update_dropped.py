@@ -51,10 +51,7 @@ def test_dropped(platform: Platform, tasks: Tasks, when: str) -> None:
             made[0].replay(second)
         if when != "inside":
             drop()
-        for task in tasks.tasks:
-            with platform.task_update(task.group):
-                drop()
-                task.prepare(second[task.key.step])()
+        tasks.update_steps(second, during=drop)
     expect_equal(tasks.result(), tasks.eager(second), "an update while another graph was collected")
     tasks.replay(first)
     expect_equal(tasks.result(), tasks.eager(first), "the update after that")
