@@ -7,14 +7,14 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
+from draft import rounds
 from draft.pairs import VOCAB, make_head, make_target
 from draft.rounds import Rounds
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend
 from specgraph.device import Platform
-from specgraph.draft import DraftConfig, Drafter, ProposeBatch
-from specgraph.engine import allocate_caches
+from specgraph.draft import Drafter, ProposeBatch
 
 
 def moved(model: Any, device: torch.device) -> Any:
@@ -36,16 +36,11 @@ def make_drafter(
     attention: AttentionBackend | None = None,
     **settings: object,
 ) -> Drafter:
-    """A captured drafter of a kind, or with a `head` of the test's own, on whatever device that is."""
+    """Make a captured drafter of a kind, or with a `head` of the test's own, on whatever device that is."""
     head = moved(make_head(kind, make_target(), layers) if head is None else head, platform.device)
-    limits = {"max_num_requests": 5, "max_model_len": 64, "block_size": 4, "capture_sizes": [1, 2, 5]}
-    config = DraftConfig(num_speculative_tokens=k, decode=lowering, **{**limits, "prefill_sizes": [16], **settings})  # type: ignore[arg-type]
-    blocks = 1 + -(-config.max_model_len // config.block_size) * config.max_num_requests
-    caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
-    drafter = Drafter(head, caches, platform, config, attention=attention)
-    with torch.inference_mode():
-        drafter.capture()
-    return drafter
+    limits = {"num_speculative_tokens": k, "max_num_requests": 5, "max_model_len": 64, "capture_sizes": [1, 2, 5]}
+    given = {**limits, "prefill_sizes": [16], "check_inputs": False, **settings}
+    return rounds.make_drafter(head, lowering, attention, platform=platform, **given)
 
 
 def rounds_for(drafter: Drafter, seed: int) -> Rounds:

@@ -17,9 +17,9 @@ from specgraph.models.protocol import DraftHead, DraftOutput
 LOWERINGS = ("eager", "piecewise", "step", "merged")
 
 
-def make_drafter(head, lowering, attention, capture=True, **settings):
-    """attention: a backend, or "device" or "host" for the core's own."""
-    platform = CpuPlatform()
+def make_drafter(head, lowering, attention=None, capture=True, platform=None, **settings):
+    """Make a drafter, on the CPU by default; attention: a backend, or "device" or "host" for the core's own."""
+    platform = platform or CpuPlatform()
     config = DraftConfig(decode=lowering, **{"block_size": 4, "check_inputs": True, **settings})
     blocks = 1 + -(-(config.max_model_len + config.scratch_tokens) // config.block_size) * config.max_num_requests
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
