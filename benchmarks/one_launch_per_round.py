@@ -160,7 +160,7 @@ def trace(decoder, rounds=12):
 
 
 def medians(stretches):
-    """Of each time over the stretches; the host's least times; and every round_us, to see how far they lie apart."""
+    """Return each time's median over the stretches, the host's least times, and every round_us, to see their spread."""
     found = {name: round(statistics.median(each[name] for each in stretches), 1) for name in stretches[0]}
     for name in ("host", "launch"):
         found[f"{name}_us_least"] = round(min(each[f"{name}_us_per_round"] for each in stretches), 1)

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share about engines: which there are, versions, and folders of 8B shapes."""
+"""The scripts of this folder share this: the engines, their versions, and folders of 8B shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LLAMA3_8B = {
 EAGLE3: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000,
 }  # fmt: skip
-"""Of its drafter, besides."""
+"""Keys that the drafter's config.json has besides."""
 
 
 def engine_class(name: str) -> Any:

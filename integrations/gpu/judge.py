@@ -1,4 +1,4 @@
-"""Whether greedy tokens of a soak are the target's own: judged by the target in float32 (transformers).
+"""Judge whether greedy tokens of a soak are the target's own, by the target in float32 (transformers).
 
 The judge is fed with the very tokens of a request: each must have the largest logit, or a near-tie of it. A near-tie is
 a difference below NEAR_TIE: float16 falls either way there when the batch has another size. Any other token is wrong.

@@ -21,7 +21,7 @@ from sglang_round_timer import MEASURED, WARM, run_scheduler_process
 
 
 def median(rows: list[dict[str, Any]], *names: str) -> float:
-    """Of the sums of the named columns over all rows."""
+    """Return the median over all rows of the sum of the named columns."""
     sums = [sum(parts) for row in rows for parts in zip(*(row[name] for name in names), strict=True)]
     return round(statistics.median(sums), 1)
 

@@ -49,7 +49,7 @@ def chance(theirs: dict[str, int], ours: dict[str, int]) -> float:
 
 
 def compare(stock: Path, mine: Path) -> dict[str, Any]:
-    """How many prompts have equal tokens, where the others differ first, and whether samples have one distribution."""
+    """Count prompts with equal tokens, say where the others differ first, and test samples for one distribution."""
     theirs, ours = json.loads(stock.read_text()), json.loads(mine.read_text())
     result: dict[str, Any] = {"method": ours["method"], "ways": [each["way"] for each in (theirs, ours)]}
     for name in [name for name in ours if isinstance(ours[name], dict) and "tokens" in ours[name]]:

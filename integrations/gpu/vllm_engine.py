@@ -9,7 +9,7 @@ from typing import Any
 
 K, MAX_LEN = 5, 1024
 KV_BYTES_PER_TOKEN = 2304
-"""Of the shipped target and its EAGLE-3 drafter in float16."""
+"""Bytes per token of the shipped target and its EAGLE-3 drafter in float16."""
 
 _ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",

@@ -193,12 +193,12 @@ def copy_round(
     memory: ProposeBatch | RoundBuffers,
     needs_sampling: bool,
 ) -> None:
-    """Copy a round of n requests, whose shapes were checked.
+    """Copy a round into the memory of rounds; the shapes were checked before.
 
     Args:
         load_round: `ops.load_round`, or what it runs on the device (`Op.on`).
-        into: the first n requests of `memory`.
-        memory: its later requests become inert.
+        into: `memory`, sliced to the requests of `source`.
+        memory: its other requests become inert.
         needs_sampling: copy temperatures and seeds too.
     """
     counts = source.num_sampled, source.start_positions

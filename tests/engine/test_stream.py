@@ -115,7 +115,7 @@ SHAPES = ((4, 20), (9, 3), (1, 17), (16, 1), (15, 12), (30, 9), (8, 14))
 
 @pytest.fixture
 def alone(make_decoder, shadow):
-    """By shape, what a request gives with nobody else there."""
+    """Return the tokens of a request of each shape with nobody else there."""
     decoder = make_decoder(shadow, capture_sizes=[4])
     return {shape: decoder.generate([request(shape)])[0].token_ids for shape in SHAPES}
 

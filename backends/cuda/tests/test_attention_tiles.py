@@ -61,7 +61,7 @@ def run_tile(tile: AttentionTile) -> Any:
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.keys}x{tile.splits}from{tile.span}")
 @pytest.mark.parametrize("count", LENGTHS)
 def test_every_cut_of_a_context(tile: AttentionTile, count: int, dtype: torch.dtype) -> None:
-    """Of rows that the kernel also stores, where there is one per request; else after they are stored."""
+    """The kernel also stores the rows, where there is one per request; else they are stored before."""
     made = rows_of(count, LENGTHS[count], dtype, strided=True)
     if count == 1:
         for part, rows in zip(made.cache, made.stored(), strict=True):

@@ -127,7 +127,7 @@ def test_attention_compiles_for_every_head_dim(compiled: Compiled, dim: int, row
 
 
 def test_loops_of_linears_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a tile that x fills in part too: a mask took a select per copy, and up to 32 % more time on an H200."""
+    """A mask took a select per copy, and up to 32 % more time on an H200, also where x fills a tile in part."""
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):
         pytest.skip("launch_pdl needs Triton 3.4")
     selects, run = dict[str, list[int]](), JITFunction.run

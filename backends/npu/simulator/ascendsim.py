@@ -55,7 +55,7 @@ class Runtime:
         self.library.ascendsim_hang_seconds(ctypes.c_double(seconds))
 
     def limits(self) -> list[dict[str, Any]]:
-        """What the runtime refuses because a public source says that a device does: name, rule, source, on."""
+        """Return what the runtime refuses because a public source says that a device does: name, rule, source, on."""
         return self.report()["limits"]
 
     def strict(self, *names: str) -> None:

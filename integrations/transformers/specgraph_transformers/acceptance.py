@@ -18,7 +18,7 @@ from specgraph_transformers.supported import PREFIX_PROCESSORS
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How the tokens of one `generate` are chosen."""
+    """The choice of tokens in one `generate`."""
 
     processors: Sequence[Any]
     """Logits processors of `supported`, in order."""
@@ -28,7 +28,7 @@ class Acceptance:
 
     @property
     def temperature(self) -> float:
-        """What drafts are drawn by; 0 for greedy."""
+        """The temperature that drafts are drawn by; 0 for greedy."""
         if not self.sampled:
             return 0.0
         return next((p.temperature for p in self.processors if type(p) is TemperatureLogitsWarper), 1.0)
@@ -42,7 +42,7 @@ class Acceptance:
 
     @property
     def reads_prefixes(self) -> bool:
-        """Whether `verify` needs the tokens before each row."""
+        """True if `verify` needs the tokens before each row."""
         return any(type(processor) in PREFIX_PROCESSORS for processor in self.processors)
 
     def verify(

@@ -19,7 +19,7 @@ from specgraph import UnsupportedError
 MOVABLE = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 """Kinds of cache layers whose requests can be moved one by one; of a DummyLayer there is nothing to move."""
 CROPPABLE = (*MOVABLE, DynamicIndexedLayer)
-"""Those whose last columns can be removed."""
+"""Kinds of cache layers whose last columns can be removed."""
 
 
 def check_cache(cache: Any, num_requests: int) -> None:

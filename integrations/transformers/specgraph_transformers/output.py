@@ -49,7 +49,7 @@ class Output:
         return self.sequences.shape[1] - self._prompt
 
     def drafting(self, row: int) -> bool:
-        """Whether request `row` can use more tokens than it has."""
+        """Return True if request `row` can use more tokens than it has."""
         tokens = self.token_ids[row]
         ended = bool(tokens) and tokens[-1] in self._eos
         return self._open[row] and not ended and len(tokens) < self._budget

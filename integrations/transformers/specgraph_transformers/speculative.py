@@ -72,14 +72,14 @@ class _Captured:
     drafter: Drafter
 
     def serves(self, model: Any, requests: int, length: int, sampled: bool) -> bool:
-        """Whether a call needs no other graphs."""
+        """Return True if a call can run from the graphs that are captured."""
         config = self.drafter.config
         limits = requests <= config.max_num_requests and length <= config.max_model_len
         return self.model is model and self.weights == _weights(model) and limits and config.sampled >= sampled
 
 
 class Speculative:
-    """What `speculative` returns. `generate` calls it; it holds the captured drafter and the acceptance counts.
+    """The captured drafter and its acceptance counts: `speculative` returns it, and `generate` calls it.
 
     Not thread-safe: one `generate` at a time.
     """

@@ -1,4 +1,4 @@
-"""What `generate` may be asked for together with speculative decoding. Everything else is refused before any pass."""
+"""The options of `generate` that speculative decoding serves. Everything else is refused before any pass."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ PREFIX_PROCESSORS = (
     NoBadWordsLogitsProcessor,
     SequenceBiasLogitsProcessor,
 )
-"""Those that are a function of one row of logits and the tokens before it: they take one row of a verify at a time."""
+"""Processors of one row of logits and the tokens before it: they take one row of a verify at a time."""
 
 MODEL_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
-"""What `generate` hands over for a text prompt."""
+"""The inputs that `generate` hands over for a text prompt."""
 
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 

@@ -25,8 +25,8 @@ class Settings:
     """
 
     when_unsupported: WhenUnsupported = "refuse"
-    """What to do with a configuration that the plugin does not serve: "refuse" it at start-up, or leave the drafting
-    to vLLM ("vllm") and log why."""
+    """The answer to a configuration that the plugin does not serve: "refuse" it at start-up, or leave the drafting to
+    vLLM ("vllm") and log why."""
     capture_sizes: Sequence[int] | None = None
     """Numbers of requests to capture; by default a ladder up to vLLM's max_num_seqs. A larger batch goes to vLLM."""
     log_every: int = 10_000

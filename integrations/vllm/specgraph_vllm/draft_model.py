@@ -67,7 +67,7 @@ class DraftCache:
     """The drafter's part of vLLM's KV cache."""
 
     caches: tuple[KVCache, ...]
-    """Of each attention layer: strided views of vLLM's tensors."""
+    """The KV cache of each attention layer: strided views of vLLM's tensors."""
     block_size: int
     """Tokens per entry of the block tables."""
     group: int

@@ -17,7 +17,7 @@ DRAFT_MODEL = "standalone_ar.speculator", "StandaloneARSpeculator"
 
 @dataclass(frozen=True, slots=True)
 class Shim:
-    """What differs between the releases of vLLM that are served."""
+    """The differences between the releases of vLLM that are served."""
 
     release: str
     """Its first two numbers."""
@@ -28,7 +28,7 @@ class Shim:
     block_sizes: str
     """The attribute of `BlockTables` with the tokens per entry, by KV cache group."""
     speculators: Mapping[str, tuple[str, str]]
-    """By speculative method, the module in `SPECULATORS` and the class that `init_speculator` takes."""
+    """Speculative method -> the module in `SPECULATORS`, and the class that `init_speculator` takes."""
 
 
 _DUMMY = ("dummy_run", "skip_attn_for_dummy_run", "mm_inputs", "is_profile")

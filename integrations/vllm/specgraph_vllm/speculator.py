@@ -159,7 +159,7 @@ class Speculator(_Stock):
 
     @contextmanager
     def _refusals(self) -> Generator[None]:
-        """What is not supported ends the start-up, or leaves drafting to vLLM, as the settings say."""
+        """End the start-up where something is not supported, or leave drafting to vLLM, as the settings say."""
         try:
             yield
         except SpecgraphError as error:

@@ -24,12 +24,12 @@ def autoload() -> None:
 
 
 def is_available() -> bool:
-    """Whether there is at least one device."""
+    """Return True if there is a device."""
     return device_count() > 0
 
 
 def device_count() -> int:
-    """How many devices there are: the environment variable ASYNCCPU_DEVICES, or 2."""
+    """Return the number of devices: the environment variable ASYNCCPU_DEVICES, or 2."""
     return torch.ops.asynccpu.device_count()
 
 
@@ -51,7 +51,7 @@ def _is_in_bad_fork() -> bool:
 
 
 def get_device_name(device: int = 0) -> str:
-    """What the device is, in words; the same for all of them."""
+    """Return the name of every device."""
     return "threads of the CPU (asynccpu)"
 
 

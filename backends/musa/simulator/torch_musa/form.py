@@ -1,4 +1,4 @@
-"""What the simulator runs on: specgraph's recorded graphs on the CPU, one device, whose tensors are CPU tensors."""
+"""The simulator runs on specgraph's recorded graphs on the CPU: one device, whose tensors are CPU tensors."""
 
 import os
 from contextlib import contextmanager
@@ -267,7 +267,7 @@ class Capture:
 
     @property
     def is_pointed_to(self):
-        """Whether an allocator records to the pool on behalf of this capture."""
+        """Return True if an allocator records to the pool for this capture."""
         return simulated.machine.release != "2.7.1" and self._is_recorded
 
     _is_recorded = False

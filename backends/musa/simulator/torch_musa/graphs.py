@@ -19,7 +19,7 @@ __all__ = ["MUSAGraph", "graph", "graph_pool_handle", "is_current_stream_capturi
 
 @dataclass
 class Captures:
-    """What the runtime counts: the capture under way and the graphs that are instantiated."""
+    """The runtime's counts: the capture under way, and the graphs that are instantiated."""
 
     current: "MUSAGraph | None" = None
     instantiated: int = 0

@@ -87,7 +87,7 @@ class StreamContext:
             self._entered = None
 
     def abandon(self):
-        """What happens when the context is never exited: the stream stays the current one."""
+        """Leave the context without exiting it: the stream stays the current one."""
         form.leave_stream(self._entered, back=False)
         self._entered = None
 
