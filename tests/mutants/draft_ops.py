@@ -262,13 +262,13 @@ def fused_noise_shared(real: Any, x: Any, head: Any, drafts: Any, draws: ops.Dra
     return real(x, head, drafts, draws)
 
 
-@mutant("noise-of-another-position", "ops.draft_sampling:sample_rows")
+@mutant("gumbel-seed-position-before", "ops.draft_sampling:sample_rows")
 def noise_of_the_row(real: Any, logits: Tensor, rows: int, draws: ops.Draws) -> tuple[Tensor, Tensor]:
     """A draft token takes the noise of the position before its own."""
     return real(logits, rows, draws._replace(positions=draws.positions - 1))
 
 
-@mutant("noise-of-another-position-constant")
+@mutant("noise-of-another-position")
 def noise_of_another_hash(patch: pytest.MonkeyPatch) -> None:
     """One constant of the noise's hash is off by two, so that this device draws other tokens than others."""
     patch.setattr(specgraph.ops.noise, "_GOLDEN", specgraph.ops.noise._GOLDEN + 2)

@@ -85,9 +85,10 @@ def draft_greedy(run: Run, g: torch.Generator, kind: tuple[int | None, bool]) ->
 @TABLE.row(
     "draft-gumbel",
     "At each request's own temperature a draft token is the one that the noise of its request's seed and its own "
-    "absolute position picks, and the distribution written is softmax(logits / temperature).",
+    "absolute position picks, the same on every device, and the distribution written is softmax(logits / temperature).",
     hazard="gumbel-seed-position",
-    cause="draft_from_logits: the position that the noise is taken at, or a temperature applied after it",
+    cause="draft_from_logits: the position that the noise is taken at, its purpose, its hash in 64-bit arithmetic, or "
+    "a temperature applied after it",
     kind=["step"],
 )
 @TABLE.row(
@@ -105,14 +106,6 @@ def draft_greedy(run: Run, g: torch.Generator, kind: tuple[int | None, bool]) ->
     hazard="fused-sampling",
     cause="draft_from_hidden: the norm or the temperature left out, one request's noise for all, or rows past a tile",
     kind=["head"],
-)
-@TABLE.row(
-    "noise-of-the-position",
-    "A sampled token is the one that the noise of its request's seed and its own absolute position picks, the same on "
-    "every device.",
-    hazard="noise-of-another-position",
-    cause="the position that this op takes its noise at, the purpose of the noise, or the hash in 64-bit arithmetic",
-    kind=["step"],
 )
 def sampled(run: Run, g: torch.Generator, kind: str) -> None:
     if kind == "head":
