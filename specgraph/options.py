@@ -13,13 +13,29 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from specgraph.errors import ConfigError
+from specgraph.validation import (
+    MOST_POSITIONS,
+    Count,
+    Positive,
+    Range,
+    Requests,
+    Share,
+    Tokens,
+    checked,
+    checked_fields,
+    shown,
+)
 
 if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
+
+    DType = torch.dtype | str | None
+else:
+    DType = object  # `dtype_named` checks it, once torch is loaded
 
 LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged", "round"]
 PrefillChoice = Literal["auto", "eager", "piecewise", "full"]
@@ -27,6 +43,12 @@ Fallback = Literal["error", "eager"]
 KVCacheDtype = Literal["auto", "fp8"]
 Fp8Weights = Literal["dequantise", "keep"]
 DraftSampling = Literal["sampled", "greedy"]
+RoundsAhead = Annotated[int, Range(0, 1)]
+DraftCount = Annotated[int, Range(1, 63)]
+"""K: a verify has K + 1 rows per request, at most `MAX_TREE_LEN` as a tree's."""
+Schedule = Mapping[Requests, Annotated[int, Range(0, 63)] | Literal["tree"]]
+RoundTimes = Mapping[Requests, Mapping[DraftCount, Positive]]
+"""Microseconds of one round (verify of K drafts and propose of K): {padded requests: {K: time}}."""
 
 
 _MODES = {
@@ -110,11 +132,11 @@ def parse_acceptance(text: str) -> float | tuple[float, ...]:
 class RunnerOptions:
     """Options of whatever captures and runs the programs of a model."""
 
-    max_num_requests: int = option(1, "Requests in the largest batch.")
-    capture_sizes: Sequence[int] | None = option(
+    max_num_requests: Requests = option(1, "Requests in the largest batch.")
+    capture_sizes: Sequence[Requests] | None = option(
         None, "Batch sizes to capture, comma-separated. Default: a ladder up to max_num_requests.", parse=_integers
     )
-    prefill_sizes: Sequence[int] | None = option(
+    prefill_sizes: Sequence[Tokens] | None = option(
         None, "Rows of the prefill passes to capture, comma-separated. Default: a ladder up to 512.", parse=_integers
     )
     decode: LoweringChoice = option(
@@ -141,12 +163,12 @@ class RunnerOptions:
 class DraftOptions(RunnerOptions):
     """Options of a drafter."""
 
-    k_candidates: Sequence[int] | None = option(
+    k_candidates: Sequence[DraftCount] | None = option(
         None, "With -k auto: K to choose from, comma-separated. Default: 1,2,3,5.", parse=_integers
     )
     """Each of these K of a `DraftConfig`, ascending, is captured at every size, and `Drafter.propose` is told which to
     draft; num_speculative_tokens is the largest of them."""
-    draft_schedule: Mapping[int, int | Literal["tree"]] | None = option(
+    draft_schedule: Schedule | None = option(
         None,
         "K by batch size: 4:5,16:3 drafts 5 tokens for up to 4 requests, 3 for up to 16. 4:tree,16:3 drafts trees, "
         "of the three --speculative options, for up to 4.",
@@ -171,23 +193,23 @@ class DraftOptions(RunnerOptions):
 class DecoderOptions(DraftOptions):
     """Options of a target with its drafter."""
 
-    num_blocks: int | None = option(
+    num_blocks: Annotated[int, Range(2, (1 << 31) - 1)] | None = option(
         None, "KV blocks of each cache, one of them the null block. Default: what the batch needs and memory allows."
     )
     kv_cache_dtype: KVCacheDtype = option(
         "auto", "KV caches: auto (the model's dtype) or fp8 (e4m3, half the memory of bfloat16; not lossless)."
     )
     """Scales of the target's layers are in its weights (`load_target`)."""
-    rounds_ahead: int = option(1, "Rounds launched before the last one's tokens are read, 0 or 1.")
+    rounds_ahead: RoundsAhead = option(1, "Rounds launched before the last one's tokens are read, 0 or 1.")
     """Attention with host parameters takes 0, because it needs the accepted counts."""
-    synthetic_acceptance: float | Sequence[float] | None = option(
+    synthetic_acceptance: Share | Sequence[Share] | None = option(
         None,
         "For speed tests; the text is not the target's then: accept drafts by chance, one rate or a share per place.",
         parse=parse_acceptance,
     )
     """A number is the chance that a draft token is accepted when all before it are; a list gives, for each of the K
     positions, the share of drafts accepted there."""
-    round_times: Mapping[int, Mapping[int, float]] | None = option(
+    round_times: RoundTimes | None = option(
         None,
         "With -k auto: a JSON file with the times to choose by, {requests: {K: microseconds}}, or a report of explain. "
         "Default: measured.",
@@ -199,42 +221,47 @@ class DecoderOptions(DraftOptions):
     """It is under the target's own distribution, before all parameters."""
 
 
+@checked_fields
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(DecoderOptions):
     """Options of loading, capturing and running a pair. Each field is a keyword argument of `load_generator`.
 
-    Values are checked where they are used, before any device work.
+    Raises:
+        ConfigError: an option has no such value; those that contradict each other are refused where they are used,
+            before any device work.
     """
 
-    num_speculative_tokens: int | Literal["auto"] = option(
+    num_speculative_tokens: DraftCount | Literal["auto"] = option(
         5,
         "Draft tokens per propose, K; auto follows acceptance.",
         "-k",
         "--num-speculative-tokens",
         parse=_tokens,
     )
-    num_modules: int | None = option(None, "MTP modules to use; 1 reuses the first at every step. Default: all.")
-    speculative_num_steps: int | None = option(
+    num_modules: Count | None = option(None, "MTP modules to use; 1 reuses the first at every step. Default: all.")
+    speculative_num_steps: Count | None = option(
         None,
         "Draft trees instead of chains: steps, the depth of the tree. Give all three --speculative options; with "
         "--draft-schedule, trees are for the batches that it says.",
     )
-    speculative_eagle_topk: int | None = option(
+    speculative_eagle_topk: Count | None = option(
         None, "Draft trees: tokens that follow each node, and nodes that each step expands."
     )
-    speculative_num_draft_tokens: int | None = option(
+    speculative_num_draft_tokens: Count | None = option(
         None, "Draft trees: rows per request in a verify, the last token and the best nodes of the tree."
     )
-    max_model_len: int | None = option(
+    max_model_len: Annotated[int, Range(2, MOST_POSITIONS)] | None = option(
         None, "Tokens of the longest request, prompt and output together. Default: the target's maximum."
     )
-    block_size: int | None = option(None, "Tokens per KV block. Default: what the attention prefers.")
-    kv_memory: float | None = option(None, "GiB for all KV caches together. Default: by --memory-fraction.")
-    memory_fraction: float = option(0.9, "Share of the memory free after loading that the KV caches may take.")
+    block_size: Tokens | None = option(None, "Tokens per KV block. Default: what the attention prefers.")
+    kv_memory: Positive | None = option(None, "GiB for all KV caches together. Default: by --memory-fraction.")
+    memory_fraction: Annotated[float, Range(1e-9, 1)] = option(
+        0.9, "Share of the memory free after loading that the KV caches may take."
+    )
     attention: str = option(
         "auto", "Where attention reads sequence lengths from (device or host), or a backend's own attention by name."
     )
-    dtype: torch.dtype | str | None = option(
+    dtype: DType = option(
         None,
         "Of weights and activations: float32, float16 or bfloat16. Default: float32 on cpu, else the target's.",
         parse=str,
@@ -242,42 +269,41 @@ class EngineOptions(DecoderOptions):
     fp8_weights: Fp8Weights = option(
         "dequantise", "Matrices stored as FP8: dequantise them at load, or keep them: half the memory of bfloat16."
     )
-    tensor_parallel: int = option(1, "Ranks that split the target's and the drafter's matrices; start with torchrun.")
-    draft_tensor_parallel: int | None = option(
+    tensor_parallel: Count = option(1, "Ranks that split the target's and the drafter's matrices; start with torchrun.")
+    draft_tensor_parallel: Count | None = option(
         None, "Ranks that split the drafter: as the target's by default, or 1 for a whole drafter on every rank."
     )
-    data_parallel: int = option(
+    data_parallel: Count = option(
         1, "Groups of ranks with requests of their own that share the experts; with --enable-expert-parallel."
     )
     enable_expert_parallel: bool = option(
         False, "Deal the experts of a mixture out to the ranks, whole, instead of splitting each like other matrices."
     )
-    rank_timeout: float = option(600.0, "Seconds that a rank waits for another before all end with an error.")
+    rank_timeout: Positive = option(600.0, "Seconds that a rank waits for another before all end with an error.")
 
 
-def check_num_sequences(n: int, temperature: float) -> None:
+@checked
+def check_num_sequences(n: Requests, temperature: float) -> None:
     """Refuse a number of sequences that a prompt cannot have.
 
     Raises:
         ConfigError: n is less than 1, or more than 1 at temperature 0.
     """
-    if n < 1:
-        raise ConfigError(f"n must be at least 1, got {n}")
     if n > 1 and temperature == 0:
         raise ConfigError(f"n {n} needs a temperature above 0: greedy sequences of one prompt are all the same")
 
 
-def dtype_named(dtype: torch.dtype | str | None) -> torch.dtype | None:
+def dtype_named(dtype: DType) -> torch.dtype | None:
     """Return the torch dtype of that name; a dtype and None pass through.
 
     Raises:
         ConfigError: no such name, or not a floating-point type that models run in.
     """
-    if dtype is None or not isinstance(dtype, str):
-        return dtype
     import torch
 
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1):
+        return dtype
     known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    if dtype not in known:
-        raise ConfigError(f"unknown dtype '{dtype}'; there are {', '.join(known)}")
+    if not isinstance(dtype, str) or dtype not in known:
+        raise ConfigError(f"unknown dtype {shown(dtype)}; there are {', '.join(known)}")
     return known[dtype]

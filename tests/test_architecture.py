@@ -21,18 +21,20 @@ WRITTEN = [
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "options": {"errors"},
-    "parallel": {"errors"},
-    "ops": {"parallel", "errors"},
-    "device": {"errors"},
-    "attention": {"device", "ops", "errors"},
-    "capture": {"options", "device", "attention", "ops", "errors"},
-    "models": {"attention", "capture", "device", "ops", "parallel", "errors"},
-    "checkpoints": {"models", "parallel", "errors"},
-    "draft": {"options", "capture", "device", "attention", "ops", "models", "errors"},
+    "validation": {"errors"},
+    "options": {"validation", "errors"},
+    "parallel": {"validation", "errors"},
+    "ops": {"parallel", "validation", "errors"},
+    "device": {"validation", "errors"},
+    "attention": {"device", "ops", "validation", "errors"},
+    "capture": {"options", "device", "attention", "ops", "validation", "errors"},
+    "models": {"attention", "capture", "device", "ops", "parallel", "validation", "errors"},
+    "checkpoints": {"models", "parallel", "validation", "errors"},
+    "draft": {"options", "capture", "device", "attention", "ops", "models", "validation", "errors"},
     "plugin": {"draft", "device", "attention", "models"},
     "engine": {
-        "options", "parallel", "draft", "capture", "device", "attention", "ops", "models", "checkpoints", "errors",
+        "options", "parallel", "draft", "capture", "device", "attention", "ops", "models", "checkpoints", "validation",
+        "errors",
     },
 }  # fmt: skip
 """Rooms from the bottom to the top, and what each may import besides itself: only rooms that are listed before it, so

@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
-from typing import get_args
+from typing import Annotated
 
 from specgraph.capture.dispatch import capture_sizes, prefill_sizes
 from specgraph.errors import ConfigError
-from specgraph.options import Fallback, LoweringChoice, PrefillChoice, RunnerOptions
+from specgraph.options import RunnerOptions
+from specgraph.validation import MOST_POSITIONS, Range, Tokens, checked_fields
 
 
-def check_count(name: str, value: object, least: int) -> None:
-    """Refuse what is no integer, True and False too, and integers below `least`.
-
-    Raises:
-        ConfigError: naming the field and its value.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ConfigError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
-    if value < least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}")
-
-
-def check_choice(name: str, value: object, choices: object) -> None:
-    """Refuse what is none of the values of a Literal.
-
-    Raises:
-        ConfigError: naming the field, its value and those that there are.
-    """
-    if value not in get_args(choices):
-        raise ConfigError(f"unknown {name} '{value}'; there are {', '.join(get_args(choices))}")
-
-
+@checked_fields
 @dataclass(frozen=True, kw_only=True)
 class RunnerConfig(RunnerOptions):
     """Limits of one runner, and which passes it runs from graphs.
@@ -41,17 +20,12 @@ class RunnerConfig(RunnerOptions):
         ConfigError: a number is out of range, or an option has no such value.
     """
 
-    max_model_len: int
+    max_model_len: Annotated[int, Range(2, MOST_POSITIONS)]
     """Tokens of the longest request, prompt included."""
-    block_size: int = 16
+    block_size: Tokens = 16
     """Tokens per KV block."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_num_requests", 1), ("max_model_len", 2), ("block_size", 1)):
-            check_count(name, getattr(self, name), least)
-        check_choice("decode", self.decode, LoweringChoice)
-        check_choice("prefill", self.prefill, PrefillChoice)
-        check_choice("fallback", self.fallback, Fallback)
         prefill_sizes(self.max_model_len, self.prefill_sizes)
         sizes = capture_sizes(self.max_num_requests, self.capture_sizes)
         if self.fallback == "error" and self.decode != "eager" and sizes[-1] < self.max_num_requests:

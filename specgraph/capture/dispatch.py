@@ -102,8 +102,6 @@ def capture_sizes(max_num_requests: int, asked: Sequence[int] | None = None) -> 
     Raises:
         ConfigError: a named size is not in 1..max_num_requests, or is named twice.
     """
-    if max_num_requests < 1:
-        raise ConfigError(f"max_num_requests must be at least 1, got {max_num_requests}")
     if asked is None:
         ladder = [1, 2, 4, *range(8, 65, 8), *range(80, max_num_requests, 16)]
         return (*(size for size in ladder if size < max_num_requests), max_num_requests)

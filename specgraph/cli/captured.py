@@ -14,8 +14,9 @@ from specgraph.capture.attend import PassMode
 from specgraph.device import Capabilities, LoweringName
 from specgraph.draft import DraftConfig
 from specgraph.engine import SpeculativeDecoder
-from specgraph.engine.adaptive_k import RoundTimes, best_k
+from specgraph.engine.adaptive_k import best_k
 from specgraph.errors import UnsupportedError
+from specgraph.options import RoundTimes
 
 
 def describe(decoder: SpeculativeDecoder, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection
 from dataclasses import Field, fields
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-import specgraph.options
 from specgraph.errors import ConfigError
 from specgraph.options import EngineOptions
 
@@ -49,6 +48,7 @@ def with_options(
     """
     offered = [each for each in fields(of) if "help" in each.metadata and each.name not in without]
     taken = [each for each in offered if not only or each.name in only]
+    kinds = get_type_hints(of)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -57,7 +57,7 @@ def with_options(
             values = {each.name: _parsed(each, given.pop(each.name)) for each in taken}
             command(**given, **{place: of(**values, **old)})
 
-        added = [_parameter(each, defaults.get(each.name, each.default), panel) for each in taken]
+        added = [_parameter(each, kinds[each.name], defaults.get(each.name, each.default), panel) for each in taken]
         added += [_shown(name, str | None, None, typer.Option(hidden=True)) for name in former]
         shown: list[inspect.Parameter] = []
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
@@ -88,8 +88,8 @@ def parse_numbers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def _parameter(each: Field[Any], default: Any, panel: str) -> inspect.Parameter:
-    kind = str | None if each.metadata["parse"] else eval(str(each.type), dict(vars(specgraph.options)))
+def _parameter(each: Field[Any], kind: Any, default: Any, panel: str) -> inspect.Parameter:
+    kind = str | None if each.metadata["parse"] else kind
     option = typer.Option(
         *each.metadata["flags"], help=each.metadata["help"], case_sensitive=False, rich_help_panel=panel
     )

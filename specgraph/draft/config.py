@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from specgraph.attention import MAX_TREE_LEN
 from specgraph.capture import RunnerConfig
-from specgraph.capture.config import check_choice, check_count
 from specgraph.errors import ConfigError
-from specgraph.options import DraftOptions, DraftSampling
+from specgraph.options import DraftCount, DraftOptions, Schedule
+from specgraph.validation import Count, checked_fields
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftTree:
     """The shape of the trees that are drafted, in SGLang's terms; see docs/adr/0007-draft-trees.md.
@@ -21,18 +22,16 @@ class DraftTree:
         ConfigError: a number is out of range.
     """
 
-    num_steps: int
+    num_steps: Count
     """S: draft steps, the depth of the deepest node (speculative_num_steps)."""
-    top_k: int
+    top_k: Count
     """k: tokens that follow each expanded node, and nodes that each later step expands (speculative_eagle_topk)."""
-    num_draft_tokens: int
+    num_draft_tokens: Count
     """N: rows per request in a verify, the request's last token and N - 1 nodes (speculative_num_draft_tokens)."""
 
     def __post_init__(self) -> None:
         s, k, n = self.num_steps, self.top_k, self.num_draft_tokens
         asked = f"speculative_num_steps {s}, speculative_eagle_topk {k}, speculative_num_draft_tokens {n}"
-        if s < 1 or k < 1:
-            raise ConfigError(f"{asked}: a tree needs at least 1 step and top-k 1")
         if not s + 1 <= n <= self.num_candidates + 1:
             raise ConfigError(
                 f"{asked}: speculative_num_draft_tokens counts the last token and the nodes of the tree, so it is "
@@ -81,6 +80,7 @@ class DraftShape(NamedTuple):
         return f"tree of {self.num_speculative_tokens} steps" if self.tree else str(self.num_speculative_tokens)
 
 
+@checked_fields
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig(RunnerConfig, DraftOptions):
     """Limits and choices of one drafter.
@@ -89,7 +89,7 @@ class DraftConfig(RunnerConfig, DraftOptions):
         ConfigError: a number is out of range, or an option has no such value.
     """
 
-    num_speculative_tokens: int
+    num_speculative_tokens: DraftCount
     """K, draft tokens per propose; with a schedule the largest K or tree depth."""
     tree: DraftTree | None = None
     """Draft trees of this shape instead of chains: in every batch, num_speculative_tokens being its num_steps, or in
@@ -103,11 +103,9 @@ class DraftConfig(RunnerConfig, DraftOptions):
 
     def __post_init__(self) -> None:
         RunnerConfig.__post_init__(self)
-        check_choice("draft_sampling", self.draft_sampling, DraftSampling)
         if self.decode == "round" and type(self) is DraftConfig:
             raise ConfigError("decode 'round' launches a verify with the propose, and a drafter alone has no verify")
         k = self.num_speculative_tokens
-        check_count("num_speculative_tokens", k, 1)
         if k >= self.max_model_len:
             raise ConfigError(f"num_speculative_tokens is {k}, and max_model_len only {self.max_model_len}")
         if self.k_candidates is not None:
@@ -120,7 +118,7 @@ class DraftConfig(RunnerConfig, DraftOptions):
     def _check_candidates(self, candidates: Sequence[int]) -> None:
         if self.draft_schedule is not None or self.tree is not None:
             raise ConfigError("k_candidates choose K by acceptance: leave out draft_schedule and draft trees")
-        if not candidates or list(candidates) != sorted(set(candidates)) or candidates[0] < 1:
+        if not candidates or list(candidates) != sorted(set(candidates)):
             raise ConfigError(f"k_candidates {list(candidates)}: give ascending K of at least 1, such as 1,2,3,5")
         if candidates[-1] != self.num_speculative_tokens:
             raise ConfigError(
@@ -128,13 +126,12 @@ class DraftConfig(RunnerConfig, DraftOptions):
                 f"{self.num_speculative_tokens}"
             )
 
-    def _check_schedule(self, schedule: Mapping[int, int | Literal["tree"]]) -> None:
+    def _check_schedule(self, schedule: Schedule) -> None:
         k = self.num_speculative_tokens
         for limit, drafts in schedule.items():
-            if limit < 1 or (drafts != "tree" and not 0 <= drafts <= k):
+            if drafts != "tree" and drafts > k:
                 raise ConfigError(
-                    f"draft_schedule {{{limit}: {drafts}}}: batches have at least 1 request, and K is 0 to "
-                    f"num_speculative_tokens = {k}, or 'tree'"
+                    f"draft_schedule {{{limit}: {drafts}}}: K is 0 to num_speculative_tokens = {k}, or 'tree'"
                 )
         if ("tree" in schedule.values()) != (self.tree is not None):
             missing = "names no 'tree'" if self.tree is not None else "has 'tree', and the shape of the tree is missing"

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
 from specgraph.capture import ModelRunner
-from specgraph.engine.adaptive_k import RoundTimes
 from specgraph.engine.config import EngineConfig
 from specgraph.errors import RankError, UnsupportedError
+from specgraph.options import RoundTimes
 from specgraph.parallel import Ranks
 
 

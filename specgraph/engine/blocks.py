@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 
@@ -76,13 +75,7 @@ def size_cache(
 
 
 def cache_dtype(kv_cache_dtype: KVCacheDtype, model: torch.dtype) -> torch.dtype:
-    """Return the dtype of the KV caches of a model.
-
-    Raises:
-        ConfigError: there is no such choice.
-    """
-    if kv_cache_dtype not in get_args(KVCacheDtype):
-        raise ConfigError(f"unknown kv_cache_dtype '{kv_cache_dtype}'; there are {', '.join(get_args(KVCacheDtype))}")
+    """Return the dtype of the KV caches of a model."""
     return torch.float8_e4m3fn if kv_cache_dtype == "fp8" else model
 
 
@@ -95,16 +88,17 @@ class BlockAllocator:
     """Allocates KV blocks by number. Block 0 is the null block and is never allocated."""
 
     def __init__(self, num_blocks: int) -> None:
-        if num_blocks < 2:
-            raise ConfigError(f"a KV cache needs at least 2 blocks (one is the null block), got {num_blocks}")
         self.num_blocks = num_blocks
-        self._free = [block for block in range(num_blocks - 1, -1, -1) if block != NULL_BLOCK]
+        self._fresh = NULL_BLOCK + 1
+        """The first block that was never handed out; no list of the others is made."""
+        self._free: list[int] = []
+        """Blocks that were given back."""
         self._owned: set[int] = set()
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now."""
-        return len(self._free)
+        return len(self._free) + self.num_blocks - self._fresh
 
     @property
     def capacity(self) -> int:
@@ -117,9 +111,12 @@ class BlockAllocator:
         Raises:
             CapacityError: fewer are free; none was taken.
         """
-        if count > len(self._free):
-            raise CapacityError(f"{count} KV blocks were asked for, {len(self._free)} of {self.capacity} are free")
-        blocks = [self._free.pop() for _ in range(count)]
+        if count > self.num_free:
+            raise CapacityError(f"{count} KV blocks were asked for, {self.num_free} of {self.capacity} are free")
+        blocks = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        fresh = range(self._fresh, self._fresh + count - len(blocks))
+        self._fresh = fresh.stop
+        blocks += fresh
         self._owned.update(blocks)
         return blocks
 

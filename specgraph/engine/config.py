@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specgraph.capture.config import check_count
 from specgraph.draft import DraftConfig
 from specgraph.engine.adaptive_k import check_times
 from specgraph.errors import ConfigError
 from specgraph.options import DecoderOptions
+from specgraph.validation import Share, Tokens, checked_fields
 
 
+@checked_fields
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(DraftConfig, DecoderOptions):
     """Limits and choices of a target with its drafter. Without num_blocks there are enough for the largest batch.
@@ -21,9 +22,9 @@ class EngineConfig(DraftConfig, DecoderOptions):
         ConfigError: a number is out of range, or an option has no such value.
     """
 
-    prefill_chunk: int | None = None
+    prefill_chunk: Tokens | None = None
     """Prompt tokens per prefill pass, at most; by default the largest prefill size."""
-    synthetic_tree_acceptance: float | Sequence[float] | None = None
+    synthetic_tree_acceptance: Share | Sequence[Share] | None = None
     """A share per depth for draft trees, as synthetic_acceptance; by default that of chains."""
 
     def __post_init__(self) -> None:
@@ -36,10 +37,6 @@ class EngineConfig(DraftConfig, DecoderOptions):
                 )
         if self.round_times is not None:
             check_times(self.round_times, self.sizes, self.k_candidates)
-        if self.prefill_chunk is not None:
-            check_count("prefill_chunk", self.prefill_chunk, 1)
-        if self.rounds_ahead not in (0, 1):
-            raise ConfigError(f"rounds_ahead must be 0 or 1, got {self.rounds_ahead}")
         if self.synthetic_acceptance is not None:
             acceptance_chances(self.synthetic_acceptance, self.num_speculative_tokens)
         if self.synthetic_tree_acceptance is not None:
@@ -55,19 +52,14 @@ def acceptance_chances(synthetic: float | Sequence[float], num_speculative_token
         synthetic: as `EngineConfig.synthetic_acceptance`.
 
     Raises:
-        ConfigError: a number is not in 0..1, there is not one per position, or they rise: a token is accepted only
-            where those before it are.
+        ConfigError: there is not one per position, or they rise: a token is accepted only where those before it are.
     """
     k = num_speculative_tokens
     if isinstance(synthetic, int | float):
-        if not 0 <= synthetic <= 1:
-            raise ConfigError(f"synthetic_acceptance {synthetic} is not in 0..1")
         return (float(synthetic),) * k
     shares = [1.0, *synthetic]
-    if len(shares) != k + 1 or any(not 0 <= share <= 1 for share in shares):
-        raise ConfigError(
-            f"synthetic_acceptance {list(synthetic)}: give {k} shares (one per draft token), each in 0..1"
-        )
+    if len(shares) != k + 1:
+        raise ConfigError(f"synthetic_acceptance {list(synthetic)}: give {k} shares, one per draft token")
     if any(after > before for before, after in pairwise(shares)):
         raise ConfigError(
             f"synthetic_acceptance {list(synthetic)} rises; a draft token is accepted only where all before it are"

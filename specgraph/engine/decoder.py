@@ -10,7 +10,7 @@ from dataclasses import replace
 from specgraph.attention import AttentionBackend, PagedAttention
 from specgraph.capture import report_captures
 from specgraph.device import Platform
-from specgraph.engine.adaptive_k import AdaptiveK, RoundTimes
+from specgraph.engine.adaptive_k import AdaptiveK
 from specgraph.engine.admission import admissible, blocks_needed, check_request
 from specgraph.engine.agreement import agree, check_sharing, compare_captures, same_times
 from specgraph.engine.blocks import BlockAllocator
@@ -22,6 +22,7 @@ from specgraph.engine.round_times import measure_round_times
 from specgraph.engine.rounds import Rounds
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
+from specgraph.options import RoundTimes
 from specgraph.parallel import ParallelLayout
 
 

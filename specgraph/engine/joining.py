@@ -9,7 +9,7 @@ from specgraph.attention import NULL_BLOCK
 from specgraph.capture import write
 from specgraph.draft import Drafter, RoundBuffers, SamplingBuffers
 from specgraph.engine.config import EngineConfig
-from specgraph.engine.request import PARAMETER_RANGES, Request, Running
+from specgraph.engine.request import NUMBERS, Request, Running
 from specgraph.engine.target import TargetRunner, first_token
 
 
@@ -94,7 +94,7 @@ def _write_row(memory: RoundBuffers, config: EngineConfig, state: Running) -> No
 
 def _write_sampling(row: SamplingBuffers, request: Request) -> None:
     """Write a request's sampling parameters and the tokens of its prompt into its row."""
-    for name, _, _ in PARAMETER_RANGES:
+    for name in NUMBERS:
         write(getattr(row, name), [getattr(request, name)])
     bias, in_prompt = torch.zeros(row.bias.shape), torch.zeros(row.in_prompt.shape, dtype=torch.bool)
     if request.logit_bias:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +23,7 @@ from specgraph.engine.config import EngineConfig
 from specgraph.engine.decoder import SpeculativeDecoder
 from specgraph.engine.text import TextGenerator
 from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
-from specgraph.options import EngineOptions, Fp8Weights, dtype_named
+from specgraph.options import EngineOptions, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout, leave_on_error
 
 if TYPE_CHECKING:
@@ -103,9 +103,7 @@ def join(platform: Platform, options: EngineOptions, also: Mapping[str, object])
         RankError: an option differs between ranks, or a process did not come in time.
     """
     size, draft = options.tensor_parallel, options.draft_tensor_parallel
-    if options.data_parallel < 1:
-        raise ConfigError(f"data_parallel must be at least 1, got {options.data_parallel}")
-    if size < 1 or draft not in (None, 1, size):
+    if draft not in (None, 1, size):
         raise ConfigError(
             f"tensor_parallel {size}, draft_tensor_parallel {draft}: the target is split over 1 or more ranks, the "
             "drafter over as many or over 1"
@@ -156,15 +154,9 @@ def load_models(
             and the device has none.
     """
     k = engine_config(options, options.max_model_len or MOST_POSITIONS).num_speculative_tokens
-    if not 0 < options.memory_fraction <= 1:
-        raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {options.memory_fraction}")
-    if options.kv_memory is not None and not 0 < options.kv_memory < float("inf"):
-        raise ConfigError(f"kv_memory must be a number of GiB above 0, got {options.kv_memory}")
     dtype, length, tree = dtype_named(options.dtype), options.max_model_len, draft_tree(options)
     if dtype is None and platform.device.type == "cpu":
         dtype = torch.float32  # half precision is slower than float32 on most CPUs
-    if options.fp8_weights not in get_args(Fp8Weights):
-        raise ConfigError(f"unknown fp8_weights '{options.fp8_weights}'; there are {', '.join(get_args(Fp8Weights))}")
     keep_fp8 = options.fp8_weights == "keep"
     if (keep_fp8 or options.kv_cache_dtype == "fp8") and not (support := platform.capabilities.float8):
         asked = "--fp8-weights keep" if keep_fp8 else "--kv-cache-dtype fp8"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Integral
-from typing import Literal
+from typing import Annotated, Literal
 
 from specgraph.errors import ConfigError
+from specgraph.validation import Count, Range, Share, checked_fields
 
 FinishReason = Literal["stop", "length", "refused", "cancelled"]
 
@@ -16,15 +16,10 @@ MIN_TEMPERATURE = 1e-5
 """Below it logits / temperature may leave float32, and the distribution is one-hot anyway."""
 
 
-PARAMETER_RANGES = (
-    ("top_k", 0, 1 << 31),
-    ("top_p", 1e-6, 1.0),
-    ("min_p", 0.0, 1.0),
-    ("repetition_penalty", 1e-3, 1e3),
-    ("presence_penalty", -1e3, 1e3),
-    ("frequency_penalty", -1e3, 1e3),
-)
-"""Sampling parameters of a request with the least and the largest value that each may have."""
+NUMBERS = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+"""Sampling parameters of a request besides temperature, seed and logit_bias."""
+
+Penalty = Annotated[float, Range(-1e3, 1e3)]
 
 
 UNSUPPORTED: Mapping[str, str] = {
@@ -40,68 +35,52 @@ UNSUPPORTED: Mapping[str, str] = {
 """Parameters of servers that are not supported, and why or what to use."""
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A prompt, and how to go on from it.
 
     Raises:
-        ConfigError: the prompt is empty, or a number is out of range.
+        ConfigError: the prompt is empty, a value is of another type, or a number is out of range.
     """
 
     prompt_token_ids: Sequence[int]
-    max_tokens: int
+    max_tokens: Count
     """The largest number of tokens to generate."""
-    temperature: float = 0.0
+    temperature: Annotated[float, Range(0, 1e6)] = 0.0
     """0 is greedy; sampling needs at least MIN_TEMPERATURE."""
     seed: int = 0
     """Sampling repeats for the same seed, whatever the batch. Fits in 64 bits, signed."""
     stop_token_ids: Sequence[int] = ()
     """Generation ends after one of these. Each fits in 64 bits, signed."""
-    top_k: int = 0
+    top_k: Annotated[int, Range(0, 1 << 31)] = 0
     """Sample from this many most likely tokens; 0 for all. This and what follows needs a decoder with
     `sampling_parameters`; `ops.adjust_logits` says in which order they apply."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Range(1e-6, 1)] = 1.0
     """Sample from the fewest most likely tokens that together have this probability."""
-    min_p: float = 0.0
+    min_p: Share = 0.0
     """Sample from tokens that have at least this share of the largest probability."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Annotated[float, Range(1e-3, 1e3)] = 1.0
     """Divides positive logits, and multiplies negative ones, of tokens of the prompt and the output."""
-    presence_penalty: float = 0.0
+    presence_penalty: Penalty = 0.0
     """Taken off the logits of tokens of the output."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: Penalty = 0.0
     """Taken off the logit of a token for each time that it is in the output."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    logit_bias: Mapping[int, Penalty] = field(default_factory=dict[int, float])
     """Token id -> what is added to its logit."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise ConfigError("the prompt has no tokens")
-        if self.max_tokens < 1:
-            raise ConfigError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if self.temperature != 0 and not MIN_TEMPERATURE <= self.temperature < float("inf"):
+        if 0 < self.temperature < MIN_TEMPERATURE:
             raise ConfigError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {self.temperature}")
-        if not -(2**63) <= self.seed < 2**63:
-            raise ConfigError(f"seed must fit in 64 bits, signed, got {self.seed}")
-        for token in self.stop_token_ids:
-            if not (_is_integer(token) and -(2**63) <= token < 2**63):
-                raise ConfigError(f"stop_token_ids must be integers that fit in 64 bits, signed, got {token!r}")
-        for name, low, high in PARAMETER_RANGES:
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} must be at least {low:g} and at most {high:g}, got {getattr(self, name)}")
-        if not all(-1000 <= bias <= 1000 for bias in self.logit_bias.values()):
-            raise ConfigError("logit_bias must be at least -1000 and at most 1000 for each token")
 
     @property
     def parameters(self) -> dict[str, object]:
         """The parameters besides temperature and seed that are not at their default, by name."""
-        names = [*(name for name, _, _ in PARAMETER_RANGES), "logit_bias"]
         defaults = {each.name: each.default for each in fields(self)}
-        values = {name: getattr(self, name) for name in names}
-        return {name: v for name, v in values.items() if (v if name == "logit_bias" else v != defaults[name])}
-
-
-def _is_integer(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral)
+        given = {name: value for name in NUMBERS if (value := getattr(self, name)) != defaults[name]}
+        return {**given, "logit_bias": self.logit_bias} if self.logit_bias else given
 
 
 @dataclass(slots=True)

@@ -11,11 +11,11 @@ import torch
 from specgraph.attention import NULL_BLOCK
 from specgraph.device import Platform
 from specgraph.draft import Drafter
-from specgraph.engine.adaptive_k import RoundTimes
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.round_program import HostState
 from specgraph.engine.round_steps import RoundSteps
 from specgraph.engine.target import TargetRunner
+from specgraph.options import RoundTimes
 
 CONTEXT = 1024
 """Tokens of context that each request has while rounds are timed; half of max_model_len where that is less, or as much

@@ -16,7 +16,15 @@ import pytest
 import torch
 from command import in_a_process, specgraph
 
-from specgraph import EngineOptions, PlatformError, __version__, load_generator, open_platform, shipped_pair
+from specgraph import (
+    ConfigError,
+    EngineOptions,
+    PlatformError,
+    __version__,
+    load_generator,
+    open_platform,
+    shipped_pair,
+)
 from specgraph.cli.explain import explain
 from specgraph.cli.generate import generate
 from specgraph.cli.options import RANKS
@@ -204,7 +212,7 @@ def test_options_of_the_engine_are_declared_once():
     of_prompts = {"sampled", "sampling_parameters", "logprobs", "max_num_requests"}
     for command, without in ((generate, of_prompts), (explain, {"check_inputs", "debug", *RANKS})):
         assert names - without - {"synthetic_acceptance"} <= set(inspect.signature(command).parameters)
-    with pytest.raises(TypeError, match="num_speculative_token'"):
+    with pytest.raises(ConfigError, match="num_speculative_token'"):
         load_generator(num_speculative_token=3)
 
 

@@ -29,5 +29,5 @@ def test_how_drafts_are_chosen_is_one_of_two():
     limits = {"num_speculative_tokens": 2, "max_num_requests": 1, "max_model_len": 48, "sampled": True}
     assert DraftConfig(**limits).keeps_draft_probs
     assert not DraftConfig(**limits, draft_sampling="greedy").keeps_draft_probs
-    with pytest.raises(ConfigError, match="'argmax'; there are sampled, greedy"):
+    with pytest.raises(ConfigError, match="one of 'sampled', 'greedy', got 'argmax'"):
         DraftConfig(**limits, draft_sampling="argmax")

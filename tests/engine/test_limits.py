@@ -135,8 +135,9 @@ def test_a_wrong_request_is_an_error_before_anything_ran(make_decoder, shadow, r
     ("changes", "says"),
     [
         ({"max_model_len": 129}, "max_model_len 129 exceeds the target's 128"),
-        ({"num_blocks": 0}, "at least 2 blocks"),
-        ({"num_blocks": 1}, "at least 2 blocks"),
+        ({"num_blocks": 0}, "num_blocks must be at least 2"),
+        ({"num_blocks": -4}, "num_blocks must be at least 2"),
+        ({"num_blocks": 1}, "num_blocks must be at least 2"),
         ({"prefill_chunk": 0}, "prefill_chunk"),
         ({"query_len": 2}, "K \\+ 1 = 4"),
         ({"query_len": 0}, "query_len must be at least 1"),
@@ -144,7 +145,7 @@ def test_a_wrong_request_is_an_error_before_anything_ran(make_decoder, shadow, r
         ({"max_num_requests": 0}, "max_num_requests"),
         ({"block_size": 0}, "block_size"),
         ({"decode": "merged", "capture_sizes": [2]}, "fallback"),
-        ({"decode": "fastest"}, "unknown decode 'fastest'"),
+        ({"decode": "fastest"}, "decode must be one of .*, got 'fastest'"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_error(make_decoder, shadow, changes, says):

@@ -45,7 +45,12 @@ def test_requests_do_not_accept_alike_and_lowerings_do():
 
 @pytest.mark.parametrize(
     ("synthetic", "message"),
-    [(1.5, "0..1"), ((0.5, 0.4), "give 4 shares"), ((0.5, 0.6, 0.1, 0.1), "rises"), ((0.5, 0.4, 0.1, -1), "give 4")],
+    [
+        (1.5, "at most 1, got 1.5"),
+        ((0.5, 0.4), "give 4 shares"),
+        ((0.5, 0.6, 0.1, 0.1), "rises"),
+        ((0.5, 0.4, 0.1, -1), r"\[3\] must be at least 0"),
+    ],
 )
 def test_bad_tables(synthetic, message):
     with pytest.raises(ConfigError, match=message):

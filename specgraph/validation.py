@@ -1,0 +1,256 @@
+"""Arguments of public functions and fields of public dataclasses, checked once by their annotations (`checked`), and
+objects that take one call at a time until they are closed (`OneCall`).
+
+Each error is one `ConfigError` of one line: which argument, what it may be, and what was given.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import reprlib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, wraps
+from numbers import Integral, Real
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from specgraph.errors import ConfigError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MOST_ITEMS = 1 << 24
+"""Items of the longest list or mapping: a range may have more than can be looked at."""
+MOST_POSITIONS = 1 << 20
+"""The largest max_model_len: a rotary table of as many rows has half a gigabyte at head_dim 128."""
+MOST_REQUESTS = 1 << 16
+"""The largest batch, and the most sequences of one prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The least and the largest value of a number, written `Annotated[int, Range(1, 8)]`.
+
+    An integer without a range fits in 64 bits, signed, and a float is finite.
+    """
+
+    least: float
+    most: float = (1 << 63) - 1
+
+
+Count = Annotated[int, Range(1)]
+Tokens = Annotated[int, Range(1, MOST_POSITIONS)]
+Requests = Annotated[int, Range(1, MOST_REQUESTS)]
+Share = Annotated[float, Range(0, 1)]
+Positive = Annotated[float, Range(1e-9, 1e9)]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The values that an annotation stands for."""
+
+    what: str
+    """Their name in a message, with its article."""
+    fits: Callable[[Any], bool]
+    """Tells them from values of another type; `take` looks at ranges and items."""
+    take: Callable[[str, Any], Any] = lambda name, value: value
+    """(name, a value that fits) -> the value, where numbers of numpy are Python's; raises ConfigError."""
+    are_plain: Callable[[Sequence[Any]], bool] = lambda values: False
+    """True where all of these values are right as they are: faster than one by one."""
+
+
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """Check every argument of a function, before it runs, by its annotation."""
+    return _checked(function, function, function.__qualname__.removesuffix(".__init__"))
+
+
+def checked_fields(cls: type[T]) -> type[T]:
+    """Check every field of a dataclass by its annotation, before its `__post_init__`."""
+    cls.__init__ = _checked(cls.__init__, cls, cls.__name__)
+    return cls
+
+
+def _checked(function: Callable[P, T], annotated: Any, name: str) -> Callable[P, T]:
+    @cache
+    def known() -> tuple[inspect.Signature, Mapping[str, Kind]]:
+        """At the first call: an import stays fast, and finds modules that import each other."""
+        hints = get_type_hints(annotated, include_extras=True)
+        signature = inspect.signature(function)
+        named = [each.name for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        return signature, {each: kind_of(hints[each]) for each in named if each in hints}
+
+    @wraps(function)
+    def call(*args: P.args, **given: P.kwargs) -> T:
+        signature, kinds = known()
+        try:
+            bound = signature.bind(*args, **given)
+        except TypeError as error:
+            raise ConfigError(f"{name}: {error}") from None
+        for argument, value in bound.arguments.items():
+            if argument in kinds:
+                bound.arguments[argument] = _take(argument, value, kinds[argument])
+        return function(*bound.args, **bound.kwargs)
+
+    return call
+
+
+def _take(name: str, value: Any, kind: Kind) -> Any:
+    if not kind.fits(value):
+        raise ConfigError(f"{name} must be {kind.what}, got {shown(value)}")
+    return kind.take(name, value)
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, short and on one line: numbers and texts with their type, else the type alone."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    kind = type(value).__name__
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"an integer of {value.bit_length()} bits"
+    return f"{reprlib.repr(value)} ({kind})" if isinstance(value, bool | Real | str | bytes) else _article(kind)
+
+
+def _article(name: str) -> str:
+    return "None" if name == "NoneType" else f"a{'n' if name[0] in 'AEIOUaeiou' else ''} {name}"
+
+
+@cache
+def kind_of(annotation: Any) -> Kind:
+    """Return the kind of an annotation: a number, text, Literal, union, sequence, mapping, function or class.
+
+    Of a protocol only None and classes are refused; `draft/head_checks.py` looks at members.
+    """
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _number(args[0], args[1])
+    if origin in (Union, types.UnionType):
+        return _union([kind_of(each) for each in args])
+    if origin is Literal:
+        choices = ", ".join(map(repr, args))
+        return Kind(f"one of {choices}" if len(args) > 1 else choices, lambda v: isinstance(v, str) and v in args)
+    if origin is collections.abc.Sequence:
+        return _sequence(kind_of(args[0]))
+    if origin is collections.abc.Mapping:
+        return _mapping(*map(kind_of, args))
+    if origin is collections.abc.Callable:
+        return Kind("a function", callable)
+    if annotation in (int, float):
+        return _number(annotation, Range(-(1 << 63)) if annotation is int else Range(-1e300, 1e300))
+    if annotation is str:
+        return Kind("a string", lambda v: isinstance(v, str), _text)
+    if annotation is bool:
+        return Kind("True or False", lambda v: isinstance(v, bool))
+    if annotation is types.NoneType:
+        return Kind("None", lambda v: v is None)
+    return _instance(origin or annotation)
+
+
+def _number(of: type[int] | type[float], limits: Range) -> Kind:
+    abstract: Any = Integral if of is int else Real
+
+    def take(name: str, value: Any) -> int | float:
+        if not limits.least <= value <= limits.most:
+            limit = f"at most {limits.most}" if value > limits.most else f"at least {limits.least}"
+            raise ConfigError(f"{name} must be {limit}, got {shown(value)}")
+        return of(value)
+
+    def are_plain(values: Sequence[Any]) -> bool:
+        same = set(map(type, values)) <= {of}
+        return same and (not values or (limits.least <= min(values) and max(values) <= limits.most))
+
+    what = "an integer" if of is int else "a number"
+    return Kind(what, lambda v: isinstance(v, abstract) and not isinstance(v, bool), take, are_plain)
+
+
+def _text(name: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} must be text that UTF-8 can encode, got {shown(value)}") from None
+    return value
+
+
+def _union(kinds: Sequence[Kind]) -> Kind:
+    def take(name: str, value: Any) -> Any:
+        return next(kind for kind in kinds if kind.fits(value)).take(name, value)
+
+    return Kind(" or ".join(kind.what for kind in kinds), lambda v: any(kind.fits(v) for kind in kinds), take)
+
+
+def _sequence(item: Kind) -> Kind:
+    def take(name: str, values: Sequence[Any]) -> Sequence[Any]:
+        _check_length(name, values)
+        if item.are_plain(values):
+            return values
+        return [_take(f"{name}[{place}]", value, item) for place, value in enumerate(values)]
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+    return Kind(f"a list (each item {item.what})", fits, take)
+
+
+def _mapping(key: Kind, item: Kind) -> Kind:
+    def take(name: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        _check_length(name, values)
+        named = ((_take(f"a key of {name}", each, key), value) for each, value in values.items())
+        return {each: _take(f"{name}[{each!r}]", value, item) for each, value in named}
+
+    return Kind(f"a dict ({key.what}: {item.what})", lambda v: isinstance(v, Mapping), take)
+
+
+def _check_length(name: str, values: Sequence[Any] | Mapping[Any, Any]) -> None:
+    try:
+        count = len(values)
+    except OverflowError:
+        count = MOST_ITEMS + 1
+    if count > MOST_ITEMS:
+        raise ConfigError(f"{name} must have at most {MOST_ITEMS} items, got {_article(type(values).__name__)} of more")
+
+
+def _instance(cls: Any) -> Kind:
+    if not isinstance(cls, type) or cls is object:
+        return Kind("anything", lambda v: True)
+    what = _article(cls.__name__)
+    if getattr(cls, "_is_protocol", False):
+        return Kind(what, lambda v: v is not None and not isinstance(v, type))
+    if not issubclass(cls, tuple):
+        return Kind(what, lambda v: isinstance(v, cls))
+
+    def take(name: str, value: Any) -> Any:
+        """Look at the fields of a NamedTuple, whose constructor takes anything."""
+        for field, hint in get_type_hints(cls).items():
+            _take(f"{name}.{field}", getattr(value, field), kind_of(hint))
+        return value
+
+    return Kind(what, lambda v: isinstance(v, cls), take)
+
+
+class OneCall:
+    """An object that takes one call at a time, and none once it is closed; its methods are made so by `one_call`."""
+
+    refusal = ""
+    """The reason why it takes no call now; empty while it takes one."""
+
+
+Owner = TypeVar("Owner", bound=OneCall)
+_RUNNING = "another call runs, in another thread or further up in this one: make one call at a time"
+
+
+def one_call(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], T]:
+    """Refuse a call of a method while another one runs, and after the object was closed."""
+
+    @wraps(method)
+    def call(self: Owner, *args: P.args, **given: P.kwargs) -> T:
+        if self.refusal:
+            raise ConfigError(f"{method.__name__}: {self.refusal}")
+        self.refusal = _RUNNING  # nothing between the two lines lets another thread run
+        try:
+            return method(self, *args, **given)
+        finally:
+            if self.refusal is _RUNNING:
+                self.refusal = ""
+
+    return call

@@ -1,0 +1,70 @@
+"""Each public entry refuses a wrong argument with one line: which it is, what it may be, and what was given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import specgraph
+from specgraph import DraftConfig, DraftTree, EngineOptions, Request, SpecgraphError, load_generator
+
+BAD_NUMBERS = [None, "5", [1], 1.5, True, float("nan"), 10**30, -(10**5000), torch.tensor(3)]
+
+
+def request(**change: object) -> Request:
+    return Request(**({"prompt_token_ids": [1, 2], "max_tokens": 2} | change))
+
+
+def config(**change: object) -> DraftConfig:
+    return DraftConfig(**({"num_speculative_tokens": 2, "max_model_len": 32} | change))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: request(prompt_token_ids=[1, True]), r"prompt_token_ids\[1\] must be an integer, got True \(bool\)"),
+        (lambda: request(prompt_token_ids=[1.5]), r"prompt_token_ids\[0\] must be an integer, got 1.5 \(float\)"),
+        (lambda: request(prompt_token_ids=["a"]), r"must be an integer, got 'a' \(str\)"),
+        (lambda: request(prompt_token_ids="ab"), r"must be a list \(each item an integer\), got 'ab' \(str\)"),
+        (lambda: request(prompt_token_ids=iter([1])), "must be a list .*, got a list_iterator"),
+        (lambda: request(prompt_token_ids=torch.tensor([1])), "must be a list .*, got a Tensor"),
+        (lambda: request(prompt_token_ids=range(10**30)), "must have at most 16777216 items"),
+        (lambda: request(stop_token_ids=[[1]]), r"stop_token_ids\[0\] must be an integer, got a list"),
+        (lambda: request(logit_bias=[1]), r"logit_bias must be a dict \(an integer: a number\), got a list"),
+        (lambda: request(logit_bias={"a": 1}), "a key of logit_bias must be an integer, got 'a'"),
+        (lambda: request(temperature=10**30), "temperature must be at most 1000000.0"),
+        (lambda: request(max_token=1), "Request: got an unexpected keyword argument 'max_token'"),
+        (lambda: Request(max_tokens=1), "Request: missing a required argument: 'prompt_token_ids'"),
+        (lambda: config(fallback="eagre"), r"fallback must be one of 'error', 'eager', got 'eagre' \(str\)"),
+        (lambda: config(draft_schedule=[1]), r"draft_schedule must be a dict .* or None, got a list"),
+        (lambda: config(num_speculative_tokens=99), "num_speculative_tokens must be at most 63, got 99"),
+        (lambda: config(debug=1), "debug must be True or False, got 1"),
+        (lambda: DraftTree(num_steps=1.5, top_k=2, num_draft_tokens=3), "num_steps must be an integer, got 1.5"),
+        (lambda: EngineOptions(block_size=0), "block_size must be at least 1, got 0"),
+        (lambda: load_generator(num_blocks=10**30), "num_blocks must be at most 2147483647"),
+        (lambda: load_generator(max_num_requests=10**30), "max_num_requests must be at most 65536"),
+        (lambda: load_generator(dtype=3), r"unknown dtype 3 \(int\); there are float32, float16, bfloat16"),
+    ],
+)
+def test_refused(call, message):
+    with pytest.raises(SpecgraphError, match=message) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "seed", "temperature", "top_k", "top_p", "repetition_penalty"])
+@pytest.mark.parametrize("value", BAD_NUMBERS, ids=lambda value: type(value).__name__)
+def test_numbers_of_a_request(name, value):
+    if value == 1.5 and name in ("temperature", "repetition_penalty"):
+        return
+    with pytest.raises(specgraph.ConfigError, match=f"{name} must be "):
+        request(**{name: value})
+
+
+def test_what_can_be_meant_is_taken():
+    made = request(prompt_token_ids=(np.int64(3), 4), max_tokens=np.int32(4), temperature=np.float32(0.5), top_p=1)
+    assert (list(made.prompt_token_ids), made.max_tokens, made.temperature, made.top_p) == ([3, 4], 4, 0.5, 1.0)
+    assert {type(each) for each in (*made.prompt_token_ids, made.max_tokens)} == {int}
+    assert request(prompt_token_ids=range(3)).prompt_token_ids == range(3)
