@@ -231,10 +231,10 @@ def uniform_lengths(plan: RowPlan, starts: Sequence[int], batch: BatchDescriptor
 
     Args:
         plan: the rows of the pass.
-        starts: the position of each real request's first row.
+        starts: the position of each real request's first row; negative where it is inert.
     """
     padding = [0] * (batch.num_requests - len(starts))
-    seq_lens = [plan.seq_len(start, plan.rows) for start in starts]
+    seq_lens = [plan.seq_len(start, plan.rows if start >= 0 else 0) for start in starts]
     lengths = HostLengths([plan.rows] * batch.num_requests, seq_lens + padding)
 
     def at(step: int) -> HostLengths:

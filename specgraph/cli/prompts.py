@@ -25,7 +25,7 @@ class Prompt:
     prompt: str = ""
     max_tokens: int = option(200, "Tokens to generate per prompt, at most.")
     temperature: float = option(0.0, "0 is greedy.")
-    seed: int = option(0, "Sampling repeats for the same seed.")
+    seed: int = option(0, "Sampling repeats for the same seed and K; -k auto and --draft-schedule change K.")
     top_k: int = option(0, "Sample from this many most likely tokens; 0 for all.")
     top_p: float = option(1.0, "Sample from the fewest most likely tokens that together have this probability.")
     min_p: float = option(0.0, "Sample from tokens with at least this share of the largest probability.")

@@ -12,15 +12,15 @@ from specgraph.capture import report_captures
 from specgraph.device import Platform
 from specgraph.engine.adaptive_k import AdaptiveK
 from specgraph.engine.admission import admissible, blocks_needed, check_request
-from specgraph.engine.agreement import agree, check_sharing, compare_captures, same_times
+from specgraph.engine.agreement import RoundPasses, agree, check_sharing, compare_captures, same_times
 from specgraph.engine.blocks import BlockAllocator
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.metrics import AcceptanceMetrics
-from specgraph.engine.request import Chunk, Generation, Request, Running
+from specgraph.engine.request import Chunk, FinishReason, Generation, Request, Running
 from specgraph.engine.round_steps import RoundSteps
 from specgraph.engine.round_times import measure_round_times
 from specgraph.engine.rounds import Rounds
-from specgraph.errors import CapacityError, ConfigError
+from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
 from specgraph.options import RoundTimes
 from specgraph.parallel import ParallelLayout
@@ -91,7 +91,10 @@ class SpeculativeDecoder:
         self.metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
         """Counts over the rounds that were handed out."""
         self._waiting: deque[Running] = deque()
-        self._ended: list[Chunk] = []
+        self._chunks: list[Chunk] = []
+        """Chunks that were not handed out yet."""
+        self._joining: Running | None = None
+        """The request whose prompt is being prefilled."""
         self._stream_open = False
         self._next_id = 0
         self._closed = False
@@ -159,26 +162,27 @@ class SpeculativeDecoder:
                 self.check(request)
             except CapacityError as error:
                 refused[index] = str(error)
-        order = {self._queue(request).index: i for i, request in enumerate(requests) if i not in refused}
+        taken = [index for index in range(len(requests)) if index not in refused]
         self._stream_open = True
         try:
+            first = self._queue([requests[index] for index in taken])
             yield from (Chunk(index, [], 0, "refused", why) for index, why in refused.items())
             while True:  # at least once: other ranks may have requests
-                for chunk in self.step():
-                    chunk.request = order[chunk.request]
+                for chunk in self._step():
+                    chunk.request = taken[chunk.request - first]
                     yield chunk
                 if not self.num_unfinished and not self.others_unfinished:
                     break
         finally:
-            for index in order:
-                self.cancel(index)
-            self._ended.clear()
+            for state in (*self._waiting, *self.rounds.running):
+                self._end(state, "cancelled")
+            self._chunks.clear()
             self._stream_open = False
 
     @property
     def num_unfinished(self) -> int:
         """The number of requests that wait or run, and of those whose last chunk was not handed out yet."""
-        return len(self._waiting) + len(self.rounds.running) + len(self._ended)
+        return len(self._waiting) + len(self.rounds.running) + sum(bool(each.finish_reason) for each in self._chunks)
 
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch in a later `step`, when a row and KV blocks are free.
@@ -193,7 +197,7 @@ class SpeculativeDecoder:
         if self._stream_open:
             raise ConfigError("add() while a stream is open: finish it, or give all requests by add() and step()")
         self.check(request)
-        return self._queue(request).index
+        return self._queue([request])
 
     def cancel(self, request_id: int) -> bool:
         """End a request now. The next `step` gives its last chunk, with reason "cancelled".
@@ -203,11 +207,7 @@ class SpeculativeDecoder:
         """
         for state in (*self._waiting, *self.rounds.running):
             if state.index == request_id:
-                if state in self._waiting:
-                    self._waiting.remove(state)
-                else:
-                    self.rounds.leave(state)
-                self._ended.append(Chunk(request_id, [], 0, "cancelled"))
+                self._end(state, "cancelled")
                 return True
         return False
 
@@ -217,20 +217,39 @@ class SpeculativeDecoder:
         `Chunk.request` is the id from `add`. Empty means that there is nothing to do. Data parallel ranks all call it;
         one without requests takes part in the passes of the others, and `others_unfinished` says whether there were
         any.
+
+        An error while a request joins ends that request; one in the middle of a round ends all that run, as what their
+        rows hold is not known then. The next call gives their last chunks, with reason "failed", and goes on.
+
+        Raises:
+            ConfigError: a stream is open; its chunks would be taken from it.
         """
-        chunks, self._ended = self._ended, []
+        if self._stream_open:
+            raise ConfigError("step() while a stream is open would take its chunks: finish it, or close() it")
+        return self._step()
+
+    def _step(self) -> list[Chunk]:
         agreed = None
         if self._sharing is not None:
-            agreed = agree(self._sharing, self.rounds.passes(self._joining(), len(self._waiting)))
+            agreed = agree(self._sharing, self.rounds.passes(self._admissible(), len(self._waiting)))
             self.others_unfinished = agreed.unfinished > 0
-        elif not self.rounds.running and not self._waiting:
-            return chunks
+        if agreed is not None or self.rounds.running or self._waiting:
+            try:
+                self._run_round(agreed)
+            except BaseException as error:
+                for state in self.rounds.running if self._joining is None else [self._joining]:
+                    self._end(state, "failed", first_line(error))
+                self._joining = None
+                raise
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+    def _run_round(self, agreed: RoundPasses | None) -> None:
         for state, tokens in self.rounds.step(self._admit, agreed):
             chunk = state.add(tokens)
-            chunks.append(chunk)
+            self._chunks.append(chunk)
             if chunk.finish_reason is not None:
                 self.rounds.leave(state)
-        return chunks
 
     def check(self, request: Request) -> None:
         """Refuse what can never run here.
@@ -251,14 +270,26 @@ class SpeculativeDecoder:
         for runner in self.runners.values():
             runner.close()
 
-    def _queue(self, request: Request) -> Running:
-        request_id, self._next_id = self._next_id, self._next_id + 1
-        prompt = array("q", list(request.prompt_token_ids))
-        limit = min(len(prompt) + request.max_tokens, self.config.max_model_len)
-        self._waiting.append(Running(request_id, request, [], prompt, limit))
-        return self._waiting[-1]
+    def _queue(self, requests: Sequence[Request]) -> int:
+        """Queue requests, all or none; return the id of the first, from which theirs go on."""
+        first, states = self._next_id, list[Running]()
+        for request_id, request in enumerate(requests, first):
+            prompt = array("q", list(request.prompt_token_ids))
+            limit = min(len(prompt) + request.max_tokens, self.config.max_model_len)
+            states.append(Running(request_id, request, [], prompt, limit))
+        self._next_id += len(states)
+        self._waiting += states
+        return first
 
-    def _joining(self) -> list[Running]:
+    def _end(self, state: Running, reason: FinishReason, message: str = "") -> None:
+        """End a request that waits or runs; the next `step` gives its last chunk."""
+        if state in self._waiting:
+            self._waiting.remove(state)
+        else:
+            self.rounds.leave(state)
+        self._chunks.append(Chunk(state.index, [], 0, reason, message))
+
+    def _admissible(self) -> list[Running]:
         """Return the waiting requests that join the next round: in order, while rows and blocks last."""
         if not self._waiting:
             return []
@@ -267,7 +298,8 @@ class SpeculativeDecoder:
 
     def _admit(self) -> None:
         """Let waiting requests join."""
-        for state in self._joining():
-            self._waiting.popleft()
+        for state in self._admissible():
+            self._joining = self._waiting.popleft()
             state.blocks = self.allocator.allocate(blocks_needed(state.request, self.config, self.query_len))
             self.rounds.join(state)
+            self._joining = None

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from specgraph.errors import ConfigError
 from specgraph.validation import Count, Range, Share, checked_fields
 
-FinishReason = Literal["stop", "length", "refused", "cancelled"]
+FinishReason = Literal["stop", "length", "refused", "cancelled", "failed"]
 
 MIN_TEMPERATURE = 1e-5
 """Below it logits / temperature may leave float32, and the distribution is one-hot anyway."""
@@ -50,7 +50,9 @@ class Request:
     temperature: Annotated[float, Range(0, 1e6)] = 0.0
     """0 is greedy; sampling needs at least MIN_TEMPERATURE."""
     seed: int = 0
-    """Sampling repeats for the same seed, whatever the batch. Fits in 64 bits, signed."""
+    """Sampling repeats for the same seed, whatever the batch, while rounds have the same K. `draft_schedule` and K
+    "auto" take K from the batch, "auto" from measured times too, and another K gives other tokens of the same
+    distribution: a token's place in a draft decides how it is drawn. Fits in 64 bits, signed."""
     stop_token_ids: Sequence[int] = ()
     """Generation ends after one of these. Each fits in 64 bits, signed."""
     top_k: Annotated[int, Range(0, 1 << 31)] = 0
@@ -94,7 +96,7 @@ class Chunk:
     """Draft tokens that the target accepted: the first of `token_ids`, and those that a stop token or the limit cut."""
     finish_reason: FinishReason | None = None
     message: str = ""
-    """The reason of a refusal, for a person."""
+    """The reason of a refusal or a failure, for a person."""
     logprobs: list[float] = field(default_factory=list[float])
     """One per token with `EngineConfig.logprobs`, under the target's distribution before any parameter."""
 

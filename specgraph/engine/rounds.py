@@ -108,23 +108,24 @@ class Rounds:
             self._launch_ahead(admit)
             if not self._unread:
                 return []
-            if sampled := self._read(self._unread.popleft()):
+            sampled = self._read(self._unread[0])
+            self._free.append(self._unread.popleft().copied)
+            if sampled:
                 return sampled
 
     def join(self, state: Running) -> None:
         """Prefill a request, which has its KV blocks, and let it take part in the next round."""
-        row = next((row for row, other in enumerate(self.rows) if other is None), len(self.rows))
+        state.row = row = next((row for row, other in enumerate(self.rows) if other is None), len(self.rows))
         self.rows = [*self.rows[:row], state, *self.rows[row + 1 :]]
-        self._joined.append((state, row))
-        state.row = row
         at_least = self._agreed.prefill_rows
         self._prefills += join_round(self.target, self.drafter, state, self._query_len, at_least)
+        self._joined.append((state, row))
 
     def leave(self, state: Running) -> None:
         """Take a request out and give its KV blocks back. A round in flight may still write them: whatever is given
         them next is launched behind it."""
+        self._left += [row for row, other in enumerate(self.rows) if other is state]
         self.rows = [None if other is state else other for other in self.rows]
-        self._left.append(state.row)
         self.allocator.free(state.blocks)
         self._joined = [joined for joined in self._joined if joined[0] is not state]
         for unread in self._unread:
@@ -159,11 +160,15 @@ class Rounds:
             if rows or self._agreed.num_requests:
                 self._launch(len(rows))
             self._prefills = 0
-            admit()
-            self._prefill_idle()
-            if not rows and not self._joined:
+            try:
+                admit()
+                self._prefill_idle()
+            finally:  # who fails to join takes nobody else's tokens along
+                launched = bool(rows or self._joined)
+                if launched:
+                    self._copy_results(rows)
+            if not launched:
                 break
-            self._copy_results(rows)
 
     def _all_may_end(self) -> bool:
         """Return True if every request ends, by its length, in what is in flight, should that give as many tokens as
@@ -197,13 +202,12 @@ class Rounds:
 
     def _copy_results(self, rows: list[Running | None]) -> None:
         """Queue the copy of what the host will read of a launch over `rows`, and of the requests that joined."""
-        copied = self._free.pop()
-        copied.results.start(self.target.round.results)
-        logprobs = self.target.round.logprobs_of(len(self.rows), self._query_len)
-        if logprobs is not None:
-            copied.logprobs.start(logprobs)
+        copied, logprobs = self._free.pop(), self.target.round.logprobs_of(len(self.rows), self._query_len)
         self._unread.append(_UnreadRound(copied, self._query_len, rows, self._joined))
         self._joined = []
+        copied.results.start(self.target.round.results)
+        if logprobs is not None:
+            copied.logprobs.start(logprobs)
 
     def _read(self, unread: _UnreadRound) -> list[tuple[Running, list[int]]]:
         """Wait for a round, and give each request its tokens."""
@@ -212,7 +216,6 @@ class Rounds:
         tokens, counts = self.target.round.unpacked(results, num_rows, query_len)
         logprobs = unread.copied.logprobs.read().tolist() if self.config.logprobs else None
         self.metrics.rows_without_block = int(results[-1])
-        self._free.append(unread.copied)
         verified = [(state, row) for row, state in enumerate(unread.rows) if state is not None]
         sampled: list[tuple[Running, list[int]]] = []
         for state, row in (*verified, *unread.joined):

@@ -58,7 +58,7 @@ class TextGenerator:
                 which are put into the target's chat template.
             max_tokens: tokens to generate, at most.
             temperature: 0 is greedy; above 0 the generator must have been loaded with `sampled=True`.
-            seed: sampling repeats for the same seed.
+            seed: sampling repeats for the same seed; see `Request.seed`.
             chat: put the text into the target's chat template, as a message of the user.
             parameters: top_k, top_p, min_p, penalties and logit_bias as in `Request`; the generator must have been
                 loaded with `sampling_parameters=True`.
@@ -102,12 +102,12 @@ class TextGenerator:
         check_num_sequences(n, first.temperature)
         return [replace(first, seed=seed + i) for i in range(n)]
 
-    def stream_text(self, prompt: str | Request, *, stop: Sequence[str] = (), **settings: Any) -> TextStream:
+    def stream_text(self, prompt: str | Request, *, stop: str | Sequence[str] = (), **settings: Any) -> TextStream:
         """Stream the text for one prompt as it is generated, in whole characters.
 
         Args:
             prompt: the prompt, or a request made by `request`.
-            stop: the text ends before the one of these strings that is complete first.
+            stop: the text ends before this string, or before the one of these strings that is complete first.
             settings: as in `request`, if `prompt` is a text.
 
         Returns:
@@ -154,9 +154,15 @@ class TextGenerator:
             prompts: a string is one prompt.
             n: texts per prompt, of seeds seed, seed + 1 ...; more than 1 needs a temperature.
             settings: as in `request`, for all prompts.
+
+        Raises:
+            CapacityError: a prompt, or the KV that it may need, is too long; nothing was run.
+            ConfigError: as in `request`.
         """
         texts = [prompts] if isinstance(prompts, str) else prompts
         requests = [each for text in texts for each in self.requests(text, n=n, **settings)]
+        for request in requests:
+            self.decoder.check(request)
         together = self.decoder.config.max_num_requests
         if len(requests) > together:
             what = "prompts" if n == 1 else "sequences"

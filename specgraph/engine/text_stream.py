@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT = 6
-"""Prompt tokens that the first generated tokens are decoded with."""
+"""Tokens before the new ones that these are decoded with, at most."""
+_LONGEST = 3
+"""Tokens that an incomplete character has, at most: a character has 4 bytes, and a token one or more."""
 
 
 class Detokenizer:
@@ -24,23 +26,41 @@ class Detokenizer:
 
     A tokenizer's `decode` can't be called per token: a character may consist of several tokens, and some tokenizers
     drop the space before the first word that they decode. So new tokens are decoded together with the ones before
-    them, and what was known before is cut off.
+    them, and what was known before is cut off. However long a model emits bytes that are no text, or tokens that decode
+    to nothing, a token is decoded a bounded number of times, and bytes that can't become a character are shown.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._ids = list(prompt_token_ids[-_CONTEXT:])
-        self._start, self._done = 0, len(self._ids)
+        self._follow(prompt_token_ids)
 
     def push(self, token_ids: Sequence[int], *, final: bool = False) -> str:
         """Return the text that is complete with these tokens; with `final` also an incomplete character at the end."""
-        self._ids += token_ids
-        known = self._tokenizer.decode(self._ids[self._start : self._done])
-        text = self._tokenizer.decode(self._ids[self._start :])
-        if len(text) <= len(known) or (text.endswith(_INCOMPLETE) and not final):
+        ids, held = [*self._ids, *token_ids], self._held + len(token_ids)
+        text = self._tokenizer.decode(ids)
+        known = self._known
+        if final or not text.endswith(_INCOMPLETE):
+            self._follow(ids if text != known else ids[: len(ids) - held])  # the same text: these tokens are none
+            return text[len(known) :]
+        if len(token_ids) > 1:  # some of them may be whole characters
+            return "".join(self.push([token]) for token in token_ids)
+        if held <= _LONGEST:
+            self._ids, self._held = ids, held
             return ""
-        self._start, self._done = self._done, len(self._ids)
-        return text[len(known) :]
+        last = self._tokenizer.decode(ids[-_LONGEST:])
+        if not last.endswith(_INCOMPLETE):  # a new character, or tokens that are no text, behind what is none
+            self._follow(ids)
+            return text[len(known) :]
+        self._ids, self._known, self._held = ids[-_LONGEST:], last[:-1], _LONGEST
+        return text[len(known) : -1]
+
+    def _follow(self, token_ids: Sequence[int]) -> None:
+        """Decode what comes next behind the last of these tokens: as few as are a text of whole characters."""
+        for count in range(1, _CONTEXT + 1):
+            self._ids, self._held = [*token_ids[-count:]], 0
+            self._known = self._tokenizer.decode(self._ids)
+            if self._known and _INCOMPLETE not in self._known:
+                return
 
 
 class StopStrings:
@@ -52,10 +72,11 @@ class StopStrings:
         ConfigError: a stop string is empty.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
-        if not all(stop):
+    def __init__(self, stop: str | Sequence[str]) -> None:
+        """stop: a plain string is one stop string."""
+        self._stop, self._held = (stop,) if isinstance(stop, str) else tuple(stop), ""
+        if not all(self._stop):
             raise ConfigError("a stop string is empty")
-        self._stop, self._held = tuple(stop), ""
         self.found = False
 
     def push(self, text: str) -> str:
@@ -108,12 +129,16 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, request: Request, chunks: Generator[Chunk] | None = None, stop: Sequence[str] = ()
+        self,
+        tokenizer: Tokenizer,
+        request: Request,
+        chunks: Generator[Chunk] | None = None,
+        stop: str | Sequence[str] = (),
     ) -> None:
         """
         Args:
             chunks: of this request; none if the caller hands them to `push`, as one of several requests.
-            stop: the text ends before the one of these strings that is complete first.
+            stop: the text ends before this string, or before the one of these strings that is complete first.
         """
         self.token_ids: list[int] = []
         """All tokens so far, those of a stop string included."""

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specgraph.capture import BatchDescriptor
+from specgraph import ops
+from specgraph.capture import BatchDescriptor, uniform_lengths
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft.host_lengths import HostRounds
 
@@ -28,3 +29,11 @@ def test_what_stands_in_the_buffers_up_to_the_last_real_request(num_sampled, sta
     found = rounds.round(BatchDescriptor("propose", 4, 3, 2), buffers, None, None)
     assert list(found.start_positions) == starts
     assert list(found.num_sampled) == counts
+
+
+def test_a_verify_has_the_devices_lengths_also_for_an_inert_request_between_others():
+    plan, starts, lengths = ops.RowPlan(3, 64, 4), [7, -1, 0], torch.zeros(4, dtype=torch.int32)
+    given = ops.RowInputs(torch.tensor([*starts, -1]), torch.zeros(4, 16, dtype=torch.int32))
+    ops.begin_rows(given, plan, ops.Rows(torch.zeros(12).long(), torch.zeros(12).long(), lengths))
+    host = uniform_lengths(plan, starts, BatchDescriptor("verify", 4, 3, 2))(0)
+    assert list(host.seq_lens) == lengths.tolist() == [10, 0, 3, 0]

@@ -101,7 +101,7 @@ def make_decoder(kind, lengths="device", **settings):
 
 def transfers_by_round(decoder, monkeypatch, requests, uploads=None):
     """What each round transferred, and how often it waited. How much it uploaded is added to `uploads`."""
-    waits, rounds, run = [], [], decoder.step
+    waits, rounds, run = [], [], decoder._step
     for owner in (CpuEvent, CpuStream, CpuPlatform):
         real = owner.synchronize
         monkeypatch.setattr(owner, "synchronize", lambda self, real=real: (waits.append(self), real(self))[1])
@@ -120,7 +120,7 @@ def transfers_by_round(decoder, monkeypatch, requests, uploads=None):
         rounds.append((transfers.seen, len(waits)))
         return chunks
 
-    decoder.step = watched
+    decoder._step = watched
     results = decoder.generate(requests)
     assert [len(r.token_ids) for r in results] == [r.max_tokens for r in requests]
     return rounds

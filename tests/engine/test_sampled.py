@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
+from specgraph.cli.prompts import Prompt
 from specgraph.engine import Request
 
 
@@ -53,3 +54,13 @@ def test_temperature_zero_is_greedy_also_beside_warm_requests(make_decoder, requ
     got = tokens(make_decoder(shadow, sampled=True, capture_sizes=[4]).generate(mixed))
     assert got[1::2] == greedy[1::2]
     assert got[::2] != greedy[::2]
+
+
+def test_a_seed_repeats_for_the_same_k_and_says_so(make_decoder, requests, shadow):
+    """Where K follows the batch, the place in a draft decides whether a token is accepted or drawn."""
+    [first, second] = warm(requests[:2], 1.0)
+    by_batch = make_decoder(shadow, sampled=True, capture_sizes=[1, 2], draft_schedule={1: 3, 2: 1}, max_num_requests=2)
+    assert tokens(by_batch.generate([first, second]))[0] != tokens(by_batch.generate([first]))[0]
+    assert by_batch.generate([first, second]) == by_batch.generate([first, second])
+    [seed] = [field for field in fields(Prompt) if field.name == "seed"]
+    assert "same seed and K" in seed.metadata["help"]

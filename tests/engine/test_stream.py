@@ -8,6 +8,7 @@ import pytest
 from random_prompts import prompt
 
 from specgraph.engine import Generation, Request
+from specgraph.engine.request import Running
 from specgraph.errors import CapacityError, ConfigError
 
 
@@ -81,6 +82,74 @@ def test_a_stream_that_fails_midway_gives_its_blocks_back(make_decoder, requests
     assert decoder.generate(requests) == wanted
 
 
+class Slip(Exception):
+    pass
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_request_that_fails_to_join_ends_alone(make_decoder, shadow, alone, monkeypatch, ahead):
+    """In every place of the queue, in the middle of its prompt: the others get all their tokens, those of the round
+    that was launched before it too."""
+    decoder, bad = make_decoder(shadow, capture_sizes=[4], rounds_ahead=ahead, prefill_sizes=[8]), request((20, 7))
+    real, good = decoder.drafter.prefill, (SHAPES[0], SHAPES[4], SHAPES[3])
+
+    def prefill(ids, positions, *args, **kwargs):
+        if [*ids] == [*bad.prompt_token_ids] and positions.start:
+            raise Slip
+        return real(ids, positions, *args, **kwargs)
+
+    monkeypatch.setattr(decoder.drafter, "prefill", prefill)
+    for place in range(4):
+        asked = [*map(request, good)]
+        asked.insert(place, bad)
+        tokens, reasons, slips = {}, {}, 0
+        ids = [decoder.add(asked[0])]
+        while decoder.num_unfinished:
+            try:
+                take(decoder.step(), tokens, reasons)
+            except Slip:
+                slips += 1
+            ids += [decoder.add(each) for each in asked[len(ids) :]]  # these join while the first one runs
+        lost = ids.pop(place)
+        assert (slips, tokens.pop(lost), reasons.pop(lost)) == (1, [], "failed")
+        assert [tokens[each] for each in ids] == [alone[shape] for shape in good]
+        assert decoder.allocator.num_free == decoder.allocator.capacity
+
+
+@pytest.mark.parametrize(("owner", "name"), [("target", "verify"), ("drafter", "propose"), ("rounds", "_read")])
+def test_a_round_that_fails_ends_its_requests_with_a_chunk_each(make_decoder, shadow, alone, monkeypatch, owner, name):
+    decoder = make_decoder(shadow, capture_sizes=[4], rounds_ahead=1)
+    tokens, reasons = {}, {}
+    *running, waiting = [decoder.add(request(SHAPES[0])) for _ in range(5)]
+    for _ in range(2):
+        take(decoder.step(), tokens, reasons)
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(decoder, owner), name, lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            decoder.step()
+    finish(decoder, tokens, reasons)
+    assert reasons == dict.fromkeys(running, "failed") | {waiting: "length"}
+    assert tokens.pop(waiting) == alone[SHAPES[0]]
+    assert all(0 < len(got) < 20 and got == alone[SHAPES[0]][: len(got)] for got in tokens.values())
+    assert decoder.allocator.num_free == decoder.allocator.capacity
+
+
+def test_requests_are_queued_all_or_none(make_decoder, shadow, alone, monkeypatch):
+    decoder, made = make_decoder(shadow, capture_sizes=[4]), itertools.count()
+
+    def running(*args):
+        if next(made) == 1:
+            raise Slip
+        return Running(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("specgraph.engine.decoder.Running", running)
+        with pytest.raises(Slip):
+            decoder.generate([request(SHAPES[0]), request(SHAPES[1])])
+    assert decoder.num_unfinished == 0
+    assert decoder.generate([request(SHAPES[0])])[0].token_ids == alone[SHAPES[0]]
+
+
 def test_two_open_streams_of_one_decoder_are_refused(make_decoder, requests, shadow):
     """They would overwrite each other's drafts."""
     decoder = make_decoder(shadow)
@@ -134,12 +203,13 @@ def test_a_cancelled_request_gives_its_blocks_to_one_that_waits(make_decoder, sh
     assert [chunk.request for chunk in chunks[1:]] == [second]
 
 
-def test_an_open_stream_takes_no_other_request(make_decoder, shadow, alone):
+def test_an_open_stream_takes_no_other_request_and_gives_nobody_its_chunks(make_decoder, shadow, alone):
     decoder = make_decoder(shadow, capture_sizes=[4])
     stream = decoder.stream([request(SHAPES[0])])
     tokens = list(next(stream).token_ids)
-    with pytest.raises(ConfigError, match="while a stream is open"):
-        decoder.add(request(SHAPES[1]))
+    for use in (decoder.step, lambda: decoder.add(request(SHAPES[1]))):
+        with pytest.raises(ConfigError, match="while a stream is open"):
+            use()
     tokens += [token for chunk in stream for token in chunk.token_ids]
     assert tokens == alone[SHAPES[0]]
     tokens, reasons = {}, {}
@@ -151,7 +221,7 @@ def test_an_open_stream_takes_no_other_request(make_decoder, shadow, alone):
 def test_generate_says_which_request_was_cancelled(make_decoder, shadow, alone, monkeypatch):
     """By another thread, say, in the middle of it; requests before and behind it are finished or refused."""
     decoder, steps = make_decoder(shadow, capture_sizes=[4]), []
-    step = decoder.step
+    step = decoder._step
 
     def cancelling():
         steps.append(len(steps))
@@ -159,7 +229,7 @@ def test_generate_says_which_request_was_cancelled(make_decoder, shadow, alone, 
             assert decoder.cancel(1)
         return step()
 
-    monkeypatch.setattr(decoder, "step", cancelling)
+    monkeypatch.setattr(decoder, "_step", cancelling)
     too_long = Request(prompt_token_ids=prompt(10_000, seed=9), max_tokens=1)
     kept, cancelled, refused = decoder.generate([request((4, 20)), request((1, 17)), too_long])
     assert (kept.finish_reason, kept.token_ids) == ("length", alone[4, 20])

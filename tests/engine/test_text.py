@@ -14,7 +14,7 @@ from tokenizers.models import WordLevel
 
 from specgraph.engine.load import load_generator, shipped_pair
 from specgraph.engine.text_stream import text_of
-from specgraph.errors import CaptureError, CheckpointError, ConfigError
+from specgraph.errors import CapacityError, CaptureError, CheckpointError, ConfigError
 
 PROMPT = "class TestCase(unittest.TestCase):\n    def setUp(self):\n"
 
@@ -156,13 +156,19 @@ def test_text_starts_with_its_space_and_has_no_stop_token(generator):
 
 def test_a_stop_string_ends_the_request_and_frees_its_blocks(generator):
     free = generator.decoder.allocator.num_free
-    stream = generator.stream_text(PROMPT, max_tokens=24, stop=["\n"])
+    stream = generator.stream_text(PROMPT, max_tokens=24, stop="\n")
     for _ in stream:
         pass
     [whole] = generator.text(PROMPT, max_tokens=24)
     assert stream.text == whole.partition("\n")[0]
     assert stream.finish_reason == "stop"
     assert generator.decoder.allocator.num_free == free
+
+
+def test_a_prompt_beyond_the_context_is_the_same_error_for_text_and_stream_text(generator):
+    for use in (generator.text, generator.stream_text, lambda prompt: generator.text(["x", prompt])):
+        with pytest.raises(CapacityError, match=r"the prompt has \d+ tokens; with max_model_len 128 it may have 127"):
+            use(PROMPT * 20)
 
 
 def test_more_prompts_than_run_together_are_told(generator):

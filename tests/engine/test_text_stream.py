@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import combinations, pairwise, product
+
 import pytest
-from hypothesis import example, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from specgraph.engine.request import Chunk, Request
 from specgraph.engine.text_stream import Detokenizer, StopStrings, TextStream
@@ -33,20 +35,117 @@ def words_with_metaspace() -> Tokenizer:
     return tokenizer
 
 
-BYTES, WORDS = byte_level(), words_with_metaspace()
+def sentencepiece() -> Tokenizer:
+    """As Llama 2: words that hold their space, and one token for each byte of what is no word."""
+    bytes_of_text = {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    words = {word: 300 + i for i, word in enumerate(("▁", "▁t", "▁th", "▁the", "▁f", *"thesfoxdn'."))}
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2, **bytes_of_text, **words}
+    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("▁", "f")]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    return tokenizer
+
+
+def word_pieces() -> Tokenizer:
+    """As BERT."""
+    pieces = ["[UNK]", "the", "fox", "##es", "##s", "do", "n", "'", "t", ",", "."]
+    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+PARTS = ["61", "ff", "e4", "bda0", "a0e4bd", "f09f", "99", "82f0", "80", "ffe4"]
+
+
+def parts_of_characters() -> Tokenizer:
+    """Byte-level tokens of several bytes, most of which begin or end within a character: token i is PARTS[i]."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (byte for byte in range(256) if byte not in printable)
+    letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    tokens = ["".join(letters[byte] for byte in bytes.fromhex(part)) for part in PARTS]
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=tokens[0]))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+BYTES, WORDS, SENTENCES, PIECES = byte_level(), words_with_metaspace(), sentencepiece(), word_pieces()
+
+
+class Counting:
+    """A tokenizer that counts the tokens that it decodes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.decoded = tokenizer, 0
+
+    def decode(self, ids) -> str:
+        self.decoded += len(ids)
+        return self.tokenizer.decode(ids)
+
+
+def in_pieces(data, tokenizer, prompt, ids):
+    """The pieces of a text whose tokens come in random numbers, as rounds give them."""
+    detokenizer, pieces = Detokenizer(tokenizer, prompt), []
+    while ids:
+        count = data.draw(st.integers(1, 6))
+        pieces.append(detokenizer.push(ids[:count], final=len(ids) <= count))
+        ids = ids[count:]
+    return pieces
+
+
+def after(tokenizer, prompt, ids):
+    """The oracle: the text of all tokens without the prompt's."""
+    return tokenizer.decode([*prompt, *ids])[len(tokenizer.decode(prompt)) :]
 
 
 @pytest.mark.parametrize("text", TEXTS)
 @given(data=st.data())
 def test_pieces_are_the_text_and_characters_are_whole(text, data):
-    ids = BYTES.encode(text).ids
-    detokenizer, pieces = Detokenizer(BYTES), []
-    while ids:
-        count = data.draw(st.integers(1, 4))
-        pieces.append(detokenizer.push(ids[:count], final=len(ids) <= count))
-        ids = ids[count:]
+    pieces = in_pieces(data, BYTES, [], BYTES.encode(text).ids)
     assert "".join(pieces) == text
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("tokenizer", [WORDS, SENTENCES, PIECES])
+@settings(max_examples=60, derandomize=True)
+@given(data=st.data())
+def test_pieces_of_any_tokenizer_are_the_text_behind_the_prompt(tokenizer, data):
+    """Words with tokens that decode to nothing between them, and characters that consist of byte tokens."""
+    words = data.draw(st.lists(st.sampled_from(["the", " fox", " foxes", " don't", ".", "é", "你", "🙂"]), min_size=2))
+    ids = tokenizer.encode("".join(words)).ids
+    whole = [i for i in range(1, len(ids)) if not tokenizer.decode(ids[:i]).endswith("\N{REPLACEMENT CHARACTER}")]
+    prompt, ids = (lambda at: (ids[:at], ids[at:]))(data.draw(st.sampled_from(whole or [len(ids)])))
+    if tokenizer is SENTENCES:
+        ids = [*data.draw(st.integers(0, 9)) * [2], *ids]
+    assert "".join(in_pieces(data, tokenizer, prompt, ids)) == after(tokenizer, prompt, ids)
+
+
+@settings(max_examples=200, derandomize=True)
+@given(data=st.data())
+def test_bytes_that_are_no_text_come_as_decode_shows_them(data):
+    """Any bytes, in a vocabulary whose tokens hold several: most begin or end within a character."""
+    tokenizer = parts_of_characters()
+    prompt, ids = (data.draw(st.lists(st.integers(0, len(PARTS) - 1), max_size=n)) for n in (3, 40))
+    assert "".join(in_pieces(data, tokenizer, prompt, ids)) == after(tokenizer, prompt, ids)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "token"), [(BYTES, BYTES.encode("é").ids[0]), (SENTENCES, 3 + 0xFF), (SENTENCES, 2)]
+)
+def test_a_model_that_emits_no_text_costs_the_same_for_every_token(tokenizer, token):
+    """Bytes that are never a character, and special tokens: shown as they come, whatever their number."""
+    counting = Counting(tokenizer)
+    detokenizer = Detokenizer(counting, tokenizer.encode("the").ids)
+    before, shown = counting.decoded, ""
+    for _ in range(200):
+        shown += detokenizer.push([token])
+    assert counting.decoded - before <= 200 * 16
+    assert len(shown) >= 190 or token == 2
+    assert shown + detokenizer.push([], final=True) == after(tokenizer, [], 200 * [token])
+    assert detokenizer.push(tokenizer.encode("the").ids, final=True).strip() == "the"
 
 
 def test_the_space_between_prompt_and_text_is_kept():
@@ -63,31 +162,43 @@ def test_an_incomplete_character_shows_at_the_end_only():
     assert detokenizer.push([], final=True) == "\N{REPLACEMENT CHARACTER}"
 
 
-@given(
-    pieces=st.lists(st.text("abc", max_size=4), max_size=8),
-    stop=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
-)
-@example(pieces=["abcab"], stop=["c", "b"])
-@example(pieces=["abc"], stop=["abc", "b"])
-def test_the_text_ends_before_the_first_stop_string(pieces, stop):
-    text, strings, shown = "".join(pieces), StopStrings(stop), ""
+def cut(pieces, stop):
+    """The text that is shown of `pieces`, and whether a stop string was found."""
+    strings, shown = StopStrings(stop), ""
     for piece in pieces:
         shown += strings.push(piece)
         if strings.found:
-            break
-    else:
-        shown += strings.flush()
-    # The oracle reads one character after the other, whatever the pieces: the first stop string whose last character is
-    # there ends the text, the longest of those that end there.
-    ends = ((end, each) for end in range(len(text) + 1) for each in stop if text[:end].endswith(each))
-    first = min(ends, key=lambda found: (found[0], -len(found[1])), default=None)
-    assert strings.found == (first is not None)
-    assert shown == (text if first is None else text[: first[0] - len(first[1])])
+            return shown, True
+    return shown + strings.flush(), False
+
+
+def test_the_text_ends_before_the_first_stop_string_in_whatever_pieces():
+    """Every text of 5 of these letters, in all pieces, for every one or two stop strings of up to 3 letters.
+
+    The oracle finds each in the whole text: the one that ends first ends the text, the longest of those that end there.
+    """
+    strings = ["".join(letters) for n in (1, 2, 3) for letters in product("ab", repeat=n)]
+    stops = [*((each,) for each in strings), *combinations(strings, 2)]
+    borders = [[*chosen, 5] for n in range(5) for chosen in combinations(range(1, 5), n)]
+    for text in map("".join, product("ab", repeat=5)):
+        splits = [[text[i:j] for i, j in pairwise([0, *ends])] for ends in borders]
+        for stop in stops:
+            ends = [(text.find(each) + len(each), text.find(each)) for each in stop if each in text]
+            wanted = (text[: min(ends)[1]], True) if ends else (text, False)
+            for pieces in splits:
+                assert cut(pieces, stop) == wanted, (pieces, stop)
+
+
+def test_a_plain_string_is_one_stop_string():
+    assert cut(["Each: an E", "ND of text, END"], "END of") == ("Each: an ", True)
+    assert [piece.text for piece in stream("an END", [1, 5], stop="END")[0]] == ["a", "n "]
 
 
 def test_an_empty_stop_string_is_refused():
     with pytest.raises(ConfigError, match="stop string is empty"):
         StopStrings([""])
+    with pytest.raises(ConfigError, match="stop string is empty"):
+        StopStrings("")
 
 
 def stream(text: str, sizes, stop=(), finish="length", stop_token_ids=()):

@@ -91,7 +91,7 @@ def pads_for_itself(real: Any, self: Any, num_rows: int) -> None:
     _launch_own_batch(real, self, num_rows)
 
 
-@of_ranks("idle-rank-skips-round", "engine:SpeculativeDecoder.step", "1")
+@of_ranks("idle-rank-skips-round", "engine:SpeculativeDecoder._step", "1")
 def returns_early(real: Any, self: Any) -> Any:
     """A rank without requests returns from `step` at once."""
     return real(self) if self.num_unfinished else []
