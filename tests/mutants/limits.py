@@ -10,7 +10,6 @@ from mutants.registry import mutant
 from specgraph.draft import ProposeBatch
 from specgraph.engine import Request
 from specgraph.engine.metrics import AcceptanceMetrics
-from specgraph.errors import ConfigError
 
 
 @mutant("cancel-ends-another", "engine.decoder:SpeculativeDecoder.cancel")
@@ -27,14 +26,10 @@ def one_block_too_many(real: Any, request: Request, *rest: Any) -> int:
     return real(replace(request, max_tokens=request.max_tokens + 1), *rest)
 
 
-@mutant("wrong-request-taken", "engine.request:Request.__post_init__")
-def any_seed_is_taken(real: Any, self: Request) -> None:
+@mutant("wrong-request-taken", "validation:_take")
+def any_seed_is_taken(real: Any, name: str, value: Any, kind: Any) -> Any:
     """A seed of more than 64 bits is taken, and fails when it is written to the device."""
-    try:
-        real(self)
-    except ConfigError as error:
-        if "seed" not in str(error):
-            raise
+    return value if name == "seed" else real(name, value, kind)
 
 
 @mutant("metrics-without-drafts", "engine.metrics:AcceptanceMetrics.mean_acceptance_length")
