@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from specgraph.errors import ConfigError
+from specgraph.errors import ConfigError, first_line
 from specgraph.validation import (
     MOST_POSITIONS,
     Count,
@@ -43,6 +43,7 @@ Fallback = Literal["error", "eager"]
 KVCacheDtype = Literal["auto", "fp8"]
 Fp8Weights = Literal["dequantise", "keep"]
 DraftSampling = Literal["sampled", "greedy"]
+BlockCount = Annotated[int, Range(2, (1 << 31) - 1)]
 RoundsAhead = Annotated[int, Range(0, 1)]
 DraftCount = Annotated[int, Range(1, 63)]
 """K: a verify has K + 1 rows per request, at most `MAX_TREE_LEN` as a tree's."""
@@ -193,7 +194,7 @@ class DraftOptions(RunnerOptions):
 class DecoderOptions(DraftOptions):
     """Options of a target with its drafter."""
 
-    num_blocks: Annotated[int, Range(2, (1 << 31) - 1)] | None = option(
+    num_blocks: BlockCount | None = option(
         None, "KV blocks of each cache, one of them the null block. Default: what the batch needs and memory allows."
     )
     kv_cache_dtype: KVCacheDtype = option(
@@ -291,6 +292,20 @@ def check_num_sequences(n: Requests, temperature: float) -> None:
     """
     if n > 1 and temperature == 0:
         raise ConfigError(f"n {n} needs a temperature above 0: greedy sequences of one prompt are all the same")
+
+
+def device_named(device: torch.device | str) -> torch.device:
+    """Return the torch device of that name.
+
+    Raises:
+        ConfigError: no such name, or no such device on this machine.
+    """
+    import torch
+
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"no device {shown(str(device))}: {first_line(error)}") from None
 
 
 def dtype_named(dtype: DType) -> torch.dtype | None:

@@ -105,7 +105,7 @@ def _take(name: str, value: Any, kind: Kind) -> Any:
 def shown(value: object) -> str:
     """Return a value for a message, short and on one line: numbers and texts with their type, else the type alone."""
     if isinstance(value, type):
-        return f"the class {value.__name__}"
+        return f"the class {value.__name__}: give an object of it"
     kind = type(value).__name__
     if isinstance(value, int) and value.bit_length() > 1000:
         return f"an integer of {value.bit_length()} bits"

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": {"device", "ops", "validation", "errors"},
     "capture": {"options", "device", "attention", "ops", "validation", "errors"},
     "models": {"attention", "capture", "device", "ops", "parallel", "validation", "errors"},
-    "checkpoints": {"models", "parallel", "validation", "errors"},
+    "checkpoints": {"options", "models", "parallel", "validation", "errors"},
     "draft": {"options", "capture", "device", "attention", "ops", "models", "validation", "errors"},
     "plugin": {"draft", "device", "attention", "models"},
     "engine": {

@@ -7,7 +7,27 @@ import pytest
 import torch
 
 import specgraph
-from specgraph import DraftConfig, DraftTree, EngineOptions, Request, SpecgraphError, load_generator
+from specgraph import (
+    DraftConfig,
+    Drafter,
+    DraftTree,
+    EngineOptions,
+    Request,
+    SpecgraphError,
+    SpeculativeDecoder,
+    allocate_sampling,
+    choose_attention,
+    join_layout,
+    join_ranks,
+    load_drafter,
+    load_generator,
+    load_target,
+    open_platform,
+    shipped_pair,
+    target_shape,
+)
+
+TARGET, DRAFTER = shipped_pair()
 
 BAD_NUMBERS = [None, "5", [1], 1.5, True, float("nan"), 10**30, -(10**5000), torch.tensor(3)]
 
@@ -44,6 +64,20 @@ def config(**change: object) -> DraftConfig:
         (lambda: EngineOptions(block_size=0), "block_size must be at least 1, got 0"),
         (lambda: load_generator(num_blocks=10**30), "num_blocks must be at most 2147483647"),
         (lambda: load_generator(max_num_requests=10**30), "max_num_requests must be at most 65536"),
+        (lambda: load_generator(speculate=1), "speculate must be True or False"),
+        (lambda: load_generator(platform=3), "platform must be a Platform or a string or None, got 3"),
+        (lambda: open_platform(3), "name must be a string or None, got 3"),
+        (lambda: load_target(TARGET, device="nowhere"), "no device 'nowhere'"),
+        (lambda: load_target(TARGET, dtype=torch.int8), "unknown dtype"),
+        (lambda: load_target("\0"), "is not a folder"),
+        (lambda: load_drafter(DRAFTER, None), "target must be a LlamaTarget or .*, got None"),
+        (lambda: target_shape(3), "target must be a Path or .*, got 3"),
+        (lambda: choose_attention("device", None), "platform must be a Platform, got None"),
+        (lambda: allocate_sampling(2, -1, torch.device("cpu")), "vocab_size must be at least 1"),
+        (lambda: join_layout(torch.device("cpu"), tensor_parallel=0), "tensor_parallel must be at least 1"),
+        (lambda: join_ranks("cpu", 1), "device must be a device, got 'cpu'"),
+        (lambda: Drafter(None, [], open_platform("cpu"), config()), "head must be a DraftHead or .*, got None"),
+        (lambda: SpeculativeDecoder(None, None, open_platform("cpu"), None), "target must be a Target, got None"),
         (lambda: load_generator(dtype=3), r"unknown dtype 3 \(int\); there are float32, float16, bfloat16"),
     ],
 )
@@ -68,3 +102,44 @@ def test_what_can_be_meant_is_taken():
     assert (list(made.prompt_token_ids), made.max_tokens, made.temperature, made.top_p) == ([3, 4], 4, 0.5, 1.0)
     assert {type(each) for each in (*made.prompt_token_ids, made.max_tokens)} == {int}
     assert request(prompt_token_ids=range(3)).prompt_token_ids == range(3)
+
+
+@pytest.fixture(scope="module")
+def generator():
+    with load_generator(platform="cpu", max_model_len=64) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda g: g.text("a", n=10**12), "n must be at most 65536"),
+        (lambda g: g.text(3), "prompts must be a string or a list .*, got 3"),
+        (lambda g: g.text(["a", None]), r"prompts\[1\] must be a string, got None"),
+        (lambda g: g.text("\ud800"), "must be text that UTF-8 can encode"),
+        (lambda g: g.text("a", max_tokens="5"), "max_tokens must be an integer, got '5'"),
+        (lambda g: g.text("a", seed=None), "seed must be an integer, got None"),
+        (lambda g: g.text("a", max_tokens=5, beams=2), "'beams' is not supported"),
+        (lambda g: g.stream_text("a", stop=[1]), r"stop\[0\] must be a string, got 1"),
+        (lambda g: g.stream_text(None), "prompt must be a string or a Request, got None"),
+        (lambda g: g.generate([None]), r"requests\[0\] must be a Request, got None"),
+        (lambda g: g.add("x"), "request must be a Request, got 'x'"),
+        (lambda g: g.cancel("x"), "request_id must be an integer, got 'x'"),
+        (lambda g: g.decoder.stream(request()), "requests must be a list .*, got a Request"),
+        (lambda g: g.decoder.capture(3), "progress must be a function or None, got 3"),
+        (lambda g: g.decoder.drafter.inputs("x"), "num_requests must be an integer, got 'x'"),
+        (lambda g: g.decoder.drafter.inputs([1]), "num_requests must be an integer, got a list"),
+        (lambda g: g.decoder.drafter.inputs(1, 6.5), "query_len must be an integer, got 6.5"),
+        (lambda g: g.decoder.drafter.inputs(1, bound=3), "bound to another drafter"),
+        (lambda g: g.decoder.drafter.dispatch(None), "num_requests must be an integer, got None"),
+        (lambda g: g.decoder.drafter.propose(None), "propose takes a ProposeBatch, got a NoneType"),
+        (lambda g: g.decoder.drafter.propose_idle([]), "num_requests must be an integer, got a list"),
+        (lambda g: g.decoder.drafter.prefill_ragged(1, 2, 3), "token_ids must be a Tensor, got 1"),
+        (lambda g: g.decoder.drafter.inputs(1).join("a", None, None), "row must be an integer, got 'a'"),
+    ],
+)
+def test_a_call_of_a_generator(generator, call, message):
+    with pytest.raises(SpecgraphError, match=message) as raised:
+        call(generator)
+    assert "\n" not in str(raised.value)
+    assert len(generator.text("import", max_tokens=2)) == 1, "the generator works on"

@@ -11,6 +11,7 @@ from specgraph.attention.interface import AttentionBackend, AttentionFactory, At
 from specgraph.attention.paged import PagedAttention, PagedHostAttention
 from specgraph.device import Platform
 from specgraph.errors import ConfigError, UnsupportedError
+from specgraph.validation import Tokens, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,13 @@ class AttentionChoice:
     """The reason why `auto` did not take what the platform offers; empty where it did, or where a name was given."""
 
 
+@checked
 def choose_attention(
     name: str,
     platform: Platform,
     layers: Sequence[AttentionLayer] = (),
     dtype: torch.dtype | None = None,
-    block_size: int | None = None,
+    block_size: Tokens | None = None,
     trees: bool = False,
     cache_dtype: torch.dtype | None = None,
 ) -> AttentionChoice:

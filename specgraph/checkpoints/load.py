@@ -20,7 +20,7 @@ from specgraph.checkpoints.model_config import model_config
 from specgraph.checkpoints.mtp import load_mtp, mtp_tensors
 from specgraph.checkpoints.quantised import announce, quantisation
 from specgraph.checkpoints.stored import stored_tensors
-from specgraph.checkpoints.target_shape import MOST_POSITIONS, target_shape
+from specgraph.checkpoints.target_shape import target_shape
 from specgraph.errors import ConfigError
 from specgraph.models.dflash import DFlashHead
 from specgraph.models.draft_model import DraftModelHead
@@ -28,7 +28,9 @@ from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead
+from specgraph.options import DType, device_named, dtype_named
 from specgraph.parallel import WHOLE, TensorParallel
+from specgraph.validation import MOST_POSITIONS, Count, Tokens, checked
 
 LoadedHead = DFlashHead | Eagle3Head | EagleHead | MtpHead | DraftModelHead
 _LOADERS: Mapping[str, Callable[[DrafterFolder], LoadedHead]] = {
@@ -41,11 +43,12 @@ _LOADERS: Mapping[str, Callable[[DrafterFolder], LoadedHead]] = {
 }
 
 
+@checked
 def load_target(
     folder: Path | str,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
-    max_model_len: int | None = None,
+    dtype: DType = None,
+    max_model_len: Tokens | None = None,
     tensor_parallel: TensorParallel = WHOLE,
     keep_fp8: bool = False,
     kv_scales: bool = False,
@@ -73,7 +76,7 @@ def load_target(
     config = model_config(source)
     if max_model_len is not None:
         most = min(config.max_position_embeddings, MOST_POSITIONS)
-        if not 1 <= max_model_len <= most:
+        if max_model_len > most:
             raise ConfigError(
                 f"max_model_len {max_model_len} is not in 1 to {most} ({source.name} has max_position_embeddings "
                 f"{config.max_position_embeddings})"
@@ -90,8 +93,8 @@ def load_target(
     checkpoint = CheckpointFolder(
         folder,
         stored_tensors(folder),
-        torch.device(device),
-        dtype or config.dtype,
+        device_named(device),
+        dtype_named(dtype) or config.dtype,
         quantisation=stored,
         keep_fp8=keep_fp8,
         kv_scales=kv_scales,
@@ -121,11 +124,12 @@ def drafter_format(folder: Path | str) -> DrafterFormat:
     return detect_format(source, checkpoint)
 
 
+@checked
 def load_drafter(
     folder: Path | str,
     target: DraftedTarget | Path | str | torch.nn.Module,
-    dtype: torch.dtype | None = None,
-    num_modules: int | None = None,
+    dtype: DType = None,
+    num_modules: Count | None = None,
     keep_fp8: bool = False,
 ) -> LoadedHead:
     """Read a drafter for `target`, onto the device of the target's embedding; the CPU where `target` is a folder.
@@ -142,7 +146,7 @@ def load_drafter(
     Raises:
         CheckpointError: unknown format; a part that is missing, misshapen, or that no reader knows; a drafter made for
             another target.
-        ConfigError: num_modules for a drafter that has none, or below 1; a dtype that a shared tensor does not have.
+        ConfigError: num_modules for a drafter that has none; a dtype that a shared tensor does not have.
     """
     folder = Path(folder)
     source = read_config(folder)
@@ -154,13 +158,13 @@ def load_drafter(
         folder,
         stored_tensors(folder),
         target.embed_tokens.device,
-        dtype or target.dtype,
+        dtype_named(dtype) or target.dtype,
         quantisation=quantisation(source),
         keep_fp8=keep_fp8,
     )
     found = detect_format(source, checkpoint)
-    if num_modules is not None and (num_modules < 1 or found.algorithm != "mtp"):
-        raise ConfigError(f"num_modules {num_modules}: {folder} holds {found}; it takes 1 or more, and only for mtp")
+    if num_modules is not None and found.algorithm != "mtp":
+        raise ConfigError(f"num_modules {num_modules}: {folder} holds {found}; it is for mtp alone")
     layers = source
     if found.layout == "speculators":
         layers = source.section("transformer_layer_config")

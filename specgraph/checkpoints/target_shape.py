@@ -22,7 +22,9 @@ from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.model_config import config_dtype
 from specgraph.checkpoints.stored import stored_tensors
 from specgraph.errors import CheckpointError, ConfigError
+from specgraph.options import DType, device_named, dtype_named
 from specgraph.parallel import WHOLE, TensorParallel
+from specgraph.validation import MOST_POSITIONS, Count, Tokens, checked, checked_fields
 
 _EMBEDDING = re.compile(
     r"(model\.|language_model\.|transformer\.|text_model\.)*(embed_tokens|wte|word_embeddings)\.weight"
@@ -30,16 +32,14 @@ _EMBEDDING = re.compile(
 _LM_HEAD = re.compile(r"(model\.|language_model\.)*lm_head\.weight")
 _LAYER = re.compile(r"(?:model\.|language_model\.|transformer\.)*(?:layers|h)\.(\d+)\.")
 
-MOST_POSITIONS = 1 << 20
-"""The largest max_model_len: a rotary table of as many rows has half a gigabyte at head_dim 128."""
 
-
+@checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetShape:
     """The sizes of a target, and the tensors that a drafter may share with it."""
 
-    num_layers: int
-    max_model_len: int
+    num_layers: Count
+    max_model_len: Tokens
     """Positions that target and drafter run with."""
     embed_tokens: Tensor
     """[vocab_size, hidden_size]"""
@@ -55,11 +55,6 @@ class TargetShape:
             raise CheckpointError(
                 f"the target's embedding has shape {list(self.embed_tokens.shape)} and its lm_head "
                 f"{list(self.lm_head.shape)}; both should be [vocab_size, hidden_size]"
-            )
-        if self.num_layers < 1 or not 1 <= self.max_model_len <= MOST_POSITIONS:
-            raise ConfigError(
-                f"num_layers {self.num_layers} and max_model_len {self.max_model_len}: a target has layers, "
-                f"and 1 to {MOST_POSITIONS} positions"
             )
 
     @property
@@ -78,13 +73,14 @@ class TargetShape:
         return self.embed_tokens.dtype
 
 
+@checked
 def target_shape(
     target: Path | str | Mapping[str, Tensor] | torch.nn.Module,
     *,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
-    max_model_len: int | None = None,
-    num_layers: int | None = None,
+    dtype: DType = None,
+    max_model_len: Tokens | None = None,
+    num_layers: Count | None = None,
 ) -> TargetShape:
     """Find what a drafter needs of a target of any architecture.
 
@@ -107,7 +103,9 @@ def target_shape(
     path = Path(target)
     source = read_config(path)
     config = source.section("text_config") if source.has("text_config") else source
-    folder = CheckpointFolder(path, stored_tensors(path), torch.device(device), dtype or config_dtype(config))
+    folder = CheckpointFolder(
+        path, stored_tensors(path), device_named(device), dtype_named(dtype) or config_dtype(config)
+    )
     sizes = (config.integer("vocab_size"), config.integer("hidden_size"))
     embedding, head = _shared_names(folder.names(), config.boolean("tie_word_embeddings", False), str(target))
     embed_tokens = folder.weight(embedding, sizes)

@@ -13,6 +13,7 @@ import torch
 from specgraph.device.discovery import Discovered, discover
 from specgraph.device.interface import Platform
 from specgraph.errors import PlatformError
+from specgraph.validation import checked
 
 ENV_VAR = "SPECGRAPH_PLATFORM"
 FALLBACK = "cpu"
@@ -53,6 +54,7 @@ def select_platform(asked: str | None, backends: Mapping[str, Discovered], envir
     return Selection(FALLBACK, None, "no accelerator is available")
 
 
+@checked
 def open_platform(
     name: str | None = None,
     *,

@@ -24,6 +24,7 @@ from specgraph.draft.round import DraftTokens, ProposeBatch, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.errors import CaptureError, ConfigError, UnsupportedError
 from specgraph.models.protocol import DraftHead, ParallelHead
+from specgraph.validation import checked
 
 
 class Drafter(ModelRunner):
@@ -42,6 +43,7 @@ class Drafter(ModelRunner):
     Not thread-safe: one call at a time. Owns its graphs and buffers; the head and the KV caches belong to the caller.
     """
 
+    @checked
     def __init__(
         self,
         head: DraftHead | ParallelHead,
@@ -65,13 +67,11 @@ class Drafter(ModelRunner):
 
         Raises:
             ConfigError: the head or the attention backend lacks a member of its protocol, the caches do not fit the
-                head, the config or the device, `sampling` is for fewer requests or another vocabulary, the head cannot
-                draft K tokens or has too few positions, or `platform` is a name.
+                head, the config or the device, `sampling` is for fewer requests or another vocabulary, or the head
+                cannot draft K tokens or has too few positions.
             UnsupportedError: the lowering that was asked for is not possible on this platform.
         """
         attention = attention or PagedAttention()
-        if isinstance(platform, str):
-            raise ConfigError(f"platform is the name '{platform}': give what open_platform('{platform}') returns")
         check_members(head, attention)
         check_caches(head, caches, config, platform.device)
         if sampling is not None:
@@ -124,6 +124,7 @@ class Drafter(ModelRunner):
             program.bound[made.number] = made
         return made
 
+    @checked
     def capture(self, captured: Callable[[], None] | None = None) -> None:
         """Check the head's shapes with one small pass, then capture; see `ModelRunner.capture`.
 
@@ -275,6 +276,7 @@ class Drafter(ModelRunner):
         """
         return self._prefill.run(self, prompt, positions, blocks, aux_hidden, at_least)
 
+    @checked
     @torch.no_grad()
     def prefill_ragged(
         self, token_ids: Tensor, aux_hidden: Tensor, metadata: AttentionMetadata, lengths: HostLengths | None = None

@@ -24,14 +24,11 @@ _ATTENTION = ("name", "host_parameters", "after_advance", "forward", "named_tens
 
 
 def check_members(head: Any, attention: Any) -> None:
-    """Refuse a head or an attention backend that is a class, or lacks members of its protocol.
+    """Refuse a head or an attention backend that lacks members of its protocol.
 
     Raises:
         ConfigError: naming the object, what it lacks, and the protocol.
     """
-    for what, thing in (("head", head), ("attention backend", attention)):
-        if isinstance(thing, type):
-            raise ConfigError(f"the {what} is the class {thing.__name__}: give an object of it")
     _check_members("attention backend", attention, "AttentionBackend", _ATTENTION)
     _check_members("head", head, "DraftHead", ("kind",))
     if head.kind not in KINDS:
@@ -58,9 +55,7 @@ def check_caches(head: Head, caches: Sequence[KVCache], config: DraftConfig, dev
         raise ConfigError(
             f"the drafter has {len(head.attention_layers)} attention layer(s), got {len(caches)} KV caches"
         )
-    for index, (layer, cache) in enumerate(zip(head.attention_layers, caches, strict=True)):
-        if not (hasattr(cache, "key") and hasattr(cache, "value")):
-            raise ConfigError(f"caches[{index}] is a {type(cache).__name__}; give a specgraph.KVCache(key, value)")
+    for layer, cache in zip(head.attention_layers, caches, strict=True):
         if layer.rotary is not None and layer.rotary.shape[0] < config.max_model_len:
             raise ConfigError(
                 f"max_model_len is {config.max_model_len}, and the drafter was loaded for {layer.rotary.shape[0]} "

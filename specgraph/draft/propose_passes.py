@@ -16,6 +16,7 @@ from specgraph.draft.config import DraftConfig, DraftShape
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.round import DraftTokens, ProposeBatch, RoundBuffers
 from specgraph.errors import CapacityError, ConfigError
+from specgraph.validation import checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class ProposePasses:
         if ready is None:
             check_types("propose", batch, self._memory.num_sampled.device)
             ready = self.find(batch.num_requests, batch.query_len, 0, num_speculative_tokens)
-            check_shapes("propose", batch, ready.inputs, self._keeps_draft_probs)
+            check_shapes("propose", batch, ready.inputs, self._keeps_draft_probs, dtypes=self._config.debug)
             self._memory.load(batch, ready.inputs, self._keeps_draft_probs)
             return ready
         if ready.bound is not None:
@@ -97,19 +98,30 @@ class ProposePasses:
         """
         rows = self._config.query_len if query_len is None else query_len
         binding = 0 if bound is None else bound.number
-        key = num_requests, rows, max(num_requests, at_least), num_speculative_tokens, binding
-        if (known := self._passes.get(key)) is None:
-            known = self._passes[key] = self._make(num_requests, rows, key[2], num_speculative_tokens, bound)
-            self._in_place[id(known.inputs)] = key[2], bound
+        try:
+            key = num_requests, rows, max(num_requests, at_least), num_speculative_tokens, binding
+            if (known := self._passes.get(key)) is not None:
+                return known
+        except TypeError:  # they are no integers, which `_make` says
+            key = 0, 0, 0, None, 0
+        known = self._passes[key] = self._make(num_requests, rows, at_least, num_speculative_tokens, bound)
+        self._in_place[id(known.inputs)] = key[2], bound
         return known
 
+    @checked
     def _make(
-        self, num_requests: int, query_len: int, at_least: int, asked: int | None, bound: BoundTensors | None
+        self,
+        num_requests: int,
+        query_len: int,
+        at_least: int,
+        num_speculative_tokens: int | None,
+        bound: BoundTensors | None,
     ) -> ProposePass:
         runner = self._runner()
         assert runner is not None, "the drafter owns its passes"
         memory, binding = (self._memory, 0) if bound is None else (bound, bound.number)
-        found = self._dispatch(at_least, query_len, asked, runner.graphs is not None)
+        size, has_graphs = max(num_requests, at_least), runner.graphs is not None
+        found = self._dispatch(size, query_len, num_speculative_tokens, has_graphs)
         found = replace(found, descriptor=replace(found.descriptor, binding=binding))
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
         program = next(each for each in self._programs if each.draws_trees == found.descriptor.tree)

@@ -15,6 +15,7 @@ from specgraph.draft.config import DraftConfig
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.errors import ConfigError
 from specgraph.ops.copies import RoundTensors
+from specgraph.validation import checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,9 @@ class ProposeBatch:
     """The end of the target's round for n requests, on the drafter's device: query_len = K + 1 rows per request for
     the K tokens that were verified.
 
-    Either tensors of the engine's own, or the drafter's own memory (`Drafter.inputs`), written in place.
+    Either tensors of the engine's own, or the drafter's own memory (`Drafter.inputs`), written in place. `propose`
+    copies the engine's, and converts other dtypes of integers and floats; `bind`, and `propose` with `debug`, refuse
+    other dtypes.
     """
 
     sampled_token_ids: Tensor
@@ -51,6 +54,7 @@ class ProposeBatch:
         """Rows per request."""
         return self.sampled_token_ids.shape[1] if self.sampled_token_ids.dim() == 2 else 0
 
+    @checked
     def join(self, row: int, token_id: Tensor, aux_hidden: Tensor | None) -> None:
         """Make request `row` one whose prompt was just prefilled: a round in which the target sampled one token.
 

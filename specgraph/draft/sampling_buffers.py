@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.errors import ConfigError
+from specgraph.validation import Requests, Tokens, checked
 
 
 class SamplingBuffers(ops.SamplingParameters):
@@ -56,7 +57,8 @@ class SamplingBuffers(ops.SamplingParameters):
         return ops.adjust_logits(logits, temperature, self, drafted, everywhere, draft_to_target)
 
 
-def allocate_sampling(requests: int, vocab_size: int, device: torch.device) -> SamplingBuffers:
+@checked
+def allocate_sampling(requests: Requests, vocab_size: Tokens, device: torch.device) -> SamplingBuffers:
     """Allocate buffers for `requests` requests that ask for nothing.
 
     Args:

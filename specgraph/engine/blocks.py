@@ -10,6 +10,7 @@ import torch
 from specgraph.attention import NULL_BLOCK, AttentionLayer, KVCache
 from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.options import KVCacheDtype
+from specgraph.validation import Count, Tokens, checked
 
 GIB = 1 << 30
 
@@ -132,8 +133,13 @@ class BlockAllocator:
         self._free.extend(reversed(blocks))
 
 
+@checked
 def allocate_caches(
-    layers: Sequence[AttentionLayer], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    layers: Sequence[AttentionLayer],
+    num_blocks: Count,
+    block_size: Tokens,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> list[KVCache]:
     """Return a zeroed cache per layer, [num_blocks, block_size, num_kv_heads, head_dim] for keys and for values; one
     tensor for both where `AttentionLayer.latent`.

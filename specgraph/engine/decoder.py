@@ -24,6 +24,7 @@ from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
 from specgraph.options import RoundTimes
 from specgraph.parallel import ParallelLayout
+from specgraph.validation import Count, checked
 
 
 class SpeculativeDecoder:
@@ -36,6 +37,7 @@ class SpeculativeDecoder:
     verify pass's shape, which is what speculative greedy output is compared with bit for bit. Not thread-safe.
     """
 
+    @checked
     def __init__(
         self,
         target: Target,
@@ -43,7 +45,7 @@ class SpeculativeDecoder:
         platform: Platform,
         config: EngineConfig,
         *,
-        query_len: int | None = None,
+        query_len: Count | None = None,
         attention: AttentionBackend | None = None,
         layout: ParallelLayout | None = None,
     ) -> None:
@@ -67,8 +69,6 @@ class SpeculativeDecoder:
         if config.max_model_len > target.max_model_len:
             raise ConfigError(f"max_model_len {config.max_model_len} exceeds the target's {target.max_model_len}")
         self.query_len = query_len if query_len is not None else config.query_len if head is not None else 1
-        if self.query_len < 1:
-            raise ConfigError(f"query_len must be at least 1, got {query_len}")
         if head is not None and self.query_len != config.query_len:
             raise ConfigError(f"with a drafter query_len is K + 1 = {config.query_len}, got {query_len}")
         if head is None and config.decode == "round":
@@ -104,6 +104,7 @@ class SpeculativeDecoder:
         self.rounds = Rounds(self.steps, self.allocator, self.metrics, 0 if waits else config.rounds_ahead)
         """The running requests."""
 
+    @checked
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture all graphs. Call once before generating; nothing is captured at request time.
 
@@ -131,6 +132,7 @@ class SpeculativeDecoder:
         self.rounds.adaptive = AdaptiveK(times, self.config.num_speculative_tokens)
         return times
 
+    @checked
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generate for all requests, in batches that shrink and grow as requests finish and join."""
         results = [Generation() for _ in requests]
@@ -141,6 +143,7 @@ class SpeculativeDecoder:
             result.finish_reason, result.message = chunk.finish_reason, chunk.message
         return results
 
+    @checked
     def stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
         """Generate for all requests, giving the tokens of each round as they come. `Chunk.request` is the index in
         `requests`.
@@ -184,6 +187,7 @@ class SpeculativeDecoder:
         """The number of requests that wait or run, and of those whose last chunk was not handed out yet."""
         return len(self._waiting) + len(self.rounds.running) + sum(bool(each.finish_reason) for each in self._chunks)
 
+    @checked
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch in a later `step`, when a row and KV blocks are free.
 
@@ -199,6 +203,7 @@ class SpeculativeDecoder:
         self.check(request)
         return self._queue([request])
 
+    @checked
     def cancel(self, request_id: int) -> bool:
         """End a request now. The next `step` gives its last chunk, with reason "cancelled".
 
@@ -251,6 +256,7 @@ class SpeculativeDecoder:
             if chunk.finish_reason is not None:
                 self.rounds.leave(state)
 
+    @checked
     def check(self, request: Request) -> None:
         """Refuse what can never run here.
 

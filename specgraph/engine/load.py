@@ -13,7 +13,6 @@ import torch
 
 from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
 from specgraph.checkpoints import TargetShape, drafter_format, load_drafter, load_target, target_shape
-from specgraph.checkpoints.target_shape import MOST_POSITIONS
 from specgraph.checkpoints.tokens import compare_tokenizers, read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.device import Platform, open_platform
 from specgraph.draft import DraftTree
@@ -25,6 +24,7 @@ from specgraph.engine.text import TextGenerator
 from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
 from specgraph.options import EngineOptions, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout, leave_on_error
+from specgraph.validation import MOST_POSITIONS, checked
 
 if TYPE_CHECKING:
     from specgraph.models.llama import LlamaTarget
@@ -37,6 +37,7 @@ def shipped_pair() -> tuple[Path, Path]:
     return root / "target", root / "eagle3"
 
 
+@checked
 def load_generator(
     target: Path | str | None = None,
     draft: Path | str | None = None,

@@ -18,6 +18,7 @@ from specgraph.engine.text_stream import TextStream, text_of
 from specgraph.errors import ConfigError
 from specgraph.options import check_num_sequences
 from specgraph.parallel import ParallelLayout
+from specgraph.validation import Requests, checked
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,6 +42,7 @@ class TextGenerator:
     layout: ParallelLayout | None = None
     """The processes that run the models together; None where this one runs alone."""
 
+    @checked
     def request(
         self,
         prompt: str | Sequence[Mapping[str, str]],
@@ -87,8 +89,9 @@ class TextGenerator:
             **parameters,
         )
 
+    @checked
     def requests(
-        self, prompt: str | Sequence[Mapping[str, str]], *, n: int = 1, seed: int = 0, **settings: Any
+        self, prompt: str | Sequence[Mapping[str, str]], *, n: Requests = 1, seed: int = 0, **settings: Any
     ) -> list[Request]:
         """Make `n` requests for one prompt, whose seeds are seed, seed + 1 ... as in vLLM.
 
@@ -102,6 +105,7 @@ class TextGenerator:
         check_num_sequences(n, first.temperature)
         return [replace(first, seed=seed + i) for i in range(n)]
 
+    @checked
     def stream_text(self, prompt: str | Request, *, stop: str | Sequence[str] = (), **settings: Any) -> TextStream:
         """Stream the text for one prompt as it is generated, in whole characters.
 
@@ -145,7 +149,8 @@ class TextGenerator:
                 return
             yield chunk
 
-    def text(self, prompts: str | Sequence[str], *, n: int = 1, **settings: Any) -> list[str]:
+    @checked
+    def text(self, prompts: str | Sequence[str], *, n: Requests = 1, **settings: Any) -> list[str]:
         """Return continuations, `n` per prompt, those of one prompt together; greedy by default.
 
         Warns where `max_num_requests` is less than the number of texts, so that some wait for others.

@@ -12,6 +12,7 @@ import torch
 from specgraph.errors import ConfigError, RankError
 from specgraph.parallel.ranks import Ranks, join_ranks
 from specgraph.parallel.split import ExpertParallel, TensorParallel
+from specgraph.validation import Count, Positive, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,14 @@ class ParallelLayout:
     """Groups of ranks that have requests of their own, and this rank's place among them."""
 
 
+@checked
 def join_layout(
     device: torch.device,
     *,
-    tensor_parallel: int = 1,
-    data_parallel: int = 1,
+    tensor_parallel: Count = 1,
+    data_parallel: Count = 1,
     expert_parallel: bool = False,
-    timeout: float = 600.0,
+    timeout: Positive = 600.0,
     **meeting: Any,
 ) -> ParallelLayout:
     """Meet the other processes of a run of tensor_parallel * data_parallel ranks.
@@ -49,13 +51,9 @@ def join_layout(
         timeout, meeting: as in `join_ranks`.
 
     Raises:
-        ConfigError: numbers below 1, data parallel ranks that share nothing, or another number of processes.
+        ConfigError: data parallel ranks that share nothing, or another number of processes.
         RankError: they did not all come within `timeout`.
     """
-    if tensor_parallel < 1 or data_parallel < 1:
-        raise ConfigError(
-            f"tensor_parallel {tensor_parallel}, data_parallel {data_parallel}: both count ranks, from 1 on"
-        )
     if data_parallel > 1 and not expert_parallel:
         raise ConfigError(
             f"data_parallel {data_parallel} without enable_expert_parallel: these ranks would share nothing. Give "

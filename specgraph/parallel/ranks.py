@@ -14,6 +14,7 @@ import torch
 
 from specgraph.errors import ConfigError, RankError, first_line
 from specgraph.parallel.split import WHOLE, TensorParallel
+from specgraph.validation import Count, Positive, checked
 
 _dist: Any = torch.distributed
 """Without the types of torch, of which some are private or marked deprecated in some versions."""
@@ -238,11 +239,12 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+@checked
 def join_ranks(
     device: torch.device,
-    size: int,
+    size: Count,
     *,
-    timeout: float = 600.0,
+    timeout: Positive = 600.0,
     init_method: str = "env://",
     rank: int = -1,
 ) -> Ranks:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from specgraph.errors import ConfigError
+from specgraph.validation import Count, Range, checked_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,10 @@ class Share:
     """(begin, end) each."""
 
 
+Place = Annotated[int, Range(0)]
+
+
+@checked_fields
 @dataclass(frozen=True, slots=True)
 class ExpertParallel:
     """A rank's place among the ranks that hold the experts of each mixture: equally many each, and whole.
@@ -24,12 +30,12 @@ class ExpertParallel:
     and the results are added up over all ranks.
     """
 
-    rank: int
-    size: int
+    rank: Place
+    size: Count
     group: str
     """The name of all ranks that hold experts."""
-    data_rank: int = 0
-    data_size: int = 1
+    data_rank: Place = 0
+    data_size: Count = 1
     """Ranks that have rows of their own, and this one's place among them."""
     data_group: str = ""
     """Their name."""
@@ -40,6 +46,7 @@ class ExpertParallel:
         return self.rank * each, (self.rank + 1) * each
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
     """A rank's place among the ranks that split a model's matrices.
@@ -50,8 +57,8 @@ class TensorParallel:
     dealt out whole where `experts` says so. Everything else is whole on every rank.
     """
 
-    rank: int = 0
-    size: int = 1
+    rank: Place = 0
+    size: Count = 1
     group: str = ""
     """The name of the ranks' process group (`ranks_named`): a captured op takes plain values."""
     experts: ExpertParallel | None = None

@@ -113,7 +113,7 @@ def test_a_target_that_does_not_say_enough_is_refused(mixture, head_folder):
         load_drafter(head_folder, torch.nn.Linear(2, 2))
     with pytest.raises(CheckpointError, match=r"embedding has shape \[4, 2\]"):
         TargetShape(num_layers=1, max_model_len=8, embed_tokens=torch.zeros(4, 2), lm_head=torch.zeros(5, 2))
-    with pytest.raises(ConfigError, match="max_model_len 0"):
+    with pytest.raises(ConfigError, match="max_model_len must be at least 1, got 0"):
         TargetShape(num_layers=1, max_model_len=0, embed_tokens=torch.zeros(4, 2), lm_head=torch.zeros(4, 2))
 
 

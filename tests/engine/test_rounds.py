@@ -303,7 +303,7 @@ def test_a_stream_may_end_outside_of_inference_mode():
 
 
 def test_a_wrong_number_of_rounds_ahead_is_refused():
-    with pytest.raises(ConfigError, match="rounds_ahead must be 0 or 1, got 2"):
+    with pytest.raises(ConfigError, match="rounds_ahead must be at most 1, got 2"):
         make_decoder("eagle", "round", rounds_ahead=2)
 
 

@@ -144,7 +144,7 @@ def test_modules_beside_a_target(reference, tmp_path):
     assert head.weights()["lm_head"].data_ptr() == target.lm_head.data_ptr()
     with refused("2 MTP module(s)", "asked for 3"):
         load_drafter(tmp_path / "target", target, num_modules=3)
-    with refused("num_modules 0", error=ConfigError):
+    with refused("num_modules must be at least 1", error=ConfigError):
         load_drafter(tmp_path / "target", target, num_modules=0)
 
 

@@ -348,9 +348,9 @@ class TestFiles:
             path.symlink_to(os.path.relpath(blobs / path.name, folder))
         load_target(folder)
 
-    @pytest.mark.parametrize("length", [0, 65])
-    def test_max_model_len_out_of_range(self, folder, length):
-        with refused("max_model_len", str(length), "64", error=ConfigError):
+    @pytest.mark.parametrize(("length", "limit"), [(0, "1"), (65, "64")])
+    def test_max_model_len_out_of_range(self, folder, length, limit):
+        with refused("max_model_len", str(length), limit, error=ConfigError):
             load_target(folder, max_model_len=length)
 
     def test_fewer_positions_than_no_table_is_made_of(self, folder):

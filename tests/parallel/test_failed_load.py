@@ -34,7 +34,7 @@ def load_from_an_empty_folder(folder: Path) -> None:
 
 
 def load_with_a_wrong_option(_: Path) -> None:
-    load.load_generator(platform=CpuPlatform(), tensor_parallel=2, memory_fraction=2.0)
+    load.load_generator(platform=CpuPlatform(), tensor_parallel=2, max_model_len=4)
 
 
 @pytest.mark.parametrize(
