@@ -64,7 +64,7 @@ def test_attention_that_cannot_is_refused_by_name():
     choice = choose_attention("auto", WithItsOwn(), *how)
     assert choice.backend.name == "paged"
     assert "narrow" in choice.reason
-    with pytest.raises(ConfigError, match="kv_cache_dtype 'int8'"):
+    with pytest.raises(ConfigError, match="kv_cache_dtype must be one of 'auto', 'fp8', got 'int8'"):
         load_generator(platform="cpu", kv_cache_dtype="int8")
 
 

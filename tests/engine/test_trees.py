@@ -79,8 +79,8 @@ def test_prefill_passes_shorter_than_the_nodes_of_a_tree(make_decoder, shadow):
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ((0, 4, 4), "at least 1 step"),
-        ((3, 0, 4), "at least 1 step and top-k 1"),
+        ((0, 4, 4), "num_steps must be at least 1"),
+        ((3, 0, 4), "top_k must be at least 1"),
         ((5, 4, 5), "it is 6"),
         ((2, 2, 8), r"3 .one path. to 7"),
         ((9, 9, 60), "72"),

@@ -240,7 +240,7 @@ def test_a_pair_in_fp8_generates_the_same_tokens(tmp_path, caplog):
             texts.append(generator.text("def read(self, size):\n", max_tokens=24))
         assert caplog.text.count("stay in FP8") == (2 if fp8_weights == "keep" else 0)
     assert texts[0] == texts[1]
-    with pytest.raises(ConfigError, match="fp8_weights 'always'"):
+    with pytest.raises(ConfigError, match="fp8_weights must be one of 'dequantise', 'keep', got 'always'"):
         load_generator(*folders, platform="cpu", fp8_weights="always")
 
 

@@ -348,9 +348,9 @@ class TestFiles:
             path.symlink_to(os.path.relpath(blobs / path.name, folder))
         load_target(folder)
 
-    @pytest.mark.parametrize(("length", "limit"), [(0, "1"), (65, "64")])
-    def test_max_model_len_out_of_range(self, folder, length, limit):
-        with refused("max_model_len", str(length), limit, error=ConfigError):
+    @pytest.mark.parametrize(("length", "says"), [(0, "at least 1, got 0"), (65, "65 is not in 1 to 64")])
+    def test_max_model_len_out_of_range(self, folder, length, says):
+        with refused("max_model_len", says, error=ConfigError):
             load_target(folder, max_model_len=length)
 
     def test_fewer_positions_than_no_table_is_made_of(self, folder):
