@@ -31,9 +31,28 @@ def test_what_stands_in_the_buffers_up_to_the_last_real_request(num_sampled, sta
     assert list(found.num_sampled) == counts
 
 
+def on_device(plan, starts, counts=None):
+    """The lengths that the op writes for these requests: of the pass, and up to the last sampled token."""
+    n, num_sampled = len(starts), None if counts is None else torch.tensor(counts)
+    given = ops.RowInputs(torch.tensor(starts), torch.zeros(n, 16, dtype=torch.int32), num_sampled)
+    lengths, ends = (torch.zeros(n, dtype=torch.int32) for _ in range(2))
+    places = torch.zeros(2, n * plan.rows, dtype=torch.int64)
+    ops.begin_rows(given, plan, ops.Rows(*places, lengths, step_seq_lens=ends))
+    return lengths.tolist(), ends.tolist()
+
+
+@pytest.mark.parametrize(("past", "after_sampled"), [(0, False), (3, False), (0, True)])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_host_lengths_are_those_of_the_device(past, after_sampled, offset):
+    """From the first positions, where there are not as many past rows as a plan wants, to the last; inert requests
+    between others."""
+    plan = ops.RowPlan(4, 64, 4, past=past, after_sampled=after_sampled, position_offset=offset)
+    requests = [(start, count) for start in (0, 1, 2, 3, 4, 30, 57, 59) for count in (0, 1, 2, 4)]
+    host = [[plan.seq_len(*each) for each in requests], [plan.step_seq_len(*each) for each in requests]]
+    assert [*on_device(plan, *map(list, zip(*requests, strict=True)))] == host
+
+
 def test_a_verify_has_the_devices_lengths_also_for_an_inert_request_between_others():
-    plan, starts, lengths = ops.RowPlan(3, 64, 4), [7, -1, 0], torch.zeros(4, dtype=torch.int32)
-    given = ops.RowInputs(torch.tensor([*starts, -1]), torch.zeros(4, 16, dtype=torch.int32))
-    ops.begin_rows(given, plan, ops.Rows(torch.zeros(12).long(), torch.zeros(12).long(), lengths))
-    host = uniform_lengths(plan, starts, BatchDescriptor("verify", 4, 3, 2))(0)
-    assert list(host.seq_lens) == lengths.tolist() == [10, 0, 3, 0]
+    plan, starts = ops.RowPlan(3, 64, 4), [7, -1, 0, -1]
+    host = uniform_lengths(plan, starts[:3], BatchDescriptor("verify", 4, 3, 2))(0)
+    assert list(host.seq_lens) == on_device(plan, starts)[0] == [10, 0, 3, 0]
