@@ -12,7 +12,7 @@ from specgraph.capture import report_captures
 from specgraph.device import Platform
 from specgraph.engine.adaptive_k import AdaptiveK
 from specgraph.engine.admission import admissible, blocks_needed, check_request
-from specgraph.engine.agreement import RoundPasses, agree, check_sharing, compare_captures, same_times
+from specgraph.engine.agreement import agree, check_sharing, compare_captures, same_times
 from specgraph.engine.blocks import BlockAllocator
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.metrics import AcceptanceMetrics
@@ -238,25 +238,21 @@ class SpeculativeDecoder:
         if self._sharing is not None:
             agreed = agree(self._sharing, self.rounds.passes(self._admissible(), len(self._waiting)))
             self.others_unfinished = agreed.unfinished > 0
-        if agreed is not None or self.rounds.running or self._waiting:
-            try:
-                self._run_round(agreed)
-            except BaseException as error:
-                for state in self.rounds.running if self._joining is None else [self._joining]:
-                    self._end(state, "failed", first_line(error))
-                self._joining = None
-                raise
+        idle = agreed is None and not self.rounds.running and not self._waiting
+        try:
+            for state, tokens in () if idle else self.rounds.step(self._admit, agreed):
+                chunk = state.add(tokens)
+                self._chunks.append(chunk)
+                if chunk.finish_reason is not None:
+                    self.rounds.leave(state)
+        except BaseException as error:
+            for state in self.rounds.running if self._joining is None else [self._joining]:
+                self._end(state, "failed", first_line(error))
+            self._joining = None
+            raise
         chunks, self._chunks = self._chunks, []
         return chunks
 
-    def _run_round(self, agreed: RoundPasses | None) -> None:
-        for state, tokens in self.rounds.step(self._admit, agreed):
-            chunk = state.add(tokens)
-            self._chunks.append(chunk)
-            if chunk.finish_reason is not None:
-                self.rounds.leave(state)
-
-    @checked
     def check(self, request: Request) -> None:
         """Refuse what can never run here.
 
