@@ -228,15 +228,31 @@ def _instance(cls: Any) -> Kind:
     return Kind(what, lambda v: isinstance(v, cls), take)
 
 
+RUNNING = "another call runs, in another thread or further up in this one: make one call at a time"
+
+
 class OneCall:
-    """An object that takes one call at a time, and none once it is closed; its methods are made so by `one_call`."""
+    """An object that takes one call at a time, and none once it is closed. `one_call` makes a method so."""
 
     refusal = ""
     """The reason why it takes no call now; empty while it takes one."""
 
+    def refused(self, call: str) -> ConfigError:
+        """Return the error of a call that comes now."""
+        return ConfigError(f"{call.strip('_')}: {self.refusal}")
+
+    def refuse_calls(self, reason: str) -> None:
+        """Refuse every later call.
+
+        Raises:
+            ConfigError: a call runs now, and uses what is about to be released.
+        """
+        if self.refusal is RUNNING:
+            raise self.refused("close")
+        self.refusal = reason
+
 
 Owner = TypeVar("Owner", bound=OneCall)
-_RUNNING = "another call runs, in another thread or further up in this one: make one call at a time"
 
 
 def one_call(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], T]:
@@ -245,12 +261,11 @@ def one_call(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate
     @wraps(method)
     def call(self: Owner, *args: P.args, **given: P.kwargs) -> T:
         if self.refusal:
-            raise ConfigError(f"{method.__name__}: {self.refusal}")
-        self.refusal = _RUNNING  # nothing between the two lines lets another thread run
+            raise self.refused(method.__name__)
+        self.refusal = RUNNING  # the interpreter lets no other thread run between the two lines
         try:
             return method(self, *args, **given)
         finally:
-            if self.refusal is _RUNNING:
-                self.refusal = ""
+            self.refusal = ""
 
     return call

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -143,3 +145,32 @@ def test_a_call_of_a_generator(generator, call, message):
         call(generator)
     assert "\n" not in str(raised.value)
     assert len(generator.text("import", max_tokens=2)) == 1, "the generator works on"
+
+
+def test_four_threads_in_one_drafter(generator):
+    """One propose runs, the others are refused; the drafts are those of one thread."""
+    drafter = generator.decoder.drafter
+    batch = drafter.inputs(1)
+    with torch.inference_mode():
+        batch.num_sampled.fill_(1)
+        wanted = drafter.propose(batch).token_ids
+    outcomes: list[object] = []
+
+    def run() -> None:
+        for _ in range(50):
+            try:
+                with torch.inference_mode():
+                    outcomes.append(torch.equal(drafter.propose(batch).token_ids, wanted))
+            except Exception as error:
+                outcomes.append(str(error))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused = "propose: another call runs, in another thread or further up in this one: make one call at a time"
+    assert set(outcomes) <= {True, refused}
+    assert True in outcomes
+    with torch.inference_mode():
+        assert torch.equal(drafter.propose(batch).token_ids, wanted)

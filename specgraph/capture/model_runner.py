@@ -25,6 +25,7 @@ from specgraph.capture.dispatch import BatchDescriptor, Phase
 from specgraph.capture.graph_runner import Body, GraphRunner, Recording, StepLengths
 from specgraph.capture.lowering import Launch, StepKind, launches, resolve
 from specgraph.device import Graph, Platform
+from specgraph.validation import OneCall
 
 Work = Callable[[Sequence[int], MakeAttend], None]
 """The device work of some steps of a program, on buffers that were sliced to one batch."""
@@ -116,7 +117,7 @@ class LaunchLengths(Mapping[int, HostLengths]):
         return len(self.steps)
 
 
-class ModelRunner:
+class ModelRunner(OneCall):
     """Runs one model's programs on one platform, from graphs captured at start-up or eagerly, as the config says.
 
     Owns its graphs and its programs' buffers; the model and the KV caches belong to the caller. Not thread-safe: one
@@ -247,7 +248,8 @@ class ModelRunner:
                 self.launches[ready.program.phase] += graphs.replay(launch.descriptor, now)
 
     def close(self) -> None:
-        """Release the graphs and their memory."""
+        """Release the graphs and their memory; calls are refused afterwards. Twice is harmless."""
+        self.refuse_calls(f"this {type(self).__name__} is closed, and its graphs are released: make another one")
         if self.graphs is not None:
             self.graphs.close()
 

@@ -24,17 +24,19 @@ from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
 from specgraph.options import RoundTimes
 from specgraph.parallel import ParallelLayout
-from specgraph.validation import Count, checked
+from specgraph.validation import Count, OneCall, checked, one_call
 
 
-class SpeculativeDecoder:
+class SpeculativeDecoder(OneCall):
     """Generates for batches of requests with a target and, optionally, a drafter.
 
     `generate` and `stream` take a list of requests. An engine whose requests come and go uses `add`, `cancel` and
     `step`.
 
     Without a drafter it is plain decoding; with `query_len` K + 1 and no drafter it decodes one token per round at the
-    verify pass's shape, which is what speculative greedy output is compared with bit for bit. Not thread-safe.
+    verify pass's shape, which is what speculative greedy output is compared with bit for bit.
+
+    One call at a time: another one meanwhile, from any thread, is refused.
     """
 
     @checked
@@ -97,13 +99,13 @@ class SpeculativeDecoder:
         """The request whose prompt is being prefilled."""
         self._stream_open = False
         self._next_id = 0
-        self._closed = False
         self.others_unfinished = False
         """True if any data parallel rank had requests at the last `step`: then all ranks call it again."""
         waits = self._sharing is not None or bool(self.target.attention.host_parameters)
         self.rounds = Rounds(self.steps, self.allocator, self.metrics, 0 if waits else config.rounds_ahead)
         """The running requests."""
 
+    @one_call
     @checked
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture all graphs. Call once before generating; nothing is captured at request time.
@@ -233,6 +235,7 @@ class SpeculativeDecoder:
             raise ConfigError("step() while a stream is open would take its chunks: finish it, or close() it")
         return self._step()
 
+    @one_call
     def _step(self) -> list[Chunk]:
         agreed = None
         if self._sharing is not None:
@@ -253,6 +256,8 @@ class SpeculativeDecoder:
         chunks, self._chunks = self._chunks, []
         return chunks
 
+    @one_call
+    @checked
     def check(self, request: Request) -> None:
         """Refuse what can never run here.
 
@@ -261,14 +266,12 @@ class SpeculativeDecoder:
             ConfigError: it wants sampling, and this decoder is greedy; a token is not in the target's vocabulary; or
                 the decoder is closed.
         """
-        if self._closed:
-            raise ConfigError("this generator is closed: close() has released its graphs; load another one")
         vocab = self.target.model.vocab_size
         check_request(request, self.config, self.query_len, vocab, self.allocator.capacity)
 
     def close(self) -> None:
         """Release graphs and their memory. Twice is harmless; requests are refused afterwards."""
-        self._closed = True
+        self.refuse_calls("this generator is closed: close() has released its graphs; load another one")
         for runner in self.runners.values():
             runner.close()
 

@@ -63,12 +63,6 @@ def test_a_size_that_cannot_be_captured_is_refused(asked, says):
         capture_sizes(42, asked)
 
 
-@pytest.mark.parametrize("limit", [0, -3])
-def test_a_limit_below_one_is_refused(limit):
-    with pytest.raises(ConfigError, match=f"at least 1, got {limit}"):
-        capture_sizes(limit)
-
-
 @given(named_sizes, st.integers(1, 80), st.sampled_from(PHASES), st.integers(1, 8))
 def test_a_batch_goes_to_the_least_size_that_holds_it_or_says_why_not(case, n, phase, steps):
     limit, asked = case
