@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -277,11 +276,8 @@ class SpeculativeDecoder(OneCall):
 
     def _queue(self, requests: Sequence[Request]) -> int:
         """Queue requests, all or none; return the id of the first, from which theirs go on."""
-        first, states = self._next_id, list[Running]()
-        for request_id, request in enumerate(requests, first):
-            prompt = array("q", list(request.prompt_token_ids))
-            limit = min(len(prompt) + request.max_tokens, self.config.max_model_len)
-            states.append(Running(request_id, request, [], prompt, limit))
+        first, longest = self._next_id, self.config.max_model_len
+        states = [Running(request_id, request, longest) for request_id, request in enumerate(requests, first)]
         self._next_id += len(states)
         self._waiting += states
         return first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields
 from typing import Annotated, Literal
 
 from specgraph.errors import ConfigError
@@ -119,11 +119,12 @@ class Running:
     index: int
     """Its id."""
     request: Request
-    blocks: list[int]
+    max_model_len: InitVar[int]
+    blocks: list[int] = field(default_factory=list[int])
     """KV blocks; none while it waits."""
-    token_ids: array[int]
+    token_ids: array[int] = field(init=False)
     """Prompt and output, int64: it grows faster than a list. The KV of the last token is not in the cache yet."""
-    limit: int
+    limit: int = field(init=False)
     """The length of `token_ids` at which it ends."""
     row: int = 0
     """Its row in the last round: where its draft tokens, block table, temperature and seed are."""
@@ -137,8 +138,10 @@ class Running:
     stops: frozenset[int] = field(init=False)
     """Its stop tokens."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, max_model_len: int) -> None:
         self.stops = frozenset(self.request.stop_token_ids)
+        self.token_ids = array("q", list(self.request.prompt_token_ids))
+        self.limit = min(len(self.token_ids) + self.request.max_tokens, max_model_len)
 
     @property
     def num_left(self) -> int:
