@@ -96,6 +96,15 @@ def _checked(function: Callable[P, T], annotated: Any, name: str) -> Callable[P,
     return call
 
 
+def check(name: str, value: Any, annotation: Any) -> Any:
+    """Return a value that an annotation allows, where numbers of numpy are Python's.
+
+    Raises:
+        ConfigError: the value is of another type, or out of range.
+    """
+    return _take(name, value, kind_of(annotation))
+
+
 def _take(name: str, value: Any, kind: Kind) -> Any:
     if not kind.fits(value):
         raise ConfigError(f"{name} must be {kind.what}, got {shown(value)}")
@@ -114,6 +123,9 @@ def shown(value: object) -> str:
 
 def _article(name: str) -> str:
     return "None" if name == "NoneType" else f"a{'n' if name[0] in 'AEIOUaeiou' else ''} {name}"
+
+
+_ANYTHING = Kind("anything", lambda v: True, are_plain=lambda values: True)
 
 
 @cache
@@ -189,7 +201,7 @@ def _sequence(item: Kind) -> Kind:
     def fits(value: Any) -> bool:
         return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
-    return Kind(f"a list (each item {item.what})", fits, take)
+    return Kind("a list" if item is _ANYTHING else f"a list (each item {item.what})", fits, take)
 
 
 def _mapping(key: Kind, item: Kind) -> Kind:
@@ -211,8 +223,8 @@ def _check_length(name: str, values: Sequence[Any] | Mapping[Any, Any]) -> None:
 
 
 def _instance(cls: Any) -> Kind:
-    if not isinstance(cls, type) or cls is object:
-        return Kind("anything", lambda v: True)
+    if not isinstance(cls, type) or cls in (Any, object):
+        return _ANYTHING
     what = _article(cls.__name__)
     if getattr(cls, "_is_protocol", False):
         return Kind(what, lambda v: v is not None and not isinstance(v, type))

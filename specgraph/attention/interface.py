@@ -12,21 +12,23 @@ from torch import Tensor
 from specgraph.attention.metadata import AttentionMetadata
 from specgraph.device import Support, TaskGroup
 from specgraph.ops import HostLengths, KVCache
+from specgraph.validation import Count, checked_fields
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
     """The shape of one attention layer, and its rotary table."""
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
     scale: float
     """Factor on query-key products, usually head_dim ** -0.5."""
     rotary: Tensor | None = None
     """float32 [max_positions, rotary_dim]: cos in the first half, sin in the second; None for no rotation."""
     causal: bool = True
-    window: int | None = None
+    window: Count | None = None
     """Keys that a row sees at most, its own included: those of the last `window` positions. None for all. Only with
     causal attention."""
     sinks: Tensor | None = None

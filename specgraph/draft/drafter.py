@@ -72,8 +72,8 @@ class Drafter(ModelRunner):
                 cannot draft K tokens or has too few positions.
             UnsupportedError: the lowering that was asked for is not possible on this platform.
         """
-        attention = attention or PagedAttention()
-        check_members(head, attention)
+        attention = PagedAttention() if attention is None else attention
+        check_members(attention, head)
         check_caches(head, caches, config, platform.device)
         if sampling is not None:
             sampling.check(config.max_num_requests, vocabulary_size(head))

@@ -17,25 +17,32 @@ from specgraph.attention import KVCache
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.kinds import KINDS
 from specgraph.errors import ConfigError, SpecgraphError, first_line
-from specgraph.models.protocol import Head, OutputProjection
+from specgraph.models.protocol import Head, OutputProjection, Target
 from specgraph.models.split import whole_logits
 
 _ATTENTION = ("name", "host_parameters", "after_advance", "forward", "named_tensors")
 
 
-def check_members(head: Any, attention: Any) -> None:
-    """Refuse a head or an attention backend that lacks members of its protocol.
+def check_members(attention: Any, head: Any = None, target: Any = None) -> None:
+    """Refuse an attention backend, a head or a target that lacks members of its protocol.
 
     Raises:
         ConfigError: naming the object, what it lacks, and the protocol.
     """
     _check_members("attention backend", attention, "AttentionBackend", _ATTENTION)
+    if target is not None:
+        _check_members("target", target, "Target", _members(Target))
+    if head is None:
+        return
     _check_members("head", head, "DraftHead", ("kind",))
     if head.kind not in KINDS:
         raise ConfigError(f"the head {type(head).__name__} is of kind {head.kind!r}; there are {', '.join(KINDS)}")
     protocol = KINDS[head.kind].protocol
-    members = [name for name in dir(protocol) if not name.startswith("_")]
-    _check_members("head", head, protocol.__name__, members)
+    _check_members("head", head, protocol.__name__, _members(protocol))
+
+
+def _members(protocol: type[Any]) -> list[str]:
+    return [name for name in dir(protocol) if not name.startswith("_")]
 
 
 def _check_members(what: str, thing: Any, protocol: str, members: Sequence[str]) -> None:

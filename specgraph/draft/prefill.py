@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,8 @@ from specgraph.draft.batch_checks import vocabulary_size
 from specgraph.draft.buffers import PromptRows
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.program import DraftProgram
-from specgraph.errors import ConfigError, first_line
+from specgraph.errors import ConfigError
+from specgraph.validation import check, checked
 
 
 class DraftPrefill:
@@ -40,18 +40,21 @@ class DraftPrefill:
             buffers=self.buffers, config=config, forward=forward, num_passes=program.prefill_passes
         )
 
+    @checked
     def run(
         self,
         runner: ModelRunner,
-        prompt: Sequence[int],
+        prompt: Sequence[Any],
         positions: range,
         blocks: Sequence[int],
         aux_hidden: Tensor | None,
         at_least: int,
     ) -> Tensor | None:
-        """See `Drafter.prefill`. `runner`: of the head; `program` is one of its programs."""
-        _check_arguments(prompt, positions, blocks, aux_hidden)
-        _integers("blocks", blocks)
+        """See `Drafter.prefill`; of the prompt only the chunk's tokens are looked at.
+
+        Args:
+            runner: of the head; `program` is one of its programs.
+        """
         self.program.dispatch(max(len(positions), at_least))
         states, last, offset = self.buffers.aux_hidden, len(prompt) - 1, self._position_offset
         if positions.start < 0 or positions.stop > len(prompt) or positions.step != 1:
@@ -63,7 +66,7 @@ class DraftPrefill:
         begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
         tokens, following = prompt[begin:end], prompt[end : end + self._look_ahead]
         written = range(positions.start, positions.start + len(tokens))
-        self._check_tokens(_integers("prompt", [*tokens, *following]))
+        self._check_tokens(check("prompt", [*tokens, *following], Sequence[int]))
         self._check_blocks(written, blocks)
         if aux_hidden is not None:
             states[: len(positions)].copy_(aux_hidden.detach())
@@ -105,20 +108,3 @@ class DraftPrefill:
                     f"prefill of positions {written.start} to {written.stop - 1} into block {block}: a request's "
                     f"blocks are 1 to {self._num_blocks - 1} in this drafter's caches, block 0 is the null block"
                 )
-
-
-def _check_arguments(prompt: Any, positions: Any, blocks: Any, aux_hidden: Any) -> None:
-    for name, value in (("prompt", prompt), ("blocks", blocks)):
-        if isinstance(value, Tensor):
-            raise ConfigError(f"{name} of a prefill is a tensor, it is read on the host: give {name}.tolist()")
-    if not isinstance(positions, range):
-        raise ConfigError(f"positions of a prefill are a {type(positions).__name__}: give a range")
-    if aux_hidden is not None and not isinstance(aux_hidden, Tensor):
-        raise ConfigError(f"aux_hidden of a prefill is a {type(aux_hidden).__name__}: give a tensor")
-
-
-def _integers(name: str, values: Sequence[int]) -> Sequence[int]:
-    try:
-        return array("q", values)
-    except (TypeError, OverflowError) as error:
-        raise ConfigError(f"{name} of a prefill: give a list of integers ({first_line(error)})") from None

@@ -102,7 +102,7 @@ class ProposePasses:
             key = num_requests, rows, max(num_requests, at_least), num_speculative_tokens, binding
             if (known := self._passes.get(key)) is not None:
                 return known
-        except TypeError:  # they are no integers, which `_make` says
+        except (TypeError, ValueError, RuntimeError):  # they are no integers, which `_make` says
             key = 0, 0, 0, None, 0
         known = self._passes[key] = self._make(num_requests, rows, at_least, num_speculative_tokens, bound)
         self._in_place[id(known.inputs)] = key[2], bound

@@ -78,8 +78,10 @@ class ProposeBatch:
                 "prompt's last position, and None before; give it to join"
             )
         columns = self.aux_hidden.shape[1]
-        if aux_hidden is not None and aux_hidden.shape != (columns,):
+        if aux_hidden is not None and (aux_hidden.shape != (columns,) or aux_hidden.is_meta):
             raise ConfigError(f"join: the hidden state is {list(aux_hidden.shape)}, expected [{columns}]: one row's")
+        if token_id.numel() != 1 or token_id.is_meta or token_id.is_floating_point():
+            raise ConfigError(f"join: token_id is {list(token_id.shape)} {token_id.dtype}: give one integer")
         own = self.aux_hidden[row * self.query_len : (row + 1) * self.query_len]
         own.zero_()  # rows without a token write KV past the request's end: the same values in every mode
         if aux_hidden is not None:

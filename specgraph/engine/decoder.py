@@ -9,6 +9,7 @@ from dataclasses import replace
 from specgraph.attention import AttentionBackend, PagedAttention
 from specgraph.capture import report_captures
 from specgraph.device import Platform
+from specgraph.draft.head_checks import check_members
 from specgraph.engine.adaptive_k import AdaptiveK
 from specgraph.engine.admission import admissible, blocks_needed, check_request
 from specgraph.engine.agreement import agree, check_sharing, compare_captures, same_times
@@ -63,6 +64,8 @@ class SpeculativeDecoder(OneCall):
             UnsupportedError: the lowering that was asked for is not possible on this platform, or between data parallel
                 ranks.
         """
+        attention = PagedAttention() if attention is None else attention
+        check_members(attention, head, target)
         self._ranks = None if layout is None else layout.ranks
         self._sharing = self._ranks if layout is not None and layout.data_size > 1 else None
         if self._sharing is not None:
@@ -85,7 +88,7 @@ class SpeculativeDecoder(OneCall):
             config,
             query_len=self.query_len,
             num_blocks=self.allocator.num_blocks,
-            attention=attention or PagedAttention(),
+            attention=attention,
         )
         """The steps of a round, cut as the lowering says."""
         self.target, self.drafter, self.runners = self.steps.target, self.steps.drafter, self.steps.runners

@@ -62,17 +62,18 @@ class TextGenerator:
             temperature: 0 is greedy; above 0 the generator must have been loaded with `sampled=True`.
             seed: sampling repeats for the same seed; see `Request.seed`.
             chat: put the text into the target's chat template, as a message of the user.
-            parameters: top_k, top_p, min_p, penalties and logit_bias as in `Request`; the generator must have been
-                loaded with `sampling_parameters=True`.
+            parameters: stop_token_ids as in `Request`, instead of the target's own; top_k, top_p, min_p, penalties and
+                logit_bias, for which the generator must have been loaded with `sampling_parameters=True`.
 
         Raises:
             ConfigError: the prompt is empty, it can't be sampled here, or a parameter is not supported.
             CheckpointError: for messages or with `chat`, the target's folder has no usable template.
         """
-        known = {field.name for field in fields(Request)}
+        known = {field.name for field in fields(Request)} - {"prompt_token_ids"}
         if unknown := sorted(parameters.keys() - known):
             why = UNSUPPORTED.get(unknown[0], "there is no parameter of this name")
             raise ConfigError(f"'{unknown[0]}' is not supported: {why}")
+        parameters.setdefault("stop_token_ids", self.stop_token_ids)
         if temperature > 0 and not self.decoder.config.sampled:
             raise ConfigError(f"temperature {temperature}: this generator is greedy; load it with sampled=True")
         if isinstance(prompt, str) and not chat:
@@ -85,7 +86,6 @@ class TextGenerator:
             max_tokens=max_tokens,
             temperature=temperature,
             seed=seed,
-            stop_token_ids=self.stop_token_ids,
             **parameters,
         )
 
@@ -121,15 +121,18 @@ class TextGenerator:
         self.decoder.check(request)
         return TextStream(self.tokenizer, request, self.stream([request]), stop)
 
+    @checked
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generate token ids for every request."""
         with torch.inference_mode():
             return self.decoder.generate(requests)
 
+    @checked
     def add(self, request: Request) -> int:
         """Queue a request for `step`; gives the id that names it in chunks and in `cancel`."""
         return self.decoder.add(request)
 
+    @checked
     def cancel(self, request_id: int) -> bool:
         """End a request; says whether it was still unfinished."""
         return self.decoder.cancel(request_id)
@@ -139,6 +142,7 @@ class TextGenerator:
         with torch.inference_mode():
             return self.decoder.step()
 
+    @checked
     def stream(self, requests: Sequence[Request]) -> Generator[Chunk]:
         """Give each round's tokens as they come."""
         stream = self.decoder.stream(requests)

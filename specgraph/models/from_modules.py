@@ -17,18 +17,21 @@ here does not is refused, by every function of this file, with an `UnsupportedEr
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from specgraph.errors import UnsupportedError
+from specgraph.errors import UnsupportedError, first_line
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import AuxWeights, DecoderModel
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.layers import DecoderLayer
 from specgraph.ops.linear import Weight
+from specgraph.validation import checked
 
 ROTARY_CLASSES = (
     "RotaryEmbedding",
@@ -39,6 +42,16 @@ ROTARY_CLASSES = (
 """Rotations whose `cos_sin_cache` [positions, rotary_dim] holds cosines, then sines, one row per position."""
 
 
+@contextmanager
+def _other_names() -> Generator[None]:
+    try:
+        yield
+    except AttributeError as error:
+        raise UnsupportedError(f"the module lacks a name of Llama-shaped drafters: {first_line(error)}") from error
+
+
+@checked
+@_other_names()
 def eagle3_head_from_module(
     module: Any, *, draft_to_target: Tensor | None = None, norm_before_residual: bool = False
 ) -> Eagle3Head:
@@ -51,7 +64,7 @@ def eagle3_head_from_module(
         norm_before_residual: see `Eagle3Head`.
 
     Raises:
-        UnsupportedError: an option or a tensor of the module that the head does not have.
+        UnsupportedError: an option or a tensor of the module that the head does not have, or a name that is missing.
     """
     config, inner = module.config, module.model
     model, draft_vocab = config_from_module(module), int(config.draft_vocab_size)
@@ -79,6 +92,8 @@ def eagle3_head_from_module(
     return head
 
 
+@checked
+@_other_names()
 def eagle_head_from_module(module: Any) -> EagleHead:
     """Return an EAGLE-1 head over a loaded module; `lm_head` is the target's."""
     inner, model = module.model, config_from_module(module)

@@ -212,17 +212,18 @@ def test_counts_may_be_integers_of_numpy_and_torch():
 def test_arguments_of_other_types():
     drafter = make_drafter(make_head("eagle", make_target()), "eager", "device", num_speculative_tokens=2, **LIMITS)
     ids = torch.arange(4)
-    with pytest.raises(ConfigError, match=r"prompt of a prefill is a tensor, .*: give prompt.tolist\(\)"):
-        drafter.prefill(ids, range(4), [1])
-    with pytest.raises(ConfigError, match="blocks of a prefill is a tensor"):
-        drafter.prefill(ids.tolist(), range(4), torch.tensor([1]))
-    with pytest.raises(ConfigError, match="positions of a prefill are a list: give a range"):
-        drafter.prefill(ids.tolist(), [0, 1], [1])
-    with pytest.raises(ConfigError, match="aux_hidden of a prefill is a list: give a tensor"):
-        drafter.prefill(ids.tolist(), range(4), [1], [[0.0]])
-    for prompt, blocks in ((["a"] * 4, [1]), ([0.5] * 4, [1]), ([0] * 4, None), ([0] * 4, ["1"])):
-        with pytest.raises(ConfigError, match="of a prefill: give a list of integers"):
-            drafter.prefill(prompt, range(4), blocks)
+    for arguments, message in (
+        ((ids, range(4), [1]), "prompt must be a list, got a Tensor"),
+        ((ids.tolist(), range(4), torch.tensor([1])), r"blocks must be a list \(each item an integer\), got a Tensor"),
+        ((ids.tolist(), [0, 1], [1]), "positions must be a range, got a list"),
+        ((ids.tolist(), range(4), [1], [[0.0]]), "aux_hidden must be a Tensor or None, got a list"),
+        ((["a"] * 4, range(4), [1]), r"prompt\[0\] must be an integer, got 'a'"),
+        (([0.5] * 4, range(4), [1]), r"prompt\[0\] must be an integer, got 0.5"),
+        (([0] * 4, range(4), None), "blocks must be a list .*, got None"),
+        (([0] * 4, range(4), ["1"]), r"blocks\[0\] must be an integer, got '1'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            drafter.prefill(*arguments)
     with pytest.raises(ConfigError, match=r"head must be .*, got the class EagleHead: give an object of it"):
         Drafter(type(drafter.head), drafter.caches, drafter.platform, drafter.config)
     with pytest.raises(ConfigError, match=r"caches\[0\] must be a KVCache, got a Tensor"):
