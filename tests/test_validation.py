@@ -13,6 +13,7 @@ from specgraph import (
     DraftConfig,
     Drafter,
     DraftTree,
+    EngineConfig,
     EngineOptions,
     Request,
     SpecgraphError,
@@ -32,6 +33,7 @@ from specgraph import (
 
 TARGET, DRAFTER = shipped_pair()
 
+LIMITS = {"num_speculative_tokens": 2, "max_model_len": 32}
 BAD_NUMBERS = [None, "5", [1], 1.5, True, float("nan"), 10**30, -(10**5000), torch.tensor(3)]
 
 
@@ -40,7 +42,7 @@ def request(**change: object) -> Request:
 
 
 def config(**change: object) -> DraftConfig:
-    return DraftConfig(**({"num_speculative_tokens": 2, "max_model_len": 32} | change))
+    return DraftConfig(**(LIMITS | change))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,10 @@ def generator():
         (lambda g: g.text("a", prompt_token_ids=[1]), "'prompt_token_ids' is not supported"),
         (lambda g: g.decoder.drafter.inputs(1).join(0, torch.zeros(2), None), "join"),
         (lambda g: eagle_head_from_module(g), "the module lacks a name of Llama-shaped drafters: .*'model'"),
-        (lambda g: SpeculativeDecoder(3, None, g.platform, g.decoder.config), "the target int lacks attention_layers, dtype, forward"),
+        (
+            lambda g: SpeculativeDecoder(3, None, g.platform, EngineConfig(**LIMITS)),
+            "the target int lacks ",
+        ),
         (lambda g: g.decoder.drafter.prefill_ragged(1, 2, 3), "token_ids must be a Tensor, got 1"),
         (lambda g: g.decoder.drafter.inputs(1).join("a", None, None), "row must be an integer, got 'a'"),
     ],
