@@ -101,6 +101,8 @@ def load(build: str | Path, flavour: Flavour = "values", **options: int | str) -
     import torch  # noqa: F401  # libopapi needs torch's libraries in the process
 
     folder = Path(variables["ASCEND_HOME_PATH"]) / "lib64"
-    libraries = [ctypes.CDLL(str(folder / f"lib{name}.so"), mode=ctypes.RTLD_GLOBAL) for name in _PRELOADED]
-    libraries[0].ascendsim_report.restype = ctypes.c_size_t
-    return Runtime(libraries[0])
+    libraries = {name: ctypes.CDLL(str(folder / f"lib{name}.so"), mode=ctypes.RTLD_GLOBAL) for name in _PRELOADED}
+    libraries["opapi"].ascendsim_forget_shared_settings()
+    runtime = libraries["ascendcl"]
+    runtime.ascendsim_report.restype = ctypes.c_size_t
+    return Runtime(runtime)
