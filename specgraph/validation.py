@@ -87,7 +87,7 @@ def _checked(function: Callable[P, T], annotated: Any, name: str) -> Callable[P,
         try:
             bound = signature.bind(*args, **given)
         except TypeError as error:
-            raise ConfigError(f"{name}: {error}") from None
+            raise ConfigError(f"{name}: {error}; it takes {', '.join(kinds)}") from None
         for argument, value in bound.arguments.items():
             if argument in kinds:
                 bound.arguments[argument] = _take(argument, value, kinds[argument])

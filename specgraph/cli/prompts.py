@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from specgraph.errors import ConfigError
 from specgraph.options import option
+from specgraph.validation import checked_fields
 
 DEFAULT = '''def read_chunk(self, size):
     """Read at most size bytes, returned as a bytes object."""
@@ -18,6 +19,7 @@ DEFAULT = '''def read_chunk(self, size):
 '''
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One prompt and how to continue it."""
@@ -74,8 +76,6 @@ def _json_lines(path: Path, settings: Prompt) -> list[Prompt]:
         content = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file of prompts can't be read: {error}") from None
-    of_type: dict[Any, Any] = {"str": str, "int": int, "float": (int, float)}
-    kinds: dict[str, Any] = {field.name: of_type[field.type] for field in fields(Prompt)}
     prompts: list[Prompt] = []
     for number, line in enumerate(content.splitlines(), 1):
         if not line.strip():
@@ -86,12 +86,10 @@ def _json_lines(path: Path, settings: Prompt) -> list[Prompt]:
             raise ConfigError(f"{path}, line {number} is not JSON: {error}") from None
         if not isinstance(values, dict) or "prompt" not in values:
             raise ConfigError(f'{path}, line {number}: give an object such as {{"prompt": "def main():"}}')
-        for name, value in values.items():
-            if name not in kinds:
-                raise ConfigError(f"{path}, line {number}: unknown key '{name}'; there are {', '.join(kinds)}")
-            if not isinstance(value, kinds[name]) or isinstance(value, bool):
-                raise ConfigError(f"{path}, line {number}: '{name}' is {json.dumps(value)}")
-        prompts.append(replace(settings, **values))
+        try:
+            prompts.append(replace(settings, **values))
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
     if not prompts:
         raise ConfigError(f"{path} holds no prompt")
     return prompts

@@ -45,8 +45,8 @@ def test_prompts_from_json_lines(tmp_path):
         ("nonsense", "line 1 is not JSON"),
         ("[]", "give an object"),
         ('{"max_tokens": 3}', "give an object"),
-        ('{"prompt": "a", "hue": 1}', "unknown key 'hue'; there are prompt, max_tokens, temperature, seed, top_k"),
-        ('{"prompt": "a", "seed": true}', "'seed' is true"),
+        ('{"prompt": "a", "hue": 1}', "argument 'hue'; it takes prompt, max_tokens, temperature, seed, top_k"),
+        ('{"prompt": "a", "seed": true}', "seed must be an integer, got True"),
         ("", "holds no prompt"),
     ],
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
 
 from specgraph.errors import ConfigError
+from specgraph.validation import Range, Requests, checked_fields
 
 WhenUnsupported = Literal["refuse", "vllm"]
 
@@ -16,6 +17,7 @@ KEY = "specgraph"
 """The plugin's key in `--additional-config`."""
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """`--additional-config '{"specgraph": {...}}'`. Without the key the plugin does nothing.
@@ -27,16 +29,10 @@ class Settings:
     when_unsupported: WhenUnsupported = "refuse"
     """The answer to a configuration that the plugin does not serve: "refuse" it at start-up, or leave the drafting to
     vLLM ("vllm") and log why."""
-    capture_sizes: Sequence[int] | None = None
+    capture_sizes: Sequence[Requests] | None = None
     """Numbers of requests to capture; by default a ladder up to vLLM's max_num_seqs. A larger batch goes to vLLM."""
-    log_every: int = 10_000
+    log_every: Annotated[int, Range(0)] = 10_000
     """Proposes between two log lines with the counts by path and reason; 0 logs them never."""
-
-    def __post_init__(self) -> None:
-        if self.when_unsupported not in get_args(WhenUnsupported):
-            raise ConfigError(f"{KEY}.when_unsupported is {self.when_unsupported!r}; it is 'refuse' or 'vllm'")
-        if self.log_every < 0:
-            raise ConfigError(f"{KEY}.log_every is {self.log_every}; it is a number of proposes, or 0 for none")
 
 
 def read_settings(additional_config: Any) -> Settings | None:
@@ -50,10 +46,10 @@ def read_settings(additional_config: Any) -> Settings | None:
     given: Any = additional_config[KEY]
     if not isinstance(given, Mapping):
         raise ConfigError(f"additional_config['{KEY}'] is {given!r}; it is a mapping, and {{}} takes all defaults")
-    known = [field.name for field in fields(Settings)]
-    if unknown := [str(key) for key in given if key not in known]:
-        raise ConfigError(f"additional_config['{KEY}'] has unknown keys {unknown}; there are {', '.join(known)}")
-    return Settings(**given)
+    try:
+        return Settings(**given)
+    except ConfigError as error:
+        raise ConfigError(f"additional_config['{KEY}']: {error}") from None
 
 
 def unsupported_config(config: Any, methods: Collection[str]) -> str | None:

@@ -108,9 +108,9 @@ def test_what_is_not_served_is_one_line_at_start_up(changes, words, caplog) -> N
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"when_unsuported": "vllm"}, r"unknown keys \['when_unsuported'\]; there are when_unsupported, capture_sizes"),
-        ({"when_unsupported": "ignore"}, "'ignore'; it is 'refuse' or 'vllm'"),
-        ({"log_every": -1}, "log_every is -1"),
+        ({"when_unsuported": "vllm"}, "argument 'when_unsuported'; it takes when_unsupported, capture_sizes"),
+        ({"when_unsupported": "ignore"}, "one of 'refuse', 'vllm', got 'ignore'"),
+        ({"log_every": -1}, r"\['specgraph'\]: log_every must be at least 0, got -1"),
         (True, "is True; it is a mapping"),
     ],
 )
