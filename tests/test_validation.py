@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 import specgraph
@@ -186,3 +188,9 @@ def test_four_threads_in_one_drafter(generator):
     assert True in outcomes
     with torch.inference_mode():
         assert torch.equal(drafter.propose(batch).token_ids, wanted)
+
+
+def test_a_tokenizer_without_a_token_for_unknown_words(generator):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="[UNK]"))
+    with pytest.raises(specgraph.CheckpointError, match="can't encode it: WordLevel error: Missing \\[UNK\\]"):
+        replace(generator, tokenizer=words).text("b")

@@ -15,7 +15,7 @@ from specgraph.engine.chat_template import render_chat
 from specgraph.engine.decoder import SpeculativeDecoder
 from specgraph.engine.request import UNSUPPORTED, Chunk, Generation, Request
 from specgraph.engine.text_stream import TextStream, text_of
-from specgraph.errors import ConfigError
+from specgraph.errors import CheckpointError, ConfigError, first_line
 from specgraph.options import check_num_sequences
 from specgraph.parallel import ParallelLayout
 from specgraph.validation import Requests, checked
@@ -67,7 +67,8 @@ class TextGenerator:
 
         Raises:
             ConfigError: the prompt is empty, it can't be sampled here, or a parameter is not supported.
-            CheckpointError: for messages or with `chat`, the target's folder has no usable template.
+            CheckpointError: the tokenizer can't encode the text; or, for messages or with `chat`, the target's folder
+                has no usable template.
         """
         known = {field.name for field in fields(Request)} - {"prompt_token_ids"}
         if unknown := sorted(parameters.keys() - known):
@@ -76,11 +77,13 @@ class TextGenerator:
         parameters.setdefault("stop_token_ids", self.stop_token_ids)
         if temperature > 0 and not self.decoder.config.sampled:
             raise ConfigError(f"temperature {temperature}: this generator is greedy; load it with sampled=True")
-        if isinstance(prompt, str) and not chat:
-            ids = self.tokenizer.encode(prompt).ids
-        else:
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            ids = self.tokenizer.encode(render_chat(self.folder, messages), add_special_tokens=False).ids
+        plain = isinstance(prompt, str) and not chat
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        text = prompt if isinstance(prompt, str) and plain else render_chat(self.folder, messages)
+        try:
+            ids = self.tokenizer.encode(text, add_special_tokens=plain).ids
+        except Exception as error:  # of no narrower class: such as an unknown word without a token for it
+            raise CheckpointError(f"{self.folder}: tokenizer.json can't encode it: {first_line(error)}") from None
         return Request(
             prompt_token_ids=ids,
             max_tokens=max_tokens,
