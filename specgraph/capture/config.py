@@ -46,6 +46,11 @@ class RunnerConfig(RunnerOptions):
         return 0
 
     @property
+    def max_blocks(self) -> int:
+        """Return the columns of a round's block table."""
+        return -(-(self.max_model_len + self.scratch_tokens) // self.block_size)
+
+    @property
     def prefill_rows(self) -> tuple[int, ...]:
         """Return the rows of prefill passes, ascending."""
         return prefill_sizes(self.max_model_len, self.prefill_sizes)

@@ -37,8 +37,8 @@ class PrefillBuffers:
     num_rows: Tensor
     """int64 [1], written per pass: real rows; 0 makes the pass inert."""
     block_table: Tensor
-    """int32 [1, blocks], written per pass: room for T rows and scratch_tokens past max_model_len, filled up with
-    NULL_BLOCK."""
+    """int32 [1, blocks], written per pass, filled up with NULL_BLOCK: room for T rows past max_model_len, and for all
+    blocks that a round's table has."""
     aux_hidden: Tensor
     """[T, aux_size]: the target's hidden states; written by the target's pass, read by the drafter's."""
     last_row: Tensor
@@ -109,7 +109,7 @@ def allocate_prefill(
         look_ahead: tokens past the rows; see `PrefillBuffers.look_ahead`.
     """
     rows = config.prefill_rows[-1]
-    blocks = -(-(config.max_model_len + max(rows, config.scratch_tokens)) // config.block_size)
+    blocks = max(config.max_blocks, -(-(config.max_model_len + rows) // config.block_size))
     words = -(-blocks // 4) * 2  # each part begins at a multiple of 16 bytes, as compiled kernels expect of pointers
     inputs = torch.zeros(4 + words + rows + look_ahead, dtype=torch.int64, device=device)
     table = inputs[4 : 4 + words].view(torch.int32)[:blocks].view(1, blocks)

@@ -147,7 +147,9 @@ class Speculative:
             raise ConfigError("no maximum length: give generate max_new_tokens or max_length")
         cache, sampled = model_inputs["past_key_values"], bool(generation_config.do_sample)
         longest = max(lengths) + limit - input_ids.shape[1]
-        drafter = self._drafter_for(model, len(lengths), longest, sampled)
+        # A config has room for K tokens at least.
+        room = max(longest, self._config["num_speculative_tokens"] + 1)
+        drafter = self._drafter_for(model, len(lengths), room, sampled)
         positions_of_model = target_shape(model).max_model_len
         positions_used = max(longest, min(positions_of_model, drafter.config.max_model_len))
         rounds = Rounds(
