@@ -1,4 +1,4 @@
-"""Random calls give what `generate` gives without a drafter. Sampling from one token is deterministic, so it counts too."""
+"""Random calls give what `generate` gives without a drafter; sampling from one token is deterministic."""
 
 from __future__ import annotations
 
