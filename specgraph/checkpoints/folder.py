@@ -143,7 +143,7 @@ class CheckpointFolder:
 
     def _scales(self, name: str, stored: StoredTensor) -> tuple[Tensor, tuple[int, int] | None]:
         """Return the `scales_by_row` of an FP8 tensor, and the block of the matrix that shares one scale."""
-        block = self.quantisation.block if self.quantisation is not None and len(stored.shape) == 2 else None
+        block = self.quantisation.block if self.quantisation is not None and len(stored.shape) > 1 else None
         scale_name = next((n for n in (f"{name}_scale", f"{name}_scale_inv") if n in self.tensors), f"{name}_scale")
         shapes = scale_shapes(stored.shape, block)
         given = self.tensors[scale_name].shape if scale_name in self.tensors else ()

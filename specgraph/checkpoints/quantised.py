@@ -78,25 +78,26 @@ def announce(found: Quantisation | None, name: str, dtype: torch.dtype, kept: in
 
 
 def scale_shapes(shape: tuple[int, ...], block: tuple[int, int] | None) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes that the scale of an FP8 tensor may have."""
+    """Return the shapes that the scale of an FP8 tensor [..., out, in] may have; stacked experts lead with theirs."""
     if block is not None:
-        return ((-(-shape[0] // block[0]), -(-shape[1] // block[1])),)
-    return ((), (1,), (1, 1), shape[:1], (*shape[:1], 1))
+        return ((*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1])),)
+    leading = [(shape[:n], len(shape) - n) for n in range(1, len(shape))]
+    return ((), (1,), (1, 1), *((*each, *[1] * ones) for each, left in leading for ones in range(left + 1)))
 
 
 def scales_by_row(scale: Tensor, shape: tuple[int, ...], block: tuple[int, int] | None) -> Tensor:
-    """Return a stored scale as float32 [out, groups of columns], or [1 or out, 1] where there are no blocks."""
+    """Return a stored scale as float32 [..., out, groups of columns]; without blocks [..., 1 or out, 1]."""
     scale = scale.to(torch.float32)
     if block is None:
-        return scale.view(-1, *(1 for _ in shape[1:]))
-    return scale.repeat_interleave(min(block[0], shape[0]), 0)[: shape[0]]
+        return scale.view(*scale.shape, *(1 for _ in range(len(shape) - scale.dim())))
+    return scale.repeat_interleave(min(block[0], shape[-2]), -2)[..., : shape[-2], :]
 
 
 def from_fp8(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor:
-    """Return weight float8 [out, in] times its `scales_by_row`, float32."""
+    """Return weight float8 [..., out, in] times its `scales_by_row`, float32."""
     if block is not None:
-        columns = weight.shape[1]
-        scale = scale.repeat_interleave(min(block[1], columns), 1)[:, :columns]
+        columns = weight.shape[-1]
+        scale = scale.repeat_interleave(min(block[1], columns), -1)[..., :columns]
     return weight.to(torch.float32).mul_(scale)
 
 

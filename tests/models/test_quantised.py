@@ -1,5 +1,6 @@
 """FP8 folders: weights against arithmetic in float64, logits against transformers' own dequantisation."""
 
+import itertools
 import json
 import logging
 import shutil
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from specgraph import load_generator, shipped_pair
 from specgraph.checkpoints import load_drafter, load_target
+from specgraph.checkpoints.quantised import from_fp8, scale_shapes, scales_by_row
 from specgraph.errors import ConfigError
 from specgraph.parallel import TensorParallel
 
@@ -43,6 +45,24 @@ def test_weights_are_the_products(section, suffix, dtype, tmp_path, random_model
         # A product has 28 bits at most, so that float32 rounds it once.
         assert torch.equal(layer.gate_up.matrix, gate_up.float().to(dtype))
         assert torch.equal(layer.down.matrix, products[f"model.layers.{i}.mlp.down_proj.weight"].float().to(dtype))
+
+
+@pytest.mark.parametrize("experts", [3, 4])
+@pytest.mark.parametrize(
+    "scale_shape", [(), (1,), ("E",), ("E", 1), ("E", 1, 1), ("E", 4), ("E", 4, 1), ("E", 2, 3)], ids=str
+)
+def test_weights_of_stacked_experts(experts, scale_shape):
+    """Scales by tensor, expert, row, or blocks of [3, 3], where the number of experts is that of the rows or not."""
+    shape, block = (experts, 4, 8), (3, 3) if scale_shape == ("E", 2, 3) else None
+    scale = torch.rand([experts if size == "E" else size for size in scale_shape]) + 0.5
+    weight = torch.randn(shape).to(torch.float8_e4m3fn)
+    want = weight.double()
+    for e, row, column in itertools.product(*map(range, shape)):
+        place = (e, row // 3, column // 3) if block else (e, row, 0)
+        index = [i if size > 1 else 0 for i, size in zip(place, scale.shape, strict=False)]
+        want[e, row, column] *= scale[tuple(index)].double()
+    assert tuple(scale.shape) in scale_shapes(shape, block)
+    assert torch.equal(from_fp8(weight, scales_by_row(scale, shape, block), block), want.float())
 
 
 @torch.no_grad()
