@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ def open_platform(
     chosen, index = selected.name, selected.index
     item = backends.get(chosen)
     if item is None:
-        raise PlatformError(f"unknown platform '{chosen}'.\n{_listing(backends)}{_how_to_install(chosen)}")
+        raise PlatformError(f"unknown platform {reprlib.repr(chosen)}.\n{_listing(backends)}{_how_to_install(chosen)}")
     probe = item.probe()
     if not probe.available or item.backend is None:
         raise PlatformError(f"platform '{chosen}' is not available: {probe.reason}\n{_listing(backends)}")
@@ -94,7 +95,9 @@ def open_platform(
 def _parse(asked: str) -> tuple[str, int | None]:
     name, _, index = asked.partition(":")
     if index and not index.isdecimal():
-        raise PlatformError(f"platform '{asked}': the part after ':' must be a device index such as '{name}:0'")
+        raise PlatformError(
+            f"platform {reprlib.repr(asked)}: the part after ':' must be a device index, as cpu:0"
+        )
     return name, int(index) if index else None
 
 

@@ -6,7 +6,7 @@ the drafts are merely never accepted. The checks of values wait for the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
@@ -15,14 +15,17 @@ import torch
 from torch import Tensor
 
 from specgraph.draft.config import DraftConfig
+from specgraph.draft.host_lengths import Counts
 from specgraph.draft.round import ProposeBatch
 from specgraph.errors import ConfigError
 from specgraph.models.protocol import Head
+from specgraph.validation import checked
 
 _TENSORS = tuple(field.name for field in fields(ProposeBatch))
 _OPTIONAL = ("temperature", "seeds")
 _NEEDED = tuple(name for name in _TENSORS if name not in _OPTIONAL)
 _FLOATS = ("temperature", "aux_hidden")
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _all_of, _needed_of = attrgetter(*_TENSORS), attrgetter(*_NEEDED)  # a propose checks shapes each time: one C call
 
 
@@ -31,6 +34,11 @@ def vocabulary_size(head: Head) -> int | None:
     if head.draft_to_target is None:
         return head.draft_vocab_size
     return None if head.pair_input is None else head.pair_input.table.shape[0]
+
+
+@checked
+def check_options(copy: bool, host_start_positions: Sequence[int] | None, host_num_sampled: Counts | None) -> None:
+    """Refuse options of a propose that are of another type."""
 
 
 def check_types(call: str, batch: Any, device: torch.device) -> None:
@@ -52,8 +60,11 @@ def check_types(call: str, batch: Any, device: torch.device) -> None:
             raise ConfigError(f"{call}: {name} is a {type(value).__name__}: give a tensor on {device}")
         if value.device != device:
             raise ConfigError(f"{call}: {name} is on {value.device}: give a tensor on {device}")
-        if value.is_floating_point() and name not in _FLOATS:
-            raise ConfigError(f"{call}: {name} is {value.dtype}: give integers, as ProposeBatch has them")
+        if not (value.is_floating_point() if name in _FLOATS else value.dtype in _INTEGERS):
+            kind = "floats" if name in _FLOATS else "integers"
+            raise ConfigError(f"{call}: {name} is {value.dtype}: give {kind}, as ProposeBatch has them")
+        if value.layout is not torch.strided:
+            raise ConfigError(f"{call}: {name} is {value.layout}: give a plain tensor, such as {name}.to_dense()")
     if (ids := batch.sampled_token_ids).dim() != 2:
         raise ConfigError(f"sampled_token_ids is {list(ids.shape)}, expected [requests, K + 1]")
     if (counts := batch.num_sampled).dim() != 1:

@@ -11,7 +11,7 @@ from torch import Tensor
 from specgraph.attention import AttentionBackend, AttentionMetadata, HostLengths, KVCache, PagedAttention
 from specgraph.capture import Dispatch, LengthsAt, ModelRunner
 from specgraph.device import Platform
-from specgraph.draft.batch_checks import check_types, check_values, vocabulary_size
+from specgraph.draft.batch_checks import check_options, check_types, check_values, vocabulary_size
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.head_checks import check_caches, check_members, check_passes
@@ -24,7 +24,7 @@ from specgraph.draft.round import DraftTokens, ProposeBatch, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.errors import CaptureError, ConfigError, UnsupportedError
 from specgraph.models.protocol import DraftHead, ParallelHead
-from specgraph.validation import RUNNING, checked, one_call
+from specgraph.validation import RUNNING, check, checked, one_call
 
 
 class Drafter(ModelRunner):
@@ -174,6 +174,8 @@ class Drafter(ModelRunner):
         Raises:
             CapacityError, ConfigError: as in `dispatch`.
         """
+        if not type(num_requests) is type(at_least) is int:
+            num_requests, at_least = check("num_requests", num_requests, int), check("at_least", at_least, int)
         if bound is not None and bound not in self.bound:
             raise ConfigError("inputs: these tensors are bound to another drafter")
         return self._passes.find(num_requests, query_len, at_least, bound=bound).inputs
@@ -212,6 +214,8 @@ class Drafter(ModelRunner):
             raise self.refused("propose")
         self.refusal = RUNNING  # as `one_call` does, without its 0.4 microseconds
         try:
+            if self._history is not None:
+                check_options(copy, host_start_positions, host_num_sampled)
             ready = self._passes.hand_over(batch, num_speculative_tokens)
             if self._history is not None:
                 check_values(ready.inputs, self.config, self.caches[0].key.shape[0], vocabulary_size(self.head))
@@ -225,6 +229,7 @@ class Drafter(ModelRunner):
             self.refusal = ""
 
     @one_call
+    @checked
     def propose_idle(self, num_requests: int = 1, query_len: int | None = None) -> DraftTokens:
         """Run a propose in which every request is inert: it drafts nothing and writes no KV.
 
@@ -244,6 +249,7 @@ class Drafter(ModelRunner):
         return ready.drafts
 
     @one_call
+    @checked
     def dispatch(self, num_requests: int, query_len: int | None = None) -> Dispatch:
         """Return the padded size that a batch runs at, and the K that goes with it.
 

@@ -201,6 +201,18 @@ def test_a_prompt_pass_that_does_not_fit_its_inputs(arguments, kind, message):
         drafter.prefill(prompt, positions, blocks, aux)
 
 
+def test_debug_refuses_other_dtypes_and_options_of_other_types():
+    settings = {"num_speculative_tokens": 2, "debug": True, **LIMITS}
+    drafter = make_drafter(make_head("eagle", make_target()), "eager", "device", **settings)
+    batch = Rounds(drafter.config, drafter.head.aux_size, VOCAB, drafter.head.dtype, seed=2).next(1)
+    with pytest.raises(ConfigError, match=r"num_sampled is \[1\] torch.int64, expected \[1\] torch.int32"):
+        drafter.propose(replace(batch, num_sampled=batch.num_sampled.long()))
+    with pytest.raises(ConfigError, match="copy must be True or False, got 2"):
+        drafter.propose(batch, copy=2)
+    with pytest.raises(ConfigError, match=r"host_start_positions must be a list .*, got 3"):
+        drafter.propose(batch, host_start_positions=3)
+
+
 def test_counts_may_be_integers_of_numpy_and_torch():
     sizes = torch.zeros(2, 48).shape
     config = DraftConfig(
@@ -237,6 +249,9 @@ def test_arguments_of_other_types():
         ({"block_table": [[1]]}, "propose: block_table is a list"),
         ({"num_sampled": torch.ones(1, dtype=torch.int32, device="meta")}, "propose: num_sampled is on meta"),
         ({"num_sampled": torch.ones(1)}, "propose: num_sampled is torch.float32: give integers"),
+        ({"num_sampled": torch.ones(1, dtype=torch.bool)}, "propose: num_sampled is torch.bool: give integers"),
+        ({"aux_hidden": torch.ones(3, 8, dtype=torch.int64)}, "propose: aux_hidden is torch.int64: give floats"),
+        ({"block_table": torch.ones(1, 4).int().to_sparse()}, "propose: block_table is torch.sparse_coo: give a plain"),
         ({"num_sampled": torch.tensor(1, dtype=torch.int32)}, r"num_sampled is \[\], expected \[requests\]"),
         (
             {"sampled_token_ids": torch.zeros(3, dtype=torch.int64)},
