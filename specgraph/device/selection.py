@@ -95,9 +95,7 @@ def open_platform(
 def _parse(asked: str) -> tuple[str, int | None]:
     name, _, index = asked.partition(":")
     if index and not index.isdecimal():
-        raise PlatformError(
-            f"platform {reprlib.repr(asked)}: the part after ':' must be a device index, as cpu:0"
-        )
+        raise PlatformError(f"platform {reprlib.repr(asked)}: the part after ':' must be a device index, as cpu:0")
     return name, int(index) if index else None
 
 
