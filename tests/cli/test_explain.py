@@ -154,7 +154,7 @@ def test_command():
         (("--lowering", "merged"), "write decode='merged' (--decode merged)"),
         (("--draft-schedule", "2:5"), "add an entry"),
         (("--draft-schedule", "8:0"), "drafts no token at any size"),
-        (("--num-modules", "2"), "it takes 1 or more, and only for mtp"),
+        (("--num-modules", "2"), "it is for mtp alone"),
     ],
 )
 def test_bad_input_is_one_message(arguments, message):
