@@ -172,9 +172,9 @@ CALLS = [
         "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1,
         "logit_bias": {3: 1.0}}),
     call("DraftTree", valid=lambda w: {"num_steps": 3, "top_k": 2, "num_draft_tokens": 4}),
-    call("DraftConfig", valid=lambda w: RUNNER),
-    call("EngineConfig", valid=lambda w: {**ENGINE, "prefill_chunk": 8}),
-    call("EngineOptions", valid=lambda w: {
+    call("DraftConfig", "none", valid=lambda w: RUNNER),
+    call("EngineConfig", "none", valid=lambda w: {**ENGINE, "prefill_chunk": 8}),
+    call("EngineOptions", "none", valid=lambda w: {
         **ENGINE, "kv_memory": 10.0, "memory_fraction": 0.5, "attention": "auto", "dtype": "float32",
         "tensor_parallel": 1, "data_parallel": 1, "enable_expert_parallel": False, "rank_timeout": 5.0}),
     call("open_platform", "none", valid=lambda w: {"name": "cpu"}),
@@ -185,15 +185,16 @@ CALLS = [
     call("choose_attention", valid=lambda w: {
         "name": "auto", "platform": w.platform, "layers": list(w.head.attention_layers), **FLOAT, "block_size": 4,
         "trees": False}),
-    call("target_shape", valid=lambda w: {
+    call("target_shape", "none", valid=lambda w: {
         "target": w.target_folder, "device": "cpu", **FLOAT, "max_model_len": 64, "num_layers": 4}),
-    call("load_target", valid=lambda w: {
+    call("load_target", "none", valid=lambda w: {
         "folder": w.target_folder, "device": "cpu", **FLOAT, "max_model_len": 64, "keep_fp8": False,
         "kv_scales": False}),
-    call("load_drafter", valid=lambda w: {"folder": w.draft_folder, "target": w.target, **FLOAT, "keep_fp8": False}),
+    call("load_drafter", "none", valid=lambda w: {
+        "folder": w.draft_folder, "target": w.target, **FLOAT, "keep_fp8": False}),
     call("eagle_head_from_module", valid=lambda w: {"module": w.module}),
     call("eagle3_head_from_module", valid=lambda w: {"module": w.module, "draft_to_target": torch.zeros(3).long()}),
-    call("load_generator", use=closed_again, valid=lambda w: {
+    call("load_generator", "none", "text", use=closed_again, valid=lambda w: {
         "target": None, "draft": None, "platform": "cpu", "speculate": False, "progress": None, "options": None,
         "max_model_len": 64, "decode": "eager", "num_blocks": 20}),
     call("Drafter", use=closed_again, valid=lambda w: {
@@ -209,12 +210,12 @@ CALLS = [
          valid=lambda w: {**w.ask, **SAMPLING, "stop_token_ids": [5], "top_k": 4, "logit_bias": {3: 1.0}}),
     call("decoder.add request", use=lambda w, add: lambda **kw: w.finish(w.decoder, add(sg.Request(**kw))),
          valid=lambda w: {**w.ask, **SAMPLING}),
-    call("decoder.capture", "type", valid=lambda w: {"progress": None}),
+    call("decoder.capture", "type", "builtin_function_or_method", valid=lambda w: {"progress": None}),
     call("generator.request", valid=lambda w: {
         "prompt": "def f", "max_tokens": 2, **SAMPLING, "chat": False, "top_k": 4}),
     call("generator.requests", valid=lambda w: {"prompt": "def f", "max_tokens": 2, **SAMPLING, "n": 2}),
     call("generator.text", "text", valid=lambda w: {"prompts": ["def f"], "n": 2, "max_tokens": 2, **SAMPLING}),
-    call("generator.stream_text", use=to_its_end, valid=lambda w: {
+    call("generator.stream_text", "text", use=to_its_end, valid=lambda w: {
         "prompt": "def f", "max_tokens": 3, "stop": ["x"], **SAMPLING}),
     call("drafter.propose", use=lambda w, propose: lambda **kw: propose(sg.ProposeBatch(**kw)),
          valid=lambda w: w.round()),
