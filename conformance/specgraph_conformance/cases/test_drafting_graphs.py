@@ -65,10 +65,11 @@ def test_request_time(platform: Platform, lowering: str, seed: int) -> None:
     assert made.drafter.graphs is not None
     assert made.drafter.graphs.graph_count > 0, "capture() captured nothing: it is left to the first request"
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [2])
-    made.close()
+    made.drafter.graphs.close()
     with pytest.raises(CaptureError):
         made.propose(batch)
     assert made.drafter.graphs.graph_count == 0
+    made.close()
 
 
 @case(
