@@ -69,10 +69,10 @@ def a_size_is_left_out(real: Any, most: int, asked: Any = None) -> tuple[int, ..
     return found if asked is not None else tuple(size for size in found if size != 64 or size == most)
 
 
-@mutant("default-sizes-zero", "capture.config:capture_sizes")
-def size_zero_is_taken(real: Any, most: int, asked: Any = None) -> tuple[int, ...]:
-    """A named capture size of 0 is passed over without a word."""
-    return real(most, asked if asked is None else [size for size in asked if size > 0])
+@mutant("default-sizes-too-large", "capture.config:capture_sizes")
+def large_size_is_dropped(real: Any, most: int, asked: Any = None) -> tuple[int, ...]:
+    """A named capture size above max_num_requests is passed over without a word."""
+    return real(most, asked if asked is None else [size for size in asked if size <= most])
 
 
 @mutant("lowering-refused-wrongly", "capture.lowering:refusal")

@@ -74,7 +74,8 @@ def row_stays_live(real: Any, self: Any) -> Any:
 
 
 @mutant("stops-of-one-request", "engine.request:Running.__post_init__")
-def one_stop_token(real: Any, self: Running, asked: list[frozenset[int]] = []) -> None:  # noqa: B006 (kept)
+def one_stop_token(real: Any, self: Running, length: int, asked: list[frozenset[int]] = []) -> None:  # noqa: B006 (kept)
     """All requests end at the stop tokens of the first one."""
+    real(self, length)
     asked.append(frozenset(self.request.stop_token_ids))
     self.stops = asked[0]
