@@ -61,6 +61,13 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises bare Exception
         raise CheckpointError(f"{path} cannot be read as a tokenizer: {first_line(error)}; fetch it again") from error
+    try:
+        tokenizer.encode("\U00013000")  # a hieroglyph: hardly in a vocabulary
+    except Exception as error:  # bare, too
+        raise CheckpointError(
+            f"{path}: text with unknown characters cannot be encoded: {first_line(error)}; its model's unknown token "
+            "should be in its vocabulary"
+        ) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _add_tokens(tokenizer, folder / "tokenizer_config.json")

@@ -102,6 +102,25 @@ def test_merges_that_would_abort_the_process(write):
         read_tokenizer(write(settings={"model": model}))
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"},
+        {
+            "type": "WordPiece", "vocab": {"a": 0}, "unk_token": "<unk>", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+        },
+        {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "<unk>"},
+        {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None},
+    ],
+    ids=lambda model: model["type"],
+)  # fmt: skip
+def test_an_unknown_token_that_is_not_in_the_vocabulary(model, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    with refused("tokenizer.json", "unknown token should be in its vocabulary"):
+        read_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize("value", [True, -1, 64, 1.0, "end", [3, True], [[3]]])
 def test_eos_token_ids_that_are_none(value, tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
