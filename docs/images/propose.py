@@ -1,4 +1,4 @@
-"""Draw the propose times of a result of `specgraph bench --json FILE`: a PNG beside the file.
+"""Draw the propose times of a result of `specgraph bench --json FILE`: propose.png beside this script.
 
     python docs/images/propose.py benchmarks/results/h200-eagle3-llama3-8b.json
 
@@ -55,6 +55,6 @@ def draw(rows: Sequence[dict[str, Any]], title: str) -> Any:
 if __name__ == "__main__":
     result = Path(sys.argv[1])
     report = json.loads(result.read_text())
-    greedy = [row for row in report["rows"] if not row["sampled"]]
-    about = f"{greedy[0]['shape']}, context {greedy[0]['context']}, {report['device']}"
-    draw(greedy, about).savefig(result.with_suffix(".png"), dpi=150)
+    rows = report["rows"]
+    about = f"{rows[0]['shape']}, context {rows[0]['context']}, {report['device']}"
+    draw(rows, about).savefig(Path(__file__).with_suffix(".png"), dpi=150)
