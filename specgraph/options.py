@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from specgraph.errors import ConfigError, first_line
 from specgraph.validation import (
-    MOST_POSITIONS,
     Count,
+    ModelLen,
     Positive,
     Range,
     Requests,
@@ -251,7 +251,7 @@ class EngineOptions(DecoderOptions):
     speculative_num_draft_tokens: Count | None = option(
         None, "Draft trees: rows per request in a verify, the last token and the best nodes of the tree."
     )
-    max_model_len: Annotated[int, Range(2, MOST_POSITIONS)] | None = option(
+    max_model_len: ModelLen | None = option(
         None, "Tokens of the longest request, prompt and output together. Default: the target's maximum."
     )
     block_size: Tokens | None = option(None, "Tokens per KV block. Default: what the attention prefers.")

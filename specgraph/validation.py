@@ -42,6 +42,7 @@ class Range:
 
 Count = Annotated[int, Range(1)]
 Tokens = Annotated[int, Range(1, MOST_POSITIONS)]
+ModelLen = Annotated[int, Range(2, MOST_POSITIONS)]
 Requests = Annotated[int, Range(1, MOST_REQUESTS)]
 Share = Annotated[float, Range(0, 1)]
 Positive = Annotated[float, Range(1e-9, 1e9)]

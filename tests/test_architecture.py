@@ -110,7 +110,7 @@ def test_no_vendor_word_in_core(path):
 
 
 def docstrings(source: str) -> list[str]:
-    """Of modules, classes and functions, and the strings behind attributes."""
+    """Return the docstrings of modules, classes and functions, and the strings behind attributes."""
     nodes = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))
     return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 

@@ -96,7 +96,6 @@ def _inference() -> Iterator[None]:
 def test_hostile_arguments(call: Call, world: World):
     rng = random.Random(call.name)
     before = world.good(call.thing)
-    function, valid = call.make(world)
     wrong: list[str] = []
     for _ in range(CALLS_PER_NAME):
         function, valid = call.make(world)

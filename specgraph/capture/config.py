@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from specgraph.capture.dispatch import capture_sizes, prefill_sizes
 from specgraph.errors import ConfigError
 from specgraph.options import RunnerOptions
-from specgraph.validation import MOST_POSITIONS, Range, Tokens, checked_fields
+from specgraph.validation import ModelLen, Tokens, checked_fields
 
 
 @checked_fields
@@ -20,7 +19,7 @@ class RunnerConfig(RunnerOptions):
         ConfigError: a number is out of range, or an option has no such value.
     """
 
-    max_model_len: Annotated[int, Range(2, MOST_POSITIONS)]
+    max_model_len: ModelLen
     """Tokens of the longest request, prompt included."""
     block_size: Tokens = 16
     """Tokens per KV block."""
@@ -41,14 +40,9 @@ class RunnerConfig(RunnerOptions):
         return capture_sizes(self.max_num_requests, self.capture_sizes)
 
     @property
-    def scratch_tokens(self) -> int:
-        """Return the KV slots that each request has behind max_model_len tokens; none where no trees are drafted."""
-        return 0
-
-    @property
     def max_blocks(self) -> int:
         """Return the columns of a round's block table."""
-        return -(-(self.max_model_len + self.scratch_tokens) // self.block_size)
+        return -(-self.max_model_len // self.block_size)
 
     @property
     def prefill_rows(self) -> tuple[int, ...]:

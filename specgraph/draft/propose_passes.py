@@ -98,14 +98,16 @@ class ProposePasses:
         """
         rows = self._config.query_len if query_len is None else query_len
         binding = 0 if bound is None else bound.number
+        size = max(num_requests, at_least)
+        key = num_requests, rows, size, num_speculative_tokens, binding
         try:
-            key = num_requests, rows, max(num_requests, at_least), num_speculative_tokens, binding
-            if (known := self._passes.get(key)) is not None:
-                return known
-        except (TypeError, ValueError, RuntimeError):  # they are no integers, which `_make` says
-            key = 0, 0, 0, None, 0
-        known = self._passes[key] = self._make(num_requests, rows, at_least, num_speculative_tokens, bound)
-        self._in_place[id(known.inputs)] = key[2], bound
+            known = self._passes.get(key)
+        except TypeError:  # a number of rows or a K that cannot be a key: `_make` refuses it
+            known = None
+        if known is None:
+            known = self._make(num_requests, rows, size, num_speculative_tokens, bound)
+            self._passes[key] = known
+            self._in_place[id(known.inputs)] = size, bound
         return known
 
     @checked
@@ -113,15 +115,14 @@ class ProposePasses:
         self,
         num_requests: int,
         query_len: int,
-        at_least: int,
+        size: int,
         num_speculative_tokens: int | None,
         bound: BoundTensors | None,
     ) -> ProposePass:
         runner = self._runner()
         assert runner is not None, "the drafter owns its passes"
         memory, binding = (self._memory, 0) if bound is None else (bound, bound.number)
-        size, has_graphs = max(num_requests, at_least), runner.graphs is not None
-        found = self._dispatch(size, query_len, num_speculative_tokens, has_graphs)
+        found = self._dispatch(size, query_len, num_speculative_tokens, runner.graphs is not None)
         found = replace(found, descriptor=replace(found.descriptor, binding=binding))
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
         program = next(each for each in self._programs if each.draws_trees == found.descriptor.tree)

@@ -199,10 +199,10 @@ def copy_round(
     memory: ProposeBatch | RoundBuffers,
     needs_sampling: bool,
 ) -> None:
-    """Copy a round into the memory of rounds; the shapes were checked before.
+    """Copy the tensors of a batch into the drafter's own memory; their shapes were checked before.
 
     Args:
-        load_round: `ops.load_round`, or what it runs on the device (`Op.on`).
+        load_round: `ops.load_round`, or the function that it runs on the device (`Op.on`).
         into: `memory`, sliced to the requests of `source`.
         memory: its other requests become inert.
         needs_sampling: copy temperatures and seeds too.

@@ -1,4 +1,4 @@
-"""Which sizes are captured, and which graph serves a batch."""
+"""The sizes that are captured, and the graph that serves a batch."""
 
 from __future__ import annotations
 

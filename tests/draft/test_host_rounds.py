@@ -44,7 +44,7 @@ def on_device(plan, starts, counts=None):
 @pytest.mark.parametrize(("past", "after_sampled"), [(0, False), (3, False), (0, True)])
 @pytest.mark.parametrize("offset", [0, 1])
 def test_host_lengths_are_those_of_the_device(past, after_sampled, offset):
-    """From the first positions, where there are not as many past rows as a plan wants, to the last; inert requests
+    """Positions go from the first ones, which have fewer past rows than a plan wants, to the last; inert requests lie
     between others."""
     plan = ops.RowPlan(4, 64, 4, past=past, after_sampled=after_sampled, position_offset=offset)
     requests = [(start, count) for start in (0, 1, 2, 3, 4, 30, 57, 59) for count in (0, 1, 2, 4)]

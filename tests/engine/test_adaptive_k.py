@@ -43,7 +43,7 @@ def simulate(policy: AdaptiveK, chances: list[float], size: int, rounds: int, se
 
 @pytest.mark.parametrize(("rate", "size"), list(product((0.3, 0.6, 0.9), (1, 2, 4))))
 def test_within_3_percent_of_the_best_fixed_k(rate, size):
-    """In the clock of the table; sampling error of 12,000 drafts is below 1 %."""
+    """Time is that of the table; sampling error of 12,000 drafts is below 1 %."""
     best = max(per_second(rate, k, time) for k, time in TIMES[size].items())
     policy = AdaptiveK(TIMES, 5)
     assert simulate(policy, [rate] * 5, size, 12000 // size, seed=size) >= 0.97 * best

@@ -42,7 +42,7 @@ def test_drafting_does_not_change_the_tokens(options, alone):
 
 
 def test_it_takes_a_quarter_of_the_memory_of_float32():
-    """What holds one request in FP8, and no more, does not hold it in float32."""
+    """Memory that holds one request in FP8, and no more, does not hold it in float32."""
     with load_generator(platform="cpu", decode="eager") as generator:
         layers = [a for runner in generator.decoder.runners.values() for a in runner.stack.layers]
     needed = sum(2 * a.num_kv_heads * a.head_dim for a in layers) * 16 * 5 / 2**30

@@ -78,7 +78,7 @@ class Transfers(TorchDispatchMode):
 
 
 class Reads(TorchFunctionMode):
-    """What no dispatch shows: reads below it, and tensors made on a device by name."""
+    """Counts what no dispatch shows: reads below it, and tensors made on a device by name."""
 
     def __init__(self, transfers):
         super().__init__()
@@ -100,7 +100,7 @@ def make_decoder(kind, lengths="device", **settings):
 
 
 def transfers_by_round(decoder, monkeypatch, requests, uploads=None):
-    """What each round transferred, and how often it waited. How much it uploaded is added to `uploads`."""
+    """Return what each round transferred, and how often it waited; add how much it uploaded to `uploads`."""
     waits, rounds, run = [], [], decoder._step
     for owner in (CpuEvent, CpuStream, CpuPlatform):
         real = owner.synchronize

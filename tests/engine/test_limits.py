@@ -1,4 +1,4 @@
-"""Where a generation ends, what is refused, and who waits for whom."""
+"""The end of a generation, what is refused, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def unlimited(make_decoder):
     ("steps", "lowering", "attention"), [(3, "eager", "device"), (3, "merged", "device"), (7, "merged", "host")]
 )
 def test_max_model_len_is_reached_exactly_and_never_passed(make_decoder, shadow, unlimited, steps, lowering, attention):
-    """From every distance to the end; drafts and verify rows would go on past it. No check of values objects."""
+    """Requests begin at every distance from the end; rows would go on past it. No check of values objects."""
     requests = [one(MAX_MODEL_LEN - left, 100) for left in range(1, 2 * steps + 3)]
     decoder = make_decoder(
         shadow,

@@ -63,7 +63,7 @@ def request(index, temperature=0.0, stops=()):
 
 @cache
 def alone(kind, index, temperature):
-    """What eager decoding gives for one request, with nobody else there."""
+    """Return what eager decoding gives for one request, with nobody else there."""
     decoder = make_decoder(kind, "eager", sampled=temperature > 0, capture_sizes=[4])
     result = decoder.generate([request(index, temperature)])[0]
     assert result.finish_reason == "length"

@@ -57,7 +57,7 @@ def test_temperature_zero_is_greedy_also_beside_warm_requests(make_decoder, requ
 
 
 def test_a_seed_repeats_for_the_same_k_and_says_so(make_decoder, requests, shadow):
-    """Where K follows the batch, the place in a draft decides whether a token is accepted or drawn."""
+    """With K by batch size, the place in a draft decides whether a token is accepted or drawn."""
     [first, second] = warm(requests[:2], 1.0)
     by_batch = make_decoder(shadow, sampled=True, capture_sizes=[1, 2], draft_schedule={1: 3, 2: 1}, max_num_requests=2)
     assert tokens(by_batch.generate([first, second]))[0] != tokens(by_batch.generate([first]))[0]

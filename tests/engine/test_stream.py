@@ -88,8 +88,8 @@ class Slip(Exception):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_request_that_fails_to_join_ends_alone(make_decoder, shadow, alone, monkeypatch, ahead):
-    """In every place of the queue, in the middle of its prompt: the others get all their tokens, those of the round
-    that was launched before it too."""
+    """It fails in every place of the queue, in the middle of its prompt. The others get all their tokens, those of the
+    round that was launched before it too."""
     decoder, bad = make_decoder(shadow, capture_sizes=[4], rounds_ahead=ahead, prefill_sizes=[8]), request((20, 7))
     real, good = decoder.drafter.prefill, (SHAPES[0], SHAPES[4], SHAPES[3])
 
@@ -219,7 +219,7 @@ def test_an_open_stream_takes_no_other_request_and_gives_nobody_its_chunks(make_
 
 
 def test_generate_says_which_request_was_cancelled(make_decoder, shadow, alone, monkeypatch):
-    """By another thread, say, in the middle of it; requests before and behind it are finished or refused."""
+    """A request is cancelled in the middle of it; those before and behind it are finished or refused."""
     decoder, steps = make_decoder(shadow, capture_sizes=[4]), []
     step = decoder._step
 

@@ -1,4 +1,4 @@
-"""From folders to text: the shipped pair, and folders that are not what they should be."""
+"""Text from folders: the shipped pair, and folders that are not what they should be."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = "class TestCase(unittest.TestCase):\n    def setUp(self):\n"
 
 @pytest.fixture(autouse=True)
 def _inference():
-    """Not here: the caller's grad mode is the caller's."""
+    """Replace the fixture of this name: these tests run in the caller's grad mode."""
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def byte_level() -> Tokenizer:
 
 
 def words_with_metaspace() -> Tokenizer:
-    """As Llama 2 and Mistral: the space belongs to the word after it, and `decode` drops the first one."""
+    """Make one like Mistral's: the space belongs to the word after it, and `decode` drops the first one."""
     words = ["the", "quick", "brown", "fox"]
     tokenizer = Tokenizer(models.WordLevel({f"▁{word}": i for i, word in enumerate(words)}, unk_token="▁the"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
@@ -36,7 +36,7 @@ def words_with_metaspace() -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """As Llama 2: words that hold their space, and one token for each byte of what is no word."""
+    """Make one like Llama 2's: words that hold their space, and one token for each byte of what is no word."""
     bytes_of_text = {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
     words = {word: 300 + i for i, word in enumerate(("▁", "▁t", "▁th", "▁the", "▁f", *"thesfoxdn'."))}
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2, **bytes_of_text, **words}
@@ -50,7 +50,7 @@ def sentencepiece() -> Tokenizer:
 
 
 def word_pieces() -> Tokenizer:
-    """As BERT."""
+    """Make one like BERT's."""
     pieces = ["[UNK]", "the", "fox", "##es", "##s", "do", "n", "'", "t", ",", "."]
     tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

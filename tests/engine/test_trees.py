@@ -22,7 +22,7 @@ from specgraph.models.dflash import DFlashHead
 TREE = DraftTree(num_steps=3, top_k=3, num_draft_tokens=9)
 SCHEDULES = [{1: "tree", 4: 2}, {2: "tree", 4: 5}, {1: 4, 4: "tree"}, {1: "tree", 2: 3, 4: 0}]
 STEPS = 4
-"""Of the parallel drafter's trees."""
+"""The depth of the parallel drafter's trees."""
 
 
 def tree(steps: int, top_k: int, tokens: int) -> dict:
@@ -228,7 +228,7 @@ def test_a_parallel_drafter_s_tree_of_top_k_1_is_its_chain(make_decoder, request
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["scheduled", "sampled"])
 def test_a_parallel_drafter_s_trees(make_decoder, requests, sampled):
-    """For small batches beside chains; and of requests that sample, whose own draws decide at every node."""
+    """They serve small batches beside chains, and requests that sample, whose own draws decide at every node."""
     model = make_target()
     asked = [
         replace(one, prompt_token_ids=[t % VOCAB for t in one.prompt_token_ids], temperature=sampled * 0.4 * (i % 3))

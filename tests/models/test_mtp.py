@@ -149,7 +149,7 @@ def test_modules_beside_a_target(reference, tmp_path):
 
 
 def test_modules_that_are_refused(reference, tmp_path, random_model):
-    """Those of another target, which would be at other layer numbers; misnamed ones; another family's norms."""
+    """Modules of another target, at other layer numbers; misnamed ones; another family's norms."""
     folder = tmp_path / "target"
     add_modules(folder, reference[1], "deepseek", 1)
     target = load_target(folder)
@@ -173,7 +173,7 @@ def test_modules_that_are_refused(reference, tmp_path, random_model):
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5", "qwen3_5_moe", "llama", "deepseek_v3", "glm4_moe"])
 def test_which_norms_add_one(model_type):
-    """As transformers' own norm computes them with weights of 0.25."""
+    """The oracle is transformers' own norm with weights of 0.25."""
     modeling = pytest.importorskip(f"transformers.models.{model_type}.modeling_{model_type}")
     (kind,) = {each for name, each in vars(modeling).items() if name.endswith("RMSNorm") and "Gated" not in name}
     norm, x = kind(4), torch.tensor([[1.0, -1.0, 1.0, -1.0]])

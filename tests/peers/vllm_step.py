@@ -8,18 +8,13 @@ from __future__ import annotations
 import sys
 from types import ModuleType, SimpleNamespace
 
-import pytest
 import torch
+from peers.left_out import pytest_collection_modifyitems as pytest_collection_modifyitems
 from torch import Tensor
 
 from specgraph import ops
 
 PADDING_SLOT_ID = -1
-LEFT_OUT = {
-    "test_eagle_step_slot_mapping_kernel_exceeds_max": "at max_model_len vLLM sets position 0 and length 1; a request "
-    "of ours keeps its last position and goes on growing, without a slot",
-}
-"""Tests that are not run, and why."""
 
 
 def step(
@@ -60,10 +55,3 @@ def pytest_configure() -> None:
     for name, contents in names.items():
         module = sys.modules[name] = ModuleType(name)
         vars(module).update(contents)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what `LEFT_OUT` names."""
-    for item in items:
-        if reason := LEFT_OUT.get(item.name):
-            item.add_marker(pytest.mark.skip(reason=reason))

@@ -47,7 +47,7 @@ class Runtime:
         self.library.ascendsim_reset_report()
 
     def schedule(self, seed: int, delay_us: int = 500, percent: int = 20) -> None:
-        """From now on `percent` of all tasks wait up to `delay_us` first, and graph nodes run in any allowed order."""
+        """Delay `percent` of all tasks by up to `delay_us` from now on, and run graph nodes in any allowed order."""
         self.library.ascendsim_schedule(ctypes.c_ulong(seed), delay_us, percent)
 
     def hang_seconds(self, seconds: float) -> None:

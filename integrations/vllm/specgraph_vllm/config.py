@@ -53,7 +53,7 @@ def read_settings(additional_config: Any) -> Settings | None:
 
 
 def unsupported_config(config: Any, methods: Collection[str]) -> str | None:
-    """Why the plugin does not serve a `VllmConfig`, in one line; None where it does.
+    """Return the reason why the plugin does not serve a `VllmConfig`, in one line; None where it does.
 
     Args:
         methods: speculative methods that are served in the installed release.
