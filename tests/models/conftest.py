@@ -179,7 +179,7 @@ def random_model() -> Callable:
                 parameter.normal_(0.0, 0.2) if parameter.dim() > 1 else parameter.add_(torch.randn_like(parameter) / 4)
             for name, buffer in model.named_buffers():
                 if name.endswith("e_score_correction_bias"):
-                    buffer.normal_(0.0, 0.2)
+                    buffer.normal_(-1.0, 0.2)  # most corrected scores are below 0, the score of no expert
         model.save_pretrained(folder, max_shard_size=shard)
         return model
 

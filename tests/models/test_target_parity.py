@@ -74,6 +74,10 @@ CASES = {
     ),
     "qwen3, window not in use": ("Qwen3", {"sliding_window": 9}),
     "qwen3 moe": ("Qwen3Moe", {**MOE, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen3 moe, one expert per row": (
+        "Qwen3Moe",
+        {**MOE, "num_experts_per_tok": 1, "head_dim": 16, "norm_topk_prob": True},
+    ),
     "qwen3 moe, some layers dense, weights not normalised": (
         "Qwen3Moe",
         {**MOE, "decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": False},
@@ -198,11 +202,19 @@ LONGROPE = {
     [
         (LLAMA3_ROPE, 4096, None, 4000),
         (YARN, 4096, None, 4000),
-        (LONGROPE, 512, 64, 20),
-        (LONGROPE, 512, None, 470),
+        ({**YARN, "rope_theta": 1e4, "beta_fast": 200.0, "beta_slow": 0.001}, 4096, None, 4000),
+        ({**YARN, "mscale": 0.8}, 4096, None, 4000),
+        (LONGROPE, 512, 64, 24),
+        (LONGROPE, 512, 65, 25),
+        (LONGROPE, 64, None, 24),
+        ({**LONGROPE, "factor": 1.5, "attention_factor": 1.3}, 512, None, 470),
+        (LONGROPE, 96, None, 50),
     ],
-    ids=["llama3", "yarn", "longrope, short", "longrope, long"],
-)
+    ids=[
+        "llama3", "yarn", "yarn, all pairs between the limits", "yarn, one mscale", "longrope, just short",
+        "longrope, just long", "longrope, never long", "longrope, own factor", "longrope, half as long again",
+    ],
+)  # fmt: skip
 @torch.no_grad()
 def test_scaled_positions_agree_with_transformers(
     rope, positions, max_model_len, first, tmp_path, random_model, dense_attend
@@ -212,9 +224,9 @@ def test_scaled_positions_agree_with_transformers(
     transformers takes the long factors when a pass goes beyond the original length; we, when the model may.
     """
     config = {"rope_parameters": rope, "max_position_embeddings": positions}
-    model = (
-        random_model("Phi3", tmp_path, **config)
-        if rope is LONGROPE
+    model = (  # transformers takes Phi-3's original length from the top level only, 4096 where it is absent
+        random_model("Phi3", tmp_path, **config, original_max_position_embeddings=64)
+        if rope["rope_type"] == "longrope"
         else random_model("Llama", tmp_path, **config, head_dim=32)
     )
     tokens, places = torch.arange(40), torch.arange(first, first + 40)
