@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # All local parts go into ONE pip call: `specgraph` on PyPI is an unrelated package that pip must never look for.
 PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/transformers integrations/vllm integrations/sglang)
-# transformers 5.23, which specgraph-transformers needs, is for Python 3.11 and newer
+# transformers 5.24, which specgraph-transformers needs, is for Python 3.11 and newer
 NOT_HERE := $(shell $(PYTHON) -c "import sys; print('' if sys.version_info >= (3, 11) else 'transformers')")
 OTHERS := $(foreach part,$(filter-out . %/$(NOT_HERE),$(PARTS)),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
 JOBS ?= 2

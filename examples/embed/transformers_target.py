@@ -28,7 +28,7 @@ class TransformersTarget:
 
     def rows(self, token_ids: list[int], aux_layers) -> tuple[Tensor, Tensor]:
         """(logits [T, vocab], the states that enter `aux_layers` [T, len(aux_layers) * hidden_size])"""
-        out = self.model(torch.tensor([token_ids]), past_key_values=self.past, output_hidden_states=True)
+        out = self.model(torch.tensor([token_ids]), cache=self.past, output_hidden_states=True)
         # hidden_states[k] enters layer k; the last one is normalised, as a head without aux layers takes it
         return out.logits[0], torch.cat([out.hidden_states[k][0] for k in aux_layers or (-1,)], dim=-1)
 

@@ -152,8 +152,8 @@ def continued(model: LlamaForCausalLM, windows: torch.Tensor, bucket: Bucket, to
         current, cache = windows[rows, : bucket.prompt], None
         parts.append(current)
         for _ in range(bucket.total - bucket.prompt):
-            output = model(input_ids=current, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache, logits = output.past_key_values, output.logits[:, -1].float()
+            output = model(input_ids=current, cache=cache, use_cache=True, logits_to_keep=1)
+            cache, logits = output.cache, output.logits[:, -1].float()
             if bucket.temperature:
                 current = torch.multinomial((logits / bucket.temperature).softmax(-1), 1)
             else:

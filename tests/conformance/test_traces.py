@@ -97,7 +97,7 @@ class Cached:
             ids = request.token_ids if request.joins else request.token_ids[-request.num_sampled :]
             drafted = list[int]()
             for _ in request.drafts:
-                logits = self.model(torch.tensor([ids]), past_key_values=cache).logits[0, -1]
+                logits = self.model(torch.tensor([ids]), cache=cache).logits[0, -1]
                 drafted.append(int(logits.argmax()))
                 ids = (drafted[-1],)
             drafts.append(drafted)

@@ -145,7 +145,7 @@ class Speculative:
         limit = stopping_criteria.max_length
         if limit is None:
             raise ConfigError("no maximum length: give generate max_new_tokens or max_length")
-        cache, sampled = model_inputs["past_key_values"], bool(generation_config.do_sample)
+        cache, sampled = model_inputs["cache"], bool(generation_config.do_sample)
         longest = max(lengths) + limit - input_ids.shape[1]
         # A config has room for K tokens at least.
         room = max(longest, self._config["num_speculative_tokens"] + 1)
@@ -167,7 +167,7 @@ class Speculative:
         held = (
             cache if len(lengths) == 1 else None
         )  # requests of several lengths have no cache that `generate` can take
-        return GenerateDecoderOnlyOutput(sequences=sequences, past_key_values=held)
+        return GenerateDecoderOnlyOutput(sequences=sequences, cache=held)
 
     def _drafter_for(self, model: Any, requests: int, length: int, sampled: bool) -> Drafter:
         """The captured drafter, made anew where the last one does not serve this call."""

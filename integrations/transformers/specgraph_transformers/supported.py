@@ -43,7 +43,7 @@ PREFIX_PROCESSORS = (
 )
 """Processors of one row of logits and the tokens before it: they take one row of a verify at a time."""
 
-MODEL_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+MODEL_INPUTS = {"attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep"}
 """The inputs that `generate` hands over for a text prompt."""
 
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -76,16 +76,16 @@ def check_supported(
             raise UnsupportedError(f"{name}=True is not supported: a verify has no step per token")
     if config.prefill_chunk_size is not None:
         raise UnsupportedError(f"prefill_chunk_size={config.prefill_chunk_size} is not supported; leave it out")
-    if not model_inputs.get("use_cache") or model_inputs.get("past_key_values") is None:
+    if not model_inputs.get("use_cache") or model_inputs.get("cache") is None:
         raise UnsupportedError("speculative decoding needs use_cache=True and a model with a DynamicCache")
     for name, value in model_inputs.items():
         if name not in MODEL_INPUTS and value is not None:
             raise UnsupportedError(f"model input '{name}' is not supported: prompts are token ids")
-    cache = model_inputs["past_key_values"]
+    cache = model_inputs["cache"]
     check_cache(cache, input_ids.shape[0])
     if cache.get_seq_length():
         raise UnsupportedError(
-            f"past_key_values holds {cache.get_seq_length()} tokens already, and the drafter needs the hidden states "
+            f"cache holds {cache.get_seq_length()} tokens already, and the drafter needs the hidden states "
             "of the whole prompt: pass all of it, and no cache"
         )
 

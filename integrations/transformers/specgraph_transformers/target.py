@@ -88,7 +88,7 @@ class TransformersTarget:
         inputs = self.model.prepare_inputs_for_generation(
             ids,
             next_sequence_length=ids.shape[1],
-            past_key_values=self.cache,
+            cache=self.cache,
             attention_mask=mask,
             use_cache=True,
             is_first_iteration=is_first_iteration,

@@ -84,8 +84,8 @@ def test_the_cache_that_is_returned_goes_on(model, draft, length):
             **OPTIONS,
             **way,
         )
-        caches.append((out.sequences.tolist(), out.past_key_values.get_seq_length()))
-        last = model(out.sequences[:, -1:], past_key_values=out.past_key_values).logits[:, -1]
+        caches.append((out.sequences.tolist(), out.cache.get_seq_length()))
+        last = model(out.sequences[:, -1:], cache=out.cache).logits[:, -1]
         torch.testing.assert_close(last, model(out.sequences).logits[:, -1])
     assert caches[0] == caches[1]
 

@@ -69,11 +69,9 @@ def test_a_cache_that_holds_tokens(model, eagle3):
     ids, _ = make_prompts(5)
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(ids, past_key_values=cache)
+        model(ids, cache=cache)
     with pytest.raises(UnsupportedError, match="holds 5 tokens already"):
-        model.generate(
-            torch.cat([ids, ids], dim=1), past_key_values=cache, max_new_tokens=4, custom_generate=speculative(eagle3)
-        )
+        model.generate(torch.cat([ids, ids], dim=1), cache=cache, max_new_tokens=4, custom_generate=speculative(eagle3))
 
 
 def test_recurrent_states(eagle3):
@@ -121,4 +119,4 @@ def test_no_length(model, eagle3):
     cache = DynamicCache(config=model.config)
     config.return_dict_in_generate = False
     with pytest.raises(ConfigError, match="no maximum length"):
-        draft(model, ids, [], StoppingCriteriaList(), config, past_key_values=cache, use_cache=True)
+        draft(model, ids, [], StoppingCriteriaList(), config, cache=cache, use_cache=True)
