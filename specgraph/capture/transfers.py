@@ -25,23 +25,33 @@ def write(into: Tensor, values: Sequence[Any]) -> None:
 class HostCopy:
     """Copies one device tensor at a time to the host.
 
-    `start` queues the copy in the current stream; `read` waits for the copy, and not for work launched after it.
+    `start` queues the copy behind the work of the current stream; `read` waits for the copy, and not for work launched
+    after it. The stream itself only copies the tensor to other device memory: the next launch in it does not wait for
+    the host's memory, and may overwrite the tensor.
     """
 
     def __init__(self, platform: Platform, size: int, dtype: torch.dtype) -> None:
-        """Make the host's memory; `size` is the number of elements of the largest tensor to copy."""
+        """Make the memory of the copies; `size` is the number of elements of the largest tensor to copy."""
         self.host = torch.zeros(size, dtype=dtype, device="cpu", pin_memory=platform.device.type != "cpu")
         """The memory of every copy, from its beginning."""
-        self._platform, self._copied = platform, platform.event()
-        self._result, self._is_waited_for = self.host[:0], True
+        self._device = torch.zeros(size, dtype=dtype, device=platform.device)
+        self._platform, self._ready, self._copied = platform, platform.event(), platform.event()
+        self._shape, self._between, self._result = None, self._device, self.host
+        self._is_waited_for = True
 
     def start(self, tensor: Tensor) -> None:
         """Queue the copy of a tensor, which must have the dtype given to the constructor."""
-        if tensor.shape != self._result.shape:
-            self._result = self.host[: tensor.numel()].view(tensor.shape)
-        self._result.copy_(tensor, non_blocking=True)
+        if tensor.shape != self._shape:
+            self._shape, size = tensor.shape, tensor.numel()
+            self._between, self._result = (memory[:size].view(tensor.shape) for memory in (self._device, self.host))
+        stream = self._platform.copy_stream
+        self._between.copy_(tensor)
+        self._ready.record(self._platform.current_stream())
+        with self._platform.use(stream):
+            self._ready.wait(stream)
+            self._result.copy_(self._between, non_blocking=True)
+            self._copied.record(stream)
         self._is_waited_for = False
-        self._copied.record(self._platform.current_stream())
 
     def read(self) -> Tensor:
         """Return the copy, on the host; overwritten by the next `start`."""

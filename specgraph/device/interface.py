@@ -154,6 +154,11 @@ class Platform(ABC):
         """
         return self.stream()
 
+    @cached_property
+    def copy_stream(self) -> Stream:
+        """Return the stream that copies results to the host, beside the launches that follow. Used by: engine."""
+        return self.stream()
+
     @final
     def graph_pool(self) -> GraphPool:
         """Return a new, empty pool that several graphs can share. Used by: engine.
