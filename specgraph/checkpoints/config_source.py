@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specgraph.checkpoints.files import checked_folder, exists, listed, read_json, shown
+from specgraph.checkpoints.gguf_file import is_gguf, json_of
 from specgraph.errors import CheckpointError
 
 _LOG = logging.getLogger("specgraph")
@@ -237,7 +238,9 @@ def check_keys(source: ConfigSource, *, strict: bool = False) -> None:
 
 
 def read_config(folder: Path) -> ConfigSource:
-    """Return the contents of `folder/config.json`."""
+    """Return the contents of `folder/config.json`, or what a GGUF file says in its place."""
+    if is_gguf(folder):
+        return ConfigSource(json_of(folder, "config.json") or {}, str(folder))
     path = checked_folder(folder) / "config.json"
     if not exists(path):
         raise CheckpointError(f"{folder} has no config.json (it holds: {listed(folder)})")

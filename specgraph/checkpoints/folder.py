@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specgraph.checkpoints.files import shown
+from specgraph.checkpoints.gguf_file import is_gguf
 from specgraph.checkpoints.quantised import FP8, Quantisation, from_fp8, from_mxfp4, scale_shapes, scales_by_row
 from specgraph.checkpoints.quantised import IGNORED as QUANTISED_IGNORED
 from specgraph.checkpoints.stored import StoredTensor, part_of
@@ -32,6 +33,7 @@ LARGEST_WEIGHT = 65504.0
 ALWAYS_IGNORED: dict[str, str] = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "a buffer, computed from config.json",
     r"(.*\.)?self_attn\.(k_scale|v_scale)": "a scale of FP8 KV caches, read with kv_cache_dtype fp8",
+    r"rope_freqs\.weight": "divisors of frequencies in a GGUF file, read with its configuration",
 }
 """Pattern of tensor names -> why they may be ignored in every format."""
 
@@ -80,7 +82,7 @@ class CheckpointFolder:
         if self._is_fp8(name):
             values = from_fp8(stored.read(None), *self._scales(name, stored))
             values = values if share is None else part_of(values, share)
-        elif stored.dtype in FLOATS:
+        elif stored.dtype in FLOATS or is_gguf(stored.file):
             values = stored.read(share)
         else:
             raise CheckpointError(

@@ -53,10 +53,10 @@ def load_target(
     keep_fp8: bool = False,
     kv_scales: bool = False,
 ) -> LlamaTarget:
-    """Read a target from a Hugging Face folder.
+    """Read a target from a Hugging Face folder or a GGUF file.
 
     Args:
-        folder: holds config.json and safetensors, single or sharded.
+        folder: holds config.json and safetensors, single or sharded; or a GGUF file.
         device: where the weights are stored.
         dtype: of weights and activations; the checkpoint's own when None.
         max_model_len: positions to prepare for; the checkpoint's maximum when None.

@@ -1,4 +1,4 @@
-"""Quantised folders: FP8 and MXFP4 weights, turned into floating point while they are read.
+"""Quantised checkpoints: FP8, MXFP4 and GGUF weights, turned into floating point while they are read.
 
 FP8 (e4m3) matrices [out, in] have scales beside them: one per tensor, one per row, or one per block of rows and columns
 (128 x 128 in DeepSeek's folders). MXFP4 (gpt-oss) stores 32 values of 4 bits and one power of two per block. Everything
@@ -34,9 +34,9 @@ IGNORED = {
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """The way in which the weights of a folder are stored."""
+    """The way in which the weights of a folder or a GGUF file are stored."""
 
-    kind: Literal["fp8", "mxfp4"]
+    kind: Literal["fp8", "mxfp4", "gguf"]
     method: str
     """The method and its scales, for people."""
     block: tuple[int, int] | None = None
@@ -46,6 +46,8 @@ class Quantisation:
 def quantisation(source: ConfigSource) -> Quantisation | None:
     """Read `quantization_config` (or `compression_config`); None where the weights are plain floating point."""
     found = None
+    if types := source.strings("gguf_types"):
+        return Quantisation("gguf", f"GGUF ({', '.join(types)})")
     for key in ("quantization_config", "compression_config"):
         if not source.has(key):
             continue

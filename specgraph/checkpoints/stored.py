@@ -1,7 +1,8 @@
 """The tensors that a Hugging Face folder holds, and their places, read from the headers of its files.
 
-Layouts: `model.safetensors`; shards named by `model.safetensors.index.json`; any other lone `*.safetensors`; and
-`pytorch_model.bin` (several published EAGLE heads have nothing else), read with `weights_only`.
+A GGUF file is read as the folder that it was made from. Layouts of folders: `model.safetensors`; shards named by
+`model.safetensors.index.json`; any other lone `*.safetensors`; and `pytorch_model.bin` (several published EAGLE heads
+have nothing else), read with `weights_only`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from specgraph.checkpoints.files import checked_file, exists, listed, read_json, shown
+from specgraph.checkpoints.gguf_file import GgufTensor, is_gguf, open_gguf
 from specgraph.errors import CheckpointError, first_line
 from specgraph.parallel import Share
 
@@ -31,16 +33,18 @@ class StoredTensor:
     file: Path
     shape: tuple[int, ...]
     dtype: str
-    """The name that the file has for it: "BF16" in safetensors, "torch.bfloat16" in a pickle."""
+    """The name that the file has for it: "BF16" in safetensors, "torch.bfloat16" in a pickle, "Q4_1" in GGUF."""
     read: Callable[[Share | None], Tensor]
-    """Reads it, or a share of it: no more of the file than that."""
+    """Reads it, or a share of it: no more of the file than that, except of GGUF."""
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a folder by name; at least one.
+    """Return the tensors of a folder or a GGUF file by name; at least one.
 
     Headers of all files are checked now, so truncation shows before any device work.
     """
+    if is_gguf(folder):
+        return _gguf_tensors(folder)
     index, single, pickle_file = folder / _INDEX, folder / "model.safetensors", folder / "pytorch_model.bin"
     if exists(index):
         tensors = _indexed_tensors(index)
@@ -112,6 +116,14 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
         name: StoredTensor(path, tuple(h.get_shape()), h.get_dtype(), partial(guarded, read, name))
         for name, h in headers.items()
     }
+
+
+def _gguf_tensors(path: Path) -> dict[str, StoredTensor]:
+    def read(tensor: GgufTensor, share: Share | None) -> Tensor:
+        return tensor.read() if share is None else part_of(tensor.read(), share)
+
+    tensors = open_gguf(path).tensors
+    return {name: StoredTensor(path, each.shape, each.kind, partial(read, each)) for name, each in tensors.items()}
 
 
 def part_of(source: Any, share: Share) -> Tensor:

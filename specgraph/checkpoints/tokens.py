@@ -1,4 +1,4 @@
-"""Text in a target's folder: its tokenizer, the tokens that end a generation, and sampling defaults."""
+"""Text in a target's folder or GGUF file: its tokenizer, the tokens that end a generation, and sampling defaults."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specgraph.checkpoints.files import TOKENIZER_LIMIT, checked_file, checked_folder, exists, read_json, shown
+from specgraph.checkpoints.gguf_file import is_gguf, json_of, open_gguf
+from specgraph.checkpoints.gguf_tokenizer import gguf_tokenizer
 from specgraph.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
@@ -44,13 +46,15 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Return the folder's tokenizer.json, with the added tokens of tokenizer_config.json.
+    """Return the folder's tokenizer.json, with the added tokens of tokenizer_config.json; or a GGUF file's tokenizer.
 
     Its `truncation` and `padding` are left out: they are how its last user batched training texts; transformers ignores
     them too. Applied here they would cut or fill up a prompt.
     """
     from tokenizers import Tokenizer
 
+    if is_gguf(folder):
+        return gguf_tokenizer(open_gguf(folder))
     path = checked_folder(folder) / "tokenizer.json"
     if not exists(path):
         raise CheckpointError(f"{folder} has no tokenizer.json; the target's folder must hold one")
@@ -130,7 +134,7 @@ def compare_tokenizers(tokenizer: Tokenizer, folder: Path, draft_folder: Path) -
         return
     try:
         checked_file(path, TOKENIZER_LIMIT)
-        if filecmp.cmp(folder / "tokenizer.json", path, shallow=False):
+        if exists(folder / "tokenizer.json") and filecmp.cmp(folder / "tokenizer.json", path, shallow=False):
             return
         own, drafts = (
             {i: t for t, i in each.get_vocab().items()} for each in (tokenizer, read_tokenizer(draft_folder))
@@ -168,8 +172,7 @@ def _check_prefix(text: str) -> None:
 def stop_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
     """Return `eos_token_id` of generation_config.json, else of config.json; empty when neither gives one."""
     for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        value = read_json(path).get("eos_token_id") if exists(path) else None
+        path, value = folder / name, (json_of(folder, name) or {}).get("eos_token_id")
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
@@ -187,8 +190,7 @@ def sampling_defaults(folder: Path) -> str:
 
     They are not applied: a request says itself how it is sampled. Whoever loads the folder should be told.
     """
-    path = folder / "generation_config.json"
-    values = read_json(path) if exists(path) else {}
+    values = json_of(folder, "generation_config.json") or {}
     given = [
         f"{key}={shown(values[key])}"
         for key, neutral in NEUTRAL_DEFAULTS.items()

@@ -1,4 +1,4 @@
-"""Chat templates of Hugging Face folders: from messages to the prompt that the model was trained with."""
+"""Chat templates of Hugging Face folders and GGUF files: from messages to the prompt that a model was trained with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from specgraph.checkpoints.files import JSON_LIMIT, checked_file, exists, read_json
+from specgraph.checkpoints.files import JSON_LIMIT, checked_file, exists
+from specgraph.checkpoints.gguf_file import json_of
 from specgraph.errors import CheckpointError, first_line
 
 TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -80,8 +81,7 @@ def render_chat(folder: Path, messages: Sequence[Mapping[str, str]]) -> str:
 
 def _read(folder: Path) -> tuple[Mapping[str, Any], str]:
     """Return tokenizer_config.json and the template."""
-    path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config = read_json(path) if exists(path) else {}
+    file, config = folder / "chat_template.jinja", json_of(folder, "tokenizer_config.json") or {}
     template: Any = config.get("chat_template")
     if exists(file):
         try:

@@ -48,10 +48,10 @@ def load_generator(
     options: EngineOptions | None = None,
     **changes: Any,
 ) -> TextGenerator:
-    """Load a target and its drafter from Hugging Face folders, and capture all graphs.
+    """Load a target and its drafter from Hugging Face folders or GGUF files, and capture all graphs.
 
     Args:
-        target, draft: checkpoint folders; the shipped pair when neither is given.
+        target, draft: checkpoint folders or GGUF files; the shipped pair when neither is given.
         platform: a platform or its name; chosen as in `open_platform` by default.
         speculate: False decodes with the target alone.
         progress: called after each capture with the number of captures done and their number in all.
