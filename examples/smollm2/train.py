@@ -1,0 +1,288 @@
+"""Have SmolLM2 answer prompts, and train an EAGLE-3 head on the answers.
+
+    python examples/smollm2/train.py MODEL.gguf --prompts PROMPTS.pt --out OUT
+
+OUT/answers.pt holds what the target wrote; a folder that has it writes nothing again. OUT/eagle3 is the head, in the
+format of the algorithm's authors, saved every minute. The same command continues from OUT/training.pt what was broken
+off; `--begin FOLDER` begins from another head.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from head import Eagle3Head
+from target import STOP, Answers, Prompt, Target
+
+LONGEST = 768
+"""Tokens of a prompt and its answer."""
+MOST_NEW = 384
+
+
+class Texts(NamedTuple):
+    """Texts one after the other: tokens int32 [all], where each begins, and how much of it is the prompt."""
+
+    tokens: torch.Tensor
+    begins: torch.Tensor
+    prompts: torch.Tensor
+
+    def lengths(self) -> torch.Tensor:
+        """Return the tokens of each text."""
+        return self.begins[1:] - self.begins[:-1]
+
+
+class Batch(NamedTuple):
+    """Texts [B, T] padded to one length, their lengths [B], and those of their prompts [B]."""
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    prompts: torch.Tensor
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path, help="the GGUF file")
+    parser.add_argument("--prompts", type=Path, required=True, help="written by prompts.py")
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    parser.add_argument("--begin", type=Path, help="the folder of a head to begin from")
+    parser.add_argument("--generate-seconds", type=float, default=120, help="no prompt is begun after that time")
+    parser.add_argument("--seconds", type=float, default=400, help="of training")
+    parser.add_argument("--rows", type=int, default=1024, help="prompts that are answered at once")
+    parser.add_argument("--batch", type=int, default=32768, help="tokens of a step of training")
+    parser.add_argument("--steps", type=int, default=6, help="draft steps of the training-time test")
+    parser.add_argument("--later", type=float, default=0.85, help="of step k counts this share, to the power of k")
+    parser.add_argument("--hard", type=float, default=0.3, help="share of the greedy token in the label")
+    parser.add_argument("--draft-vocab", type=int, default=12288, help="tokens that the head can draft")
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=0, help="of sampled answers and of training")
+    parser.add_argument("--limit", type=int, help="only so many prompts")
+    arguments = parser.parse_args()
+    torch.manual_seed(arguments.seed)
+    torch.set_float32_matmul_precision("high")
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    target = Target(arguments.target, device, torch.float32 if device.type == "cpu" else torch.bfloat16)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    train, held_out = written(target, arguments)
+    head = Eagle3Head(head_config(target, arguments.draft_vocab)).to(device)
+    answers = torch.cat([text[prompt:] for text, prompt in each_text(train)])
+    counts = torch.bincount(answers.long(), minlength=target.embedding.shape[0])
+    chosen = counts.topk(arguments.draft_vocab).indices.sort().values
+    print(f"{counts[chosen].sum() / counts.sum():.4f} of the answers' tokens can be drafted", flush=True)
+    sample = next(batches(train, 8192, device))
+    inside = torch.arange(sample.tokens.shape[1], device=device) < sample.lengths[:, None]
+    inside[:, 0] = False  # the states of a first token are a thousand times larger than others
+    aux = torch.cat(target.forward(sample.tokens, head.aux_layers)[1], dim=-1)
+    head.begin(chosen.to(device), target.embedding, target.norm, aux[inside])
+    if arguments.begin is not None:
+        head.load(arguments.begin)
+    fit(Lesson(target, head, arguments), train, held_out, arguments)
+
+
+def head_config(target: Target, drafted: int) -> dict[str, Any]:
+    """Return config.json of a head for the target."""
+    sizes = target.sizes
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": target.embedding.shape[0],
+        "draft_vocab_size": drafted, "hidden_size": sizes.hidden, "target_hidden_size": sizes.hidden,
+        "intermediate_size": target.layers[0]["down"].shape[1], "num_hidden_layers": 1,
+        "num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": target.head_dim,
+        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "max_position_embeddings": 8192,
+        "rope_theta": sizes.theta, "rms_norm_eps": sizes.eps, "norm_before_residual": False,
+        "eagle_config": {
+            "use_aux_hidden_state": True, "norm_before_fc": False,
+            "eagle_aux_hidden_state_layer_ids": [2, sizes.layers // 2, sizes.layers - 3],
+        },
+        "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": STOP, "dtype": "bfloat16",
+    }  # fmt: skip
+
+
+def written(target: Target, arguments: argparse.Namespace) -> tuple[Texts, Texts]:
+    """Return the texts to train on, and those that are held out; the target answers the prompts where none are there.
+
+    The file of prompts holds lists of token ids, "train" and "held_out". Of the first, every prompt is answered
+    greedily, and again at temperature 0.7; held-out ones greedily.
+    """
+    path = arguments.out / "answers.pt"
+    if not path.exists():
+        prompts = torch.load(arguments.prompts)
+        rows = min(arguments.rows, 64) if target.device.type == "cpu" else arguments.rows
+        answers = Answers(target, rows, LONGEST, top_p=0.95)
+        parts: dict[str, Texts] = {}
+        for name in ("held_out", "train"):
+            lists = prompts[name][: arguments.limit]
+            asked = [Prompt(each, 0.0) for each in lists]
+            if name == "train":
+                asked += [Prompt(each, 0.7) for each in lists]
+                asked = [asked[i] for i in torch.randperm(len(asked)).tolist()]
+            start = time.perf_counter()
+            texts = answers.answer(asked, MOST_NEW, arguments.generate_seconds)
+            took = time.perf_counter() - start
+            lengths = torch.tensor([0, *(len(text) for _, text in texts)])
+            tokens = torch.tensor([token for _, text in texts for token in text], dtype=torch.int32)
+            sizes = torch.tensor([len(asked[index].tokens) for index, _ in texts])
+            parts[name] = Texts(tokens.to(torch.uint16), lengths.cumsum(0), sizes)
+            new = tokens.numel() - int(sizes.sum())
+            print(f"{name}: {len(texts)} of {len(asked)} answers, {new} tokens in {took:.1f} s", flush=True)
+        del answers
+        torch.save({name: tuple(part) for name, part in parts.items()}, path)
+    parts = {name: Texts(part[0].to(torch.int32), *part[1:]) for name, part in torch.load(path).items()}
+    return parts["train"], parts["held_out"]
+
+
+def each_text(texts: Texts) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield the tokens of each text, and its prompt's length."""
+    yield from zip(texts.tokens.split(texts.lengths().tolist()), texts.prompts.tolist(), strict=True)
+
+
+def batches(texts: Texts, size: int, device: torch.device) -> Iterator[Batch]:
+    """Yield all texts once, in random order, texts of about the same length together, about `size` tokens at a time."""
+    lengths = texts.lengths()
+    noisy = lengths + 48 * torch.rand(lengths.shape)  # other texts are together in each epoch
+    known = lengths.tolist()
+    groups, group, widest = list[list[int]](), list[int](), 0
+    for index in noisy.argsort().tolist():
+        widest = max(widest, known[index])
+        if group and widest * (len(group) + 1) > size:
+            groups.append(group)
+            group, widest = [], known[index]
+        group.append(index)
+    groups.append(group)
+    for i in torch.randperm(len(groups)).tolist():
+        chosen = torch.tensor(groups[i])
+        width = (int(lengths[chosen].max()) // 8 + 2) * 8  # with some rows behind the longest text's end
+        places = texts.begins[chosen][:, None] + torch.arange(width)
+        tokens = texts.tokens[places.clamp(max=texts.tokens.numel() - 1)].long()
+        tokens.masked_fill_(torch.arange(width) >= lengths[chosen][:, None], STOP)
+        yield Batch(*(each.to(device) for each in (tokens, lengths[chosen], texts.prompts[chosen])))
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Cross entropy, summed over rows with a weight each, whose backward keeps one gradient in place of its steps."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """logits, label [N, V]; weight [N]."""
+        log_shares = logits.float().log_softmax(-1)
+        loss = -(label * log_shares).sum(-1) @ weight
+        ctx.save_for_backward(((log_shares.exp_() - label) * weight[:, None]).to(logits.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.saved_tensors[0] * gradients[0], None, None
+
+
+class Lesson:
+    """What the head learns from a batch, and what it would have drafted."""
+
+    def __init__(self, target: Target, head: Eagle3Head, arguments: argparse.Namespace) -> None:
+        self.target, self.head, self.steps, self.hard = target, head, arguments.steps, arguments.hard
+        self.draft_ids = head.draft_ids()
+
+    def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the losses [steps], and hits [steps, N]: whether drafts are the target's greedy tokens.
+
+        N drafts begin after each token of the answers, but the last ones. The label is the target's distribution over
+        the draft vocabulary, normalised, and in a part the greedy token. A draft whose label's row lies behind the
+        text's end counts for nothing in the loss, and none begins where one of its hits would be unknown.
+        """
+        target, head, steps = self.target, self.head, self.steps
+        hidden, aux = target.forward(batch.tokens, head.aux_layers)
+        rows = batch.tokens.shape[1] - steps
+        row = torch.arange(rows, device=target.device)
+        begins = (row >= batch.prompts[:, None] - 1) & (row < batch.lengths[:, None] - 2)
+        text, place = begins.nonzero(as_tuple=True)
+        whole = place < batch.lengths[text] - 1 - steps
+        embeds = target.embedding[batch.tokens].float()
+        with torch.autocast(target.device.type, dtype=torch.bfloat16, enabled=target.device.type != "cpu"):
+            states = [state[text, place] for state in head.unroll(embeds, torch.cat(aux, dim=-1).float(), steps)]
+        labels, greedy, number = self._labels(batch, hidden)
+        losses, hits = list[torch.Tensor](), list[torch.Tensor]()
+        for step, state in enumerate(states):
+            inside = place + 1 + step < batch.lengths[text] - 1
+            which = number[text, torch.where(inside, place + 1 + step, place + 1)]
+            weight = inside.float() / inside.sum().clamp(min=1)
+            with torch.autocast(target.device.type, dtype=torch.bfloat16, enabled=target.device.type != "cpu"):
+                logits = head.lm_head(state)
+            losses.append(CrossEntropy.apply(logits, labels[which], weight))
+            hits.append((self.draft_ids[logits.detach().argmax(-1)] == greedy[which])[whole])
+        return torch.stack(losses), torch.stack(hits)
+
+    @torch.no_grad()
+    def _labels(self, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return labels [M, draft vocab] and greedy tokens [M] of the rows in the answers, and their numbers [B, T]."""
+        row = torch.arange(batch.tokens.shape[1], device=hidden.device)
+        wanted = (row >= batch.prompts[:, None]) & (row < batch.lengths[:, None])
+        logits = torch.nn.functional.linear(hidden[wanted], self.target.embedding)
+        greedy = logits.argmax(-1)
+        labels = logits[:, self.draft_ids].float().softmax(-1)
+        index = torch.searchsorted(self.draft_ids, greedy).clamp_(max=self.draft_ids.numel() - 1)
+        hard = self.hard * (self.draft_ids[index] == greedy)[:, None]
+        labels.mul_(1 - hard).scatter_add_(1, index[:, None], hard)
+        return labels.to(hidden.dtype), greedy, wanted.flatten().cumsum(0).sub_(1).view(wanted.shape)
+
+
+@torch.no_grad()
+def acceptance(lesson: Lesson, texts: Texts, size: int) -> list[float]:
+    """Return the share of drafts, begun after every token of greedy answers, whose tokens up to step k are right."""
+    chains = [lesson(batch)[1].int().cumprod(0) for batch in batches(texts, size, lesson.target.device)]
+    return torch.cat(chains, dim=1).float().mean(1).tolist()
+
+
+def fit(lesson: Lesson, train: Texts, held_out: Texts, arguments: argparse.Namespace) -> None:
+    """Train until the time is over: AdamW, a short linear warm-up, then a cosine to 1 % of the learning rate."""
+    head, path = lesson.head, arguments.out / "training.pt"
+    matrices = [p for p in head.parameters() if p.dim() == 2]
+    vectors = [p for p in head.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
+    device = lesson.target.device
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=True)
+    step, before, epoch, seen, warmup = 0, 0.0, 0, 0, 0.02
+    if path.exists():
+        state = torch.load(path, map_location=device)
+        head.load_state_dict(state["head"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, before, epoch, seen = state["at"]
+    start, saved = time.perf_counter(), time.perf_counter()
+    later = arguments.later ** torch.arange(arguments.steps, device=device)
+    recent = torch.zeros(arguments.steps, device=device)
+    queue: Iterator[Batch] = iter(())
+
+    def report() -> None:
+        rates = acceptance(lesson, held_out, arguments.batch)
+        head.save(arguments.out / "eagle3")
+        at = step, time.perf_counter() - start + before, epoch, seen
+        torch.save({"head": head.state_dict(), "optimizer": optimizer.state_dict(), "at": at}, path)
+        print(
+            f"{at[1]:.0f} s, step {step}, epoch {epoch}, {seen / 1e6:.1f}M tokens, loss "
+            f"{' '.join(f'{x:.3f}' for x in recent.tolist())}; held out: {' '.join(f'{x:.3f}' for x in rates)}, "
+            f"length at 5: {1 + sum(rates[:5]):.3f}", flush=True,
+        )  # fmt: skip
+
+    while (progress := (time.perf_counter() - start + before) / arguments.seconds) < 1:
+        batch = next(queue, None)
+        if batch is None:
+            epoch, queue = epoch + 1, batches(train, arguments.batch, device)
+            continue
+        cosine = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
+        for group in optimizer.param_groups:
+            group["lr"] = arguments.rate * (cosine if progress >= warmup else max(progress, warmup / 50) / warmup)
+        losses, _ = lesson(batch)
+        (losses * later).sum().backward()
+        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        recent = losses.detach() if step == 0 else recent.lerp(losses.detach(), 0.02)
+        step, seen = step + 1, seen + int(batch.lengths.sum())  # waits for the device, as the clock must
+        if time.perf_counter() - saved > 60:
+            report()
+            saved = time.perf_counter()
+    report()
+
+
+if __name__ == "__main__":
+    main()
