@@ -63,6 +63,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans each of many shapes anew
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     target = Target(arguments.target, device, torch.float32 if device.type == "cpu" else torch.bfloat16)
     arguments.out.mkdir(parents=True, exist_ok=True)
