@@ -9,9 +9,14 @@ from __future__ import annotations
 class SpecgraphError(Exception):
     """Base of all errors raised by specgraph."""
 
+    exit_status = 1
+    """Exit status of a command that it ends."""
+
 
 class ConfigError(SpecgraphError, ValueError):
     """A setting is out of range or contradicts another; nothing was started."""
+
+    exit_status = 2
 
 
 class PlatformError(SpecgraphError):

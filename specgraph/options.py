@@ -283,6 +283,20 @@ class EngineOptions(DecoderOptions):
     rank_timeout: Positive = option(600.0, "Seconds that a rank waits for another before all end with an error.")
 
 
+MIN_TEMPERATURE = 1e-5
+"""Below it logits / temperature may leave float32, and the distribution is one-hot anyway."""
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse a temperature that is neither 0 nor one that can be divided by.
+
+    Raises:
+        ConfigError: it is above 0 and below MIN_TEMPERATURE.
+    """
+    if 0 < temperature < MIN_TEMPERATURE:
+        raise ConfigError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {temperature}")
+
+
 @checked
 def check_num_sequences(n: Requests, temperature: float) -> None:
     """Refuse a number of sequences that a prompt cannot have.

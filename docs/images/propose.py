@@ -36,6 +36,9 @@ def draw(rows: Sequence[dict[str, Any]], title: str) -> Any:
         group = cases.index((row["shape"], row["requests"], row["k"]))
         left = group - 0.4 + lowerings.index(row["lowering"]) * width
         axes.bar(left + width / 2, row["device_us"], width * 0.92, color=_COLOURS.get(row["lowering"], "#888888"))
+        if "device_us_least" in row:
+            spread = [row["device_us_least"], row["device_us_most"]]
+            axes.plot([left + width / 2] * 2, spread, color="black", linewidth=1)
         axes.text(left + width / 2, row["device_us"], f"{row['device_us']:.0f}", ha="center", va="bottom", fontsize=7)
         if "floor_us" in row:
             axes.plot([group - 0.42, group + 0.42], [row["floor_us"]] * 2, color="black", linewidth=1, linestyle="--")

@@ -42,10 +42,14 @@ class _Command(TyperCommand):
                 formatter.write_dl(records)
 
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=_SETTINGS
+)
 for command in (generate, chat, platforms, explain, trace, bench, tune, conformance, audit, env, new_backend):
     first = " ".join((command.__doc__ or "").split("\n\n")[0].split())
-    app.command(cls=_Command, short_help=first)(command)  # in full: click would cut it
+    app.command(cls=_Command, short_help=first, context_settings=_SETTINGS)(command)  # in full: click would cut it
 
 
 def _show_version(asked: bool) -> None:
@@ -66,11 +70,11 @@ def specgraph(
 
 
 def main() -> None:
-    """Entry point: an error of ours is one message and exit status 1, without a traceback."""
+    """Entry point: an error of ours is one message and its exit status, without a traceback."""
     try:
         app()
     except SpecgraphError as error:
         rank = os.environ.get("RANK", "0")  # of a process of torchrun
         if rank == "0" or not getattr(error, "everywhere", False):
             print(f"specgraph: {'' if rank == '0' else f'rank {rank}: '}{error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.exit_status)

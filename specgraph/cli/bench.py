@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from specgraph.tools.propose import BenchCase
 
 _TABLE = (
-    "requests", "k", "context", "lowering", "device_us", "host_us", "launches", "syncs", "floor_us", "ratio",
+    "requests", "k", "context", "lowering", "device_us", "device_us_least", "device_us_most", "host_us", "launches",
+    "syncs", "floor_us", "ratio",
 )  # fmt: skip
 _ROUNDS = (
     "requests", "k", "lowering", "tokens_per_second", "round_ms", "kernel_floor_us", "mean_acceptance_length",
@@ -143,11 +145,25 @@ def _show_report(console: Console, report: dict[str, Any], shape: str, target: s
         console.print(f"tiles of linears: {report['tiles']}")
     rows = report["rows"]
     _show(console, f"propose, {shape}, {device}", rows, _TABLE)
+    for line in _within_spread(rows):
+        console.print(line)
     issued = [{**row, **row["issued"]} for row in rows if "issued" in row]
     names = dict.fromkeys(name for row in rows for name in row.get("issued", {}))
     columns = ("requests", "k", "lowering", *names, "propose_host_us")
     _show(console, f"issued per propose, accepted counts on the device only, {device}", issued, columns)
     _show(console, f"whole rounds, {target} and {shape}, {device}", report.get("rounds", []), _ROUNDS)
+
+
+def _within_spread(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each two rows of one case whose medians differ by less than the times of either one do."""
+    timed = [row for row in rows if "device_us_least" in row]
+    for one, other in pairwise(timed):
+        if all(one[name] == other[name] for name in _SETTINGS):
+            apart = abs(one["device_us"] - other["device_us"])
+            spread = max(row["device_us_most"] - row["device_us_least"] for row in (one, other))
+            if apart < spread:
+                both = f"{one['requests']} requests: {one['lowering']} and {other['lowering']}"
+                yield f"{both} are {apart:.1f} us apart, less than the spread of their times, {spread:.1f} us"
 
 
 def _show(console: Console, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:

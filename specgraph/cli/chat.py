@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from specgraph.cli.load import load_pair
+from specgraph.cli.load import check_folders, load_pair
 from specgraph.cli.options import DraftOption, PlatformOption, with_engine_options, with_options
+from specgraph.cli.output import text_consoles
 from specgraph.cli.prompts import Prompt
 from specgraph.cli.streaming import LEGEND, Result, show_texts
 from specgraph.cli.waiting import waiting
@@ -35,7 +36,8 @@ def chat(
 
     Every answer sees the whole conversation, which is prefilled again each time.
     """
-    console = Console(highlight=False)
+    check_folders(target, draft)
+    consoles = _, console = text_consoles(None)
     messages = [{"role": "system", "content": system}] if system else list[dict[str, str]]()
     with waiting() as captured:
         from specgraph.engine.chat_template import render_chat
@@ -60,7 +62,7 @@ def chat(
                 return
             results: list[Result] = []
             try:
-                show_texts(generator, [[request]], stop or (), console, results, show_prompts=False)
+                show_texts(generator, [[request]], stop or (), consoles, results)
             except KeyboardInterrupt:
                 console.print()
             messages.append({"role": "assistant", "content": results[0].text if results else ""})

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from specgraph.cli.options import JsonOption
-from specgraph.errors import ConfigError
+from specgraph.errors import ConfigError, SpecgraphError
 
 SUITE = "specgraph_conformance"
 
@@ -49,14 +49,14 @@ def conformance(
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in (SUITE, "pytest"):
             raise
-        raise ConfigError(
+        raise SpecgraphError(
             f"the conformance suite is not installed ({error.name} is missing): in a checkout of specgraph, "
             "pip install -e . -e ./conformance"
         ) from error
     from specgraph.device.installed import installed_version
 
     if not installed_version("specgraph-conformance"):  # pytest finds its plugin by the distribution
-        raise ConfigError("the conformance suite is here but not installed: pip install --no-deps -e ./conformance")
+        raise SpecgraphError("the conformance suite is here but not installed: pip install --no-deps -e ./conformance")
     if platform == "verify":
         if not reports:
             raise ConfigError("name the reports to verify: specgraph conformance verify REPORT...")

@@ -22,7 +22,7 @@ from specgraph.cli.options import (
     with_engine_options,
     with_options,
 )
-from specgraph.cli.output import check_output, exit_interrupted, print_summary, text_output, write_json
+from specgraph.cli.output import check_output, exit_interrupted, print_summary, text_consoles, write_json
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.streaming import LEGEND, Result, gather_results, show_texts
 from specgraph.cli.waiting import waiting
@@ -79,7 +79,8 @@ def generate(
         sampling_parameters=any(each.has_parameters for each in asked),
         max_num_requests=max_num_requests or min(sum(each.n for each in asked), _MOST_TOGETHER),
     )
-    console = Console(file=text_output(json), highlight=False, quiet=rank > 0)
+    consoles = _, console = text_consoles(json, quiet=rank > 0)
+    shown = [f"> {each.prompt}\n" if chat else each.prompt for each in asked]
     with waiting() as captured:
         generator, description = load_pair(target, draft, platform, chosen, captured)
         groups = _requests(generator, asked, chat)
@@ -90,14 +91,14 @@ def generate(
         console.print(LEGEND)
     run = _Run()
     try:
-        _generate(generator, groups, stop or (), console, run)
+        _generate(generator, groups, stop or (), shown, consoles, run)
         if compare and chosen.data_parallel == 1:
             run.tokens_per_second_alone = _time_target_alone((target, draft), generator, chosen, asked, chat)
     except KeyboardInterrupt:
         run.interrupted = True
         console.print()
     report = _report(generator, asked, run, str(target or "tiny-python"), str(draft or "eagle3"))
-    _show(console, report, generator)
+    _show(console, report, generator, list(chain(*groups)))
     write_json(report, json)
     generator.close()
     if run.interrupted:
@@ -133,22 +134,28 @@ def _requests(generator: TextGenerator, asked: list[Prompt], chat: bool) -> list
 
 
 def _generate(
-    generator: TextGenerator, groups: list[list[Request]], stop: Sequence[str], console: Console, run: _Run
+    generator: TextGenerator,
+    groups: list[list[Request]],
+    stop: Sequence[str],
+    prompts: list[str],
+    consoles: tuple[Console, Console],
+    run: _Run,
 ) -> None:
     """Show all texts as they come, and fill in `run`, also where Ctrl-C ends this."""
     requests, layout = list(chain(*groups)), generator.layout
+    prompt_of = [prompt for prompt, group in zip(prompts, groups, strict=True) for _ in group]
     own = slice(None) if layout is None else slice(layout.data_rank, None, layout.data_size)  # every n-th request
     if layout is not None and layout.data_size > 1:
-        groups = [[request] for request in requests[own]]
+        groups, prompts = [[request] for request in requests[own]], prompt_of[own]
     earlier = _launches_of_rounds(generator)  # -k auto has timed some
     start = time.perf_counter()
     try:
         try:
-            show_texts(generator, groups, stop, console, run.results)
+            show_texts(generator, groups, stop, consoles, run.results, prompts)
         finally:
             run.seconds = time.perf_counter() - start
             run.graph_launches = _launches_of_rounds(generator) - earlier
-        run.results = gather_results(generator, requests, run.results, console)
+        run.results = gather_results(generator, run.results, prompt_of, consoles)
     finally:
         if len(run.results) < len(requests):  # those of other data parallel ranks were not gathered
             known = dict(zip(range(len(requests))[own], run.results, strict=False))
@@ -232,9 +239,14 @@ def _row(prompt: Prompt, results: list[Result]) -> dict[str, Any]:
     return asdict(prompt) | {"num_tokens": sum(len(result.tokens) for result in results), "sequences": numbered}
 
 
-def _show(console: Console, report: dict[str, Any], generator: TextGenerator) -> None:
-    drafter = generator.decoder.drafter
-    print_summary(console, [*_summary(report), ("lowering", drafter.resolution.explain() if drafter else "")])
+def _show(console: Console, report: dict[str, Any], generator: TextGenerator, requests: list[Request]) -> None:
+    drafter, longest = generator.decoder.drafter, generator.decoder.config.max_model_len
+    rows = [*_summary(report), ("lowering", drafter.resolution.explain() if drafter else "")]
+    room = [longest - len(each.prompt_token_ids) for each in requests]
+    cut = [most for most, each in zip(room, requests, strict=True) if most < each.max_tokens]
+    if cut:
+        rows.append(("--max-tokens", f"{min(cut)} fit behind a prompt: max_model_len is {longest}"))
+    print_summary(console, rows)
     shares = report["acceptance_per_position"]
     if report["rounds"] >= 16 and shares and shares[0] < 0.05:
         console.print(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specgraph.errors import ConfigError
 from specgraph.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -17,6 +18,17 @@ _SMALL = 64 * 2**20
 """Bytes of a target's folder up to which one thread of the CPU is fastest."""
 
 
+def check_folders(target: Path | None, draft: Path | None) -> None:
+    """Refuse folders that are not there, before torch is imported.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    for option, folder in (("--target", target), ("--draft", draft)):
+        if folder is not None and not folder.exists():
+            raise ConfigError(f"{option} {folder}: there is no such file or folder")
+
+
 def load_pair(
     target: Path | None,
     draft: Path | None,
@@ -24,7 +36,12 @@ def load_pair(
     options: EngineOptions,
     progress: Callable[[int, int], None],
 ) -> tuple[TextGenerator, str]:
-    """Open the platform, load the pair and capture its graphs; return the generator, and a line that describes it."""
+    """Open the platform, load the pair and capture its graphs; return the generator, and a line that describes it.
+
+    Raises:
+        ConfigError: a folder is not there; see `check_folders`.
+    """
+    check_folders(target, draft)
     from specgraph.device import open_platform
     from specgraph.engine.load import load_generator, shipped_pair
 

@@ -57,6 +57,17 @@ def text_output(json_to: str | None) -> TextIO:
     return sys.stderr if json_to == "-" else sys.stdout
 
 
+def text_consoles(json_to: str | None, quiet: bool = False) -> tuple[Console, Console]:
+    """Return the console of generated text, and that of all that is said about it.
+
+    They are one on a terminal, and where JSON takes standard output. Else standard output gets the text alone, so that
+    it can be piped.
+    """
+    text = Console(file=text_output(json_to), highlight=False, quiet=quiet)
+    together = text.is_terminal or json_to == "-"
+    return text, text if together else Console(stderr=True, highlight=False, quiet=quiet)
+
+
 def print_summary(console: Console, rows: Iterable[tuple[str, str]]) -> None:
     """Print names and what they stand for as a table without a header."""
     table = Table(show_header=False)

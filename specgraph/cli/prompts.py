@@ -1,4 +1,5 @@
 """Prompts of `specgraph generate`: an option, standard input, or JSON lines."""
+# ruff: noqa: RUF009
 
 from __future__ import annotations
 
@@ -9,8 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from specgraph.errors import ConfigError
-from specgraph.options import option
-from specgraph.validation import checked_fields
+from specgraph.options import check_temperature, option
+from specgraph.validation import (
+    Count,
+    Penalty,
+    RepetitionPenalty,
+    Requests,
+    Share,
+    Temperature,
+    TopK,
+    TopP,
+    checked_fields,
+)
 
 DEFAULT = '''def read_chunk(self, size):
     """Read at most size bytes, returned as a bytes object."""
@@ -25,18 +36,21 @@ class Prompt:
     """One prompt and how to continue it."""
 
     prompt: str = ""
-    max_tokens: int = option(200, "Tokens to generate per prompt, at most.")
-    temperature: float = option(0.0, "0 is greedy.")
+    max_tokens: Count = option(200, "Tokens to generate per prompt, at most.")
+    temperature: Temperature = option(0.0, "0 is greedy.")
     seed: int = option(0, "Sampling repeats for the same seed and K; -k auto and --draft-schedule change K.")
-    top_k: int = option(0, "Sample from this many most likely tokens; 0 for all.")
-    top_p: float = option(1.0, "Sample from the fewest most likely tokens that together have this probability.")
-    min_p: float = option(0.0, "Sample from tokens with at least this share of the largest probability.")
-    repetition_penalty: float = option(
+    top_k: TopK = option(0, "Sample from this many most likely tokens; 0 for all.")
+    top_p: TopP = option(1.0, "Sample from the fewest most likely tokens that together have this probability.")
+    min_p: Share = option(0.0, "Sample from tokens with at least this share of the largest probability.")
+    repetition_penalty: RepetitionPenalty = option(
         1.0, "Divides positive logits of tokens in prompt and output, multiplies negative ones."
     )
-    presence_penalty: float = option(0.0, "Taken off the logits of tokens in the output.")
-    frequency_penalty: float = option(0.0, "Taken off a token's logit for each time that the output has it.")
-    n: int = option(1, "Sequences per prompt, with seeds seed, seed + 1 ...; needs a temperature.", "-n", "--n")
+    presence_penalty: Penalty = option(0.0, "Taken off the logits of tokens in the output.")
+    frequency_penalty: Penalty = option(0.0, "Taken off a token's logit for each time that the output has it.")
+    n: Requests = option(1, "Sequences per prompt, with seeds seed, seed + 1 ...; needs a temperature.", "-n", "--n")
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -39,9 +39,9 @@ def show_texts(
     generator: TextGenerator,
     groups: Sequence[Sequence[Request]],
     stop: Sequence[str],
-    console: Console,
+    consoles: tuple[Console, Console],
     results: list[Result],
-    show_prompts: bool = True,
+    prompts: Sequence[str] = (),
 ) -> None:
     """Generate for all requests, as many together as the generator takes, and show the texts in their order.
 
@@ -50,27 +50,30 @@ def show_texts(
     Args:
         groups: the requests of each prompt: the prompt is shown once, before the first of them.
         stop: stop strings, of all requests.
+        consoles: see `text_consoles`.
         results: gets one result per request, also where this is interrupted.
+        prompts: the text to show of each prompt; none shows none.
     """
     from specgraph.engine import text_stream
 
+    text, notes = consoles
     requests = [request for group in groups for request in group]
-    places = [(place, len(group)) for group in groups for place in range(len(group))]
+    places = [(number, place, len(group)) for number, group in enumerate(groups) for place in range(len(group))]
     streams = [text_stream.TextStream(generator.tokenizer, request, stop=stop) for request in requests]
     results += [Result() for _ in requests]
     held: list[list[TextPiece]] = [[] for _ in requests]
     start, shown = time.perf_counter(), 0
 
-    def show_prompt() -> None:
-        place, of = places[shown]
-        if of > 1 and place:
-            console.print(f"[dim]sequence {place + 1} of {of}, seed {requests[shown].seed}:[/]")
-        elif show_prompts:
-            _show_prompt(generator, requests[shown], console)
+    def begin() -> None:
+        number, place, of = places[shown]
+        if place:
+            notes.print(f"[dim]sequence {place + 1} of {of}, seed {requests[shown].seed}:[/]")
+        elif prompts:
+            show_prompt(prompts[number], consoles)
 
     indices: dict[int, int] = {}
     if requests:
-        show_prompt()
+        begin()
     try:
         indices |= {generator.add(request): i for i, request in enumerate(requests)}
         while True:
@@ -85,14 +88,14 @@ def show_texts(
             while shown < len(requests):
                 for piece in held[shown]:
                     style = ACCEPTED if piece.is_accepted else None
-                    console.print(piece.text, style=style, end="", markup=False, soft_wrap=True)
+                    text.print(piece.text, style=style, end="", markup=False, soft_wrap=True)
                 held[shown].clear()
                 if results[shown].finish_reason is None:
                     break
-                console.print("\n")
+                text.print("\n" if text is notes else "")
                 shown += 1
                 if shown < len(requests):
-                    show_prompt()
+                    begin()
             if shown == len(requests) and not generator.decoder.others_unfinished:
                 break
     finally:
@@ -105,11 +108,16 @@ def show_texts(
 
 
 def gather_results(
-    generator: TextGenerator, requests: Sequence[Request], results: list[Result], console: Console
+    generator: TextGenerator, results: list[Result], prompts: Sequence[str], consoles: tuple[Console, Console]
 ) -> list[Result]:
     """Return the results of all data parallel ranks in the order of the prompts, of which each rank had every n-th one.
 
     Shows the texts of the other ranks, by their prompts.
+
+    Args:
+        results: of the requests of this rank.
+        prompts: the text of each request's prompt, of all ranks.
+        consoles: see `text_consoles`.
     """
     layout = generator.layout
     if layout is None or layout.data_size == 1:
@@ -117,17 +125,18 @@ def gather_results(
     told = layout.ranks.tell("the results", json.dumps([asdict(result) for result in results]))
     parts = [[Result(**each) for each in json.loads(text)] for text in told[:: layout.ranks.size // layout.data_size]]
     every = [parts[i % layout.data_size][i // layout.data_size] for i in range(sum(map(len, parts)))]
-    for i, (request, result) in enumerate(zip(requests, every, strict=True)):
+    for i, (prompt, result) in enumerate(zip(prompts, every, strict=True)):
         if i % layout.data_size != layout.data_rank:
-            _show_prompt(generator, request, console)
-            console.print(result.text, markup=False, soft_wrap=True)
+            show_prompt(prompt, consoles)
+            consoles[0].print(result.text, markup=False, soft_wrap=True)
     return every
 
 
-def _show_prompt(generator: TextGenerator, request: Request, console: Console) -> None:
-    text = generator.tokenizer.decode(list(request.prompt_token_ids))
-    console.print()
-    console.print(text, style="dim", end="", markup=False, soft_wrap=True)
+def show_prompt(prompt: str, consoles: tuple[Console, Console]) -> None:
+    """Show a prompt, before the text that follows it."""
+    text, notes = consoles
+    notes.print()
+    notes.print(prompt, style="dim", end="" if text is notes else "\n", markup=False, soft_wrap=True)
 
 
 def _fill(result: Result, stream: TextStream, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +33,7 @@ def trace(
     of the device. A click on a round shows its launches, and what the platform counted in it.
     """
     check_output("--output", output)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler prints while it records
     with waiting() as captured:
         from specgraph.tools.trace import trace as record
 

@@ -5,22 +5,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
-from typing import Annotated, Literal
+from typing import Literal
 
 from specgraph.errors import ConfigError
-from specgraph.validation import Count, Range, Share, checked_fields
+from specgraph.options import check_temperature
+from specgraph.validation import Count, Penalty, RepetitionPenalty, Share, Temperature, TopK, TopP, checked_fields
 
 FinishReason = Literal["stop", "length", "refused", "cancelled", "failed"]
 
-MIN_TEMPERATURE = 1e-5
-"""Below it logits / temperature may leave float32, and the distribution is one-hot anyway."""
-
-
 NUMBERS = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 """Sampling parameters of a request besides temperature, seed and logit_bias."""
-
-Penalty = Annotated[float, Range(-1e3, 1e3)]
-
 
 UNSUPPORTED: Mapping[str, str] = {
     "num_beams": "beams are compared after each token, and a draft has one continuation",
@@ -47,7 +41,7 @@ class Request:
     prompt_token_ids: Sequence[int]
     max_tokens: Count
     """The largest number of tokens to generate."""
-    temperature: Annotated[float, Range(0, 1e6)] = 0.0
+    temperature: Temperature = 0.0
     """0 is greedy; sampling needs at least MIN_TEMPERATURE."""
     seed: int = 0
     """Sampling repeats for the same seed, whatever the batch, while rounds have the same K. `draft_schedule` and K
@@ -55,14 +49,14 @@ class Request:
     distribution: a token's place in a draft decides how it is drawn. Fits in 64 bits, signed."""
     stop_token_ids: Sequence[int] = ()
     """Generation ends after one of these. Each fits in 64 bits, signed."""
-    top_k: Annotated[int, Range(0, 1 << 31)] = 0
+    top_k: TopK = 0
     """Sample from this many most likely tokens; 0 for all. This and what follows needs a decoder with
     `sampling_parameters`; `ops.adjust_logits` says in which order they apply."""
-    top_p: Annotated[float, Range(1e-6, 1)] = 1.0
+    top_p: TopP = 1.0
     """Sample from the fewest most likely tokens that together have this probability."""
     min_p: Share = 0.0
     """Sample from tokens that have at least this share of the largest probability."""
-    repetition_penalty: Annotated[float, Range(1e-3, 1e3)] = 1.0
+    repetition_penalty: RepetitionPenalty = 1.0
     """Divides positive logits, and multiplies negative ones, of tokens of the prompt and the output."""
     presence_penalty: Penalty = 0.0
     """Taken off the logits of tokens of the output."""
@@ -74,8 +68,7 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise ConfigError("the prompt has no tokens")
-        if 0 < self.temperature < MIN_TEMPERATURE:
-            raise ConfigError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {self.temperature}")
+        check_temperature(self.temperature)
 
     @property
     def parameters(self) -> dict[str, object]:

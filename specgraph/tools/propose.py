@@ -62,7 +62,8 @@ def bench_propose(
         rates: of the device; with them rows have `floor_us` and `ratio`.
 
     Returns:
-        One row per lowering. Times are medians in microseconds: `device_us` and `host_us` of the draft loop alone,
+        One row per lowering. Times are medians in microseconds: `device_us` and `host_us` of the draft loop alone (the
+        least and the most of the former are `device_us_least` and `device_us_most`),
         `propose_device_us` and `propose_host_us` with the batch handed over and the draft tokens copied out.
         `capture_seconds` and `graph_memory_bytes` are what start-up takes. `floor_us` and the like are those of
         `propose_floor`; `ratio` is `device_us` over it. Rows of trees have neither. A lowering that the platform can't
@@ -101,7 +102,8 @@ def bench_propose(
             floor = propose_floor(head, case.requests, case.k, case.context, rates, cached)
         for ready in prepared:
             times = {name: statistics.median(each) for name, each in ready.times.items()}
-            row = ready.row | {name: round(time, 1) for name, time in times.items()} | floor
+            spread = {"device_us_least": min(ready.times["device_us"]), "device_us_most": max(ready.times["device_us"])}
+            row = ready.row | {name: round(time, 1) for name, time in (times | spread).items()} | floor
             rows.append(row | ({"ratio": round(times["device_us"] / floor["floor_us"], 3)} if floor else {}))
             ready.drafter.close()
     return rows

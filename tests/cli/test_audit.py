@@ -136,5 +136,5 @@ def test_the_command_takes_a_factory_and_fails_where_it_differs(monkeypatch, tmp
         (("some/folder", "--shape", "eagle3-tiny-python"), "give no folders"),
     ):
         refused = specgraph("audit", *arguments, cwd=tmp_path)
-        assert refused.returncode == 1
+        assert refused.returncode == 2
         assert message in refused.stderr

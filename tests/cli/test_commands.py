@@ -152,8 +152,8 @@ def pair(tmp_path):
 
 
 def refused(run, *words):
-    """One message, no traceback, status 1."""
-    assert run.returncode == 1, (run.stdout, run.stderr)
+    """One message, no traceback, status 1 or, for an option that is wrong, 2."""
+    assert run.returncode in (1, 2), (run.stdout, run.stderr)
     assert "Traceback" not in run.stderr
     assert run.stderr.startswith("specgraph: ")
     for word in words:
@@ -256,6 +256,45 @@ def test_what_can_not_be_measured_is_refused_before_the_work(monkeypatch):
     for arguments in (("--repeats", 0), ("--context", 0)):
         assert specgraph("bench", *arguments).returncode == 2
     refused(specgraph("bench", "--requests", 0), "--requests 0")
+
+
+REFUSED_AT_ONCE = """
+import sys
+from specgraph.cli import main
+for arguments in %r:
+    sys.argv = ["specgraph", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        print(end.code, "torch" in sys.modules)
+"""
+
+
+def test_wrong_options_are_refused_before_torch_is_imported():
+    """Each is one line that names the option, and exit status 2."""
+    wrong = {
+        "num_speculative_tokens": ("generate", "-k", "0"),
+        "temperature": ("generate", "--temperature", "-1"),
+        "max_tokens": ("generate", "--max-tokens", "0"),
+        "top_p": ("generate", "--top-p", "1.5"),
+        "block_size": ("chat", "--block-size", "0"),
+        "/no/such/target": ("generate", "--target", "/no/such/target"),
+        "/no/such/draft": ("chat", "--draft", "/no/such/draft"),
+        "/no/such/file": ("generate", "--prompts", "/no/such/file"),
+        "n 2": ("generate", "-n", "2"),
+        "--json": ("bench", "--json", "/no/such/folder/x"),
+    }
+    script = REFUSED_AT_ONCE % [list(arguments) for arguments in wrong.values()]
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["2 False"] * len(wrong), done.stderr
+    for name, line in zip(wrong, done.stderr.splitlines(), strict=True):
+        assert line.startswith("specgraph: "), line
+        assert name in line
+
+
+def test_a_flag_that_is_unknown_and_help():
+    assert specgraph("generate", "--nope").returncode == 2
+    assert specgraph("generate", "-h").stdout == specgraph("generate", "--help").stdout != ""
 
 
 def test_a_full_disk_is_one_message_after_the_work():

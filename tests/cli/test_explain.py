@@ -159,6 +159,6 @@ def test_command():
 )
 def test_bad_input_is_one_message(arguments, message):
     run = specgraph("explain", *arguments)
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert message in run.stderr
     assert "Traceback" not in run.stderr

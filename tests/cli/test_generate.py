@@ -87,7 +87,7 @@ def test_sequences_of_one_prompt_are_those_of_their_seeds(tmp_path):
 
 def test_several_sequences_need_a_temperature():
     run = specgraph("generate", *QUICK, "-n", 3)
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert "n 3 needs a temperature above 0" in run.stderr
 
 
@@ -127,8 +127,8 @@ def test_a_drafter_of_another_target_is_told(tmp_path):
     save_file(random, weights)
     options = ("--max-tokens", 24, "--no-compare", "--decode", "eager")
     run = specgraph("generate", "--target", target, "--draft", draft, *options)
-    assert "Hardly any draft token is accepted" in run.stdout
-    assert "Hardly any" not in specgraph("generate", *options).stdout
+    assert "Hardly any draft token is accepted" in run.stderr
+    assert "Hardly any" not in specgraph("generate", *options).stderr
 
 
 def test_several_prompts_with_a_stop_string(tmp_path):
@@ -156,6 +156,19 @@ def test_prompts_run_together_and_each_text_is_what_it_is_alone(tmp_path):
     assert "3, 1 at a time" in serial.stderr
     shown = [run.stderr.index(prompt + row["text"]) for prompt, row in zip(prompts, report["results"], strict=True)]
     assert shown == sorted(shown), "texts are shown in the order of the prompts"
+
+
+def test_a_pipe_gets_the_text_alone(tmp_path):
+    """Not wrapped; prompt, description and figures go to standard error, and say what the context leaves room for."""
+    file = tmp_path / "report.json"
+    run = specgraph("generate", *QUICK, "--max-model-len", 64, "--json", file, COLUMNS="60")
+    report = json.loads(file.read_text())
+    assert run.stdout == report["text"] + "\n"
+    assert report["prompt"] in run.stderr
+    assert "mean acceptance length" in run.stderr
+    assert "max_model_len" not in run.stderr
+    run = specgraph("generate", *QUICK[:-1], 99, "--max-model-len", 64, COLUMNS="200")
+    assert "fit behind a prompt: max_model_len is 64" in run.stderr
 
 
 def test_a_conversation(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from specgraph_conformance.render import as_table, verdict
 
 from specgraph.cli import app
 from specgraph.cli.bench import _show as show_bench
+from specgraph.cli.bench import _show_report as show_bench_report
 from specgraph.cli.explain import _show as show_explained
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -113,6 +114,18 @@ def test_why_a_lowering_was_refused_is_said_once():
     text = shown(show_bench, 80, "piped", "propose", rows, ("requests", "lowering", "device_us", "host_us"))
     assert text.count("the platform [here] can't") == 1
     assert "merged, 1 requests: refused: the platform" in text
+
+
+def test_a_difference_within_the_spread_is_said():
+    same = {"requests": 1, "k": 5, "context": 9, "host_us": 1.0}
+    rows = [
+        {**same, "lowering": lowering, "device_us": middle, "device_us_least": middle - 5, "device_us_most": middle + 9}
+        for lowering, middle in (("eager", 300.0), ("step", 100.0), ("merged", 95.0))
+    ]
+    report = {"device": "one", "device_kind": "GPU", "rows": [*rows, {**rows[2], "requests": 2}]}
+    text = " ".join(shown(show_bench_report, 80, "piped", report, "a shape", None).split())
+    assert "step and merged are 5.0 us apart, less than the spread of their times, 14.0 us" in text
+    assert text.count("apart") == 1
 
 
 @pytest.fixture(scope="module")
