@@ -35,6 +35,7 @@ PROGRAMS = {
     "several results": lambda x, y, i: x.topk(2, dim=1)[0] + y.sort(dim=1)[0][:, :2] + x.max(dim=1)[0][:, None],
     "layer norm": lambda x, y, i: F.layer_norm(x, (6,)) * F.rms_norm(y, (6,)),
     "linear and bias": lambda x, y, i: F.gelu(F.linear(x, y, x[:, 0])),
+    "losses": lambda x, y, i: F.mse_loss(x, y) + F.huber_loss(x, y, reduction="sum") + F.cross_entropy(x, i),
     "matmul": lambda x, y, i: x @ y.t() + torch.einsum("ij,kj->ik", x, y),
     "dtypes": lambda x, y, i: (x.to(torch.bfloat16) * y.to(torch.bfloat16)).float() + y.to(torch.int32),
     "factories": lambda x, y, i: torch.arange(6.0) + torch.ones(4, 6) * torch.full((6,), 0.5) - torch.zeros_like(x),

@@ -44,6 +44,8 @@ class MemoryCount:
     def __init__(self) -> None:
         self.reserved = 0
         self.allocated = 0
+        self.segments: dict[int, object] = {}
+        """What keeps the memory of a living block mapped, by the block's address."""
 
     def add_reserved(self, nbytes: int) -> None:
         self.reserved += nbytes
@@ -53,7 +55,10 @@ class _Segment:
     """Anonymous memory of the process; unmapped when the last block and the pool let go of it."""
 
     def __init__(self, nbytes: int, count: MemoryCount) -> None:
-        self.memory = mmap.mmap(-1, nbytes)
+        try:
+            self.memory = mmap.mmap(-1, nbytes)
+        except OSError as error:
+            raise torch.OutOfMemoryError(f"out of memory: the system has no {nbytes} bytes for a graph pool") from error
         self.nbytes = nbytes
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.live_blocks = 0
@@ -102,6 +107,7 @@ class CpuGraphPool(GraphPool):
         buffer = (ctypes.c_char * max(nbytes, dtype.itemsize)).from_buffer(segment.memory, offset)
         segment.live_blocks += 1
         self._count.allocated += size
+        self._count.segments[address] = segment
         self._owner[address] = self._capture_id
         weakref.finalize(buffer, self._free_block, segment, offset, size, stream, dtype).atexit = False
         return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
@@ -122,6 +128,7 @@ class CpuGraphPool(GraphPool):
         address = segment.address + offset
         poison(address, size, dtype)
         self._owner.pop(address, None)
+        self._count.segments.pop(address, None)
         segment.live_blocks -= 1
         self._count.allocated -= size
         self._freed.append((segment, offset, size, stream))

@@ -265,13 +265,18 @@ class Recorder(TorchDispatchMode):
     def _note_inputs(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         line: str | None = None
         for tensor in tensors_in(args, list(kwargs.values())):
-            # A tensor that an earlier capture allocated from this pool may be freed here, and its block reused: graphs
-            # of one pool that are replayed in order pass memory on (piecewise segments).
-            if tensor.device.type == "cpu" and self.pool.allocated_by(tensor.untyped_storage().data_ptr()) is None:
-                if self._owns(tensor.untyped_storage()):
+            # A tensor that an earlier capture allocated may be freed here, and in this pool its block be reused: graphs
+            # that are replayed in order pass memory on (piecewise segments).
+            storage = tensor.untyped_storage()
+            if tensor.device.type == "cpu" and self.pool.allocated_by(storage.data_ptr()) is None:
+                if self._owns(storage):
                     continue
                 line = line or user_line()
-                self.inputs.add(tensor, str(func), line)
+                segment = self._platform.memory_count.segments.get(storage.data_ptr())
+                if segment is None:
+                    self.inputs.add(tensor, str(func), line)
+                else:
+                    self.inputs.add_pool_memory(segment, str(func), line)
 
     def _fail(self, error: Exception, cause: Exception | None = None) -> NoReturn:
         self.invalidate(error)

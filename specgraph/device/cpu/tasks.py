@@ -57,8 +57,11 @@ class Task:
 
 @cache
 def out_variant(func: OpOverload) -> tuple[OpOverload, tuple[str, ...]] | None:
-    """Return the overload with the same arguments that writes all results into given tensors, and its out names."""
+    """Return the overload with the same arguments that writes all results into given tensors, and its out names; None
+    for losses too, which resize a given tensor to the unreduced loss on the way."""
     wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
+    if ("reduction", "int") in wanted:
+        return None
     if func.namespace != "aten" or any(str(r.type) != "Tensor" for r in func._schema.returns):
         return None
     for name in func.overloadpacket.overloads():

@@ -34,6 +34,7 @@ class Inputs:
 
     def __init__(self) -> None:
         self._storages: dict[int, _Storage] = {}
+        self._pool_memory: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._watched: list[tuple[Any, int, int]] = []
         self._bare: list[tuple[Any, int]] = []
 
@@ -52,6 +53,11 @@ class Inputs:
             entry.tensors[id(tensor)] = _Tensor(
                 weakref.ref(tensor), tensor.data_ptr(), tensor.numel(), tuple(tensor.shape)
             )
+
+    def add_pool_memory(self, segment: object, op: str, line: str) -> None:
+        """Note that `op` was called with a tensor that another graph's capture allocated in `segment`. The tensor may
+        be freed, also in this capture: its memory is that graph's for as long as the segment lives."""
+        self._pool_memory.setdefault(id(segment), (weakref.ref(segment), f"{op} at {line}"))
 
     def forget(self, storage_key: int) -> None:
         """Stop watching a storage whose content the graph keeps itself."""
@@ -81,8 +87,14 @@ class Inputs:
         """Before every replay: one address and one size compared per input.
 
         Raises:
-            StaleInputError: an input was freed, moved, resized or rebound.
+            StaleInputError: an input was freed, moved, resized or rebound, or was another graph's that is gone.
         """
+        for ref, what in self._pool_memory.values():
+            if ref() is None:
+                raise StaleInputError(
+                    f"{what} reads what another graph computes, and that graph's pool is gone: keep that graph, or the "
+                    f"tensor that it wrote, as long as this one"
+                )
         for ref, address, numel in self._watched:
             tensor = ref()
             if tensor is None or tensor.data_ptr() != address or tensor.numel() != numel:
