@@ -23,6 +23,7 @@ from specgraph.checkpoints.config_source import NEUTRAL
 from specgraph.checkpoints.eagle3 import EAGLE_CONFIG
 from specgraph.checkpoints.folder import FLOATS
 from specgraph.checkpoints.formats import LAYOUTS
+from specgraph.checkpoints.gguf_file import ARCHITECTURES as GGUF
 from specgraph.draft import DraftTree
 from specgraph.engine import EngineConfig
 from specgraph.engine.request import UNSUPPORTED
@@ -86,6 +87,9 @@ def page() -> str:
         "comparisons with transformers are made in float32. FP8 and MXFP4 weights are turned into floating point",
         "at load; FP8 matrices of dense layers may stay FP8",
         "(`tests/models/test_quantised.py`, `test_mxfp4.py`).",
+        "",
+        f"GGUF files (`--target FILE.gguf`): {', '.join(f'`{name}`' for name in GGUF)}; logits within 1e-4, and the",
+        "token ids that transformers gives (`tests/models/test_gguf.py`).",
         "",
         "## Drafters",
         "",
