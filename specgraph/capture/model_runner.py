@@ -8,9 +8,11 @@ was captured.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Protocol
 from weakref import WeakMethod
@@ -25,6 +27,7 @@ from specgraph.capture.dispatch import BatchDescriptor, Phase
 from specgraph.capture.graph_runner import Body, GraphRunner, Recording, StepLengths
 from specgraph.capture.lowering import Launch, StepKind, launches, resolve
 from specgraph.device import Graph, Platform
+from specgraph.options import Progress
 from specgraph.validation import OneCall
 
 Work = Callable[[Sequence[int], MakeAttend], None]
@@ -153,6 +156,8 @@ class ModelRunner(OneCall):
             self.graphs = GraphRunner(platform, _weakly(self.read_set), check_inputs=config.check_inputs)
         self.programs: list[Program] = []
         """The programs, in the order in which they are captured."""
+        self.compile_seconds = 0.0
+        """Seconds that `capture` compiled kernels, or found that they are compiled."""
         self.launches: Counter[str] = Counter()
         """Graph launches so far, by the phase of the program."""
         self._model = model
@@ -178,27 +183,35 @@ class ModelRunner(OneCall):
                     found.setdefault(launch.descriptor, (program, batch, launch))  # one step graph serves several steps
         return list(found.values())
 
-    def capture(self, captured: Callable[[], None] | None = None) -> None:
-        """Capture every batch of every program that runs from graphs. Nothing is captured later.
+    def _check(self) -> None:
+        """Check what can be checked by a small pass before anything is captured; part of `capture`."""
+
+    def capture(self, progress: Progress | None = None) -> None:
+        """Compile what is to be captured, check the model, and capture every batch of every program that runs from
+        graphs. Nothing is captured later.
 
         Args:
-            captured: called after each capture.
+            progress: called after each kernel and each capture.
 
         Raises:
             CaptureError: a capture failed. With fallback 'eager' the caller may go on with a runner whose lowering is
                 'eager'; nothing falls back by itself.
         """
-        inert: Program | None = None
-        for program, batch, launch in self.captures():
+        progress, inert = progress or _silent, None
+        captures = [(program, launch, self._body(program, batch, launch)) for program, batch, launch in self.captures()]
+        start = time.perf_counter()
+        bodies = [partial(body, None) for _, _, body in captures]
+        self.platform.compile_ahead(bodies, partial(progress, "compiling kernels"))
+        self.compile_seconds = time.perf_counter() - start
+        self._check()
+        for done, (program, launch, body) in enumerate(captures, 1):
             assert self.graphs is not None
             if program is not inert:
                 program.make_inert()
                 inert = program
             if launch.descriptor not in self.graphs:
-                body = self._body(program, batch, launch)
                 self.graphs.capture(launch.descriptor, body)
-            if captured is not None:
-                captured()
+            progress("capturing", done, len(captures))
 
     def pass_mode(self, program: Program) -> PassMode:
         """Return the way in which the passes of a program run."""
@@ -283,11 +296,17 @@ def _weakly(read_set: Callable[[], dict[str, Tensor]]) -> Callable[[], dict[str,
     return call
 
 
-def report_captures(
-    runners: Sequence[ModelRunner], progress: Callable[[int, int], None] | None
-) -> Callable[[], None] | None:
-    """Return what `capture` of each runner takes: it calls `progress` with (captures done, captures in all)."""
+def _silent(what: str, done: int, total: int) -> None:
+    """Report nothing."""
+
+
+def report_captures(runners: Sequence[ModelRunner], progress: Progress | None) -> Progress | None:
+    """Return what `capture` of each runner takes, so that `progress` counts the captures of all of them together."""
     if progress is None:
         return None
-    done, total = count(1), sum(len(runner.captures()) for runner in runners)
-    return lambda: progress(next(done), total)
+    captured, total = count(1), sum(len(runner.captures()) for runner in runners)
+
+    def tell(what: str, done: int, of: int) -> None:
+        progress(what, *((next(captured), total) if what == "capturing" else (done, of)))
+
+    return tell

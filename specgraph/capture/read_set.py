@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from specgraph.device.source import user_line, variable_name
 from specgraph.errors import ReadSetError, StaleInputError
+from specgraph.ops.dispatch_mode import DispatchMode
 
 ReadSet = Callable[[], Mapping[str, Tensor]]
 """Gives the persistent tensors by name, as they are now; called again before each checked replay."""
@@ -30,7 +30,7 @@ def _base(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-class ReadSetGuard(TorchDispatchMode):
+class ReadSetGuard(DispatchMode):
     """A dispatch mode that is active during a capture. Entering it again continues the same capture (piecewise).
 
     Storages allocated inside are recognised by address: they come from the graph's private pool, where no named tensor

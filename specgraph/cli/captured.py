@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, get_args
 
@@ -16,10 +16,10 @@ from specgraph.draft import DraftConfig
 from specgraph.engine import SpeculativeDecoder
 from specgraph.engine.adaptive_k import best_k
 from specgraph.errors import UnsupportedError
-from specgraph.options import RoundTimes
+from specgraph.options import Progress, RoundTimes
 
 
-def describe(decoder: SpeculativeDecoder, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+def describe(decoder: SpeculativeDecoder, progress: Progress | None = None) -> dict[str, Any]:
     """Capture, and return the report of what was captured, as `specgraph explain --json` writes it."""
     platform, config, drafter, owners = decoder.platform, decoder.config, decoder.drafter, decoder.runners
     assert drafter is not None
@@ -61,6 +61,7 @@ def describe(decoder: SpeculativeDecoder, progress: Callable[[int, int], None] |
         "policy": [asdict(rule) for rule in capabilities.rules],
         "memory_bytes": memory,
         "capture_seconds": time.perf_counter() - start,
+        "compile_seconds": sum(owner.compile_seconds for owner in owners.values()),
     }
 
 

@@ -5,7 +5,7 @@ It captures all graphs and reports what it captured. Nothing is generated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from specgraph.cli.options import RANKS, DraftOption, JsonOption, PlatformOption
 from specgraph.cli.output import check_output, print_summary, text_output, write_json
 from specgraph.cli.waiting import waiting
 from specgraph.errors import ConfigError
-from specgraph.options import EngineOptions
+from specgraph.options import EngineOptions, Progress
 
 _Rows = Iterator[tuple[str, str]]
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")
@@ -45,7 +45,7 @@ def _report(
     folders: tuple[Path, Path] | None,
     options: EngineOptions,
     platform: str | None,
-    captured: Callable[[int, int], None],
+    captured: Progress,
 ) -> dict[str, Any]:
     """Load the models of two folders, by default the shipped pair, as `load_generator` does, and capture them."""
     import torch
@@ -137,6 +137,6 @@ def _lowering_rows(report: Mapping[str, Any]) -> _Rows:
 def _cost_rows(report: Mapping[str, Any]) -> _Rows:
     limit = report["max_live_graphs"]
     yield "graphs", f"{report['graph_count']}" + (f" of at most {limit} a model" if limit else "")
-    yield "captured in", f"{report['capture_seconds']:.2f} s"
+    yield "captured in", f"{report['capture_seconds']:.2f} s, of which kernels {report['compile_seconds']:.2f} s"
     for model, sizes in report["memory_bytes"].items():
         yield f"{model} memory", ", ".join(f"{kind} {size / 2**20:.1f} MiB" for kind, size in sizes.items())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specgraph.errors import ConfigError
-from specgraph.options import EngineOptions
+from specgraph.options import EngineOptions, Progress
 
 if TYPE_CHECKING:
     from specgraph.device import Platform
@@ -34,7 +33,7 @@ def load_pair(
     draft: Path | None,
     platform: str | None,
     options: EngineOptions,
-    progress: Callable[[int, int], None],
+    progress: Progress,
 ) -> tuple[TextGenerator, str]:
     """Open the platform, load the pair and capture its graphs; return the generator, and a line that describes it.
 

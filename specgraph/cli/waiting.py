@@ -10,14 +10,15 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 
 @contextmanager
-def waiting(console: Console | None = None) -> Generator[Callable[[int, int], None]]:
-    """Show `loading`, then `capturing 12/74` with a bar, until the block ends. Nothing stays on the screen.
+def waiting(console: Console | None = None) -> Generator[Callable[[str, int, int], None]]:
+    """Show `loading`, then `compiling kernels 3/20` and `capturing 12/74` with a bar, until the block ends. Nothing
+    stays on the screen.
 
     Args:
         console: standard error by default. Nothing is shown where it is no terminal.
 
     Yields:
-        What to call after each capture, with the number of captures done and their number in all.
+        What to call with what is waited for, how many of them are done, and their number in all.
     """
     console = console or Console(stderr=True)
     if console.is_dumb_terminal:  # it can't draw a line again, so it is told once that there is something to wait for
@@ -26,6 +27,6 @@ def waiting(console: Console | None = None) -> Generator[Callable[[int, int], No
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not shown) as bars:
         task = bars.add_task("loading", total=None)
-        yield lambda done, total: bars.update(
-            task, description=f"capturing {done}/{total}", completed=done, total=total
+        yield lambda what, done, total: bars.update(
+            task, description=f"{what} {done}/{total}", completed=done, total=total
         )

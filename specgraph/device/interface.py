@@ -7,7 +7,7 @@ objects as they are. Whoever creates a graph or pool owns it and closes it; clos
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -80,8 +80,8 @@ class Platform(ABC):
     """One opened device. At most 15 abstract members, counted by a test.
 
     Beyond the abstract ones, `task_group`, `task_update` and `batch_task_updates` matter only where
-    `capabilities.task_update` is claimed, `attention_backends` only where the device has attention of its own, and
-    `counts` only where launches are counted.
+    `capabilities.task_update` is claimed, `attention_backends` only where the device has attention of its own,
+    `compile_ahead` only where kernels are compiled as they are launched, and `counts` only where launches are counted.
 
     Each member says who uses it: the engine (this package's drafter and decoder), engine authors (who embed one), the
     suite (`specgraph conformance`).
@@ -240,6 +240,20 @@ class Platform(ABC):
         all groups of a replay that is updated before it is launched.
         """
         return nullcontext()
+
+    def compile_ahead(self, bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> int:
+        """Compile the kernels that device work needs, for a device that otherwise compiles them as they are launched.
+
+        Nothing is run; what can't be compiled here is compiled where it is launched. Used by: engine.
+
+        Args:
+            bodies: device work that can be captured.
+            progress: called with the number of kernels compiled so far and their number in all.
+
+        Returns:
+            The number of kernels that no earlier process had compiled.
+        """
+        return 0
 
     def attention_backends(self) -> Mapping[str, Any]:
         """Return the device's own attention backends by name: factories `(platform) ->

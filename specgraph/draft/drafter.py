@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -24,6 +24,7 @@ from specgraph.draft.round import DraftTokens, ProposeBatch, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.errors import CaptureError, ConfigError, UnsupportedError
 from specgraph.models.protocol import DraftHead, ParallelHead
+from specgraph.options import Progress
 from specgraph.validation import RUNNING, check, checked, one_call
 
 
@@ -128,15 +129,17 @@ class Drafter(ModelRunner):
 
     @one_call
     @checked
-    def capture(self, captured: Callable[[], None] | None = None) -> None:
-        """Check the head's shapes with one small pass, then capture; see `ModelRunner.capture`.
+    def capture(self, progress: Progress | None = None) -> None:
+        """Check the head's shapes with one small pass, and capture; see `ModelRunner.capture`.
 
         Raises:
             ConfigError: a method of the head fails, or returns other shapes than its protocol says.
             CaptureError: a capture failed.
         """
+        super().capture(progress)
+
+    def _check(self) -> None:
         check_passes(self.head, self.config.query_len, self.platform.device)
-        super().capture(captured)
 
     @property
     def position_offset(self) -> int:

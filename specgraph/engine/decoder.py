@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from specgraph.attention import AttentionBackend, PagedAttention
@@ -22,7 +22,7 @@ from specgraph.engine.round_times import measure_round_times
 from specgraph.engine.rounds import Rounds
 from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
-from specgraph.options import RoundTimes
+from specgraph.options import Progress, RoundTimes
 from specgraph.parallel import ParallelLayout
 from specgraph.validation import Count, OneCall, checked, one_call
 
@@ -109,17 +109,17 @@ class SpeculativeDecoder(OneCall):
 
     @one_call
     @checked
-    def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def capture(self, progress: Progress | None = None) -> None:
         """Capture all graphs. Call once before generating; nothing is captured at request time.
 
         Args:
-            progress: called after each capture with the number of captures done and their number in all.
+            progress: called with what is waited for, how many of them are done, and their number in all.
         """
         if self._ranks is not None:
             compare_captures(self._ranks, self.runners, self.config)
-        captured = report_captures(list(self.runners.values()), progress)
+        counted = report_captures(list(self.runners.values()), progress)
         for runner in self.runners.values():
-            runner.capture(captured)
+            runner.capture(counted)
         self.time_rounds()
 
     def time_rounds(self) -> RoundTimes | None:

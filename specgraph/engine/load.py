@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -22,7 +22,7 @@ from specgraph.engine.config import EngineConfig
 from specgraph.engine.decoder import SpeculativeDecoder
 from specgraph.engine.text import TextGenerator
 from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
-from specgraph.options import EngineOptions, dtype_named
+from specgraph.options import EngineOptions, Progress, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout, leave_on_error
 from specgraph.validation import MOST_POSITIONS, checked
 
@@ -44,7 +44,7 @@ def load_generator(
     *,
     platform: Platform | str | None = None,
     speculate: bool = True,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     options: EngineOptions | None = None,
     **changes: Any,
 ) -> TextGenerator:
@@ -54,7 +54,7 @@ def load_generator(
         target, draft: checkpoint folders or GGUF files; the shipped pair when neither is given.
         platform: a platform or its name; chosen as in `open_platform` by default.
         speculate: False decodes with the target alone.
-        progress: called after each capture with the number of captures done and their number in all.
+        progress: called with what is waited for, how many of them are done, and their number in all.
         options: how to load, capture and run; the defaults of `EngineOptions` when not given.
         changes: fields of `EngineOptions` by name, instead of or on top of `options`.
 

@@ -67,10 +67,9 @@ def bench_rounds(
     Raises:
         ConfigError: there is no target of that name.
     """
-    if target not in TARGETS:
-        raise ConfigError(f"unknown target '{target}'; there are {', '.join(TARGETS)}")
+    named = target_shape(target)
     length = case.context + (4 + repeats * rounds) * (case.k + 1)
-    verifying = random_target(TARGETS[target], platform.device, dtype, length)
+    verifying = random_target(named, platform.device, dtype, length)
     head = random_head(shape_named(case.shape), platform.device, dtype, length)
     g = torch.Generator().manual_seed(0)
     prompts: list[list[int]] = torch.randint(
@@ -115,6 +114,13 @@ def bench_rounds(
         rows.append(row)
         way.decoder.close()
     return rows
+
+
+def target_shape(name: str) -> BenchShape:
+    """Return the shape of a target of that name. Raises ConfigError where there is none."""
+    if name not in TARGETS:
+        raise ConfigError(f"unknown target '{name}'; there are {', '.join(TARGETS)}")
+    return TARGETS[name]
 
 
 def random_target(

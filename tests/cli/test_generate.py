@@ -239,9 +239,9 @@ def test_captures_are_counted_and_a_terminal_shows_them():
     seen, screen = [], io.StringIO()
     with waiting(Console(file=screen, force_terminal=True)) as captured:
 
-        def both(done, total):
-            seen.append((done, total))
-            captured(done, total)
+        def both(what, done, total):
+            seen.append((what, done, total))
+            captured(what, done, total)
 
         generator = load_generator(
             platform="cpu", max_model_len=64, progress=both, prefill_sizes=[8], capture_sizes=[1]
@@ -249,7 +249,7 @@ def test_captures_are_counted_and_a_terminal_shows_them():
         runners = (generator.decoder.target, generator.decoder.drafter)
         count = sum(len(list(runner.graphs.descriptors)) for runner in runners)
         generator.close()
-    assert seen == [(number, count) for number in range(1, count + 1)]
+    assert seen == [("capturing", number, count) for number in range(1, count + 1)]
     assert count == 4  # a prefill pass of each model, a verify, a propose
     assert "loading" in screen.getvalue()
     assert f"capturing {count}/{count}" in screen.getvalue()
@@ -258,5 +258,5 @@ def test_captures_are_counted_and_a_terminal_shows_them():
 def test_waiting_is_quiet_when_piped():
     screen = io.StringIO()
     with waiting(Console(file=screen)) as captured:
-        captured(1, 2)
+        captured("capturing", 1, 2)
     assert screen.getvalue() == ""

@@ -55,7 +55,7 @@ def _plan(choose: ChoosePlan, best: bool, x: Tensor, weight: Tensor) -> Plan | N
         return None
     if not is_aligned(x) or not is_aligned(weight) or not weight.is_contiguous():
         return None
-    return plan if loaded(_KERNEL, plan, x.device) is not None else None
+    return plan if loaded(KERNEL, plan, x.device) is not None else None
 
 
 def _holds_pairs(rows: Tensor) -> bool:
@@ -70,7 +70,7 @@ def source(plan: Plan) -> str:
     return text(constants, ("hopper.cuh", "few_rows.cuh", "few_rows.cu"))
 
 
-_KERNEL = Kernel("few_rows", source, "linears of few rows run in Triton's kernel")
+KERNEL = Kernel("few_rows", source, "linears of few rows run in Triton's kernel")
 
 
 def _launch(plan: Plan, x: Tensor, weight: Tensor, **tensors: Tensor | None) -> None:
@@ -88,4 +88,4 @@ def _launch(plan: Plan, x: Tensor, weight: Tensor, **tensors: Tensor | None) -> 
         residual_stride=0 if residual is None else residual.stride(0),
     )  # fmt: skip
     maps = TensorMap(x, plan.rows), TensorMap(weight, plan.columns)
-    launch_early(_KERNEL, plan, plan.blocks(weight.shape[0]), plan.threads, x.device, maps, (output,))
+    launch_early(KERNEL, plan, plan.blocks(weight.shape[0]), plan.threads, x.device, maps, (output,))

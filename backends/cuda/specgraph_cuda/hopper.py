@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
@@ -16,6 +16,9 @@ from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from specgraph_cuda.nodes import checked
+
+if TYPE_CHECKING:
+    from specgraph.ops.triton.compilation import Compilation
 
 _log = logging.getLogger(__name__)
 
@@ -69,14 +72,28 @@ class Kernel:
     """The CUDA text for a plan."""
     instead: str
     """The name, for a person, of what runs where it can't be loaded."""
+    asked: dict[Any, None] = field(default_factory=dict[Any, None], compare=False, repr=False)
+    """The plans that tensors without memory asked for."""
+
+
+def compilation(kernel: Kernel, plan: Plan) -> Compilation:
+    """Return what to compile for a plan."""
+    from specgraph.ops.triton.compilation import Compilation, digest
+
+    written = kernel.source(plan)
+    key = digest(written, checked(nvrtc.nvrtcVersion()))
+    return Compilation(key, partial(compiled, written, f"{kernel.name}.cu"))
 
 
 @cache
 def loaded(kernel: Kernel, plan: Plan, device: torch.device) -> Any | None:
     """Return the kernel for a plan in the context of a device; None where it can't be compiled or loaded, and why is
-    logged: a driver older than NVRTC refuses its code."""
+    logged: a driver older than NVRTC refuses its code. For tensors without memory the plan is noted."""
+    if device.type == "meta":
+        kernel.asked[plan] = None
+        return kernel
     try:
-        binary = compiled(kernel.source(plan), f"{kernel.name}.cu")
+        binary = compilation(kernel, plan).result()
         with torch.cuda.device(device):
             function = checked(cu.cuModuleGetFunction(checked(cu.cuModuleLoadData(binary)), kernel.name.encode()))
             most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -100,6 +117,8 @@ class TensorMap:
     """
 
     def __init__(self, tensor: Tensor, box_rows: int) -> None:
+        if tensor.is_meta:
+            return
         self._memory = (ctypes.c_char * 256)()
         self.address = -(-ctypes.addressof(self._memory) // 128) * 128
         status = _driver().cuTensorMapEncodeTiled(
@@ -133,6 +152,8 @@ def launch_early(
     Args:
         maps, arguments: the kernel's arguments in order, the latter of ctypes.
     """
+    if device.type == "meta":
+        return
     addresses = [each.address for each in maps] + [ctypes.addressof(value) for value in arguments]
     pointers = (ctypes.c_void_p * len(addresses))(*addresses)
     overlap = cu.CUlaunchAttribute()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -14,7 +14,9 @@ import triton
 import triton.language as tl
 
 from specgraph.ops.library import Op
-from specgraph.ops.triton.implement import register
+from specgraph.ops.triton.ahead import compilations
+from specgraph.ops.triton.compilation import compile_all
+from specgraph.ops.triton.implement import ops_of, register
 from specgraph.ops.triton.launch import (
     AttentionShape,
     AttentionTile,
@@ -203,3 +205,16 @@ def register_kernels(device: torch.device) -> str:
     )
     register("CUDA", options, around=on_its_device)
     return f"{len(tuned)} shapes from `specgraph tune`, else {shipped}" if tuned else shipped
+
+
+def compile_ahead(bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> int:
+    """Compile the kernels of device work on the current device; see `Platform.compile_ahead`."""
+    ops = ops_of("CUDA")
+    work = compilations(ops, bodies)
+    if ops.options.many_rows is not None:  # what these need is there
+        from specgraph_cuda import few_rows, hopper, two_linears
+        from specgraph_cuda import many_rows as more
+
+        kernels = few_rows.KERNEL, more.KERNEL, two_linears.KERNEL
+        work += [hopper.compilation(kernel, plan) for kernel in kernels for plan in kernel.asked]
+    return compile_all(work, progress)

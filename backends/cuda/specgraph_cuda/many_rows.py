@@ -65,7 +65,7 @@ def _plan(choose: ChoosePlan, kind: Kind, x: Tensor, weight: Tensor) -> Plan | N
         return None
     if not is_aligned(weight) or not weight.is_contiguous() or not _fits(plan, x.shape[1]):
         return None
-    return plan if loaded(_KERNEL, plan, x.device) is not None else None
+    return plan if loaded(KERNEL, plan, x.device) is not None else None
 
 
 def _fits(plan: Plan, depth: int) -> bool:
@@ -94,7 +94,7 @@ def source(plan: Plan) -> str:
     return text(constants, ("hopper.cuh", "many_rows.cu"), functions)
 
 
-_KERNEL = Kernel("many_rows", source, "linears of more than 32 rows run in Triton and the library")
+KERNEL = Kernel("many_rows", source, "linears of more than 32 rows run in Triton and the library")
 
 
 def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor, **best: Tensor | None) -> None:
@@ -116,4 +116,4 @@ def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor, **best: Tensor | 
         _Best(**{name: tensor.data_ptr() for name, tensor in best.items() if tensor is not None}),
     )
     grid = blocks * -(-columns // plan.written) * plan.split
-    launch_early(_KERNEL, plan, grid, 128 * plan.groups, x.device, maps, held)
+    launch_early(KERNEL, plan, grid, 128 * plan.groups, x.device, maps, held)

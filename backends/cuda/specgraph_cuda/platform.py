@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -129,6 +129,14 @@ class CudaPlatform(Platform):
 
     def batch_task_updates(self) -> AbstractContextManager[object]:
         return super().batch_task_updates() if self.tasks is None else self.tasks.batch()
+
+    def compile_ahead(self, bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> int:
+        if not self._capabilities.notes["triton"]:
+            return 0
+        from specgraph_cuda.kernels import compile_ahead
+
+        with torch.cuda.device(self.device):
+            return compile_ahead(bodies, progress)
 
     def counts(self) -> Mapping[str, int]:
         return {} if self.tasks is None else {"task_updates": self.tasks.count}

@@ -34,6 +34,8 @@ class ProgressMemory:
 
     def take(self, device: torch.device) -> Tensor | None:
         """Memory for one launch on the current stream; None in a capture if none is left, as it can't be made there."""
+        if device.type == "meta":
+            return torch.empty(_ENTRY, dtype=torch.int32, device=device)
         free = self.free.setdefault(device, [])
         stream = torch.cuda.current_stream(device)
         if torch.cuda.is_current_stream_capturing():
@@ -68,7 +70,7 @@ def two_linears_in_one(choose: ChoosePlan = plan_for) -> TwoLinears:
         plan = choose(gated, x.shape[0], x.shape[1], weight.shape[0], columns)
         if plan is None or not _takes(plan, x, weight, residual, norm, following):
             return None
-        if loaded(_KERNEL, plan, x.device) is None or (progress := memory.take(x.device)) is None:
+        if loaded(KERNEL, plan, x.device) is None or (progress := memory.take(x.device)) is None:
             return None
         return launch(plan, x, weight, residual, norm, eps, following, progress)
 
@@ -92,7 +94,7 @@ def source(plan: Plan) -> str:
     return text(constants, ("hopper.cuh", "few_rows.cuh", "two_linears.cu"))
 
 
-_KERNEL = Kernel("two_linears", source, "two linears run in two kernels")
+KERNEL = Kernel("two_linears", source, "two linears run in two kernels")
 
 
 def launch(
@@ -123,5 +125,5 @@ def launch(
     )
     pointers = ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(progress.data_ptr())
     arguments = first, *pointers, ctypes.c_int(columns), ctypes.c_float(eps)
-    launch_early(_KERNEL, plan, plan.blocks(size, columns), plan.threads, x.device, maps, arguments)
+    launch_early(KERNEL, plan, plan.blocks(size, columns), plan.threads, x.device, maps, arguments)
     return total, out

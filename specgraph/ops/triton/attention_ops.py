@@ -34,11 +34,12 @@ class AttentionOps(Launcher):
         total = heads + 2 * key.shape[1]
         per_program = 16
         if count:
-            rows.rotate_and_store_kernel[(count, ceil_div(total, per_program))](
+            self.launch(
+                rows.rotate_and_store_kernel, (count, ceil_div(total, per_program)),
                 query, key, value, rotary, positions.contiguous(), slots.contiguous(), out, cache.key, cache.value,
                 query.stride(0), key.stride(0), value.stride(0), 0 if rotary is None else rotary.stride(0), heads,
                 key.shape[1], **cache_layout(cache.key), DIM=dim, DIMS=power_of_two(dim),
-                HALF=0 if rotary is None else rotary.shape[1] // 2, HEADS=per_program, num_warps=4, **self.common(),
+                HALF=0 if rotary is None else rotary.shape[1] // 2, HEADS=per_program, num_warps=4,
             )  # fmt: skip
         return out
 
@@ -85,7 +86,8 @@ class AttentionOps(Launcher):
                 torch.empty((count * heads, splits, *last), dtype=torch.float32, device=query.device)
                 for last in ((dim,), (), ())
             )
-        attention.attend_kernel[(kv_heads, splits, requests * tiles)](
+        self.launch(
+            attention.attend_kernel, (kv_heads, splits, requests * tiles),
             query, key, value, rotary, positions, slots, *cache, block_table, seq_lens, starts, ancestors, out,
             partial, top, total, query.stride(0), 0 if key is None else key.stride(0),
             0 if rotary is None else rotary.stride(0), block_table.stride(0), block_table.shape[1], heads, scale,
@@ -94,13 +96,14 @@ class AttentionOps(Launcher):
             CAUSAL=mask.causal,
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32", UNIFORM=query_len if starts is None else 0,
             REQUESTS=power_of_two(requests) if span and requests <= MOST_LISTED else 0,
-            num_warps=tile.warps, num_stages=tile.stages, **self.common(),
+            num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         if splits > 1:
             items = 4 if splits <= 16 else 1
-            attention.combine_kernel[(ceil_div(count * heads, items),)](
+            self.launch(
+                attention.combine_kernel, (ceil_div(count * heads, items),),
                 partial, top, total, out, count * heads, DIM=dim, DIMS=power_of_two(dim), SPLITS=splits, SPAN=span,
-                ITEMS=items, num_warps=4, **self.common(),
+                ITEMS=items, num_warps=4,
             )  # fmt: skip
         return out
 

@@ -176,6 +176,8 @@ class Launcher:
     compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any], repr=False)
     """Compiled kernels as their first launch returned them, keyed by device, constants and dtypes."""
 
+    record: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
+    """Takes the kernel, arguments and options of each launch, which is not done then; None: launches are done."""
     said: set[str] = field(default_factory=set[str], repr=False)
     """Messages that `say_once` has logged."""
 
@@ -185,9 +187,12 @@ class Launcher:
             self.said.add(message)
             _LOG.warning(message)
 
-    def common(self) -> dict[str, Any]:
-        """Keyword arguments of every launch."""
-        return {"OVERLAP": self.options.overlap, **self.options.extra}
+    def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> Any:
+        """Launch a kernel that takes OVERLAP; return it as it was compiled, if it was launched."""
+        options |= {"OVERLAP": self.options.overlap, **self.options.extra}
+        if self.record is None:
+            return kernel[grid](*arguments, **options)
+        self.record(kernel, arguments, options)
 
     def launch_again(
         self,
@@ -206,14 +211,14 @@ class Launcher:
         # Addresses, because the launch of a compiled kernel asks the driver about each tensor, not about a number.
         addresses = [tensor.data_ptr() for tensor in tensors]
         # Triton compiles a variant for pointers that are not 16-byte aligned: those are launched in the usual way.
-        if not self.options.keep_compiled or reduce(or_, addresses) & 15:
-            kernel[grid](*tensors, *integers, **constants, num_warps=num_warps, **self.common())
+        if not self.options.keep_compiled or self.record is not None or reduce(or_, addresses) & 15:
+            self.launch(kernel, grid, *tensors, *integers, **constants, num_warps=num_warps)
             return
         key = (kernel.__name__, tensors[0].device.index, *constants.values(), *[tensor.dtype for tensor in tensors])
         if (known := self.compiled.get(key)) is not None:
             known[grid](*addresses, *integers, *constants.values(), self.options.overlap)
             return
-        self.compiled[key] = kernel[grid](*tensors, *integers, **constants, num_warps=num_warps, **self.common())
+        self.compiled[key] = self.launch(kernel, grid, *tensors, *integers, **constants, num_warps=num_warps)
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -39,7 +39,8 @@ class Fp8LinearOps(LinearOps):
         scaled, factors = self._scaled(x, norm)
         out = x.new_empty(x.shape[0], columns)
         residual = None if residual is None else contiguous_rows(residual)
-        linear_fp8.linear_fp8_kernel[(ceil_div(columns, tile.columns),)](
+        self.launch(
+            linear_fp8.linear_fp8_kernel, (ceil_div(columns, tile.columns),),
             scaled, factors, matrix, scale, bias, residual, out, x.shape[0], columns, matrix.shape[1], scale.stride(0),
             0 if residual is None else residual.stride(0), **self._fp8_shape(tile, x.shape[0], matrix, scale),
         )  # fmt: skip
@@ -59,7 +60,8 @@ class Fp8LinearOps(LinearOps):
             return ops.norm_gate_up.reference(self._normed(x, norm), None, dense)
         scaled, factors = self._scaled(x, norm)
         out = x.new_empty(x.shape[0], columns)
-        linear_fp8.gate_up_fp8_kernel[(ceil_div(columns, tile.columns),)](
+        self.launch(
+            linear_fp8.gate_up_fp8_kernel, (ceil_div(columns, tile.columns),),
             scaled, factors, matrix, scale, bias, out, x.shape[0], columns, matrix.shape[1], scale.stride(0),
             **self._fp8_shape(tile, x.shape[0], matrix, scale),
         )  # fmt: skip
@@ -75,9 +77,10 @@ class Fp8LinearOps(LinearOps):
         rows, width = x.shape
         scaled = x.new_empty(tile_rows(rows), width, dtype=torch.float16)
         factors = x.new_empty(rows, dtype=torch.float32)
-        linear_fp8.scaled_kernel[(rows,)](
+        self.launch(
+            linear_fp8.scaled_kernel, (rows,),
             x, norm and norm.weight, scaled, factors, width, x.stride(0), norm.eps if norm else 0.0,
-            WIDTH=power_of_two(width), num_warps=8, **self.common(),
+            WIDTH=power_of_two(width), num_warps=8,
         )  # fmt: skip
         return scaled, factors
 
@@ -86,9 +89,9 @@ class Fp8LinearOps(LinearOps):
             return dequantised(weight, scale, dtype)
         out = torch.empty(weight.shape, dtype=dtype, device=weight.device)
         (columns, depth), wide = weight.shape, min(power_of_two(weight.shape[1]), 4096)
-        linear_fp8.dequantise_kernel[(columns, ceil_div(depth, wide))](
+        self.launch(
+            linear_fp8.dequantise_kernel, (columns, ceil_div(depth, wide)),
             weight, scale, out, depth, scale.stride(0), GROUP=_group(weight, scale), WIDTH=wide, num_warps=4,
-            **self.common(),
         )  # fmt: skip
         return out
 

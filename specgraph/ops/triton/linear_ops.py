@@ -53,7 +53,8 @@ class LinearOps(Launcher):
         out = x.new_empty(x.shape[0], weight.shape[0])
         residual = None if residual is None else contiguous_rows(residual)
         programs, parts = ceil_div(weight.shape[0], tile.columns), 0 if squares is None else squares.shape[1]
-        linear.linear_kernel[(programs,)](
+        self.launch(
+            linear.linear_kernel, (programs,),
             x, weight, bias, residual, out, *scaling, squares, x.shape[0], weight.shape[0], weight.shape[1],
             x.stride(0), 0 if residual is None else residual.stride(0), parts, eps, PARTS=power_of_two(parts),
             **self._shape(tile, x, programs),
@@ -91,7 +92,8 @@ class LinearOps(Launcher):
         columns = weight.shape[0] // 2
         out, programs = x.new_empty(x.shape[0], columns), ceil_div(columns, tile.columns)
         parts = 0 if squares is None else squares.shape[1]
-        linear.gate_up_kernel[(programs,)](
+        self.launch(
+            linear.gate_up_kernel, (programs,),
             x, weight, bias, out, squares, x.shape[0], columns, weight.shape[1], x.stride(0), parts, eps,
             PARTS=power_of_two(parts), **self._shape(tile, x, programs),
         )  # fmt: skip
@@ -110,9 +112,10 @@ class LinearOps(Launcher):
         out = x.new_empty(rows, columns)
         normed = out if norm is None else x.new_empty(rows, columns)
         residual = None if residual is None else contiguous_rows(residual)
-        linear.add_parts_kernel[(rows,)](
+        self.launch(
+            linear.add_parts_kernel, (rows,),
             parts, residual, out, norm, normed, rows, columns, 0 if residual is None else residual.stride(0), eps,
-            SPLIT=split, WIDTH=power_of_two(columns), num_warps=8, **self.common(),
+            SPLIT=split, WIDTH=power_of_two(columns), num_warps=8,
         )  # fmt: skip
         return out, normed
 
@@ -120,9 +123,10 @@ class LinearOps(Launcher):
         rows, columns = packed.shape[0], packed.shape[1] // 2
         out = packed.new_empty(rows, columns)
         if rows:
-            linear.gate_kernel[(rows, ceil_div(columns, 2048))](
-                packed, out, columns, packed.stride(0), COLUMNS=2048, num_warps=4, **self.common()
-            )
+            self.launch(
+                linear.gate_kernel, (rows, ceil_div(columns, 2048)),
+                packed, out, columns, packed.stride(0), COLUMNS=2048, num_warps=4,
+            )  # fmt: skip
         return out
 
     def pair_linear(self, token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weight) -> Tensor:
@@ -138,10 +142,11 @@ class LinearOps(Launcher):
         rows_, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
         out = hidden.new_empty(rows_, width + hidden_width)
         if rows_:
-            norm_kernels.pair_kernel[(rows_, 2)](
+            self.launch(
+                norm_kernels.pair_kernel, (rows_, 2),
                 token_ids.contiguous(), table, table_norm, hidden, hidden_norm, out, table.stride(0), width,
                 hidden_width, hidden.stride(0), eps, WIDTH=power_of_two(width),
-                HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8, **self.common(),
+                HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8,
             )  # fmt: skip
         return out
 
@@ -153,8 +158,9 @@ class LinearOps(Launcher):
         if x.shape[0] == 0 or x.dim() != 2:
             return normed(x, *norm)
         out, width = x.new_empty(x.shape), x.shape[1]
-        norm_kernels.norm_kernel[(x.shape[0],)](
-            x, norm.weight, out, width, x.stride(0), norm.eps, WIDTH=power_of_two(width), num_warps=8, **self.common()
+        self.launch(
+            norm_kernels.norm_kernel, (x.shape[0],),
+            x, norm.weight, out, width, x.stride(0), norm.eps, WIDTH=power_of_two(width), num_warps=8
         )  # fmt: skip
         return out
 
@@ -182,5 +188,4 @@ class LinearOps(Launcher):
             "PREFETCH": tile.prefetch,
             "num_warps": tile.warps,
             "num_stages": tile.stages,
-            **self.common(),
         }

@@ -40,12 +40,12 @@ class NextStepOps(SamplingOps, RowOps):
         hidden = contiguous_rows(hidden)
         rows, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
         out = hidden.new_empty(rows, width + hidden_width)
-        next_step.next_step_kernel[(rows, 2)](
+        self.launch(
+            next_step.next_step_kernel, (rows, 2),
             picked.value, picked.index, column, draft_to_target, draft_step, token_ids, draft_token_ids, seq_lens,
             positions, slot_mapping, block_table, table, table_norm, hidden, hidden_norm, out, picked.blocks,
             draft_token_ids.stride(0), block_table.stride(0), block_table.shape[1], max_model_len,
             table.stride(0), width, hidden_width, hidden.stride(0), eps, BLOCKS=power_of_two(picked.blocks),
             BLOCK=block_size, WIDTH=power_of_two(width), HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8,
-            **self.common(),
         )  # fmt: skip
         return out

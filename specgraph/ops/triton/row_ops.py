@@ -32,7 +32,8 @@ class RowOps(Launcher):
         columns = 0 if tokens is None else tokens.shape[1]
         num_last = 0 if rows.last_rows is None else rows.last_rows.shape[0] // requests
         size = 0 if past is None else past.hidden.shape[2]
-        begin.begin_rows_kernel[(requests, 1 if past is None else plan.rows)](
+        self.launch(
+            begin.begin_rows_kernel, (requests, 1 if past is None else plan.rows),
             given.start_positions.contiguous(), table,
             None if given.num_sampled is None else given.num_sampled.contiguous(), tokens, drafts, parents, hidden,
             *rows, *(past or (None, None, None)), plan.rows, plan.past, plan.later_rows, plan.filler,
@@ -42,7 +43,6 @@ class RowOps(Launcher):
             ROWS=power_of_two(plan.rows), COLUMNS=power_of_two(columns), LAST=power_of_two(num_last),
             COUNTED=power_of_two(columns + plan.later_rows), KEPT=1 if past is None else past.positions.shape[1],
             CHUNK=min(_CHUNK, power_of_two(size)), num_warps=1 if past is None and plan.rows <= 128 else 4,
-            **self.common(),
         )  # fmt: skip
 
     def keep_rows(
@@ -51,10 +51,11 @@ class RowOps(Launcher):
     ) -> None:  # fmt: skip
         """See `specgraph.ops.keep_rows`."""
         hidden, size = contiguous_rows(hidden), hidden.shape[1]
-        kept_rows.keep_rows_kernel[(token_ids.shape[0],)](
+        self.launch(
+            kept_rows.keep_rows_kernel, (token_ids.shape[0],),
             token_ids.contiguous(), hidden, positions.contiguous(), slot_mapping.contiguous(), *past,
             token_ids.shape[0], size, hidden.stride(0), KEPT=past.positions.shape[1], BLOCK=block_size,
-            CHUNK=min(_CHUNK, power_of_two(size)), num_warps=4, **self.common(),
+            CHUNK=min(_CHUNK, power_of_two(size)), num_warps=4,
         )  # fmt: skip
 
     def shift_token_ids(
@@ -64,9 +65,9 @@ class RowOps(Launcher):
         if not all(tensor.is_contiguous() for tensor in (token_ids, last_rows, latest, seq_lens)):
             return NotImplemented
         rows = token_ids.shape[0] // last_rows.shape[0]
-        kept_rows.shift_token_ids_kernel[(last_rows.shape[0],)](
+        self.launch(
+            kept_rows.shift_token_ids_kernel, (last_rows.shape[0],),
             token_ids, last_rows, latest, seq_lens, draft_step, rows, WIDTH=power_of_two(rows), num_warps=1,
-            **self.common(),
         )  # fmt: skip
 
     def advance(
@@ -74,10 +75,11 @@ class RowOps(Launcher):
         max_model_len: int, block_size: int,
     ) -> None:  # fmt: skip
         """See `specgraph.ops.advance`."""
-        begin.advance_kernel[(1,)](
+        self.launch(
+            begin.advance_kernel, (1,),
             seq_lens, positions, slot_mapping, draft_step, block_table, seq_lens.shape[0], block_table.stride(0),
             block_table.shape[1], max_model_len, BLOCK=block_size,
-            REQUESTS=power_of_two(seq_lens.shape[0]), num_warps=1, **self.common(),
+            REQUESTS=power_of_two(seq_lens.shape[0]), num_warps=1,
         )  # fmt: skip
 
     def take_rows(self, source: Tensor, rows: Tensor | None, out: Tensor) -> None:
@@ -85,9 +87,10 @@ class RowOps(Launcher):
         if source.stride(1) != 1 or out.stride(1) != 1:
             return NotImplemented
         if out.shape[0]:
-            row_kernels.take_rows_kernel[(out.shape[0],)](
+            self.launch(
+                row_kernels.take_rows_kernel, (out.shape[0],),
                 source, rows, out, out.shape[1], source.stride(0), out.stride(0),
-                WIDTH=power_of_two(out.shape[1]), num_warps=8, **self.common(),
+                WIDTH=power_of_two(out.shape[1]), num_warps=8,
             )  # fmt: skip
 
     def load_round(self, given: RoundTensors, to: RoundTensors) -> None:
@@ -116,8 +119,9 @@ class RowOps(Launcher):
             return NotImplemented
         sampled_token_ids, draft_token_ids = contiguous_rows(sampled_token_ids), contiguous_rows(draft_token_ids)
         drafts = draft_token_ids.shape[1]
-        row_kernels.next_verify_kernel[(num_sampled.shape[0],)](
+        self.launch(
+            row_kernels.next_verify_kernel, (num_sampled.shape[0],),
             sampled_token_ids, num_sampled, draft_token_ids, start_positions, last_token_ids, to_draft_token_ids,
             drafts, sampled_token_ids.stride(0), draft_token_ids.stride(0), WIDTH=power_of_two(max(drafts, 1)),
-            num_warps=1, **self.common(),
+            num_warps=1,
         )  # fmt: skip

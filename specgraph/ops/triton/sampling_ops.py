@@ -97,7 +97,8 @@ class SamplingOps(LinearOps):
         logits = None if draws is None else x.new_empty(count, columns)
         picked = _allocate_picked(x, ceil_div(columns, tile.columns), logits)
         noise = (None, None, None) if draws is None else draws[:3]
-        linear.head_kernel[(picked.blocks,)](
+        self.launch(
+            linear.head_kernel, (picked.blocks,),
             x, weight, logits, picked.value, picked.index, picked.top, picked.total, *noise, *step, count, columns,
             weight.shape[1], x.stride(0), picked.blocks, **self._shape(tile, x, picked.blocks),
         )  # fmt: skip
@@ -109,9 +110,10 @@ class SamplingOps(LinearOps):
         count, vocab = logits.shape
         picked = _allocate_picked(logits, ceil_div(vocab, _COLUMNS), None if draws is None else logits)
         noise = (None,) * 4 if draws is None else draws[:4]
-        sampling.pick_kernel[(picked.blocks, count)](
+        self.launch(
+            sampling.pick_kernel, (picked.blocks, count),
             logits, picked.value, picked.index, picked.top, picked.total, *noise, vocab, logits.stride(0),
-            picked.blocks, rows, COLUMNS=_COLUMNS, num_warps=8, **self.common(),
+            picked.blocks, rows, COLUMNS=_COLUMNS, num_warps=8,
         )  # fmt: skip
         return picked
 
@@ -119,15 +121,17 @@ class SamplingOps(LinearOps):
         """Write the token of each row (see `sampling.write_token`) and its distribution."""
         draft_token_ids, draft_to_target, draft_step, token_ids = drafts
         require_rows(drafts, *(() if draws is None else (draws.draft_probs,)))
-        blocks: dict[str, int] = {"BLOCKS": power_of_two(picked.blocks), **self.common()}
+        blocks: dict[str, int] = {"BLOCKS": power_of_two(picked.blocks)}
         if draws is None:
-            sampling.finish_greedy_kernel[(picked.value.shape[0],)](
+            self.launch(
+                sampling.finish_greedy_kernel, (picked.value.shape[0],),
                 picked.value, picked.index, draft_to_target, draft_step, token_ids, draft_token_ids, picked.blocks,
                 drafts.rows, draft_token_ids.stride(0), num_warps=4, **blocks,
             )  # fmt: skip
             return
         (count, vocab), probs = picked.logits.shape, draws.draft_probs
-        sampling.finish_sampled_kernel[(count, ceil_div(vocab, _PROBS_COLUMNS))](
+        self.launch(
+            sampling.finish_sampled_kernel, (count, ceil_div(vocab, _PROBS_COLUMNS)),
             picked.logits, picked.value, picked.index, picked.top, picked.total, draft_to_target, draws.temperature,
             draft_step, token_ids, draft_token_ids, probs, picked.blocks, vocab, picked.logits.stride(0), drafts.rows,
             draft_token_ids.stride(0), probs.stride(0), probs.stride(1), COLUMNS=_PROBS_COLUMNS, num_warps=8, **blocks,

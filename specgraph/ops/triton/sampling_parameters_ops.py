@@ -46,24 +46,29 @@ class SamplingParameterOps(Launcher):
         within = scratch(blocks, passes.CUTS), scratch(blocks, passes.CUTS, dtype=torch.int64)
         found, held = scratch(blocks, wide, dtype=torch.float32), scratch(blocks)
         cuts, ties = scratch(), scratch(blocks)
-        options: dict[str, Any] = {"COLUMNS": wide, "enable_fp_fusion": False, **self.common()}
+        options: dict[str, Any] = {"COLUMNS": wide, "enable_fp_fusion": False}
         how: dict[str, Any] = {"num_warps": 4, **options}
         shape: dict[str, Any] = {"BLOCKS": power_of_two(blocks), "CUTS": passes.CUTS, **options}
-        passes.adjust_kernel[(blocks, rows)](
+        self.launch(
+            passes.adjust_kernel, (blocks, rows),
             logits, draft_token_ids, *parameters[3:], ancestors, draft_to_target, adjusted, tops, columns,
             parameters.bias.shape[1], logits.stride(0), per_request, steps, draft_token_ids.stride(0), blocks, **how,
         )  # fmt: skip
-        passes.cut_kernel[(blocks, rows)](
-            adjusted, tops, *filters, *within, columns, per_request, blocks, num_warps=4, **shape
-        )
-        passes.collect_kernel[(blocks, rows)](
-            adjusted, tops, *filters, *within, found, held, columns, per_request, blocks, num_warps=4, **shape
-        )
-        select_kernel[(rows,)](
+        self.launch(
+            passes.cut_kernel, (blocks, rows),
+            adjusted, tops, *filters, *within, columns, per_request, blocks, num_warps=4, **shape,
+        )  # fmt: skip
+        self.launch(
+            passes.collect_kernel, (blocks, rows),
+            adjusted, tops, *filters, *within, found, held, columns, per_request, blocks, num_warps=4, **shape,
+        )  # fmt: skip
+        self.launch(
+            select_kernel, (rows,),
             *filters, *within, found, held, cuts, ties, per_request, blocks,
             CHUNK=max(16, _CHUNK // power_of_two(blocks)), num_warps=8, **shape,
         )  # fmt: skip
-        passes.exclude_kernel[(blocks, rows)](
-            adjusted, tops, *filters, cuts, ties, columns, per_request, blocks, BLOCKS=shape["BLOCKS"], **how
-        )
+        self.launch(
+            passes.exclude_kernel, (blocks, rows),
+            adjusted, tops, *filters, cuts, ties, columns, per_request, blocks, BLOCKS=shape["BLOCKS"], **how,
+        )  # fmt: skip
         return adjusted

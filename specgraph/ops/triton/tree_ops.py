@@ -40,10 +40,11 @@ class TreeOps(Launcher):
         columns, number, drawn = logits.shape[1], candidates.scores.shape[1], k if first else k * k
         value, index, total = self._top_tokens(logits, k)
         blocks = total.shape[1]
-        kernels.grow_kernel[(requests,)](
+        self.launch(
+            kernels.grow_kernel, (requests,),
             value, index, total, draft_to_target, draft_step, *candidates, *beams, number, columns, blocks, FIRST=first,
             TOP_K=k, BEAMS=power_of_two(k), FOUND=power_of_two(blocks * k), BLOCKS=power_of_two(blocks),
-            DRAWN=power_of_two(drawn), CANDIDATES=power_of_two(number), num_warps=1, **self.common(),
+            DRAWN=power_of_two(drawn), CANDIDATES=power_of_two(number), num_warps=1,
         )  # fmt: skip
 
     def draft_block_tree(self, logits: Tensor, draft_to_target: Tensor | None, top_k: int, tree: TreeNodes) -> None:
@@ -54,11 +55,12 @@ class TreeOps(Launcher):
         steps, columns = logits.shape[0] // requests, logits.shape[1]
         value, index, total = self._top_tokens(logits, top_k)
         blocks = total.shape[1]
-        block_tree_kernel[(requests,)](
+        self.launch(
+            block_tree_kernel, (requests,),
             value, index, total, draft_to_target, *tree, steps, nodes, columns, blocks, tree.token_ids.stride(0),
             tree.parents.stride(0), TOP_K=top_k, FOUND=power_of_two(blocks * top_k),
             BLOCKS=power_of_two(blocks), PLACES=power_of_two(steps * top_k), OPEN=power_of_two(2 * nodes + 1),
-            NODES=power_of_two(nodes), num_warps=1, **self.common(),
+            NODES=power_of_two(nodes), num_warps=1,
         )  # fmt: skip
 
     def _top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,9 +72,9 @@ class TreeOps(Launcher):
         value = logits.new_empty((rows, blocks, count), dtype=torch.float32)
         index = logits.new_empty((rows, blocks, count), dtype=torch.int32)
         total = logits.new_empty((rows, blocks), dtype=torch.float32)
-        kernels.scan_top_kernel[(blocks, rows)](
+        self.launch(
+            kernels.scan_top_kernel, (blocks, rows),
             logits, value, index, total, columns, logits.stride(0), blocks, TOP_K=count, COLUMNS=_COLUMNS, num_warps=8,
-            **self.common(),
         )  # fmt: skip
         return value, index, total
 
@@ -81,9 +83,10 @@ class TreeOps(Launcher):
         requests, nodes = tree.token_ids.shape
         if requests and nodes:
             number = candidates.scores.shape[1]
-            kernels.choose_kernel[(requests,)](
+            self.launch(
+                kernels.choose_kernel, (requests,),
                 *candidates, torch.empty_like(candidates.parents), *tree, number, nodes, tree.token_ids.stride(0),
-                tree.parents.stride(0), CANDIDATES=power_of_two(number), num_warps=4, **self.common(),
+                tree.parents.stride(0), CANDIDATES=power_of_two(number), num_warps=4,
             )  # fmt: skip
 
     def advance_tree(
@@ -92,10 +95,11 @@ class TreeOps(Launcher):
     ) -> None:  # fmt: skip
         """See `specgraph.ops.advance_tree`."""
         requests = base_lens.shape[0]
-        kernels.advance_tree_kernel[(1,)](
+        self.launch(
+            kernels.advance_tree_kernel, (1,),
             base_lens, base_positions, block_table, seq_lens, positions, slot_mapping, draft_step, requests,
             positions.shape[0] // max(requests, 1), tree_len, block_table.stride(0), block_table.shape[1],
-            max_model_len, BLOCK=block_size, ROWS=power_of_two(positions.shape[0]), num_warps=4, **self.common(),
+            max_model_len, BLOCK=block_size, ROWS=power_of_two(positions.shape[0]), num_warps=4,
         )  # fmt: skip
 
     def verify_tree(
@@ -110,10 +114,11 @@ class TreeOps(Launcher):
         chosen = own_tokens(target_logits, acceptance, positions)
         drafts, parents = (contiguous_rows(part) for part in tree)
         rows = drafts.shape[1] + 1
-        kernels.path_kernel[(requests,)](
+        self.launch(
+            kernels.path_kernel, (requests,),
             chosen, drafts, parents, acceptance.chances, acceptance.seeds, start_positions.contiguous(), slot_mapping,
             *sampled, *path, rows, depth - 1, drafts.stride(0), parents.stride(0), sampled.token_ids.stride(0),
-            ROWS=power_of_two(rows), num_warps=1, **self.common(),
+            ROWS=power_of_two(rows), num_warps=1,
         )  # fmt: skip
 
     def move_kv(self, key_cache: Tensor, value_cache: Tensor, from_slots: Tensor, to_slots: Tensor) -> Any:
@@ -124,7 +129,8 @@ class TreeOps(Launcher):
             return NotImplemented
         if moves:
             part = 32 if moves <= 256 else 8
-            kernels.move_kernel[(heads, ceil_div(dim, part))](
+            self.launch(
+                kernels.move_kernel, (heads, ceil_div(dim, part)),
                 key_cache, value_cache, from_slots, to_slots, moves, **cache_layout(key_cache), DIM=dim, PART=part,
-                MOVES=power_of_two(moves), num_warps=4, **self.common(),
+                MOVES=power_of_two(moves), num_warps=4,
             )  # fmt: skip

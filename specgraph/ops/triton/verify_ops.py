@@ -55,28 +55,30 @@ class VerifyOps(Launcher):
             draft_ids = integers(vocab)
         draft_vocab = 0 if draft_probs is None else draft_probs.shape[2]
         prob_strides = (0, 0) if draft_probs is None else (draft_probs.stride(0), draft_probs.stride(1))
-        verify.scan_kernel[(blocks, rows)](
+        self.launch(
+            verify.scan_kernel, (blocks, rows),
             logits, starts, temperature, draft_to_target, value, index, total, draft_ids, vocab, draft_vocab,
             logits.stride(0), blocks, steps + 1, COLUMNS=_COLUMNS, num_warps=8,
-            **self.common(),
         )  # fmt: skip
-        verify.decide_kernel[(requests,)](
+        self.launch(
+            verify.decide_kernel, (requests,),
             logits, drafts, draft_probs, draft_to_target, draft_ids, temperature, seeds, chances, starts, value, index,
             total, tokens, num_sampled, decided, top, whole, draft_vocab, logits.stride(0), drafts.stride(0),
             *prob_strides, tokens.stride(0), blocks, steps, ROWS=power_of_two(steps + 1),
-            BLOCKS=power_of_two(blocks), num_warps=4, **self.common(),
+            BLOCKS=power_of_two(blocks), num_warps=4,
         )  # fmt: skip
         if not by_temperature:
             return
         value, index = floats(requests, 2, blocks), integers(requests, 2, blocks)
-        verify.resample_kernel[(blocks, requests)](
+        self.launch(
+            verify.resample_kernel, (blocks, requests),
             logits, drafts, draft_probs, draft_to_target, draft_ids, temperature, seeds, starts, decided, top, whole,
             value, index, vocab, draft_vocab, logits.stride(0), drafts.stride(0), *prob_strides, blocks, steps,
-            COLUMNS=_COLUMNS, num_warps=8, **self.common(),
+            COLUMNS=_COLUMNS, num_warps=8,
         )  # fmt: skip
-        verify.write_own_kernel[(requests,)](
+        self.launch(
+            verify.write_own_kernel, (requests,),
             value, index, decided, tokens, tokens.stride(0), blocks, BLOCKS=power_of_two(blocks), num_warps=1,
-            **self.common(),
         )  # fmt: skip
 
 

@@ -1,0 +1,65 @@
+"""Kernels compiled ahead, in other processes, are those that launches then look up. No GPU is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", minversion="3.4")  # launch_pdl
+
+from test_compile import HOPPER, Compiled, compile_for, i64
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from specgraph import ops as declared
+from specgraph.ops import Drafts, Head, Norm, Weight
+from specgraph.ops.triton.ahead import compilations
+from specgraph.ops.triton.compilation import compile_all
+from specgraph.ops.triton.implement import TritonOps
+
+
+def body() -> None:
+    """Linears of 6 rows and drafts, between torch's own ops."""
+    x, weight = torch.ones(6, 512, dtype=torch.bfloat16), torch.ones(512, 512, dtype=torch.bfloat16)
+    x = declared.norm_linear(x, Norm(weight[0], 1e-6), Weight(weight)) + x
+    gated = declared.norm_gate_up(x, None, Weight(weight))
+    drafts = Drafts(i64(6, 4), None, i64(1), i64(6))
+    declared.draft_from_hidden(torch.cat((gated, gated), 1), Head(None, 1e-6, weight), drafts)
+
+
+def from_odd_addresses(norm_linear: Callable[..., Tensor]) -> None:
+    """Triton compiles other code for rows that are not aligned."""
+    rows, weight = torch.ones(6 * 512 + 1, dtype=torch.bfloat16), torch.ones(512, 512, dtype=torch.bfloat16)
+    norm_linear(rows[1:].view(6, 512), None, Weight(torch.nn.functional.linear(weight, weight)))
+
+
+def test_what_is_compiled_ahead_is_found_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    compile_for(90, monkeypatch)
+    ops, seen = TritonOps(HOPPER[1]), list[tuple[int, int]]()
+    work = compilations(ops, [body, body, lambda: from_odd_addresses(declared.norm_linear)])
+    assert compile_all(work, lambda done, total: seen.append((done, total))) == len(work) == 6
+    assert seen == [(done, 6) for done in range(1, 7)]
+    compiled = sorted(tmp_path.rglob("*.cubin"))
+    assert len(compiled) == 6
+
+    run, launched = JITFunction.run, list[str]()
+
+    def looked_up(kernel: JITFunction, *args: object, **kwargs: object) -> object:
+        launched.append(kernel.__name__)
+        return run(kernel, *args, **{**kwargs, "warmup": True})
+
+    monkeypatch.setattr(JITFunction, "run", looked_up)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    with torch.no_grad():
+        with Compiled(ops):
+            body()
+        from_odd_addresses(ops.norm_linear)
+    assert len(launched) == 6
+    assert sorted(tmp_path.rglob("*.cubin")) == compiled
+    assert compile_all(work) == 0

@@ -1,0 +1,223 @@
+"""Kernels compiled in processes of their own before a capture needs them, and kept where Triton keeps its own.
+
+Run as a program, this module is such a process: it compiles what it reads, and answers each with an error or nothing.
+"""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalMemberAccess=false, reportArgumentType=false
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import triton
+from triton.runtime import driver
+from triton.runtime.cache import get_cache_manager
+
+_MOST_PROCESSES = 16
+"""Each takes about 1 GB of host memory."""
+_FILE = "compiled"
+
+_log = logging.getLogger("specgraph")
+
+
+def digest(*parts: object) -> str:
+    """Return a name for what is made of these parts alone."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """Something to compile once, and to find in Triton's cache folder from then on."""
+
+    key: str
+    """A `digest` of all that the result depends on."""
+    compile: Callable[[], bytes] = field(compare=False)
+    """Compiles it, in any process: it can be pickled."""
+
+    def kept(self) -> bytes | None:
+        """Return the result if it was compiled before, in this process or an earlier one."""
+        path = get_cache_manager(self.key).get_file(_FILE)
+        return None if path is None else Path(path).read_bytes()
+
+    def result(self) -> bytes:
+        """Return the result, compiled now if need be."""
+        if (found := self.kept()) is None:
+            found = self.compile()
+            get_cache_manager(self.key).put(found, _FILE)
+        return found
+
+
+def compile_all(work: Iterable[Compilation], progress: Callable[[int, int], None] = lambda done, total: None) -> int:
+    """Compile what is not kept, in a process per CPU core. What fails is compiled, and fails, where it is needed.
+
+    Args:
+        progress: called with the number of kernels compiled and their number in all.
+
+    Returns:
+        The number of kernels that were not kept.
+    """
+    missing = [each for each in dict.fromkeys(work) if each.kept() is None]
+    count = min(len(missing) // 2, len(os.sched_getaffinity(0)), _MOST_PROCESSES)  # each takes seconds to start
+    if count < 2:
+        return len(missing)
+    idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-m", __name__]
+    pipe = subprocess.PIPE
+    started = [
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, env=path, start_new_session=True) for _ in range(count)
+    ]
+    try:
+        for process in started:
+            idle.put(process)
+        with ThreadPoolExecutor(count) as threads:
+            asked = [threads.submit(_ask, idle, each) for each in missing]
+            for done, answer in enumerate(as_completed(asked), 1):
+                if (error := answer.result()) is not None:
+                    _log.debug("a kernel was not compiled ahead: %s", error)
+                progress(done, len(missing))
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    return len(missing)
+
+
+def _ask(idle: SimpleQueue[subprocess.Popen[bytes]], work: Compilation) -> str | None:
+    """Have one of the idle processes compile; return what went wrong."""
+    process = idle.get()
+    try:
+        pickle.dump(work, process.stdin)
+        process.stdin.flush()
+        return pickle.load(process.stdout)
+    except (OSError, EOFError, pickle.PickleError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        idle.put(process)
+
+
+def _answer() -> None:
+    """Compile what comes on standard input until it ends. What compilers print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        try:
+            work: Compilation = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        error = None
+        try:
+            work.result()
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        pickle.dump(error, answers)
+        answers.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A `@triton.jit` function by name: Triton's own objects can't be pickled."""
+
+    module: str
+    name: str
+
+    def found(self) -> Any:
+        """Return the function."""
+        return getattr(importlib.import_module(self.module), self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """An argument that is a tensor, as far as Triton compiles different code for it."""
+
+    dtype: torch.dtype
+    is_aligned: bool
+    """True if its address is a multiple of 16 bytes."""
+
+    def tensor(self) -> torch.Tensor:
+        """Return a tensor like it, without memory."""
+        return torch.empty(2, dtype=self.dtype, device="meta")[0 if self.is_aligned else 1 :]
+
+
+def compilation_of(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any], target: Any) -> Compilation:
+    """Return what a launch makes Triton compile.
+
+    Args:
+        kernel, arguments, options: of the launch `kernel[grid](*arguments, **options)`; tensors need no memory.
+        target: Triton's, from `driver.active.get_current_target()`.
+    """
+    named = (
+        tuple(_number(_specialised(each)) for each in arguments),
+        tuple((name, _specialised(each)) for name, each in options.items()),
+    )
+    sources = [each.cache_key for each in (kernel, *options.values()) if isinstance(each, triton.JITFunction)]
+    key = digest(triton.__version__, target, sources, named)
+    return Compilation(key, partial(_compile, _specialised(kernel), *named, target))
+
+
+def _specialised(value: Any) -> Any:
+    """Return a value that stands for all that Triton compiles the same code for."""
+    if isinstance(value, triton.JITFunction):
+        return Name(value.fn.__module__, value.fn.__qualname__)
+    if isinstance(value, torch.Tensor):
+        return Pointer(value.dtype, value.data_ptr() % 16 == 0)
+    return value
+
+
+def _number(value: Any) -> Any:
+    """Return a value of the same kind: integers are 1, multiples of 16 or others, of 32 or 64 bits."""
+    if type(value) is not int or value == 1:
+        return value
+    return (0 if -(2**31) <= value < 2**31 else 2**40) + (16 if value % 16 == 0 else 3)
+
+
+def _compile(kernel: Name, arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...], target: Any) -> bytes:
+    """Compile for a target whose device this process does not open; also what launches the kernel, if there is one."""
+    launcher = None
+    with suppress(RuntimeError):  # no driver: this machine has no such device
+        launcher = driver.active.launcher_cls
+    driver.set_active(_Target(target, launcher))
+
+    def given(value: Any) -> Any:
+        return value.found() if isinstance(value, Name) else value.tensor() if isinstance(value, Pointer) else value
+
+    made = kernel.found().warmup(*map(given, arguments), grid=(1,), **{name: given(each) for name, each in options})
+    if launcher is not None:
+        launcher(made.src, made.metadata)
+    return made.hash.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A driver of Triton's that names a target and has no device."""
+
+    target: Any
+    launcher_cls: Any
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+if __name__ == "__main__":
+    _answer()
