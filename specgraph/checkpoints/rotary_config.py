@@ -8,16 +8,23 @@ from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.files import shown
 from specgraph.models.rotary import RotaryConfig
 
+ORIGINAL = "original_max_position_embeddings"
+
 
 def rotary_config(source: ConfigSource) -> RotaryConfig:
-    """Read `rope_theta` with `rope_scaling`, or `rope_parameters`, which holds both in newer files."""
+    """Read `rope_theta` with `rope_scaling`, or `rope_parameters`, which holds both in newer files.
+
+    An original length at the top level counts before that of the section, as in transformers.
+    """
     old, new = source.section("rope_scaling"), source.section("rope_parameters")
     if old.values and new.values and old.values != new.values:
         raise source.fail("rope_parameters", "and 'rope_scaling' are both there and differ; keep the right one")
     scaling = new if new.values else old
     if scaling is new:
         old.taken.update(old.values)  # the same values
-    return _read(source, scaling, source.number("rope_theta", 10000.0))
+    longest = source.integer("max_position_embeddings", 2048)
+    original = source.integer(ORIGINAL, scaling.integer(ORIGINAL, longest))
+    return _read(scaling, source.number("rope_theta", 10000.0), longest, original)
 
 
 def rotary_by_kind(source: ConfigSource) -> tuple[RotaryConfig, RotaryConfig]:
@@ -26,14 +33,16 @@ def rotary_by_kind(source: ConfigSource) -> tuple[RotaryConfig, RotaryConfig]:
     Newer files hold both in `rope_parameters`; in older ones `rope_scaling` belongs to the former, and the latter have
     `rope_local_base_freq`.
     """
+    longest = source.integer("max_position_embeddings", 2048)
+
+    def read(scaling: ConfigSource, theta: float) -> RotaryConfig:
+        return _read(scaling, theta, longest, scaling.integer(ORIGINAL, longest))
+
     new = source.section("rope_parameters")
     if "full_attention" in new.values:
-        full, sliding = (new.section(kind) for kind in ("full_attention", "sliding_attention"))
-        return _read(source, full, 1e6), _read(source, sliding, 1e4)
-    return (
-        _read(source, source.section("rope_scaling"), source.number("rope_theta", 1e6)),
-        RotaryConfig(source.number("rope_local_base_freq", 1e4)),
-    )
+        return read(new.section("full_attention"), 1e6), read(new.section("sliding_attention"), 1e4)
+    theta, local = source.number("rope_theta", 1e6), source.number("rope_local_base_freq", 1e4)
+    return read(source.section("rope_scaling"), theta), RotaryConfig(local)
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
@@ -56,8 +65,8 @@ def partial_rotary_factor(source: ConfigSource, default: float) -> float:
     )
 
 
-def _read(source: ConfigSource, scaling: ConfigSource, default_theta: float) -> RotaryConfig:
-    """Return the rotation that `scaling`, a section of `source`, describes."""
+def _read(scaling: ConfigSource, default_theta: float, longest: int, original: int) -> RotaryConfig:
+    """Return the rotation that a section describes. `longest`, `original`: context lengths, now and before scaling."""
     scaling.taken.update(("rope_type", "type", "finetuned"))
     theta = scaling.number("rope_theta", default_theta)
     kind = scaling.string("rope_type", scaling.string("type", "default"))
@@ -66,11 +75,7 @@ def _read(source: ConfigSource, scaling: ConfigSource, default_theta: float) -> 
     if kind not in ("linear", "llama3", "yarn", "longrope"):
         raise scaling.fail("rope_type", f"is {shown(kind)}; supported are default, linear, llama3, yarn, longrope")
     if kind == "linear":
-        scaling.taken.add("original_max_position_embeddings")  # for people: linear scaling does not use it
         return RotaryConfig(theta, kind, scaling.number("factor"))
-    longest = source.integer("max_position_embeddings", 2048)
-    holder = scaling if scaling.has("original_max_position_embeddings") else source
-    original = holder.integer("original_max_position_embeddings", longest)
     if kind == "longrope":
         return _longrope(scaling, theta, original, longest)
     factor = scaling.number("factor")
