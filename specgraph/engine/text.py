@@ -45,23 +45,25 @@ class TextGenerator:
     @checked
     def request(
         self,
-        prompt: str | Sequence[Mapping[str, str]],
+        prompt: str | Sequence[Mapping[str, Any]],
         *,
         max_tokens: int = 128,
         temperature: float = 0.0,
         seed: int = 0,
         chat: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **parameters: Any,
     ) -> Request:
         """Make a request for one prompt.
 
         Args:
-            prompt: a text; or the messages of a conversation, each with `role` (system, user, assistant) and `content`,
-                which are put into the target's chat template.
+            prompt: a text; or the messages of a conversation, each with `role` (system, user, assistant, tool) and
+                `content`, which are put into the target's chat template.
             max_tokens: tokens to generate, at most.
             temperature: 0 is greedy; above 0 the generator must have been loaded with `sampled=True`.
             seed: sampling repeats for the same seed; see `Request.seed`.
             chat: put the text into the target's chat template, as a message of the user.
+            chat_template_kwargs: variables of the chat template, such as `tools` (JSON schemas) or `enable_thinking`.
             parameters: stop_token_ids as in `Request`, instead of the target's own; top_k, top_p, min_p, penalties and
                 logit_bias, for which the generator must have been loaded with `sampling_parameters=True`.
 
@@ -79,7 +81,9 @@ class TextGenerator:
             raise ConfigError(f"temperature {temperature}: this generator is greedy; load it with sampled=True")
         plain = isinstance(prompt, str) and not chat
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        text = prompt if isinstance(prompt, str) and plain else render_chat(self.folder, messages)
+        if plain and chat_template_kwargs:
+            raise ConfigError("chat_template_kwargs are for a chat template: give messages, or chat=True")
+        text = prompt if isinstance(prompt, str) and plain else render_chat(self.folder, messages, chat_template_kwargs)
         try:
             ids = self.tokenizer.encode(text, add_special_tokens=plain).ids
         except Exception as error:  # of no narrower class: such as an unknown word without a token for it
@@ -94,7 +98,7 @@ class TextGenerator:
 
     @checked
     def requests(
-        self, prompt: str | Sequence[Mapping[str, str]], *, n: Requests = 1, seed: int = 0, **settings: Any
+        self, prompt: str | Sequence[Mapping[str, Any]], *, n: Requests = 1, seed: int = 0, **settings: Any
     ) -> list[Request]:
         """Make `n` requests for one prompt, whose seeds are seed, seed + 1 ... as in vLLM.
 

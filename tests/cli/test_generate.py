@@ -178,9 +178,9 @@ def test_a_conversation(tmp_path, monkeypatch):
     seen = []
     render = chat_template.render_chat
 
-    def rendered(folder, messages):
+    def rendered(folder, messages, variables):
         seen.append([dict(message) for message in messages])
-        return render(folder, messages)
+        return render(folder, messages, variables)
 
     monkeypatch.setattr("specgraph.engine.text.render_chat", rendered)
     monkeypatch.setattr("sys.stdin", io.StringIO("def a():\nclass B:\n\nnever read\n"))

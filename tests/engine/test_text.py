@@ -205,3 +205,12 @@ def test_a_closed_generator_says_so(lowering):
 def test_a_greedy_generator_refuses_a_temperature_at_once(generator):
     with pytest.raises(ConfigError, match="sampled=True"):
         generator.request(PROMPT, temperature=0.5)
+
+
+def test_variables_of_the_chat_template(generator, tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("def {{ messages[0].content }}({{ tools[0].name }})")
+    there = replace(generator, folder=tmp_path)
+    request = there.request([{"role": "user", "content": "run"}], chat_template_kwargs={"tools": [{"name": "tool"}]})
+    assert generator.tokenizer.decode(request.prompt_token_ids) == "def run(tool)"
+    with pytest.raises(ConfigError, match="give messages"):
+        there.request("run", chat_template_kwargs={"tools": []})
