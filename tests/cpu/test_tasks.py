@@ -3,9 +3,16 @@
 # ruff: noqa: PT012, SIM117  (a capture or update raises from its body or at its end: both belong in the block)
 from __future__ import annotations
 
+import contextlib
+import sys
+from itertools import count
+
 import pytest
 import torch
+from torch.utils import _python_dispatch
 
+from specgraph.device.cpu import platform as cpu_platform
+from specgraph.device.cpu import tasks
 from specgraph.errors import CaptureError, UpdateError
 
 
@@ -124,3 +131,56 @@ def test_wrong_places(platform, captured):
             pass
     with pytest.raises(CaptureError, match="task_update"), platform.graph().capture():
         captured.update(captured.group, [1, 1, 1], 0)
+
+
+TRACED = {module.__file__ for module in (cpu_platform, tasks, contextlib, _python_dispatch)}
+
+
+def interrupted(call, line):
+    """Raise KeyboardInterrupt at the `line`-th line that a call runs in an update; return False where it has fewer."""
+    left = line
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code.co_filename not in TRACED:
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_an_interrupt_at_any_line_of_an_update_leaves_no_mode_and_no_half_update(platform):
+    x, out, graph = torch.arange(12.0).view(3, 4), torch.zeros(2, 3), platform.graph()
+    with graph.capture(), platform.task_group() as group:
+        masked_sum(x, [1, 1, 1], out[0])
+        masked_sum(x, [1, 1, 1], out[1])
+
+    def update(length):
+        with platform.task_update(group):
+            masked_sum(x, [length] * 3, out[0])
+            masked_sum(x, [length] * 3, out[1])
+
+    for line in count():
+        update(1)
+        if not interrupted(lambda: update(3), line):
+            break
+        assert torch._C._len_torch_dispatch_stack() == 0, line
+        with contextlib.suppress(UpdateError):  # the group has no update any more
+            graph.replay()
+        assert torch.equal(out[0], out[1]), line
+    assert line > 50
+    graph.replay()
+    assert torch.equal(out, x[:, :3].sum(1).expand(2, 3))

@@ -18,7 +18,7 @@ from specgraph.device.cpu.graph import CpuGraph
 from specgraph.device.cpu.pool import CpuGraphPool, MemoryCount
 from specgraph.device.cpu.recorder import Recorder
 from specgraph.device.cpu.stream import CpuEvent, CpuStream
-from specgraph.device.cpu.tasks import CpuTaskGroup, UpdateMode
+from specgraph.device.cpu.tasks import CpuTaskGroup, UpdateMode, entered
 from specgraph.device.interface import (
     MemoryInfo,
     Platform,
@@ -99,7 +99,7 @@ class CpuPlatform(Platform):
         self._thread.stream = self._own(stream)
         try:
             if self._thread.stream.id and not self.captures.is_here:
-                with TrackedWork(self):
+                with entered(TrackedWork(self)):
                     yield
             else:
                 yield
@@ -109,7 +109,7 @@ class CpuPlatform(Platform):
     @contextmanager
     def checked(self) -> Generator[None]:
         """Check the order of this thread's work on the default stream too (slower; for tests)."""
-        with TrackedWork(self):
+        with entered(TrackedWork(self)):
             yield
 
     def event(self, *, timing: bool = False, external: bool = False) -> CpuEvent:
@@ -136,7 +136,7 @@ class CpuPlatform(Platform):
         if not isinstance(group, CpuTaskGroup) or not group.is_live:
             raise UpdateError(f"{group} belongs to no captured graph of this platform (reset, closed or failed)")
         mode = UpdateMode(group)
-        with mode:
+        with entered(mode):
             yield
         mode.commit()
 

@@ -3,14 +3,15 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode
 
 from specgraph.device.cpu.baking import map_tensors, tensors_in
 from specgraph.device.cpu.checks.order import Access
@@ -172,10 +173,23 @@ class UpdateMode(TorchDispatchMode):
                 f"update of {self._group} issued {len(self._new)} op(s), {len(tasks)} were captured: the first "
                 f"missing one is {tasks[len(self._new)].func} captured at {tasks[len(self._new)].line}"
             )
+        self._group.is_updated = False  # an interrupt midway leaves a group that no replay takes
         for task, (args, kwargs) in zip(tasks, self._new, strict=True):
             task.args, task.kwargs = args, kwargs
             task.compile()
         self._group.is_updated = True
+
+
+@contextmanager
+def entered(mode: TorchDispatchMode) -> Generator[None]:
+    """Enter a mode, and leave it also where an interrupt comes while torch enters or leaves it."""
+    depth = torch._C._len_torch_dispatch_stack()
+    try:
+        with mode:
+            yield
+    finally:
+        while torch._C._len_torch_dispatch_stack() > depth:
+            _pop_mode()
 
 
 def _tensor_places(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
