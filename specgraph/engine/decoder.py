@@ -97,8 +97,8 @@ class SpeculativeDecoder(OneCall):
         self._waiting: deque[Running] = deque()
         self._chunks: list[Chunk] = []
         """Chunks that were not handed out yet."""
-        self._joining: Running | None = None
-        """The request whose prompt is being prefilled."""
+        self._failure: BaseException | None = None
+        """The error of a request that failed to join in this round."""
         self._stream_open = False
         self._next_id = 0
         self.others_unfinished = False
@@ -228,7 +228,9 @@ class SpeculativeDecoder(OneCall):
         any.
 
         An error while a request joins ends that request; one in the middle of a round ends all that run, as what their
-        rows hold is not known then. The next call gives their last chunks, with reason "failed", and goes on.
+        rows hold is not known then. The next call gives their last chunks, with reason "failed", and goes on. Between
+        data parallel ranks a request that fails to join raises nothing, as the others would wait for this rank: its
+        chunk alone tells it.
 
         Raises:
             ConfigError: a stream is open; its chunks would be taken from it.
@@ -244,6 +246,7 @@ class SpeculativeDecoder(OneCall):
             agreed = agree(self._sharing, self.rounds.passes(self._admissible(), len(self._waiting)))
             self.others_unfinished = agreed.unfinished > 0
         idle = agreed is None and not self.rounds.running and not self._waiting
+        self._failure = None
         try:
             for state, tokens in () if idle else self.rounds.step(self._admit, agreed):
                 chunk = state.add(tokens)
@@ -251,10 +254,11 @@ class SpeculativeDecoder(OneCall):
                 if chunk.finish_reason is not None:
                     self.rounds.leave(state)
         except BaseException as error:
-            for state in self.rounds.running if self._joining is None else [self._joining]:
+            for state in self.rounds.running:
                 self._end(state, "failed", first_line(error))
-            self._joining = None
             raise
+        if self._failure is not None:
+            raise self._failure
         chunks, self._chunks = self._chunks, []
         return chunks
 
@@ -303,7 +307,12 @@ class SpeculativeDecoder(OneCall):
     def _admit(self) -> None:
         """Let waiting requests join."""
         for state in self._admissible():
-            self._joining = self._waiting.popleft()
-            state.blocks = self.allocator.allocate(blocks_needed(state.request, self.config, self.query_len))
-            self.rounds.join(state)
-            self._joining = None
+            try:
+                self._waiting.popleft()
+                state.blocks = self.allocator.allocate(blocks_needed(state.request, self.config, self.query_len))
+                self.rounds.join(state)
+            except BaseException as error:  # the round goes on: others have tokens in it, and other ranks run it
+                self._end(state, "failed", first_line(error))
+                if self._sharing is None or not isinstance(error, Exception):
+                    self._failure = error
+                break  # its row is made inert before the next launch, and taken by nobody until then

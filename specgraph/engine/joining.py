@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from specgraph import ops
@@ -18,7 +20,9 @@ def chunk_rows(config: EngineConfig) -> int:
     return min(config.prefill_chunk or config.prefill_rows[-1], config.prefill_rows[-1])
 
 
-def prefill_passes(target: TargetRunner, drafter: Drafter | None, state: Running, at_least: int = 0) -> range:
+def prefill_passes(
+    target: TargetRunner, drafter: Drafter | None, state: Running, at_least: int, passed: Callable[[], None]
+) -> range:
     """Compute target and drafter KV of a prompt, chunk by chunk.
 
     Afterwards the target has the last row's logits (`prompt_logits`), and the drafter its hidden state, in the row of
@@ -26,6 +30,7 @@ def prefill_passes(target: TargetRunner, drafter: Drafter | None, state: Running
 
     Args:
         at_least: rows that each pass is padded for at least.
+        passed: called after each pass, of the target and of the drafter in turns.
 
     Returns:
         The positions that the passes of the target began at.
@@ -35,24 +40,30 @@ def prefill_passes(target: TargetRunner, drafter: Drafter | None, state: Running
     for start in starts:
         chunk = prompt[start : start + length]
         target.prefill(chunk, start, state.blocks, at_least)
+        passed()
         if drafter is not None:
             positions = range(start, start + len(chunk))
             drafter.prefill(prompt, positions, state.blocks, at_least=at_least)
+            passed()
     return starts
 
 
-def join_round(target: TargetRunner, drafter: Drafter | None, state: Running, query_len: int, at_least: int = 0) -> int:
+def join_round(
+    target: TargetRunner,
+    drafter: Drafter | None,
+    state: Running,
+    query_len: int,
+    at_least: int,
+    passed: Callable[[], None],
+) -> None:
     """Prefill a request and write its row: a request of a round in which the target sampled one token.
 
     Args:
         query_len: rows per request in that round.
-        at_least: rows that each pass is padded for at least.
-
-    Returns:
-        Passes of the target that were run.
+        at_least, passed: as in `prefill_passes`.
     """
     prompt, request, row = state.token_ids, state.request, slice(state.row, state.row + 1)
-    starts = prefill_passes(target, drafter, state, at_least)
+    starts = prefill_passes(target, drafter, state, at_least, passed)
     batch = target.round.sliced(row.stop, query_len)
     _write_row(target.round, target.config, state)
     adjusted = logits = target.prompt_logits
@@ -77,7 +88,6 @@ def join_round(target: TargetRunner, drafter: Drafter | None, state: Running, qu
     logprobs = target.round.logprobs_of(*batch.sampled_token_ids.shape)
     if logprobs is not None:
         ops.emitted_logprobs(logits, token[None], logprobs[row, :1])
-    return len(starts)
 
 
 def _write_row(memory: RoundBuffers, config: EngineConfig, state: Running) -> None:

@@ -84,8 +84,9 @@ class Rounds:
         """Requests that joined since the last launch, with their rows."""
         self._left: list[int] = []
         """Rows to make inert before the next launch."""
-        self._agreed, self._prefills = RoundPasses(), 0
-        """The passes that all ranks run in this round, none without data parallel ranks; its prefill passes so far."""
+        self._agreed, self._passes = RoundPasses(), 0
+        """The passes that all ranks run in this round, none without data parallel ranks; its prefill passes so far, of
+        the target and of the drafter in turns."""
 
     @property
     def running(self) -> list[Running]:
@@ -96,7 +97,7 @@ class Rounds:
         """Launch, let requests join, and read the oldest round that was not read.
 
         Args:
-            admit: calls `join` for each request that joins; called behind each launch.
+            admit: calls `join` for each request that joins, and `leave` where that fails; called behind each launch.
             agreed: the passes that all ranks run in this round, where they share collectives.
 
         Returns:
@@ -117,8 +118,7 @@ class Rounds:
         """Prefill a request, which has its KV blocks, and let it take part in the next round."""
         state.row = row = next((row for row, other in enumerate(self.rows) if other is None), len(self.rows))
         self.rows = [*self.rows[:row], state, *self.rows[row + 1 :]]
-        at_least = self._agreed.prefill_rows
-        self._prefills += join_round(self.target, self.drafter, state, self._query_len, at_least)
+        join_round(self.target, self.drafter, state, self._query_len, self._agreed.prefill_rows, self._passed)
         self._joined.append((state, row))
 
     def leave(self, state: Running) -> None:
@@ -159,16 +159,12 @@ class Rounds:
             rows = [] if self._all_may_end() else self.rows
             if rows or self._agreed.num_requests:
                 self._launch(len(rows))
-            self._prefills = 0
-            try:
-                admit()
-                self._prefill_idle()
-            finally:  # who fails to join takes nobody else's tokens along
-                launched = bool(rows or self._joined)
-                if launched:
-                    self._copy_results(rows)
-            if not launched:
+            self._passes = 0
+            admit()
+            self._prefill_idle()
+            if not rows and not self._joined:
                 break
+            self._copy_results(rows)
 
     def _all_may_end(self) -> bool:
         """Return True if every request ends, by its length, in what is in flight, should that give as many tokens as
@@ -192,12 +188,17 @@ class Rounds:
         self.num_rounds += 1
         self._query_len = ready.query_len
 
+    def _passed(self) -> None:
+        self._passes += 1
+
     def _prefill_idle(self) -> None:
-        """Run the prefill passes that other ranks run in this round and this one has no prompt for."""
-        rows = self._agreed.prefill_rows
-        for _ in range(self._prefills, self._agreed.prefills):
-            self.target.prefill((), 0, (), at_least=rows)
-            if self.drafter is not None:
+        """Run the prefill passes that other ranks run in this round and this one has no prompt for, or whose request
+        failed to join before them."""
+        rows, models = self._agreed.prefill_rows, 1 if self.drafter is None else 2
+        for number in range(self._passes, self._agreed.prefills * models):
+            if number % models == 0:
+                self.target.prefill((), 0, (), at_least=rows)
+            elif self.drafter is not None:
                 self.drafter.prefill((), range(0), (), at_least=rows)
 
     def _copy_results(self, rows: list[Running | None]) -> None:

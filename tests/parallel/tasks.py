@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.unequal_ranks import decoder as mixture_decoder
 from benchmarks.unequal_ranks import run
 from specgraph.attention import KVCache
 from specgraph.checkpoints import load_drafter, load_target, target_shape
@@ -84,6 +85,43 @@ def unequal(ranks: Ranks, pair: list[str], rounds: int, lowerings: list[Lowering
     """Run `benchmarks/unequal_ranks.py` in each lowering, on data parallel ranks that share the experts."""
     layout = join_layout(torch.device("cpu"), data_parallel=ranks.size, expert_parallel=True)
     return [run(layout, CpuPlatform(), (pair[0], pair[1]), rounds, seed=1, decode=each) for each in lowerings]
+
+
+@task
+def failing_joins(ranks: Ranks, pair: list[str]) -> list[list[Any]]:
+    """Requests of which two fail to join on rank 1 only, in the target's first pass and in the drafter's second.
+
+    Returns:
+        Of each request how it ended, why, and whether its tokens are those of one process.
+    """
+    layout = join_layout(torch.device("cpu"), data_parallel=ranks.size, expert_parallel=True, timeout=20.0)
+    prompts = [[ranks.rank + 5] * 9, [7] * 18, [8] * 18, [3, 17, 4]]
+    requests = [Request(prompt_token_ids=prompt, max_tokens=12) for prompt in prompts]
+    ours = mixture_decoder(CpuPlatform(), (pair[0], pair[1]), layout.tensor_parallel, layout, False, "merged")
+    alone = mixture_decoder(CpuPlatform(), (pair[0], pair[1]), WHOLE, None, False, "merged").generate(requests)
+    assert ours.drafter is not None
+    if ranks.rank == 1:
+        ours.target.prefill = failing_at(ours.target.prefill, [7] * 16)
+        ours.drafter.prefill = failing_at(ours.drafter.prefill, [8] * 18, after=1)
+    found = ours.generate(requests)
+    return [
+        [each.finish_reason, each.message, each.token_ids == wanted.token_ids]
+        for each, wanted in zip(found, alone, strict=True)
+    ]
+
+
+def failing_at(real: Callable[..., Any], tokens: list[int], after: int = 0) -> Callable[..., Any]:
+    """Return a function that fails where it is given these tokens, after some calls with them."""
+    calls = 0
+
+    def call(given: Any, *rest: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += list(given) == tokens
+        if list(given) == tokens and calls > after:
+            raise MemoryError("no room")
+        return real(given, *rest, **options)
+
+    return call
 
 
 def digest(caches: list[KVCache]) -> str:

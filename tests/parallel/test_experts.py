@@ -69,6 +69,13 @@ def test_data_parallel_ranks_with_unequal_batches(tmp_path):
     assert first["tokens"] + second["tokens"] > 30
 
 
+def test_a_request_that_fails_to_join_on_one_rank_ends_alone(tmp_path):
+    first, second = results(2, "failing_joins", pair=write_pair(tmp_path))
+    right = ["length", "", True]
+    assert first == [right] * 4
+    assert second == [right, *[["failed", "no room", False]] * 2, right]
+
+
 def test_four_ranks(folders, whole):
     numbers = (LOWERINGS.index("merged"), -2)  # both mixtures, whole experts
     found = results(4, "several", runs=[runs(folders)[number] for number in numbers])
