@@ -7,6 +7,7 @@ import platform as machine
 import shlex
 import sys
 from importlib.metadata import distributions
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -45,6 +46,7 @@ def env(json: JsonOption = None) -> None:
             name: "available" if (probe := item.probe()).available else f"not available: {probe.reason}"
             for name, item in backends.items()
         },
+        "caches": caches(),
         "variables": {
             name: value
             for name, value in sorted(os.environ.items())
@@ -60,6 +62,14 @@ def env(json: JsonOption = None) -> None:
             typer.echo(f"{name}:")
             for key, each in value.items():
                 typer.echo(f"  {key}: {each}")
+
+
+def caches() -> dict[str, str]:
+    """Return the folders in which what was compiled and tried out on this machine outlives the process."""
+    variables, home = os.environ, str(Path.home())
+    ours = variables.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+    triton = variables.get("TRITON_CACHE_DIR") or os.path.join(variables.get("TRITON_HOME") or home, ".triton", "cache")
+    return {"compiled kernels": triton, "trials and tiles": os.path.join(ours, "specgraph")}
 
 
 def environment(platform: Platform) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def tune(
         head = random_head(named, opened.device, chosen, 64, weights=stored)
         shapes = shapes_of(opened, head, sizes, k)
         print(f"{opened.info.device_name}: {len(shapes)} linears of {shape}", file=sys.stderr)
-        times = measure(opened, f"{opened.info.name}:{opened.device.index or 0}", shapes, chosen)
+        times = measure(opened, shapes, chosen)
         tiles: dict[LinearShape, Tile | None] = {**before, **{key: found[0][1] for key, found in times.items()}}
         proposes = propose_times(opened, head, sizes, k, [before, tiles])
     about = environment(opened)

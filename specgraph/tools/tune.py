@@ -7,8 +7,6 @@ with the one before as in a captured draft step.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import choose_attention
-from specgraph.device import LoweringName, Platform, open_platform
+from specgraph.device import LoweringName, Platform
 from specgraph.draft import DraftConfig, Drafter
 from specgraph.errors import UnsupportedError
 from specgraph.ops import Drafts, Head
@@ -173,17 +171,13 @@ def linear_call(shape: LinearShape, copies: int, device: torch.device, dtype: to
 
 
 def tune(
-    platform: Platform, name: str, shapes: Sequence[LinearShape], dtype: torch.dtype
+    platform: Platform, shapes: Sequence[LinearShape], dtype: torch.dtype
 ) -> dict[LinearShape, list[tuple[float, Tile | None]]]:
-    """Return the microseconds of every candidate and of the library's matmul (None) for each shape, fastest first.
-
-    Args:
-        name: of the platform, for the processes that compile candidates before they are timed.
-    """
+    """Return the microseconds of every candidate and of the library's matmul (None) for each shape, fastest first."""
     ops, times = triton_ops(platform), {}
     shipped: Any = ops.options.tile
     tiles = {shape: dict.fromkeys([*candidates(shape), shipped.otherwise(*shape)]) for shape in shapes}
-    compile_all(name, [(shape, tile) for shape in shapes for tile in tiles[shape] if tile is not None], dtype)
+    compile_ahead(ops, [(shape, tile) for shape in shapes for tile in tiles[shape] if tile is not None], dtype)
     for shape in shapes:
         itemsize = 1 if shape.kind.endswith("_fp8") else dtype.itemsize
         size = shape.columns * shape.depth * itemsize * (2 if shape.kind.startswith("gate_up") else 1)
@@ -197,22 +191,16 @@ def tune(
     return times
 
 
-def compile_all(name: str, work: Sequence[tuple[LinearShape, Tile]], dtype: torch.dtype) -> None:
-    """Fill Triton's cache from a process per CPU core, of at most 12."""
-    count = min(12, os.cpu_count() or 1)
-    if count > 1:
-        with multiprocessing.get_context("spawn").Pool(count) as pool:
-            pool.starmap(_compile, [(name, work[i::count], dtype) for i in range(count)])
+def compile_ahead(ops: TritonOps, work: Sequence[tuple[LinearShape, Tile]], dtype: torch.dtype) -> None:
+    """Compile in several processes; what fails is found again when it is timed."""
+    from specgraph.ops.triton.ahead import recorded
+    from specgraph.ops.triton.compilation import Compilation, compile_all
 
-
-def _compile(name: str, work: Iterable[tuple[LinearShape, Tile]], dtype: torch.dtype) -> None:
-    platform = open_platform(name)
-    ops = triton_ops(platform)
+    found: dict[Compilation, None] = {}
     for shape, tile in work:
-        try:
-            linear_call(shape, 1, platform.device, dtype)(_with_tile(ops, tile), 0)
-        except Exception:  # it is found again when it is timed
-            continue
+        call = linear_call(shape, 1, torch.device("meta"), dtype)
+        call(recorded(_with_tile(ops, tile), found), 0)
+    compile_all(found)
 
 
 def _with_tile(ops: TritonOps, tile: Tile | None) -> TritonOps:

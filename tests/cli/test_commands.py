@@ -239,6 +239,7 @@ def test_env_names_what_a_bug_report_needs():
     assert report["packages"]["torch"] == torch.__version__
     assert report["backends"]["cpu"] == "available"
     assert report["variables"]["SPECGRAPH_PLATFORM"] == "cpu"
+    assert report["caches"]["compiled kernels"].endswith("cache")
     shown = specgraph("env").stdout
     assert f"torch: {torch.__version__}" in shown
     assert report["cpu"]["name"] in shown

@@ -31,18 +31,24 @@ def compilations(ops: TritonOps, bodies: Iterable[Callable[[], None]]) -> list[C
         bodies: what can be captured: it reads no value on the host, and keeps no tensor that it makes.
     """
     found: dict[Compilation, None] = {}
+    recording = recorded(ops, found)
+    for body in bodies:
+        try:
+            with torch.no_grad(), _Shapes(recording):
+                body()
+        except Exception as error:  # an op without a fake implementation, or work that is no pure function
+            _log.debug("not all kernels of a pass are compiled ahead: %s: %s", type(error).__name__, first_line(error))
+    return list(found)
+
+
+def recorded(ops: TritonOps, found: dict[Compilation, None]) -> TritonOps:
+    """Return the ops such that, instead of a launch, what it makes Triton compile is added to `found`."""
     target = driver.active.get_current_target()
 
     def record(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         found[compilation_of(kernel, arguments, options, target)] = None
 
-    for body in bodies:
-        try:
-            with torch.no_grad(), _Shapes(replace(ops, record=record)):
-                body()
-        except Exception as error:  # an op without a fake implementation, or work that is no pure function
-            _log.debug("not all kernels of a pass are compiled ahead: %s: %s", type(error).__name__, first_line(error))
-    return list(found)
+    return replace(ops, record=record)
 
 
 class _Shapes(DispatchMode):
