@@ -21,6 +21,8 @@ from target import STOP, Answers, Prompt, Target
 LONGEST = 768
 """Tokens of a prompt and its answer."""
 MOST_NEW = 384
+MEASURED = 5
+"""Draft tokens that the acceptance length is reported for."""
 
 
 class Texts(NamedTuple):
@@ -184,8 +186,8 @@ class Lesson:
         self.target, self.head, self.steps, self.hard = target, head, arguments.steps, arguments.hard
         self.draft_ids = head.draft_ids()
 
-    def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the losses [steps], and hits [steps, N]: whether drafts are the target's greedy tokens.
+    def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the losses [steps]; hits [steps, N]: whether drafts are the target's greedy tokens; their texts [N].
 
         N drafts begin after each token of the answers, but the last ones. The label is the target's distribution over
         the draft vocabulary, normalised, and in a part the greedy token. A draft whose label's row lies behind the
@@ -211,7 +213,7 @@ class Lesson:
                 logits = head.lm_head(state)
             losses.append(CrossEntropy.apply(logits, labels[which], weight))
             hits.append((self.draft_ids[logits.detach().argmax(-1)] == greedy[which])[whole])
-        return torch.stack(losses), torch.stack(hits)
+        return torch.stack(losses), torch.stack(hits), text[whole]
 
     @torch.no_grad()
     def _labels(self, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -228,10 +230,21 @@ class Lesson:
 
 
 @torch.no_grad()
-def acceptance(lesson: Lesson, texts: Texts, size: int) -> list[float]:
-    """Return the share of drafts, begun after every token of greedy answers, whose tokens up to step k are right."""
-    chains = [lesson(batch)[1].int().cumprod(0) for batch in batches(texts, size, lesson.target.device)]
-    return torch.cat(chains, dim=1).float().mean(1).tolist()
+def acceptance(lesson: Lesson, texts: Texts, size: int) -> tuple[list[float], float]:
+    """Return the share of drafts, begun after every token of greedy answers, whose tokens up to step k are right; and
+    the mean acceptance length, where a draft begins where the one before it ended."""
+    chains = list[torch.Tensor]()
+    tokens = rounds = 0
+    for batch in batches(texts, size, lesson.target.device):
+        _, hits, text = lesson(batch)
+        chains.append(hits.int().cumprod(0))
+        accepted = chains[-1][:MEASURED].sum(0).tolist()
+        ends = torch.searchsorted(text, text, right=True).tolist()  # of each row's text
+        row = 0
+        while row < len(accepted):
+            following = min(row + accepted[row] + 1, ends[row])
+            tokens, rounds, row = tokens + accepted[row] + 1, rounds + 1, following
+    return torch.cat(chains, dim=1).float().mean(1).tolist(), tokens / max(rounds, 1)
 
 
 def fit(lesson: Lesson, train: Texts, held_out: Texts, arguments: argparse.Namespace) -> None:
@@ -254,14 +267,14 @@ def fit(lesson: Lesson, train: Texts, held_out: Texts, arguments: argparse.Names
     queue: Iterator[Batch] = iter(())
 
     def report() -> None:
-        rates = acceptance(lesson, held_out, arguments.batch)
+        rates, length = acceptance(lesson, held_out, arguments.batch)
         head.save(arguments.out / "eagle3")
         at = step, time.perf_counter() - start + before, epoch, seen
         torch.save({"head": head.state_dict(), "optimizer": optimizer.state_dict(), "at": at}, path)
         print(
             f"{at[1]:.0f} s, step {step}, epoch {epoch}, {seen / 1e6:.1f}M tokens, loss "
             f"{' '.join(f'{x:.3f}' for x in recent.tolist())}; held out: {' '.join(f'{x:.3f}' for x in rates)}, "
-            f"length at 5: {1 + sum(rates[:5]):.3f}", flush=True,
+            f"length at {MEASURED}: {length:.3f}", flush=True,
         )  # fmt: skip
 
     while (progress := (time.perf_counter() - start + before) / arguments.seconds) < 1:
@@ -272,7 +285,7 @@ def fit(lesson: Lesson, train: Texts, held_out: Texts, arguments: argparse.Names
         cosine = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
         for group in optimizer.param_groups:
             group["lr"] = arguments.rate * (cosine if progress >= warmup else max(progress, warmup / 50) / warmup)
-        losses, _ = lesson(batch)
+        losses = lesson(batch)[0]
         (losses * later).sum().backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimizer.step()
