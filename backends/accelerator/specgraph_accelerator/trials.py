@@ -33,6 +33,16 @@ def random_goes_on(platform: AcceleratorPlatform) -> str | None:
     )
 
 
+def captures_are_seen(platform: AcceleratorPlatform) -> str | None:
+    """Ask in a capture whether there is one."""
+    x, graph = torch.ones(4, device=platform.device), platform.graph()
+    with graph.capture():
+        x.add_(0)
+        seen = platform.is_capturing()
+    graph.close()
+    return None if seen else "torch.Stream.is_capturing() is False in a capture"
+
+
 def host_reads_are_refused(platform: AcceleratorPlatform) -> str | None:
     """Read a device value in a capture in two ways, and capture again after each."""
     x = torch.ones(4, device=platform.device)
@@ -59,6 +69,7 @@ TRIALS: Mapping[str, trial.Trial] = {
     "merged_loop": trial.a_loop_in_one_graph,
     "random_in_graph": random_goes_on,
     "float8": trial.float8_is_copied,
+    "is_capturing": captures_are_seen,
     "host_read_detection": host_reads_are_refused,
 }
 """In this order: the last one makes captures fail."""
@@ -82,7 +93,10 @@ def capabilities(found: Findings) -> Capabilities:
         host_read_detection=claim("host_read_detection"),
         float8=trial.support(found["float8"]),
         order_detection=no("torch reports nothing; run on the cpu platform for that"),
-        notes={"triton": no("not tried through torch.accelerator. The plain torch ops run, slower")},
+        notes={
+            "triton": no("not tried through torch.accelerator. The plain torch ops run, slower"),
+            "is_capturing": claim("is_capturing"),
+        },
         default_lowering="merged" if merged else "step",
         rules=RULES,
     )

@@ -138,7 +138,9 @@ def test_figures_of_memory_come_back_to_where_they_were(device: torch.device) ->
     before = torch.accelerator.memory_allocated(), torch.accelerator.memory_reserved()
     x = torch.zeros(1 << 20, device=device)
     assert torch.accelerator.memory_allocated() >= before[0] + (4 << 20)
+    assert torch.accelerator.memory_stats()["active_bytes.all.current"] >= before[0] + (4 << 20)
     del x
+    assert torch.accelerator.memory_stats()["active_bytes.all.current"] == before[0]
     assert torch.accelerator.memory_allocated() == before[0]
     assert torch.accelerator.memory_reserved() >= before[1] + (4 << 20)
     torch.accelerator.empty_cache()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from specgraph.device import trial_process
 from specgraph.errors import PlatformError
+from specgraph_conformance.xfails import read_xfails
 
 import torch_asynccpu
 from specgraph_accelerator import trials
@@ -41,6 +42,17 @@ def test_without_a_generator_random_numbers_are_not_claimed(monkeypatch: pytest.
     capabilities = AcceleratorPlatform(0).capabilities
     assert "has no get_rng_state" in capabilities.random_in_graph.reason
     assert capabilities.merged_loop
+
+
+def test_a_device_that_does_not_see_its_captures_is_the_declared_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch_npu 2.14.0 behind torch.accelerator."""
+    gaps = read_xfails(Path(trials.__file__).with_name("xfails.toml"))
+    sound = AcceleratorPlatform(0).capabilities.supports()
+    monkeypatch.setattr(AcceleratorPlatform, "is_capturing", lambda self: False)
+    unaware = AcceleratorPlatform(0).capabilities.supports()
+    assert unaware["graphs"]
+    assert [gap.case for gap in gaps if gap.applies(unaware)] == ["capture.is-capturing"]
+    assert not any(gap.applies(sound) for gap in gaps)
 
 
 def test_host_reads_that_go_through_are_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,8 @@ class Allocator final : public c10::DeviceAllocator {
     auto& stats = stats_[device];
     stats.allocation[0].increase(1);
     stats.allocated_bytes[0].increase(block->size);
+    stats.active[0].increase(1);
+    stats.active_bytes[0].increase(block->size);
     return {block->address, block, &drop, c10::Device(kDevice, device)};
   }
 
@@ -154,7 +156,8 @@ class Allocator final : public c10::DeviceAllocator {
 
   std::vector<c10::CachingAllocator::Stat*> all(c10::DeviceIndex device) {
     auto& stats = stats_[device];
-    return {&stats.allocation[0], &stats.allocated_bytes[0], &stats.reserved_bytes[0], &stats.segment[0]};
+    return {&stats.allocation[0], &stats.allocated_bytes[0], &stats.active[0], &stats.active_bytes[0],
+            &stats.reserved_bytes[0], &stats.segment[0]};
   }
 
   Shelf& shelf(c10::MempoolId_t pool, Queue* stream) {
@@ -191,6 +194,8 @@ class Allocator final : public c10::DeviceAllocator {
   void put_back(Block* block) { // the lock is held
     auto& pool = pools_[block->pool];
     --pool.live;
+    stats_[block->device].active[0].decrease(1);
+    stats_[block->device].active_bytes[0].decrease(block->size);
     pool.shelves[block->stream].emplace(block->size, block);
   }
 
