@@ -51,6 +51,7 @@ from specgraph.errors import (
     UpdateError,
 )
 from specgraph.models.from_modules import eagle3_head_from_module, eagle_head_from_module
+from specgraph.models.ngram import NgramHead
 from specgraph.models.protocol import (
     DraftHead,
     DraftOutput,
@@ -91,6 +92,7 @@ __all__ = [
     "HostReadError",
     "KVCache",
     "MaskedHead",
+    "NgramHead",
     "OrderError",
     "OutputProjection",
     "PagedAttention",

@@ -19,6 +19,7 @@ from specgraph.errors import ConfigError, first_line
 from specgraph.validation import (
     Count,
     ModelLen,
+    NgramTokens,
     Positive,
     Range,
     Requests,
@@ -242,6 +243,8 @@ class EngineOptions(DecoderOptions):
         parse=_tokens,
     )
     num_modules: Count | None = option(None, "MTP modules to use; 1 reuses the first at every step. Default: all.")
+    prompt_lookup_max: NgramTokens = option(5, "Draft ngram: tokens of the longest n-gram that is looked for.")
+    prompt_lookup_min: NgramTokens = option(1, "Draft ngram: tokens of the shortest n-gram that is looked for.")
     speculative_num_steps: Count | None = option(
         None,
         "Draft trees instead of chains: steps, the depth of the tree. Give all three --speculative options; with "

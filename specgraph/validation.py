@@ -43,6 +43,7 @@ class Range:
 Count = Annotated[int, Range(1)]
 Tokens = Annotated[int, Range(1, MOST_POSITIONS)]
 ModelLen = Annotated[int, Range(2, MOST_POSITIONS)]
+NgramTokens = Annotated[int, Range(1, 32)]
 Requests = Annotated[int, Range(1, MOST_REQUESTS)]
 Share = Annotated[float, Range(0, 1)]
 Temperature = Annotated[float, Range(0, 1e6)]

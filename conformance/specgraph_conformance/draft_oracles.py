@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 from specgraph.models.mtp import MtpHead
-from specgraph.models.protocol import DraftHead, DraftOutput, MaskedHead, ParallelHead
+from specgraph.models.protocol import DraftHead, DraftOutput, MaskedHead, ModelHead, ParallelHead
 from torch import Tensor
 
 from specgraph_conformance.oracles import DenseKeys
@@ -96,7 +96,7 @@ def dense_prompt(
     """
     n = len(aux_hidden)
     dense.at(range(start, start + n))
-    hidden = head.combine(aux_hidden.double())
+    hidden = cast(ModelHead, head).combine(aux_hidden.double())
     if head.kind == "parallel":
         cast(ParallelHead, head).store_context(hidden, dense.store)
     elif head.kind != "modules":

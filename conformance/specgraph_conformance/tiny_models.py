@@ -23,7 +23,8 @@ from specgraph.models.eagle3 import Eagle3Head, PEagleHead
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
-from specgraph.models.protocol import DraftHead, ParallelHead
+from specgraph.models.ngram import NgramHead
+from specgraph.models.protocol import DraftHead, Head
 from specgraph.ops.linear import Weight
 from torch import Tensor
 
@@ -34,8 +35,6 @@ MODULES = 5
 """The largest K that `mtp-modules` can draft."""
 HEADS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "peagle", "draft-model")
 AUX_LAYERS = (0, 1, 2)
-
-Head = DraftHead | ParallelHead
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -123,7 +122,8 @@ def make_head(
             `peagle` drafts from masked rows of one causal pass;
             `draft-model` is a whole small model. Besides them `mtp-two-modules`, for at most two draft tokens,
             `eagle3-norm-output`, whose steps pass on normalised states, `draft-model-of-context`, whose tokens follow
-            from the context more than from the last token, and `target`, the target itself, which always agrees.
+            from the context more than from the last token, `target`, the target itself, which always agrees, and
+            `ngram`, which has no weights.
         compute: dtype of the tensors, holding values rounded to `dtype`.
         head_dim: of queries, keys and values.
     """
@@ -220,6 +220,7 @@ _HEADS: dict[str, Callable[[Draw], Head]] = {
     "draft-model": _draft_model,
     "draft-model-of-context": partial(_draft_model, gain=6),
     "target": lambda draw: DraftModelHead(_target(draw), HIDDEN),
+    "ngram": lambda draw: NgramHead(VOCAB, prompt_lookup_max=3),
 }
 
 

@@ -16,7 +16,6 @@ from rich.table import Table
 from specgraph.cli.options import RANKS, DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
 from specgraph.cli.output import check_output, print_summary, text_output, write_json
 from specgraph.cli.waiting import waiting
-from specgraph.errors import ConfigError
 from specgraph.options import EngineOptions, Progress
 
 _Rows = Iterator[tuple[str, str]]
@@ -33,34 +32,34 @@ def explain(
 ) -> None:
     """Show captured sizes by phase and model, graphs, memory, the lowering, and why each other one was refused."""
     check_output("--json", json)
-    if (target is None) != (draft is None):
-        raise ConfigError("give both the target's and the drafter's folder, or neither for the shipped pair")
+    from specgraph.engine.load import pair_folders
+
+    folders = pair_folders(target, draft)
     with waiting() as captured:
-        report = _report((target, draft) if target and draft else None, options, platform, captured)
+        report = _report(folders, options, platform, captured)
     _show(Console(file=text_output(json)), report)
     write_json(report, json)
 
 
 def _report(
-    folders: tuple[Path, Path] | None,
+    folders: tuple[Path, Path],
     options: EngineOptions,
     platform: str | None,
     captured: Progress,
 ) -> dict[str, Any]:
-    """Load the models of two folders, by default the shipped pair, as `load_generator` does, and capture them."""
+    """Load the models of two folders as `load_generator` does, and capture them."""
     import torch
 
-    from specgraph.checkpoints import drafter_format
     from specgraph.cli.captured import describe, k_by_acceptance
     from specgraph.device import open_platform
     from specgraph.engine import SpeculativeDecoder
-    from specgraph.engine.load import load_models, shipped_pair
+    from specgraph.engine.load import drafter_name, load_models
 
-    opened, (target, draft) = open_platform(platform), folders or shipped_pair()
+    opened, (target, draft) = open_platform(platform), folders
     with torch.inference_mode():
         pair = load_models(target, draft, opened, options)
         decoder = SpeculativeDecoder(pair.target, pair.head, opened, pair.config, attention=pair.attention.backend)
-        models = {"target": f"{target}", "drafter": f"{draft}: {drafter_format(draft)}", "KV": f"{pair.cache}"}
+        models = {"target": f"{target}", "drafter": f"{draft}: {drafter_name(draft, options)}", "KV": f"{pair.cache}"}
         report = {"models": models, **describe(decoder, captured)}
         times = decoder.time_rounds()
     decoder.close()

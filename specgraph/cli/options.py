@@ -16,7 +16,7 @@ from specgraph.options import EngineOptions
 
 PlatformOption = Annotated[str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.")]
 TargetOption = Annotated[Path | None, typer.Option(help="Folder or GGUF file of the target. Default: a shipped one.")]
-DraftOption = Annotated[Path | None, typer.Option(help="Folder of the drafter, or a GGUF file.")]
+DraftOption = Annotated[Path | None, typer.Option(help="Folder of the drafter, a GGUF file, or ngram.")]
 JsonOption = Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")]
 
 RANKS = ("tensor_parallel", "draft_tensor_parallel", "data_parallel", "enable_expert_parallel", "rank_timeout")

@@ -60,7 +60,7 @@ def check_types(call: str, batch: Any, device: torch.device) -> None:
             raise ConfigError(f"{call}: {name} is a {type(value).__name__}: give a tensor on {device}")
         if value.device != device:
             raise ConfigError(f"{call}: {name} is on {value.device}: give a tensor on {device}")
-        if not (value.is_floating_point() if name in _FLOATS else value.dtype in _INTEGERS):
+        if value.numel() and not (value.is_floating_point() if name in _FLOATS else value.dtype in _INTEGERS):
             kind = "floats" if name in _FLOATS else "integers"
             raise ConfigError(f"{call}: {name} is {value.dtype}: give {kind}, as ProposeBatch has them")
         if value.layout is not torch.strided:
@@ -87,11 +87,12 @@ def check_shapes(call: str, batch: ProposeBatch, wanted: ProposeBatch, sampled: 
         if given is None:
             raise ConfigError(f"{call}: a sampled drafter needs {name} with every batch, and it is None")
         expected = own.shape
-        if given.shape == expected and not (dtypes and given.dtype != own.dtype):
+        wrong_type = dtypes and given.dtype != own.dtype and own.numel() > 0  # no hidden states: of any type
+        if given.shape == expected and not wrong_type:
             continue
         if name == "block_table" and given.dim() == 2:
             expected = torch.Size((expected[0], min(expected[1], given.shape[1])))
-        if given.shape != expected or (dtypes and given.dtype != own.dtype):
+        if given.shape != expected or wrong_type:
             is_type, want_type = (f" {given.dtype}", f" {own.dtype}") if dtypes else ("", "")
             raise ConfigError(f"{call}: {name} is {list(given.shape)}{is_type}, expected {list(expected)}{want_type}")
 
@@ -143,7 +144,7 @@ def _rules(
         live[:, None] & within & (table == 0),
         "block 0 is the null block, which no request owns; the tokens so far need a block of the request's own here",
     )
-    hidden = batch.aux_hidden.view(batch.num_requests, rows, -1)
+    hidden = batch.aux_hidden.view(batch.num_requests, rows, batch.aux_hidden.shape[1])
     # Of the rows behind num_sampled too: their keys are written, masked, and a masked value of NaN is NaN
     wrong = (live[:, None, None] & ~hidden.isfinite()).flatten(1)
     yield "aux_hidden", wrong, "hidden states are finite in all rows, also in those behind num_sampled"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -23,7 +24,7 @@ from specgraph.draft.propose_passes import ProposePass, ProposePasses
 from specgraph.draft.round import DraftTokens, ProposeBatch, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.errors import CaptureError, ConfigError, UnsupportedError
-from specgraph.models.protocol import DraftHead, ParallelHead
+from specgraph.models.protocol import Head
 from specgraph.options import Progress
 from specgraph.validation import RUNNING, check, checked, one_call
 
@@ -48,7 +49,7 @@ class Drafter(ModelRunner):
     @checked
     def __init__(
         self,
-        head: DraftHead | ParallelHead,
+        head: Head,
         caches: Sequence[KVCache],
         platform: Platform,
         config: DraftConfig,
@@ -58,7 +59,7 @@ class Drafter(ModelRunner):
     ) -> None:
         """
         Args:
-            head: the draft model; its protocol decides the draft program.
+            head: the draft model, or an `NgramHead`; its protocol decides the draft program.
             caches: one KV cache per attention layer of the head.
             platform: where to run.
             config: limits and choices.
@@ -78,6 +79,8 @@ class Drafter(ModelRunner):
         check_caches(head, caches, config, platform.device)
         if sampling is not None:
             sampling.check(config.max_num_requests, vocabulary_size(head))
+        if head.kind == "ngram":  # there is no distribution that its drafts are drawn from
+            config = replace(config, draft_sampling="greedy")
         super().__init__(head, caches, platform, config, attention)
         self.head, self.config = head, config
         self.round = allocate_round(config, config.query_lens, head.aux_size, head.dtype, platform.device, sampling)

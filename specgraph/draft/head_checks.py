@@ -95,6 +95,8 @@ def check_passes(head: Any, rows: int, device: torch.device) -> None:
     """
     check = _HeadCheck(head, rows, device)
     check.tensors()
+    if head.kind == "ngram":
+        return
     ids = torch.zeros(rows, dtype=torch.int64, device=device)
     context = check.call("combine", torch.zeros(rows, head.aux_size, dtype=head.dtype, device=device))
     check.expect("combine(aux_hidden)", context, rows, head.hidden_size, dtype=head.dtype)

@@ -9,12 +9,13 @@ from specgraph.attention import check_trees
 from specgraph.capture import AttentionStack
 from specgraph.draft.chain import ChainProgram
 from specgraph.draft.config import DraftConfig
-from specgraph.draft.one_pass import MaskedProgram, ParallelProgram
+from specgraph.draft.one_pass import MaskedProgram, NgramProgram, ParallelProgram
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.round import RoundBuffers
 from specgraph.draft.stepwise import StepwiseProgram
 from specgraph.draft.tree import TreeProgram
 from specgraph.errors import ConfigError, UnsupportedError
+from specgraph.models.ngram import NgramHead
 from specgraph.models.protocol import DraftHead, HeadKind, MaskedHead, ParallelHead, StepwiseHead
 
 
@@ -33,6 +34,7 @@ KINDS: Mapping[HeadKind, Kind] = {
     "modules": Kind(StepwiseHead, StepwiseProgram, None),
     "masked": Kind(MaskedHead, MaskedProgram, MaskedProgram),
     "parallel": Kind(ParallelHead, ParallelProgram, ParallelProgram),
+    "ngram": Kind(NgramHead, NgramProgram, None),
 }
 
 
@@ -50,6 +52,8 @@ def programs_for(
         UnsupportedError: the head, or the attention, cannot draft trees.
     """
     kind, k, tree = KINDS[head.kind], config.num_speculative_tokens, config.tree
+    if tree is not None and head.kind == "ngram":
+        raise UnsupportedError("n-grams are drafted as chains: leave out the draft tree")
     if tree is not None and kind.trees is None:
         raise UnsupportedError(
             f"the drafter has {head.num_modules} modules, one per draft token, and draft trees need one that is "

@@ -1,16 +1,19 @@
-"""The programs that draft all K tokens in one pass: masked (P-EAGLE), parallel (DFlash)."""
+"""The programs that draft all K tokens at once: masked (P-EAGLE), parallel (DFlash), n-gram."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.capture import MakeAttend
+from specgraph.capture import BatchDescriptor, MakeAttend, StepKind
 from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows
 from specgraph.draft.config import DraftTree
 from specgraph.draft.program import DraftProgram, begin_rows, draw, present
-from specgraph.models.protocol import Head, MaskedHead, ParallelHead
+from specgraph.models.ngram import NgramHead
+from specgraph.models.protocol import MaskedHead, ModelHead, ParallelHead
 from specgraph.ops.begin_rows import RowPlan
 
 
@@ -81,7 +84,53 @@ class ParallelProgram(DraftProgram[ParallelHead]):
         self.head.store_context(self.head.combine(rows.aux_hidden), self.stack.store(rows.metadata))
 
 
-def draft_block(head: Head, b: DraftBuffers, hidden: Tensor, tree: DraftTree | None) -> None:
+class NgramProgram(DraftProgram[NgramHead]):
+    """The sampled tokens enter each request's text, then the text is looked through. No row attends.
+
+    The cache has each token at its own position, one further than the row that takes it.
+    """
+
+    step_kind: StepKind = "together"
+
+    @property
+    def prefill_passes(self) -> int:
+        """0: a prompt's tokens are stored without attention."""
+        return 0
+
+    def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
+        """Return the round's rows; rejected ones have no slot, so that their tokens are in no text."""
+        plan = RowPlan(
+            query_len, self.config.max_model_len, self.config.block_size, position_offset=self.position_offset
+        )
+        return PassRows(plan, query_len, later=1, carried=0)
+
+    def num_steps(self, batch: BatchDescriptor) -> int:
+        """Return 0: no pass has attention."""
+        return 0
+
+    def run(self, b: DraftBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
+        """Run the one launch."""
+        self.first(b, make_attend)
+
+    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
+        """See `DraftProgram.first`."""
+        begin_rows(b, b.first_rows)
+        ops.keep_tokens(b.token_ids, b.first.slot_mapping, self._history)
+        limits = self.head.prompt_lookup_min, self.head.prompt_lookup_max, self.config.max_model_len
+        ops.ngram_propose(self._history, b.step.block_table, b.step.seq_lens, *limits, b.draft_token_ids)
+
+    def prefill(self, rows: PromptRows, make_attend: MakeAttend) -> None:
+        """See `DraftProgram.prefill`."""
+        tokens = rows.token_ids[: rows.metadata.slot_mapping.shape[0]]
+        ops.keep_tokens(tokens, rows.metadata.slot_mapping, self._history)
+
+    @property
+    def _history(self) -> Tensor:
+        """The token of each slot, int32 [num_blocks, block_size]."""
+        return self.stack.caches[0].key.flatten(1)
+
+
+def draft_block(head: ModelHead, b: DraftBuffers, hidden: Tensor, tree: DraftTree | None) -> None:
     """Draw all K tokens per request, or the tree of K steps, from hidden states [R * K, hidden_size]. No row knows the
     tokens of those before it."""
     if tree is not None:

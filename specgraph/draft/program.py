@@ -22,7 +22,7 @@ from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows, allocate
 from specgraph.draft.config import DraftConfig, DraftTree
 from specgraph.draft.host_lengths import HostRound
 from specgraph.draft.round import RoundBuffers, copy_round
-from specgraph.models.protocol import DraftHead, Head
+from specgraph.models.protocol import DraftHead, Head, ModelHead
 from specgraph.models.split import most_likely
 from specgraph.ops.begin_rows import RowInputs, Rows
 from specgraph.ops.past_rows import PastRows
@@ -71,9 +71,9 @@ class DraftProgram(ABC, Generic[HeadT]):
 
     @property
     def position_offset(self) -> int:
-        """The place of the key of a row that takes token t: 0, at the position before t's; 1 (a `draft_model`), at t's
-        own position."""
-        return 1 if self.head.kind == "draft_model" else 0
+        """The place of what a row that takes token t leaves in the cache: 0, at the position before t's; 1 (the key of
+        a `draft_model`, the token of an n-gram's text), at t's own position."""
+        return 1 if self.head.kind in ("draft_model", "ngram") else 0
 
     @property
     def later_rows(self) -> int:
@@ -134,7 +134,7 @@ class DraftProgram(ABC, Generic[HeadT]):
         return host_round.first(plan) if step == 0 or self.step_kind == "distinct" else host_round.later(plan, step)
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """Return the passes of a propose of K tokens: 1, which drafts all of them; K for a chain."""
+        """Return the passes with attention of a propose of K tokens: 1, which drafts all of them; K for a chain."""
         return 1
 
     def batches(self) -> list[BatchDescriptor]:
@@ -155,7 +155,7 @@ class DraftProgram(ABC, Generic[HeadT]):
         b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
-            if bound is not None and 0 in steps:
+            if bound is not None and min(steps, default=0) == 0:
                 source = bound.sliced(batch.num_requests, batch.query_len)
                 copy_round(ops.load_round, source, b.inputs, b.inputs, config.keeps_draft_probs)
             self.run(b, steps, make_attend)
@@ -194,7 +194,7 @@ def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
 
 
 def draw(
-    head: Head,
+    head: ModelHead,
     b: DraftBuffers,
     hidden: Tensor,
     drafts: ops.Drafts,

@@ -76,8 +76,8 @@ def size_cache(
 
 
 def cache_dtype(kv_cache_dtype: KVCacheDtype, model: torch.dtype) -> torch.dtype:
-    """Return the dtype of the KV caches of a model."""
-    return torch.float8_e4m3fn if kv_cache_dtype == "fp8" else model
+    """Return the dtype of the KV caches of a model; that of token ids (`NgramHead`) stays."""
+    return torch.float8_e4m3fn if kv_cache_dtype == "fp8" and model.is_floating_point else model
 
 
 def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:

@@ -21,7 +21,7 @@ from specgraph.engine.round_steps import RoundSteps
 from specgraph.engine.round_times import measure_round_times
 from specgraph.engine.rounds import Rounds
 from specgraph.errors import CapacityError, ConfigError, first_line
-from specgraph.models.protocol import DraftHead, ParallelHead, Target
+from specgraph.models.protocol import Head, Target
 from specgraph.options import Progress, RoundTimes
 from specgraph.parallel import ParallelLayout
 from specgraph.validation import Count, OneCall, checked, one_call
@@ -43,7 +43,7 @@ class SpeculativeDecoder(OneCall):
     def __init__(
         self,
         target: Target,
-        head: DraftHead | ParallelHead | None,
+        head: Head | None,
         platform: Platform,
         config: EngineConfig,
         *,

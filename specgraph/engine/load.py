@@ -22,13 +22,18 @@ from specgraph.engine.config import EngineConfig
 from specgraph.engine.decoder import SpeculativeDecoder
 from specgraph.engine.text import TextGenerator
 from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
+from specgraph.models.ngram import NgramHead, check_ngrams
 from specgraph.options import EngineOptions, Progress, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout, leave_on_error
 from specgraph.validation import MOST_POSITIONS, checked
 
 if TYPE_CHECKING:
     from specgraph.models.llama import LlamaTarget
-    from specgraph.models.protocol import DraftHead, ParallelHead
+    from specgraph.models.protocol import Head
+
+
+NGRAM = Path("ngram")
+"""The drafter that is in no folder, in the place of its folder: `NgramHead`, for any target."""
 
 
 def shipped_pair() -> tuple[Path, Path]:
@@ -51,7 +56,8 @@ def load_generator(
     """Load a target and its drafter from Hugging Face folders or GGUF files, and capture all graphs.
 
     Args:
-        target, draft: checkpoint folders or GGUF files; the shipped pair when neither is given.
+        target, draft: checkpoint folders or GGUF files; the shipped pair when neither is given. "ngram" for `draft`
+            drafts by n-grams (`prompt_lookup_max`, `prompt_lookup_min`), for any target, the shipped one by default.
         platform: a platform or its name; chosen as in `open_platform` by default.
         speculate: False decodes with the target alone.
         progress: called with what is waited for, how many of them are done, and their number in all.
@@ -62,14 +68,15 @@ def load_generator(
         PlatformError, CheckpointError, ConfigError, UnsupportedError: before anything runs on the device.
     """
     chosen = replace(options or EngineOptions(), **changes)
-    if (target is None) != (draft is None) and speculate:
-        raise CheckpointError("give both the target's and the drafter's folder, or neither for the shipped pair")
-    target_folder, draft_folder = (Path(target), Path(draft or target)) if target is not None else shipped_pair()
+    if speculate:
+        target_folder, draft_folder = pair_folders(target, draft)
+    else:
+        target_folder = draft_folder = shipped_pair()[0] if target is None else Path(target)
     opened = platform if isinstance(platform, Platform) else open_platform(platform)
     layout = join(opened, chosen, {"target": target_folder, "draft": draft_folder, "speculate": speculate})
     with leave_on_error(layout):
         tokenizer, defaults = read_tokenizer(target_folder), sampling_defaults(target_folder)
-        if speculate and draft_folder != target_folder:
+        if speculate and draft_folder not in (target_folder, NGRAM):
             compare_tokenizers(tokenizer, target_folder, draft_folder)
         loaded = load_models(target_folder, draft_folder if speculate else None, opened, chosen, layout)
         stops = stop_token_ids(target_folder, loaded.target.vocab_size)
@@ -82,7 +89,7 @@ def load_generator(
             decoder.capture(progress)
     took = time.perf_counter() - start
     resolution = decoder.drafter.resolution if decoder.drafter is not None else decoder.target.resolution
-    drafter = f"; drafter {drafter_format(draft_folder)}" if speculate else ""
+    drafter = f"; drafter {drafter_name(draft_folder, chosen)}" if speculate else ""
     how = f"lowering {resolution.explain()}, prefill {resolution.prefill}"
     how += f"; attention '{attention.backend.name}', because {attention.reason}" if attention.reason else ""
     where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
@@ -91,6 +98,32 @@ def load_generator(
     if layout is not None:
         description += f"; rank {layout.ranks.rank} of {layout.ranks.size} that run the models together"
     return TextGenerator(decoder, tokenizer, stops, opened, target_folder, description, layout)
+
+
+def pair_folders(target: Path | str | None, draft: Path | str | None) -> tuple[Path, Path]:
+    """Return the folders of a target and its drafter, the shipped pair when neither is given; `NGRAM` for "ngram".
+
+    Raises:
+        CheckpointError: one of the two is missing.
+    """
+    shipped = shipped_pair()
+    if draft is not None and Path(draft) == NGRAM:
+        return Path(target or shipped[0]), NGRAM
+    if target is not None and draft is not None:
+        return Path(target), Path(draft)
+    if target is draft:
+        return shipped
+    raise CheckpointError(
+        "give both the target's and the drafter's folder, or neither for the shipped pair; draft 'ngram' (--draft "
+        "ngram) drafts for any target, without a folder"
+    )
+
+
+def drafter_name(draft: Path, options: EngineOptions) -> str:
+    """Return a drafter's kind, for people."""
+    if draft != NGRAM:
+        return str(drafter_format(draft))
+    return f"ngram (n-grams of {options.prompt_lookup_max} to {options.prompt_lookup_min} tokens)"
 
 
 def join(platform: Platform, options: EngineOptions, also: Mapping[str, object]) -> ParallelLayout | None:
@@ -130,7 +163,7 @@ class LoadedPair:
     """A target and its drafter on their device, with what a `SpeculativeDecoder` of them takes."""
 
     target: LlamaTarget
-    head: DraftHead | ParallelHead | None
+    head: Head | None
     """The drafter's model; None where the target decodes alone."""
     attention: AttentionChoice
     cache: CacheSize
@@ -156,6 +189,7 @@ def load_models(
     """
     k = engine_config(options, options.max_model_len or MOST_POSITIONS).num_speculative_tokens
     dtype, length, tree = dtype_named(options.dtype), options.max_model_len, draft_tree(options)
+    check_ngrams(options.prompt_lookup_max, options.prompt_lookup_min)
     if dtype is None and platform.device.type == "cpu":
         dtype = torch.float32  # half precision is slower than float32 on most CPUs
     keep_fp8 = options.fp8_weights == "keep"
@@ -164,14 +198,16 @@ def load_models(
         raise UnsupportedError(f"{asked}: '{platform.info.name}' has no FP8: {support.reason}")
     split = WHOLE if layout is None else layout.tensor_parallel
     model = load_target(target, platform.device, dtype, length, split, keep_fp8, options.kv_cache_dtype == "fp8")
-    head = None
-    if draft is not None:
+    head, decoders = None, [model]
+    if draft == NGRAM:
+        head = NgramHead(model.vocab_size, options.prompt_lookup_max, options.prompt_lookup_min)
+    elif draft is not None:
         drafted: LlamaTarget | TargetShape = model
         if layout is not None and options.draft_tensor_parallel == 1:
             where = platform.device
             drafted = target_shape(target, device=where, dtype=model.dtype, max_model_len=model.max_model_len)
-        head = load_drafter(draft, drafted, num_modules=options.num_modules, keep_fp8=keep_fp8)
-    models = [model] if head is None else [model, head]
+        head = loaded = load_drafter(draft, drafted, num_modules=options.num_modules, keep_fp8=keep_fp8)
+        decoders = [model, loaded]
     memory = int(platform.memory().free * options.memory_fraction)
     if layout is not None:  # all ranks must have the same blocks
         memory = layout.ranks.smallest("the size of the KV cache", memory)
@@ -179,14 +215,16 @@ def load_models(
         attention = choose_attention(
             options.attention,
             platform,
-            [layer for m in models for layer in m.attention_layers],
+            [layer for m in decoders for layer in m.attention_layers],
             model.dtype,
             options.block_size,
             tree is not None,
             cache_dtype(options.kv_cache_dtype, model.dtype),
         )
         kv_bytes = sum(
-            bytes_per_token(m.attention_layers, cache_dtype(options.kv_cache_dtype, m.dtype)) for m in models
+            bytes_per_token(m.attention_layers, cache_dtype(options.kv_cache_dtype, m.dtype))
+            for m in (model, head)
+            if m is not None
         )
         if head is not None:
             kv_bytes += -(-past_rows_bytes(head, k, attention.block_size) // attention.block_size)
@@ -204,7 +242,7 @@ def load_models(
             sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size)
             return LoadedPair(model, head, attention, cache, engine_config(sized, cache.max_model_len))
         length = cache.max_model_len
-        for m in models:
+        for m in decoders:
             m.shorten(length)
 
 

@@ -23,7 +23,7 @@ from specgraph.engine.blocks import allocate_caches, cache_dtype
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.round_program import HandOver, HostState, RoundRunner
 from specgraph.engine.target import TargetRunner
-from specgraph.models.protocol import DraftHead, ParallelHead, Target
+from specgraph.models.protocol import Head, Target
 
 Step = Callable[[HostState | None], None]
 """A step of a round, given None for attention with device lengths."""
@@ -44,7 +44,7 @@ class RoundSteps:
     def __init__(
         self,
         target: Target,
-        head: DraftHead | ParallelHead | None,
+        head: Head | None,
         platform: Platform,
         config: EngineConfig,
         *,
@@ -65,7 +65,7 @@ class RoundSteps:
             UnsupportedError: the lowering that was asked for is not possible on this platform.
         """
 
-        def caches(model: Target | DraftHead | ParallelHead) -> list[KVCache]:
+        def caches(model: Target | Head) -> list[KVCache]:
             dtype = cache_dtype(config.kv_cache_dtype, model.dtype)
             return allocate_caches(model.attention_layers, num_blocks, config.block_size, dtype, platform.device)
 

@@ -102,7 +102,7 @@ class VerifyProgram:
         if tree is not None:
             path, moved = zeros(requests * (tree.num_steps + 1)), requests * tree.num_steps
             self._parents, self._path = zeros(requests, rows - 1), ops.AcceptedPath(path, zeros(moved), zeros(moved))
-        elif drafter is not None and config.keeps_draft_probs:
+        elif drafter is not None and drafter.config.keeps_draft_probs:
             self._probs = zeros(requests * (rows - 1), drafter.head.draft_vocab_size, dtype=torch.float32)
         self._metadata = allocate_metadata(requests, rows, memory.block_table, 0 if tree is None else rows)
         self._starts = {

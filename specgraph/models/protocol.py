@@ -99,7 +99,7 @@ class DraftOutput(NamedTuple):
     """[T, hidden_size]: what the next step takes as `hidden`."""
 
 
-HeadKind = Literal["chain", "draft_model", "modules", "masked", "parallel"]
+HeadKind = Literal["chain", "draft_model", "modules", "masked", "parallel", "ngram"]
 """The way in which a head drafts, which chooses its draft program.
 
 chain: each step takes the token and the hidden state of the step before (`DraftHead`: EAGLE, EAGLE-3, one MTP module).
@@ -107,25 +107,15 @@ draft_model: a chain whose row at position p, which takes token p + 1, stores it
 position. An ordinary language model does so, and can then draft unchanged. Its prefill covers every prompt token, the
 first included.
 modules: one module per step (`StepwiseHead`). masked: all tokens in one causal pass (`MaskedHead`).
-parallel: all tokens in one pass over a block (`ParallelHead`)."""
+parallel: all tokens in one pass over a block (`ParallelHead`).
+ngram: no model at all (`NgramHead`): what followed the last tokens earlier in the text."""
 
 
 class Head(Protocol):
-    """All heads have sizes, say which target hidden states they take, and give logits over the draft vocabulary."""
+    """All heads have sizes, and say which target hidden states they take."""
 
     @property
     def kind(self) -> HeadKind: ...
-    @property
-    def projection(self) -> OutputProjection | None:
-        """Return the linear that `logits` is, so that an op can pick the token in its epilogue; None: `logits` is
-        called."""
-        ...
-
-    @property
-    def pair_input(self) -> PairInput | None:
-        """Return the input of the first linear of a `PairHead`; None where the head makes it itself."""
-        ...
-
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]: ...
     @property
@@ -150,6 +140,25 @@ class Head(Protocol):
         """int64 [draft_vocab_size]: target id = draft id + draft_to_target[draft id]; None when vocabularies agree."""
         ...
 
+    @property
+    def pair_input(self) -> PairInput | None:
+        """Return the input of the first linear of a `PairHead`; None where the head makes it itself."""
+        ...
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return every tensor that the head reads, by name."""
+        ...
+
+
+class ModelHead(Head, Protocol):
+    """A head that is a model gives logits over the draft vocabulary."""
+
+    @property
+    def projection(self) -> OutputProjection | None:
+        """Return the linear that `logits` is, so that an op can pick the token in its epilogue; None: `logits` is
+        called."""
+        ...
+
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, aux_size] -> [T, hidden_size]: turns the target's hidden states into the head's input."""
         ...
@@ -158,12 +167,8 @@ class Head(Protocol):
         """[N, hidden_size] -> [N, draft_vocab_size]."""
         ...
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return every tensor that the head reads, by name."""
-        ...
 
-
-class DraftHead(Head, Protocol):
+class DraftHead(ModelHead, Protocol):
     """An autoregressive head whose step k + 1 takes the hidden state of step k (EAGLE, EAGLE-3, MTP).
 
     Step 0 takes what `combine` returns.
@@ -225,7 +230,7 @@ class MaskedHead(DraftHead, Protocol):
         ...
 
 
-class ParallelHead(Head, Protocol):
+class ParallelHead(ModelHead, Protocol):
     """A head that fills a block of 1 + K rows per request in one pass (DFlash).
 
     A propose first runs `combine` and `store_context` over the rows of the target's pass, at their own positions and

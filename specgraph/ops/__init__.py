@@ -25,6 +25,7 @@ from specgraph.ops.linear import (
     norm_linear,
     pair_linear,
 )
+from specgraph.ops.ngram import keep_tokens, ngram_propose
 from specgraph.ops.paged_attention import DeviceLengths, HostLengths, Mask, paged_attention, paged_attention_host
 from specgraph.ops.past_rows import PastRows, keep_rows
 from specgraph.ops.rejection import Acceptance, Sampled, accept_greedy, verify_drafts
@@ -78,11 +79,13 @@ __all__ = [
     "grow_tree",
     "implement",
     "keep_rows",
+    "keep_tokens",
     "linear_norm_gate_up",
     "linear_norm_linear",
     "load_round",
     "move_kv",
     "next_verify",
+    "ngram_propose",
     "norm_gate_up",
     "norm_linear",
     "paged_attention",

@@ -14,7 +14,7 @@ from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
 from specgraph.errors import SpecgraphError, UnsupportedError, first_line
-from specgraph.models.protocol import DraftHead, ParallelHead
+from specgraph.models.protocol import Head
 from specgraph.options import LoweringChoice
 from specgraph.tools.shapes import lone_drafter
 
@@ -66,7 +66,7 @@ class Traffic:
         self.sizes.add(n)
         own = torch.randint(0, case.vocab_size, (n, 1), generator=self._device, device=self.device)
         rows = n * (case.num_speculative_tokens + 1)
-        hidden = torch.randn(rows, self.aux_size, generator=self._device, device=self.device, dtype=self.dtype)
+        hidden = torch.randn(rows, self.aux_size, generator=self._device, device=self.device).to(self.dtype)
         batch = ProposeBatch(
             sampled_token_ids=torch.cat([self.drafts[slots.to(self.device)], own], dim=1),
             num_sampled=counts.int().to(self.device),
@@ -77,9 +77,7 @@ class Traffic:
         return slots, starts + counts, batch
 
 
-def audit(
-    platform: Platform, head: DraftHead | ParallelHead, case: AuditCase, attention: AttentionBackend | None = None
-) -> dict[str, Any]:
+def audit(platform: Platform, head: Head, case: AuditCase, attention: AttentionBackend | None = None) -> dict[str, Any]:
     """Propose with every lowering over the same rounds, each with buffers and KV caches of its own.
 
     Eager runs at the same padded shapes, so everything must be equal bit for bit.
@@ -137,7 +135,7 @@ def _said(error: BaseException) -> str:
 
 def _drafter(
     platform: Platform,
-    head: DraftHead | ParallelHead,
+    head: Head,
     case: AuditCase,
     lowering: Any,
     attention: AttentionBackend | None,

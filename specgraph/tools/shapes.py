@@ -20,7 +20,7 @@ from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.mtp import MtpHead, MtpModule
-from specgraph.models.protocol import DraftHead, ParallelHead
+from specgraph.models.protocol import Head
 from specgraph.ops.linear import Weight, quantised
 from specgraph.parallel import WHOLE, TensorParallel
 
@@ -210,7 +210,7 @@ def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> M
 
 def lone_drafter(
     platform: Platform,
-    head: DraftHead | ParallelHead,
+    head: Head,
     config: DraftConfig,
     attention: AttentionBackend,
     cached: torch.dtype | None = None,

@@ -8,6 +8,7 @@ from small_targets import TARGETS
 
 from specgraph.checkpoints import load_target
 from specgraph.models.draft_model import DraftModelHead
+from specgraph.models.ngram import NgramHead
 
 LENGTHS, TOKENS = (3, 21), 16
 
@@ -33,3 +34,8 @@ def test_greedy_output_is_that_of_transformers(name, tmp_path, random_model, dec
         )  # fmt: skip
         assert tokens == expected
         assert decoder.metrics.mean_acceptance_length > 3
+    rows = [p.tolist() for p in prompts]
+    tokens, _ = decoded(
+        target, NgramHead(target.vocab_size), rows, TOKENS, max_model_len=64, decode="round", prefill_sizes=[8, 24]
+    )
+    assert tokens == expected

@@ -97,6 +97,10 @@ def page() -> str:
         "and for targets of any architecture that an engine runs itself (`load_drafter` with a folder, a transformers",
         "model or a `TargetShape`), if the sizes fit. `mtp` needs modules in the target's folder and full attention.",
         "",
+        "`ngram` in the place of a folder (`--draft ngram`) drafts for every target above without a model: what",
+        "followed the longest n-gram that ends the request's text, where it stood last before",
+        "(`tests/models/test_targets_decode.py`).",
+        "",
         "| kind | in the format of speculators | its own layouts |",
         "|---|---|---|",
     ]

@@ -15,6 +15,7 @@ for part in (
     "later_work",
     "limits",
     "models",
+    "ngrams",
     "platform_devices",
     "platform_graphs",
     "platform_lifetimes",

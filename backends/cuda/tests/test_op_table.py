@@ -9,7 +9,7 @@ import pytest
 import torch
 from interpreted import INTERPRETED
 from interpreted import ops as kernels
-from specgraph_conformance.op_rows import passes, rounds
+from specgraph_conformance.op_rows import ngram, passes, rounds
 from specgraph_conformance.op_run import run_on
 from specgraph_conformance.op_table import Row
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +20,7 @@ from specgraph.ops.library import NAMESPACE
 
 SETS = [
     pytest.param(row, parameters, id=f"{row.case.id}[{id}]")
-    for row in (*passes.TABLE.rows, *rounds.TABLE.rows)
+    for row in (*passes.TABLE.rows, *rounds.TABLE.rows, *ngram.TABLE.rows)
     for id, _, parameters in row.parameter_sets(["eager"])
 ]
 

@@ -48,7 +48,7 @@ def test_every_k(platform: Platform, k: int, seed: int) -> None:
     expect_lossless(platform, requests(seed, count=3), k=k)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in HEADS if kind != "eagle"])
+@pytest.mark.parametrize("kind", [*(kind for kind in HEADS if kind != "eagle"), "ngram"])
 @pytest.mark.parametrize("lowering", CAPTURED)
 @case(
     "decoding.lossless-with-every-head",

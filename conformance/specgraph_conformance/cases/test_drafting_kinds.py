@@ -38,7 +38,7 @@ rows, and a chain whose positions differ from the target's."""
 
 
 @pytest.mark.parametrize("lowering", CAPTURED)
-@pytest.mark.parametrize("kind", [kind for kind in HEADS if kind != "eagle"])
+@pytest.mark.parametrize("kind", [*(kind for kind in HEADS if kind != "eagle"), "ngram"])
 @case(
     "drafting.every-head-equals-eager",
     "Each kind of drafter gives the same bits in every lowering.",

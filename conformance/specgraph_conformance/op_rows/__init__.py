@@ -7,6 +7,7 @@ from specgraph_conformance.op_rows import (
     large_vocabularies,
     linears,
     next_step,
+    ngram,
     passes,
     rounds,
     sampling_parameters,
@@ -16,7 +17,7 @@ from specgraph_conformance.op_rows import (
 from specgraph_conformance.op_table import Row
 
 FAMILIES = (
-    linears, experts, attention, passes, next_step, rounds, draws, verify, sampling_parameters, trees,
+    linears, experts, attention, passes, next_step, rounds, ngram, draws, verify, sampling_parameters, trees,
     large_vocabularies,
 )  # fmt: skip
 ROWS: list[Row] = [row for family in FAMILIES for row in family.TABLE.rows]

@@ -12,6 +12,7 @@ from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 from specgraph.ops.copies import RoundTensors
 from specgraph.ops.past_rows import PastRows
 from specgraph.ops.triton import begin_rows as begin
+from specgraph.ops.triton import ngram
 from specgraph.ops.triton import past_rows as kept_rows
 from specgraph.ops.triton import rows as row_kernels
 from specgraph.ops.triton.launch import Launcher, ceil_div, contiguous_rows, power_of_two
@@ -22,7 +23,7 @@ _CHUNK = 2048
 
 @dataclass(frozen=True, slots=True)
 class RowOps(Launcher):
-    """Implementations of the ops in `specgraph.ops.begin_rows`, `past_rows`, `copies` and `slots`."""
+    """Implementations of the ops in `specgraph.ops.begin_rows`, `past_rows`, `copies`, `ngram` and `slots`."""
 
     def begin_rows(self, given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None) -> None:
         """See `specgraph.ops.begin_rows`."""
@@ -56,6 +57,28 @@ class RowOps(Launcher):
             token_ids.contiguous(), hidden, positions.contiguous(), slot_mapping.contiguous(), *past,
             token_ids.shape[0], size, hidden.stride(0), KEPT=past.positions.shape[1], BLOCK=block_size,
             CHUNK=min(_CHUNK, power_of_two(size)), num_warps=4,
+        )  # fmt: skip
+
+    def keep_tokens(self, token_ids: Tensor, slot_mapping: Tensor, history: Tensor) -> None:
+        """See `specgraph.ops.keep_tokens`."""
+        rows, at_once = token_ids.shape[0], 128
+        ngram.keep_tokens_kernel[(ceil_div(rows, at_once),)](
+            token_ids.contiguous(), slot_mapping.contiguous(), history, rows, ROWS=at_once, num_warps=4,
+            **self.common(),
+        )  # fmt: skip
+
+    def ngram_propose(
+        self, history: Tensor, block_table: Tensor, seq_lens: Tensor, prompt_lookup_min: int, prompt_lookup_max: int,
+        max_model_len: int, draft_token_ids: Tensor,
+    ) -> None:  # fmt: skip
+        """See `specgraph.ops.ngram_propose`."""
+        requests, drafts = draft_token_ids.shape
+        if draft_token_ids.stride(1) != 1 or block_table.stride(1) != 1:
+            return NotImplemented
+        ngram.ngram_propose_kernel[(requests,)](
+            history, block_table, seq_lens.contiguous(), draft_token_ids, block_table.stride(0),
+            draft_token_ids.stride(0), max_model_len, drafts, MIN=prompt_lookup_min, MAX=prompt_lookup_max,
+            BLOCK=history.shape[1], PLACES=1024, DRAFTS=power_of_two(drafts), num_warps=8, **self.common(),
         )  # fmt: skip
 
     def shift_token_ids(
