@@ -21,10 +21,34 @@ def mixed(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def unmixed(x: int) -> int:
+    """The number whose `mixed` is x."""
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        x ^= x >> shift ^ x >> 2 * shift
+        x = x * pow(factor, -1, 1 << 64) & ALL
+    return x
+
+
+def nearest(number: int) -> float:
+    """number / 2^63 with the 24 bits of a float32, ties to even; below 1."""
+    step = 1 << max(number.bit_length() - 24, 0)
+    kept, rest = divmod(number, step)
+    kept += 2 * rest > step or (2 * rest == step and kept % 2)
+    return min(kept * step / (1 << 63), 1 - 2.0**-24)
+
+
 def uniform(seed: int, position: int, purpose: int, count: int) -> list[float]:
-    """Numbers in (0, 1) with 23 bits: the stream that begins at the hash of seed, purpose and position."""
-    key = mixed((mixed((seed * 4 + purpose) & ALL) + position * GOLDEN) & ALL)
-    return [((mixed((key + (index + 1) * GOLDEN) & ALL) >> 41) + 0.5) / (1 << 23) for index in range(count)]
+    """Numbers in (0, 1), 63 bits rounded to float32: the stream that begins at the hash of seed, purpose and
+    position."""
+    key = mixed((mixed((mixed(seed & ALL) + purpose) & ALL) + position * GOLDEN) & ALL)
+    return [nearest(mixed((key + (index + 1) * GOLDEN) & ALL) >> 1 | 1) for index in range(count)]
+
+
+def seed_that_draws(number: int, position: int, purpose: int, index: int) -> int:
+    """The seed whose number of that index is number / 2^63, rounded. Each step of the hash has an inverse."""
+    key = unmixed((unmixed(number << 1) - (index + 1) * GOLDEN) & ALL)
+    seed = unmixed((unmixed((key - position * GOLDEN) & ALL) - purpose) & ALL)
+    return seed - ((seed >> 63) << 64)
 
 
 def drawn(logits: Tensor, seed: int, position: int, purpose: int, temperature: float) -> tuple[int, float]:
@@ -33,7 +57,7 @@ def drawn(logits: Tensor, seed: int, position: int, purpose: int, temperature: f
     keys = logits.double()
     if temperature:
         noise = torch.tensor(uniform(seed, position, purpose, len(logits)), dtype=torch.float64)
-        keys = keys / temperature - (-noise.log()).log()
+        keys = keys / temperature - (-(-noise).log1p()).log()
     best = keys.topk(2)
     return int(best.indices[0]), float(best.values[0] - best.values[1])
 

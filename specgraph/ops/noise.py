@@ -39,7 +39,10 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def uniform(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
-    """Uniform numbers in (0, 1): odd multiples of 2^-24.
+    """Return uniform numbers between 0 and 1, of which small ones are as precise as large ones.
+
+    A number is an odd multiple of 2^-63, rounded once, as a device converts an integer to float32: to nearest, ties to
+    even. So it is the same bit for bit on every device. What would round to 1 is 1 - 2^-24.
 
     Args:
         seeds, positions: int64 of shapes that broadcast; `positions` is that of the token being decided.
@@ -47,14 +50,19 @@ def uniform(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tenso
         count: numbers per position.
 
     Returns:
-        float32 [..., count]
+        float32 [..., count], from 2^-63 to 1 - 2^-24.
     """
-    key = _mix(_mix(seeds * 4 + purpose) + positions * _GOLDEN)
+    key = _mix(_mix(_mix(seeds) + purpose) + positions * _GOLDEN)
     index = torch.arange(count, dtype=torch.int64, device=seeds.device)
-    bits = _shift(_mix(key[..., None] + (index + 1) * _GOLDEN), 41)
-    return (bits.to(torch.float32) + 0.5) * 2.0**-23
+    bits = _shift(_mix(key[..., None] + (index + 1) * _GOLDEN), 1) | 1
+    return (bits.to(torch.float32) * 2.0**-63).clamp(max=1 - 2.0**-24)
 
 
 def gumbel(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
-    """Return standard Gumbel noise, float32 [..., count]; argmax(logits + gumbel) samples softmax(logits)."""
-    return -torch.log(-torch.log(uniform(seeds, positions, purpose, count)))
+    """Return standard Gumbel noise, float32 [..., count]; argmax(logits + gumbel) samples softmax(logits).
+
+    It is -log(e) with exponential e = -log(1 - uniform): the token of the smallest e / exp(logit) is chosen. An
+    unlikely one is chosen by a small e, which is as precise as the small number that it comes from. Of -log(uniform) it
+    would be what a number next to 1 lacks to 1, a multiple of 2^-24.
+    """
+    return -torch.log(-torch.log1p(-uniform(seeds, positions, purpose, count)))

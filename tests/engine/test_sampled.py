@@ -42,7 +42,9 @@ def test_every_lowering_samples_the_same_tokens(make_decoder, requests, shadow, 
     wanted = tokens(eager.generate(warm(requests, 0.5)))
     decoder = make_decoder(shadow, decode=lowering, attention=attention, **config)
     assert tokens(decoder.generate(warm(requests, 0.5))) == wanted
-    assert decoder.metrics == eager.metrics
+    # Host lengths wait for each round's tokens, so that no round runs beside a request that has ended.
+    rounds = (decoder if attention == "host" else eager).metrics.rounds
+    assert decoder.metrics == replace(eager.metrics, rounds=rounds)
     assert decoder.metrics.accepted[1] > 0
     assert (decoder.drafter.buffers.draft_probs is None) is (draft_sampling == "greedy")
     assert tokens(decoder.generate(requests)) == tokens(make_decoder(shadow, capture_sizes=[4]).generate(requests))

@@ -274,6 +274,36 @@ def noise_of_another_hash(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(specgraph.ops.noise, "_GOLDEN", specgraph.ops.noise._GOLDEN + 2)
 
 
+@mutant("unlikely-tokens", "ops.noise:gumbel")
+def noise_of_what_1_lacks(real: Any, *args: Any) -> Tensor:
+    """The exponential noise is -log(u): what is small of it is what a number next to 1 lacks to 1."""
+    return -torch.log(-torch.log1p(-(1 - specgraph.ops.noise.uniform(*args))))
+
+
+@mutant("unlikely-tokens-24-bits", "ops.noise:uniform")
+def noise_of_24_bits(real: Any, *args: Any) -> Tensor:
+    """Noise has 24 bits after the point."""
+    return (real(*args) * 2**24).floor().clamp(min=0.5) / 2**24
+
+
+@mutant("noise-of-another-position-one-purpose", "ops.noise:uniform")
+def purpose_ignored(real: Any, seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
+    """Drafts, acceptance and what replaces a rejected draft share their noise."""
+    return real(seeds, positions, specgraph.ops.noise.DRAFT, count)
+
+
+@mutant("noise-of-another-position-residual", "ops.noise:gumbel")
+def residual_shares_noise_of_drafts(real: Any, seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
+    """The token after a rejection is drawn with the noise of the draft that was rejected."""
+    return real(seeds, positions, specgraph.ops.noise.DRAFT, count)
+
+
+@mutant("noise-of-another-position-62-bits", "ops.noise:uniform")
+def seeds_lose_two_bits(real: Any, seeds: Tensor, *args: Any) -> Tensor:
+    """Seeds s and s + 2^62 give the same noise."""
+    return real(seeds * 4, *args)
+
+
 @mutant("part-of-the-head-rotated", "ops.kv_cache:rotate")
 def rest_of_the_head_is_lost(real: Any, x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
     """Elements past the rotated ones are zero instead of passed through."""

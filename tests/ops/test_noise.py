@@ -1,8 +1,10 @@
-"""The counter-based noise: uniform, independent where it must be, and never a value that a logarithm can't take."""
+"""The counter-based noise: uniform, independent where it must be, and as precise for unlikely tokens as for likely."""
 
 from __future__ import annotations
 
 import math
+import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,32 +12,64 @@ import torch
 from goodness_of_fit import follows, independent
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import kstest
+from scipy.stats import binomtest, kstest
+from specgraph_conformance.noise_oracles import nearest, seed_that_draws, uniform
+from torch import Tensor
 
+from specgraph import ops
 from specgraph.ops import noise
 
 PURPOSES = (noise.DRAFT, noise.ACCEPT, noise.RESAMPLE)
-MASK = (1 << 64) - 1
+ANY_SEED = st.integers(-(2**63), 2**63 - 1)
 
 
-def splitmix(x: int) -> int:
-    """The finaliser of SplitMix64, on unsigned Python integers."""
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
-
-
-def naive_uniform(seed: int, position: int, purpose: int, index: int) -> float:
-    golden = 0x9E3779B97F4A7C15
-    key = splitmix((splitmix((seed * 4 + purpose) & MASK) + position * golden) & MASK)
-    return ((splitmix((key + (index + 1) * golden) & MASK) >> 41) + 0.5) * 2.0**-23
-
-
-@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20), st.sampled_from(PURPOSES), st.integers(1, 5))
+@given(ANY_SEED, st.integers(0, 2**20), st.sampled_from(PURPOSES), st.integers(1, 5))
 def test_against_python_integers(seed, position, purpose, count):
     got = noise.uniform(torch.tensor([seed]), torch.tensor([position]), purpose, count)
-    assert got.tolist() == [[naive_uniform(seed, position, purpose, i) for i in range(count)]]
+    assert got.tolist() == [uniform(seed, position, purpose, count)]
     assert got.dtype == torch.float32
+
+
+def draw_number(number: int, position: int, purpose: int, index: int) -> tuple[float, float]:
+    """The uniform number and the Gumbel noise of the seed whose 63 bits are `number`."""
+    seed = torch.tensor([seed_that_draws(number, position, purpose, index)])
+    arguments = (seed, torch.tensor([position]), purpose, index + 1)
+    return float(noise.uniform(*arguments)[0, index]), float(noise.gumbel(*arguments)[0, index])
+
+
+@given(st.integers(0, 63), st.integers(0, 2**62), st.integers(0, 2**20), st.sampled_from(PURPOSES), st.integers(0, 9))
+def test_small_numbers_keep_their_relative_precision(size, bits, position, purpose, index):
+    number = (bits & ((1 << size) - 1)) | 1
+    u, gumbel = draw_number(number, position, purpose, index)
+    assert abs(int(u * 2**63) - number) <= number / 2**24
+    exact = number / 2**63
+    if exact < 1 - 2.0**-16:
+        # 43 is rounded to 4e-6; of a number next to 1 what is left below 1 is a multiple of 2^-24.
+        assert abs(gumbel + math.log(-math.log1p(-exact))) <= 5e-6 + 2.0**-24 / (1 - exact)
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted"),
+    [
+        (1, 2.0**-63),
+        ((1 << 62) + (1 << 38) + 1, 0.5 + 2.0**-24),  # rounded to float64 first it would be a tie, and 0.5
+        ((1 << 24) + 1, 2.0**-39),  # a tie
+        ((1 << 24) + 3, 2.0**-39 + 2.0**-61),
+        ((1 << 63) - (1 << 38) + 1, 1 - 2.0**-24),  # 1, to nearest
+        ((1 << 63) - 1, 1 - 2.0**-24),
+    ],
+)
+def test_integers_are_rounded_once_and_stay_inside(number, wanted):
+    u, gumbel = draw_number(number, 17, noise.DRAFT, 3)
+    assert u == wanted == nearest(number)
+    assert math.isfinite(gumbel)
+
+
+@given(ANY_SEED, st.integers(0, 2**20), st.sampled_from(PURPOSES))
+def test_no_bit_of_a_seed_is_lost(seed, position, purpose):
+    seeds = [seed, *(((seed ^ (1 << bit)) + 2**63) % 2**64 - 2**63 for bit in range(64))]
+    numbers = noise.uniform(torch.tensor(seeds), torch.tensor(position), purpose, 2)
+    assert len(numbers.unique(dim=0)) == 65
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)
@@ -78,13 +112,6 @@ def test_purposes_positions_and_seeds_are_independent(a, b, axis):
     assert not independent(np.histogram2d(draw(*a), draw(*a), bins=8, range=[[0, 1], [0, 1]])[0])
 
 
-def test_the_extreme_bits_stay_inside():
-    smallest, largest = torch.tensor([0.5]) * 2.0**-23, (torch.tensor([2.0**23 - 1]) + 0.5) * 2.0**-23
-    for u in (smallest, largest):
-        assert 0 < float(u) < 1
-        assert math.isfinite(float(-torch.log(-torch.log(u))))
-
-
 def test_gumbel_samples_the_softmax():
     logits = torch.tensor([1.0, -0.5, 0.3, 2.0, -3.0])
     n = 40_000
@@ -92,3 +119,39 @@ def test_gumbel_samples_the_softmax():
     counts = torch.bincount(keys.argmax(dim=1), minlength=5)
     assert follows(counts, torch.softmax(logits, 0))
     assert not follows(counts, torch.softmax(logits * 1.05, 0))
+
+
+def draft_token_1(logits: Tensor, seeds: Tensor) -> Tensor:
+    """Whether a draft is token 1."""
+    tokens, probs, at = torch.zeros(len(seeds), 1).long(), torch.empty(len(seeds), 1, 2), torch.full_like(seeds, 8)
+    ops.draft_from_logits(logits, ops.Drafts(tokens), ops.Draws(torch.ones(len(seeds)), seeds, at, None, probs))
+    return tokens[:, 0] == 1
+
+
+def verify_token(draft: int, logits: Tensor, seeds: Tensor) -> Tensor:
+    """Whether a verify gives token 1 at position 9 where a greedy drafter said `draft`, or nothing if it is -1."""
+    sampled = ops.Sampled(torch.empty(len(seeds), 2).long(), torch.empty(len(seeds)).int())
+    at, drafts = torch.full_like(seeds, 8), torch.full((len(seeds), 1), draft)
+    acceptance = ops.Acceptance(torch.ones(len(seeds)), seeds)
+    ops.verify_drafts(logits.repeat_interleave(2, 0), drafts, at, acceptance, sampled)
+    return sampled.token_ids[:, 0] == 1
+
+
+@pytest.mark.parametrize("depth", [12, 16, 18, 20, 22, 24])
+@pytest.mark.parametrize(
+    ("draws", "purpose", "index"),
+    [
+        pytest.param(draft_token_1, noise.DRAFT, 1, id="drafted"),
+        pytest.param(partial(verify_token, -1), noise.RESAMPLE, 1, id="sampled"),
+        pytest.param(partial(verify_token, 1), noise.ACCEPT, 0, id="accepted"),
+    ],
+)
+def test_a_token_far_below_the_best_is_as_likely_as_the_softmax_says(depth, draws, purpose, index):
+    """Only draws count whose number for token 1 is below a bound, 40 to 80 times the token's probability. The others,
+    1 - bound of all, cannot give it: the best token's exponential noise would be above 40."""
+    n, size = 3000, math.ceil(math.log2(40 * math.exp(-depth))) + 63
+    bits = random.Random(depth)
+    seeds = torch.tensor([seed_that_draws(bits.getrandbits(size) | 1, 9, purpose, index) for _ in range(n)])
+    count = int(draws(torch.tensor([[0.0, -depth]]).expand(n, 2).contiguous(), seeds).sum())
+    share = 2.0 ** (63 - size) / (1 + math.exp(depth))
+    assert binomtest(count, n, share).pvalue > 1e-3

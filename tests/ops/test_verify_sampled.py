@@ -178,7 +178,7 @@ def naive(p: list[list[float]], q: list[list[float]], drafts: list[int], seed: i
     else:
         i, left = len(drafts), p[len(drafts)]
     keys = [
-        math.log(w) - math.log(-math.log(u)) if w > 0 else -math.inf
+        math.log(w) - math.log(-math.log1p(-u)) if w > 0 else -math.inf
         for w, u in zip(left, at(i, noise.RESAMPLE, len(left)), strict=True)
     ]
     return [*out, max(range(len(left)), key=keys.__getitem__)]

@@ -8,9 +8,18 @@ import torch
 from specgraph import ops
 from torch import Tensor
 
-from specgraph_conformance.linear_oracles import first_of_largest
-from specgraph_conformance.noise_oracles import ACCEPT, decided, uniform
-from specgraph_conformance.op_rows.draws import best_of_ranks, drafts_for, draw, large_seeds, split_logits
+from specgraph_conformance.linear_oracles import EPS, first_of_largest
+from specgraph_conformance.noise_oracles import ACCEPT, DRAFT, RESAMPLE, decided, seed_that_draws, uniform
+from specgraph_conformance.op_rows.draws import (
+    SIZE,
+    best_of_ranks,
+    drafts_for,
+    draw,
+    draws_for,
+    expect_noise,
+    large_seeds,
+    split_logits,
+)
 from specgraph_conformance.op_table import FLOATS, Run, Table
 from specgraph_conformance.rig import expect_equal
 
@@ -163,6 +172,44 @@ def verify_synthetic(run: Run, g: torch.Generator) -> None:
         wanted = [] if start < 0 else [*drafts[r, :accepted].tolist(), int(best[r, accepted])]
         assert int(counts[r]) == len(wanted), f"request {r} is given {int(counts[r])} tokens instead of {wanted}"
         assert tokens[r].tolist() == wanted + [-1] * (k + 1 - len(wanted)), f"tokens of request {r}"
+
+
+@TABLE.row(
+    "unlikely-tokens",
+    "Tokens of probability e^-25 are drafted, sampled and accepted where the noise of seed and position is that rare.",
+    hazard="unlikely-tokens",
+    cause="noise of few bits, or log(1 - number) of a number that 1 is not changed by, so that tokens far below the "
+    "best are drawn too seldom; an acceptance that is decided by the difference or quotient of rounded numbers",
+    kind=["drafted", "drafted-by-head", "sampled", "accepted"],
+)
+def unlikely_tokens(run: Run, g: torch.Generator, kind: str) -> None:
+    requests, vocab, below, token = 100, 500, 25.0, 3
+    purpose, index = {"sampled": (RESAMPLE, token), "accepted": (ACCEPT, 0)}.get(kind, (DRAFT, token))
+    # Up to 32 times as large, or as small, as the probability of the token.
+    exponents = 63 - below / 0.6931 + 10 * torch.rand(requests, generator=g) - 5
+    numbers, starts = [int(2**e) | 1 for e in exponents.tolist()], torch.randint(0, 1 << 20, (requests,), generator=g)
+    seeds = [seed_that_draws(n, at + 1, purpose, index) for n, at in zip(numbers, starts.tolist(), strict=True)]
+    seeds, warm, row = torch.tensor(seeds), torch.ones(requests), torch.full((vocab,), -1000.0)
+    row[[0, token]] = torch.tensor([0.0, -below])
+    logits = row.expand(requests, 1, vocab)
+    if kind.startswith("drafted"):
+        first = torch.eye(1, SIZE, dtype=torch.bfloat16)
+        head = first.expand(requests, SIZE).contiguous(), ops.Head(None, EPS, row[:, None].bfloat16() * first)
+        drafts = drafts_for(requests, 1, step=0)
+        source = head if kind == "drafted-by-head" else (logits[:, 0].contiguous(),)
+        tokens = draw(run, source, drafts, draws_for(drafts, vocab, warm, seeds, starts.int()))
+    else:
+        drafts = torch.full((requests, 1), token if kind == "accepted" else -1)
+        both = logits.repeat_interleave(2, 0).flatten(0, 1)
+        tokens = verified(run, both, drafts, starts, ops.Acceptance(warm, seeds))[0][:, :1]
+    if kind == "accepted":
+        ratio = torch.tensor(numbers).double() / 2**63 / row.double().softmax(-1)[token]
+        wrong = ((tokens[:, 0] == token) != (ratio < 1)) & ((ratio - 1).abs() > 1e-5)
+        assert not wrong.any(), f"accepted wrongly, or not, at {ratio[wrong].tolist()} times the token's probability"
+    else:
+        assert expect_noise(tokens, logits, seeds, starts + 1, purpose, warm) > requests // 2
+    chosen = int((tokens == token).sum())
+    assert requests // 5 < chosen < requests - requests // 5, f"{chosen} of {requests} tokens are the unlikely one"
 
 
 @TABLE.row(

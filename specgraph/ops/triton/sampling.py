@@ -23,15 +23,26 @@ def mix(x):
 def noise_key(seed, position, PURPOSE: tl.constexpr):
     """Return the key that the noise of one (seed, position, purpose) is a function of, beside the index. All int64 ->
     uint64."""
-    return mix(mix(seed.to(tl.uint64) * 4 + PURPOSE) + position.to(tl.uint64) * 0x9E3779B97F4A7C15)
+    return mix(mix(mix(seed.to(tl.uint64)) + PURPOSE) + position.to(tl.uint64) * 0x9E3779B97F4A7C15)
 
 
 @triton.jit
 def uniform(key, index):
     """Return numbers as `specgraph.ops.noise.uniform`: float32 in (0, 1) for uint64 keys and the indices of the
     numbers."""
-    bits = mix(key + (index.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15) >> 41
-    return (bits.to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+    bits = (mix(key + (index.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15) >> 1) | 1
+    return tl.minimum(bits.to(tl.int64).to(tl.float32) * 1.0842021724855044e-19, 0.9999999403953552)
+
+
+@triton.jit
+def exponential(key, index):
+    """Return exponential noise, -log(1 - uniform), float32 with a relative error of at most 2^-20.
+
+    The logarithm of 1 - number has lost the precision of a small number: its series is taken, up to 1 / 16.
+    """
+    v = uniform(key, index)
+    series = v + v * v * (0.5 + v * (0.3333333333 + v * (0.25 + v * (0.2 + v * 0.1666666667))))
+    return tl.where(v < 0.0625, series, -tl.log(1.0 - v))
 
 
 @triton.jit
@@ -57,7 +68,7 @@ def best_by_gumbel(scores, temperature, seed, position, column):
     """Return the largest key (score + noise) of each row and its column, and the row's part of the softmax.
 
     The noise is that of (seed, position) [ROWS] and column [COLUMNS], none at temperature 0. As it is -log(e) with
-    e = -log(uniform), the key is top - log(e * exp(top - score)): one logarithm per element, and no division.
+    exponential e, the key is top - log(e * exp(top - score)): one logarithm per element, and no division.
 
     Returns:
         value and index of the key, the largest score (top), and the sum of exp(score - top), each [ROWS].
@@ -65,8 +76,8 @@ def best_by_gumbel(scores, temperature, seed, position, column):
     top = tl.max(scores, axis=1)
     base = tl.where(top == float("-inf"), 0.0, top)
     below = scores - base[:, None]
-    number = uniform(noise_key(seed, position, 1)[:, None], column[None, :])
-    value, index = best_of(tl.where((temperature > 0)[:, None], tl.log(number) * tl.exp(-below), scores))
+    number = exponential(noise_key(seed, position, 1)[:, None], column[None, :])
+    value, index = best_of(tl.where((temperature > 0)[:, None], -number * tl.exp(-below), scores))
     return tl.where(temperature > 0, base - tl.log(-value), value), index, top, tl.sum(tl.exp(below), axis=1)
 
 

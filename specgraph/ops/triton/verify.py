@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specgraph.ops.triton.sampling import best_of, noise_key, real_numbers, uniform
+from specgraph.ops.triton.sampling import best_of, exponential, noise_key, real_numbers, uniform
 
 
 @triton.jit
@@ -144,7 +144,7 @@ def resample_kernel(
 
     `best_value` and `best_index` are [requests, 2, blocks]. The residual is max(p - q, 0) with the target's p and the
     drafter's q; the target's own keys count where the residual is 0 everywhere, as p equals q up to rounding. A key is
-    x / e with e = -log(uniform), whose argmax is that of log(x) + Gumbel noise.
+    x / e with exponential e, whose argmax is that of log(x) + Gumbel noise.
     """
     if OVERLAP is not None:
         OVERLAP()
@@ -166,7 +166,7 @@ def resample_kernel(
         q = draft_probability(draft_probs, draft_to_target, draft_ids, request, row, column, inside & (draft >= 0),
                               draft_columns, request_stride, step_stride)  # fmt: skip
     position = tl.load(start_positions + request) + 1 + row
-    key = 1.0 / -tl.log(uniform(noise_key(tl.load(seeds + request), position, 3), column))
+    key = 1.0 / exponential(noise_key(tl.load(seeds + request), position, 3), column)
     rest, rest_index = best_of(tl.where(inside, tl.maximum(p - q, 0.0) * key, -1.0)[None, :])
     own, own_index = best_of(tl.where(inside, p * key, -1.0)[None, :])
     to = request * 2 * blocks + block + tl.arange(0, 1)
