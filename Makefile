@@ -19,6 +19,7 @@ JOBS ?= 2
 
 demo: $(BIN)/specgraph
 	$(BIN)/specgraph generate
+	@echo "Next, a conversation with a language model (93 MB): $(BIN)/specgraph chat --model smollm2"
 
 test: lint types unit docs packages conformance
 

@@ -269,7 +269,8 @@ class EngineOptions(DecoderOptions):
     )
     dtype: DType = option(
         None,
-        "Of weights and activations: float32, float16 or bfloat16. Default: float32 on cpu, else the target's.",
+        "Of weights and activations: float32, float16 or bfloat16. Default: the target's; on cpu float32, or "
+        "bfloat16 where the CPU multiplies that.",
         parse=str,
     )
     fp8_weights: Fp8Weights = option(

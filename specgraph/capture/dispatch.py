@@ -108,17 +108,18 @@ def capture_sizes(max_num_requests: int, asked: Sequence[int] | None = None) -> 
     return _checked("capture sizes", asked, max_num_requests, "max_num_requests")
 
 
-def prefill_sizes(max_model_len: int, asked: Sequence[int] | None = None) -> tuple[int, ...]:
+def prefill_sizes(max_model_len: int, asked: Sequence[int] | None = None, longest: int = 512) -> tuple[int, ...]:
     """Return the rows of prefill passes to capture, ascending; the last one is also the longest chunk of a prompt.
 
-    By default powers of two from 16 to 512, or to `max_model_len` if that is less.
+    By default powers of two from 16 to `longest`, or to `max_model_len` if that is less.
 
     Raises:
         ConfigError: a named size is not in 1..max_model_len, or is named twice.
     """
     if asked is not None:
         return _checked("prefill sizes", asked, max_model_len, "max_model_len")
-    return (*(size for size in (16, 32, 64, 128, 256) if size < max_model_len), min(512, max_model_len))
+    longest = min(longest, max_model_len)
+    return (*(size for size in (16, 32, 64, 128, 256) if size < longest), longest)
 
 
 def _checked(what: str, asked: Sequence[int], limit: int, limit_name: str) -> tuple[int, ...]:

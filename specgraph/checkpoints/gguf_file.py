@@ -62,7 +62,7 @@ _TENSORS = {
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
 _ROTATION = "rope_freqs.weight"
-"""What each pair's frequency is divided by: Llama 3's scaling, computed when the file was made."""
+"""The divisors of frequencies, one per rotated pair: Llama 3's scaling, computed when the file was made."""
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NUMBERS = {0: "B", 1: "b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "?", 10: "<Q", 11: "<q", 12: "<d"}
 """Number of a value's type -> its format; 8 is a string, 9 an array."""
@@ -197,7 +197,7 @@ def open_gguf(path: Path) -> GgufFile:
             architecture or a quantisation that is not read here.
     """
     if find_spec("gguf") is None:
-        raise CheckpointError(f"{path} is a GGUF file; to read it: pip install 'specgraph-core[gguf]'")
+        raise CheckpointError(f"{path} is a GGUF file; to read it: pip install gguf")
     size = checked_file(path).stat().st_size
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -69,8 +69,19 @@ def specgraph(
     """Draft speculative tokens through device graphs, on any accelerator."""
 
 
+def _let_idle_threads_sleep() -> None:
+    """Let idle OpenMP threads wait for some microseconds only, unless the environment says how they wait.
+
+    GNU's OpenMP, which torch's CPU builds bring, reads this when torch is imported. By default a thread that waits
+    spins for milliseconds, and where other programs have the cores, it keeps the thread that it waits for from running.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
+        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
+
+
 def main() -> None:
     """Entry point: an error of ours is one message and its exit status, without a traceback."""
+    _let_idle_threads_sleep()
     try:
         app()
     except SpecgraphError as error:

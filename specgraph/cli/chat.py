@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from specgraph.cli.load import check_folders, load_pair
-from specgraph.cli.options import DraftOption, PlatformOption, with_engine_options, with_options
+from specgraph.cli.load import choose_folders, load_pair
+from specgraph.cli.options import DraftOption, ModelOption, PlatformOption, with_engine_options, with_options
 from specgraph.cli.output import text_consoles
 from specgraph.cli.prompts import Prompt
 from specgraph.cli.streaming import LEGEND, Result, show_texts
@@ -22,8 +22,10 @@ from specgraph.errors import CapacityError
 @with_options(Prompt, "settings", only=("max_tokens", "temperature", "seed"), max_tokens=512)
 @with_engine_options(without=("sampled", "max_num_requests", "sampling_parameters", "logprobs", "synthetic_acceptance"))
 def chat(
+    model: ModelOption = None,
     target: Annotated[
-        Path | None, typer.Option(help="Folder of a target with a chat template; the shipped one has none.")
+        Path | None,
+        typer.Option(help="Folder or GGUF file of a target that has a chat template."),
     ] = None,
     draft: DraftOption = None,
     system: Annotated[str | None, typer.Option(help="A message of the system, before all others.")] = None,
@@ -36,7 +38,7 @@ def chat(
 
     Every answer sees the whole conversation, which is prefilled again each time.
     """
-    check_folders(target, draft)
+    target, draft = choose_folders(target, draft, model)
     consoles = _, console = text_consoles(None)
     messages = [{"role": "system", "content": system}] if system else list[dict[str, str]]()
     with waiting() as captured:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from specgraph.cli.load import load_pair
+from specgraph.cli.load import choose_folders, load_pair
 from specgraph.cli.options import (
     DraftOption,
     JsonOption,
+    ModelOption,
     PlatformOption,
     TargetOption,
     with_engine_options,
@@ -42,6 +43,7 @@ _MOST_TOGETHER = 8
 @with_options(Prompt, "settings")
 @with_engine_options(without=("sampled", "max_num_requests", "sampling_parameters", "logprobs"))
 def generate(
+    model: ModelOption = None,
     target: TargetOption = None,
     draft: DraftOption = None,
     prompt: Annotated[str | None, typer.Option(help="The prompt; - reads it from standard input.")] = None,
@@ -68,6 +70,7 @@ def generate(
     rank = int(os.environ.get("RANK", "0"))
     if rank:
         json = None  # the first rank writes
+    target, draft = choose_folders(target, draft, model)
     asked = read_prompts(prompt, prompts, settings)
     for each in asked:
         check_num_sequences(each.n, each.temperature)
@@ -92,12 +95,13 @@ def generate(
     run = _Run()
     try:
         _generate(generator, groups, stop or (), shown, consoles, run)
-        if compare and chosen.data_parallel == 1:
+        if compare and generator.decoder.drafter is not None and chosen.data_parallel == 1:
             run.tokens_per_second_alone = _time_target_alone((target, draft), generator, chosen, asked, chat)
     except KeyboardInterrupt:
         run.interrupted = True
         console.print()
-    report = _report(generator, asked, run, str(target or "tiny-python"), str(draft or "eagle3"))
+    names = ("tiny-python", "eagle3") if target is None else (str(target), str(draft) if draft else None)
+    report = _report(generator, asked, run, *names)
     _show(console, report, generator, list(chain(*groups)))
     write_json(report, json)
     generator.close()
@@ -178,19 +182,21 @@ def _time_target_alone(
     return sum(len(result.token_ids) for result in results) / seconds
 
 
-def _report(generator: TextGenerator, asked: list[Prompt], run: _Run, target: str, draft: str) -> dict[str, Any]:
+def _report(generator: TextGenerator, asked: list[Prompt], run: _Run, target: str, draft: str | None) -> dict[str, Any]:
     """Return the report as `--json` writes it."""
     from specgraph import __version__
 
     drafter, info = generator.decoder.drafter, generator.platform.info
-    assert drafter is not None
+    resolution = (drafter or generator.decoder.target).resolution
     accepted = [count for result in run.results for count in result.accepted]
-    positions = drafter.config.num_speculative_tokens
+    positions = 0 if drafter is None else drafter.config.num_speculative_tokens
     tokens = sum(len(result.tokens) for result in run.results)
     rest = iter(run.results)
     rows = [_row(prompt, list(islice(rest, prompt.n))) for prompt in asked]
     per_round = run.graph_launches / max(generator.decoder.rounds.num_rounds, 1)
-    per_propose = drafter.launches["propose"] / drafter.num_proposes if drafter.num_proposes else per_round
+    per_propose = 0 if drafter is None else per_round
+    if drafter is not None and drafter.num_proposes:
+        per_propose = drafter.launches["propose"] / drafter.num_proposes
     return {
         **(rows[0] if len(rows) == 1 else {"results": rows, "num_tokens": tokens}),
         "num_speculative_tokens": positions,
@@ -200,13 +206,13 @@ def _report(generator: TextGenerator, asked: list[Prompt], run: _Run, target: st
         ],
         "rounds": len(accepted),
         "drafts_by_k": generator.decoder.metrics.drafts_by_k,
-        "rows_without_block": drafter.rows_without_block,
+        "rows_without_block": 0 if drafter is None else drafter.rows_without_block,
         "max_num_requests": generator.decoder.config.max_num_requests,
         "graph_launches_per_propose": per_propose,
         "graph_launches_per_round": per_round,
-        "lowering": drafter.resolution.lowering,
-        "prefill": drafter.resolution.prefill,
-        "lowering_refusals": drafter.resolution.refusals,
+        "lowering": resolution.lowering,
+        "prefill": resolution.prefill,
+        "lowering_refusals": resolution.refusals,
         "platform": info.name,
         "device": info.device_name,
         "tokens_per_second": tokens / run.seconds if run.seconds else 0.0,
@@ -240,8 +246,9 @@ def _row(prompt: Prompt, results: list[Result]) -> dict[str, Any]:
 
 
 def _show(console: Console, report: dict[str, Any], generator: TextGenerator, requests: list[Request]) -> None:
-    drafter, longest = generator.decoder.drafter, generator.decoder.config.max_model_len
-    rows = [*_summary(report), ("lowering", drafter.resolution.explain() if drafter else "")]
+    decoder = generator.decoder
+    longest, resolution = decoder.config.max_model_len, (decoder.drafter or decoder.target).resolution
+    rows = [*_summary(report), ("lowering", resolution.explain())]
     room = [longest - len(each.prompt_token_ids) for each in requests]
     cut = [most for most, each in zip(room, requests, strict=True) if most < each.max_tokens]
     if cut:
@@ -260,8 +267,10 @@ def _summary(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     length, shares = report["mean_acceptance_length"], report["acceptance_per_position"]
     reason = f"{report['finish_reason'] or 'interrupted'} after " if "text" in report else ""
     yield "finished", f"{reason}{report['num_tokens']} tokens in {report['rounds']} rounds"
-    yield "mean acceptance length", "no round" if length is None else f"{length:.2f}"
-    if length is not None:
+    drafted = report["draft"] is not None
+    if drafted:
+        yield "mean acceptance length", "no round" if length is None else f"{length:.2f}"
+    if drafted and length is not None:
         more = "  ..." if len(shares) > 16 else ""
         yield "acceptance per position", "  ".join(f"{share:.0%}" for share in shares[:16]) + more
     if "results" in report:
@@ -270,14 +279,17 @@ def _summary(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "sequences", f"{report['n']}, {report['max_num_requests']} at a time"
     by_k = report["drafts_by_k"]
     used = ", ".join(f"{k}: {by_k[k]}" for k in sorted(by_k))
-    yield "draft tokens K", f"{report['num_speculative_tokens']}" + (f" (drafts by K: {used})" if len(by_k) > 1 else "")
+    if drafted:
+        more = f" (drafts by K: {used})" if len(by_k) > 1 else ""
+        yield "draft tokens K", f"{report['num_speculative_tokens']}{more}"
     if "results" not in report:
         sampling = f"temperature {report['temperature']:g}, seed {report['seed']}"
         yield "sampling", sampling if report["temperature"] else "greedy"
-    yield "graph launches per propose", f"{report['graph_launches_per_propose']:g}"
+    if drafted:
+        yield "graph launches per propose", f"{report['graph_launches_per_propose']:g}"
     yield "graph launches per round", f"{report['graph_launches_per_round']:.3g}"
     yield "tokens/s", f"{report['tokens_per_second']:.0f}"
     if report["tokens_per_second_without_drafting"] is not None:
         yield "tokens/s without drafting", f"{report['tokens_per_second_without_drafting']:.0f}"
     yield "platform", f"{report['platform']} ({report['device']}), specgraph {report['version']}"
-    yield "target, drafter", f"{report['target']}, {report['draft']}"
+    yield "target, drafter", f"{report['target']}, {report['draft'] or 'none'}"

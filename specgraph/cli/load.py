@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specgraph.cli.named_models import find_model
 from specgraph.errors import ConfigError
 from specgraph.options import EngineOptions, Progress
 
@@ -16,16 +17,31 @@ if TYPE_CHECKING:
 _SMALL = 64 * 2**20
 """Bytes of a target's folder up to which one thread of the CPU is fastest."""
 
+_NGRAM = Path("ngram")
+"""The drafter that is no folder."""
 
-def check_folders(target: Path | None, draft: Path | None) -> None:
-    """Refuse folders that are not there, before torch is imported.
+
+def choose_folders(
+    target: Path | None, draft: Path | None, model: str | None = None
+) -> tuple[Path | None, Path | None]:
+    """Return the target and the drafter that the options name, before torch is imported.
+
+    A target of None is the shipped one; a drafter of None is the shipped target's, and any other's none.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: there is no such folder or model, or the options do not go together.
     """
+    if model is not None:
+        if target is not None:
+            raise ConfigError(f"--model {model} is a target: leave out --target {target}")
+        target, own = find_model(model)
+        draft = draft or own
+    if target is None and draft not in (None, _NGRAM):
+        raise ConfigError(f"--draft {draft}: give its target too (--target or --model)")
     for option, folder in (("--target", target), ("--draft", draft)):
-        if folder is not None and not folder.exists():
+        if folder not in (None, _NGRAM) and not folder.exists():
             raise ConfigError(f"{option} {folder}: there is no such file or folder")
+    return target, draft
 
 
 def load_pair(
@@ -37,17 +53,18 @@ def load_pair(
 ) -> tuple[TextGenerator, str]:
     """Open the platform, load the pair and capture its graphs; return the generator, and a line that describes it.
 
-    Raises:
-        ConfigError: a folder is not there; see `check_folders`.
+    Args:
+        target, draft: from `choose_folders`; a target alone decodes without drafts.
     """
-    check_folders(target, draft)
     from specgraph.device import open_platform
     from specgraph.engine.load import load_generator, shipped_pair
 
     opened = open_platform(platform)
     threads = choose_threads(opened, target or shipped_pair()[0])
-    generator = load_generator(target, draft, platform=opened, progress=progress, options=options)
-    return generator, f"[dim]{generator.description}{threads}[/]"
+    speculate = target is None or draft is not None
+    generator = load_generator(target, draft, platform=opened, speculate=speculate, progress=progress, options=options)
+    drafts = "" if speculate else "; no drafter, so decoding without drafts (--draft names one, ngram needs none)"
+    return generator, f"[dim]{generator.description}{drafts}{threads}[/]"
 
 
 def choose_threads(platform: Platform, folder: Path) -> str:
@@ -56,15 +73,16 @@ def choose_threads(platform: Platform, folder: Path) -> str:
     The ops of so small a model take microseconds, less than it takes to wake other threads.
 
     Args:
-        folder: the target's; the size of its files decides.
+        folder: the target's, or its GGUF file; the size decides.
 
     Returns:
         A remark for people; empty where nothing was chosen.
     """
     import torch
 
-    if platform.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ or not folder.is_dir():
+    if platform.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
         return ""
-    if sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) < _SMALL:
+    files = folder.iterdir() if folder.is_dir() else [folder]
+    if sum(file.stat().st_size for file in files if file.is_file()) < _SMALL:
         torch.set_num_threads(1)
     return f"; CPU threads: {torch.get_num_threads()} (OMP_NUM_THREADS sets another number)"

@@ -16,7 +16,12 @@ from specgraph.options import EngineOptions
 
 PlatformOption = Annotated[str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.")]
 TargetOption = Annotated[Path | None, typer.Option(help="Folder or GGUF file of the target. Default: a shipped one.")]
-DraftOption = Annotated[Path | None, typer.Option(help="Folder of the drafter, a GGUF file, or ngram.")]
+DraftOption = Annotated[
+    Path | None, typer.Option(help="Folder of the drafter, a GGUF file, or ngram. A target alone: no drafts.")
+]
+ModelOption = Annotated[
+    str | None, typer.Option(help="A model by name instead of --target: smollm2 (135M parameters, from PyPI).")
+]
 JsonOption = Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")]
 
 RANKS = ("tensor_parallel", "draft_tensor_parallel", "data_parallel", "enable_expert_parallel", "rank_timeout")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
 @contextmanager
@@ -24,7 +24,8 @@ def waiting(console: Console | None = None) -> Generator[Callable[[str, int, int
     if console.is_dumb_terminal:  # it can't draw a line again, so it is told once that there is something to wait for
         console.print("loading and capturing")
     shown = console.is_terminal and not console.is_dumb_terminal
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *times)
     with Progress(*columns, console=console, transient=True, disable=not shown) as bars:
         task = bars.add_task("loading", total=None)
         yield lambda what, done, total: bars.update(

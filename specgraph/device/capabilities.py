@@ -79,6 +79,8 @@ class Capabilities:
     """The number of captured graphs that may live at once; None when no limit is known."""
     default_lowering: LoweringName = "merged"
     """The lowering that `auto` resolves to when nothing refuses it."""
+    longest_prefill: int = 512
+    """Rows of the largest prefill pass that is captured by default: a longer one takes as much time per row."""
 
     # ---- decide which cases of the suite apply; engine authors ask them ------------------------------------------
 

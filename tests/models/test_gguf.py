@@ -232,7 +232,7 @@ def test_what_is_not_read_is_refused(file, monkeypatch):
     with refused("token_embd.weight", "quantisation 8", "install a newer gguf"):
         load_target(file(kind="Q8_0"))
     monkeypatch.setattr(gguf_file, "find_spec", lambda name: None)
-    with refused("model.gguf", "pip install 'specgraph-core[gguf]'"):
+    with refused("model.gguf", "pip install gguf"):
         load_target(Path("model.gguf"))
 
 
