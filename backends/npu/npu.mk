@@ -5,11 +5,12 @@ NPU_VENV ?= .venv-npu
 NPU_PYTHON := $(abspath $(NPU_VENV))/bin/python
 NPU_BUILD ?= $(abspath $(NPU_DIR))/simulator/build
 NPU_BASE_PYTHON ?= python3
+NPU_TORCH ?= 2.13.0
 
 $(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml $(NPU_DIR)/npu.mk
 	$(NPU_BASE_PYTHON) -m venv $(NPU_VENV)
-	$(NPU_PYTHON) -m pip install -q torch==2.13.0
-	$(NPU_PYTHON) -m pip install -q --no-deps torch_npu==2.13.0
+	$(NPU_PYTHON) -m pip install -q torch==$(NPU_TORCH)
+	$(NPU_PYTHON) -m pip install -q --no-deps torch_npu==$(NPU_TORCH)
 	$(NPU_PYTHON) -m pip install -q numpy pyyaml pytest pytest-xdist hypothesis pluggy safetensors tokenizers typer rich
 	$(NPU_PYTHON) -m pip install -q --no-deps -e . -e ./conformance -e $(NPU_DIR)
 	touch $@
