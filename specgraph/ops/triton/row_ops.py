@@ -62,9 +62,9 @@ class RowOps(Launcher):
     def keep_tokens(self, token_ids: Tensor, slot_mapping: Tensor, history: Tensor) -> None:
         """See `specgraph.ops.keep_tokens`."""
         rows, at_once = token_ids.shape[0], 128
-        ngram.keep_tokens_kernel[(ceil_div(rows, at_once),)](
+        self.launch(
+            ngram.keep_tokens_kernel, (ceil_div(rows, at_once),),
             token_ids.contiguous(), slot_mapping.contiguous(), history, rows, ROWS=at_once, num_warps=4,
-            **self.common(),
         )  # fmt: skip
 
     def ngram_propose(
@@ -75,10 +75,11 @@ class RowOps(Launcher):
         requests, drafts = draft_token_ids.shape
         if draft_token_ids.stride(1) != 1 or block_table.stride(1) != 1:
             return NotImplemented
-        ngram.ngram_propose_kernel[(requests,)](
+        self.launch(
+            ngram.ngram_propose_kernel, (requests,),
             history, block_table, seq_lens.contiguous(), draft_token_ids, block_table.stride(0),
             draft_token_ids.stride(0), max_model_len, drafts, MIN=prompt_lookup_min, MAX=prompt_lookup_max,
-            BLOCK=history.shape[1], PLACES=1024, DRAFTS=power_of_two(drafts), num_warps=8, **self.common(),
+            BLOCK=history.shape[1], PLACES=1024, DRAFTS=power_of_two(drafts), num_warps=8,
         )  # fmt: skip
 
     def shift_token_ids(
