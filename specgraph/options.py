@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 else:
     DType = object  # `dtype_named` checks it, once torch is loaded
 
+DTYPES = ("float32", "float16", "bfloat16")
 LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged", "round"]
 PrefillChoice = Literal["auto", "eager", "piecewise", "full"]
 Fallback = Literal["error", "eager"]
@@ -288,6 +289,10 @@ class EngineOptions(DecoderOptions):
     )
     rank_timeout: Positive = option(600.0, "Seconds that a rank waits for another before all end with an error.")
 
+    def __post_init__(self) -> None:
+        if self.dtype is not None and not (isinstance(self.dtype, str) and self.dtype in DTYPES):
+            dtype_named(self.dtype)  # not asked of a name: torch takes long to import
+
 
 MIN_TEMPERATURE = 1e-5
 """Below it logits / temperature may leave float32, and the distribution is one-hot anyway."""
@@ -338,7 +343,6 @@ def dtype_named(dtype: DType) -> torch.dtype | None:
 
     if dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1):
         return dtype
-    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    if not isinstance(dtype, str) or dtype not in known:
-        raise ConfigError(f"unknown dtype {shown(dtype)}; there are {', '.join(known)}")
-    return known[dtype]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {shown(dtype)}; there are {', '.join(DTYPES)}")
+    return getattr(torch, dtype)

@@ -174,7 +174,7 @@ CALLS = [
     call("DraftTree", valid=lambda w: {"num_steps": 3, "top_k": 2, "num_draft_tokens": 4}),
     call("DraftConfig", "none", valid=lambda w: RUNNER),
     call("EngineConfig", "none", valid=lambda w: {**ENGINE, "prefill_chunk": 8}),
-    call("EngineOptions", "none", valid=lambda w: {
+    call("EngineOptions", "none", "dtype", valid=lambda w: {
         **ENGINE, "kv_memory": 10.0, "memory_fraction": 0.5, "attention": "auto", "dtype": "float32",
         "tensor_parallel": 1, "data_parallel": 1, "enable_expert_parallel": False, "rank_timeout": 5.0}),
     call("open_platform", "none", valid=lambda w: {"name": "cpu"}),
@@ -212,7 +212,7 @@ CALLS = [
          valid=lambda w: {**w.ask, **SAMPLING}),
     call("decoder.capture", "type", "builtin_function_or_method", valid=lambda w: {"progress": None}),
     call("generator.request", valid=lambda w: {
-        "prompt": "def f", "max_tokens": 2, **SAMPLING, "chat": False, "top_k": 4}),
+        "prompt": "def f", "max_tokens": 2, **SAMPLING, "chat": False, "top_k": 4, "chat_template_kwargs": None}),
     call("generator.requests", valid=lambda w: {"prompt": "def f", "max_tokens": 2, **SAMPLING, "n": 2}),
     call("generator.text", "text", valid=lambda w: {"prompts": ["def f"], "n": 2, "max_tokens": 2, **SAMPLING}),
     call("generator.stream_text", "text", use=to_its_end, valid=lambda w: {
@@ -222,13 +222,30 @@ CALLS = [
     call("drafter.propose options", "none", "type", "builtin_function_or_method", valid=lambda w: {
         "batch": sg.ProposeBatch(**w.round()), "host_start_positions": [4], "host_num_sampled": [1], "copy": True,
         "num_speculative_tokens": 2}),
-    call("drafter.prefill", valid=lambda w: {
+    call("drafter.prefill", "none", valid=lambda w: {
         "prompt": TOKENS, "positions": range(5), "blocks": [1, 2, 3, 4], "aux_hidden": w.aux, "at_least": 0}),
     call("drafter.inputs", valid=lambda w: {
         "num_requests": 1, "query_len": 3, "at_least": 1, "bound": None}),
     call("drafter.dispatch", valid=lambda w: {"num_requests": 1, "query_len": 3}),
     call("drafter.propose_idle", valid=lambda w: {"num_requests": 1, "query_len": 3}),
     call("drafter.bind", valid=lambda w: {"tensors": sg.ProposeBatch(**w.round())}),
+    call("drafter.prefill_ragged", use=lambda w, ragged: lambda token_ids, aux_hidden, lengths=None, **fields: ragged(
+        token_ids, aux_hidden, sg.AttentionMetadata(**fields), lengths), valid=lambda w: {
+        "token_ids": torch.tensor([2, 3, 4]), "aux_hidden": w.aux[:3].clone(),
+        "query_start_loc": torch.tensor([0, 3], dtype=torch.int32), "seq_lens": torch.tensor([3], dtype=torch.int32),
+        "positions": torch.arange(3), "slot_mapping": torch.arange(4, 7),
+        "block_table": torch.tensor([[1, 2]], dtype=torch.int32), "query_len": 3}),
+    call("AttentionLayer", "none", valid=lambda w: {
+        "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "scale": 0.5, "rotary": torch.zeros(9, 8), "causal": True,
+        "window": 3, "sinks": torch.zeros(4), "latent": False}),
+    call("join_ranks", valid=lambda w: {
+        "device": torch.device("cpu"), "size": 1, "timeout": 5.0, "init_method": "env://", "rank": 0}),
+    call("join_layout", valid=lambda w: {
+        "device": torch.device("cpu"), "tensor_parallel": 1, "data_parallel": 1, "expert_parallel": False,
+        "timeout": 5.0, "rank": 0}),
+    call("Drafter KVCache", use=lambda w, make: lambda key, value: make(
+        w.head, [sg.KVCache(key, value)], w.platform, w.draft_config).close(),
+         valid=lambda w: w.caches[0]._asdict()),
     call("drafter.inputs join", use=lambda w, inputs: inputs(1).join, valid=lambda w: {
         "row": 0, "token_id": torch.tensor(3), "aux_hidden": w.aux[0]}),
 ]  # fmt: skip

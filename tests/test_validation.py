@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from torch import Tensor
 
 import specgraph
 from specgraph import (
+    AttentionMetadata,
     DraftConfig,
     Drafter,
     DraftTree,
@@ -85,6 +87,8 @@ def config(**change: object) -> DraftConfig:
         (lambda: join_ranks("cpu", 1), "device must be a device, got 'cpu'"),
         (lambda: Drafter(None, [], open_platform("cpu"), config()), "head must be a DraftHead or .*, got None"),
         (lambda: SpeculativeDecoder(None, None, open_platform("cpu"), None), "target must be a Target, got None"),
+        (lambda: EngineOptions(dtype={"a": 1}), "unknown dtype a dict; there are float32, float16, bfloat16"),
+        (lambda: load_generator(draft="nowhere", speculate=False), "give both the target's and the drafter's folder"),
         (lambda: load_generator(dtype=3), r"unknown dtype 3 \(int\); there are float32, float16, bfloat16"),
     ],
 )
@@ -115,6 +119,24 @@ def test_what_can_be_meant_is_taken():
 def generator():
     with load_generator(platform="cpu", max_model_len=64) as made:
         yield made
+
+
+def join(generator, token_id, change=None):
+    batch = generator.decoder.drafter.inputs(1)
+    batch.join(0, token_id, batch.aux_hidden[0].clone() if change is None else change(batch.aux_hidden[0]))
+
+
+def prefill(generator, change):
+    aux = generator.decoder.drafter.prefill_buffers.aux_hidden[:2]
+    generator.decoder.drafter.prefill([1, 2], range(2), [1], change(aux))
+
+
+def ragged(generator, **changed):
+    aux = generator.decoder.drafter.prefill_buffers.aux_hidden[:2]
+    starts, lengths, table = (torch.tensor(each, dtype=torch.int32) for each in ([0, 2], [2], [[1]]))
+    rows = {"query_start_loc": starts, "seq_lens": lengths, "positions": torch.arange(2), "block_table": table}
+    metadata = AttentionMetadata(**{**rows, "slot_mapping": torch.arange(2), "query_len": 2, **changed})
+    generator.decoder.drafter.prefill_ragged(torch.tensor([1, 2]), aux, metadata)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +174,23 @@ def generator():
         ),
         (lambda g: g.decoder.drafter.prefill_ragged(1, 2, 3), "token_ids must be a Tensor, got 1"),
         (lambda g: g.decoder.drafter.inputs(1).join("a", None, None), "row must be an integer, got 'a'"),
+        (lambda g: join(g, torch.tensor([3])), r"token_id is \[1\] torch.int64 on cpu: give one integer"),
+        (lambda g: join(g, torch.tensor(3).to_sparse()), r"token_id is \[\] torch.int64 torch.sparse_coo on cpu"),
+        (
+            lambda g: join(g, torch.tensor(3), Tensor.to_sparse),
+            "the hidden state is .* torch.sparse_coo on cpu, expected",
+        ),
+        (lambda g: prefill(g, Tensor.to_sparse), "aux_hidden of a prefill is .* torch.sparse_coo on cpu, expected"),
+        (lambda g: prefill(g, lambda aux: aux.to("meta")), "aux_hidden of a prefill is .* on meta, expected"),
+        (lambda g: g.decoder.drafter.prefill([1, 2], range(2), [1, 2**31]), "into block 2147483648"),
+        (lambda g: g.decoder.drafter.prefill([1, 2], range(10**30), [1]), "give consecutive positions of its 2 tokens"),
+        (
+            lambda g: ragged(g, positions=torch.zeros(2)),
+            r"positions is \[2\] torch.float32 on cpu, expected \[2\] torch.i",
+        ),
+        (lambda g: ragged(g, seq_lens=3), r"seq_lens is 3 \(int\): give a tensor on cpu"),
+        (lambda g: ragged(g, block_table=torch.ones(2, 1).int()), r"block_table is \[2, 1\] .*, expected \[1, 1\]"),
+        (lambda g: ragged(g, ancestors=torch.zeros(2).long()), "leave out ancestors"),
     ],
 )
 def test_a_call_of_a_generator(generator, call, message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,8 +13,10 @@ from specgraph.draft.batch_checks import vocabulary_size
 from specgraph.draft.buffers import PromptRows
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.program import DraftProgram
+from specgraph.draft.round import described, is_plain
 from specgraph.errors import ConfigError
-from specgraph.validation import check, checked
+from specgraph.ops.slots import NULL_SLOT
+from specgraph.validation import Count, check, checked, shown
 
 
 class DraftPrefill:
@@ -55,14 +57,14 @@ class DraftPrefill:
         Args:
             runner: of the head; `program` is one of its programs.
         """
-        self.program.dispatch(max(len(positions), at_least))
         states, last, offset = self.buffers.aux_hidden, len(prompt) - 1, self._position_offset
         if positions.start < 0 or positions.stop > len(prompt) or positions.step != 1:
             raise ConfigError(f"prefill of {positions}: give consecutive positions of its {len(prompt)} tokens")
+        self.program.dispatch(max(len(positions), at_least))
         if aux_hidden is not None:
             expected = [len(positions), states.shape[1]]
-            if list(aux_hidden.shape) != expected:
-                raise ConfigError(f"aux_hidden of a prefill is {list(aux_hidden.shape)}, expected {expected}")
+            if list(aux_hidden.shape) != expected or not is_plain(aux_hidden):
+                raise ConfigError(f"aux_hidden of a prefill is {described(aux_hidden)}, expected {expected}")
         begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
         tokens, following = prompt[begin:end], prompt[end : end + self._look_ahead]
         written = range(positions.start, positions.start + len(tokens))
@@ -85,6 +87,7 @@ class DraftPrefill:
         lengths: HostLengths | None,
     ) -> None:
         """See `Drafter.prefill_ragged`. `runner`: of the head."""
+        self._check_ragged(token_ids, aux_hidden, metadata)
         if token_ids.shape[0] == 0:
             return
         if self._history is not None:
@@ -101,10 +104,59 @@ class DraftPrefill:
             raise ConfigError(f"token {least if least < 0 else most} in the prompt of a prefill: ids are {allowed}")
 
     def _check_blocks(self, written: range, blocks: Sequence[int]) -> None:
-        """Refuse blocks that are not a request's own: the device would write other memory, or nothing."""
-        for block in blocks[written.start // self._block_size : -(-written.stop // self._block_size)]:
-            if not 0 < block < self._num_blocks:
+        """Refuse blocks that are not a request's own: the device would write other memory, or nothing. Past the rows
+        that are written it may be the null block."""
+        first, end = written.start // self._block_size, -(-written.stop // self._block_size)
+        for place, block in enumerate(blocks):
+            if not (0 if first <= place < end else -1) < block < self._num_blocks:
                 raise ConfigError(
                     f"prefill of positions {written.start} to {written.stop - 1} into block {block}: a request's "
                     f"blocks are 1 to {self._num_blocks - 1} in this drafter's caches, block 0 is the null block"
                 )
+
+    def _check_ragged(self, token_ids: Tensor, aux_hidden: Tensor, metadata: AttentionMetadata) -> None:
+        """Refuse rows of other shapes and dtypes than they have; with debug, values that no row can have."""
+        check("query_len", metadata.query_len, Count)
+        if metadata.ancestors is not None:
+            raise ConfigError("prefill_ragged: the rows of a prompt are no draft tree: leave out ancestors")
+        own, requests, rows = self.buffers.metadata, _sizes(metadata.seq_lens)[0], _sizes(aux_hidden)[0]
+        shapes: dict[str, tuple[Any, Tensor, tuple[int, ...]]] = {
+            "aux_hidden": (aux_hidden, self.buffers.aux_hidden, (rows, self.buffers.aux_hidden.shape[1])),
+            "seq_lens": (metadata.seq_lens, own.seq_lens, (requests,)),
+            "query_start_loc": (metadata.query_start_loc, own.query_start_loc, (requests + 1,)),
+            "positions": (metadata.positions, own.positions, (rows,)),
+            "slot_mapping": (metadata.slot_mapping, own.slot_mapping, (rows,)),
+            "block_table": (metadata.block_table, own.block_table, (requests, _sizes(metadata.block_table)[-1])),
+            "token_ids": (
+                token_ids,
+                own.positions,
+                (rows + min(max(_sizes(token_ids)[0] - rows, 0), self._look_ahead),),
+            ),
+        }
+        for name, (given, like, shape) in shapes.items():
+            if not isinstance(given, Tensor):
+                raise ConfigError(f"prefill_ragged: {name} is {shown(given)}: give a tensor on {like.device}")
+            plain = is_plain(given) and (given.dtype, given.device) == (like.dtype, like.device)
+            if not plain or given.shape != shape:
+                expected = f"{list(shape)} {like.dtype} on {like.device}"
+                raise ConfigError(f"prefill_ragged: {name} is {described(given)}, expected {expected}")
+        if self.program.config.debug:
+            self._check_ragged_values({name: given for name, (given, *_) in shapes.items()}, rows)
+
+    def _check_ragged_values(self, tensors: Mapping[str, Tensor], rows: int) -> None:
+        length, slots = self.program.config.max_model_len, self._num_blocks * self._block_size
+        limits = {
+            "positions": (0, length - 1), "slot_mapping": (NULL_SLOT, slots - 1), "seq_lens": (0, length),
+            "block_table": (0, self._num_blocks - 1), "token_ids": (0, (self._vocab_size or 1 << 62) - 1),
+        }  # fmt: skip
+        for name, (least, most) in limits.items():
+            if bool(((tensors[name] < least) | (tensors[name] > most)).any()):
+                raise ConfigError(f"prefill_ragged: {name} has a value that is not in {least} to {most}")
+        starts = tensors["query_start_loc"].tolist()
+        if starts != sorted(starts) or starts[0] != 0 or starts[-1] != rows:
+            raise ConfigError(f"prefill_ragged: query_start_loc is {shown(str(starts))}: it rises from 0 to {rows}")
+
+
+def _sizes(tensor: Any) -> tuple[int, ...]:
+    """Return the shape of what may be a tensor of one dimension or more."""
+    return tuple(tensor.shape) if isinstance(tensor, Tensor) and tensor.dim() else (0,)

@@ -18,6 +18,17 @@ from specgraph.ops.copies import RoundTensors
 from specgraph.validation import checked
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor has memory in rows and columns: it is neither sparse nor on the meta device."""
+    return tensor.layout is torch.strided and not tensor.is_meta
+
+
+def described(tensor: Tensor) -> str:
+    """Return what a message says of a tensor."""
+    layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
+    return f"{list(tensor.shape)} {tensor.dtype}{layout} on {tensor.device}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeBatch:
     """The end of the target's round for n requests, on the drafter's device: query_len = K + 1 rows per request for
@@ -62,7 +73,8 @@ class ProposeBatch:
         `start_positions` (the last prompt position) and `block_table`.
 
         Args:
-            token_id: int64 scalar: the first token after the prompt.
+            token_id: int64 scalar: the first token after the prompt. Its value is on the device and not looked at;
+                `propose` with `debug` refuses one outside of the vocabulary.
             aux_hidden: [aux_size], from the `Drafter.prefill` of the prompt's last chunk: the hidden state of the last
                 row. None only where `self.aux_hidden` has no columns: in a target's round without a drafter.
 
@@ -78,10 +90,10 @@ class ProposeBatch:
                 "prompt's last position, and None before; give it to join"
             )
         columns = self.aux_hidden.shape[1]
-        if aux_hidden is not None and (aux_hidden.shape != (columns,) or aux_hidden.is_meta):
-            raise ConfigError(f"join: the hidden state is {list(aux_hidden.shape)}, expected [{columns}]: one row's")
-        if token_id.numel() != 1 or token_id.is_meta or token_id.is_floating_point():
-            raise ConfigError(f"join: token_id is {list(token_id.shape)} {token_id.dtype}: give one integer")
+        if aux_hidden is not None and (aux_hidden.shape != (columns,) or not is_plain(aux_hidden)):
+            raise ConfigError(f"join: the hidden state is {described(aux_hidden)}, expected [{columns}]: one row's")
+        if token_id.dim() or not is_plain(token_id) or token_id.is_floating_point():
+            raise ConfigError(f"join: token_id is {described(token_id)}: give one integer, a tensor without dimensions")
         own = self.aux_hidden[row * self.query_len : (row + 1) * self.query_len]
         own.zero_()  # rows without a token write KV past the request's end: the same values in every mode
         if aux_hidden is not None:

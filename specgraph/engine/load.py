@@ -71,10 +71,10 @@ def load_generator(
         PlatformError, CheckpointError, ConfigError, UnsupportedError: before anything runs on the device.
     """
     chosen = replace(options or EngineOptions(), **changes)
-    if speculate:
+    if speculate or target is None:
         target_folder, draft_folder = pair_folders(target, draft)
     else:
-        target_folder = draft_folder = shipped_pair()[0] if target is None else Path(target)
+        target_folder = draft_folder = Path(target)
     opened = platform if isinstance(platform, Platform) else open_platform(platform)
     layout = join(opened, chosen, {"target": target_folder, "draft": draft_folder, "speculate": speculate})
     with leave_on_error(layout):
