@@ -45,7 +45,7 @@ class MemoryCount:
         self.reserved = 0
         self.allocated = 0
         self.segments: dict[int, object] = {}
-        """What keeps the memory of a living block mapped, by the block's address."""
+        """The segment that keeps the memory of a living block mapped, by the block's address."""
 
     def add_reserved(self, nbytes: int) -> None:
         self.reserved += nbytes
