@@ -1,6 +1,6 @@
 """Times rounds as one launch (lowering `round`) against verify and propose apart (`merged`).
 
-python benchmarks/one_launch_per_round.py --platform cuda --json benchmarks/results/h200-round.json
+python benchmarks/one_launch_per_round.py --platform cuda --json benchmarks/results/h100-round.json
 
 Rows: the shipped pair, and targets of a 1B and an 8B Llama's shape with EAGLE-3 heads, random weights and synthetic
 acceptance 0.7; K = 5; the ways in turns in one run, medians over stretches of 20 rounds in which nobody joins or ends.
