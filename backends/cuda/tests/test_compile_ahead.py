@@ -39,7 +39,7 @@ def from_odd_addresses(norm_linear: Callable[..., Tensor]) -> None:
 
 def test_what_is_compiled_ahead_is_found_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     compile_for(90, monkeypatch)
     ops, seen = TritonOps(HOPPER[1]), list[tuple[int, int]]()
     work = compilations(ops, [body, body, lambda: from_odd_addresses(declared.norm_linear)])

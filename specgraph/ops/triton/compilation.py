@@ -12,11 +12,12 @@ import importlib
 import logging
 import os
 import pickle
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -72,29 +73,29 @@ def compile_all(work: Iterable[Compilation], progress: Callable[[int, int], None
         The number of kernels that were not kept.
     """
     missing = [each for each in dict.fromkeys(work) if each.kept() is None]
-    count = min(len(missing) // 2, len(os.sched_getaffinity(0)), _MOST_PROCESSES)  # each takes seconds to start
+    random.Random(os.getpid()).shuffle(missing)  # ranks of one machine need the same, and so share the work
+    cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    count = min(len(missing) // 2, cores, _MOST_PROCESSES)  # each takes seconds to start
     if count < 2:
         return len(missing)
     idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-m", __name__]
     pipe = subprocess.PIPE
-    started = [
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, env=path, start_new_session=True) for _ in range(count)
-    ]
-    try:
-        for process in started:
-            idle.put(process)
-        with ThreadPoolExecutor(count) as threads:
+    with ExitStack() as ended, ThreadPoolExecutor(count) as threads, ExitStack() as killed:
+        try:
+            for _ in range(count):
+                process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=path, start_new_session=True)
+                ended.callback(process.communicate)
+                killed.callback(process.kill)  # also after an interrupt, before the threads are waited for
+                idle.put(process)
             asked = [threads.submit(_ask, idle, each) for each in missing]
             for done, answer in enumerate(as_completed(asked), 1):
                 if (error := answer.result()) is not None:
                     _log.debug("a kernel was not compiled ahead: %s", error)
                 progress(done, len(missing))
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
+        except OSError as error:
+            _log.debug("no kernel is compiled ahead: %s", error)
     return len(missing)
 
 
