@@ -85,7 +85,7 @@ def config(**change: object) -> DraftConfig:
         (lambda: allocate_sampling(2, -1, torch.device("cpu")), "vocab_size must be at least 1"),
         (lambda: join_layout(torch.device("cpu"), tensor_parallel=0), "tensor_parallel must be at least 1"),
         (lambda: join_ranks("cpu", 1), "device must be a device, got 'cpu'"),
-        (lambda: Drafter(None, [], open_platform("cpu"), config()), "head must be a DraftHead or .*, got None"),
+        (lambda: Drafter(None, [], open_platform("cpu"), config()), "head must be a Head, got None"),
         (lambda: SpeculativeDecoder(None, None, open_platform("cpu"), None), "target must be a Target, got None"),
         (lambda: EngineOptions(dtype={"a": 1}), "unknown dtype a dict; there are float32, float16, bfloat16"),
         (lambda: load_generator(draft="nowhere", speculate=False), "give both the target's and the drafter's folder"),
