@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from target import rotate
 from torch import nn
 from torch.nn import functional as F
 
@@ -133,3 +132,13 @@ class Eagle3Head(nn.Module):
         state = load_file(folder / "model.safetensors")
         state["fc.weight"] = state["fc.weight"].float() / self.aux_scale.cpu()
         self.load_state_dict({**state, "aux_scale": self.aux_scale})
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
+    """Llama's rotary embedding in the half-split layout; x [B, heads, T, D], positions [B or 1, T]."""
+    half = x.shape[-1] // 2
+    frequencies = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angles = (positions[..., None].float() * frequencies)[:, None]
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x[..., :half].float(), x[..., half:].float()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -1,6 +1,6 @@
 """Write prompts for SmolLM2 in four categories, from packages whose licences allow it; 200 are held out.
 
-    python examples/smollm2/prompts.py --debian FOLDER --tokenizer tokenizer.json --out PROMPTS.pt
+    python examples/smollm2/prompts.py MODEL.gguf --debian FOLDER --out PROMPTS.pt
 
 The folder holds the unpacked Debian packages that README.md names. Every word, function and passage is, by a hash of
 it or of its file, either for training or held out, and no twelve words in a row of a held-out passage occur in a
@@ -24,6 +24,8 @@ from pydoc_data.topics import topics
 
 import torch
 from tokenizers import Tokenizer
+
+from specgraph.checkpoints.tokens import read_tokenizer
 
 COUNTS = {"chat": 6000, "code": 5000, "summary": 4500, "list": 3500}
 HELD_OUT = 50
@@ -133,11 +135,11 @@ Slots = dict[str, list[str]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path, help="the GGUF file, whose tokenizer is taken")
     parser.add_argument("--debian", type=Path, required=True, help="where the packages are unpacked")
-    parser.add_argument("--tokenizer", type=Path, required=True, help="the target's tokenizer.json")
     parser.add_argument("--out", type=Path, required=True, help="the file of token ids")
     arguments = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(arguments.tokenizer))
+    tokenizer = read_tokenizer(arguments.target)
     everything = read(arguments.debian)
     train, held_out = (sources(everything, part) for part in (False, True))
     runs = {run for passage in train["passage"] for run in word_runs(passage)}

