@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 # Compiling every file of every package takes longer than installing it; Python compiles what is imported
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # All local parts go into ONE pip call: `specgraph` on PyPI is an unrelated package that pip must never look for.
-PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/transformers integrations/vllm integrations/sglang)
+PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/transformers integrations/vllm integrations/sglang drafters/smollm2)
 # transformers 5.24, which specgraph-transformers needs, is for Python 3.11 and newer
 NOT_HERE := $(shell $(PYTHON) -c "import sys; print('' if sys.version_info >= (3, 11) else 'transformers')")
 OTHERS := $(foreach part,$(filter-out . %/$(NOT_HERE),$(PARTS)),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
@@ -30,7 +30,7 @@ $(BIN)/specgraph: pyproject.toml
 	$(PIP) -e .
 	touch $@
 
-$(VENV)/.dev: $(BIN)/specgraph $(wildcard conformance/pyproject.toml backends/*/pyproject.toml integrations/*/pyproject.toml)
+$(VENV)/.dev: $(BIN)/specgraph $(wildcard conformance/pyproject.toml backends/*/pyproject.toml integrations/*/pyproject.toml drafters/*/pyproject.toml)
 	$(PIP) -e ".[dev]" $(OTHERS)
 	touch $@
 

@@ -23,6 +23,7 @@ PARTS = [
     "integrations/transformers",
     "integrations/vllm",
     "integrations/sglang",
+    "drafters/smollm2",
 ]
 VERSION = re.compile(r'^version = "(.+)"$', re.MULTILINE)
 REQUIRED = re.compile(r'"(specgraph-[a-z]+)([^"]*)"')

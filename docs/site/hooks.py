@@ -41,6 +41,8 @@ ELSEWHERE = {
     "integrations/transformers/README.md": "engines/transformers.md",
     "integrations/vllm/README.md": "engines/vllm.md",
     "integrations/sglang/README.md": "engines/sglang.md",
+    "drafters/smollm2/README.md": "results/smollm2.md",
+    "examples/smollm2/README.md": "results/smollm2-training.md",
     "backends/musa/specgraph_musa/policy.md": "devices/musa-policy.md",
 }
 """Pages outside of docs/: path in the repository -> path in the site."""

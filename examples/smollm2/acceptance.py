@@ -1,4 +1,4 @@
-"""Acceptance of the EAGLE-3 head on the held-out prompts by category, in chains and in trees: a table and a file.
+"""Acceptance on the held-out prompts by category, of the EAGLE-3 head in chains and trees, and of n-gram drafts.
 
     python examples/smollm2/acceptance.py model.gguf drafters/smollm2/specgraph_smollm2/eagle3 --platform cuda
     ... --json benchmarks/results/h100-smollm2-acceptance.json --table docs/acceptance.md
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--platform", default="cpu", help="NAME or NAME:INDEX")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--k", type=int, nargs="*", default=[3, 5, 7])
-    parser.add_argument("--kinds", nargs="*", default=["chain", "tree"])
+    parser.add_argument("--kinds", nargs="*", default=["chain", "tree", "ngram"])
     parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0, 0.7])
     parser.add_argument("--requests", type=int, default=8, help="decoded at once")
     parser.add_argument("--limit", type=int, help="only so many prompts of each category")
@@ -75,8 +75,9 @@ def loaded(
     """Load the target and the head; a tree has k steps, 4 tokens per node and 16 rows in a verify."""
     if kind == "tree":
         options |= {"speculative_num_steps": k, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 16}
+    head = "ngram" if kind == "ngram" else arguments.head
     return load_generator(
-        arguments.target, arguments.head, platform=arguments.platform, dtype=arguments.dtype, num_speculative_tokens=k,
+        arguments.target, head, platform=arguments.platform, dtype=arguments.dtype, num_speculative_tokens=k,
         max_num_requests=arguments.requests, capture_sizes=[arguments.requests], max_model_len=640, sampled=sampled,
         sampling_parameters=sampled, **options,
     )  # fmt: skip
