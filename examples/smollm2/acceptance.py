@@ -48,8 +48,6 @@ def main() -> None:
             wanted = generate(alone, prompts, arguments, 0.0)[0]
         for kind in arguments.kinds:
             for temperature in arguments.temperatures:
-                if kind == "tree" and temperature:
-                    continue  # trees are greedy
                 with loaded(arguments, k, sampled=temperature > 0, kind=kind) as generator:
                     texts, counts = generate(generator, prompts, arguments, temperature)
                 row: dict[str, Any] = {"drafts": kind, "k": k, "temperature": temperature, **figures(counts)}
