@@ -39,6 +39,8 @@ else:
     DType = object  # `dtype_named` checks it, once torch is loaded
 
 DTYPES = ("float32", "float16", "bfloat16")
+NGRAM = Path("ngram")
+"""The drafter that is in no folder, in the place of its folder: `NgramHead`, for any target."""
 LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged", "round"]
 PrefillChoice = Literal["auto", "eager", "piecewise", "full"]
 Fallback = Literal["error", "eager"]

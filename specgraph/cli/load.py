@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from specgraph.cli.named_models import find_model
 from specgraph.errors import ConfigError
-from specgraph.options import EngineOptions, Progress
+from specgraph.options import NGRAM, EngineOptions, Progress
 
 if TYPE_CHECKING:
     from specgraph.device import Platform
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 _SMALL = 64 * 2**20
 """Bytes of a target's folder up to which one thread of the CPU is fastest."""
-
-_NGRAM = Path("ngram")
-"""The drafter that is no folder."""
 
 
 def choose_folders(
@@ -36,10 +33,10 @@ def choose_folders(
             raise ConfigError(f"--model {model} is a target: leave out --target {target}")
         target, own = find_model(model)
         draft = draft or own
-    if target is None and draft not in (None, _NGRAM):
+    if target is None and draft not in (None, NGRAM):
         raise ConfigError(f"--draft {draft}: give its target too (--target or --model)")
     for option, folder in (("--target", target), ("--draft", draft)):
-        if folder not in (None, _NGRAM) and not folder.exists():
+        if folder not in (None, NGRAM) and not folder.exists():
             raise ConfigError(f"{option} {folder}: there is no such file or folder")
     return target, draft
 

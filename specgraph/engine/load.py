@@ -26,17 +26,13 @@ from specgraph.engine.decoder import SpeculativeDecoder
 from specgraph.engine.text import TextGenerator
 from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
 from specgraph.models.ngram import NgramHead, check_ngrams
-from specgraph.options import EngineOptions, Progress, dtype_named
+from specgraph.options import NGRAM, EngineOptions, Progress, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout, leave_on_error
 from specgraph.validation import MOST_POSITIONS, checked
 
 if TYPE_CHECKING:
     from specgraph.models.llama import LlamaTarget
     from specgraph.models.protocol import Head
-
-
-NGRAM = Path("ngram")
-"""The drafter that is in no folder, in the place of its folder: `NgramHead`, for any target."""
 
 
 def shipped_pair() -> tuple[Path, Path]:
@@ -130,7 +126,7 @@ def drafter_name(draft: Path, options: EngineOptions) -> str:
     """Return a drafter's kind, for people."""
     if draft != NGRAM:
         return str(drafter_format(draft))
-    return f"ngram (n-grams of {options.prompt_lookup_max} to {options.prompt_lookup_min} tokens)"
+    return f"n-grams of {options.prompt_lookup_max} to {options.prompt_lookup_min} tokens"
 
 
 def join(platform: Platform, options: EngineOptions, also: Mapping[str, object]) -> ParallelLayout | None:

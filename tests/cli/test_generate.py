@@ -116,6 +116,12 @@ def test_what_is_counted_is_in_the_output():
         assert shown in run.stderr
 
 
+def test_n_grams_draft_without_a_folder():
+    run = specgraph("generate", *QUICK, "--draft", "ngram", "--prompt-lookup-max", 3, "--max-tokens", 4, "--json", "-")
+    assert len(json.loads(run.stdout)["tokens"]) == 4
+    assert "tiny-python, ngram" in run.stderr
+
+
 def test_a_drafter_of_another_target_is_told(tmp_path):
     target, trained = shipped_pair()
     draft = Path(shutil.copytree(trained, tmp_path / "draft"))

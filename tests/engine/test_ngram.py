@@ -97,7 +97,7 @@ def test_the_shipped_target_drafts_for_itself():
         with torch.inference_mode():
             texts.append(tokens(generator.decoder.generate([request])))
         if "draft" in options:
-            assert "drafter ngram (n-grams of 5 to 1 tokens)" in generator.description
+            assert "drafter n-grams of 5 to 1 tokens" in generator.description
             assert generator.decoder.metrics.mean_acceptance_length > 3
         generator.close()
     assert texts[0] == texts[1]
