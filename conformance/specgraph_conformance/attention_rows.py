@@ -213,9 +213,7 @@ def attention_of(platform: Platform, attention: str, rows: Rows) -> Attend:
     return attend
 
 
-def check_attention(
-    platform: Platform, attention: str, seed: int, *rows: Any, way: str = "eager", **shape: Any
-) -> None:
-    """The rows of `rows_for` are those of float64, eagerly or in the replay of a graph."""
+def check_attention(platform: Platform, attention: str, seed: int, *rows: Any, **shape: Any) -> None:
+    """The rows of `rows_for` are those of float64."""
     made = rows_for(platform, attention, seed, *rows, **shape)
-    made.check(run_on(platform, way), attention_of(platform, attention, made))
+    made.check(run_on(platform), attention_of(platform, attention, made))

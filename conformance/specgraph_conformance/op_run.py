@@ -1,4 +1,4 @@
-"""Runs a row of the op table on a device, with its tensors between guards."""
+"""Runs a row of the op table on a device, at once or also in a graph, with its tensors between guards."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from specgraph.device import Platform
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from specgraph_conformance.linear_oracles import TOLERANCE
 from specgraph_conformance.op_table import Run
 from specgraph_conformance.rig import captured, on_host
 
@@ -40,6 +41,10 @@ class Memory:
         """Copy the host's values, and set the guards."""
         self._there.copy_(self._given)
 
+    def clear(self) -> None:
+        """Set all values, and the guards, to zero."""
+        self._there.zero_()
+
     def store(self, written: list[Tensor], what: str) -> None:
         """Copy the device's values to the host.
 
@@ -62,40 +67,95 @@ class Memory:
         return whole.as_strided(tensor.size(), tensor.stride(), self._first + tensor.storage_offset())
 
 
-def run_on(platform: Platform, way: str) -> Run:
-    """Return what runs ops on a platform, eagerly or in a graph.
+class Call:
+    """A call of an op on a platform, with copies of the host's tensors between guards."""
 
-    The graph is captured while all tensors are zero, and replayed with their values: nothing of them is baked in. The
-    capture follows a warm-up on the capture stream, as an engine's does: a device's libraries may not be set up in a
-    capture.
-    """
+    def __init__(self, platform: Platform, op: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        self.platform, self.op, self.results = platform, op, None
+        tensors: list[Tensor] = [leaf for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)]
+        self.memory = {_key(tensor): Memory(tensor, platform.device) for tensor in tensors}
+        self.args, self.kwargs = tree_map_only(Tensor, self.there, (args, kwargs))
+
+    def there(self, tensor: Tensor) -> Tensor:
+        """The device's copy of one of the host's tensors."""
+        return self.memory[_key(tensor)].view(tensor)
+
+    def issue(self) -> None:
+        """Call the op."""
+        self.results = self.op(*self.args, **self.kwargs)
+
+    def load(self) -> None:
+        """Give all tensors the host's values."""
+        for each in self.memory.values():
+            each.load()
+
+    def seen(self) -> Any:
+        """The results of the last call, in host memory, once the device is idle."""
+        self.platform.synchronize()
+        return tree_map_only(Tensor, on_host, self.results)
+
+    def store(self, written: list[Tensor]) -> None:
+        """Copy what the op wrote to the host; it must have written nothing else."""
+        for number, (key, each) in enumerate(self.memory.items(), 1):
+            each.store([tensor for tensor in written if _key(tensor) == key], f"tensor {number} of the call")
+
+
+def run_on(platform: Platform) -> Run:
+    """Return what runs ops on a platform, each when it is called."""
 
     def run(op: Callable[..., Any], *args: Any, written: Iterable[Tensor] = (), **kwargs: Any) -> Any:
-        tensors: list[Tensor] = [leaf for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)]
-        memory = {_key(tensor): Memory(tensor, platform.device) for tensor in tensors}
-        there: Any = tree_map_only(Tensor, lambda tensor: memory[_key(tensor)].view(tensor), (args, kwargs))
-        results: Any = None
-
-        def call() -> None:
-            nonlocal results
-            results = op(*there[0], **there[1])
-
-        graph = None if way == "eager" else captured(platform, call)
-        for each in memory.values():
-            each.load()
-        if graph is None:
-            call()
-        else:
-            graph.replay()
-        platform.synchronize()
-        seen = tree_map_only(Tensor, on_host, results)
-        if graph is not None:
-            graph.close()
-        for number, (key, each) in enumerate(memory.items(), 1):
-            each.store([tensor for tensor in written if _key(tensor) == key], f"tensor {number} of the call")
+        call = Call(platform, op, args, kwargs)
+        call.load()
+        call.issue()
+        seen = call.seen()
+        call.store(list(written))
         return seen
 
     return run
+
+
+class RunInGraph:
+    """Runs each op at once and then in a graph; the results are those of the replay.
+
+    The graph is captured while all tensors are zero, and replayed with their values: nothing of them is baked in. The
+    capture follows the first run on the capture stream, as an engine's follows its warm-up: a device's libraries may
+    not be set up in a capture.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform = platform
+        self.differs = ""
+        """How the last replay whose results are not those of the first run differs from it; empty where none does."""
+
+    def __call__(self, op: Callable[..., Any], *args: Any, written: Iterable[Tensor] = (), **kwargs: Any) -> Any:
+        written, call = list(written), Call(self.platform, op, args, kwargs)
+        self.platform.synchronize()
+        with self.platform.use(self.platform.capture_stream):
+            call.load()
+            call.issue()
+            first = call.seen(), [on_host(call.there(tensor)) for tensor in written]
+        for each in call.memory.values():
+            each.clear()
+        graph = captured(self.platform, call.issue, warm_up=False)
+        call.load()
+        graph.replay()
+        seen = call.seen()
+        replayed = seen, [on_host(call.there(tensor)) for tensor in written]
+        graph.close()
+        for a, b in zip(tree_leaves(first), tree_leaves(replayed), strict=True):
+            if torch.is_tensor(a) and not _agree(a, b):
+                self.differs = f"{getattr(op, '__name__', op)} gives other values in a replay than at once"
+        call.store(written)
+        return seen
+
+
+def _agree(a: Tensor, b: Tensor) -> bool:
+    """Equality, of floats up to the rounding of sums in another order."""
+    if not a.is_floating_point() or a.numel() == 0:
+        return torch.equal(a, b)
+    first, second, tolerance = a.double(), b.double(), TOLERANCE.get(a.dtype, 0.15)
+    largest = float(second.nan_to_num(0, 0, 0).abs().max())
+    return torch.allclose(first, second, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

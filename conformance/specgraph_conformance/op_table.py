@@ -1,6 +1,6 @@
 """The table of what the draft ops do: a row makes inputs for an op, runs it, and compares with an oracle on the host.
 
-The suite runs each row on the device under test, eagerly and in a graph. The core's own tests run the rows on the plain
+The suite runs each row on the device under test, at once and in a graph. The core's own tests run the rows on the plain
 torch references.
 """
 
@@ -16,8 +16,6 @@ from torch import Tensor
 
 from specgraph_conformance.case import Case
 
-WAYS = ("eager", "captured")
-"""The ways in which the suite runs an op: at once, or in the replay of a graph."""
 FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Values of the parameter `dtype`."""
@@ -51,8 +49,7 @@ class Row:
     Attributes:
         case: the claim, and where to look when it does not hold.
         check: raises an AssertionError when it does not hold.
-        parameters: by name, the values that the claim is checked for, each with its part of the case's id: those of
-            `dtype` and `kind` before the way, others after it.
+        parameters: by name, the values that the claim is checked for, each with its part of the case's id.
         large: the sizes are those for which devices have kernels of their own. A reference has none.
     """
 
@@ -61,13 +58,13 @@ class Row:
     parameters: Mapping[str, Mapping[str, Any]]
     large: bool = False
 
-    def parameter_sets(self, ways: Sequence[str] = WAYS) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Yield the id of each set of parameters, the way to run it, and the set."""
-        first = {name: values for name, values in self.parameters.items() if name in ("dtype", "kind")}
-        axes = {**first, "way": {way: way for way in ways}, **self.parameters}
-        for chosen in product(*(values.items() for values in axes.values())):
-            values = {name: value for name, (_, value) in zip(axes, chosen, strict=True)}
-            yield "-".join(id for id, _ in chosen), values.pop("way"), values
+    def parameter_sets(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the id of each set of parameters, and the set; one without an id for a row without parameters."""
+        for chosen in product(*(values.items() for values in self.parameters.values())):
+            yield (
+                "-".join(id for id, _ in chosen),
+                {name: value for name, (_, value) in zip(self.parameters, chosen, strict=True)},
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def test_a_timeout_raises_and_lowers_and_heavy_modules_are_there_before_the_firs
     look = Look()
     # Within the first case's time they would be counted against it.
     monkeypatch.setattr(plugin, "import_heavy_modules", lambda: look.calls.append("heavy modules"))
-    limits = {"capture.runs-nothing": 60.0, "decoding.sampled-follows-the-target[eagle]": 180.0}
+    limits = {"capture.runs-nothing": 60.0, "decoding.sampled-follows-the-target": 180.0}
     pytest.main([*Selection(cases=tuple(limits), timeout=timeout).arguments("cpu")], plugins=[look])
     assert look.calls == ["heavy modules", "case", "case"]
     assert look.limits == {id: timeout or own for id, own in limits.items()}

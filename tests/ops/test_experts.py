@@ -13,7 +13,7 @@ from specgraph.ops.experts import grouped_expert_mlp
 SETS = [
     pytest.param(row, parameters, id=f"{row.case.id}[{id}]")
     for row in experts.TABLE.rows
-    for id, _, parameters in row.parameter_sets(["eager"])
+    for id, parameters in row.parameter_sets()
     if parameters["dtype"] is torch.bfloat16
 ]
 
@@ -21,7 +21,7 @@ SETS = [
 @pytest.mark.parametrize(("row", "parameters"), SETS)
 def test_grouped(row, parameters, monkeypatch):
     monkeypatch.setattr("specgraph.ops.expert_mlp", grouped_expert_mlp)
-    row.check(run_on(CpuPlatform(), "eager"), torch.Generator().manual_seed(0), **parameters)
+    row.check(run_on(CpuPlatform()), torch.Generator().manual_seed(0), **parameters)
 
 
 def test_other_dtypes_are_left_to_the_reference():

@@ -20,7 +20,7 @@ SETS = [
     pytest.param(row, parameters, id=f"{row.case.id}[{id}]")
     for row in ROWS
     if not row.large
-    for id, _, parameters in row.parameter_sets(["eager"])
+    for id, parameters in row.parameter_sets()
 ]
 REFERENCE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse2)
 """A key that no device implements the ops for."""
@@ -53,4 +53,4 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("row", "parameters"), SETS)
 def test_reference(row: Row, parameters: dict[str, Any]) -> None:
     with torch.no_grad(), References():
-        row.check(run_on(CpuPlatform(), "eager"), torch.Generator().manual_seed(0), **parameters)
+        row.check(run_on(CpuPlatform()), torch.Generator().manual_seed(0), **parameters)

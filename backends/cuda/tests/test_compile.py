@@ -113,8 +113,8 @@ def test_every_op_compiles(compiled: Compiled) -> None:
     """Compile what the rows of the op table call, in their dtypes and sizes."""
     for row in ROWS:
         if compiled.kernels.options.float8 or "float8" not in row.case.needs:
-            for _, _, parameters in row.parameter_sets(["eager"]):
-                row.check(run_on(CpuPlatform(), "eager"), torch.Generator().manual_seed(0), **parameters)
+            for _, parameters in row.parameter_sets():
+                row.check(run_on(CpuPlatform()), torch.Generator().manual_seed(0), **parameters)
     assert compiled.called == {name for name in dir(TritonOps) if name in declared.__all__}
 
 
@@ -122,7 +122,7 @@ def test_every_op_compiles(compiled: Compiled) -> None:
 @pytest.mark.parametrize("dim", [16, 96, 128, 256])
 def test_attention_compiles_for_every_head_dim(compiled: Compiled, dim: int, rows: int) -> None:
     asked = Rows(torch.Generator().manual_seed(dim), [rows, rows], [9, 40], dim=dim, dtype=torch.bfloat16)
-    asked.check(run_on(CpuPlatform(), "eager"))
+    asked.check(run_on(CpuPlatform()))
     assert compiled.called == {"paged_attention"}
 
 

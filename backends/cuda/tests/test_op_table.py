@@ -21,7 +21,7 @@ from specgraph.ops.library import NAMESPACE
 SETS = [
     pytest.param(row, parameters, id=f"{row.case.id}[{id}]")
     for row in (*passes.TABLE.rows, *rounds.TABLE.rows, *ngram.TABLE.rows)
-    for id, _, parameters in row.parameter_sets(["eager"])
+    for id, parameters in row.parameter_sets()
 ]
 
 
@@ -40,4 +40,4 @@ class Interpreted(TorchDispatchMode):
 @pytest.mark.parametrize(("row", "parameters"), SETS)
 def test_kernels(row: Row, parameters: dict[str, Any]) -> None:
     with torch.no_grad(), Interpreted():
-        row.check(run_on(CpuPlatform(), "eager"), torch.Generator().manual_seed(0), **parameters)
+        row.check(run_on(CpuPlatform()), torch.Generator().manual_seed(0), **parameters)

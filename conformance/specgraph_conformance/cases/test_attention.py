@@ -105,7 +105,7 @@ def test_many_keys(platform: Platform, attention: str, keys: int, seed: int) -> 
     rows = rows_for(platform, attention, seed, [2, 2, 2], [keys, 7, 600], block=128)
     # Random keys average out over thousands of them: the earliest ones get values that show where they are missing.
     rows.cache.value[rows.blocks[0][0]] += keys / 8
-    rows.check(run_on(platform, "eager"), attention_of(platform, attention, rows))
+    rows.check(run_on(platform), attention_of(platform, attention, rows))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: f"{dtype}".removeprefix("torch."))
@@ -161,7 +161,7 @@ def test_captured(platform: Platform, attention: str, seed: int) -> None:
 )
 def test_repeats(platform: Platform, attention: str, seed: int) -> None:
     rows = rows_for(platform, attention, seed, [4] * 3, [300, 37, 90])
-    run, attend = run_on(platform, "eager"), attention_of(platform, attention, rows)
+    run, attend = run_on(platform), attention_of(platform, attention, rows)
     first = rows.run(run, attend)
     for _ in range(4):
         expect_equal(rows.run(run, attend), first)

@@ -84,7 +84,7 @@ def test_cancelled_blocks(platform: Platform, lowering: str, seed: int) -> None:
             assert (on_host(cache)[blocks] == 7.0).all(), f"KV tensor {number}: freed blocks were written"
 
 
-@pytest.mark.parametrize("prompt", [8, 14, 15, 22])
+@pytest.mark.parametrize("prompt", [14, 15])
 @case(
     "decoding.what-fits-is-taken",
     "A request is taken by a cache that has blocks for its prompt, its max_tokens and two passes of K + 1 rows, and "

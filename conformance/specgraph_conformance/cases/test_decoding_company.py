@@ -20,8 +20,6 @@ from specgraph_conformance.rig import on_host
 TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
 WAYS: dict[str, dict[str, Any]] = {
     "chain": {},
-    "tree": {"k": 4, "tree": TREE},
-    "round": {"decode": "round"},
     "round-tree": {"decode": "round", "k": 4, "tree": TREE},
 }
 """Options of `decoder`."""

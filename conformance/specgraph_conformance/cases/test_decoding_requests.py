@@ -38,7 +38,7 @@ def _storages(metadata: AttentionMetadata) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in named.values()}
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 2])
 @case(
     "decoding.padded-batches",
     "Batches padded to a larger captured size decode the same tokens.",

@@ -34,30 +34,26 @@ WAYS: dict[str, dict[str, Any]] = {
 """Options of `decoder`: what verifies drafts in a graph."""
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @case(
     "decoding.sampled-follows-the-target",
-    "Sampled output has the target's distribution, also with a drafter that seldom agrees: chi-square of the second "
-    "token against float64.",
+    "Sampled output has the target's distribution: chi-square of the first two tokens against float64.",
     hazard="draft-probs-of-another-row",
     cause="draft noise and acceptance noise that are not independent, or a verify that is not given the drafter's "
     "distributions, or those of another request's drafts",
     timeout=180,
 )
-def test_sampled(platform: Platform, kind: str) -> None:
-    expect_targets_distribution(platform, kind)
+def test_sampled(platform: Platform) -> None:
+    expect_targets_distribution(platform)
 
 
-@pytest.mark.parametrize("way", ["round", "tree"])
 @case(
     "decoding.top-k-of-a-draft",
-    "With top_k, sampled output has the distribution of the target's k most likely tokens, in one launch per round "
-    "and with draft trees.",
+    "With top_k and draft trees, sampled output has the distribution of the target's k most likely tokens.",
     cause="parameters of another request, or drafts accepted by the distribution without the parameters",
     timeout=180,
 )
-def test_top_k(platform: Platform, way: str) -> None:
-    expect_targets_distribution(platform, "eagle", top_k=3, sampling_parameters=True, **WAYS[way])
+def test_top_k(platform: Platform) -> None:
+    expect_targets_distribution(platform, top_k=3, sampling_parameters=True, **WAYS["tree"])
 
 
 @pytest.mark.parametrize("biased", ["another-token-each", "token-0"])
@@ -124,7 +120,7 @@ def expect_best_after_penalties(
             )
 
 
-def expect_targets_distribution(platform: Platform, kind: str, top_k: int = 0, **options: Any) -> None:
+def expect_targets_distribution(platform: Platform, top_k: int = 0, **options: Any) -> None:
     """Chi-square of the first two tokens of 450 requests."""
     prompt, draws, temperature = [5, 9, 2], 450, 1.3
     asked = [
@@ -132,7 +128,7 @@ def expect_targets_distribution(platform: Platform, kind: str, top_k: int = 0, *
         for i in range(draws)
     ]
     sizes: dict[str, Any] = {"k": 2, "max_num_requests": 16, "capture_sizes": (16,), "max_model_len": 32}
-    with decoder(platform, kind=kind, sampled=True, **sizes | options) as made:
+    with decoder(platform, sampled=True, **sizes | options) as made:
         results = generate(made, asked)
         accepted, drafted = sum(made.metrics.accepted), made.metrics.num_drafts * made.config.num_speculative_tokens
         assert accepted > draws // 10, f"only {accepted} of {drafted} draft tokens were accepted"

@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from specgraph.device import LOWERINGS, Platform
+from specgraph.device import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import follow_oracle, rig
 from specgraph_conformance.draft_rig import make_batches, make_config
 from specgraph_conformance.rig import expect_equal, on_host
 
+LOOPS = ["step", "merged"]
+"""Lowerings that have ops of their own between two draft steps."""
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+
 @case(
     "drafting.each-step-sees-one-more-token",
     "Each draft step attends to the one before it: drafts and KV are those of a dense float64 chain over the accepted "
@@ -22,11 +24,11 @@ from specgraph_conformance.rig import expect_equal, on_host
     hazard="per-step-lengths-not-updated",
     cause="positions, lengths or slots that are not moved on from draft step to draft step",
 )
-def test_each_step(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    follow_oracle(platform, make_config(decode=lowering, k=7), attention, seed, [3, 4, 1])
+def test_each_step(platform: Platform, attention: str, seed: int) -> None:
+    follow_oracle(platform, make_config(decode="auto", k=7), attention, seed, [3, 4, 1])
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", LOOPS)
 @case(
     "drafting.each-step-writes-its-kv",
     "After a propose, the cache holds the key and the value of each draft step.",
@@ -52,15 +54,14 @@ def test_chain_writes(platform: Platform, attention: str, lowering: str, seed: i
 
 
 @pytest.mark.parametrize("numbers", ["host", "device"])
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.rejected-tokens-are-not-attended",
     "KV of rejected rows does not change a draft: lengths count the accepted tokens of this round only.",
     hazard="rejected-tokens-in-lengths",
     cause="host lengths are computed before the accepted counts are known",
 )
-def test_rejected(platform: Platform, attention: str, lowering: str, numbers: str, seed: int) -> None:
-    config = make_config(decode=lowering, k=4, capture_sizes=(4,))
+def test_rejected(platform: Platform, attention: str, numbers: str, seed: int) -> None:
+    config = make_config(decode="auto", k=4, capture_sizes=(4,))
     made, other = rig(platform, config, attention), rig(platform, config, attention)
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [3])
     batch = replace(batch, num_sampled=[1, 2, 1])
@@ -75,7 +76,7 @@ def test_rejected(platform: Platform, attention: str, lowering: str, numbers: st
     other.close()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", LOOPS)
 @case(
     "drafting.up-to-the-last-position",
     "Drafts that pass the end of max_model_len write nothing there and stay within the rotary table.",

@@ -11,21 +11,20 @@ from specgraph.device import Platform
 from specgraph.errors import CaptureError
 
 from specgraph_conformance.case import case
-from specgraph_conformance.draft_comparison import CAPTURED, rig
+from specgraph_conformance.draft_comparison import rig
 from specgraph_conformance.draft_rig import make_batches, make_config
 from specgraph_conformance.rig import adding, expect_refusal, on_host
 
 
-@pytest.mark.parametrize("lowering", CAPTURED)
 @case(
     "drafting.named-sizes-are-captured",
     "Each size that the user names is captured as named, with K + 1 rows per request, and no other size is captured.",
     hazard="size-truncated",
     cause="sizes are rounded or cut to a multiple without a word",
 )
-def test_sizes(platform: Platform, lowering: str) -> None:
+def test_sizes(platform: Platform) -> None:
     sizes = (1, 3, 5, 7)
-    made = rig(platform, make_config(decode=lowering, max_num_requests=7, capture_sizes=sizes), "paged")
+    made = rig(platform, make_config(decode="auto", max_num_requests=7, capture_sizes=sizes), "paged")
     assert made.drafter.graphs is not None
     seen = made.drafter.graphs.descriptors
     captured = sorted({d.num_requests for d in seen if d.phase != "prefill"})
@@ -33,15 +32,14 @@ def test_sizes(platform: Platform, lowering: str) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("lowering", CAPTURED)
 @case(
     "drafting.every-batch-has-its-graph",
     "After capture(), each batch up to the maximum is served by a graph captured then.",
     hazard="capture-key-mismatch",
     cause="capture and dispatch build the key of a graph in two places",
 )
-def test_keys(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(decode=lowering), "paged")
+def test_keys(platform: Platform, seed: int) -> None:
+    made = rig(platform, make_config(decode="auto"), "paged")
     runner = made.drafter.graphs
     assert runner is not None
     before = list(runner.descriptors)
@@ -53,15 +51,14 @@ def test_keys(platform: Platform, lowering: str, seed: int) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("lowering", CAPTURED)
 @case(
     "drafting.nothing-is-captured-at-request-time",
     "A propose never captures: without capture() it is a CaptureError that names what is missing.",
     hazard="capture-at-request-time",
     cause="the runner captures what it lacks when a request comes",
 )
-def test_request_time(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(decode=lowering), "paged")
+def test_request_time(platform: Platform, seed: int) -> None:
+    made = rig(platform, make_config(decode="auto"), "paged")
     assert made.drafter.graphs is not None
     assert made.drafter.graphs.graph_count > 0, "capture() captured nothing: it is left to the first request"
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [2])
@@ -137,15 +134,14 @@ def test_one_launch(platform: Platform, seed: int) -> None:
         made.close()
 
 
-@pytest.mark.parametrize("lowering", CAPTURED)
 @case(
     "drafting.a-hundred-rounds-without-growth",
     "A hundred rounds of changing batches take no memory.",
     cause="a propose that allocates and keeps: graphs, events or tensors of each round",
     timeout=120,
 )
-def test_growth(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(decode=lowering), "paged")
+def test_growth(platform: Platform, seed: int) -> None:
+    made = rig(platform, make_config(decode="auto"), "paged")
     batches = make_batches(made.config, made.head.aux_size, seed, [4, 1, 3, 2])
     for batch in batches:
         made.round(batch)

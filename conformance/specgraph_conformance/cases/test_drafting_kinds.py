@@ -14,7 +14,6 @@ from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import (
-    CAPTURED,
     TOLERANCE,
     Rounds,
     assert_same,
@@ -35,9 +34,14 @@ from specgraph_conformance.tiny_models import HEADS, VOCAB
 PROGRAMS = ("eagle3", "mtp-modules", "dflash", "peagle", "draft-model")
 """One kind of head per draft program: a chain, one module per step, all tokens in one pass from a block or from masked
 rows, and a chain whose positions differ from the target's."""
+MODES = [
+    *((mode, "mtp-modules") for mode in GRAPH_MODES),
+    *(("FULL", kind) for kind in PROGRAMS if kind != "mtp-modules"),
+]
+"""Every graph mode with the program that has most graphs, and every program's prompts and rounds in graphs."""
 
 
-@pytest.mark.parametrize("lowering", CAPTURED)
+@pytest.mark.parametrize("lowering", ["step", "merged"])
 @pytest.mark.parametrize("kind", [*(kind for kind in HEADS if kind != "eagle"), "ngram"])
 @case(
     "drafting.every-head-equals-eager",
@@ -182,8 +186,7 @@ def test_ragged(platform: Platform, kind: str, seed: int) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
-@pytest.mark.parametrize("mode", GRAPH_MODES)
+@pytest.mark.parametrize(("mode", "kind"), MODES)
 @case(
     "drafting.graph-modes",
     "In each graph mode prompts and rounds leave the bits of eager, from the graphs that the mode names and no others.",

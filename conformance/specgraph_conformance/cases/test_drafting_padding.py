@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from specgraph.attention import NULL_BLOCK, NULL_SLOT
-from specgraph.device import LOWERINGS, Platform
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -17,15 +17,14 @@ from specgraph_conformance.rig import expect_equal, on_host
 from specgraph_conformance.tiny_models import make_head
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.padded-rows-write-nothing",
     "A padded batch writes KV only at the positions of its real requests: every other slot keeps its bits.",
     hazard="padded-rows-write-kv",
     cause="padded rows run with a slot of a real block instead of -1",
 )
-def test_padding_writes(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    config = make_config(decode=lowering, capture_sizes=(4,))
+def test_padding_writes(platform: Platform, attention: str, seed: int) -> None:
+    config = make_config(decode="auto", capture_sizes=(4,))
     made = rig(platform, config, attention)
     config = made.config
     full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
@@ -44,14 +43,13 @@ def test_padding_writes(platform: Platform, attention: str, lowering: str, seed:
     made.close()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.idle-between-rounds",
     "A propose without requests runs the launches of one with requests, writes no KV, and changes no later round.",
     cause="an idle rank skips the launch that its peers' collectives wait for, or its inert rows write KV",
 )
-def test_idle(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    config = make_config(decode=lowering)
+def test_idle(platform: Platform, attention: str, seed: int) -> None:
+    config = make_config(decode="auto")
     made, busy = rig(platform, config, attention), rig(platform, config, attention)
     sizes = (3, 1, 2, 4)
     for batch, size in zip(make_batches(made.config, made.head.aux_size, seed, sizes), sizes, strict=True):
@@ -68,15 +66,14 @@ def test_idle(platform: Platform, attention: str, lowering: str, seed: int) -> N
     busy.close()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.smaller-batch-after-larger",
     "After a larger batch, a smaller one drafts what it drafts alone, and the rows after it are inert.",
     hazard="stale-padding-rows",
     cause="the tail of the buffers keeps the last, larger batch",
 )
-def test_shrinking(platform: Platform, lowering: str, seed: int) -> None:
-    made = _after_larger(platform, lowering, seed, lambda made, small: made.propose(small).token_ids)
+def test_shrinking(platform: Platform, seed: int) -> None:
+    made = _after_larger(platform, seed, lambda made, small: made.propose(small).token_ids)
     counts = on_host(made.drafter.buffers.round.num_sampled).tolist()[1:]
     assert counts == [0, 0, 0], f"padded requests keep num_sampled {counts} of the larger batch: they are not inert"
     slots = on_host(made.drafter.buffers.first.slot_mapping)[made.config.query_len :].unique().tolist()
@@ -84,7 +81,6 @@ def test_shrinking(platform: Platform, lowering: str, seed: int) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.smaller-batches-in-place",
     "Each of several smaller batches that are written in the drafter's own memory, with a larger one before it, drafts "
@@ -92,7 +88,7 @@ def test_shrinking(platform: Platform, lowering: str, seed: int) -> None:
     hazard="stale-padding-in-place",
     cause="requests behind a batch in place are those of the last one: not all are made inert, or only once",
 )
-def test_shrinking_in_place(platform: Platform, lowering: str, seed: int) -> None:
+def test_shrinking_in_place(platform: Platform, seed: int) -> None:
     def propose(made: DraftRig, small: HostBatch) -> Tensor:
         handed, inputs = small.on(platform.device, made.head.dtype), made.drafter.inputs(1)
         inputs.block_table.fill_(NULL_BLOCK)
@@ -104,18 +100,16 @@ def test_shrinking_in_place(platform: Platform, lowering: str, seed: int) -> Non
         )
         return drafts.token_ids
 
-    _after_larger(platform, lowering, seed, propose).close()
+    _after_larger(platform, seed, propose).close()
 
 
-def _after_larger(
-    platform: Platform, lowering: str, seed: int, propose: Callable[[DraftRig, HostBatch], Tensor]
-) -> DraftRig:
+def _after_larger(platform: Platform, seed: int, propose: Callable[[DraftRig, HostBatch], Tensor]) -> DraftRig:
     """Expect what a batch of one drafts alone from it after a larger batch, three times, and no KV of other requests.
 
     Args:
         propose: takes a drafter and the small batch, and returns the drafts.
     """
-    config = make_config(decode=lowering, capture_sizes=(4,))
+    config = make_config(decode="auto", capture_sizes=(4,))
     made, alone = rig(platform, config, "paged"), rig(platform, config, "paged")
     full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
     fresh = [tuple(tensor[small.blocks[0]].clone() for tensor in cache) for cache in alone.caches]
@@ -137,15 +131,14 @@ def _after_larger(
     return made
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.largest-batch-fits",
     "The largest batch drafts what the float64 chain drafts: every buffer holds the padded maximum.",
     hazard="buffer-smaller-than-padded-size",
     cause="a buffer is allocated for the asked maximum and sliced at the padded one",
 )
-def test_largest(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(decode=lowering, max_num_requests=5, capture_sizes=(2, 5))
+def test_largest(platform: Platform, seed: int) -> None:
+    config = make_config(decode="auto", max_num_requests=5, capture_sizes=(2, 5))
     follow_oracle(platform, config, "paged", seed, [5, 3])
 
 
@@ -167,7 +160,7 @@ class RowCount:
         return self.head.forward(token_ids, *args)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", ["step", "merged"])
 @case(
     "drafting.later-steps-have-one-row-per-request",
     "Step 0 runs K + 1 rows per request, and each later step one.",

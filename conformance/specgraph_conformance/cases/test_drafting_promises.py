@@ -10,13 +10,13 @@ import pytest
 import torch
 from specgraph.attention import KVCache
 from specgraph.capture import BatchDescriptor, GraphRunner
-from specgraph.device import LOWERINGS, Platform
+from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch, allocate_sampling
 from specgraph.errors import ReadSetError, StaleInputError, UnsupportedError
 from torch import Tensor
 
 from specgraph_conformance.case import Absent, case
-from specgraph_conformance.draft_comparison import CAPTURED, rig
+from specgraph_conformance.draft_comparison import rig
 from specgraph_conformance.draft_rig import make_batches, make_config, random_caches
 from specgraph_conformance.rig import adding, assert_usable, expect_equal, expect_refusal, on_host
 from specgraph_conformance.tiny_models import VOCAB, Head, make_head
@@ -34,15 +34,14 @@ def _drafter(head: Head, caches: list[KVCache], platform: Platform, config: Draf
         raise Absent(str(error)) from error
 
 
-@pytest.mark.parametrize("lowering", CAPTURED)
 @case(
     "drafting.captures-write-no-kv",
     "Capturing after an engine has written its first round changes no key and no value, though warm-ups run.",
     hazard="warm-up-over-live-requests",
     cause="the warm-up before a capture runs over live requests",
 )
-def test_capture_writes_nothing(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(decode=lowering)
+def test_capture_writes_nothing(platform: Platform, seed: int) -> None:
+    config = make_config(decode="auto")
     head = make_head("eagle", 1, platform.device)
     caches = random_caches(head, config, platform.device, seed)
     made = _drafter(head, caches, platform, config)
@@ -59,15 +58,14 @@ def test_capture_writes_nothing(platform: Platform, lowering: str, seed: int) ->
     made.close()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.inert-request-between-others",
     "Where only the device knows a round's numbers, an inert request between others changes nobody's drafts.",
     hazard="inert-request-between-others",
     cause="host lengths for as many requests as are live, and not up to the last live one",
 )
-def test_between(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(decode=lowering, capture_sizes=(4,)), attention)
+def test_between(platform: Platform, attention: str, seed: int) -> None:
+    made = rig(platform, make_config(decode="auto", capture_sizes=(4,)), attention)
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [4])
     before = [(cache.key.clone(), cache.value.clone()) for cache in made.caches]
     expected = made.round(batch)
@@ -82,7 +80,7 @@ def test_between(platform: Platform, attention: str, lowering: str, seed: int) -
     made.close()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", ["step", "merged"])
 @case(
     "drafting.penalties-count-earlier-drafts",
     "A token that a bias makes the likeliest of all is drafted once where its penalty for a second time is larger, "
@@ -132,24 +130,22 @@ def test_moved(platform: Platform, seed: int) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.bound-rounds-of-other-k",
     "Bound tensors give the drafts of handed-over ones also after rounds of fewer rows than the largest.",
     hazard="bound-tensors-of-other-rounds",
     cause="hidden states of bound tensors read by the rows of the largest round instead of the round at hand",
 )
-def test_bound_k(platform: Platform, lowering: str, seed: int) -> None:
+def test_bound_k(platform: Platform, seed: int) -> None:
     def write(into: ProposeBatch, engines: ProposeBatch, values: dict[str, Tensor]) -> None:
         into.block_table.zero_()
         for name, tensor in values.items():
             view = getattr(into, name)
             (view[:, : tensor.shape[1]] if name == "block_table" else view).copy_(tensor)
 
-    _compare_bound(platform, lowering, write, "drafts of bound tensors after a round of two rows", seed)
+    _compare_bound(platform, write, "drafts of bound tensors after a round of two rows", seed)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.engines-write-their-own-bound-tensors",
     "A propose reads the first columns and the first packed rows of the tensors themselves that an engine bound, also "
@@ -157,7 +153,7 @@ def test_bound_k(platform: Platform, lowering: str, seed: int) -> None:
     hazard="bound-tensors-read-elsewhere",
     cause="columns or rows of the largest round, which a view from `inputs` hides: it is written where it is read",
 )
-def test_bound_written(platform: Platform, lowering: str, seed: int) -> None:
+def test_bound_written(platform: Platform, seed: int) -> None:
     def write(into: ProposeBatch, engines: ProposeBatch, values: dict[str, Tensor]) -> None:
         engines.block_table.zero_()
         engines.sampled_token_ids.fill_(1)
@@ -165,12 +161,11 @@ def test_bound_written(platform: Platform, lowering: str, seed: int) -> None:
         for name, tensor in values.items():
             getattr(engines, name)[tuple(map(slice, tensor.shape))] = tensor
 
-    _compare_bound(platform, lowering, write, "drafts of tensors that the engine wrote itself", seed)
+    _compare_bound(platform, write, "drafts of tensors that the engine wrote itself", seed)
 
 
 def _compare_bound(
     platform: Platform,
-    lowering: str,
     write: Callable[[ProposeBatch, ProposeBatch, dict[str, Tensor]], None],
     what: str,
     seed: int,
@@ -180,7 +175,7 @@ def _compare_bound(
     Args:
         write: (view of the bound tensors for this round, the tensors that were bound, the round's values by name).
     """
-    config = make_config(decode=lowering, k=3, draft_schedule={2: 3, 4: 1})
+    config = make_config(decode="auto", k=3, draft_schedule={2: 3, 4: 1})
     head = make_head("eagle", 1, platform.device)
     (batch,) = make_batches(make_config(k=1), head.aux_size, seed, [3])
     batch = replace(batch, aux_hidden=9 * batch.aux_hidden)  # drafts follow from hidden states

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from specgraph.device import LOWERINGS, Platform
+from specgraph.device import Platform
 from specgraph.draft import DraftTree
 from specgraph.errors import StaleInputError
 
@@ -18,15 +18,14 @@ from specgraph_conformance.rig import expect_equal, expect_refusal, on_host
 from specgraph_conformance.tiny_models import make_head
 
 
-@pytest.mark.parametrize("lowering", CAPTURED)
 @case(
     "drafting.blocks-may-move",
     "The same requests, handed over again with other KV blocks, draft the same tokens.",
     hazard="stale-metadata-copied-late",
     cause="the block table is copied after the replay, or the slots are computed from an old one",
 )
-def test_blocks(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(decode=lowering)
+def test_blocks(platform: Platform, seed: int) -> None:
+    config = make_config(decode="auto")
     made = rig(platform, config, "paged")
     (batch,) = make_batches(config, made.head.aux_size, seed, [4])
     first = made.round(batch)
@@ -65,7 +64,6 @@ def test_inputs(platform: Platform, lowering: str, seed: int) -> None:
     assert_same(run(rig(platform, config, "paged"), batches), run(rig(platform, eager, "paged"), batches))
 
 
-@pytest.mark.parametrize("lowering", CAPTURED)
 @case(
     "drafting.bound-tensors",
     "Tensors that an engine binds once, before the capture, draft what the same rounds draft when they are handed over "
@@ -73,23 +71,22 @@ def test_inputs(platform: Platform, lowering: str, seed: int) -> None:
     hazard="stale-padding-rows",
     cause="the copy is not part of the graph, or padded requests of the engine's tensors stay alive",
 )
-def test_bound(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    config = make_config(decode=lowering, sampled=True)
+def test_bound(platform: Platform, attention: str, seed: int) -> None:
+    config = make_config(decode="auto", sampled=True)
     bound = rig(platform, config, attention, bound=True)
     batches = make_batches(bound.config, bound.head.aux_size, seed, [4, 1, 3, 4, 2])
     eager = rig(platform, make_config(sampled=True), attention)
     assert_same(run(bound, batches), run(eager, batches))
 
 
-@pytest.mark.parametrize("lowering", CAPTURED)
 @case(
     "drafting.attention-is-captured",
     "In a captured lowering, drafts depend on the KV of earlier rounds.",
     hazard="metadata-none-at-capture",
     cause="the graph was captured without attention metadata, so attention was left out",
 )
-def test_attends(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(decode=lowering)
+def test_attends(platform: Platform, seed: int) -> None:
+    config = make_config(decode="auto")
     made = rig(platform, config, "paged")
     (batch,) = make_batches(config, made.head.aux_size, seed, [4])
     first = made.round(batch)
@@ -101,15 +98,14 @@ def test_attends(platform: Platform, lowering: str, seed: int) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("lowering", CAPTURED)
 @case(
     "drafting.moved-weights-are-noticed",
     "With check_inputs, a replay after the weights were replaced by other tensors is a StaleInputError.",
     hazard="weights-moved",
     cause="addresses aren't compared with those of the capture",
 )
-def test_weights(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(decode=lowering, check_inputs=True), "paged")
+def test_weights(platform: Platform, seed: int) -> None:
+    made = rig(platform, make_config(decode="auto", check_inputs=True), "paged")
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [2])
     made.round(batch)
     head: Any = made.head
@@ -129,7 +125,7 @@ RESULTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", ["eager", "auto"])
 @pytest.mark.parametrize("shape", RESULTS)
 @case(
     "drafting.results-belong-to-the-caller",

@@ -43,7 +43,6 @@ class FailingHead:
         return self.head.forward(*args)  # pyright: ignore
 
 
-@pytest.mark.parametrize("lowering", ["piecewise", "step", "merged"])
 @pytest.mark.parametrize("passes", [0, 1, 2, 5])
 @case(
     "faults.drafter-capture-fails",
@@ -51,8 +50,8 @@ class FailingHead:
     hazard="capture-left-broken",
     cause="the runner doesn't close what it captured of the failed descriptor",
 )
-def test_drafter(platform: Platform, lowering: str, passes: int, seed: int) -> None:
-    config = make_config(decode=lowering)
+def test_drafter(platform: Platform, passes: int, seed: int) -> None:
+    config = make_config(decode="auto")
     head = make_head("eagle", 1, platform.device)
     with pytest.raises(Failure):
         DraftRig(platform, FailingHead(head, passes), config)  # pyright: ignore

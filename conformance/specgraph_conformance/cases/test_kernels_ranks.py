@@ -17,8 +17,7 @@ from specgraph.parallel import Ranks, join_ranks
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.op_run import run_on
-from specgraph_conformance.op_table import WAYS
+from specgraph_conformance.op_run import RunInGraph
 from specgraph_conformance.rig import expect_equal
 
 RANKS = 4
@@ -32,7 +31,6 @@ def ranks(platform: Platform, tmp_path: Path) -> Iterator[Ranks]:
     joined.close()
 
 
-@pytest.mark.parametrize("way", WAYS)
 @case(
     "kernels.collectives-of-one",
     "One rank: all_reduce leaves its tensor as it is, all_gather gives a copy.",
@@ -40,7 +38,7 @@ def ranks(platform: Platform, tmp_path: Path) -> Iterator[Ranks]:
     cause="all_reduce or all_gather: an uninitialised result, or the input itself instead of a copy",
     needs=("collectives_in_graph",),
 )
-def test_one_rank(platform: Platform, ranks: Ranks, way: str, seed: int) -> None:
+def test_one_rank(platform: Platform, ranks: Ranks, seed: int) -> None:
     x = torch.randn(7, 64, generator=torch.Generator().manual_seed(seed))
     given, total, copy = (x.clone() for _ in range(3))
 
@@ -49,6 +47,6 @@ def test_one_rank(platform: Platform, ranks: Ranks, way: str, seed: int) -> None
         ops.all_reduce(total, ranks.name)
         copy.copy_(ops.all_gather(there, ranks.name, 1))
 
-    run_on(platform, way)(body, given, total, copy, written=(total, copy))
+    RunInGraph(platform)(body, given, total, copy, written=(total, copy))
     expect_equal(total, x)
     expect_equal(copy, x)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from specgraph.device import LOWERINGS, Platform
+from specgraph.device import Platform
 from specgraph.draft import DraftTree
 from specgraph.models.protocol import DraftHead
 
@@ -16,7 +16,7 @@ from specgraph_conformance.case import case
 from specgraph_conformance.cases.test_decoding_first_propose import float64_pair, reads_hidden_states
 from specgraph_conformance.decode_rig import decoder, expect_targets_logprobs, expect_targets_tokens, generate, requests
 from specgraph_conformance.dense_models import short_of_best
-from specgraph_conformance.draft_comparison import CAPTURED, away_from_the_end, compare, float64_head, rig
+from specgraph_conformance.draft_comparison import away_from_the_end, compare, float64_head, rig
 from specgraph_conformance.draft_oracles import one_pass_logits
 from specgraph_conformance.draft_rig import make_batches, make_config
 from specgraph_conformance.oracles import gather_request
@@ -30,7 +30,6 @@ MARGIN = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.2}
 """The distance between scores, by the model's dtype, for the tree to be the only right one."""
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("kind", ["eagle3", "mtp", "draft-model"])
 @case(
     "drafting.tree-of-a-search",
@@ -38,14 +37,13 @@ MARGIN = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.2}
     hazard="sibling-sees-sibling",
     cause="rows of a step that see other branches, a wrong parent's hidden state, or a score without its path",
 )
-def test_search(platform: Platform, lowering: str, kind: str, seed: int) -> None:
+def test_search(platform: Platform, kind: str, seed: int) -> None:
     def search(oracle: Head, *given: Any) -> DenseTree:
         return dense_tree(PathLogits(cast(DraftHead, oracle), *given), TREE)
 
-    _expect_searched(platform, lowering, kind, seed, search)
+    _expect_searched(platform, kind, seed, search)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("kind", ["dflash", "peagle"])
 @case(
     "drafting.parallel-tree-of-a-search",
@@ -53,21 +51,21 @@ def test_search(platform: Platform, lowering: str, kind: str, seed: int) -> None
     hazard="parallel-block-rows",
     cause="draft_block_tree: logits of another position or request, or paths that are left out too early",
 )
-def test_parallel_search(platform: Platform, lowering: str, kind: str, seed: int) -> None:
+def test_parallel_search(platform: Platform, kind: str, seed: int) -> None:
     def search(oracle: Head, *given: Any) -> DenseTree:
         return block_tree(one_pass_logits(oracle, *given, num_drafts=TREE.num_steps), oracle.draft_to_target, TREE)
 
-    _expect_searched(platform, lowering, kind, seed, search)
+    _expect_searched(platform, kind, seed, search)
 
 
-def _expect_searched(platform: Platform, lowering: str, kind: str, seed: int, search: Callable[..., DenseTree]) -> None:
+def _expect_searched(platform: Platform, kind: str, seed: int, search: Callable[..., DenseTree]) -> None:
     """Compare the trees of some rounds with those of a search.
 
     Args:
         search: takes the head in float64, and of one request the accepted tokens, their hidden states, the position of
             the first, and the keys and values before it.
     """
-    made = rig(platform, make_config(decode=lowering, k=4, tree=TREE), "paged", kind)
+    made = rig(platform, make_config(decode="auto", k=4, tree=TREE), "paged", kind)
     oracle, compared = float64_head(made, kind), 0
     for batch in make_batches(made.config, made.head.aux_size, seed, [3, 4, 1]):
         batch = away_from_the_end(made.config, batch)
@@ -88,8 +86,7 @@ def _expect_searched(platform: Platform, lowering: str, kind: str, seed: int, se
     assert compared > 0, "every tree had scores as good as tied"
 
 
-@pytest.mark.parametrize("lowering", CAPTURED)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "lowering"), [*((kind, "auto") for kind in KINDS), ("eagle", "step")])
 @case(
     "drafting.trees-equal-eager",
     "Trees, carried states and KV of graphs are bit for bit those of eager, as batches shrink and grow.",
@@ -100,17 +97,16 @@ def test_equals_eager(platform: Platform, lowering: str, kind: str, seed: int) -
     compare(platform, make_config(decode=lowering, k=4, tree=TREE), "paged", seed, kind)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.trees-see-no-stale-nodes",
     "What earlier rounds left in the slots of a tree's nodes changes no draft.",
     hazard="rejected-node-kv-left-visible",
     cause="bits of levels that are not drawn yet, or a context that ends behind the accepted tokens",
 )
-def test_stale(platform: Platform, lowering: str, seed: int) -> None:
+def test_stale(platform: Platform, seed: int) -> None:
     seen = []
     for junk in (1.0, -30.0):
-        made = rig(platform, make_config(decode=lowering, k=4, tree=TREE), "paged", "eagle")
+        made = rig(platform, make_config(decode="auto", k=4, tree=TREE), "paged", "eagle")
         (batch,) = make_batches(made.config, made.head.aux_size, seed, [3])
         batch = away_from_the_end(made.config, replace(batch, num_sampled=[made.config.query_len] * 3))
         for start, blocks in zip(batch.start_positions, batch.blocks, strict=True):
@@ -127,15 +123,14 @@ def test_stale(platform: Platform, lowering: str, seed: int) -> None:
         expect_equal(first, second, what)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.trees-stay-in-their-blocks",
     "Nodes of a tree are written to blocks of their own request only, also across the end of a block.",
     hazard="tree-slot-overlaps-next-request",
     cause="slots counted on from the last one in memory, or too few KV slots reserved behind a request",
 )
-def test_blocks(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(decode=lowering, k=4, tree=TREE, max_num_requests=2), "paged", "eagle")
+def test_blocks(platform: Platform, seed: int) -> None:
+    made = rig(platform, make_config(decode="auto", k=4, tree=TREE, max_num_requests=2), "paged", "eagle")
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [1])
     block = made.config.block_size
     batch = replace(batch, start_positions=[2 * block - made.config.query_len - 2], blocks=[[5, 1, 3, 7]])
@@ -149,7 +144,6 @@ def test_blocks(platform: Platform, lowering: str, seed: int) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("kind", KINDS)
 @case(
     "decoding.trees-give-the-targets-tokens",
@@ -157,9 +151,9 @@ def test_blocks(platform: Platform, lowering: str, seed: int) -> None:
     hazard="path-kv-not-moved",
     cause="keys and values of an accepted path that stay where they were drawn",
 )
-def test_lossless(platform: Platform, lowering: str, kind: str, seed: int) -> None:
+def test_lossless(platform: Platform, kind: str, seed: int) -> None:
     asked = requests(seed)
-    with decoder(platform, decode=lowering, kind=kind, tree=TREE) as made:
+    with decoder(platform, decode="auto", kind=kind, tree=TREE) as made:
         expect_targets_tokens(made, asked, generate(made, asked))
         if kind == "eagle":
             assert made.metrics.accepted[1] > 0, "paths of two nodes must be accepted"
@@ -212,8 +206,7 @@ def test_after_path(platform: Platform, seed: int) -> None:
     assert accepted > 0, "no path was accepted"
 
 
-@pytest.mark.parametrize("lowering", [*LOWERINGS, "round"])
-@pytest.mark.parametrize("kind", ["eagle3", "draft-model"])
+@pytest.mark.parametrize(("kind", "lowering"), [("eagle3", "auto"), ("draft-model", "round")])
 @case(
     "decoding.trees-for-small-batches",
     "Greedy output is the target's own where batches of one request draft trees and larger ones chains, also while "

@@ -174,7 +174,8 @@ def linears_in_tiles(run: Run, g: Generator, dtype: torch.dtype, size: int, rows
     "linears-fp8",
     "Linears over FP8 weights are within rounding of float64's products with the dequantised weights, with a scale per "
     "row and with scales per row and block of columns.",
-    cause="a scale of another row or block, e4m3 read as another format, or the scale left out",
+    cause="a scale of another row or block, e4m3 read as another format, the scale left out, or scales and workspaces "
+    "of the capture in a graph",
     needs=("float8",),
     dtype=FLOATS,
     groups=[1, 3],
@@ -202,35 +203,31 @@ def linears_fp8_in_tiles(run: Run, g: Generator, dtype: torch.dtype, rows: int) 
 
 @TABLE.row(
     "linears-of-many-columns",
-    "Linears of up to 9,000 output columns, and gated ones of up to 14,000, are within rounding of float64.",
+    "Linears of up to 9,000 output columns, and gated ones of 14,000, are within rounding of float64.",
     hazard="linears-in-tiles",
     cause="the tile that is chosen for so many columns: its last columns, or a gate of other columns",
     large=True,
-    rows=[10, 30, 60],
+    rows=[10, 60],
 )
 def linears_of_many_columns(run: Run, g: Generator, rows: int) -> None:
     dtype, size = torch.bfloat16, 512
     x, norm = uneven(g, rows, size, dtype), norm_of(g, size, dtype)
-    for columns in (3000, 6000, 9000):
+    for columns in (3000, 9000):
         made = make(g, columns, size, dtype, bias=False)
         seen = run(ops.norm_linear, x, Norm(norm, EPS), made.weight)
         expect_magnitudes(seen, made.product(normed(x, norm)), f"a linear of {columns} columns")
-    for columns in (9000, 14000):
-        made = make(g, 2 * columns, size, dtype, bias=False)
-        seen = run(ops.norm_gate_up, x, Norm(norm, EPS), made.weight)
-        expect_magnitudes(seen, gated(made.product(normed(x, norm))), f"a gated linear of {columns} columns")
+    made = make(g, 2 * 14000, size, dtype, bias=False)
+    seen = run(ops.norm_gate_up, x, Norm(norm, EPS), made.weight)
+    expect_magnitudes(seen, gated(made.product(normed(x, norm))), "a gated linear of 14,000 columns")
 
 
-MLPS = [
-    *((14336, 4096, rows) for rows in (48, 70, 130, 200, 300)),
-    *((12288, 4096, 100), (9728, 2560, 40), (9728, 2560, 64), (17408, 2048, 5)),
-]
+MLPS = [(12288, 4096, 70), (9728, 2560, 40), (17408, 2048, 5)]
 """Columns of the gate, columns of the residual, and rows."""
 
 
 @TABLE.row(
     "mlp-of-many-requests",
-    "The MLPs of models of several sizes over 5 to 300 rows of bfloat16, the gate, the second linear with the "
+    "The MLPs of models of several sizes over 5 to 70 rows of bfloat16, the gate, the second linear with the "
     "residual, and that linear with the norm and the linear after it, are within rounding of float64.",
     hazard="linears-in-tiles",
     cause="a kernel for wide or deep linears or for more rows than a tile: blocks of rows or columns past the last "
@@ -295,7 +292,7 @@ def few_rows_after_many(run: Run, g: Generator) -> None:
     cause="parts of a sum that are added, or handed over, in half precision",
     large=True,
     dtype=HALVES,
-    rows=[2, 40, 100],
+    rows=[2, 40, 200],
 )
 def sums_round_once(run: Run, g: Generator, dtype: torch.dtype, rows: int) -> None:
     x, made = normal(g, (rows, 14336), dtype), make(g, 64, 14336, dtype, bias=False)
