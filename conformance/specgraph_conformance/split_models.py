@@ -25,9 +25,10 @@ from specgraph_conformance.shared_experts import CHUNK, LENGTH, Scenario, asked_
 from specgraph_conformance.tiny_models import CONFIG, HIDDEN, make_head, make_target
 
 PROMPTS = (5, 2 * CHUNK - 3)
-SPLIT = ("split", "split_logits")
+SPLIT = ("split", "split_logits", "split_sampled")
 """Scenarios. `split`: greedy tokens from each rank's most likely ones, and a drafter with the target's own weights,
-which must agree with it. `split_logits`: an EAGLE head, and log-probabilities, for which logits are gathered."""
+which must agree with it. `split_logits`: an EAGLE head, and log-probabilities, for which logits are gathered.
+`split_sampled`: an EAGLE head, drafts and tokens drawn by each rank for itself, which must be the same."""
 
 
 def run_split(platform: Platform, name: str, seed: int, timeout: float) -> str:
@@ -40,25 +41,29 @@ def run_split(platform: Platform, name: str, seed: int, timeout: float) -> str:
     try:
         ranks, device = layout.tensor_parallel, platform.device
         target = split_target(seed, device, ranks)
-        is_same = name == "split"
+        is_same, sampled = name == "split", name == "split_sampled"
         head = (
             DraftModelHead(split_target(seed, device, ranks), HIDDEN) if is_same else split_eagle(seed, device, ranks)
         )
         config = EngineConfig(
             num_speculative_tokens=3, max_num_requests=2, max_model_len=LENGTH, capture_sizes=(2,),
-            prefill_sizes=(CHUNK,), decode="merged", prefill="full", logprobs=not is_same,
+            prefill_sizes=(CHUNK,), decode="merged", prefill="full", logprobs=name == "split_logits", sampled=sampled,
         )  # fmt: skip
         made = SpeculativeDecoder(target, head, platform, config, layout=layout)
         made.capture()
         asked = asked_of(Scenario((PROMPTS, PROMPTS)), 0, seed)
+        asked = [replace(request, temperature=1.0, seed=7) for request in asked] if sampled else asked
         given = made.generate(asked)
         length = made.metrics.mean_acceptance_length
-        layout.ranks.exchange("the end of the scenario")
+        tokens = [token for result in given for token in result.token_ids[:7]]
+        mine, others = layout.ranks.exchange("the tokens of the scenario", [*made.metrics.accepted[:1], *tokens])
         made.close()
     except RankError as error:
         return str(error)
     finally:
         layout.ranks.close()
+    if sampled:
+        return "" if mine == others else f"one rank accepted and sampled {mine}, the other {others}"
     if is_same and length != config.num_speculative_tokens + 1:
         return f"the target as its own drafter has a mean acceptance length of {length:.2f}"
     return shortfall(make_target(seed, torch.device("cpu"), compute=torch.float64), asked, given)

@@ -12,6 +12,7 @@ for part in (
     "draft_ops",
     "engine",
     "fast_sizes",
+    "field",
     "later_work",
     "limits",
     "models",

@@ -123,6 +123,12 @@ def residual_on_every_rank(real: Any, x: Any, weight: Any, residual: Any, ranks:
     return out
 
 
+@of_ranks("ranks-draft-other-tokens", "ops:draft_from_logits", "1")
+def noise_of_the_rank(real: Any, logits: Any, drafts: Any, draws: Any = None) -> Any:
+    """One rank draws its drafts with noise of its own."""
+    return real(logits, drafts, draws and draws._replace(seeds=draws.seeds + 1))
+
+
 @of_ranks("logits-gathered-by-rank", "models.decoder:whole_logits draft.head_checks:whole_logits", "0", "1")
 def logits_by_rank(real: Any, logits: Any, ranks: Any, vocab_size: int) -> Any:
     """Logits gathered rank by rank are read row by row."""

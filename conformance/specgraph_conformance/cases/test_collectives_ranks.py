@@ -120,6 +120,18 @@ def test_split(outcomes: Outcomes | str) -> None:
 
 
 @case(
+    "collectives.drafts-of-all-ranks",
+    "Two ranks that split target and drafter draw the same drafts and the same tokens, each for itself.",
+    hazard="ranks-draft-other-tokens",
+    cause="a rank draws with noise of its own, or from its part of the logits",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_split_sampled(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "split_sampled")
+
+
+@case(
     "collectives.logits-of-all-ranks",
     "Where logits are gathered from two ranks that split the vocabulary, tokens and log-probabilities are those of "
     "float64.",

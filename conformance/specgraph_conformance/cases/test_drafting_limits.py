@@ -21,7 +21,7 @@ from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import rig
 from specgraph_conformance.draft_rig import HostBatch, make_batches, make_config, random_caches
 from specgraph_conformance.rig import expect_equal, expect_refusal
-from specgraph_conformance.tiny_models import make_head
+from specgraph_conformance.tiny_models import MAX_POSITIONS, make_head
 
 
 @case(
@@ -207,6 +207,21 @@ def test_wrong_caches(platform: Platform, wrong: str, seed: int) -> None:
     expect_refusal(
         lambda: Drafter(head, caches, platform, config), f"KV caches with {wrong.replace('-', ' ')}", "cache"
     )
+
+
+@case(
+    "drafting.shorter-context-refused",
+    "A drafter that was loaded for fewer positions than max_model_len is refused by an error that names both numbers.",
+    hazard="context-of-the-drafter",
+    cause="the drafter's rotary table is read past its end where a text of the target is longer",
+    quick=True,
+)
+def test_shorter_context(platform: Platform) -> None:
+    head = make_head("eagle", 1, platform.device)
+    config = make_config(max_model_len=MAX_POSITIONS + 1)
+    caches = random_caches(head, config, platform.device, 0)
+    what = f"a drafter of {MAX_POSITIONS} positions for texts of {MAX_POSITIONS + 1}"
+    expect_refusal(lambda: Drafter(head, caches, platform, config), what, rf"{MAX_POSITIONS + 1}.*{MAX_POSITIONS}")
 
 
 @case(

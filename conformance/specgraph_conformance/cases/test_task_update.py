@@ -162,6 +162,31 @@ def test_back_to_back(platform: Platform) -> None:
 
 
 @case(
+    "task_update.two-graphs-in-turns",
+    "Rounds of two graphs, as of a target and its drafter, issued back to back without a host wait, each use their own "
+    "lengths.",
+    hazard="second-update-stream-deadlocks",
+    cause="updates of two graphs on streams of their own that wait for each other's launches: use one update stream",
+    needs=NEEDS,
+    timeout=60,
+)
+def test_in_turns(platform: Platform) -> None:
+    both = [Tasks(platform), Tasks(platform, steps=2)]
+    rounds = [
+        [tasks.lengths(*([3 + i, 40 - i, 17 + s] for s in range(tasks.steps))) for tasks in both] for i in range(9)
+    ]
+    logs = [torch.zeros(len(rounds), *tasks.out.shape).to(tasks.out) for tasks in both]
+    for number, lengths in enumerate(rounds):
+        for tasks, log, mine in zip(both, logs, lengths, strict=True):
+            tasks.replay(mine)
+            log[number].copy_(tasks.out)
+    platform.synchronize()
+    for tasks, log, which in zip(both, map(on_host, logs), (0, 1), strict=True):
+        for number, lengths in enumerate(rounds):
+            expect_equal(log[number], tasks.eager(lengths[which]), f"round {number} of graph {which}")
+
+
+@case(
     "task_update.graphs-have-their-own",
     "Two graphs of one size, updated in turn, don't see each other's lengths.",
     hazard="update-prefill-decode-mixed",

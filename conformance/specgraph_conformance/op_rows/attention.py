@@ -38,7 +38,16 @@ def by_host_lengths(
     return out
 
 
+def by_plain_torch(
+    rows: Rows, is_fused: bool, query: Tensor, cache: KVCache, table: Tensor, lengths: DeviceLengths, mask: Mask,
+    new: NewRows, *, scale: float,
+) -> Tensor:  # fmt: skip
+    """`paged_attention` as a device runs it that has no kernel for the op."""
+    return ops.paged_attention.reference(query, cache, table, lengths, mask, new, scale=scale)
+
+
 LENGTHS = {"device": by_device_lengths, "host": by_host_lengths}
+WITH_PLAIN = {**LENGTHS, "plain": by_plain_torch}
 STORES = {"apart": False, "fused": True}
 
 
@@ -84,8 +93,9 @@ def one_row(run: Run, g: torch.Generator, dtype: torch.dtype, cache: bool, lengt
     "windowed-attention",
     "Attention over a sliding window, with and without sinks, gives float64's output; keys before the window are not "
     "seen.",
-    cause="paged_attention: a window one key too long or too short, a sink that is left out or has a value",
-    window={"7": (7, False), "20-sinks": (20, True), "sinks": (0, True)}, lengths=LENGTHS,
+    hazard="window-one-block-short",
+    cause="paged_attention: a window one key or one block too long or too short, a sink left out or with a value",
+    window={"7": (7, False), "20-sinks": (20, True), "sinks": (0, True)}, lengths=WITH_PLAIN,
 )  # fmt: skip
 def windows(run: Run, g: torch.Generator, window: tuple[int, bool], lengths: Callable[..., Tensor]) -> None:
     keys, has_sinks = window

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from specgraph import ops
+from specgraph.models.experts import Experts, ExpertsConfig, route
 from specgraph.ops import Weight
 from torch import Generator, Tensor
 
@@ -96,3 +97,34 @@ def expert_mlp_parts(run: Run, g: Generator, dtype: torch.dtype, parts: int) -> 
         assert not first or not seen[0].any(), "a row that has no expert here"
         total += seen.double()
     expect_close(total, whole.wanted(0.0), 2 * TOLERANCE[dtype], "the sum of the parts")
+
+
+@TABLE.row(
+    "experts-of-the-best-groups",
+    "A router that chooses among the groups of experts with the best two scores gives float64's experts and weights, "
+    "also where every corrected score is negative.",
+    hazard="expert-groups-masked-with-zero",
+    cause="route: experts outside of the best groups get a score of 0, which is more than a negative one",
+    correction=[0.0, -2.0],
+)
+def best_groups(run: Run, g: Generator, correction: float) -> None:
+    rows, experts, groups, top_groups, top_k = 9, 12, 4, 2, 5
+    config = ExpertsConfig(
+        num_experts=experts, top_k=top_k, inner=INNER, layers=(True,), scoring="sigmoid", num_groups=groups,
+        top_groups=top_groups,
+    )  # fmt: skip
+    x, router = normal(g, (rows, SIZE)), normal(g, (experts, SIZE), scale=SIZE**-0.5)
+    added = normal(g, (experts,), scale=0.1) + correction
+
+    def routed(x: Tensor, router: Tensor, correction: Tensor) -> tuple[Tensor, Tensor]:
+        return route(x, Experts(config, router, correction=correction))
+
+    ids, weights = run(routed, x, router, added)
+    scores = (x.double() @ router.double().T).sigmoid()
+    for row, corrected in enumerate((scores + added.double()).view(rows, groups, -1)):
+        best = corrected.sort(-1).values[:, -2:].sum(-1).argsort()[-top_groups:]
+        allowed = [expert for expert in range(experts) if expert // (experts // groups) in best.tolist()]
+        wanted = sorted(allowed, key=lambda expert: float(corrected.flatten()[expert]))[-top_k:]
+        assert sorted(ids[row].tolist()) == sorted(wanted), f"row {row} goes to experts {ids[row].tolist()}"
+        chosen = scores[row, ids[row]]
+        expect_close(weights[row], chosen / chosen.sum(), 1e-5, f"weights of row {row}")

@@ -174,6 +174,7 @@ def linears_in_tiles(run: Run, g: Generator, dtype: torch.dtype, size: int, rows
     "linears-fp8",
     "Linears over FP8 weights are within rounding of float64's products with the dequantised weights, with a scale per "
     "row and with scales per row and block of columns.",
+    hazard="quantised-drafter-in-graphs",
     cause="a scale of another row or block, e4m3 read as another format, the scale left out, or scales and workspaces "
     "of the capture in a graph",
     needs=("float8",),

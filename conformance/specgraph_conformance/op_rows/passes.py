@@ -378,14 +378,35 @@ def advance(run: Run, g: torch.Generator, requests: int) -> None:
     lengths[1:4] = i32([BLOCK - 1, LIMIT - 1, LIMIT])
     wide = torch.randint(0, 900, (requests, 9), generator=g).int()
     wide[::2, 3:] = NULL_BLOCK
-    table, now, step = wide[:, 1:7], lengths.tolist(), torch.tensor([1])  # a part of a wider table
-    positions, slots = torch.full((requests,), -77), torch.full((requests,), -77)
+    _expect_advanced(run, lengths, wide[:, 1:7], LIMIT, BLOCK)  # a part of a wider table
+
+
+@TABLE.row(
+    "places-of-late-tokens",
+    "advance and begin_rows give rows on both sides of positions 32,768 and 65,536 the positions, lengths and slots of "
+    "a host loop.",
+    hazard="positions-in-16-bits",
+    cause="advance or begin_rows: positions, lengths or block numbers in 16 bits",
+)
+def late_tokens(run: Run, g: torch.Generator) -> None:
+    limit, size = 70_000, 128
+    table = torch.randint(1, 5000, (5, -(-limit // size)), generator=g).int()
+    _expect_advanced(run, i32([32_766, 32_767, 65_535, 0, 40]), table, limit, size)
+    starts = torch.tensor([32_766, 32_767, 65_534, 5, 69_990])
+    given = RowInputs(starts, table, i32([3, 1, 2, 0, 3]), torch.randint(0, 90, (5, 3), generator=g))
+    expect_rows(run, RowPlan(3, limit, size, slots_of_rejected=True, later_rows=2), given, (*PLACES, *STEPS))
+
+
+def _expect_advanced(run: Run, lengths: Tensor, table: Tensor, limit: int, block_size: int) -> None:
+    """Three steps in a row, against a host loop."""
+    now, step = lengths.tolist(), torch.tensor([1])
+    positions, slots = torch.full((len(now),), -77), torch.full((len(now),), -77)
     written = lengths, positions, slots, step
     for number in range(2, 5):
-        run(ops.advance, *written, table, LIMIT, BLOCK, written=written)
+        run(ops.advance, *written, table, limit, block_size, written=written)
         now = [length + 1 if length else 0 for length in now]
         expect_equal(lengths, i32(now), "lengths")
-        expect_equal(positions, torch.tensor([min(max(n - 1, 0), LIMIT - 1) for n in now]), "positions")
-        wanted = [slot_of(n - 1, row, LIMIT, BLOCK) for n, row in zip(now, table.tolist(), strict=True)]
+        expect_equal(positions, torch.tensor([min(max(n - 1, 0), limit - 1) for n in now]), "positions")
+        wanted = [slot_of(n - 1, row, limit, block_size) for n, row in zip(now, table.tolist(), strict=True)]
         expect_equal(slots, torch.tensor(wanted), "slots")
         assert step.tolist() == [number]

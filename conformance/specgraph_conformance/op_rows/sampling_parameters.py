@@ -35,6 +35,7 @@ def penalised(
     "sampling-parameters",
     "Penalties, bias, top_k, top_p and min_p leave each row of a verify the tokens and the logits that a host loop "
     "does; sampled tokens are counted, and have float64's log-probabilities.",
+    hazard="top-k-of-the-last-row",
     cause="adjust_logits: drafts before a row that are not in its context, or another request's parameters",
 )
 def sampling_parameters(run: Run, g: torch.Generator) -> None:
