@@ -68,6 +68,26 @@ installed: packages
 conformance: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/specgraph conformance cpu
 
+# Reports of this commit in docs/conformance, of what runs without a device: the simulators of npu, musa and accelerator
+# among them; cuda.json comes from a machine with a GPU. Half an hour of two idle cores
+REPORTS := $(CURDIR)/docs/conformance
+RUN_NPU = env TORCH_DEVICE_BACKEND_AUTOLOAD=0 $$(cd $(NPU_DIR)/simulator && $(NPU_PYTHON) -c "import ascendsim; \
+  print(*(f'{name}={value}' for name, value in ascendsim.environment('$(NPU_BUILD)').items()))") $(NPU_PYTHON)
+.PHONY: reports scoreboard
+reports: npu-simulator asynccpu
+	export OMP_NUM_THREADS=1; $(BIN)/specgraph conformance cpu --json $(REPORTS)/cpu.json && \
+	  PYTHONPATH=$(MUSA_DIR)/simulator SPECGRAPH_MUSA_SIMULATOR=cpu \
+	    $(BIN)/specgraph conformance musa --json $(REPORTS)/musa.json && \
+	  PYTHONPATH=$(abspath $(ACCELERATOR_DIR))/device:$(ASYNCCPU_BUILD) ASYNCCPU_BUILD=$(ASYNCCPU_BUILD) \
+	    $(BIN)/specgraph conformance accelerator --json $(REPORTS)/accelerator.json && \
+	  $(RUN_NPU) -c "from specgraph.cli import main; main()" conformance npu --json $(REPORTS)/npu.json
+	$(MAKE) scoreboard
+
+scoreboard:
+	$(BIN)/specgraph conformance verify $(REPORTS)/*.json
+	$(BIN)/python -m specgraph_conformance.scoreboard $(REPORTS)/*.json > build/scoreboard.md
+	mv build/scoreboard.md $(REPORTS)/README.md
+
 -include integrations/integrations.mk
 -include backends/npu/npu.mk
 -include backends/musa/musa.mk

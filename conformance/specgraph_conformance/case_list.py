@@ -1,19 +1,27 @@
-"""Writes `standard.json`, the list of the suite's cases: python -m specgraph_conformance.case_list"""
+"""Writes `standard.json`, the list of the suite's cases.
+
+python -m specgraph_conformance.case_list             writes it, unless the version is released
+python -m specgraph_conformance.case_list --freeze    writes it and its digest in standard.py: the version is released
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import re
+import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specgraph_conformance import standard
 from specgraph_conformance.plugin import CASE
 from specgraph_conformance.run import Selection
-from specgraph_conformance.standard import ATTENTION, LIST, Listed
+from specgraph_conformance.standard import ATTENTION, FROZEN, LIST, SUITE_VERSION, Listed, digest_of, listed_cases
 
 
 class _Collected:
@@ -55,10 +63,20 @@ def as_json(cases: Mapping[str, Listed]) -> str:
 
 
 def main() -> None:
-    """Write the list."""
-    cases = collect()
-    LIST.write_text(as_json(cases), encoding="utf-8")
-    print(f"{LIST}: {len(cases)} cases")
+    """Write the list, and with --freeze its digest."""
+    cases = as_json(collect())
+    if FROZEN and digest_of(cases) != FROZEN:
+        raise SystemExit(
+            f"suite {SUITE_VERSION} is released, and this is another list: raise SUITE_VERSION, empty FROZEN"
+        )
+    LIST.write_text(cases, encoding="utf-8")
+    if "--freeze" in sys.argv[1:]:
+        path = Path(standard.__file__)
+        frozen = re.sub(
+            r'^FROZEN = ".*"$', f'FROZEN = "{digest_of(cases)}"', path.read_text("utf-8"), flags=re.MULTILINE
+        )
+        path.write_text(frozen, encoding="utf-8")
+    print(f"{LIST}: {len(listed_cases())} cases")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,11 @@ SIGNS: tuple[tuple[str, str], ...] = (
     (r"StaleInputError", "a tensor that the graph reads was freed, moved or rebound after its capture"),
     (r"ReadSetError", "captured code touches a tensor that is in no buffer, cache or weight"),
     (r"UpdateError", "host parameters of a captured op: their key, their number, or a replay before its update"),
-    (r"OrderError", "two streams use the same memory and nothing orders them: a missing wait"),
+    (
+        r"OrderError",
+        "two streams use the same memory and nothing orders them: a missing wait, or a graph that was launched on "
+        "another stream than the current one",
+    ),
     (r"UnsupportedError", "a capability that is claimed, and refused when it is used"),
     (
         r"\bnan instead of",

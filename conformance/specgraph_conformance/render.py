@@ -18,7 +18,7 @@ from specgraph.errors import ConfigError
 from specgraph_conformance.case import GROUPS
 from specgraph_conformance.diagnosis import by_cause, look_at
 from specgraph_conformance.report import OUTCOMES, CaseResult, Report
-from specgraph_conformance.standard import Conformance, conformance, summary
+from specgraph_conformance.standard import Conformance, conformance, expected_ids, summary
 
 SHOWN = 8
 """The number of causes of failures that the terminal shows, in the order of the suite: fix the first ones first."""
@@ -40,9 +40,9 @@ def as_table(report: Report) -> Group:
     lines = [Text(f"versions: {_pairs(subject.versions)}; seed {subject.seed}")]
     groups = by_cause(report.failures)
     for first, *others in groups[:SHOWN]:
-        lines.append(Text(f"\nfailed {first.id}", style="bold red"))
-        lines.append(Text(f"  property: {first.property}\n  hazard:   {first.hazard or 'none'}"))
-        lines.append(Text(f"  seen:     {first.reason}\n  look at:  {look_at(first)}"))
+        lines.append(Text(f"\nfailed {first.id}: look at {look_at(first)}", style="bold red"))
+        lines.append(Text(f"  property: {first.property}\n  seen:     {first.reason}"))
+        lines.append(Text(f"  hazard:   {first.hazard or 'none'}"))
         if others:
             lines.append(Text(f"  as well:  {len(others)} more that saw the same: {_named(others)}"))
         lines.append(Text(f"  again:    {report.rerun_command(first)}"))
@@ -68,7 +68,16 @@ def verdict(report: Report) -> str:
         return f"{name} does not conform: " + ("; ".join(report.problems) or "no case ran")
     if profiles := summary(report):
         return f"{name} conforms to {profiles}: {numbers}"
-    return f"{name} passes the cases that were run: {numbers}"
+    return f"{name} passes the cases that were run: {numbers}; {_left_out(report)}"
+
+
+def _left_out(report: Report) -> str:
+    """Say which groups were not run, and of which only a part."""
+    ran, listed = _by_group(report), Counter(id.partition(".")[0] for id in expected_ids(report.subject.attention))
+    none = [group for group in GROUPS if listed[group] and group not in ran]
+    part = [group for group in GROUPS if group in ran and ran[group].total() < listed[group]]
+    said = [f"{words} {', '.join(groups)}" for words, groups in (("none of", none), ("a part of", part)) if groups]
+    return f"it ran {' and '.join(said)}" if said else "it ran all of them"
 
 
 def profile_lines(report: Report) -> list[tuple[str, str]]:
@@ -108,9 +117,12 @@ def as_markdown(report: Report) -> str:
     ]
     lines.append(f"| **all** | {' | '.join(str(report.counts[o]) for o in OUTCOMES)} |")
     for first, *others in by_cause(report.failures):
-        lines += ["", f"### failed: `{first.id}`", "", f"- property: {first.property}"]
-        lines += [f"- hazard: {first.hazard or 'none'}", f"- seen: {_cell(first.reason)}"]
-        lines.append(f"- look at: {look_at(first)}")
+        lines += ["", f"### failed: `{first.id}`", "", f"- look at: {look_at(first)}"]
+        lines += [
+            f"- property: {first.property}",
+            f"- seen: {_cell(first.reason)}",
+            f"- hazard: {first.hazard or 'none'}",
+        ]
         lines += [f"- {len(others)} more that saw the same: {', '.join(r.id for r in others)}"] if others else []
         lines.append(f"- again: `{report.rerun_command(first)}`")
     lines += [f"\n{problem}" for problem in report.problems]

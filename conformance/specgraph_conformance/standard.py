@@ -7,6 +7,7 @@ report of another one is judged by the suite that made it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from specgraph_conformance.report import CaseResult, Report
 from specgraph_conformance.rig import CORE_ATTENTION
 
 SUITE_VERSION = "2.0"
+FROZEN = ""
+"""`digest_of` the list of cases once this version is released: from then on it has these cases and no others. Empty
+before, while cases come and go."""
 LIST = Path(__file__).parent / "standard.json"
 ATTENTION = "{attention}"
 """The place, in a parameter set, of any attention backend, one of the core's or of the device's own."""
@@ -69,6 +73,11 @@ class Listed:
     """Capabilities with which the case is absent."""
     parameters: tuple[str, ...] = ()
     """Its parameter sets; empty where it has none."""
+
+
+def digest_of(cases: str) -> str:
+    """SHA-256 of a list of cases as it is written."""
+    return hashlib.sha256(cases.encode()).hexdigest()
 
 
 @cache

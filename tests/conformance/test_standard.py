@@ -9,7 +9,16 @@ from conformance.reports import complete_report
 from specgraph_conformance.case import GROUPS
 from specgraph_conformance.case_list import collect
 from specgraph_conformance.report import CaseResult, Outcome, Report
-from specgraph_conformance.standard import PROFILES, SUITE_VERSION, conformance, listed_cases, summary
+from specgraph_conformance.standard import (
+    FROZEN,
+    LIST,
+    PROFILES,
+    SUITE_VERSION,
+    conformance,
+    digest_of,
+    listed_cases,
+    summary,
+)
 
 
 def answers(report: Report) -> dict[str, tuple[str, ...]]:
@@ -29,6 +38,7 @@ def without(report: Report, id: str) -> Report:
 
 def test_the_list_is_what_the_suite_has() -> None:
     assert collect() == listed_cases(), "cases changed: python -m specgraph_conformance.case_list"
+    assert FROZEN in ("", digest_of(LIST.read_text())), f"suite {SUITE_VERSION} is released: raise SUITE_VERSION"
 
 
 def test_every_group_is_in_a_profile() -> None:

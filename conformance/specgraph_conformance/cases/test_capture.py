@@ -79,6 +79,7 @@ def test_capture_stream(platform: Platform) -> None:
     "Work on a second stream, forked from the capture and joined to it, is part of the graph.",
     cause="use() inside a capture leaves it, or waits between streams aren't recorded",
     needs=("fork_in_capture",),
+    quick=True,
 )
 def test_fork(platform: Platform) -> None:
     x = torch.arange(8.0, device=platform.device)

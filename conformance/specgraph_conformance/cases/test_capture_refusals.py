@@ -148,6 +148,7 @@ def test_exception(platform: Platform, place: int) -> None:
     hazard="capture-left-broken",
     cause="the vendor's error at the end of the capture isn't turned into CaptureError",
     needs=("fork_in_capture",),
+    quick=True,
 )
 def test_unjoined(platform: Platform) -> None:
     x = torch.zeros(8, device=platform.device)

@@ -15,7 +15,8 @@ from specgraph_conformance.rig import captured, replay_and_wait
     "replay.closing-frees-what-is-counted",
     "Memory of graphs counts as allocated while they live and not after, also where their pool was closed before them.",
     hazard="pool-closed-before-its-graphs",
-    cause="a count that only grows, or a pool that gives nothing back once it is closed",
+    cause="a count that only grows, a pool that gives nothing back once it is closed, or memory of graphs that was "
+    "handed to somebody else while they lived",
 )
 def test_counts(platform: Platform) -> None:
     x, pools = torch.ones(1 << 20, device=platform.device), list[GraphPool]()
