@@ -14,7 +14,7 @@ SETS = [
     pytest.param(row, parameters, id=f"{row.case.id}[{id}]")
     for row in experts.TABLE.rows
     for id, parameters in row.parameter_sets()
-    if parameters["dtype"] is torch.bfloat16
+    if parameters.get("dtype") is torch.bfloat16
 ]
 
 
