@@ -100,7 +100,9 @@ def generate(
     except KeyboardInterrupt:
         run.interrupted = True
         console.print()
-    names = ("tiny-python", "eagle3") if target is None else (str(target), str(draft) if draft else None)
+    names = ("tiny-python" if target is None else str(target), str(draft) if draft else None)
+    if target is None and draft is None:
+        names = ("tiny-python", "eagle3")
     report = _report(generator, asked, run, *names)
     _show(console, report, generator, list(chain(*groups)))
     write_json(report, json)
