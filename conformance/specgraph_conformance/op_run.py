@@ -125,7 +125,7 @@ class RunInGraph:
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
         self.differs = ""
-        """How the last replay whose results are not those of the first run differs from it; empty where none does."""
+        """The difference of the last replay from the first run, in words; empty where there is none."""
 
     def __call__(self, op: Callable[..., Any], *args: Any, written: Iterable[Tensor] = (), **kwargs: Any) -> Any:
         written, call = list(written), Call(self.platform, op, args, kwargs)
