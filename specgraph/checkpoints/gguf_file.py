@@ -13,6 +13,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -198,7 +199,13 @@ def open_gguf(path: Path) -> GgufFile:
     """
     if find_spec("gguf") is None:
         raise CheckpointError(f"{path} is a GGUF file; to read it: pip install gguf")
-    size = checked_file(path).stat().st_size
+    found = checked_file(path).stat()
+    return _opened(path, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _opened(path: Path, size: int, changed: int) -> GgufFile:
+    """Return the header of a file of this size and time of change, which a load and every conversation ask for."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(path, _Reader(data))

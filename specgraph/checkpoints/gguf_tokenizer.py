@@ -61,11 +61,14 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def _byte_level(values: Mapping[str, Any]) -> Tokenizer:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     ids = {token: index for index, token in enumerate(values["tokens"])}
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=_merges(values)))
     split = _SPLITS[values["pre"]]
+    # Llama 3 takes a word that is a token as it is, whether or not merges lead to it
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=_merges(values), ignore_merges=split == _LLAMA3))
+    if values["pre"] == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
     own = split is not None and values["pre"] != "smollm"
     bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not own)
     splits = [] if split is None else [pre_tokenizers.Split(Regex(split), behavior="isolated")]
@@ -118,9 +121,10 @@ def _add_tokens(tokenizer: Tokenizer, values: Mapping[str, Any]) -> None:
     )
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(others)
+    begins = values["model"] == "llama" or _SPLITS.get(values.get("pre", "")) == _LLAMA3
     first, last = (
         [tokens[values[f"{name}_token_id"]]] if values.get(f"add_{name}_token", default) else []
-        for name, default in (("bos", values["model"] == "llama"), ("eos", False))
+        for name, default in (("bos", begins), ("eos", False))
     )
     if first or last:
         named = [(token, tokenizer.token_to_id(token)) for token in (*first, *last)]

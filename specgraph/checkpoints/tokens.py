@@ -130,11 +130,13 @@ def compare_tokenizers(tokenizer: Tokenizer, folder: Path, draft_folder: Path) -
         tokenizer, folder: the target's.
     """
     path = draft_folder / "tokenizer.json"
-    if not exists(path):
+    stored = exists(path)
+    if not stored and not is_gguf(draft_folder):
         return
     try:
-        checked_file(path, TOKENIZER_LIMIT)
-        if exists(folder / "tokenizer.json") and filecmp.cmp(folder / "tokenizer.json", path, shallow=False):
+        if stored:
+            checked_file(path, TOKENIZER_LIMIT)
+        if stored and exists(folder / "tokenizer.json") and filecmp.cmp(folder / "tokenizer.json", path, shallow=False):
             return
         own, drafts = (
             {i: t for t, i in each.get_vocab().items()} for each in (tokenizer, read_tokenizer(draft_folder))

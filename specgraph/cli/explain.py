@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from specgraph.cli.load import choose_folders
 from specgraph.cli.options import RANKS, DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
 from specgraph.cli.output import check_output, print_summary, text_output, write_json
 from specgraph.cli.waiting import waiting
@@ -32,6 +33,7 @@ def explain(
 ) -> None:
     """Show captured sizes by phase and model, graphs, memory, the lowering, and why each other one was refused."""
     check_output("--json", json)
+    target, draft = choose_folders(target, draft)
     from specgraph.engine.load import pair_folders
 
     folders = pair_folders(target, draft)

@@ -2,6 +2,7 @@
 
 import logging
 import random
+import unicodedata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -142,6 +143,25 @@ def test_token_ids_are_those_of_transformers(tokenizer, file):
             ids = ours.encode(text, add_special_tokens=special).ids
             assert ids == theirs(text, add_special_tokens=special).input_ids, text
             assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_llama_3_takes_a_token_as_it_is(file):
+    """No merge leads to "abc", and published Llama 3 tokenizers have `ignore_merges`; a text begins with their bos."""
+    tokens = ["a", "b", "c", "ab", "abc", "<s>"]
+    values = {
+        "tokenizer_model": "gpt2", "tokenizer_pre": "llama-bpe", "token_list": tokens, "token_types": [1] * 5 + [3],
+        "token_merges": ["a b"], "bos_token_id": 5, "eos_token_id": 5,
+    }  # fmt: skip
+    assert read_tokenizer(file(tokenizer=values)).encode("abc").tokens == ["<s>", "abc"]
+    others = values | {"tokenizer_pre": "gpt-2"}
+    assert read_tokenizer(file(tokenizer=others)).encode("abc").tokens == ["ab", "c"]
+
+
+def test_qwen_composes_characters(file):
+    """As its own tokenizer.json does, and transformers' class for it; transformers' reading of the file does not."""
+    tokenizer = read_tokenizer(file("Qwen2", tokenizer=byte_level("qwen2")))
+    for text in ("e\u0301t\u00e9", "o\u0308 x"):
+        assert tokenizer.encode(text).ids == tokenizer.encode(unicodedata.normalize("NFC", text)).ids
 
 
 def test_smollm_splits_digits_before_all_else(file):
