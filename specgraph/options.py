@@ -40,7 +40,7 @@ else:
 
 DTYPES = ("float32", "float16", "bfloat16")
 NGRAM = Path("ngram")
-"""The drafter that is in no folder, in the place of its folder: `NgramHead`, for any target."""
+"""Takes the place of a drafter's folder, and stands for `NgramHead`, which has none."""
 LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged", "round"]
 PrefillChoice = Literal["auto", "eager", "piecewise", "full"]
 Fallback = Literal["error", "eager"]
@@ -273,7 +273,7 @@ class EngineOptions(DecoderOptions):
     dtype: DType = option(
         None,
         "Of weights and activations: float32, float16 or bfloat16. Default: the target's; on cpu float32, or "
-        "bfloat16 where the CPU multiplies that.",
+        "bfloat16 for a bfloat16 target where the CPU multiplies it.",
         parse=str,
     )
     fp8_weights: Fp8Weights = option(

@@ -157,13 +157,13 @@ def _measure_startup(
     context: int,
 ) -> None:
     """Time the start-up of the drafter alone for each K, and with a target; `report` gets the rows as they are done."""
-    from specgraph.tools.startup import Ladder, measure_startup
+    from specgraph.tools.startup import StartupCase, measure_startup
 
     report["startup"] = []
     for k in steps:
         for beside in (None,) if target is None else (None, target):
             print(f"start-up: {len(sizes)} sizes, K {k}, {beside or 'no target'}", file=sys.stderr)
-            ladder = Ladder(
+            asked = StartupCase(
                 platform=platform,
                 shape=shape,
                 target=beside,
@@ -172,7 +172,7 @@ def _measure_startup(
                 context=context,
                 dtype=report["dtype"].removeprefix("torch."),
             )
-            for row in measure_startup(ladder):
+            for row in measure_startup(asked):
                 report["startup"].append({"target": beside, "k": k, "context": context, **row})
 
 
@@ -193,7 +193,7 @@ def _show_report(console: Console, report: dict[str, Any], shape: str, target: s
 
 
 def _within_spread(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each two rows of one case whose medians differ by less than the times of either one do."""
+    """Yield a line for each two neighbouring rows of one case whose medians differ by less than the times of either."""
     timed = [row for row in rows if "device_us_least" in row]
     for one, other in pairwise(timed):
         if all(one[name] == other[name] for name in _SETTINGS):

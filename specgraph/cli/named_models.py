@@ -1,4 +1,4 @@
-"""Models that a package of an index carries, by name: `--model smollm2`."""
+"""Models that are installed with pip, by name: `--model smollm2`."""
 
 from __future__ import annotations
 

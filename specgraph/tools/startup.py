@@ -1,6 +1,6 @@
 """Times the start-up of a drafter, or of a target and its drafter, that capture a ladder of batch sizes.
 
-Run as a program with the fields of a `Ladder` in JSON, this module captures once and prints a row.
+Run as a program with the fields of a `StartupCase` in JSON, this module captures once and prints a row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from specgraph.tools.shapes import lone_drafter, random_head, shape_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ladder:
+class StartupCase:
     """A ladder of batch sizes that is captured, and for which models."""
 
     platform: str | None
@@ -45,7 +45,7 @@ class Ladder:
     dtype: str
 
 
-def measure_startup(ladder: Ladder) -> list[dict[str, Any]]:
+def measure_startup(case: StartupCase) -> list[dict[str, Any]]:
     """Capture twice, each time in a process of its own: with an empty folder of compiled kernels, and with the first's.
 
     Returns:
@@ -58,7 +58,7 @@ def measure_startup(ladder: Ladder) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "TRITON_CACHE_DIR": folder}
         for cache in ("cold", "warm"):
-            command = [sys.executable, "-m", __name__, json.dumps(asdict(ladder))]
+            command = [sys.executable, "-m", __name__, json.dumps(asdict(case))]
             done = subprocess.run(command, env=path, stdout=subprocess.PIPE, text=True, check=False)
             if done.returncode:
                 raise PlatformError(f"the process that captures with a {cache} cache failed: exit {done.returncode}")
@@ -66,14 +66,14 @@ def measure_startup(ladder: Ladder) -> list[dict[str, Any]]:
     return rows
 
 
-def captured(platform: Platform, ladder: Ladder) -> dict[str, Any]:
+def captured(platform: Platform, case: StartupCase) -> dict[str, Any]:
     """Capture, and return what it took.
 
     `seconds` are `compile_s`, the wait for kernels that are compiled ahead, and `capture_s`: warm-up runs, captures and
     all else. `memory_mb` is what all graphs took of the device's memory (MiB), `further_mb` the most that a graph of a
     smaller size took beside a larger one of its program; `graph_mb` lists them all, in the order of capture.
     """
-    runners = _runners(platform, ladder)
+    runners = _runners(platform, case)
     used, memory = [_used(platform)], platform.memory().reserved
     start = time.perf_counter()
 
@@ -89,7 +89,7 @@ def captured(platform: Platform, ladder: Ladder) -> dict[str, Any]:
     grown = [round((after - before) / 2**20, 1) for before, after in pairwise(used)]
     further = [mb for mb, (before, program) in zip(grown[1:], pairwise(programs), strict=True) if program is before]
     return {
-        "sizes": len(ladder.sizes), "graphs": len(programs), "seconds": round(seconds, 2),
+        "sizes": len(case.sizes), "graphs": len(programs), "seconds": round(seconds, 2),
         "compile_s": round(compiling, 2), "capture_s": round(seconds - compiling, 2),
         "memory_mb": round((used[-1] - used[0]) / 2**20, 1),
         "reserved_mb": round((platform.memory().reserved - memory) / 2**20, 1),
@@ -97,17 +97,15 @@ def captured(platform: Platform, ladder: Ladder) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _runners(platform: Platform, ladder: Ladder) -> list[ModelRunner]:
-    dtype = dtype_named(ladder.dtype) or torch.float32
-    length = ladder.context + 2 * (ladder.k + 1)
-    head = random_head(shape_named(ladder.shape), platform.device, dtype, length)
+def _runners(platform: Platform, case: StartupCase) -> list[ModelRunner]:
+    dtype = dtype_named(case.dtype) or torch.float32
+    length = case.context + 2 * (case.k + 1)
+    head = random_head(shape_named(case.shape), platform.device, dtype, length)
     limits: dict[str, Any] = {
-        "num_speculative_tokens": ladder.k, "max_num_requests": max(ladder.sizes), "max_model_len": length,
-        "capture_sizes": list(ladder.sizes),
+        "num_speculative_tokens": case.k, "max_num_requests": max(case.sizes), "max_model_len": length,
+        "capture_sizes": list(case.sizes),
     }  # fmt: skip
-    target = (
-        None if ladder.target is None else random_target(target_shape(ladder.target), platform.device, dtype, length)
-    )
+    target = None if case.target is None else random_target(target_shape(case.target), platform.device, dtype, length)
     layers = [*(target.attention_layers if target is not None else ()), *head.attention_layers]
     attention = choose_attention("auto", platform, layers, dtype).backend
     limits["block_size"] = attention.preferred_block_size
@@ -124,6 +122,6 @@ def _used(platform: Platform) -> int:
 
 
 if __name__ == "__main__":
-    asked = Ladder(**json.loads(sys.argv[1]))
+    asked = StartupCase(**json.loads(sys.argv[1]))
     with torch.inference_mode():
         print(json.dumps(captured(open_platform(asked.platform), asked)))
