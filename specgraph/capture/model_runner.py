@@ -184,10 +184,10 @@ class ModelRunner(OneCall):
         return list(found.values())
 
     def _check(self) -> None:
-        """Check what can be checked by a small pass before anything is captured; part of `capture`."""
+        """Check what can be checked by a small pass, before anything is compiled or captured; part of `capture`."""
 
     def capture(self, progress: Progress | None = None) -> None:
-        """Compile what is to be captured, check the model, and capture every batch of every program that runs from
+        """Check the model, compile what is to be captured, and capture every batch of every program that runs from
         graphs. Nothing is captured later.
 
         Args:
@@ -198,12 +198,12 @@ class ModelRunner(OneCall):
                 'eager'; nothing falls back by itself.
         """
         progress, inert = progress or _silent, None
+        self._check()
         captures = [(program, launch, self._body(program, batch, launch)) for program, batch, launch in self.captures()]
         start = time.perf_counter()
         bodies = [partial(body, None) for _, _, body in captures]
         self.platform.compile_ahead(bodies, partial(progress, "compiling kernels"))
         self.compile_seconds = time.perf_counter() - start
-        self._check()
         for done, (program, launch, body) in enumerate(captures, 1):
             assert self.graphs is not None
             if program is not inert:

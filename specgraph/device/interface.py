@@ -241,7 +241,7 @@ class Platform(ABC):
         """
         return nullcontext()
 
-    def compile_ahead(self, bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> int:
+    def compile_ahead(self, bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> None:
         """Compile the kernels that device work needs, for a device that otherwise compiles them as they are launched.
 
         Nothing is run; what can't be compiled here is compiled where it is launched. Used by: engine.
@@ -249,11 +249,8 @@ class Platform(ABC):
         Args:
             bodies: device work that can be captured.
             progress: called with the number of kernels compiled so far and their number in all.
-
-        Returns:
-            The number of kernels that no earlier process had compiled.
         """
-        return 0
+        return None
 
     def attention_backends(self) -> Mapping[str, Any]:
         """Return the device's own attention backends by name: factories `(platform) ->

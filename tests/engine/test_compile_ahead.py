@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from itertools import groupby
 
+import pytest
+
 from specgraph.device.cpu.platform import CpuPlatform
 from specgraph.engine import EngineConfig, SpeculativeDecoder
+from specgraph.errors import ConfigError
+
+CONFIG = EngineConfig(
+    num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, decode="merged", prefill_sizes=[8]
+)
 
 
 class Compiling(CpuPlatform):
@@ -15,15 +22,11 @@ class Compiling(CpuPlatform):
         self.bodies = [*getattr(self, "bodies", []), len(bodies)]
         progress(1, 2)
         progress(2, 2)
-        return 2
 
 
 def test_kernels_are_compiled_before_the_first_capture(target, shadow):
     platform, told = Compiling(), []
-    config = EngineConfig(
-        num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, decode="merged", prefill_sizes=[8]
-    )
-    decoder = SpeculativeDecoder(target, shadow, platform, config)
+    decoder = SpeculativeDecoder(target, shadow, platform, CONFIG)
     decoder.capture(lambda *said: told.append(said))
     captured = [len(runner.graphs.descriptors) for runner in (decoder.target, decoder.drafter)]
     assert platform.bodies == captured
@@ -32,5 +35,16 @@ def test_kernels_are_compiled_before_the_first_capture(target, shadow):
     ]  # fmt: skip
     assert told[:2] == [("compiling kernels", 1, 2), ("compiling kernels", 2, 2)]
     assert told[-1] == ("capturing", sum(captured), sum(captured))
+    decoder.close()
+    platform.close()
+
+
+def test_a_wrong_head_is_refused_before_its_kernels_are_compiled(target, shadow, monkeypatch):
+    platform = Compiling()
+    decoder = SpeculativeDecoder(target, shadow, platform, CONFIG)
+    monkeypatch.setattr(type(shadow), "combine", lambda head, aux_hidden: aux_hidden[:1])
+    with pytest.raises(ConfigError, match="combine"):
+        decoder.capture()
+    assert platform.bodies == [len(decoder.target.graphs.descriptors)]
     decoder.close()
     platform.close()

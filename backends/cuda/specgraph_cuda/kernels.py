@@ -207,7 +207,7 @@ def register_kernels(device: torch.device) -> str:
     return f"{len(tuned)} shapes from `specgraph tune`, else {shipped}" if tuned else shipped
 
 
-def compile_ahead(bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> int:
+def compile_ahead(bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> None:
     """Compile the kernels of device work on the current device; see `Platform.compile_ahead`."""
     ops = ops_of("CUDA")
     work = compilations(ops, bodies)
@@ -217,4 +217,4 @@ def compile_ahead(bodies: Sequence[Callable[[], None]], progress: Callable[[int,
 
         kernels = few_rows.KERNEL, more.KERNEL, two_linears.KERNEL
         work += [hopper.compilation(kernel, plan) for kernel in kernels for plan in kernel.asked]
-    return compile_all(work, progress)
+    compile_all(work, progress)

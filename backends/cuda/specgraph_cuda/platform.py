@@ -130,13 +130,13 @@ class CudaPlatform(Platform):
     def batch_task_updates(self) -> AbstractContextManager[object]:
         return super().batch_task_updates() if self.tasks is None else self.tasks.batch()
 
-    def compile_ahead(self, bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> int:
+    def compile_ahead(self, bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> None:
         if not self._capabilities.notes["triton"]:
-            return 0
+            return
         from specgraph_cuda.kernels import compile_ahead
 
         with torch.cuda.device(self.device):
-            return compile_ahead(bodies, progress)
+            compile_ahead(bodies, progress)
 
     def counts(self) -> Mapping[str, int]:
         return {} if self.tasks is None else {"task_updates": self.tasks.count}

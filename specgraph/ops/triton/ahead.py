@@ -1,4 +1,10 @@
-"""Finding what device work will make Triton compile, without running it: its tensors are shapes alone."""
+"""Lists the kernels that device work would make Triton compile: its Python runs on meta tensors, so our ops launch
+nothing.
+
+Kernels that our ops don't launch are not listed, such as those of a caller's own head or attention backend. The work
+ends before such a launch, where Python asks for an address, and what would follow it is not listed either. An extension
+in C++ is not stopped: as torch's own kernels do, it must refuse tensors that are not on its device.
+"""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 from __future__ import annotations
@@ -10,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from triton.runtime import driver
 
@@ -34,9 +41,9 @@ def compilations(ops: TritonOps, bodies: Iterable[Callable[[], None]]) -> list[C
     recording = recorded(ops, found)
     for body in bodies:
         try:
-            with torch.no_grad(), _Shapes(recording):
+            with torch.no_grad(), _NoAddresses(), _Shapes(recording):
                 body()
-        except Exception as error:  # an op without a fake implementation, or work that is no pure function
+        except Exception as error:  # an op without a fake implementation, or a kernel of a caller's own
             _log.debug("not all kernels of a pass are compiled ahead: %s: %s", type(error).__name__, first_line(error))
     return list(found)
 
@@ -51,6 +58,15 @@ def recorded(ops: TritonOps, found: dict[Compilation, None]) -> TritonOps:
     return replace(ops, record=record)
 
 
+class _NoAddresses(TorchFunctionMode):
+    """Within it, and in this thread alone, a tensor without memory has no address to launch a kernel on."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.data_ptr and args[0].is_meta:
+            raise RuntimeError("a kernel that is none of our ops asks for an address")
+        return func(*args, **(kwargs or {}))
+
+
 class _Shapes(DispatchMode):
     """Within it ops take and return tensors without memory, and our own ops run the launches of `ops`."""
 
@@ -63,7 +79,7 @@ class _Shapes(DispatchMode):
         name = func.__name__.partition(".")[0]
         if func.namespace == NAMESPACE and hasattr(self.ops, name):
             op = getattr(declared, name)
-            with self:  # what it calls has launches too
+            with self, torch._C.DisableTorchFunction():  # what it calls has launches too; alignment is an address's
                 result = op.parameters.with_records(getattr(self.ops, name))(*args, **kwargs)
                 return op.parameters.with_records(op.reference)(*args, **kwargs) if result is NotImplemented else result
         # These two are most of a pass, and torch's own fakes import its compiler, which takes seconds.

@@ -1,6 +1,6 @@
 """Kernels compiled in processes of their own before a capture needs them, and kept where Triton keeps its own.
 
-Run as a program, this module is such a process: it compiles what it reads, and answers each with an error or nothing.
+Run as a program, this module is such a process: it compiles what it reads, and answers each with an error or "".
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
@@ -15,8 +15,8 @@ import pickle
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,59 +57,71 @@ class Compilation:
 
     def result(self) -> bytes:
         """Return the result, compiled now if need be."""
-        if (found := self.kept()) is None:
+        found = None
+        with suppress(OSError):
+            found = self.kept()
+        if found is None:
             found = self.compile()
-            get_cache_manager(self.key).put(found, _FILE)
+            with suppress(OSError):  # the folder can't be written
+                get_cache_manager(self.key).put(found, _FILE)
         return found
 
 
-def compile_all(work: Iterable[Compilation], progress: Callable[[int, int], None] = lambda done, total: None) -> int:
+def compile_all(work: Iterable[Compilation], progress: Callable[[int, int], None] = lambda done, total: None) -> None:
     """Compile what is not kept, in a process per CPU core. What fails is compiled, and fails, where it is needed.
 
     Args:
         progress: called with the number of kernels compiled and their number in all.
-
-    Returns:
-        The number of kernels that were not kept.
     """
-    missing = [each for each in dict.fromkeys(work) if each.kept() is None]
+    try:
+        missing = [each for each in dict.fromkeys(work) if each.kept() is None]
+        _compile_missing(missing, progress)
+    except OSError as error:
+        _log.debug("not all kernels are compiled ahead: %s", error)
+
+
+def _compile_missing(missing: list[Compilation], progress: Callable[[int, int], None]) -> None:
+    """Compile these, unless they are too few for processes of their own."""
     random.Random(os.getpid()).shuffle(missing)  # ranks of one machine need the same, and so share the work
     cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     count = min(len(missing) // 2, cores, _MOST_PROCESSES)  # each takes seconds to start
     if count < 2:
-        return len(missing)
-    idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        return
+    answers: SimpleQueue[str | None] = SimpleQueue()
+    left = iter(missing)
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-m", __name__]
     pipe = subprocess.PIPE
     with ExitStack() as ended, ThreadPoolExecutor(count) as threads, ExitStack() as killed:
-        try:
-            for _ in range(count):
-                process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=path, start_new_session=True)
-                ended.callback(process.communicate)
-                killed.callback(process.kill)  # also after an interrupt, before the threads are waited for
-                idle.put(process)
-            asked = [threads.submit(_ask, idle, each) for each in missing]
-            for done, answer in enumerate(as_completed(asked), 1):
-                if (error := answer.result()) is not None:
-                    _log.debug("a kernel was not compiled ahead: %s", error)
-                progress(done, len(missing))
-        except OSError as error:
-            _log.debug("no kernel is compiled ahead: %s", error)
-    return len(missing)
+        for _ in range(count):
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=path, start_new_session=True)
+            ended.callback(process.communicate)
+            killed.callback(process.kill)  # also after an interrupt, before the threads are waited for
+            threads.submit(_have_compiled, process, left, answers)
+        done = 0
+        while count:
+            if (error := answers.get()) is None:
+                count -= 1
+                continue
+            if error:
+                _log.debug("a kernel was not compiled ahead: %s", error)
+            progress(done := done + 1, len(missing))
 
 
-def _ask(idle: SimpleQueue[subprocess.Popen[bytes]], work: Compilation) -> str | None:
-    """Have one of the idle processes compile; return what went wrong."""
-    process = idle.get()
+def _have_compiled(
+    process: subprocess.Popen[bytes], left: Iterator[Compilation], answers: SimpleQueue[str | None]
+) -> None:
+    """Have a process compile what is left, which all of them share, until it dies. Each answer is an error or "", and
+    None follows the last."""
     try:
-        pickle.dump(work, process.stdin)
-        process.stdin.flush()
-        return pickle.load(process.stdout)
-    except (OSError, EOFError, pickle.PickleError) as error:
-        return f"{type(error).__name__}: {error}"
+        for work in left:
+            pickle.dump(work, process.stdin)
+            process.stdin.flush()
+            answers.put(pickle.load(process.stdout))
+    except Exception as error:
+        answers.put(f"{type(error).__name__}: {error}")
     finally:
-        idle.put(process)
+        answers.put(None)
 
 
 def _answer() -> None:
@@ -121,7 +133,7 @@ def _answer() -> None:
             work: Compilation = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        error = None
+        error = ""
         try:
             work.result()
         except Exception as raised:
