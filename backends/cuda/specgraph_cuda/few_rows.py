@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specgraph.ops.triton.launch import FewRows
 from specgraph_cuda.few_rows_plan import Plan, plan_for
-from specgraph_cuda.hopper import Kernel, TensorMap, is_aligned, launch_early, loaded, text
+from specgraph_cuda.hopper import Kernel, Load, TensorMap, is_aligned, launch_early, loaded, text
 
 ChoosePlan = Callable[[bool, int, int, int], "Plan | None"]
 """See `few_rows_plan.plan_for`."""
@@ -25,11 +25,11 @@ class _Output(ctypes.Structure):
     ]
 
 
-def few_rows(choose: ChoosePlan = plan_for) -> FewRows:
+def few_rows(choose: ChoosePlan = plan_for, load: Load = loaded) -> FewRows:
     """Return the kernel's two kinds; see `specgraph.ops.triton.launch.FewRows`."""
 
     def linear(x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor | None:
-        if (plan := _plan(choose, False, x, weight)) is None or weight.shape[0] % 2:
+        if (plan := _plan(choose, load, False, x, weight)) is None or weight.shape[0] % 2:
             return None
         if residual is not None and not (residual.dtype == x.dtype and _holds_pairs(residual)):
             return None
@@ -38,7 +38,7 @@ def few_rows(choose: ChoosePlan = plan_for) -> FewRows:
         return out
 
     def best(x: Tensor, weight: Tensor, step: Tensor | None, copy: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        if (plan := _plan(choose, True, x, weight)) is None:
+        if (plan := _plan(choose, load, True, x, weight)) is None:
             return None
         shape = x.shape[0], plan.parts(weight.shape[0])
         value, column = x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int32)
@@ -48,14 +48,14 @@ def few_rows(choose: ChoosePlan = plan_for) -> FewRows:
     return FewRows(linear, best)
 
 
-def _plan(choose: ChoosePlan, best: bool, x: Tensor, weight: Tensor) -> Plan | None:
+def _plan(choose: ChoosePlan, load: Load, best: bool, x: Tensor, weight: Tensor) -> Plan | None:
     """Return the plan of one linear, where these tensors are what the kernel takes and it can be loaded."""
     plan = choose(best, x.shape[0], x.shape[1], weight.shape[0])
     if plan is None or x.dtype != torch.bfloat16 or weight.dtype != x.dtype or x.shape[1] % (64 * plan.stage_tiles):
         return None
     if not is_aligned(x) or not is_aligned(weight) or not weight.is_contiguous():
         return None
-    return plan if loaded(KERNEL, plan, x.device) is not None else None
+    return plan if load(KERNEL, plan, x.device) is not None else None
 
 
 def _holds_pairs(rows: Tensor) -> bool:

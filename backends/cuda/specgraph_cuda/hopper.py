@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -72,8 +72,6 @@ class Kernel:
     """The CUDA text for a plan."""
     instead: str
     """The name, for a person, of what runs where it can't be loaded."""
-    asked: dict[Any, None] = field(default_factory=dict[Any, None], compare=False, repr=False)
-    """The plans that tensors without memory asked for."""
 
 
 def compilation(kernel: Kernel, plan: Plan) -> Compilation:
@@ -85,12 +83,15 @@ def compilation(kernel: Kernel, plan: Plan) -> Compilation:
     return Compilation(key, partial(compiled, written, f"{kernel.name}.cu"))
 
 
+Load = Callable[[Kernel, Any, torch.device], Any]
+"""See `loaded`, which compiles and loads."""
+
+
 @cache
 def loaded(kernel: Kernel, plan: Plan, device: torch.device) -> Any | None:
     """Return the kernel for a plan in the context of a device; None where it can't be compiled or loaded, and why is
-    logged: a driver older than NVRTC refuses its code. For tensors without memory the plan is noted."""
+    logged: a driver older than NVRTC refuses its code. For tensors without memory nothing is compiled."""
     if device.type == "meta":
-        kernel.asked[plan] = None
         return kernel
     try:
         binary = compilation(kernel, plan).result()

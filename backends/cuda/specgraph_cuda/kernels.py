@@ -209,12 +209,19 @@ def register_kernels(device: torch.device) -> str:
 
 def compile_ahead(bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> None:
     """Compile the kernels of device work on the current device; see `Platform.compile_ahead`."""
-    ops = ops_of("CUDA")
-    work = compilations(ops, bodies)
+    ops, found = ops_of("CUDA"), {}
     if ops.options.many_rows is not None:  # what these need is there
-        from specgraph_cuda import few_rows, hopper, two_linears
-        from specgraph_cuda import many_rows as more
+        from specgraph_cuda import hopper
+        from specgraph_cuda.few_rows import few_rows
+        from specgraph_cuda.many_rows import linears
+        from specgraph_cuda.two_linears import two_linears_in_one
 
-        kernels = few_rows.KERNEL, more.KERNEL, two_linears.KERNEL
-        work += [hopper.compilation(kernel, plan) for kernel in kernels for plan in kernel.asked]
-    compile_all(work, progress)
+        def load(kernel: Any, plan: Any, device: torch.device) -> Any:
+            found[kernel, plan] = None
+            return kernel
+
+        kinds = linears(load=load), two_linears_in_one(load=load), few_rows(load=load)
+        options = replace(ops.options, many_rows=kinds[0], two_linears=kinds[1], few_rows=kinds[2])
+        ops = replace(ops, options=options)
+    work = compilations(ops, bodies)
+    compile_all([*work, *(hopper.compilation(*each) for each in found)], progress)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specgraph.ops.triton.launch import ManyRows
-from specgraph_cuda.hopper import Kernel, TensorMap, is_aligned, launch_early, loaded, text
+from specgraph_cuda.hopper import Kernel, Load, TensorMap, is_aligned, launch_early, loaded, text
 from specgraph_cuda.many_rows_plan import Kind, Plan, plan_for
 
 _EVICT_NORMAL, _EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
@@ -26,28 +26,28 @@ class _Best(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("column", "step", "step_copy")]
 
 
-def linears(choose: ChoosePlan = plan_for) -> ManyRows:
+def linears(choose: ChoosePlan = plan_for, load: Load = loaded) -> ManyRows:
     """Return the kernel's three kinds; see `specgraph.ops.triton.launch.ManyRows`."""
 
     def takes(kind: Kind, x: Tensor, weight: Tensor) -> bool:
-        return _plan(choose, kind, x, weight) is not None
+        return _plan(choose, load, kind, x, weight) is not None
 
     def gated(x: Tensor, weight: Tensor) -> Tensor | None:
-        if (plan := _plan(choose, "GATED", x, weight)) is None:
+        if (plan := _plan(choose, load, "GATED", x, weight)) is None:
             return None
         out = x.new_empty(x.shape[0], weight.shape[0] // 2)
         launch(plan, x, weight, out)
         return out
 
     def parts(x: Tensor, weight: Tensor) -> Tensor | None:
-        if (plan := _plan(choose, "PARTS", x, weight)) is None:
+        if (plan := _plan(choose, load, "PARTS", x, weight)) is None:
             return None
         out = x.new_empty(plan.split, x.shape[0], weight.shape[0], dtype=torch.float32)
         launch(plan, x, weight, out)
         return out
 
     def best(x: Tensor, weight: Tensor, step: Tensor | None, copy: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        if (plan := _plan(choose, "BEST", x, weight)) is None:
+        if (plan := _plan(choose, load, "BEST", x, weight)) is None:
             return None
         shape = x.shape[0], -(-weight.shape[0] // plan.columns)
         value, column = x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int32)
@@ -57,7 +57,7 @@ def linears(choose: ChoosePlan = plan_for) -> ManyRows:
     return ManyRows(takes, gated, parts, best)
 
 
-def _plan(choose: ChoosePlan, kind: Kind, x: Tensor, weight: Tensor) -> Plan | None:
+def _plan(choose: ChoosePlan, load: Load, kind: Kind, x: Tensor, weight: Tensor) -> Plan | None:
     """Return the plan of one linear, where these tensors are what the kernel takes and it can be loaded."""
     columns = weight.shape[0] // 2 if kind == "GATED" else weight.shape[0]
     plan = choose(kind, x.shape[0], columns, x.shape[1])
@@ -65,7 +65,7 @@ def _plan(choose: ChoosePlan, kind: Kind, x: Tensor, weight: Tensor) -> Plan | N
         return None
     if not is_aligned(weight) or not weight.is_contiguous() or not _fits(plan, x.shape[1]):
         return None
-    return plan if loaded(KERNEL, plan, x.device) is not None else None
+    return plan if load(KERNEL, plan, x.device) is not None else None
 
 
 def _fits(plan: Plan, depth: int) -> bool:

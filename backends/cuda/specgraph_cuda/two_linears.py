@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specgraph.ops.triton.launch import TwoLinears
-from specgraph_cuda.hopper import Kernel, TensorMap, is_aligned, launch_early, loaded, text
+from specgraph_cuda.hopper import Kernel, Load, TensorMap, is_aligned, launch_early, loaded, text
 from specgraph_cuda.two_linears_plan import Plan, plan_for
 
 ChoosePlan = Callable[[bool, int, int, int, int], "Plan | None"]
@@ -59,7 +59,7 @@ class _First(ctypes.Structure):
     ]
 
 
-def two_linears_in_one(choose: ChoosePlan = plan_for) -> TwoLinears:
+def two_linears_in_one(choose: ChoosePlan = plan_for, load: Load = loaded) -> TwoLinears:
     """Return the kernel's launch; see `specgraph.ops.triton.launch.TwoLinears`."""
     memory = ProgressMemory()
 
@@ -70,7 +70,7 @@ def two_linears_in_one(choose: ChoosePlan = plan_for) -> TwoLinears:
         plan = choose(gated, x.shape[0], x.shape[1], weight.shape[0], columns)
         if plan is None or not _takes(plan, x, weight, residual, norm, following):
             return None
-        if loaded(KERNEL, plan, x.device) is None or (progress := memory.take(x.device)) is None:
+        if load(KERNEL, plan, x.device) is None or (progress := memory.take(x.device)) is None:
             return None
         return launch(plan, x, weight, residual, norm, eps, following, progress)
 

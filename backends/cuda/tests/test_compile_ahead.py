@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -111,3 +112,30 @@ def test_without_a_cache_folder_kernels_are_compiled_where_they_are_needed(
     work = Compilation(digest("key"), partial(bytes, 3))
     compile_all([work])
     assert work.result() == bytes(3)
+
+
+def test_each_call_finds_the_kernels_of_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from specgraph_cuda import hopper, kernels
+    from specgraph_cuda.many_rows import linears
+
+    calls = list[list[Compilation]]()
+    compile_for(90, monkeypatch)
+    monkeypatch.setattr(hopper, "checked", lambda version: (13, 0))
+    monkeypatch.setattr(hopper.nvrtc, "nvrtcVersion", lambda: None)
+    monkeypatch.setattr(kernels, "ops_of", lambda key: TritonOps(replace(HOPPER[1], many_rows=linears())))
+    monkeypatch.setattr(kernels, "compile_all", lambda work, progress: calls.append(work))
+
+    def given(size: int) -> Tensor:
+        return torch.empty(size, 4096, dtype=torch.bfloat16, device="meta")
+
+    def few() -> None:
+        declared.norm_linear(given(4), None, Weight(given(6144)))
+
+    def many() -> None:
+        declared.norm_gate_up(given(96), None, Weight(given(24576)))
+
+    for work in (few, few, many):
+        kernels.compile_ahead([work], lambda done, total: None)
+    names = [[each.compile.args[1] for each in found if each.compile.func is hopper.compiled] for found in calls]
+    assert names == [["few_rows.cu"], ["few_rows.cu"], ["many_rows.cu"]]

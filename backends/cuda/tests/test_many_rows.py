@@ -253,9 +253,8 @@ def test_a_plan_with_more_splits_than_tiles_is_left_to_the_library(monkeypatch: 
     from specgraph_cuda import many_rows
 
     launched: list[int] = []
-    monkeypatch.setattr(many_rows, "loaded", lambda kernel, plan, device: "a kernel")
     monkeypatch.setattr(many_rows, "launch", lambda plan, x, weight, out: launched.append(x.shape[1]))
-    own = many_rows.linears(lambda *shape: Plan(2, 128, 7, 4, "PARTS"))
+    own = many_rows.linears(lambda *shape: Plan(2, 128, 7, 4, "PARTS"), lambda kernel, plan, device: "a kernel")
     for depth in (64, 192, 200, 256, 264, 320):
         own.parts(torch.empty(96, depth, dtype=torch.bfloat16), torch.empty(64, depth, dtype=torch.bfloat16))
     assert launched == [256, 320]
