@@ -212,7 +212,7 @@ CALLS = [
          valid=lambda w: {**w.ask, **SAMPLING}),
     call("decoder.capture", "type", "builtin_function_or_method", valid=lambda w: {"progress": None}),
     call("generator.request", valid=lambda w: {
-        "prompt": "def f", "max_tokens": 2, **SAMPLING, "chat": False, "top_k": 4, "chat_template_kwargs": None}),
+        "prompt": "def f", "max_tokens": 2, **SAMPLING, "chat": False, "top_k": 4, "chat_template_kwargs": {}}),
     call("generator.requests", valid=lambda w: {"prompt": "def f", "max_tokens": 2, **SAMPLING, "n": 2}),
     call("generator.text", "text", valid=lambda w: {"prompts": ["def f"], "n": 2, "max_tokens": 2, **SAMPLING}),
     call("generator.stream_text", "text", use=to_its_end, valid=lambda w: {

@@ -194,7 +194,7 @@ def test_what_is_no_report_is_one_error(text: str, said: str, tmp_path: Path) ->
     path = tmp_path / "report.json"
     path.write_text(text)
     done = command.specgraph("conformance", "verify", path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith(f"specgraph: {path}: ")
     assert said in done.stderr
 

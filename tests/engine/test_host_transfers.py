@@ -126,11 +126,13 @@ def transfers_by_round(decoder, monkeypatch, requests, uploads=None):
     return rounds
 
 
-def requests(temperature=0.0):
+def requests(temperature=0.0, seed=0):
     """Five for three places: two join later, one of them with a prompt in chunks."""
     shapes = ((1, 6), (5, 9), (12, 4), (9, 7), (3, 1))
     return [
-        Request(prompt_token_ids=[t % VOCAB for t in prompt(n, seed=n)], max_tokens=m, temperature=temperature)
+        Request(
+            prompt_token_ids=[t % VOCAB for t in prompt(n, seed=n)], max_tokens=m, temperature=temperature, seed=seed
+        )
         for n, m in shapes
     ]
 
@@ -168,7 +170,7 @@ def test_a_round_uploads_nothing_while_nobody_joins_or_leaves(kind, decode, ahea
     uploads, launched = [], []
     launch = decoder.rounds._launch
     monkeypatch.setattr(decoder.rounds, "_launch", lambda *args: (launched.append(len(uploads)), launch(*args)))
-    rounds = transfers_by_round(decoder, monkeypatch, requests(temperature=0.7)[1:4], uploads)
+    rounds = transfers_by_round(decoder, monkeypatch, requests(temperature=0.7, seed=2)[1:4], uploads)
     leaves = [i for i in range(1, len(rounds)) if uploads[i]]
     # Passes of 8 rows over prompts of 5, 12 and 9 tokens: 1 + 2 + 2 of the target, as many of a draft model. The other
     # drafters leave a prompt's last token to the first round, so the last prompt is one pass. And three joins of four.

@@ -105,4 +105,4 @@ def test_the_command(tmp_path, monkeypatch):
     assert report["otherData"]["platform"] == "cpu"
     assert len([event for event in slices(report) if event["name"].startswith("round ")]) == 3
     refused = specgraph("trace", "--output", tmp_path / "no" / "x.json")
-    assert (refused.returncode, "there is no folder" in refused.stderr) == (1, True)
+    assert (refused.returncode, "there is no folder" in refused.stderr) == (2, True)
