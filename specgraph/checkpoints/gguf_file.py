@@ -338,7 +338,4 @@ def _kind(path: Path, name: str, number: int) -> str:
 def _row_bytes(columns: int, kind: str) -> int:
     import gguf
 
-    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    if columns % block:
-        raise ValueError(f"rows of {columns} elements do not consist of blocks of {block} ({kind})")
-    return columns // block * size
+    return gguf.quant_shape_to_byte_shape((columns,), gguf.GGMLQuantizationType[kind])[0]
