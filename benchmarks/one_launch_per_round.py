@@ -34,9 +34,10 @@ import torch
 from python_prompts import PROMPTS
 from torch.profiler import ProfilerActivity, profile
 
-from specgraph import Request, load_generator, open_platform
+from specgraph import load_generator, open_platform
 from specgraph.capture import HostCopy
 from specgraph.device import Graph
+from specgraph.engine import Request
 from specgraph.tools.rounds import captured_decoder, random_target
 from specgraph.tools.shapes import SHAPES, random_head
 

@@ -21,7 +21,8 @@ import torch
 from python_prompts import PROMPTS
 from safetensors.torch import load_file, save_file
 
-from specgraph import Request, load_generator, open_platform
+from specgraph import load_generator, open_platform
+from specgraph.engine import Request
 from specgraph.engine.load import shipped_pair
 
 K = 5

@@ -23,10 +23,11 @@ from unittest import mock
 
 import torch
 
-from specgraph import Request, join_ranks, open_platform
+from specgraph import open_platform
 from specgraph.cli.env import environment
 from specgraph.device import Platform
-from specgraph.parallel import WHOLE, Ranks, TensorParallel
+from specgraph.engine import Request
+from specgraph.parallel import WHOLE, Ranks, TensorParallel, join_ranks
 from specgraph.tools.audit import AuditCase, audit
 from specgraph.tools.floor import DeviceRates, measure_rates
 from specgraph.tools.propose import BenchCase, bench_propose

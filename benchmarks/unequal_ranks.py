@@ -21,11 +21,13 @@ from typing import Any
 
 import torch
 
-from specgraph import EngineConfig, Request, SpeculativeDecoder, join_layout, load_drafter, load_target, open_platform
+from specgraph import load_drafter, load_target, open_platform
 from specgraph.cli.env import environment
 from specgraph.device import Platform
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.options import LoweringChoice
-from specgraph.parallel import WHOLE, ParallelLayout, TensorParallel, world_size
+from specgraph.parallel import WHOLE, ParallelLayout, TensorParallel, join_layout
+from specgraph.parallel.ranks import world_size
 
 LENGTH, REQUESTS = 64, 4
 

@@ -1,6 +1,6 @@
 """Draft speculative tokens through device graphs, on any accelerator.
 
-The public names are listed in `specgraph/api.py`. They are imported at the first use of one of them, so that
+The names here are listed in `specgraph/api.py`. They are imported at the first use of one of them, so that
 `import specgraph`, `specgraph --help` and a backend's plugin don't pay for torch.
 """
 

@@ -1,22 +1,11 @@
-"""The public names of specgraph. `specgraph/__init__.py` hands them out when they are first asked for."""
+"""The names at the top of `specgraph`: what an engine needs to draft, and text from two folders.
 
-from specgraph.attention import (
-    NULL_BLOCK,
-    NULL_SLOT,
-    Attend,
-    AttentionBackend,
-    AttentionLayer,
-    AttentionMetadata,
-    HostLengths,
-    KVCache,
-    PagedAttention,
-    PagedHostAttention,
-    StepContext,
-    Store,
-    TaskKey,
-    choose_attention,
-)
-from specgraph.checkpoints import TargetShape, load_drafter, load_target, target_shape
+`specgraph/__init__.py` hands them out when they are first asked for. The other public names are in `__all__` of
+`specgraph.attention`, `checkpoints`, `models`, `engine`, `parallel` and `errors`.
+"""
+
+from specgraph.attention import AttentionBackend, AttentionLayer, KVCache, PagedAttention
+from specgraph.checkpoints import load_drafter, load_target
 from specgraph.device import Platform, open_platform
 from specgraph.draft import (
     BoundTensors,
@@ -28,111 +17,34 @@ from specgraph.draft import (
     SamplingBuffers,
     allocate_sampling,
 )
-from specgraph.engine.blocks import allocate_caches
-from specgraph.engine.config import EngineConfig
-from specgraph.engine.decoder import SpeculativeDecoder
+from specgraph.engine import allocate_caches
 from specgraph.engine.load import load_generator, shipped_pair
-from specgraph.engine.metrics import ProposeCounts
-from specgraph.engine.request import Chunk, Generation, Request
-from specgraph.engine.text import TextGenerator
-from specgraph.errors import (
-    CapacityError,
-    CaptureError,
-    CheckpointError,
-    ConfigError,
-    HostReadError,
-    OrderError,
-    PlatformError,
-    RankError,
-    ReadSetError,
-    SpecgraphError,
-    StaleInputError,
-    UnsupportedError,
-    UpdateError,
-)
-from specgraph.models.from_modules import eagle3_head_from_module, eagle_head_from_module
-from specgraph.models.ngram import NgramHead
-from specgraph.models.protocol import (
-    DraftHead,
-    DraftOutput,
-    MaskedHead,
-    OutputProjection,
-    ParallelHead,
-    StepwiseHead,
-    Target,
-    TargetOutput,
-)
+from specgraph.errors import SpecgraphError
+from specgraph.models import DraftHead, DraftOutput
 from specgraph.options import EngineOptions
-from specgraph.parallel import ExpertParallel, ParallelLayout, Ranks, TensorParallel, join_layout, join_ranks
 
 __all__ = [
-    "NULL_BLOCK",
-    "NULL_SLOT",
-    "Attend",
     "AttentionBackend",
     "AttentionLayer",
-    "AttentionMetadata",
     "BoundTensors",
-    "CapacityError",
-    "CaptureError",
-    "CheckpointError",
-    "Chunk",
-    "ConfigError",
     "DraftConfig",
     "DraftHead",
     "DraftOutput",
     "DraftTokens",
     "DraftTree",
     "Drafter",
-    "EngineConfig",
     "EngineOptions",
-    "ExpertParallel",
-    "Generation",
-    "HostLengths",
-    "HostReadError",
     "KVCache",
-    "MaskedHead",
-    "NgramHead",
-    "OrderError",
-    "OutputProjection",
     "PagedAttention",
-    "PagedHostAttention",
-    "ParallelHead",
-    "ParallelLayout",
     "Platform",
-    "PlatformError",
     "ProposeBatch",
-    "ProposeCounts",
-    "RankError",
-    "Ranks",
-    "ReadSetError",
-    "Request",
     "SamplingBuffers",
     "SpecgraphError",
-    "SpeculativeDecoder",
-    "StaleInputError",
-    "StepContext",
-    "StepwiseHead",
-    "Store",
-    "Target",
-    "TargetOutput",
-    "TargetShape",
-    "TaskKey",
-    "TensorParallel",
-    "TextGenerator",
-    "UnsupportedError",
-    "UpdateError",
     "allocate_caches",
     "allocate_sampling",
-    "choose_attention",
-    "eagle3_head_from_module",
-    "eagle_head_from_module",
-    "join_layout",
-    "join_ranks",
     "load_drafter",
     "load_generator",
     "load_target",
     "open_platform",
     "shipped_pair",
-    "target_shape",
 ]

@@ -5,6 +5,22 @@ Each message says what was asked, what is there, and what to do. Catch `Specgrap
 
 from __future__ import annotations
 
+__all__ = [
+    "CapacityError",
+    "CaptureError",
+    "CheckpointError",
+    "ConfigError",
+    "HostReadError",
+    "OrderError",
+    "PlatformError",
+    "RankError",
+    "ReadSetError",
+    "SpecgraphError",
+    "StaleInputError",
+    "UnsupportedError",
+    "UpdateError",
+]
+
 
 class SpecgraphError(Exception):
     """Base of all errors raised by specgraph."""

@@ -14,6 +14,8 @@ from tiny_checkpoints import write_eagle3, write_target
 from torch import Tensor
 
 import specgraph as sg
+from specgraph.attention import AttentionMetadata
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder, TextGenerator
 
 TOKENS = [1, 2, 3, 4, 5]
 
@@ -29,15 +31,15 @@ class World:
         self.draft_config = sg.DraftConfig(
             num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, decode="eager", debug=True
         )
-        self.engine_config = sg.EngineConfig(
+        self.engine_config = EngineConfig(
             num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, decode="eager", sampled=True,
             sampling_parameters=True,
         )  # fmt: skip
         self.ask = {"prompt_token_ids": TOKENS, "max_tokens": 4}
 
     @property
-    def request(self) -> sg.Request:
-        return sg.Request(**self.ask)
+    def request(self) -> Request:
+        return Request(**self.ask)
 
     @cached_property
     def caches(self) -> list[sg.KVCache]:
@@ -48,12 +50,12 @@ class World:
         drafter.capture()
         return drafter
 
-    def make_decoder(self) -> sg.SpeculativeDecoder:
-        decoder = sg.SpeculativeDecoder(self.target, self.head, self.platform, self.engine_config)
+    def make_decoder(self) -> SpeculativeDecoder:
+        decoder = SpeculativeDecoder(self.target, self.head, self.platform, self.engine_config)
         decoder.capture()
         return decoder
 
-    def make_generator(self) -> sg.TextGenerator:
+    def make_generator(self) -> TextGenerator:
         return sg.load_generator(
             max_model_len=64, decode="eager", num_speculative_tokens=2, sampled=True, max_num_requests=2
         )
@@ -63,11 +65,11 @@ class World:
         return self.make_drafter()
 
     @cached_property
-    def decoder(self) -> sg.SpeculativeDecoder:
+    def decoder(self) -> SpeculativeDecoder:
         return self.make_decoder()
 
     @cached_property
-    def generator(self) -> sg.TextGenerator:
+    def generator(self) -> TextGenerator:
         return self.make_generator()
 
     @cached_property
@@ -97,7 +99,7 @@ class World:
             return self.generator.generate([replace(self.request, max_tokens=2)])[0].token_ids
         return []
 
-    def finish(self, engine: sg.SpeculativeDecoder | sg.TextGenerator, added: int) -> None:
+    def finish(self, engine: SpeculativeDecoder | TextGenerator, added: int) -> None:
         """Step until the request that was added is finished, by a chunk."""
         for _ in range(200):
             if any(chunk.request == added and chunk.finish_reason for chunk in engine.step()):
@@ -206,9 +208,9 @@ CALLS = [
     *engine_calls("decoder"),
     *engine_calls("generator"),
     call("decoder.check", valid=lambda w: {"request": w.request}),
-    call("decoder.generate request", use=lambda w, generate: lambda **kw: generate([w.request, sg.Request(**kw)]),
+    call("decoder.generate request", use=lambda w, generate: lambda **kw: generate([w.request, Request(**kw)]),
          valid=lambda w: {**w.ask, **SAMPLING, "stop_token_ids": [5], "top_k": 4, "logit_bias": {3: 1.0}}),
-    call("decoder.add request", use=lambda w, add: lambda **kw: w.finish(w.decoder, add(sg.Request(**kw))),
+    call("decoder.add request", use=lambda w, add: lambda **kw: w.finish(w.decoder, add(Request(**kw))),
          valid=lambda w: {**w.ask, **SAMPLING}),
     call("decoder.capture", "type", "builtin_function_or_method", valid=lambda w: {"progress": None}),
     call("generator.request", valid=lambda w: {
@@ -230,7 +232,7 @@ CALLS = [
     call("drafter.propose_idle", valid=lambda w: {"num_requests": 1, "query_len": 3}),
     call("drafter.bind", valid=lambda w: {"tensors": sg.ProposeBatch(**w.round())}),
     call("drafter.prefill_ragged", use=lambda w, ragged: lambda token_ids, aux_hidden, lengths=None, **fields: ragged(
-        token_ids, aux_hidden, sg.AttentionMetadata(**fields), lengths), valid=lambda w: {
+        token_ids, aux_hidden, AttentionMetadata(**fields), lengths), valid=lambda w: {
         "token_ids": torch.tensor([2, 3, 4]), "aux_hidden": w.aux[:3].clone(),
         "query_start_loc": torch.tensor([0, 3], dtype=torch.int32), "seq_lens": torch.tensor([3], dtype=torch.int32),
         "positions": torch.arange(3), "slot_mapping": torch.arange(4, 7),

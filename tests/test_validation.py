@@ -11,29 +11,25 @@ import tokenizers
 import torch
 from torch import Tensor
 
-import specgraph
 from specgraph import (
-    AttentionMetadata,
     DraftConfig,
     Drafter,
     DraftTree,
-    EngineConfig,
     EngineOptions,
-    Request,
     SpecgraphError,
-    SpeculativeDecoder,
     allocate_sampling,
-    choose_attention,
-    eagle_head_from_module,
-    join_layout,
-    join_ranks,
     load_drafter,
     load_generator,
     load_target,
     open_platform,
     shipped_pair,
-    target_shape,
 )
+from specgraph.attention import AttentionMetadata, choose_attention
+from specgraph.checkpoints import target_shape
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.errors import CheckpointError, ConfigError
+from specgraph.models import eagle_head_from_module
+from specgraph.parallel import join_layout, join_ranks
 
 TARGET, DRAFTER = shipped_pair()
 
@@ -104,7 +100,7 @@ def test_refused(call, message):
 def test_numbers_of_a_request(name, value):
     if value == 1.5 and name in ("temperature", "repetition_penalty"):
         return
-    with pytest.raises(specgraph.ConfigError, match=f"{name} must be "):
+    with pytest.raises(ConfigError, match=f"{name} must be "):
         request(**{name: value})
 
 
@@ -231,5 +227,5 @@ def test_four_threads_in_one_drafter(generator):
 
 def test_a_tokenizer_without_a_token_for_unknown_words(generator):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="[UNK]"))
-    with pytest.raises(specgraph.CheckpointError, match="can't encode it: WordLevel error: Missing \\[UNK\\]"):
+    with pytest.raises(CheckpointError, match="can't encode it: WordLevel error: Missing \\[UNK\\]"):
         replace(generator, tokenizer=words).text("b")

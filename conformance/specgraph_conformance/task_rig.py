@@ -15,8 +15,8 @@ from specgraph.attention import (
     KVCache,
     PagedHostAttention,
     StepContext,
-    allocate_metadata,
 )
+from specgraph.attention.metadata import allocate_metadata
 from specgraph.capture import UpdatePlan
 from specgraph.capture.update_plan import Task
 from specgraph.device import Event, Graph, Platform

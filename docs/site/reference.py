@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-from itertools import groupby
-from pathlib import Path
+from importlib import import_module
 from typing import Any, Literal, get_args, get_origin
 
-ROOT = Path(__file__).parents[2]
+MODULES = ("attention", "checkpoints", "models", "engine", "parallel", "errors")
+"""Modules of `specgraph` whose `__all__` is public, beside that of `specgraph` itself (docs/stability.md)."""
 
-TITLES = {
-    "engine": "Text and requests",
-    "draft": "Drafting",
-    "attention": "Attention",
-    "checkpoints": "Checkpoints",
-    "models": "What a model must offer",
-    "options": "Options of an engine",
-    "device": "Platforms",
-    "errors": "Errors",
-}
-"""Rooms of specgraph/ with public names, in the order of the page; others follow under their own name."""
-
-FIRST = (".load_generator", ".TextGenerator", ".Drafter", ".ProposeBatch", ".DraftTokens", ".AttentionBackend")
-"""Names that a reader wants first in their room."""
+FIRST = ("Drafter", "DraftConfig", "ProposeBatch", "DraftTokens", "load_generator")
+"""Names that a reader wants first."""
 
 
 def api_page() -> str:
-    """Return all names of specgraph/api.py, by room, for mkdocstrings."""
-    tree = ast.parse((ROOT / "specgraph" / "api.py").read_text(encoding="utf-8"))
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
-    names = [
-        (str(node.module).split(".")[1], f"{node.module}.{alias.name}") for node in imports for alias in node.names
-    ]
-    titles = TITLES | {room: room.capitalize() for room, _ in names if room not in TITLES}
-    names.sort(key=lambda each: (list(titles).index(each[0]), not each[1].endswith(FIRST)))
-    lines = [
-        "# Python",
-        "",
-        "Every name here is imported from `specgraph`: `from specgraph import load_generator`.",
-        "",
-    ]
-    for room, group in groupby(names, key=lambda each: each[0]):
-        lines += [f"## {titles[room]}", ""]
-        for _, name in group:
-            lines += [f"::: {name}", ""]
+    """Return all public names for mkdocstrings: those at the top of `specgraph`, then those of its modules."""
+    import specgraph
+
+    top = specgraph.__all__
+    lines = ["# Python", "", "`from specgraph import Drafter` for these names, which are all that an engine needs:", ""]
+    lines += [f"::: specgraph.api.{name}\n" for name in sorted(top, key=lambda name: name not in FIRST)]
+    for name in MODULES:
+        module = import_module(f"specgraph.{name}")
+        lines += [f"## specgraph.{name}", "", inspect.getdoc(module) or "", ""]
+        lines += [f"::: {module.__name__}.{each}\n" for each in module.__all__ if each not in top]
     return "\n".join(lines)
 
 

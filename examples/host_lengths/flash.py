@@ -21,13 +21,9 @@ from specgraph import (
     AttentionLayer,
     DraftConfig,
     Drafter,
-    HostLengths,
     KVCache,
     Platform,
-    PlatformError,
     ProposeBatch,
-    StepContext,
-    TaskKey,
     allocate_caches,
     load_drafter,
     load_target,
@@ -35,7 +31,9 @@ from specgraph import (
     ops,
     shipped_pair,
 )
+from specgraph.attention import HostLengths, StepContext, TaskKey
 from specgraph.device import Support, no, yes
+from specgraph.errors import PlatformError
 
 
 @dataclass(frozen=True, slots=True)

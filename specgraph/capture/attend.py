@@ -19,9 +19,9 @@ from specgraph.attention import (
     KVCache,
     StepContext,
     Store,
-    bind,
-    store_rows,
 )
+from specgraph.attention.interface import bind
+from specgraph.attention.paged import store_rows
 from specgraph.capture.graph_runner import Recording, StepLengths
 
 PassMode = Literal["eager", "piecewise", "full"]

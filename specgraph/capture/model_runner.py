@@ -20,7 +20,8 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 
-from specgraph.attention import AttentionBackend, AttentionLayer, HostLengths, KVCache, named_cache_tensors
+from specgraph.attention import AttentionBackend, AttentionLayer, HostLengths, KVCache
+from specgraph.attention.interface import named_cache_tensors
 from specgraph.capture.attend import AttentionStack, MakeAttend, PassMode
 from specgraph.capture.config import RunnerConfig
 from specgraph.capture.dispatch import BatchDescriptor, Phase

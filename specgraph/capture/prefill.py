@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import NULL_BLOCK, AttentionMetadata, HostLengths, allocate_metadata
+from specgraph.attention import NULL_BLOCK, AttentionMetadata, HostLengths
+from specgraph.attention.metadata import allocate_metadata
 from specgraph.capture.attend import MakeAttend
 from specgraph.capture.config import RunnerConfig
 from specgraph.capture.dispatch import BatchDescriptor, Phase, padded_size

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specgraph.attention import HostLengths, PrepareUpdate, TaskKey
+from specgraph.attention import HostLengths, TaskKey
+from specgraph.attention.interface import PrepareUpdate
 from specgraph.device import Platform, TaskGroup
 from specgraph.errors import UpdateError
 

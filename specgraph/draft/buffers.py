@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import AttentionMetadata, allocate_metadata
+from specgraph.attention import AttentionMetadata
+from specgraph.attention.metadata import allocate_metadata
 from specgraph.draft.config import DraftConfig, DraftTree
 from specgraph.draft.round import ProposeBatch, RoundBuffers
 from specgraph.draft.sampling_buffers import SamplingBuffers

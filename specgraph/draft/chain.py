@@ -8,7 +8,7 @@ from typing import cast
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import advance
+from specgraph.attention.metadata import advance
 from specgraph.capture import BatchDescriptor, MakeAttend
 from specgraph.draft.buffers import DraftBuffers, PassRows
 from specgraph.draft.program import DraftProgram, begin_rows, computed_tokens, draft_one

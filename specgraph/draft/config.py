@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from specgraph.attention import MAX_TREE_LEN
+from specgraph.attention.metadata import MAX_TREE_LEN
 from specgraph.capture import RunnerConfig
 from specgraph.errors import ConfigError
 from specgraph.options import DraftCount, DraftOptions, Schedule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from specgraph.attention import check_trees
+from specgraph.attention.choose import check_trees
 from specgraph.capture import AttentionStack
 from specgraph.draft.chain import ChainProgram
 from specgraph.draft.config import DraftConfig

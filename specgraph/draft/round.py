@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import allocate_block_table
+from specgraph.attention.metadata import allocate_block_table
 from specgraph.capture import Dispatch
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.sampling_buffers import SamplingBuffers

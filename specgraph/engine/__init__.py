@@ -1,19 +1,20 @@
-"""Speculative decoding end to end: target verify, rejection sampling, KV blocks, rounds, metrics."""
+"""Speculative decoding end to end: target verify, rejection sampling, KV blocks, rounds, text, metrics."""
 
-from specgraph.engine.blocks import BlockAllocator, allocate_caches
-from specgraph.engine.config import EngineConfig, acceptance_chances
+from specgraph.engine.blocks import allocate_caches
+from specgraph.engine.config import EngineConfig
 from specgraph.engine.decoder import SpeculativeDecoder
-from specgraph.engine.metrics import AcceptanceMetrics
+from specgraph.engine.metrics import AcceptanceMetrics, ProposeCounts
 from specgraph.engine.request import Chunk, Generation, Request
+from specgraph.engine.text import TextGenerator
 
 __all__ = [
     "AcceptanceMetrics",
-    "BlockAllocator",
     "Chunk",
     "EngineConfig",
     "Generation",
+    "ProposeCounts",
     "Request",
     "SpeculativeDecoder",
-    "acceptance_chances",
+    "TextGenerator",
     "allocate_caches",
 ]

@@ -27,7 +27,8 @@ from specgraph.engine.text import TextGenerator
 from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
 from specgraph.models.ngram import NgramHead, check_ngrams
 from specgraph.options import NGRAM, EngineOptions, Progress, dtype_named
-from specgraph.parallel import WHOLE, ParallelLayout, join_layout, leave_on_error
+from specgraph.parallel import WHOLE, ParallelLayout, join_layout
+from specgraph.parallel.layout import leave_on_error
 from specgraph.validation import MOST_POSITIONS, checked
 
 if TYPE_CHECKING:

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import AttentionMetadata, allocate_metadata, check_trees, move_rows
+from specgraph.attention import AttentionMetadata
+from specgraph.attention.choose import check_trees
+from specgraph.attention.metadata import allocate_metadata
+from specgraph.attention.paged import move_rows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, StepKind
 from specgraph.draft import Drafter, DraftTree, ProposeBatch, RoundBuffers
 from specgraph.draft.buffers import DraftBuffers

@@ -1,8 +1,11 @@
 """Targets and draft heads as plain tensor code: no files, no device names, no graph calls.
 
-`protocol` states what a model of your own must offer. `specgraph.checkpoints` builds the models here from folders.
+`protocol` states what a model of your own must offer. `specgraph.checkpoints` builds the models here from folders,
+`eagle_head_from_module` and `eagle3_head_from_module` from the modules of an engine.
 """
 
+from specgraph.models.from_modules import eagle3_head_from_module, eagle_head_from_module
+from specgraph.models.ngram import NgramHead
 from specgraph.models.protocol import (
     DraftHead,
     DraftOutput,
@@ -18,9 +21,12 @@ __all__ = [
     "DraftHead",
     "DraftOutput",
     "MaskedHead",
+    "NgramHead",
     "OutputProjection",
     "ParallelHead",
     "StepwiseHead",
     "Target",
     "TargetOutput",
+    "eagle3_head_from_module",
+    "eagle_head_from_module",
 ]

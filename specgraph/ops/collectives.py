@@ -11,7 +11,8 @@ import torch.distributed
 from torch import Tensor
 
 from specgraph.ops.library import op
-from specgraph.parallel import Ranks, ranks_named
+from specgraph.parallel import Ranks
+from specgraph.parallel.ranks import ranks_named
 
 ALL_GATHER = "all_gather_single" if hasattr(torch.distributed, "all_gather_single") else "all_gather_into_tensor"
 """The name of torch's all-gather into one tensor: the newer one where there is one."""

@@ -3,8 +3,8 @@
 Collectives on the device are ops (`specgraph.ops.collectives`); they find their process group here, by name.
 """
 
-from specgraph.parallel.layout import ParallelLayout, join_layout, leave_on_error
-from specgraph.parallel.ranks import Ranks, join_ranks, local_rank, ranks_named, world_size
+from specgraph.parallel.layout import ParallelLayout, join_layout
+from specgraph.parallel.ranks import Ranks, join_ranks
 from specgraph.parallel.split import WHOLE, ExpertParallel, Share, TensorParallel
 
 __all__ = [
@@ -16,8 +16,4 @@ __all__ = [
     "TensorParallel",
     "join_layout",
     "join_ranks",
-    "leave_on_error",
-    "local_rank",
-    "ranks_named",
-    "world_size",
 ]

@@ -16,18 +16,11 @@ import pytest
 import torch
 from command import in_a_process, specgraph
 
-from specgraph import (
-    ConfigError,
-    EngineOptions,
-    PlatformError,
-    __version__,
-    load_generator,
-    open_platform,
-    shipped_pair,
-)
+from specgraph import EngineOptions, __version__, load_generator, open_platform, shipped_pair
 from specgraph.cli.explain import explain
 from specgraph.cli.generate import generate
 from specgraph.cli.options import RANKS
+from specgraph.errors import ConfigError, PlatformError
 
 
 @pytest.fixture(autouse=True)

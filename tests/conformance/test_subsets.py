@@ -16,8 +16,9 @@ from specgraph_conformance.case import GROUPS
 from specgraph_conformance.head_checks import check_head
 from torch import Tensor
 
-from specgraph import AttentionLayer, DraftOutput, HostReadError, SpecgraphError, open_platform
+from specgraph import AttentionLayer, DraftOutput, SpecgraphError, open_platform
 from specgraph.attention import Attend
+from specgraph.errors import HostReadError
 from specgraph.models.protocol import HeadKind
 
 ATTENTION = """

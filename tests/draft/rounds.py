@@ -11,7 +11,8 @@ from torch import Tensor
 from specgraph.attention import Attend, AttentionMetadata, choose_attention
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
-from specgraph.engine import BlockAllocator, allocate_caches
+from specgraph.engine import allocate_caches
+from specgraph.engine.blocks import BlockAllocator
 from specgraph.models.protocol import DraftHead, DraftOutput
 
 LOWERINGS = ("eager", "piecewise", "step", "merged")

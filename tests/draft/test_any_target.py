@@ -10,19 +10,10 @@ import torch
 from example_module import example_module
 from safetensors.torch import save_file
 
-from specgraph import (
-    CheckpointError,
-    ConfigError,
-    DraftConfig,
-    Drafter,
-    TargetShape,
-    allocate_caches,
-    load_drafter,
-    load_target,
-    shipped_pair,
-    target_shape,
-)
+from specgraph import DraftConfig, Drafter, allocate_caches, load_drafter, load_target, shipped_pair
+from specgraph.checkpoints import TargetShape, target_shape
 from specgraph.device.cpu import CpuPlatform
+from specgraph.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture(scope="module")

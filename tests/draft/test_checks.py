@@ -8,9 +8,10 @@ import pytest
 import torch
 from draft.pairs import DRAFTERS, make_head, make_target
 
-from specgraph import ConfigError, DraftConfig, Drafter, DraftOutput, PagedAttention, allocate_caches, load_generator
+from specgraph import DraftConfig, Drafter, DraftOutput, PagedAttention, allocate_caches, load_generator
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import ProposeBatch
+from specgraph.errors import ConfigError
 
 CONFIG = DraftConfig(num_speculative_tokens=3, max_num_requests=2, max_model_len=48, decode="eager", prefill_sizes=[8])
 

@@ -9,7 +9,8 @@ import torch
 from draft.pairs import VOCAB, make_head, make_target
 from draft.rounds import Rounds, make_drafter
 
-from specgraph import CaptureError, ConfigError, ProposeBatch, StaleInputError
+from specgraph import ProposeBatch
+from specgraph.errors import CaptureError, ConfigError, StaleInputError
 
 SETTINGS = {"num_speculative_tokens": 3, "max_num_requests": 5, "max_model_len": 48, "capture_sizes": [1, 2, 5]}
 

@@ -11,8 +11,9 @@ from draft.pairs import make_head, make_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgraph import ConfigError, DraftConfig, Drafter, DraftTree, ProposeBatch, allocate_caches
+from specgraph import DraftConfig, Drafter, DraftTree, ProposeBatch, allocate_caches
 from specgraph.device.cpu import CpuPlatform
+from specgraph.errors import ConfigError
 
 K, BLOCK, MAX_LEN, REQUESTS, NUM_BLOCKS = 3, 8, 48, 2, 14
 HEADS = {kind: make_head(kind, make_target()) for kind in ("eagle", "dflash", "mtp-modules", "draft-model")}

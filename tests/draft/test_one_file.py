@@ -10,8 +10,9 @@ from example_module import EXAMPLES, example_module
 from tokenizers import Tokenizer
 
 import specgraph
-from specgraph import EngineConfig, Request, SpeculativeDecoder, shipped_pair
+from specgraph import shipped_pair
 from specgraph.device.cpu import CpuPlatform
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 
 
 @pytest.fixture(scope="module")

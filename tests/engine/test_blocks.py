@@ -11,8 +11,7 @@ from specgraph import load_generator
 from specgraph.attention import AttentionLayer
 from specgraph.device.cpu.platform import CpuPlatform
 from specgraph.device.interface import MemoryInfo
-from specgraph.engine import BlockAllocator
-from specgraph.engine.blocks import allocate_caches, bytes_per_token, size_cache
+from specgraph.engine.blocks import BlockAllocator, allocate_caches, bytes_per_token, size_cache
 from specgraph.engine.load import shipped_pair
 from specgraph.errors import CapacityError, ConfigError, SpecgraphError
 

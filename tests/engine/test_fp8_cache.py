@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specgraph import CapacityError, ConfigError, UnsupportedError, load_generator
+from specgraph import load_generator
 from specgraph.attention import PagedAttention, choose_attention
 from specgraph.device import no
 from specgraph.device.cpu import CpuPlatform
+from specgraph.errors import CapacityError, ConfigError, UnsupportedError
 
 PROMPTS = ["def read_chunk(self, size):\n", "import os\nimport sys\n\ndef walk(top"]
 TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}

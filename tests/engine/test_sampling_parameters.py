@@ -11,10 +11,11 @@ import torch
 from goodness_of_fit import follows
 from served_distribution import served
 
-from specgraph import ConfigError, load_generator
+from specgraph import load_generator
 from specgraph.draft import DraftTree
 from specgraph.engine import EngineConfig, Request
 from specgraph.engine.request import UNSUPPORTED
+from specgraph.errors import ConfigError
 
 PROMPT, LENGTH, SMALL = [3, 1], 3, 6
 MIXED = [

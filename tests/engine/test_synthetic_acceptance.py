@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from engine.pair_decoder import make_pair_decoder
 
-from specgraph.engine import EngineConfig, Request, acceptance_chances
+from specgraph.engine import EngineConfig, Request
+from specgraph.engine.config import acceptance_chances
 from specgraph.errors import ConfigError
 
 

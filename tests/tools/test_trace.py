@@ -10,10 +10,10 @@ import torch
 from command import specgraph
 from draft.pairs import make_head, make_target
 
-from specgraph import EngineConfig, Request, SpeculativeDecoder
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.device import Graph
 from specgraph.device.cpu import CpuPlatform
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.tools.trace import part_overlapping, trace
 
 ROUNDS = 4

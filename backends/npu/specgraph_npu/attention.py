@@ -12,15 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from specgraph import ops
-from specgraph.attention import (
-    NO_ANCESTOR_MASK,
-    AttentionLayer,
-    AttentionMetadata,
-    HostLengths,
-    KVCache,
-    StepContext,
-    TaskKey,
-)
+from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
+from specgraph.attention.paged import NO_ANCESTOR_MASK
 from specgraph.device import Support, no, yes
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
 from specgraph.ops import NewRows

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph import KVCache, eagle3_head_from_module, eagle_head_from_module
+from specgraph import KVCache
 from specgraph.errors import UnsupportedError
+from specgraph.models import eagle3_head_from_module, eagle_head_from_module
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 

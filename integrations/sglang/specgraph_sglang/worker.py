@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph import ProposeCounts, open_platform
+from specgraph import open_platform
+from specgraph.engine import ProposeCounts
 from specgraph.plugin import FastPath, RoundEnd
 from specgraph_sglang.draft_model import draft_cache, draft_head
 

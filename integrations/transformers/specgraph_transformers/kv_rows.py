@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
-from specgraph import UnsupportedError
+from specgraph.errors import UnsupportedError
 
 MOVABLE = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 """Kinds of cache layers whose requests can be moved one by one; of a DummyLayer there is nothing to move."""

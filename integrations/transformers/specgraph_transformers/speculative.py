@@ -11,18 +11,11 @@ import torch
 from torch import Tensor
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from specgraph import (
-    ConfigError,
-    DraftConfig,
-    Drafter,
-    Platform,
-    allocate_caches,
-    choose_attention,
-    load_drafter,
-    open_platform,
-    target_shape,
-)
+from specgraph import DraftConfig, Drafter, Platform, allocate_caches, load_drafter, open_platform
+from specgraph.attention import choose_attention
+from specgraph.checkpoints import target_shape
 from specgraph.engine import AcceptanceMetrics
+from specgraph.errors import ConfigError
 from specgraph.options import refuse_former_names
 from specgraph_transformers.acceptance import Acceptance
 from specgraph_transformers.output import Output

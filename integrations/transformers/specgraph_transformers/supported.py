@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from specgraph import ConfigError, UnsupportedError
+from specgraph.errors import ConfigError, UnsupportedError
 from specgraph_transformers.kv_rows import check_cache
 
 ROW_PROCESSORS = (

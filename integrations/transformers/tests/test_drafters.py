@@ -11,16 +11,8 @@ from specgraph_transformers import speculative
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from specgraph import (
-    EngineConfig,
-    Request,
-    SpeculativeDecoder,
-    load_drafter,
-    load_target,
-    open_platform,
-    shipped_pair,
-)
-from specgraph.engine import AcceptanceMetrics
+from specgraph import load_drafter, load_target, open_platform, shipped_pair
+from specgraph.engine import AcceptanceMetrics, EngineConfig, Request, SpeculativeDecoder
 
 TARGET, EAGLE3 = shipped_pair()
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-python"

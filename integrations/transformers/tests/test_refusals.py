@@ -9,7 +9,7 @@ from specgraph_transformers import speculative
 from tiny_targets import make_prompts, make_target
 from transformers import DynamicCache, GenerationConfig
 
-from specgraph import CheckpointError, ConfigError, UnsupportedError
+from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from specgraph import DraftHead, KVCache, eagle3_head_from_module, eagle_head_from_module
+from specgraph import DraftHead, KVCache
 from specgraph.errors import UnsupportedError
+from specgraph.models import eagle3_head_from_module, eagle_head_from_module
 from specgraph.plugin.round_end import MAX_STATES
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head
 from specgraph_vllm.mtp import MTP_CLASS, mtp_head, mtp_module

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from specgraph import DraftHead, ProposeCounts, open_platform
+from specgraph import DraftHead, open_platform
+from specgraph.engine import ProposeCounts
 from specgraph.errors import SpecgraphError
 from specgraph.plugin import FastPath, RoundEnd
 from specgraph_vllm.config import Settings

@@ -24,7 +24,8 @@ from vllm_objects import (
     mimo_folder,
 )
 
-from specgraph import UnsupportedError, load_drafter, load_target, shipped_pair
+from specgraph import load_drafter, load_target, shipped_pair
+from specgraph.errors import UnsupportedError
 
 
 @pytest.fixture

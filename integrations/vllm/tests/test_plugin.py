@@ -12,7 +12,7 @@ from specgraph_vllm.config import Settings, read_settings, unsupported_config
 from specgraph_vllm.shims import RUNNER_MODULE, SHIMS
 from vllm_objects import StockSpeculator, vllm_config
 
-from specgraph import ConfigError, UnsupportedError
+from specgraph.errors import ConfigError, UnsupportedError
 
 CPU = torch.device("cpu")
 

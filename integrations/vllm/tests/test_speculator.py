@@ -20,7 +20,8 @@ from vllm_objects import EagleLlamaForCausalLM as EAGLE
 from vllm_objects import LlamaForCausalLM as LM
 from vllm_objects import MiMoMTP as MTP
 
-from specgraph import SpecgraphError, UnsupportedError, load_drafter, load_target, shipped_pair
+from specgraph import SpecgraphError, load_drafter, load_target, shipped_pair
+from specgraph.errors import UnsupportedError
 
 K, BLOCK, MAX_LEN, MAX_SEQS, SLOTS = 4, 16, 96, 3, 5
 
