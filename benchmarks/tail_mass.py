@@ -47,7 +47,7 @@ def kernel_keys(first: int, count: int) -> tuple[Tensor, Tensor]:
     logits[1:BLOCK] = float("-inf")
     value, top, total = (torch.empty(count, blocks, device="cuda") for _ in range(3))
     seeds = torch.arange(first, first + count, device="cuda")
-    pick_kernel[(blocks, count)](
+    pick_kernel[(count, blocks)](
         logits, value, value.new_empty(value.shape, dtype=torch.int32), top, total, torch.ones(count, device="cuda"),
         seeds, torch.zeros_like(seeds), None, blocks * BLOCK, 0, blocks, 1, COLUMNS=BLOCK, OVERLAP=None, num_warps=8,
     )  # fmt: skip

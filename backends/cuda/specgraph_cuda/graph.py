@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.cuda import CUDAGraph, graph_pool_handle
 
 from specgraph.device import Graph, GraphPool, VendorMessage
 from specgraph.errors import HostReadError
@@ -30,7 +31,7 @@ class CudaGraphPool(GraphPool):
         return torch.cuda.MemPool()
 
     def _new_handle(self) -> Any:
-        return torch.cuda.graph_pool_handle()
+        return graph_pool_handle()
 
     def _release(self, handle: Any) -> None:
         """torch retires the pool with its last graph, and keeps its memory until the cache is emptied."""
@@ -73,7 +74,7 @@ class CudaGraph(Graph):
     def _begin(self, handle: Any) -> None:
         self.groups, self.broken, self._by_driver, self._draws_numbers = [], "", None, False
         # Updates name the nodes of the graph that was captured, so it is kept beside the executable one.
-        self._graph = torch.cuda.CUDAGraph(keep_graph=self.platform.tasks is not None)
+        self._graph = CUDAGraph(keep_graph=self.platform.tasks is not None)
         self._graph.capture_begin(pool=handle, capture_error_mode="thread_local")
 
     def _end(self) -> None:

@@ -222,10 +222,10 @@ def test_code_that_the_driver_refuses_is_said_once(
     pytest.importorskip("cuda.bindings.nvrtc")
     from specgraph_cuda import hopper, many_rows
 
-    def refused(text: str, name: str) -> bytes:
+    def refused() -> bytes:
         raise RuntimeError("a binary for another driver\nand a log of many lines")
 
-    monkeypatch.setattr(hopper, "compiled", refused)
+    monkeypatch.setattr(hopper, "compilation", lambda *of: SimpleNamespace(result=refused))  # a cache may hold it
     hopper.loaded.cache_clear()
     x, weight = (torch.empty(rows, 4096, dtype=torch.bfloat16) for rows in (96, 24576))
     assert many_rows.linears().gated(x, weight) is None

@@ -93,8 +93,8 @@ def pick_kernel(
     """
     if OVERLAP is not None:
         OVERLAP()
-    block = tl.program_id(0)
-    row = tl.program_id(1)
+    block = tl.program_id(1)
+    row = tl.program_id(0)
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < columns
     at = logits + row.to(tl.int64) * stride + column

@@ -111,7 +111,7 @@ class SamplingOps(LinearOps):
         picked = _allocate_picked(logits, ceil_div(vocab, _COLUMNS), None if draws is None else logits)
         noise = (None,) * 4 if draws is None else draws[:4]
         self.launch(
-            sampling.pick_kernel, (picked.blocks, count),
+            sampling.pick_kernel, (count, picked.blocks),
             logits, picked.value, picked.index, picked.top, picked.total, *noise, vocab, logits.stride(0),
             picked.blocks, rows, COLUMNS=_COLUMNS, num_warps=8,
         )  # fmt: skip

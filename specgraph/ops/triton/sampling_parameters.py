@@ -74,8 +74,8 @@ def adjust_kernel(
     """Bias and penalties; one program per block of columns and row."""
     if OVERLAP is not None:
         OVERLAP()
-    block = tl.program_id(0)
-    row = tl.program_id(1)
+    block = tl.program_id(1)
+    row = tl.program_id(0)
     request = row // per_request
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < columns
@@ -115,8 +115,8 @@ def cut_kernel(
     CUTS]."""
     if OVERLAP is not None:
         OVERLAP()
-    block = tl.program_id(0)
-    row = tl.program_id(1)
+    block = tl.program_id(1)
+    row = tl.program_id(0)
     request = row // per_request
     if not is_filtered(temperature, top_k, top_p, min_p, request):
         return
@@ -198,8 +198,8 @@ def collect_kernel(
     """Return the weights between the two cuts, float32: the first held[row, block] of found[row, block, COLUMNS]."""
     if OVERLAP is not None:
         OVERLAP()
-    block = tl.program_id(0)
-    row = tl.program_id(1)
+    block = tl.program_id(1)
+    row = tl.program_id(0)
     request = row // per_request
     if not is_filtered(temperature, top_k, top_p, min_p, request):
         return
@@ -224,8 +224,8 @@ def exclude_kernel(
     """EXCLUDED for the tokens below the smallest kept weight, and for those that have it but are too many."""
     if OVERLAP is not None:
         OVERLAP()
-    block = tl.program_id(0)
-    row = tl.program_id(1)
+    block = tl.program_id(1)
+    row = tl.program_id(0)
     request = row // per_request
     if not is_filtered(temperature, top_k, top_p, min_p, request):
         return

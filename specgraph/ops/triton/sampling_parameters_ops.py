@@ -50,16 +50,16 @@ class SamplingParameterOps(Launcher):
         how: dict[str, Any] = {"num_warps": 4, **options}
         shape: dict[str, Any] = {"BLOCKS": power_of_two(blocks), "CUTS": passes.CUTS, **options}
         self.launch(
-            passes.adjust_kernel, (blocks, rows),
+            passes.adjust_kernel, (rows, blocks),
             logits, draft_token_ids, *parameters[3:], ancestors, draft_to_target, adjusted, tops, columns,
             parameters.bias.shape[1], logits.stride(0), per_request, steps, draft_token_ids.stride(0), blocks, **how,
         )  # fmt: skip
         self.launch(
-            passes.cut_kernel, (blocks, rows),
+            passes.cut_kernel, (rows, blocks),
             adjusted, tops, *filters, *within, columns, per_request, blocks, num_warps=4, **shape,
         )  # fmt: skip
         self.launch(
-            passes.collect_kernel, (blocks, rows),
+            passes.collect_kernel, (rows, blocks),
             adjusted, tops, *filters, *within, found, held, columns, per_request, blocks, num_warps=4, **shape,
         )  # fmt: skip
         self.launch(
@@ -68,7 +68,7 @@ class SamplingParameterOps(Launcher):
             CHUNK=max(16, _CHUNK // power_of_two(blocks)), num_warps=8, **shape,
         )  # fmt: skip
         self.launch(
-            passes.exclude_kernel, (blocks, rows),
+            passes.exclude_kernel, (rows, blocks),
             adjusted, tops, *filters, cuts, ties, columns, per_request, blocks, BLOCKS=shape["BLOCKS"], **how,
         )  # fmt: skip
         return adjusted

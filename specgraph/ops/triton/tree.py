@@ -23,8 +23,8 @@ def scan_top_kernel(
     exp(logit - best). One program per block and row; the lower column comes first among equals."""
     if OVERLAP is not None:
         OVERLAP()
-    block = tl.program_id(0)
-    row = tl.program_id(1)
+    block = tl.program_id(1)
+    row = tl.program_id(0)
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < columns
     at = logits + row.to(tl.int64) * stride + column

@@ -73,7 +73,7 @@ class TreeOps(Launcher):
         index = logits.new_empty((rows, blocks, count), dtype=torch.int32)
         total = logits.new_empty((rows, blocks), dtype=torch.float32)
         self.launch(
-            kernels.scan_top_kernel, (blocks, rows),
+            kernels.scan_top_kernel, (rows, blocks),
             logits, value, index, total, columns, logits.stride(0), blocks, TOP_K=count, COLUMNS=_COLUMNS, num_warps=8,
         )  # fmt: skip
         return value, index, total

@@ -33,8 +33,8 @@ def scan_kernel(
     """
     if OVERLAP is not None:
         OVERLAP()
-    block = tl.program_id(0)
-    row = tl.program_id(1)
+    block = tl.program_id(1)
+    row = tl.program_id(0)
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     if draft_to_target is not None:  # noqa: SIM102  (this is decided when it compiles)
         if row == 0:
@@ -148,8 +148,8 @@ def resample_kernel(
     """
     if OVERLAP is not None:
         OVERLAP()
-    block = tl.program_id(0)
-    request = tl.program_id(1)
+    block = tl.program_id(1)
+    request = tl.program_id(0)
     row = tl.load(decided + request)
     if row < 0:
         return

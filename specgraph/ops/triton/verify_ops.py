@@ -56,7 +56,7 @@ class VerifyOps(Launcher):
         draft_vocab = 0 if draft_probs is None else draft_probs.shape[2]
         prob_strides = (0, 0) if draft_probs is None else (draft_probs.stride(0), draft_probs.stride(1))
         self.launch(
-            verify.scan_kernel, (blocks, rows),
+            verify.scan_kernel, (rows, blocks),
             logits, starts, temperature, draft_to_target, value, index, total, draft_ids, vocab, draft_vocab,
             logits.stride(0), blocks, steps + 1, COLUMNS=_COLUMNS, num_warps=8,
         )  # fmt: skip
@@ -71,7 +71,7 @@ class VerifyOps(Launcher):
             return
         value, index = floats(requests, 2, blocks), integers(requests, 2, blocks)
         self.launch(
-            verify.resample_kernel, (blocks, requests),
+            verify.resample_kernel, (requests, blocks),
             logits, drafts, draft_probs, draft_to_target, draft_ids, temperature, seeds, starts, decided, top, whole,
             value, index, vocab, draft_vocab, logits.stride(0), drafts.stride(0), *prob_strides, blocks, steps,
             COLUMNS=_COLUMNS, num_warps=8,
