@@ -1,27 +1,33 @@
-"""Writes `standard.json`, the list of the suite's cases.
+"""Writes the list of the cases that this version of the suite adds to those before it.
 
 python -m specgraph_conformance.case_list             writes it, unless the version is released
-python -m specgraph_conformance.case_list --freeze    writes it and its digest in standard.py: the version is released
+python -m specgraph_conformance.case_list --freeze    writes it and its digest: the version is released
 """
 
 from __future__ import annotations
 
 import io
 import json
-import re
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specgraph_conformance import standard
 from specgraph_conformance.plugin import CASE
 from specgraph_conformance.run import Selection
-from specgraph_conformance.standard import ATTENTION, FROZEN, LIST, SUITE_VERSION, Listed, digest_of, listed_cases
+from specgraph_conformance.standard import (
+    ATTENTION,
+    FROZEN,
+    LISTS,
+    SUITE_VERSION,
+    VERSIONS,
+    Listed,
+    digest_of,
+    listed_cases,
+)
 
 
 class _Collected:
@@ -62,21 +68,32 @@ def as_json(cases: Mapping[str, Listed]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
+def added(cases: Mapping[str, Listed], before: Mapping[str, Listed]) -> dict[str, Listed]:
+    """Return the cases and parameter sets that are in `cases` alone; a case that asks for another capability is new."""
+    out: dict[str, Listed] = {}
+    for id, listed in cases.items():
+        old = before.get(id)
+        if old is None or (old.needs, old.unless) != (listed.needs, listed.unless):
+            out[id] = listed
+        elif parameters := tuple(each for each in listed.parameters if each not in old.parameters):
+            out[id] = replace(listed, parameters=parameters)
+    return out
+
+
 def main() -> None:
     """Write the list, and with --freeze its digest."""
-    cases = as_json(collect())
-    if FROZEN and digest_of(cases) != FROZEN:
-        raise SystemExit(
-            f"suite {SUITE_VERSION} is released, and this is another list: raise SUITE_VERSION, empty FROZEN"
-        )
-    LIST.write_text(cases, encoding="utf-8")
+    cases = collect()
+    before = listed_cases(VERSIONS[-2]) if VERSIONS[1:] else {}
+    if gone := added(before, cases):
+        raise SystemExit(f"released cases are gone or ask for something else, so this is a new major version: {gone}")
+    path, text = LISTS / f"{SUITE_VERSION}.json", as_json(added(cases, before))
+    if FROZEN.get(SUITE_VERSION, digest_of(text)) != digest_of(text):
+        raise SystemExit(f"suite {SUITE_VERSION} is released with other cases: raise SUITE_VERSION in standard.py")
+    path.write_text(text, encoding="utf-8")
     if "--freeze" in sys.argv[1:]:
-        path = Path(standard.__file__)
-        frozen = re.sub(
-            r'^FROZEN = ".*"$', f'FROZEN = "{digest_of(cases)}"', path.read_text("utf-8"), flags=re.MULTILINE
-        )
-        path.write_text(frozen, encoding="utf-8")
-    print(f"{LIST}: {len(listed_cases())} cases")
+        frozen = json.dumps({**FROZEN, SUITE_VERSION: digest_of(text)}, indent=2)
+        (LISTS / "frozen.json").write_text(f"{frozen}\n", encoding="utf-8")
+    print(f"{path}: {len(added(cases, before))} of {len(cases)} cases")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,8 @@ def verdict(report: Report) -> str:
 
 def _left_out(report: Report) -> str:
     """Say which groups were not run, and of which only a part."""
-    ran, listed = _by_group(report), Counter(id.partition(".")[0] for id in expected_ids(report.subject.attention))
+    expected = expected_ids(report.subject.attention, report.subject.suite)
+    ran, listed = _by_group(report), Counter(id.partition(".")[0] for id in expected)
     none = [group for group in GROUPS if listed[group] and group not in ran]
     part = [group for group in GROUPS if group in ran and ran[group].total() < listed[group]]
     said = [f"{words} {', '.join(groups)}" for words, groups in (("none of", none), ("a part of", part)) if groups]

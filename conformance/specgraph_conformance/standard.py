@@ -1,8 +1,9 @@
 """The versioned standard: which cases a suite of this version has, and what a backend must pass for each profile.
 
 A report "conforms to drafting 2.0" when every case of that profile is in it and passed, or is absent for a reason that
-the profile allows. The version is apart from those of the packages. `standard.json` lists the cases of this version; a
-report of another one is judged by the suite that made it.
+the profile allows. The version is apart from those of the packages. A minor version only adds cases, so that reports of
+2.0 are still judged by the cases of 2.0 in a suite of 2.1; a major version begins a new list, and reports of another
+one are judged by the suite that made them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from specgraph_conformance.report import CaseResult, Report
 from specgraph_conformance.rig import CORE_ATTENTION
 
 SUITE_VERSION = "2.0"
-FROZEN = ""
-"""`digest_of` the list of cases once this version is released: from then on it has these cases and no others. Empty
-before, while cases come and go."""
-LIST = Path(__file__).parent / "standard.json"
+LISTS = Path(__file__).parent / "lists"
+"""A file per minor version, `2.0.json`, with the cases that it adds to those before it."""
+FROZEN: Mapping[str, str] = json.loads((LISTS / "frozen.json").read_text(encoding="utf-8"))
+"""`digest_of` the file of each released version: from then on the version has these cases and no others."""
+VERSIONS = [f"{SUITE_VERSION.partition('.')[0]}.{minor}" for minor in range(int(SUITE_VERSION.partition(".")[2]) + 1)]
+"""Those that this suite knows, in order; the last is its own."""
 ATTENTION = "{attention}"
 """The place, in a parameter set, of any attention backend, one of the core's or of the device's own."""
 BASE = ("discovery", "device", "streams", "capture", "replay")
@@ -81,16 +84,20 @@ def digest_of(cases: str) -> str:
 
 
 @cache
-def listed_cases() -> Mapping[str, Listed]:
-    """Return the cases of this version by id without parameters."""
-    cases = json.loads(LIST.read_text(encoding="utf-8"))
-    return {id: Listed(**{key: tuple(value) for key, value in about.items()}) for id, about in cases.items()}
+def listed_cases(version: str = SUITE_VERSION) -> Mapping[str, Listed]:
+    """Return the cases of a version by id without parameters."""
+    out: dict[str, Listed] = {}
+    for name in VERSIONS[: VERSIONS.index(version) + 1]:
+        for id, fields in json.loads((LISTS / f"{name}.json").read_text(encoding="utf-8")).items():
+            added = Listed(**{key: tuple(value) for key, value in fields.items()})
+            out[id] = replace(added, parameters=(*out[id].parameters, *added.parameters)) if id in out else added
+    return out
 
 
-def expected_ids(own_attention: Sequence[str]) -> dict[str, Listed]:
+def expected_ids(own_attention: Sequence[str], version: str = SUITE_VERSION) -> dict[str, Listed]:
     """Return every id with its parameters on a device with these attention backends of its own."""
     out: dict[str, Listed] = {}
-    for id, listed in listed_cases().items():
+    for id, listed in listed_cases(version).items():
         if not listed.parameters:
             out[id] = listed
         for parameters in listed.parameters:
@@ -100,8 +107,8 @@ def expected_ids(own_attention: Sequence[str]) -> dict[str, Listed]:
 
 
 def unknown_version(version: str) -> str:
-    """Say that a report is of another version of the suite; empty where it is of this one."""
-    if version == SUITE_VERSION:
+    """Say that a report is of a version whose cases this suite does not know; empty where it knows them."""
+    if version in VERSIONS:
         return ""
     return (
         f"it is of suite {version or 'not stated'}, and this is {SUITE_VERSION}: verify it with the suite that made it"
@@ -128,7 +135,7 @@ def conformance(report: Report) -> list[Conformance]:
     """One answer for each profile, from the cases and capabilities of a report alone."""
     if other := unknown_version(report.subject.suite):
         return [Conformance(profile.name, (other,)) for profile in PROFILES]
-    expected = expected_ids(report.subject.attention)
+    expected = expected_ids(report.subject.attention, report.subject.suite)
     seen = {result.id: result for result in report.cases}
     return [_conformance(profile, report, expected, seen) for profile in PROFILES]
 

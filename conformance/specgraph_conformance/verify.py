@@ -75,7 +75,7 @@ def _case_problems(report: Report) -> list[str]:
     subject = report.subject
     if other := unknown_version(subject.suite):
         return [other]
-    expected = expected_ids(subject.attention)
+    expected = expected_ids(subject.attention, subject.suite)
     ids = [result.id for result in report.cases]
     missing = [f"case {id} of suite {subject.suite} is not in it" for id in expected if id not in set(ids)]
     unknown = [f"there is no case {id} in suite {subject.suite}" for id in ids if id not in expected]

@@ -19,15 +19,17 @@ def source(distribution: str, **changes: Any) -> dict[str, Any]:
     return {"distribution": distribution, **about, **changes}
 
 
-def complete_report(absent: tuple[str, ...] = (), own_attention: tuple[str, ...] = (), **changes: Any) -> Report:
-    """Every case of the suite, passed, or absent for want of the capabilities `absent`.
+def complete_report(
+    absent: tuple[str, ...] = (), own_attention: tuple[str, ...] = (), version: str = SUITE_VERSION, **changes: Any
+) -> Report:
+    """Every case of a version of the suite, passed, or absent for want of the capabilities `absent`.
 
     Args:
         changes: other fields of the subject.
     """
     capabilities = {name: {"level": "no" if name in absent else "yes", "reason": f"why {name} is so"} for name in NAMES}
     results = list[CaseResult]()
-    for id, listed in expected_ids(own_attention).items():
+    for id, listed in expected_ids(own_attention, version).items():
         lacking = [name for name in listed.needs if name in absent]
         too_able = [name for name in listed.unless if name not in absent]
         reason = (
@@ -47,7 +49,7 @@ def complete_report(absent: tuple[str, ...] = (), own_attention: tuple[str, ...]
         "versions": {"torch": "2.13.0"},
         "capabilities": capabilities,
         "seed": 0,
-        "suite": SUITE_VERSION,
+        "suite": version,
         "attention": own_attention,
         "device_count": 1,
         "environment": {"python": "3.11.7", "system": "Linux 6", "machine": "x86_64", "date": "2026-11-22"},
