@@ -1,15 +1,17 @@
-"""A drafter over an engine's weights and KV cache, which drafts after the engine's decode rounds."""
+"""A drafter over an engine's weights and KV cache, which drafts after the engine's passes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from specgraph.attention import KVCache
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter
 from specgraph.models.protocol import DraftHead
+from specgraph.plugin.prompts import PromptPass, PromptProgram
 from specgraph.plugin.round_end import RoundEnd, fill_round
 
 
@@ -29,12 +31,14 @@ class FastPath:
         max_num_requests: int,
         max_model_len: int,
         block_size: int,
+        max_num_rows: int = 2048,
         capture_sizes: Sequence[int] | None = None,
     ) -> None:
         """Capture.
 
         Args:
             max_num_requests: of a batch of the engine.
+            max_num_rows: of one pass of the engine, prompts' rows included.
             capture_sizes: numbers of requests to capture; by default a ladder up to `max_num_requests`. The largest is
                 the largest batch that can be drafted for.
 
@@ -48,11 +52,18 @@ class FastPath:
             max_model_len=max_model_len,
             block_size=block_size,
             capture_sizes=sizes,
-            prefill_sizes=(1,),  # the engine writes the prompts' keys and values itself
-            prefill="eager",
+            prefill_sizes=(1,),  # `PromptProgram` takes the place of the drafter's own prompts
         )
         self.drafter = Drafter(head, caches, platform, self.config)
+        self.prompts = PromptProgram(self.drafter.program, max_num_rows)
+        self.drafter.programs = [self.prompts, *self.drafter.draft_programs]
         self.drafter.capture()
+
+    @torch.no_grad()
+    def write_prompts(self, given: PromptPass) -> None:
+        """Write the keys and values of rows in prompts, before `fill` of the same pass. Requests whose prompts end
+        there draft with their last row (`RoundEnd.first_rows`), which is written once more."""
+        self.prompts.run(self.drafter, given)
 
     def fill(self, end: RoundEnd) -> None:
         """Take the round over; nothing of the engine's is read after it but weights and KV cache."""

@@ -16,7 +16,8 @@ MAX_STATES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundEnd:
-    """The tensors that a verify leaves for n requests of `query_len` = K + 1 rows each, as engines keep them.
+    """The tensors that a verify leaves for n requests, as engines keep them: `query_len` = K + 1 rows each, or any
+    numbers of rows with `first_rows`.
 
     Rows of a request follow each other, and requests are in the order of the batch.
     """
@@ -25,7 +26,7 @@ class RoundEnd:
     """integer [>= n * query_len]: the token after each row, of which a request's first `num_sampled` are its new ones.
     With `last_tokens` the token of each row: the first row's, then the draft tokens."""
     num_sampled: Tensor
-    """integer [n]: accepted + 1."""
+    """integer [n]: accepted + 1, and 1 at a prompt's end; 0 makes a request inert."""
     starts: Tensor
     """integer [n]: the position of each request's first row."""
     table: Tensor
@@ -33,6 +34,9 @@ class RoundEnd:
     position. Entries past what a request has been given are stale."""
     hidden_states: Sequence[Tensor]
     """[>= n * query_len, size] each, at most MAX_STATES: those that the drafter takes of the target, side by side."""
+    first_rows: Tensor | None = None
+    """integer [n]: the first row of each request, the last one of a prompt at its end; by default query_len rows belong
+    to each request."""
     table_of_slots: bool = False
     table_rows: Tensor | None = None
     """integer [n]: the row of each request in `table`; by default rows are in the order of the batch."""
@@ -68,17 +72,21 @@ def fill_round(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size
 def fill_round_reference(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int) -> None:
     """Do `fill_round` in plain torch."""
     n, query_len = end.num_requests, into.query_len
-    rows, count = n * query_len, end.num_sampled.long()[:, None]
+    count = end.num_sampled.long()[:, None]
     column = torch.arange(query_len, device=count.device)
-    tokens = end.token_ids[:rows].view(n, query_len).long()
+    first = torch.arange(n, device=count.device) * query_len if end.first_rows is None else end.first_rows.long()
+    rows = first[:, None] + column
     if end.last_tokens is not None and end.last_rows is not None:
-        last = end.last_tokens.view(-1)[end.last_rows.long()][:, None]
-        tokens = torch.where(column == count - 1, last, tokens.roll(-1, 1))
+        tokens = end.token_ids[(rows + 1).clamp(max=end.token_ids.shape[0] - 1)].long()
+        tokens = torch.where(column == count - 1, end.last_tokens.view(-1)[end.last_rows.long()][:, None], tokens)
+    else:
+        tokens = end.token_ids[rows.clamp(max=end.token_ids.shape[0] - 1)].long()
     into.sampled_token_ids[:n] = torch.where(column < count, tokens, 0)
     into.num_sampled[:n] = end.num_sampled
     into.num_sampled[n:] = 0
     into.start_positions[:n] = end.starts
-    into.aux_hidden[:rows] = torch.cat([states[:rows] for states in end.hidden_states], dim=1)
+    taken = rows.flatten().clamp(max=end.hidden_states[0].shape[0] - 1)
+    into.aux_hidden[: n * query_len] = torch.cat([states[taken] for states in end.hidden_states], dim=1)
     table = end.table[:n] if end.table_rows is None else end.table[end.table_rows.long()]
     if end.table_of_slots:
         table = table[:, ::block_size] // block_size

@@ -14,21 +14,27 @@ MAX_LEN, BLOCK, WIDTH = 40, 4, 13
 
 @st.composite
 def round_ends(draw):
-    """(RoundEnd, K, tokens of each request, its row of block ids): random counts, positions up to the context's end,
-    request slots in any order, stale tables."""
+    """(RoundEnd, K, first row and tokens of each request, its row of block ids): random counts, positions up to the
+    context's end, requests of equal or of other numbers of rows, in slots in any order, stale tables."""
     k, n = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     g = torch.Generator().manual_seed(draw(st.integers(0, 1 << 20)))
     q, slots = k + 1, torch.tensor(draw(st.permutations(range(8)))[:n])
     starts = torch.tensor([draw(st.integers(0, MAX_LEN - q)) for _ in range(n)])
     counts = torch.tensor([draw(st.integers(1, q)) for _ in range(n)]).int()
-    ids = torch.randint(0, 99, (n * q + draw(st.integers(0, 7)),), generator=g).int()
-    rows, more = ids[: n * q].view(n, q), {}
+    first, more, total = [r * q for r in range(n)], {}, n * q
+    if draw(st.booleans()):
+        before = [draw(st.integers(0, 9)) for _ in range(n)]  # rows of a prompt, before its last one
+        first = [sum(before[: r + 1]) + sum(counts[:r].tolist()) for r in range(n)]
+        total = first[-1] + int(counts[-1])
+        more["first_rows"] = torch.tensor(first)
+    ids = torch.randint(0, 99, (total + draw(st.integers(0, 7)),), generator=g).int()
+    rows = [ids[at : at + c].tolist() for at, c in zip(first, counts, strict=True)]
     if draw(st.booleans()):
         more["last_tokens"], more["last_rows"] = torch.randint(100, 200, (8, 1), generator=g), slots.int()
         last = more["last_tokens"][slots, 0].tolist()
-        tokens = [[*row[1:c], end] for row, c, end in zip(rows.tolist(), counts, last, strict=True)]
+        tokens = [[*row[1:], end] for row, end in zip(rows, last, strict=True)]
     else:
-        tokens = [row[:c] for row, c in zip(rows.tolist(), counts, strict=True)]
+        tokens = rows
     if draw(st.booleans()):
         columns = draw(st.sampled_from([36, 40, 53]))
         blocks = torch.randint(1, 50, (8, -(-columns // BLOCK)), generator=g)
@@ -41,12 +47,12 @@ def round_ends(draw):
     states = [torch.randn(len(ids), 3, generator=g) for _ in range(draw(st.integers(1, 4)))]
     positions = (starts[:, None] + torch.arange(q)).flatten()
     end = RoundEnd(token_ids=ids, num_sampled=counts, starts=positions[::q], table=table, hidden_states=states, **more)
-    return end, k, tokens, blocks.tolist()
+    return end, k, first, tokens, blocks.tolist()
 
 
 @given(round_ends(), st.integers(0, 2))
 def test_every_request_gets_its_own(made, padding) -> None:
-    end, k, tokens, blocks = made
+    end, k, first, tokens, blocks = made
     n, q = end.num_requests, k + 1
     into = ProposeBatch(
         sampled_token_ids=torch.full((n + padding, q), -9),
@@ -60,8 +66,9 @@ def test_every_request_gets_its_own(made, padding) -> None:
         count, start = int(end.num_sampled[r]), int(end.starts[r])
         assert into.sampled_token_ids[r].tolist() == tokens[r] + [0] * (q - count)
         assert (int(into.num_sampled[r]), int(into.start_positions[r])) == (count, start)
-        for j in range(r * q, (r + 1) * q):
-            assert into.aux_hidden[j].tolist() == [x for states in end.hidden_states for x in states[j].tolist()]
+        for j in range(count if end.first_rows is not None else q):
+            at = first[r] + j
+            assert into.aux_hidden[r * q + j].tolist() == [x for part in end.hidden_states for x in part[at].tolist()]
         # The last position that this propose can write: K + 1 rows, then K - 1 more steps after the last accepted one.
         last = min(start + 2 * k, MAX_LEN - 1)
         assert into.block_table[r].tolist() == (blocks[r][: last // BLOCK + 1] + [0] * WIDTH)[:WIDTH]

@@ -1,4 +1,4 @@
-"""vLLM's speculators with specgraph's fast path in front of its own code."""
+"""vLLM's speculators with specgraph's fast path in front of their own code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from specgraph import DraftHead, open_platform
 from specgraph.engine import ProposeCounts
 from specgraph.errors import SpecgraphError
-from specgraph.plugin import FastPath, RoundEnd
+from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import draft_cache, draft_head
 from specgraph_vllm.shims import Shim
@@ -44,16 +44,11 @@ def reason_for_vllm(
         hidden_states: those that the drafter takes of the target; empty or None where vLLM gave none.
         options: the arguments of `propose` after the tensors, by name.
     """
-    n, k = batch.num_reqs, num_speculative_tokens
     if options.get("dummy_run") or options.get("is_profile"):
         return "dummy run"
-    if options.get("num_speculative_tokens") not in (None, k):
+    if options.get("num_speculative_tokens") not in (None, num_speculative_tokens):
         return "fewer draft tokens asked for"
-    if batch.num_draft_tokens != n * k or batch.num_tokens != n * (k + 1):
-        return "prompts, or rounds of another length"  # each request has at most K drafts, so equal sums mean K each
-    if batch.is_prefilling_np.any():
-        return "prompts, or rounds of another length"
-    if n > max_num_requests:
+    if batch.num_reqs > max_num_requests:
         return "more requests than the largest captured size"
     if batch.has_structured_output_reqs:
         return "structured output"
@@ -66,7 +61,7 @@ def reason_for_vllm(
 
 
 class Speculator(_Stock):
-    """Drafts decode rounds through one graph, everything else as vLLM does, in the same KV cache."""
+    """Drafts through captured graphs, and leaves to vLLM's code, in the same KV cache, what `reason_for_vllm` names."""
 
     shim: Shim
     use_vllm = False
@@ -111,11 +106,13 @@ class Speculator(_Stock):
                 max_num_requests=self.max_num_reqs,
                 max_model_len=self.max_model_len,
                 block_size=cache.block_size,
+                max_num_rows=self.max_num_tokens,
                 capture_sizes=self.settings.capture_sizes,
             )
             self.fast_path, self._kv_group = fast, cache.group
             sizes = fast.config.sizes
-            _LOG.info("specgraph drafts decode rounds of up to %d requests (%d graphs)", sizes[-1], len(sizes))
+            graphs = len(sizes) + len(fast.prompts.sizes)
+            _LOG.info("specgraph drafts for up to %d requests (%d graphs)", sizes[-1], graphs)
 
     def propose(
         self,
@@ -144,19 +141,57 @@ class Speculator(_Stock):
         if fast is None or reason is not None:
             tensors = last_hidden_states, aux_hidden_states, num_sampled, num_rejected, last_sampled
             return super().propose(input_batch, attn_metadata, slot_mappings, *tensors, *more, **options)
-        n, query_len = input_batch.num_reqs, self.num_speculative_steps + 1
-        end = RoundEnd(
-            token_ids=input_batch.input_ids,
-            num_sampled=num_sampled,
-            starts=input_batch.positions[: n * query_len : query_len],
-            table=self.block_tables.input_block_tables[self._kv_group],
-            hidden_states=states,
-            last_tokens=last_sampled,
-            last_rows=input_batch.idx_mapping,
-        )
         with torch.inference_mode():
-            fast.fill(end)
-            return fast.propose(n)
+            rest = num_sampled, num_rejected, last_sampled, more[0]
+            fast.fill(self._round_end(fast, input_batch, states, *rest))
+            return fast.propose(input_batch.num_reqs)
+
+    def _round_end(
+        self,
+        fast: FastPath,
+        batch: Any,
+        states: list[Any],
+        num_sampled: Any,
+        num_rejected: Any,
+        last_sampled: Any,
+        next_prefill_tokens: Any,
+    ) -> RoundEnd:
+        """The end of the pass, whose prompts' rows are written first; see `propose`."""
+        n, query_len = batch.num_reqs, self.num_speculative_steps + 1
+        table, first_rows = self.block_tables.input_block_tables[self._kv_group], None
+        starts = batch.positions[: n * query_len : query_len]
+        # A request has at most K drafts, so equal sums mean K each.
+        if batch.is_prefilling_np.any() or batch.num_tokens != n * query_len:
+            bounds, computed = batch.query_start_loc_np, batch.num_computed_tokens_np
+            chunks = [
+                Chunk(i, int(bounds[i]), int(bounds[i + 1] - bounds[i]), int(computed[i]))
+                for i in batch.is_prefilling_np[:n].nonzero()[0].tolist()
+            ]
+            if chunks:
+                slots = batch.idx_mapping.long()
+                sampled, following = (of.view(-1)[slots] for of in (last_sampled, next_prefill_tokens))
+                fast.write_prompts(
+                    PromptPass(
+                        chunks=chunks,
+                        token_ids=batch.input_ids,
+                        next_tokens=torch.where(num_sampled > 0, sampled, following),
+                        hidden_states=states,
+                        table=table,
+                    )
+                )
+            # A prompt's end has one sampled token and no rejected one: its last row. A chunk before it is inert.
+            first_rows = (batch.query_start_loc[1 : n + 1] - num_rejected - num_sampled).clamp(max=batch.num_tokens - 1)
+            starts = batch.positions[first_rows]
+        return RoundEnd(
+            token_ids=batch.input_ids,
+            num_sampled=num_sampled,
+            starts=starts,
+            table=table,
+            hidden_states=states,
+            first_rows=first_rows,
+            last_tokens=last_sampled,
+            last_rows=batch.idx_mapping,
+        )
 
     @contextmanager
     def _refusals(self) -> Generator[None]:

@@ -107,13 +107,13 @@ def test_the_speculator_has_what_the_class_reads(wheel) -> None:
     source = found(tree(folder, f"{GPU}/spec_decode/speculator.py"), ast.ClassDef, "DraftModelSpeculator")
     own = assigned(source) | {n.name for n in ast.walk(source) if isinstance(n, ast.FunctionDef)}
     assert {
-        "vllm_config", "device", "num_speculative_steps", "max_num_reqs", "max_model_len", "model", "block_tables",
-        "kv_cache_config",
+        "vllm_config", "device", "num_speculative_steps", "max_num_reqs", "max_num_tokens", "max_model_len", "model",
+        "block_tables", "kv_cache_config",
     } <= own  # fmt: skip
     batch = assigned(found(tree(folder, f"{GPU}/input_batch.py"), ast.ClassDef, "InputBatch"))
     assert {
-        "num_reqs", "num_tokens", "num_draft_tokens", "idx_mapping", "input_ids", "positions", "is_prefilling_np",
-        "has_structured_output_reqs",
+        "num_reqs", "num_tokens", "idx_mapping", "input_ids", "positions", "is_prefilling_np", "query_start_loc",
+        "query_start_loc_np", "num_computed_tokens_np", "has_structured_output_reqs",
     } <= batch  # fmt: skip
     tables = assigned(found(tree(folder, f"{GPU}/block_table.py"), ast.ClassDef, "BlockTables"))
     assert {"input_block_tables", shim.block_sizes} <= tables

@@ -1,4 +1,4 @@
-"""The speculator in vLLM's place: decode rounds against a dense float64 chain, everything else to vLLM's own code."""
+"""The speculator in vLLM's place: its drafts against a dense float64 chain, and what it leaves to vLLM's own code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vllm_objects import MiMoMTP as MTP
 from specgraph import SpecgraphError, load_drafter, load_target, shipped_pair
 from specgraph.errors import UnsupportedError
 
-K, BLOCK, MAX_LEN, MAX_SEQS, SLOTS = 4, 16, 96, 3, 5
+K, BLOCK, MAX_LEN, MAX_SEQS, SLOTS, MAX_ROWS = 4, 16, 96, 3, 5, 48
 
 
 DRAFTERS = Path(__file__).parents[3] / "examples/tiny-python/drafters"
@@ -69,12 +69,13 @@ class Engine:
             torch.device("cpu", 0),
         )
         s = self.speculator
-        s.num_speculative_steps, s.max_num_reqs, s.max_model_len = K, MAX_SEQS, MAX_LEN
+        s.num_speculative_steps, s.max_num_reqs, s.max_model_len, s.max_num_tokens = K, MAX_SEQS, MAX_LEN, MAX_ROWS
         s.kv_cache_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["a", *self.names])])
         s.block_tables = SimpleNamespace(
             **{shim.block_sizes: [BLOCK]}, input_block_tables=[torch.full((MAX_SEQS, per_request + 2), 3).int()]
         )
-        self.tokens, self.aux = {}, {}
+        self.tokens, self.aux, self.prompts = {}, {}, set()
+        self.next_prefill = torch.full((SLOTS,), 5, dtype=torch.int32)
 
     def start(self) -> None:
         self.speculator.load_model(self.module)
@@ -130,9 +131,49 @@ class Engine:
         want = [dense_chain(self.oracle, *self.history(slot), K)[1] for slot in slots]
         return drafts, want
 
-    def propose(self, batch, aux, counts, *extra, last=None, **options):
+    def mixed(self, work: dict[int, tuple[torch.Tensor, int, int]]) -> tuple[torch.Tensor, list[list[int] | None]]:
+        """One pass over prompts' chunks and rounds of any lengths; as `round`, but None where nothing was sampled.
+
+        Args:
+            work: by slot, the tokens of its rows, how many tokens the target sampled, and the prompt's next token.
+        """
+        rows, aux, starts, rejected, prefilling = [], [], [], [], []
+        for slot, (ids, count, following) in work.items():
+            start = len(self.tokens[slot])
+            prompt = start == 0 or slot in self.prompts
+            valid = len(ids) if prompt else count
+            states = torch.randn(len(ids), self.oracle.aux_size, generator=self.g)
+            self.next_prefill[slot], last = following, torch.randint(0, self.vocab, (), generator=self.g)
+            if count:
+                self.last_sampled[slot, 0] = last
+                self.prompts.discard(slot)
+            after = last[None] if count else torch.tensor([following])
+            if start == 0 and self.first is not None:
+                self.first[slot] = ids[:1]
+            self.tokens[slot] = torch.cat([self.tokens[slot], ids[1:valid], after])
+            self.aux[slot] = torch.cat([self.aux[slot], states[:valid]])
+            states[valid:] *= 5
+            for into, value in zip(
+                (rows, aux, starts, rejected, prefilling), (ids, states, start, len(ids) - valid, prompt), strict=True
+            ):
+                into.append(value)
+        slots, counts = list(work), [count for _, count, _ in work.values()]
+        self.speculator.block_tables.input_block_tables[0][: len(slots), : self.blocks.shape[1]] = self.blocks[slots]
+        drafts = sum(len(ids) - 1 for ids, p in zip(rows, prefilling, strict=True) if not p)
+        states = torch.cat([*aux, torch.zeros(5, self.oracle.aux_size)])
+        parts = [part.contiguous() for part in states.chunk(3, dim=1)] if self.oracle.aux_layers else None
+        made = self.propose(
+            input_batch(rows, starts, slots, drafts, prefilling), parts, counts, last=states, rejected=rejected
+        )
+        return made, [
+            dense_chain(self.oracle, *self.history(slot), K)[1] if count else None
+            for slot, count in zip(slots, counts, strict=True)
+        ]
+
+    def propose(self, batch, aux, counts, *extra, last=None, rejected=None, **options):
         sampled = torch.tensor(counts, dtype=torch.int32)
-        tensors = (last, aux, sampled, K + 1 - sampled, self.last_sampled, None, None, None)
+        rest = K + 1 - sampled if rejected is None else torch.tensor(rejected, dtype=torch.int32)
+        tensors = (last, aux, sampled, rest, self.last_sampled, self.next_prefill, None, None)
         with torch.inference_mode():
             return self.speculator.propose(batch, {}, {}, *tensors, *extra, **options)
 
@@ -156,6 +197,87 @@ def test_drafts_follow_the_whole_history_in_vllms_cache(engine) -> None:
         assert drafts.tolist() == want
     assert engine.speculator.counts.by_reason == {"specgraph": 7}
     assert engine.speculator.captured
+    assert engine.speculator.proposed == []
+
+
+class Load:
+    """Requests that arrive, are cancelled and end at random, in passes of at most `budget` rows; a prompt may begin
+    with blocks that another request wrote."""
+
+    def __init__(self, engine: Engine, seed: int, budget: int) -> None:
+        self.engine, self.budget, self.g = engine, budget, torch.Generator().manual_seed(seed)
+        self.waiting: dict[int, torch.Tensor] = {}
+        """By slot, the tokens of a prompt that have not run."""
+        self.running: list[int] = []
+        self.own = engine.blocks.clone()
+
+    def draw(self, low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=self.g))
+
+    def arrive(self) -> None:
+        e, free = self.engine, [s for s in range(SLOTS) if s not in self.running and s not in self.waiting]
+        if not free or len(self.running) + len(self.waiting) == MAX_SEQS:
+            return
+        slot, length = free[self.draw(0, len(free) - 1)], self.draw(1, 60)
+        prompt = torch.randint(0, e.vocab, (length,), generator=self.g)
+        e.blocks[slot], e.tokens[slot] = self.own[slot], torch.zeros(0, dtype=torch.int64)
+        e.aux[slot] = torch.zeros(0, e.oracle.aux_size)
+        others = [s for s in self.running if len(e.tokens[s]) > BLOCK]
+        if others and self.draw(0, 1):  # its first blocks are in the prefix cache
+            other = others[self.draw(0, len(others) - 1)]
+            shared = (len(e.tokens[other]) - 1) // BLOCK * BLOCK
+            e.blocks[slot, : shared // BLOCK] = e.blocks[other, : shared // BLOCK]
+            e.tokens[slot], e.aux[slot] = e.tokens[other][:shared], e.aux[other][:shared]
+            prompt = torch.cat([e.tokens[slot][-1:], prompt])[: MAX_LEN - shared - 3 * K]
+            if e.first is not None:
+                e.first[slot] = e.first[other]
+        self.waiting[slot] = prompt
+        e.prompts.add(slot)
+
+    def work(self) -> dict[int, tuple[torch.Tensor, int, int]]:
+        e, left, work = self.engine, self.budget, {}
+        for slot in self.running:
+            drafts = min(K if self.draw(0, 3) else self.draw(0, K), left - 1)
+            ids = torch.randint(0, e.vocab, (drafts + 1,), generator=self.g)
+            ids[0], left = e.tokens[slot][-1], left - drafts - 1
+            work[slot] = ids, self.draw(1, drafts + 1), 0
+        for slot in list(self.waiting):
+            rows, self.waiting[slot] = self.waiting[slot][:left], self.waiting[slot][left:]
+            if len(rows):
+                rest, left = self.waiting[slot], left - len(rows)
+                work[slot] = rows, int(not len(rest)), int(rest[0]) if len(rest) else 0
+        for slot in [slot for slot, rest in self.waiting.items() if not len(rest)]:
+            del self.waiting[slot]
+            self.running.append(slot)
+        order = torch.randperm(len(work), generator=self.g).tolist()
+        return {slot: work[slot] for slot in (list(work)[i] for i in order)}
+
+    def leave(self) -> None:
+        """End requests at the context's end, and now and then cancel one, also in its prompt."""
+        room = MAX_LEN - 2 * K - 1  # what is drafted past the end of the context has no key
+        self.running = [s for s in self.running if len(self.engine.tokens[s]) < room and self.draw(0, 19)]
+        if self.waiting and not self.draw(0, 9):
+            self.waiting.popitem()
+
+
+@pytest.mark.parametrize(("engine", "budget"), [
+    ("eagle3", 24), ("eagle3", 80), ("mtp", 40), ("draft_model", 40),
+], indirect=["engine"])  # fmt: skip
+def test_prompts_and_rounds_of_any_length_draft_in_one_batch(engine, budget) -> None:
+    """A budget of 80 rows is more than one captured pass of 48 holds."""
+    load, compared, proposes, mixed = Load(engine, 11, budget), 0, 0, 0
+    while proposes < 40:
+        if load.draw(0, 2) == 0:
+            load.arrive()
+        if work := load.work():
+            drafts, want = engine.mixed(work)
+            assert [got for got, each in zip(drafts.tolist(), want, strict=True) if each] == [w for w in want if w]
+            compared, proposes = compared + sum(w is not None for w in want), proposes + 1
+            mixed += any(len(ids) > K + 1 for ids, *_ in work.values())
+        load.leave()
+    assert compared > 40
+    assert mixed > 5
+    assert engine.speculator.counts.by_reason == {"specgraph": proposes}
     assert engine.speculator.proposed == []
 
 
@@ -184,9 +306,6 @@ def test_everything_else_goes_to_vllm_unchanged_and_is_counted(engine) -> None:
     cases = [
         (batch(), {"dummy_run": True}, aux, "dummy run"),
         (batch(), {"is_profile": True}, aux, "dummy run"),
-        (batch(num_draft_tokens=K - 1), {}, aux, "prompts, or rounds of another length"),
-        (batch(num_draft_tokens=0, num_tokens=9), {}, aux, "prompts, or rounds of another length"),
-        (input_batch(ids, [20], [0], K, [True]), {}, aux, "prompts, or rounds of another length"),
         (
             batch(num_reqs=4, num_draft_tokens=16, num_tokens=20),
             {},
@@ -282,5 +401,5 @@ def test_counts_are_logged(tmp_path, caplog) -> None:
     engine.prompt(0, 9)
     with caplog.at_level("INFO", "vllm.specgraph"):
         engine.round([0], [1])
-        engine.propose(input_batch([torch.arange(9)], [0], [1], 0, [True]), [torch.zeros(9, 32)] * 3, [1])
-    assert "specgraph: 1, prompts, or rounds of another length: 1" in caplog.text
+        engine.propose(input_batch([torch.arange(5)], [20], [0], K, [False]), None, [1])
+    assert "specgraph: 1, no hidden states of the target: 1" in caplog.text

@@ -189,11 +189,15 @@ def kv_cache(num_blocks: int, kv_heads: int, block: int, dim: int, dtype: torch.
 def input_batch(rows: list[Tensor], starts: list[int], slots: list[int], drafts: int, prefilling: list[bool]) -> Any:
     """vLLM's `InputBatch` of requests with these input ids, first positions and request slots."""
     lengths = [len(r) for r in rows]
+    bounds = np.cumsum([0, *lengths]).astype(np.int32)
     return SimpleNamespace(
         num_reqs=len(rows),
         num_tokens=sum(lengths),
         num_draft_tokens=drafts,
         idx_mapping=torch.tensor(slots, dtype=torch.int32),
+        query_start_loc=torch.from_numpy(bounds),
+        query_start_loc_np=bounds,
+        num_computed_tokens_np=np.array(starts, dtype=np.int32),
         input_ids=torch.cat([*rows, torch.full((5,), 77)]).int(),  # rows of padding
         positions=torch.cat(
             [*(torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)), torch.zeros(5).long()]
