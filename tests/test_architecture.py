@@ -21,13 +21,14 @@ WRITTEN = [
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "dispatch_mode": set(),
     "validation": {"errors"},
     "options": {"validation", "errors"},
     "parallel": {"validation", "errors"},
-    "ops": {"parallel", "validation", "errors"},
-    "device": {"validation", "errors"},
+    "ops": {"dispatch_mode", "parallel", "validation", "errors"},
+    "device": {"dispatch_mode", "validation", "errors"},
     "attention": {"device", "ops", "validation", "errors"},
-    "capture": {"options", "device", "attention", "ops", "validation", "errors"},
+    "capture": {"options", "dispatch_mode", "device", "attention", "ops", "validation", "errors"},
     "models": {"attention", "capture", "device", "ops", "parallel", "validation", "errors"},
     "checkpoints": {"options", "models", "parallel", "validation", "errors"},
     "draft": {"options", "capture", "device", "attention", "ops", "models", "validation", "errors"},

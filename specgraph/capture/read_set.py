@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 
 from specgraph.device.source import user_line, variable_name
+from specgraph.dispatch_mode import DispatchMode
 from specgraph.errors import ReadSetError, StaleInputError
-from specgraph.ops.dispatch_mode import DispatchMode
 
 ReadSet = Callable[[], Mapping[str, Tensor]]
 """Gives the persistent tensors by name, as they are now; called again before each checked replay."""

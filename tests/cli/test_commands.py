@@ -30,7 +30,9 @@ def _on_the_cpu(monkeypatch):
 
 @pytest.mark.parametrize("lowering", ["auto", "eager", "piecewise", "step", "merged", "round"])
 def test_generate(lowering):
-    quick = () if lowering == "auto" else ("--no-compare",)
+    quick, imports = (), {"PYTHONPROFILEIMPORTTIME": "1"}
+    if lowering != "auto":
+        quick, imports = ("--no-compare",), {}
     run = (in_a_process if lowering == "auto" else specgraph)(
         "generate",
         "--prompt",
@@ -44,8 +46,11 @@ def test_generate(lowering):
         "--json",
         "-",
         *quick,
+        **imports,
     )
     assert run.returncode == 0, run.stderr
+    assert "torch._dynamo" not in run.stderr, "a capture imports torch's compiler, which takes 3 s"
+    assert not imports or "torch.utils" in run.stderr
     report = json.loads(run.stdout)
     keys = (
         "text tokens mean_acceptance_length acceptance_per_position rounds graph_launches_per_propose lowering platform"

@@ -40,6 +40,11 @@ PROGRAMS = {
     "dtypes": lambda x, y, i: (x.to(torch.bfloat16) * y.to(torch.bfloat16)).float() + y.to(torch.int32),
     "factories": lambda x, y, i: torch.arange(6.0) + torch.ones(4, 6) * torch.full((6,), 0.5) - torch.zeros_like(x),
     "empty then filled": lambda x, y, i: torch.empty(4, 6).fill_(2) + torch.empty_like(x).copy_(y),
+    "joined": lambda x, y, i: torch.cat([x.t(), y.t().double()], -1) + torch.cat([y.t(), x.t()], -1).mean(0, True),
+    "mean of 16 bits": lambda x, y, i: x.bfloat16().mean(-1, keepdim=True, dtype=torch.float32) * y.half().mean([0]),
+    "broadcast": lambda x, y, i: (
+        (x[:, :1] * y[:1]).div_(i[:, None] + 2) - torch.where(x > 0, y, 0.5).masked_fill(x < 0, 1)
+    ),
     "number types": lambda x, y, i: (i // 2) * 3 + i % 2 + (i > 1) * 2.5 + 2**i,
     "embedding": lambda x, y, i: F.embedding(i, x) + F.embedding(i.view(2, 2), y).sum(0)[0],
     "host scalar": lambda x, y, i: x * torch.tensor(3.0),

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from specgraph.device.cpu.baking import map_tensors
+from specgraph.device.cpu.baking import map_tensors, tensors_in
+from specgraph.device.cpu.meta import on_meta
 
 
 @dataclass(slots=True)
@@ -20,6 +23,9 @@ class Inferred:
     """The results that a call would return. `aliases[i]`: the input that output i shares storage with, or None."""
 
     outputs: list[Any]
+    """Tensors without memory, and what else is returned."""
+    devices: set[str]
+    """The types of the devices that the results would be on."""
     spec: TreeSpec
     aliases: list[int | None]
     resized: int | None
@@ -28,11 +34,11 @@ class Inferred:
 
 _KNOWN_LIMIT = 8192
 _known: dict[Hashable, Inferred] = {}
-"""Results by call. Captures repeat the same few calls, and running a fake is the most expensive part of recording."""
+"""Results by call. Captures repeat the same few calls, and a fake takes longer than all else of recording one."""
 
 
 def infer(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
-    """Run `func` on fakes of its arguments; raises what torch's fake tensor mode raises.
+    """Run `func` on tensors without memory; raises what torch's fake tensor mode raises.
 
     Results are cached by op, arguments and default dtype: a fake implementation must depend on nothing else.
     """
@@ -47,26 +53,39 @@ def infer(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> In
 
 
 def _infer(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
-    mode = FakeTensorMode()
-    storages: dict[int, torch.UntypedStorage] = {}
-    fakes: list[FakeTensor] = []
+    """Ask the op's meta kernel, and torch's fake tensor mode where that has no answer for tensors on the CPU."""
+    given = tensors_in(args, list(kwargs.values()))
+    if all(t.device.type == "cpu" for t in given) and str(kwargs.get("device", "cpu")) == "cpu":
+        try:
+            found = _run(func, args, kwargs, None)
+        except Exception:  # the mode raises what says why
+            found = None
+        if found is not None and found.devices <= {"meta"}:
+            found.devices = {"cpu"} if found.devices else set()
+            return found
+    return _run(func, args, kwargs, FakeTensorMode())
 
-    def fake(tensor: torch.Tensor) -> FakeTensor:
+
+def _run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], mode: FakeTensorMode | None) -> Inferred:
+    storages: dict[int, torch.UntypedStorage] = {}
+    fakes: list[torch.Tensor] = []
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
         real = tensor.untyped_storage()
         storage = storages.get(real._cdata)
         if storage is None:
             storage = storages[real._cdata] = torch.UntypedStorage(real.nbytes(), device="meta")
         meta = torch.empty(0, dtype=tensor.dtype, device="meta")
         meta.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
-        fakes.append(FakeTensor(mode, meta, tensor.device))
+        fakes.append(meta if mode is None else FakeTensor(mode, meta, tensor.device))
         return fakes[-1]
 
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad(), nullcontext() if mode else no_dispatch():
         fake_args = map_tensors(tuple(args), fake)
         fake_kwargs = {k: map_tensors(v, fake) for k, v in kwargs.items()}
         before = [f.untyped_storage().nbytes() for f in fakes]
-        with mode:
-            result = func(*fake_args, **fake_kwargs)
+        with mode or nullcontext():
+            result = func(*fake_args, **fake_kwargs) if mode else on_meta(func, *fake_args, **fake_kwargs)
         outputs, spec = tree_flatten(result)
         owner = {f.untyped_storage()._cdata: i for i, f in reversed(list(enumerate(fakes)))}
         aliases: list[int | None] = []
@@ -76,7 +95,7 @@ def _infer(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> I
                 index = owner.get(out.untyped_storage()._cdata)
             aliases.append(index)
         resized = next((i for i, f in enumerate(fakes) if f.untyped_storage().nbytes() != before[i]), None)
-    return Inferred(outputs, spec, aliases, resized)
+    return Inferred(outputs, {t.device.type for t in tensors_in(outputs)}, spec, aliases, resized)
 
 
 _PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_unflatten
 
 from specgraph.device.cpu.baking import Baker, map_tensors, tensor_over, tensors_in
@@ -28,6 +27,7 @@ from specgraph.device.cpu.ops import EMPTY, changes_metadata_only, is_composite,
 from specgraph.device.cpu.pool import CpuGraphPool
 from specgraph.device.cpu.tasks import CpuTaskGroup, Task
 from specgraph.device.source import user_line
+from specgraph.dispatch_mode import DispatchMode
 from specgraph.errors import CaptureError, OrderError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _HostScalar:
     key: int
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(DispatchMode):
     """Records into `nodes`. Lives for one capture; `finish` checks what only the end can tell."""
 
     def __init__(self, platform: CpuPlatform, pool: CpuGraphPool, stream: CpuStream) -> None:
@@ -134,8 +134,8 @@ class Recorder(TorchDispatchMode):
     def _record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._refuse(func, args, kwargs)
         shapes = self._infer(func, args, kwargs)
-        if any(isinstance(f, torch.Tensor) and f.device.type != "cpu" for f in shapes.outputs):
-            if all(f.device.type == "meta" for f in shapes.outputs if isinstance(f, torch.Tensor)):
+        if not shapes.devices <= {"cpu"}:
+            if shapes.devices == {"meta"}:
                 return func(*args, **kwargs)
             self._fail(CaptureError(f"{func} at {user_line()} leaves the device"))
         given = tensors_in(args, list(kwargs.values()))

@@ -18,6 +18,7 @@ from specgraph.device.cpu.checks.order import Access
 from specgraph.device.cpu.fake import infer
 from specgraph.device.cpu.ops import changes_metadata_only, is_composite
 from specgraph.device.source import user_line
+from specgraph.dispatch_mode import DispatchMode
 from specgraph.errors import UpdateError
 
 
@@ -101,7 +102,7 @@ class CpuTaskGroup:
             )
 
 
-class UpdateMode(TorchDispatchMode):
+class UpdateMode(DispatchMode):
     """Matches the ops issued against a group's tasks; `commit` rewrites the baked host values, all or none."""
 
     def __init__(self, group: CpuTaskGroup) -> None:

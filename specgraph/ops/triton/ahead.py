@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_map
 from triton.runtime import driver
 
 from specgraph import ops as declared
+from specgraph.dispatch_mode import DispatchMode
 from specgraph.errors import first_line
-from specgraph.ops.dispatch_mode import DispatchMode
 from specgraph.ops.library import NAMESPACE
 from specgraph.ops.triton.compilation import Compilation, compilation_of
 from specgraph.ops.triton.implement import TritonOps

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from specgraph.device.cpu.baking import tensors_in
 from specgraph.device.cpu.checks.order import Access, Clock, EagerLog, Region, conflict, merge, order_error
 from specgraph.device.cpu.ops import EMPTY, changes_metadata_only, written_by
 from specgraph.device.source import user_line
+from specgraph.dispatch_mode import DispatchMode
 
 if TYPE_CHECKING:
     from specgraph.device.cpu.graph import CpuGraph
@@ -115,7 +115,7 @@ class Timeline:
                 raise order_error(access, str(stream), earlier[1], str(self._streams[earlier[0]]))
 
 
-class TrackedWork(TorchDispatchMode):
+class TrackedWork(DispatchMode):
     """Reports this thread's eager ops to the timeline before they run, except during capture."""
 
     def __init__(self, platform: CpuPlatform) -> None:

@@ -13,7 +13,6 @@ class DispatchMode(TorchDispatchMode):
     """A dispatch mode that torch's compiler leaves alone, wherever it is in use.
 
     torch wraps `__torch_dispatch__` of every mode for that, and the wrapper imports the compiler: 3 s of a start-up.
-    On `cpu` the compiler is imported all the same: FakeTensorMode does it (`specgraph.device.cpu.fake`).
     """
 
     @classmethod
