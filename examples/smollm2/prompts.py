@@ -148,7 +148,7 @@ def main() -> None:
     random.seed(2)
     parts: dict[str, list[list[int]]] = {"train": [], "held_out": []}
     lines = list[str]()
-    for name, given, share in (("train", train, 1.0), ("held_out", held_out, 0.0)):
+    for name, given, share in (("train", train, 1.0), ("held_out", held_out, 0.0), ("train", train, 2.0)):
         for category, count in COUNTS.items():
             for text in distinct(category, given, known, int(count * share) or HELD_OUT, tokenizer):
                 parts[name].append(chat_ids(tokenizer, text))

@@ -18,9 +18,11 @@ import torch
 from head import Eagle3Head
 from target import STOP, Answers, Prompt, Target
 
-LONGEST = 768
+LONGEST = 544
 """Tokens of a prompt and its answer."""
-MOST_NEW = 384
+MOST_NEW = 160
+"""Tokens of an answer. A model of this size repeats itself in longer ones, which are then drafted right nearly always:
+a head that learned from 384 tokens spent most of its training on that, and its acceptance there said little."""
 MEASURED = 5
 """Draft tokens that the acceptance length is reported for."""
 
@@ -57,6 +59,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32768, help="tokens of a step of training")
     parser.add_argument("--steps", type=int, default=6, help="draft steps of the training-time test")
     parser.add_argument("--later", type=float, default=0.85, help="of step k counts this share, to the power of k")
+    parser.add_argument("--lost", type=float, default=0.2, help="weight of a draft after a wrong one of its chain")
     parser.add_argument("--hard", type=float, default=0.3, help="share of the greedy token in the label")
     parser.add_argument("--draft-vocab", type=int, default=12288, help="tokens that the head can draft")
     parser.add_argument("--rate", type=float, default=1e-3)
@@ -74,7 +77,6 @@ def main() -> None:
     answers = torch.cat([text[prompt:] for text, prompt in each_text(train)])
     counts = torch.bincount(answers.long(), minlength=target.embedding.shape[0])
     chosen = counts.topk(arguments.draft_vocab).indices.sort().values
-    print(f"{counts[chosen].sum() / counts.sum():.4f} of the answers' tokens can be drafted", flush=True)
     sample = next(batches(train, 8192, device))
     inside = torch.arange(sample.tokens.shape[1], device=device) < sample.lengths[:, None]
     inside[:, 0] = False  # the states of a first token are a thousand times larger than others
@@ -82,6 +84,8 @@ def main() -> None:
     head.begin(chosen.to(device), target.embedding, target.norm, aux[inside])
     if arguments.begin is not None:
         head.load(arguments.begin)
+    covered = counts[head.draft_ids().cpu()].sum() / counts.sum()
+    print(f"{covered:.4f} of the answers' tokens can be drafted", flush=True)
     fit(Lesson(target, head, arguments), train, held_out, arguments)
 
 
@@ -184,7 +188,8 @@ class Lesson:
     """What the head learns from a batch, and what it would have drafted."""
 
     def __init__(self, target: Target, head: Eagle3Head, arguments: argparse.Namespace) -> None:
-        self.target, self.head, self.steps, self.hard = target, head, arguments.steps, arguments.hard
+        self.target, self.head, self.steps = target, head, arguments.steps
+        self.hard, self.lost = arguments.hard, arguments.lost
         self.draft_ids = head.draft_ids()
 
     def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -192,7 +197,8 @@ class Lesson:
 
         N drafts begin after each token of the answers, but the last ones. The label is the target's distribution over
         the draft vocabulary, normalised, and in a part the greedy token. A draft whose label's row lies behind the
-        text's end counts for nothing in the loss, and none begins where one of its hits would be unknown.
+        text's end counts for nothing in the loss, one after a wrong draft of its chain counts `lost`: a verify would
+        drop it. No draft begins where one of its hits would be unknown.
         """
         target, head, steps = self.target, self.head, self.steps
         hidden, aux = target.forward(batch.tokens, head.aux_layers)
@@ -206,15 +212,17 @@ class Lesson:
             states = [state[text, place] for state in head.unroll(embeds, torch.cat(aux, dim=-1).float(), steps)]
         labels, greedy, number = self._labels(batch, hidden)
         losses, hits = list[torch.Tensor](), list[torch.Tensor]()
+        right = torch.ones_like(whole)
         for step, state in enumerate(states):
             inside = place + 1 + step < batch.lengths[text] - 1
             which = number[text, torch.where(inside, place + 1 + step, place + 1)]
-            weight = inside.float() / inside.sum().clamp(min=1)
+            weight = torch.where(right, 1.0, self.lost) * inside / inside.sum().clamp(min=1)
             with torch.autocast(target.device.type, dtype=torch.bfloat16, enabled=target.device.type != "cpu"):
                 logits = head.lm_head(state)
             losses.append(CrossEntropy.apply(logits, labels[which], weight))
-            hits.append((self.draft_ids[logits.detach().argmax(-1)] == greedy[which])[whole])
-        return torch.stack(losses), torch.stack(hits), text[whole]
+            hits.append(self.draft_ids[logits.detach().argmax(-1)] == greedy[which])
+            right = right & hits[-1]
+        return torch.stack(losses), torch.stack(hits)[:, whole], text[whole]
 
     @torch.no_grad()
     def _labels(self, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -278,6 +286,7 @@ def fit(lesson: Lesson, train: Texts, held_out: Texts, arguments: argparse.Names
             f"length at {MEASURED}: {length:.3f}", flush=True,
         )  # fmt: skip
 
+    report()
     while (progress := (time.perf_counter() - start + before) / arguments.seconds) < 1:
         batch = next(queue, None)
         if batch is None:
