@@ -13,6 +13,7 @@ kernel numerics, speed, or that a real CANN accepts the same calls.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 from collections.abc import Iterable
@@ -23,7 +24,9 @@ from typing import Any, Literal
 Flavour = Literal["values", "events"]
 """`values` has aclrtValueWait/Write, which torch_npu builds its external events from; `events` hasn't."""
 
-_PRELOADED = ("ascendcl", "hccl", "acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "opapi", "nnopbase")
+_PRELOADED = (
+    "ascendcl", "hccl", "acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "opapi", "nnopbase", "atb",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def load(build: str | Path, flavour: Flavour = "values", **options: int | str) -
     variables = environment(build, flavour, **options)
     variables.pop("LD_LIBRARY_PATH")  # too late for this process: the libraries are loaded by path below
     os.environ.update(variables, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    import torch  # noqa: F401  # libopapi needs torch's libraries in the process
+    importlib.import_module("torch")  # libopapi needs its libraries in the process
 
     folder = Path(variables["ASCEND_HOME_PATH"]) / "lib64"
     libraries = {name: ctypes.CDLL(str(folder / f"lib{name}.so"), mode=ctypes.RTLD_GLOBAL) for name in _PRELOADED}

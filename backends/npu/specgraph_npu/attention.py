@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,7 @@ class HostOpAttention:
         if layer.sinks is not None and "learnable_sink" not in self.row.arguments:
             return no("attention sinks; it takes none: 'fia-v2' does")
         if not self.row.fused:
-            return yes()
+            return _paged_support(layer, dtype, block_size)
         rope = 0 if layer.rotary is None else layer.rotary.shape[1]
         shape = f"{heads} heads of {dim} over {layer.num_kv_heads} key heads"
         if dtype is not torch.bfloat16 and not (latent and dtype is torch.float16):
@@ -78,9 +78,10 @@ class HostOpAttention:
         metadata, lengths, row = context.metadata, context.lengths, self.row
         if lengths is None:
             raise UpdateError(f"attention '{self.name}' takes host lengths; step {context.step} came without")
-        if not row.fused and metadata.query_len > 1:
-            raise UnsupportedError(f"'{self.name}' takes one row per request, not {metadata.query_len}: use 'fia'")
-        arguments: dict[str, Any] = {"block_size": cache.block_size} if row.fused else {}
+        table = metadata.block_table if row.fused else _table_by_row(metadata, lengths, query.shape[0])
+        arguments: dict[str, Any] = {"block_table": table}
+        if row.fused:
+            arguments["block_size"] = cache.block_size
         if row.is_latent:
             arguments |= store_latent(layer, query, key, value, cache, metadata)
         else:
@@ -88,19 +89,21 @@ class HostOpAttention:
             arguments["query"] = ops.rotate_and_store(query, new, cache)
             arguments |= {n: c.flatten(2) if row.fused else c for n, c in zip(("key", "value"), cache, strict=True)}
         out = torch.empty_like(arguments["query"])
-        masked = layer.causal and (metadata.query_len > 1 or layer.window is not None)
+        masked = row.fused and layer.causal and (metadata.query_len > 1 or layer.window is not None)
         if masked:
             arguments |= {"sparse_mode": 3, "atten_mask": self.causal_mask}
         if layer.window is not None:
             arguments |= {"sparse_mode": 4, "pre_tokens": layer.window - 1, "next_tokens": 0}
         if layer.sinks is not None:
             arguments["learnable_sink"] = layer.sinks.to(query.dtype)
-        room = metadata.block_table.shape[1] * cache.block_size
+        room = table.shape[1] * cache.block_size
         checked = partial(_checked, num_rows=query.shape[0], room=room, masked=masked)
+        if not row.fused:
+            checked = partial(_by_row, checked, causal=layer.causal)
         first = checked(lengths)
         call = make_call(
             row, out, first, **arguments, num_heads=layer.num_heads, num_key_value_heads=layer.num_kv_heads,
-            scale=layer.scale, block_table=metadata.block_table,
+            scale=layer.scale,
         )  # fmt: skip
         if context.updates is None:
             row.with_lengths(call, first)()
@@ -132,6 +135,33 @@ def _zero_inert(out: Tensor, metadata: AttentionMetadata, lengths: HostLengths) 
         for part, keys in zip(out.split(list(lengths.query_lens)), lengths.seq_lens, strict=True):
             if not keys:
                 part.zero_()
+
+
+def _table_by_row(metadata: AttentionMetadata, lengths: HostLengths, rows: int) -> Tensor:
+    """Return the block table for an op to which every row is a request of its own: [rows, max_blocks]."""
+    table, rows_each = metadata.block_table, metadata.query_len
+    if rows == table.shape[0] * rows_each:
+        return table if rows_each == 1 else table[:, None].expand(-1, rows_each, -1).reshape(rows, -1)
+    counts = torch.tensor(lengths.query_lens)  # a ragged batch: only eager passes have one
+    return table[torch.repeat_interleave(torch.arange(len(counts)), counts).to(table.device)]
+
+
+def _by_row(checked: Callable[[HostLengths], HostLengths], lengths: HostLengths, causal: bool) -> HostLengths:
+    """Return checked lengths with every row as a request of its own: the keys that it sees."""
+    seen: list[int] = []
+    for rows, keys in zip(*checked(lengths), strict=True):
+        seen += [max(0, keys - rows + 1 + row) if causal else keys for row in range(rows)]
+    return HostLengths([1] * len(seen), seen)
+
+
+def _paged_support(layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
+    """Say whether ATB's paged attention takes such a layer."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return no(f"the layers are {str(dtype).removeprefix('torch.')}; it takes bfloat16 and float16")
+    if layer.head_dim > 256 or block_size % 16 or layer.head_dim * block_size > 128 * 128:
+        sizes = f"a head_dim of {layer.head_dim} with KV blocks of {block_size} tokens"
+        return no(f"{sizes}; it takes a head_dim up to 256, blocks of 16, 32, ... tokens, at most 16384 as product")
+    return yes()
 
 
 def _checked(lengths: HostLengths, num_rows: int, room: int, masked: bool) -> HostLengths:

@@ -59,6 +59,13 @@ def _query_ends(lengths: HostLengths) -> list[int]:
     return list(accumulate(lengths.query_lens))
 
 
+def _on_host(lengths: HostLengths) -> Tensor:
+    """Return the keys of each row as int32 in host memory of its own: torch_npu's queue reads it later."""
+    made = torch.empty(len(lengths.seq_lens), dtype=torch.int32)  # `torch.tensor` would be an input of the capture
+    made.numpy()[:] = lengths.seq_lens
+    return made
+
+
 _SHARED = ("query", "key", "value", "num_heads", "num_key_value_heads", "scale", "block_table")
 _FIA = HostOp(
     name="fia",
@@ -85,7 +92,7 @@ _PAGED = HostOp(
     op="_npu_paged_attention",
     overload="default",
     workspace_op="_npu_paged_attention_get_workspace",
-    host={"context_lens": lambda lengths: torch.tensor(lengths.seq_lens, dtype=torch.int32)},
+    host={"context_lens": _on_host},
     arguments=_SHARED,
     renamed={"key": "key_cache", "value": "value_cache", "scale": "scale_value", "num_key_value_heads": "num_kv_heads"},
     fused=False,
@@ -113,5 +120,8 @@ def make_call(row: HostOp, out: Tensor, lengths: HostLengths, **arguments: Any) 
     written = [out, torch.empty(1, dtype=torch.float32, device=out.device)] if row.fused else out
     asked = named if row.fused else {**named, "out": out}
     ops = getattr(torch.ops, row.namespace)
+    if not row.fused:  # its workspace grows with the lengths
+        room = arguments["block_table"].shape[1] * arguments["key"].shape[1]
+        lengths = HostLengths(lengths.query_lens, [room] * len(lengths.seq_lens))
     workspace = row.with_lengths(partial(getattr(ops, row.workspace_op).default, **asked), lengths)()
     return partial(getattr(getattr(ops, row.op), row.overload), **named, workspace=workspace, out=written)

@@ -25,7 +25,7 @@ import ascendsim
 
 BUILD = Path(os.environ.get("ASCENDSIM_BUILD", HERE.parent / "simulator" / "build"))
 FLAVOUR: ascendsim.Flavour = "events" if os.environ.get("ASCENDSIM_FLAVOUR") == "events" else "values"
-SHAPES = "fia-dtype,fia-head-dim,fia-block-size,fia-latent"
+SHAPES = "fia-dtype,fia-head-dim,fia-block-size,fia-latent,atb-paged"
 """Limits that are off where a test does not ask for them: to give the cpu platform's tokens, most tests run small heads
 in float32, which no device takes. `test_limits.py` runs what a device takes, with all limits on."""
 RUNTIME = ascendsim.load(BUILD, FLAVOUR, devices=2, hang_seconds=5, lenient=SHAPES)

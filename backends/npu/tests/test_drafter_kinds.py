@@ -37,15 +37,17 @@ def generate(platform, kind, lowering, k, attention=None):
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("name", ["fia", "atb-paged"])
 @pytest.mark.parametrize(
     ("kind", "k"), [("eagle", 2), ("mtp", 3), ("mtp-modules", 3), ("dflash", 5), ("draft-model", 3)]
 )
-def test_tokens_and_acceptance_as_on_cpu(npu, runtime, kind, k):
-    """Verify passes and all steps of `mtp-modules` run K + 1 rows per request; `dflash` is not causal."""
+def test_tokens_and_acceptance_as_on_cpu(npu, runtime, kind, k, name):
+    """Verify passes and all steps of `mtp-modules` run K + 1 rows per request; `dflash` is not causal. To `atb-paged`
+    each row is a request."""
     expected, _ = generate(CpuPlatform(), kind, "eager", k)
     assert sum(map(len, expected[0])) == 44
-    for lowering in (*LOWERINGS, "round"):
-        seen, spent = generate(npu, kind, lowering, k, make_attention(npu, "fia"))
+    for lowering in (*LOWERINGS, "round") if name == "fia" else ("step", "merged"):
+        seen, spent = generate(npu, kind, lowering, k, make_attention(npu, name))
         assert seen == expected, lowering
         assert spent["synchronizes"] == 0
 

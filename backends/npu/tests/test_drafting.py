@@ -34,7 +34,7 @@ def test_lowerings_agree_with_each_other_and_with_cpu(npu, runtime, cpu, k, laye
         drafter.close()
 
 
-@pytest.mark.parametrize("name", ["fia", "fia-v2"])
+@pytest.mark.parametrize("name", ["fia", "fia-v2", "atb-paged"])
 def test_attention_rows_agree(npu, runtime, cpu, name):
     reference = make_drafter(cpu, "eager", 3)
     drafter = make_drafter(npu, "merged", 3, attention=make_attention(npu, name))
@@ -45,10 +45,10 @@ def test_attention_rows_agree(npu, runtime, cpu, name):
     drafter.close()
 
 
-@pytest.mark.parametrize("lowering", ["merged", "step"])
-def test_random_schedules(npu, runtime, cpu, lowering):
+@pytest.mark.parametrize(("lowering", "name"), [("merged", "fia"), ("step", "fia"), ("merged", "atb-paged")])
+def test_random_schedules(npu, runtime, cpu, lowering, name):
     reference = make_drafter(cpu, "eager", 3)
-    drafter = make_drafter(npu, lowering, 3, attention=make_attention(npu, "fia"))
+    drafter = make_drafter(npu, lowering, 3, attention=make_attention(npu, name))
     rounds = rounds_for(reference, seed=2)
     for seed in range(60):
         runtime.schedule(seed, delay_us=200, percent=25)

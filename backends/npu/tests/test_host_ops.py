@@ -159,15 +159,40 @@ def test_table_refuses_what_a_row_does_not_take(npu, runtime):
         make_attention(npu, "nonsense")
 
 
-def test_paged_attention_without_atb_says_what_is_missing(npu, runtime):
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_paged_attention_sees_the_keys_of_each_row(npu, runtime, kv_heads):
+    """ATB: every row is a request; its workspace, asked for once, is enough for every update."""
+    problem, row = Problem(kv_heads), HOST_OPS["atb-paged"]
+    tensors = {"query": problem.query, "key": problem.key, "value": problem.value}
+    tensors["block_table"] = problem.table.repeat_interleave(2, 0)
+    out = torch.empty_like(problem.query, device="npu")
+    first = HostLengths([1] * 6, [1] * 6)
+    call = make_call(
+        row, out, first, **{k: v.npu() for k, v in tensors.items()}, num_heads=HEADS, scale=problem.scale,
+        num_key_value_heads=kv_heads,
+    )  # fmt: skip
+    graph = npu.graph()
+    with graph.capture(), npu.task_group() as group:
+        row.with_lengths(call, first)()
+    for lengths in (HostLengths([2, 2, 2], [9, 300, 4]), HostLengths([2, 2, 2], [384, 3, 20])):
+        graph.replay()
+        with npu.task_update(group):
+            row.with_lengths(call, HostLengths([1] * 6, [n - 1 + i for n in lengths.seq_lens for i in range(2)]))()
+        torch.testing.assert_close(out.cpu().double(), problem.reference(lengths), **TOLERANCE)
+    graph.close()
+
+
+def test_paged_attention_without_atb_says_what_is_missing(npu, runtime, monkeypatch):
+    monkeypatch.setattr("specgraph_npu.host_ops.library", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"libatb\.so is missing"):
         make_attention(npu, "atb-paged")
 
 
-@pytest.mark.parametrize("name", [name for name, row in HOST_OPS.items() if row.namespace == "npu"])
+@pytest.mark.parametrize("name", HOST_OPS)
 def test_names_are_those_of_the_installed_wheel(npu, name):
     row = HOST_OPS[name]
-    out = getattr(getattr(torch.ops.npu, row.op), row.overload)._schema
-    workspace = getattr(torch.ops.npu, row.workspace_op).default._schema
+    ops = getattr(torch.ops, row.namespace)
+    out = getattr(getattr(ops, row.op), row.overload)._schema
+    workspace = getattr(ops, row.workspace_op).default._schema
     assert keywords(row) | {"workspace", "out"} <= {argument.name for argument in out.arguments}
     assert keywords(row) <= {argument.name for argument in workspace.arguments}

@@ -39,6 +39,9 @@ constexpr std::array<Row, static_cast<size_t>(Limit::count)> kRows{{
     {"fia-sink", "layout TND: learnable_sink is bfloat16, one per query head, with a value head_dim of 128",
      "ops-transformer prompt_flash_attention_tiling.cpp:3649 also has 64; op-plugin's document of "
      "npu_fused_infer_attention_score_v2, learnable_sink"},
+    {"atb-paged", "ATB paged attention: float16 or bfloat16, block_size a multiple of 16, head_size at most 256, head_size * "
+                  "block_size at most 128 * 128",
+     "CANN 8.5 ascendtb_01_0202 (dtypes, context_lens on the host), CANN 8.0.RC2 ascendtb_01_0070 (sizes)"},
     {"cache-write", "npu_scatter_pa_kv_cache: rows and caches are bfloat16 or float16 (or int8), dense, of one dtype; "
                     "no slot twice",
      "aclnnScatterPaKvCache.md of hicann/ops-transformer at 107749e, Atlas A2 and A3; op-plugin's document of "

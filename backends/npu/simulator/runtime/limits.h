@@ -16,6 +16,7 @@ enum class Limit {
   fia_lengths,
   fia_latent,
   fia_sink,
+  atb_paged,
   cache_write,
   group_kernels_only,
   group_other_streams,
