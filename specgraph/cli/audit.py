@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from specgraph.cli.load import choose_folders
 from specgraph.cli.options import JsonOption, PlatformOption, TargetOption
 from specgraph.cli.output import check_output, text_output, write_json
 from specgraph.errors import ConfigError
@@ -34,6 +35,17 @@ def audit(
     For "acceptance dropped, and nobody knows why": exit status 1 if anything differs.
     """
     check_output("--json", json)
+    factory = drafter is not None and ":" in drafter and not Path(drafter).exists()
+    if shape is not None and (drafter is not None or target is not None):
+        raise ConfigError(f"--shape {shape} has random weights: give no folders with it")
+    if factory and vocab_size is None:
+        raise ConfigError(f"{drafter}: give the target's --vocab-size, so that no token is beyond it")
+    if target is not None and drafter is None:
+        raise ConfigError(f"--target {target}: name its drafter too: specgraph audit DRAFTER --target {target}")
+    if drafter is not None and not factory:
+        if target is None:
+            raise ConfigError(f"{drafter}: give the drafter's --target too")
+        choose_folders(target, Path(drafter))
     import torch
 
     from specgraph.attention import choose_attention
@@ -48,17 +60,11 @@ def audit(
     opened = open_platform(platform)
     dtype = torch.float32 if opened.device.type == "cpu" else None
     if shape is not None:
-        if drafter is not None or target is not None:
-            raise ConfigError(f"--shape {shape} has random weights: give no folders with it")
         size = shape_named(shape).vocab_size
         head = random_head(shape_named(shape), opened.device, dtype or torch.bfloat16, max_model_len)
-    elif drafter is not None and ":" in drafter and not Path(drafter).exists():
-        if vocab_size is None:
-            raise ConfigError(f"{drafter}: give the target's --vocab-size, so that no token is beyond it")
+    elif factory and drafter is not None and vocab_size is not None:
         head, size = import_named(drafter)(opened.device), vocab_size
     else:
-        if drafter is not None and target is None:
-            raise ConfigError("give the folder of the drafter's --target too")
         folders = (target, drafter) if drafter is not None and target is not None else shipped_pair()
         model = load_target(folders[0], opened.device, dtype, max_model_len)
         head, size = load_drafter(folders[1], model), model.vocab_size

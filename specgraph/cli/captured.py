@@ -22,7 +22,7 @@ from specgraph.options import Progress, RoundTimes
 def describe(decoder: SpeculativeDecoder, progress: Progress | None = None) -> dict[str, Any]:
     """Capture, and return the report of what was captured, as `specgraph explain --json` writes it."""
     platform, config, drafter, owners = decoder.platform, decoder.config, decoder.drafter, decoder.runners
-    assert drafter is not None
+    runner = drafter or decoder.target
     captured: list[dict[str, Any]] = []
     memory: dict[str, dict[str, int]] = {}
     counted = report_captures(list(owners.values()), progress)
@@ -33,21 +33,23 @@ def describe(decoder: SpeculativeDecoder, progress: Progress | None = None) -> d
         platform.synchronize()
         captured += _captured(name, owner)
         memory[name] = {"graphs": platform.memory().reserved - before, **_sizes(owner.read_set())}
-    resolution = drafter.resolution
-    capabilities, hosts = platform.capabilities, drafter.attention.host_parameters
+    resolution = runner.resolution
+    capabilities, hosts = platform.capabilities, runner.attention.host_parameters
     return {
         "platform": platform.info.name,
         "device": platform.info.device_name,
-        "attention": drafter.attention.name,
+        "attention": runner.attention.name,
         "host_parameters": list(hosts),
-        "program": ", ".join(type(program).__name__ for program in drafter.draft_programs),
+        "program": ", ".join(type(program).__name__ for program in drafter.draft_programs) if drafter else None,
         "lowering": resolution.lowering,
         "prefill": resolution.prefill,
-        "launches_per_propose": _launches(owners.get("round", drafter)),
+        "launches_per_propose": _launches(owners.get("round", runner)),
         "refusals": resolution.refusals,
         "lowerings": {name: _outcome(name, "auto", capabilities, hosts) for name in get_args(LoweringName)},
         "prefills": {mode: _outcome("auto", mode, capabilities, hosts) for mode in get_args(PassMode)},
-        "num_speculative_tokens": {size: config.shape(size).num_speculative_tokens for size in config.sizes},
+        "num_speculative_tokens": {
+            size: config.shape(size).num_speculative_tokens if drafter else 0 for size in config.sizes
+        },
         "tree": None if config.tree is None else asdict(config.tree),
         "tree_sizes": [size for size in config.sizes if config.shape(size).tree],
         "max_num_requests": config.max_num_requests,

@@ -34,34 +34,35 @@ def explain(
     """Show captured sizes by phase and model, graphs, memory, the lowering, and why each other one was refused."""
     check_output("--json", json)
     target, draft = choose_folders(target, draft)
-    from specgraph.engine.load import pair_folders
-
-    folders = pair_folders(target, draft)
     with waiting() as captured:
-        report = _report(folders, options, platform, captured)
+        report = _report(target, draft, options, platform, captured)
     _show(Console(file=text_output(json)), report)
     write_json(report, json)
 
 
 def _report(
-    folders: tuple[Path, Path],
+    target: Path | None,
+    draft: Path | None,
     options: EngineOptions,
     platform: str | None,
     captured: Progress,
 ) -> dict[str, Any]:
-    """Load the models of two folders as `load_generator` does, and capture them."""
+    """Load the models as `load_generator` does, and capture them. A target alone is captured without a drafter."""
     import torch
 
     from specgraph.cli.captured import describe, k_by_acceptance
     from specgraph.device import open_platform
     from specgraph.engine import SpeculativeDecoder
-    from specgraph.engine.load import drafter_name, load_models
+    from specgraph.engine.load import drafter_name, load_models, pair_folders
 
-    opened, (target, draft) = open_platform(platform), folders
+    opened = open_platform(platform)
+    if target is None or draft is not None:
+        target, draft = pair_folders(target, draft)
     with torch.inference_mode():
         pair = load_models(target, draft, opened, options)
         decoder = SpeculativeDecoder(pair.target, pair.head, opened, pair.config, attention=pair.attention.backend)
-        models = {"target": f"{target}", "drafter": f"{draft}: {drafter_name(draft, options)}", "KV": f"{pair.cache}"}
+        drafter = "none: decodes without drafts" if draft is None else f"{draft}: {drafter_name(draft, options)}"
+        models = {"target": f"{target}", "drafter": drafter, "KV": f"{pair.cache}"}
         report = {"models": models, **describe(decoder, captured)}
         times = decoder.time_rounds()
     decoder.close()
@@ -117,13 +118,15 @@ def _draft_rows(report: Mapping[str, Any]) -> _Rows:
         where = "" if len(sizes) == len(by_size) else f", for batches padded to {', '.join(map(str, sizes))}"
         shape = "{num_steps} steps, top-k {top_k}, {num_draft_tokens} rows per request in a verify".format(**tree)
         yield "draft trees", shape + where
-    yield "draft program", report["program"]
+    if report["program"] is not None:
+        yield "draft program", report["program"]
 
 
 def _lowering_rows(report: Mapping[str, Any]) -> _Rows:
     yield "lowering", report["lowering"]
     yield "prefill", report["prefill"]
-    yield "launches per propose", ", ".join(f"{n} for K {k}" for k, n in report["launches_per_propose"].items())
+    if proposes := report["launches_per_propose"]:
+        yield "launches per propose", ", ".join(f"{n} for K {k}" for k, n in proposes.items())
     for kind, outcomes in (("", report["lowerings"]), ("prefill ", report["prefills"])):
         for name, outcome in outcomes.items():
             if outcome != "yes":

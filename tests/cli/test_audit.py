@@ -133,6 +133,7 @@ def test_the_command_takes_a_factory_and_fails_where_it_differs(monkeypatch, tmp
         (("my_drafter:make",), "--vocab-size"),
         (("no_such_module:make", "--vocab-size", 9), "can't be imported"),
         (("some/folder",), "--target"),
+        (("--target", "."), "name its drafter too"),
         (("some/folder", "--shape", "eagle3-tiny-python"), "give no folders"),
     ):
         refused = specgraph("audit", *arguments, cwd=tmp_path)

@@ -11,6 +11,7 @@ import torch
 from command import specgraph
 from draft.pairs import make_head, make_target
 
+from specgraph import shipped_pair
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.cli.captured import describe
 from specgraph.device import no
@@ -138,6 +139,16 @@ def test_command():
     assert report["graph_count"] == sum(row["graphs"] for row in report["captured"]) > 3
     assert report["memory_bytes"]["drafter"]["weights"] > 1e6
     assert re.search(r"prefill[ │]+full\b", run.stderr)
+
+
+def test_a_target_alone_is_captured_without_a_drafter():
+    options = ("--target", shipped_pair()[0], "--max-num-requests", 1, "--prefill-sizes", 64, "--json", "-")
+    run = specgraph("explain", *options)
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    assert rows(report) == [("target", "prefill", 1, 64, 0, 0, 1), ("target", "verify", 1, 1, 0, 0, 1)]
+    assert (report["program"], report["num_speculative_tokens"]) == (None, {"1": 0})
+    assert "decodes without drafts" in run.stderr
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ HOST_READS: dict[str, Callable[[Tensor], Any]] = {
     "A capture inside a capture is a CaptureError, and the platform is usable after it.",
     hazard="capture-left-broken",
     cause="capture() doesn't look whether this thread captures already, or doesn't end the outer capture",
+    quick=True,
 )
 def test_nesting(platform: Platform) -> None:
     x = torch.zeros(4, device=platform.device)
@@ -93,6 +94,7 @@ def test_empty(platform: Platform, state: str) -> None:
     hazard="capture-left-broken",
     cause="the vendor's error leaves the stream capturing, or another exception type comes through",
     needs=("host_read_detection",),
+    quick=True,
 )
 def test_host_read(platform: Platform, read: str) -> None:
     x = torch.ones(4, device=platform.device)
