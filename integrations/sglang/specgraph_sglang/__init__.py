@@ -1,1 +1,1 @@
-"""SGLang drafts EAGLE-3 decode rounds through specgraph. See docs/integrations/sglang.md."""
+"""SGLang drafts through specgraph. See docs/integrations/sglang.md."""

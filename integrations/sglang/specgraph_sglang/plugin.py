@@ -18,6 +18,14 @@ from specgraph_sglang.worker import draft_worker_class, worker_class
 RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
 ROW_HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
 
+TAKEN = (
+    "EagleDraftInput",
+    "build_eagle_verify_input",
+    "get_batch_sizes_to_capture",
+    "_eagle_prefill_tail_tokens",
+)
+"""The names of `sglang.srt.speculative.eagle_worker_v2` that the draft worker calls."""
+
 _OWN = ("create_worker", "register", "from_string")
 
 
@@ -80,10 +88,7 @@ def answering_as(custom: Any, algorithm: Any, own: str) -> Any:
 def make_worker_class(server_args: Any) -> Any:
     """The factory that SGLang calls for the class of the worker."""
     worker: Any = importlib.import_module("sglang.srt.speculative.eagle_worker_v2")
-    taken = SimpleNamespace(
-        build_eagle_verify_input=worker.build_eagle_verify_input,
-        get_batch_sizes_to_capture=worker.get_batch_sizes_to_capture,
-    )
+    taken = SimpleNamespace(**{name: getattr(worker, name) for name in TAKEN})
     return worker_class(worker.EAGLEWorkerV2, draft_worker_class(worker.EagleDraftWorker, taken))
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from specgraph import open_platform
+from specgraph.capture.transfers import write
 from specgraph.engine import ProposeCounts
-from specgraph.plugin import FastPath, RoundEnd
+from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
 from specgraph_sglang.draft_model import draft_cache, draft_head
 
 _LOG = logging.getLogger("sglang.specgraph")
@@ -24,7 +25,7 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
 
     Args:
         stock: SGLang's class.
-        sglang: what it takes of SGLang: `build_eagle_verify_input` and `get_batch_sizes_to_capture`.
+        sglang: what it takes of SGLang (`plugin.TAKEN`).
     """
 
     class SpecgraphDraftWorker(stock):
@@ -42,8 +43,8 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
             return self.specgraph.draft(batch, super().draft)
 
         def _draft_extend_for_prefill(self, batch: Any, *args: Any, **options: Any) -> Any:
-            self.specgraph.begin(batch)
-            return super()._draft_extend_for_prefill(batch, *args, **options)
+            begun = self.specgraph.begin(batch, *args)
+            return super()._draft_extend_for_prefill(batch, *args, **options) if begun is None else begun
 
         def _draft_extend_for_decode(self, batch: Any, batch_result: Any) -> None:
             if not self.specgraph.end(batch, batch_result):
@@ -66,43 +67,43 @@ def worker_class(stock: Any, draft_worker: Any) -> Any:
     return SpecgraphWorker
 
 
-class KeptTokens:
-    """The draft tokens of the last round by request slot, and on the host which slots have them.
+class BySlot:
+    """Rows of tensors by request slot, and on the host which slots have them."""
 
-    SGLang drafts at the head of a round; specgraph at the tail of the round before, and keeps the tokens until then.
-    """
-
-    def __init__(self, num_slots: int, num_speculative_tokens: int, device: torch.device) -> None:
+    def __init__(self, *tensors: Tensor) -> None:
         """
         Args:
-            num_slots: rows of SGLang's `req_to_token`.
+            tensors: as many rows each as SGLang's `req_to_token`.
         """
-        self.tokens = torch.zeros(num_slots, num_speculative_tokens, dtype=torch.int64, device=device)
+        self.tensors = tensors
         self._held: set[int] = set()
 
-    def keep(self, slots: Sequence[int], indices: Tensor, token_ids: Tensor) -> None:
-        """Keep int64 [n, K] for the slots, which `indices` holds on the device."""
-        self.tokens.index_copy_(0, indices, token_ids)
+    def keep(self, slots: Sequence[int], indices: Tensor, *rows: Tensor) -> None:
+        """Keep a row of each tensor for the slots, which `indices` holds on the device."""
+        for tensor, values in zip(self.tensors, rows, strict=True):
+            tensor.index_copy_(0, indices, values.to(tensor.dtype))
         self._held.update(slots)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """These slots have no tokens any more: their requests begin, or SGLang drafted for them."""
+        """These slots have no rows any more."""
         self._held.difference_update(slots)
 
     def holds(self, slots: Sequence[int]) -> list[bool]:
-        """Which of the slots have tokens."""
+        """Which of the slots have rows."""
         return [slot in self._held for slot in slots]
 
-    def take(self, indices: Tensor) -> Tensor:
-        """int64 [n, K]."""
-        return self.tokens.index_select(0, indices)
+    def take(self, indices: Tensor) -> list[Tensor]:
+        """The rows of the slots in each tensor."""
+        return [tensor.index_select(0, indices) for tensor in self.tensors]
 
 
 class DraftRounds:
     """Drafts at the tail of a decode round through one graph, and hands the tokens out at the head of the next.
 
-    A request whose last round was a prompt, or larger than every captured size, has no tokens: SGLang's own code then
-    drafts for the batch, in the same KV cache, and rows that have tokens keep them.
+    A prompt's keys are written at the tail of its pass, and what its last row takes is kept: SGLang reserves the slots
+    of the first drafts after it, so these are drafted at the head of the request's first round. Where a request has
+    neither tokens nor such a row, because SGLang's own code ran after its last pass, that code drafts for the batch, in
+    the same KV cache, and rows that have tokens keep them.
     """
 
     def __init__(self, worker: Any, sglang: Any) -> None:
@@ -115,7 +116,10 @@ class DraftRounds:
         self.counts = ProposeCounts(_LOG)
         self.fast_path: FastPath | None = None
         """None before the capture."""
-        self.kept: KeptTokens | None = None
+        self.kept: BySlot | None = None
+        """The draft tokens of a request's last round, int64 [slots, K]."""
+        self.begun: BySlot | None = None
+        """What a prompt's last row takes: the token after it, its position, and the target's hidden states."""
         self.use_sglang = False
         """Set it to leave every propose to SGLang, for comparisons in one process."""
 
@@ -136,15 +140,18 @@ class DraftRounds:
             block_size=page_size,
             capture_sizes=sizes,
         )
-        self.kept = KeptTokens(rows.shape[0], worker.speculative_num_steps, rows.device)
-        config = runner.model_config
-        self._stand_ins = (
-            torch.zeros(max(sizes), 1, dtype=torch.float32, device=rows.device),
-            torch.zeros(max(sizes), 1, dtype=torch.int64, device=rows.device),
-            torch.zeros(max(sizes), config.spec_hidden_size, dtype=config.dtype, device=rows.device),
-        )
-        """Zeros of the shapes of `topk_p`, `topk_index` and `hidden_states`."""
-        _LOG.info("specgraph drafts decode rounds of up to %d requests (%d graphs)", max(sizes), len(sizes))
+        config, num_slots = runner.model_config, rows.shape[0]
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(num_slots, *shape, dtype=dtype, device=rows.device)
+
+        self.kept = BySlot(zeros(worker.speculative_num_steps))
+        self.begun = BySlot(zeros(), zeros(), zeros(head.aux_size, dtype=head.dtype))
+        hidden = zeros(config.spec_hidden_size, dtype=config.dtype)
+        self._stand_ins = {"topk_p": zeros(1, dtype=torch.float32), "topk_index": zeros(1), "hidden_states": hidden}
+        """Zeros of the shapes that SGLang stores per request slot, and reads only where it drafts itself."""
+        graphs = len(sizes) + len(self.fast_path.prompts.sizes)
+        _LOG.info("specgraph drafts for up to %d requests (%d graphs)", max(sizes), graphs)
 
     def draft(self, batch: Any, stock: Callable[[Any], Any]) -> Any:
         """The verify input of a round, of kept tokens; by SGLang's own code (`stock`) where some are missing."""
@@ -152,6 +159,7 @@ class DraftRounds:
         if kept is None or batch.forward_mode.is_idle():
             return stock(batch)
         slots = batch.req_pool_indices_cpu.tolist()
+        self._draft_begun(slots)
         held = kept.holds(slots)
         if all(held):
             n = len(slots)
@@ -160,7 +168,7 @@ class DraftRounds:
                 batch.spec_info,
                 worker._topk1_parents_prealloc[:n],
                 worker._topk1_score_indices_prealloc[:n],
-                kept.take(batch.req_pool_indices),
+                *kept.take(batch.req_pool_indices),
                 None,
                 target_worker=worker.target_worker,
                 topk=worker.topk,
@@ -173,20 +181,86 @@ class DraftRounds:
         if any(held):
             drafts = verify.draft_token.view(len(slots), -1)[:, 1:]
             mine = torch.tensor(held).to(drafts.device, non_blocking=True)[:, None]
-            drafts.copy_(torch.where(mine, kept.take(batch.req_pool_indices), drafts))
+            drafts.copy_(torch.where(mine, kept.take(batch.req_pool_indices)[0], drafts))
         return verify
 
-    def begin(self, batch: Any) -> None:
-        """Prompts run: nothing is kept for their slots any more."""
-        if self.kept is not None and not batch.forward_mode.is_idle():
-            self.kept.forget(batch.req_pool_indices_cpu.tolist())
-            self.counts.add("prompts")
+    def _draft_begun(self, slots: Sequence[int]) -> None:
+        """Draft for those of the slots whose prompts have just ended, and keep the tokens."""
+        fast, kept, begun = self.fast_path, self.kept, self.begun
+        if fast is None or kept is None or begun is None:
+            return
+        new = [slot for slot, has in zip(slots, begun.holds(slots), strict=True) if has]
+        for first in range(0, len(new), fast.config.sizes[-1]):
+            part = new[first : first + fast.config.sizes[-1]]
+            indices = torch.empty(len(part), dtype=torch.int64, device=kept.tensors[0].device)
+            write(indices, part)
+            tokens, positions, states = begun.take(indices)
+            fast.fill(
+                RoundEnd(
+                    token_ids=tokens,
+                    num_sampled=torch.ones_like(indices),
+                    starts=positions,
+                    table=self.worker.req_to_token_pool.req_to_token,
+                    hidden_states=[states],
+                    first_rows=torch.arange(len(part), device=indices.device),
+                    table_of_slots=True,
+                    table_rows=indices,
+                )
+            )
+            kept.keep(part, indices, fast.propose(len(part)))
+        begun.forget(new)
+
+    def begin(self, batch: Any, hidden_states: Tensor, next_token_ids: Tensor, embeddings: Any = None) -> Any:
+        """Write the keys of prompts' rows and keep what their last rows take; None where SGLang's own code must.
+
+        Args:
+            hidden_states: the target's, of all rows.
+            next_token_ids: integer [n]: what the target sampled after the last row of each request.
+            embeddings: of multimodal inputs.
+
+        Returns:
+            SGLang's `EagleDraftInput`.
+        """
+        reason = self._reason_for_sglang(batch, embeddings)
+        self.counts.add(reason)
+        fast, kept, begun = self.fast_path, self.kept, self.begun
+        if fast is None or kept is None or begun is None or batch.forward_mode.is_idle():
+            return None
+        slots, indices, chunks, row = batch.req_pool_indices_cpu.tolist(), batch.req_pool_indices, [], 0
+        kept.forget(slots)
+        begun.forget(slots)
+        if reason is not None:
+            return None
+        for request, (length, start) in enumerate(zip(batch.extend_lens, batch.prefix_lens, strict=True)):
+            chunks.append(Chunk(request, row, length, start))
+            row += length
+        fast.write_prompts(
+            PromptPass(
+                chunks=chunks,
+                token_ids=batch.input_ids,
+                next_tokens=self.sglang._eagle_prefill_tail_tokens(batch, next_token_ids),
+                hidden_states=[hidden_states],
+                table=self.worker.req_to_token_pool.req_to_token,
+                table_of_slots=True,
+                table_rows=indices,
+            )
+        )
+        last = torch.empty(2, len(chunks), dtype=torch.int64, device=indices.device)
+        ends = [chunk.first_row + chunk.num_rows - 1 for chunk in chunks]
+        write(last, [ends, [chunk.position + chunk.num_rows - 1 for chunk in chunks]])
+        begun.keep(slots, indices, next_token_ids, last[1], hidden_states[last[0]])
+        zeros = {name: tensor[: len(slots)] for name, tensor in self._stand_ins.items()}
+        return self.sglang.EagleDraftInput(
+            **zeros, bonus_tokens=next_token_ids, num_tokens_per_req=1, num_tokens_for_logprob_per_req=1
+        )
 
     def end(self, batch: Any, batch_result: Any) -> bool:
         """Draft after a decode round and keep the tokens; False where SGLang's own code must."""
-        reason = self._reason_for_sglang(batch)
+        reason, n = self._reason_for_sglang(batch), len(batch.seq_lens)
+        if reason is None and self.fast_path is not None and n > self.fast_path.config.sizes[-1]:
+            reason = "more requests than the largest captured size"
         self.counts.add(reason)
-        fast, kept, n = self.fast_path, self.kept, len(batch.seq_lens)
+        fast, kept = self.fast_path, self.kept
         if reason is not None or fast is None or kept is None:
             if kept is not None and not batch.forward_mode.is_idle():
                 kept.forget(batch.req_pool_indices_cpu.tolist())
@@ -208,19 +282,18 @@ class DraftRounds:
             event.record()
             self.worker.draft_runner.war_fastpath_read_done_event = event
         kept.keep(batch.req_pool_indices_cpu.tolist(), batch.req_pool_indices, fast.propose(n))
-        # SGLang stores these three per request slot, and reads them only where it drafts itself.
-        draft = batch_result.next_draft_input
-        draft.topk_p, draft.topk_index, draft.hidden_states = (zeros[:n] for zeros in self._stand_ins)
+        for name, zeros in self._stand_ins.items():
+            setattr(batch_result.next_draft_input, name, zeros[:n])
         return True
 
-    def _reason_for_sglang(self, batch: Any) -> str | None:
-        """Why SGLang's own code must draft after this round; None where specgraph drafts."""
+    def _reason_for_sglang(self, batch: Any, embeddings: Any = None) -> str | None:
+        """Why SGLang's own code must run after this pass; None where specgraph's does."""
         if batch.forward_mode.is_idle():
             return "idle"
         if self.fast_path is None:
             return "no captured graphs"
         if self.use_sglang:
             return "switched off"
-        if len(batch.seq_lens) > self.fast_path.config.sizes[-1]:
-            return "more requests than the largest captured size"
+        if embeddings is not None:
+            return "multimodal inputs"
         return None

@@ -100,12 +100,18 @@ class Mode:
         return False
 
 
-def round_batch(slots: list[int], starts: list[int]) -> Any:
-    """A `ScheduleBatch` in a decode round."""
+def round_batch(slots: list[int], starts: list[int], **prompts: Any) -> Any:
+    """A `ScheduleBatch` in a decode round, or with what it has more where prompts run."""
     return SimpleNamespace(
         forward_mode=Mode(), req_pool_indices=torch.tensor(slots), req_pool_indices_cpu=torch.tensor(slots),
-        seq_lens=torch.tensor(starts), spec_info="draft input",
+        seq_lens=torch.tensor(starts), spec_info="draft input", **prompts,
     )  # fmt: skip
+
+
+def prompt_tails(batch: Any, next_token_ids: torch.Tensor) -> torch.Tensor:
+    """The token after each chunk: the prompt's next one where it goes on (-1 in `following` where it does not)."""
+    following = torch.tensor(batch.following)
+    return torch.where(following >= 0, following, next_token_ids)
 
 
 class StockDraftWorker:
@@ -122,7 +128,7 @@ class StockDraftWorker:
         return SimpleNamespace(draft_token=self.drafted.clone())
 
     def _draft_extend_for_prefill(self, batch: Any, *args: Any) -> str:
-        return "prefill"
+        return "SGLang's"
 
     def _draft_extend_for_decode(self, batch: Any, batch_result: Any) -> None:
         batch_result.next_draft_input.topk_p = "SGLang's"

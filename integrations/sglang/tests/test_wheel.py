@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from specgraph_sglang.config import ALGORITHMS, RELEASES
 from specgraph_sglang.draft_model import EAGLE3_CLASS, EAGLE_CLASS, POOL_CLASS
-from specgraph_sglang.plugin import RESERVE, ROW_HEADROOM
+from specgraph_sglang.plugin import RESERVE, ROW_HEADROOM, TAKEN
 
 from specgraph.models.from_modules import ROTARY_CLASSES
 
@@ -98,17 +98,22 @@ def test_the_workers_have_what_the_classes_use() -> None:
         "batch", "draft_input", "parent_list", "top_scores_index", "draft_tokens", "draft_probs", "target_worker",
         "topk", "num_steps", "num_draft_tokens", "tree_mask_mode", "device",
     ]  # fmt: skip
-    assert "get_batch_sizes_to_capture" in source(path)
+    imported = {a.name for n in ast.walk(ast.parse(source(path))) if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert set(TAKEN) <= imported
+    prefill = next(n for n in ast.walk(draft) if getattr(n, "name", "") == "_draft_extend_for_prefill")
+    assert parameters(prefill) == ["batch", "target_hidden_states", "next_token_ids", "mm_input_embeds"]
     assert "war_fastpath_read_done_event" in source("managers/scheduler.py")
 
 
 def test_batches_and_results_have_the_fields() -> None:
     batch = members(found("managers/schedule_batch.py", ast.ClassDef, "ScheduleBatch"))
     assert {"forward_mode", "req_pool_indices", "req_pool_indices_cpu", "seq_lens", "spec_info"} <= batch
+    assert {"input_ids", "prefix_lens", "extend_lens"} <= batch
     result = members(found("managers/utils.py", ast.ClassDef, "GenerationBatchResult"))
     assert {"next_token_ids", "accept_lens", "logits_output", "next_draft_input"} <= result
     draft = members(found("speculative/eagle_info.py", ast.ClassDef, "EagleDraftInput"))
-    assert {"topk_p", "topk_index", "hidden_states"} <= draft
+    assert {"topk_p", "topk_index", "hidden_states", "bonus_tokens", "num_tokens_per_req"} <= draft
+    assert "num_tokens_for_logprob_per_req" in draft
     assert "spec_hidden_size" in members(found("configs/model_config.py", ast.ClassDef, "ModelConfig"))
 
 

@@ -1,4 +1,4 @@
-"""The draft worker in SGLang's place: decode rounds against a dense float64 chain, the rest to SGLang's own code."""
+"""The draft worker in SGLang's place: its drafts against a dense float64 chain, the rest to SGLang's own code."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draft.test_against_dense import dense_attend, dense_chain
+from draft.test_against_dense import dense_chain
 from sglang_objects import (
     LlamaForCausalLMEagle,
     LlamaForCausalLMEagle3,
     MHATokenToKVPool,
     StockDraftWorker,
+    prompt_tails,
     round_batch,
     server_args,
 )
@@ -44,6 +45,7 @@ class Engine:
         made = draft_worker_class(StockDraftWorker, SimpleNamespace(
             build_eagle_verify_input=lambda *args, **named: SimpleNamespace(args=args, named=named),
             get_batch_sizes_to_capture=lambda runner: (SIZES, None),
+            EagleDraftInput=SimpleNamespace, _eagle_prefill_tail_tokens=prompt_tails,
         ))  # fmt: skip
         w = self.worker = made()
         w.start_specgraph()
@@ -59,19 +61,35 @@ class Engine:
         self.tokens, self.aux = {}, {}
 
     def prompt(self, slot: int, length: int) -> None:
-        """A prompt, as SGLang leaves it: rows 0 .. length - 1 are in the cache."""
-        self.tokens[slot] = torch.randint(0, self.vocab, (length,), generator=self.g)
-        self.aux[slot] = torch.randn(length, self.oracle.aux_size, generator=self.g)
-        past: dict = {}
-        rows = dense_attend(self.oracle.attention_layers, torch.arange(length), past)
-        self.oracle.forward(self.tokens[slot], self.oracle.combine(self.aux[slot].double()), rows)
-        places = self.worker.req_to_token_pool.req_to_token[slot, :length].long()
-        self.pool.k_buffer[0][places] = torch.stack([past[0][0][p] for p in range(length)]).float()
-        self.pool.v_buffer[0][places] = torch.stack([past[0][1][p] for p in range(length)]).float()
-        assert self.worker._draft_extend_for_prefill(round_batch([slot], [length])) == "prefill"
+        """A whole prompt of one request."""
+        self.tokens[slot], self.aux[slot] = torch.zeros(0).long(), torch.zeros(0, self.oracle.aux_size)
+        self.chunks({slot: (torch.randint(0, self.vocab, (length,), generator=self.g), None)})
+
+    def chunks(self, work: dict[int, tuple[torch.Tensor, int | None]]):
+        """A pass over chunks of prompts: by slot, its rows and the prompt's next token, None at the prompt's end."""
+        starts = [len(self.tokens[slot]) for slot in work]
+        rows, following = [ids for ids, _ in work.values()], [-1 if n is None else n for _, n in work.values()]
+        states = [torch.randn(len(ids), self.oracle.aux_size, generator=self.g) for ids in rows]
+        sampled = torch.randint(0, self.vocab, (len(work),), generator=self.g)
+        batch = round_batch(
+            list(work), [s + len(ids) for s, ids in zip(starts, rows, strict=True)], input_ids=torch.cat(rows),
+            prefix_lens=starts, extend_lens=[len(ids) for ids in rows], following=following,
+        )  # fmt: skip
+        tails = prompt_tails(batch, sampled)
+        for i, slot in enumerate(work):
+            self.tokens[slot] = torch.cat([self.tokens[slot], rows[i][1:], tails[i : i + 1]])
+            self.aux[slot] = torch.cat([self.aux[slot], states[i]])
+        with torch.inference_mode():
+            return self.worker._draft_extend_for_prefill(batch, torch.cat(states), sampled.int(), None)
+
+    def want(self, slots: list[int]) -> list[list[int]]:
+        """The drafts of the dense chain over each whole history."""
+        return [dense_chain(self.oracle, self.tokens[slot], self.aux[slot].double(), K)[1] for slot in slots]
 
     def round(self, slots: list[int], counts: list[int]):
-        """A verify and the tail of its round: (its batch, its result, the drafts of the dense chain)."""
+        """A round, from its drafts to its tail: (its batch, its result, the drafts of the dense chain)."""
+        with torch.inference_mode():  # as SGLang's scheduler runs
+            self.worker.draft(round_batch(slots, [0] * len(slots)))
         tokens, states, starts = [], [], []
         for slot, count in zip(slots, counts, strict=True):
             starts.append(len(self.tokens[slot]))
@@ -87,10 +105,9 @@ class Engine:
             next_token_ids=torch.cat(tokens).int(), accept_lens=torch.tensor(counts).int(),
             logits_output=SimpleNamespace(hidden_states=torch.cat(states)), next_draft_input=SimpleNamespace(),
         )  # fmt: skip
-        with torch.inference_mode():  # as SGLang's scheduler runs
+        with torch.inference_mode():
             self.worker._draft_extend_for_decode(batch, result)
-        want = [dense_chain(self.oracle, self.tokens[slot], self.aux[slot].double(), K)[1] for slot in slots]
-        return batch, result, want
+        return batch, result, self.want(slots)
 
 
 @pytest.fixture
@@ -109,7 +126,8 @@ def engine(tmp_path, method, page) -> Engine:
 
 
 def handed_out(engine: Engine, slots: list[int]) -> torch.Tensor:
-    verify = engine.worker.draft(round_batch(slots, [0] * len(slots)))
+    with torch.inference_mode():
+        verify = engine.worker.draft(round_batch(slots, [0] * len(slots)))
     batch, draft_input, parents, scores, tokens, probs = verify.args
     assert (draft_input, probs, len(batch.seq_lens)) == ("draft input", None, len(slots))
     assert parents.shape == scores.shape == (len(slots), K)
@@ -131,7 +149,53 @@ def test_drafts_follow_the_whole_history_in_sglangs_cache(engine) -> None:
         assert (draft.topk_p.shape, draft.topk_index.dtype, draft.hidden_states.shape) == (
             (len(slots), 1), torch.int64, (len(slots), 32),
         )  # fmt: skip
-    assert engine.worker.specgraph.counts.by_reason == {"prompts": 3, "specgraph": 7}
+    assert engine.worker.specgraph.counts.by_reason == {"specgraph": 10}
+
+
+@pytest.mark.parametrize(("method", "page"), [("eagle3", 16), ("eagle3", 1), ("eagle", 32)])
+def test_requests_that_begin_are_drafted_for_beside_those_that_go_on(engine) -> None:
+    """Arrivals, chunks, prefixes of other requests' pages, cancels: no token is SGLang's."""
+    draw, waiting, running, compared = torch.Generator().manual_seed(9), {}, [], 0
+    slots_of = engine.worker.req_to_token_pool.req_to_token
+    own = slots_of.clone()
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=draw))
+
+    for _ in range(40):
+        free = [s for s in range(SLOTS) if s not in running and s not in waiting]
+        if len(waiting) + len(running) < SIZES[-1] and number(0, 2) == 0:
+            slot = free[number(0, len(free) - 1)]
+            prompt, shared = torch.randint(0, engine.vocab, (number(1, 50),), generator=draw), 0
+            others = [s for s in running if len(engine.tokens[s]) > engine.page]
+            slots_of[slot] = own[slot]
+            engine.tokens[slot], engine.aux[slot] = torch.zeros(0).long(), torch.zeros(0, engine.oracle.aux_size)
+            if others and number(0, 1):
+                other = others[number(0, len(others) - 1)]
+                shared = min((len(engine.tokens[other]) - 1) // engine.page * engine.page, 32)
+                slots_of[slot, :shared] = slots_of[other, :shared]
+                engine.tokens[slot], engine.aux[slot] = engine.tokens[other][:shared], engine.aux[other][:shared]
+                prompt = torch.cat([engine.tokens[slot][-1:], prompt])
+            waiting[slot] = prompt[: MAX_LEN - 4 * K - shared]
+        if waiting and number(0, 1):
+            lengths = {slot: min(len(prompt), number(5, 40)) for slot, prompt in waiting.items()}
+            engine.chunks({
+                slot: (prompt[: lengths[slot]], int(prompt[lengths[slot]]) if lengths[slot] < len(prompt) else None)
+                for slot, prompt in waiting.items()
+            })  # fmt: skip
+            left = {slot: prompt[lengths[slot] :] for slot, prompt in waiting.items()}
+            running += [slot for slot, rest in left.items() if not len(rest)]
+            waiting = {slot: rest for slot, rest in left.items() if len(rest)}
+        elif running:
+            order = [running[i] for i in torch.randperm(len(running), generator=draw)]
+            assert handed_out(engine, order).tolist() == engine.want(order)
+            compared += len(order)
+            engine.round(order, [number(1, K + 1) for _ in order])
+            running = [s for s in running if len(engine.tokens[s]) < MAX_LEN - 2 * K - 1 and number(0, 14)]
+        if waiting and not number(0, 9):
+            waiting.popitem()
+    assert compared > 30
+    assert set(engine.worker.specgraph.counts.by_reason) == {"specgraph"}
 
 
 def test_near_the_end_of_the_context_no_other_request_is_written(engine) -> None:
@@ -144,9 +208,11 @@ def test_near_the_end_of_the_context_no_other_request_is_written(engine) -> None
 
 
 def test_requests_without_tokens_are_drafted_by_sglang_and_the_others_keep_theirs(engine) -> None:
-    for slot in (3, 5):
-        engine.prompt(slot, 10 + slot)
+    engine.prompt(3, 13)
+    rounds = engine.worker.specgraph
     _, _, want = engine.round([3], [2])
+    rounds.use_sglang = True
+    engine.prompt(5, 15)
     verify = engine.worker.draft(round_batch([5, 3], [15, 15]))
     rows, stock = verify.draft_token.view(2, K + 1).tolist(), engine.worker.drafted.view(2, K + 1).tolist()
     assert rows == [stock[0], [stock[1][0], *want[0]]]
@@ -169,3 +235,10 @@ def test_everything_else_goes_to_sglang_and_is_counted(engine, why) -> None:
     assert result.next_draft_input.topk_p == "SGLang's"
     assert engine.worker.specgraph.counts.by_reason[why] == 1
     assert engine.worker.specgraph.kept.holds(slots) == [False] * len(slots)
+
+
+def test_prompts_with_embeddings_are_sglangs(engine) -> None:
+    batch = round_batch([0], [2], input_ids=torch.arange(2), prefix_lens=[0], extend_lens=[2], following=[-1])
+    got = engine.worker._draft_extend_for_prefill(batch, torch.zeros(2, 96), torch.tensor([1]), torch.zeros(2, 32))
+    assert got == "SGLang's"
+    assert engine.worker.specgraph.counts.by_reason == {"multimodal inputs": 1}
