@@ -43,9 +43,11 @@ def main() -> None:
         prompts.setdefault(line["category"], []).append(line["prompt"])
     prompts = {category: texts[: arguments.limit] for category, texts in prompts.items()}
     measured = list[dict[str, Any]]()
+    with loaded(arguments, 1, sampled=False, speculate=False) as alone:
+        wanted = generate(alone, prompts, arguments, 0.0)[0]
+    command = " ".join(["python examples/smollm2/acceptance.py", *sys.argv[1:]])
+    document = {"command": command, "new_tokens": arguments.new_tokens, "top_p": 0.9, "rows": measured}
     for k in arguments.k:
-        with loaded(arguments, k, sampled=False, speculate=False) as alone:
-            wanted = generate(alone, prompts, arguments, 0.0)[0]
         for kind in arguments.kinds:
             for temperature in arguments.temperatures:
                 with loaded(arguments, k, sampled=temperature > 0, kind=kind) as generator:
@@ -56,10 +58,8 @@ def main() -> None:
                     row["equal_to_the_target_alone"] = f"{sum(a == b for a, b in pairs)} of {len(pairs)}"
                 measured.append(row)
                 print(json.dumps(row), flush=True)
-    if arguments.json:
-        command = " ".join(["python examples/smollm2/acceptance.py", *sys.argv[1:]])
-        document = {"command": command, "new_tokens": arguments.new_tokens, "top_p": 0.9, "rows": measured}
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+                if arguments.json:
+                    arguments.json.write_text(json.dumps(document, indent=1) + "\n")
     if arguments.table:
         page = arguments.table.read_text()
         begin = page.index(HEADING)
