@@ -1,3 +1,4 @@
+# type: ignore  (vLLM is not there where types are checked)
 """One vLLM engine in this process, as the scripts of this folder use it. Nothing is downloaded."""
 
 from __future__ import annotations
@@ -6,6 +7,8 @@ import functools
 import os
 from pathlib import Path
 from typing import Any
+
+from engines import EAGLE3, config_folder
 
 K, MAX_LEN = 5, 1024
 KV_BYTES_PER_TOKEN = 2304
@@ -28,8 +31,16 @@ class Engine:
     seeded = True
     """Sampled requests have seeds, so that their tokens can be compared."""
 
-    def __init__(self, target: str, draft: str | None, way: str, method: str = "eagle3", **arguments: Any) -> None:
-        """`draft` None takes the target's folder (MTP)."""
+    def __init__(
+        self,
+        target: str,
+        draft: str | None,
+        way: str,
+        method: str = "eagle3",
+        speculative: dict[str, Any] | None = None,
+        **arguments: Any,
+    ) -> None:
+        """`draft` None takes the target's folder (MTP); `speculative`: more keys of `speculative_config`."""
         os.environ["VLLM_PLUGINS"] = "" if way == "stock" else "specgraph"
         from vllm.engine.arg_utils import EngineArgs
         from vllm.model_executor.models import registry
@@ -51,6 +62,7 @@ class Engine:
 
         runner.init_speculator = recorded
         settings = {"capture_sizes": [1, 4, 16, 32, 64], "log_every": 20000}
+        speculation = {"method": method, "num_speculative_tokens": K} | ({"model": draft} if draft else {})
         options: dict[str, Any] = {
             "model": target,
             "max_model_len": MAX_LEN,
@@ -59,7 +71,7 @@ class Engine:
             "seed": 0,
             "generation_config": "vllm",
             "skip_tokenizer_init": True,
-            "speculative_config": {"method": method, "num_speculative_tokens": K} | ({"model": draft} if draft else {}),
+            "speculative_config": speculation | (speculative or {}),
             "additional_config": {"specgraph": settings} if way == "specgraph" else {},
         }
         self.llm = LLMEngine.from_engine_args(EngineArgs(**options | arguments), usage_context=UsageContext.LLM_CLASS)
@@ -71,6 +83,25 @@ class Engine:
         memory = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": kv_tokens * KV_BYTES_PER_TOKEN}
         folders = str(target), None if draft is None else str(draft)
         return Engine(*folders, way, method, **{"dtype": "float16"} | memory | options)
+
+    @staticmethod
+    def dummy_8b(sizes: list[int], target: str | None = None, layers: int = 32, **options: Any) -> Engine:
+        """An engine with dummy weights in bfloat16 for batches of these sizes: Llama 3 8B's shapes with an EAGLE-3
+        drafter, or the folder `target` with method `mtp`."""
+        draft, method = None, "mtp"
+        if target is None:
+            from vllm.model_executor.models import llama_eagle3
+
+            # Dummy weights skip the loader, which would say so: the drafter has its own lm_head, not the embedding.
+            llama_eagle3.Eagle3LlamaForCausalLM.has_own_lm_head = True
+            llama_eagle3.Eagle3LlamaForCausalLM.has_own_embed_tokens = False
+            target = config_folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=layers)
+            draft, method = config_folder("draft", **EAGLE3), "eagle3"
+        arguments = {
+            "load_format": "dummy", "dtype": "bfloat16", "max_num_seqs": max(sizes), "gpu_memory_utilization": 0.5,
+            "kv_cache_memory_bytes": 24 << 30, "additional_config": {"specgraph": {"capture_sizes": sizes}},
+        }  # fmt: skip
+        return Engine(target, draft, "specgraph", method, **arguments | options)
 
     @staticmethod
     def room(prompt: list[int]) -> int:

@@ -1,3 +1,4 @@
+# type: ignore  (vLLM is not there where types are checked)
 """Propose and round times of vLLM's own drafter and of specgraph's, in turns in one engine. 8B shapes, dummy weights.
 
     python integrations/gpu/vllm_times.py --out h200-vllm.json
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engines import EAGLE3, config_folder, environment
+from engines import config_folder, environment
 from vllm_engine import Engine, K
 
 MIMO = {
@@ -73,23 +74,10 @@ def main() -> None:
     asked = parser.parse_args()
     begin = time.monotonic()
     sizes = [int(n) for n in asked.requests.split(",")]
+    layers, target = asked.layers or {"mtp": 36}.get(asked.method, 32), None
     if asked.method == "mtp":
-        layers, draft = asked.layers or 36, None
         target = config_folder("target", **MIMO, num_hidden_layers=layers)
-    else:
-        from vllm.model_executor.models import llama_eagle3
-
-        # Dummy weights skip the loader, which would say so: the drafter has its own lm_head and the target's embedding.
-        llama_eagle3.Eagle3LlamaForCausalLM.has_own_lm_head = True
-        llama_eagle3.Eagle3LlamaForCausalLM.has_own_embed_tokens = False
-        layers = asked.layers or 32
-        target = config_folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=layers)
-        draft = config_folder("draft", **EAGLE3)
-    engine = Engine(
-        target, draft, "specgraph", asked.method, load_format="dummy", dtype="bfloat16", max_model_len=2048,
-        max_num_seqs=max(sizes), gpu_memory_utilization=0.5, kv_cache_memory_bytes=24 << 30,
-        additional_config={"specgraph": {"capture_sizes": sizes}},
-    )  # fmt: skip
+    engine = Engine.dummy_8b(sizes, target, layers, max_model_len=2048)
     speculator = engine.speculator
     timer, draw = Timer(speculator), random.Random(0)
     result: dict[str, Any] = {

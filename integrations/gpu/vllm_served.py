@@ -1,0 +1,89 @@
+# type: ignore  (vLLM is not there where types are checked)
+"""vLLM under requests that arrive at random times, drafting by itself and through specgraph, in turns in one engine.
+
+    python integrations/gpu/vllm_served.py --out h200-vllm-served.json
+
+8B shapes with dummy weights, K = 5, each draft accepted with probability 0.7 (vLLM's synthetic rejection sampling),
+prompts of 64 to 2,048 tokens, outputs of 128. The client is in the engine's process: `ttft` is from a request's arrival
+to its first token, `tpot` the mean time per token after it, in ms; requests of the warm-up are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from engines import environment
+from vllm_engine import Engine, K
+
+NEW_TOKENS, ACCEPTANCE = 128, 0.7
+
+
+def served(engine: Any, rate: float, seconds: float, seed: int) -> dict[str, float]:
+    """Let requests arrive for that long, and wait for the last one."""
+    draw, arrived, first, last = random.Random(seed), {}, {}, {}
+    begin, due, counts = time.perf_counter(), 0.0, Counter()
+    while due < seconds or len(last) < len(arrived) or engine.llm.has_unfinished_requests():
+        while due < min(seconds, time.perf_counter() - begin):
+            name = f"{seed}-{rate}-{len(arrived)}"
+            engine.start(name, [draw.randrange(1000, 120000) for _ in range(draw.randrange(64, 2049))], NEW_TOKENS)
+            arrived[name] = begin + due
+            due += draw.expovariate(rate)
+        if not engine.llm.has_unfinished_requests():
+            time.sleep(0.0005)
+            continue
+        for name, new, finished, _ in engine.step():
+            now = time.perf_counter()
+            if new:
+                first.setdefault(name, now)
+            counts[name] += len(new)
+            if finished:
+                last[name] = now
+    ttft = sorted((first[name] - arrived[name]) * 1e3 for name in arrived)
+    tpot = sorted((last[name] - first[name]) * 1e3 / (counts[name] - 1) for name in arrived)
+    whole = max(last.values()) - begin
+    return {
+        "requests": len(arrived),
+        "tokens_per_s": round(counts.total() / whole, 1),
+        **{f"{what}_p{p}": round(times[len(times) * p // 100], 3)
+           for what, times in (("ttft", ttft), ("tpot", tpot)) for p in (50, 99)},
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Run both ways at each rate, turn by turn."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rates", default="2,6,10", help="requests per second")
+    parser.add_argument("--seconds", type=float, default=12)
+    parser.add_argument("--turns", type=int, default=2)
+    asked = parser.parse_args()
+    begin = time.monotonic()
+    speculative = {
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [ACCEPTANCE**i for i in range(1, K + 1)],
+    }
+    engine = Engine.dummy_8b([1, 2, 4, 8, 16, 24, 32, 48, 64], max_model_len=4096, speculative=speculative)
+    result = {"command": " ".join(sys.argv), "environment": environment("vllm"), "acceptance": ACCEPTANCE, "rows": []}
+    print("started", round(time.monotonic() - begin, 1), flush=True)
+    for turn in range(-1, asked.turns):  # -1: the warm-up
+        for rate in map(float, asked.rates.split(",")):
+            for way in ("stock", "specgraph") if turn % 2 else ("specgraph", "stock"):
+                engine.speculator.use_vllm = way == "stock"
+                before = Counter(engine.proposes())
+                row = served(engine, rate, asked.seconds if turn >= 0 else 2, turn)
+                if turn >= 0:
+                    proposes = Counter(engine.proposes()) - before
+                    result["rows"].append({"rate": rate, "way": way, "turn": turn} | row | {"proposes": proposes})
+                    print(result["rows"][-1], flush=True)
+                    asked.out.write_text(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()
