@@ -13,7 +13,7 @@ from multiprocessing.context import ForkServerContext
 from pkgutil import iter_modules
 
 import pytest
-from specgraph_conformance import cases, timeouts
+from specgraph_conformance import cases
 
 CASES = [f"{cases.__name__}.{module.name}" for module in iter_modules(cases.__path__)]
 PRELOAD = [
@@ -23,7 +23,8 @@ PRELOAD = [
     "specgraph_conformance.run",
     "rich.console",
     "specgraph.device.cpu.platform",
-    *timeouts.HEAVY,
+    "torch._dynamo",
+    "torch.testing",
     *CASES,
 ]
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from specgraph_conformance.case import GROUPS, MARKER, Absent, Case
-from specgraph_conformance.timeouts import import_heavy_modules, load_factor
+from specgraph_conformance.timeouts import load_factor
 
 PLATFORM_OPTION = "--specgraph-platform"
 RESULT = "specgraph_result"
@@ -138,9 +138,8 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """Before the first case: what torch imports late, and then no more collecting of what is loaded for good."""
+        """Collect no more, before the first case, of what is loaded for good."""
         if session.items and not session.config.option.collectonly:
-            import_heavy_modules()
             if _is_worker(self.config):
                 import torch
 

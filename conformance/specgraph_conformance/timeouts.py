@@ -7,20 +7,6 @@ failed because others use the machine.
 from __future__ import annotations
 
 import os
-from importlib import import_module
-
-HEAVY = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.testing")
-"""Modules that torch imports at the first capture or dispatch mode. The suite imports them before any case runs, so
-that their seconds are not counted against the first case."""
-
-
-def import_heavy_modules() -> None:
-    """Import HEAVY; a name that this torch release does not have is passed over."""
-    for name in HEAVY:
-        try:
-            import_module(name)
-        except ImportError:
-            continue
 
 
 def load_factor() -> float:
