@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 from specgraph.models.mtp import MtpHead
-from specgraph.models.protocol import DraftHead, DraftOutput, MaskedHead, ModelHead, ParallelHead
+from specgraph.models.protocol import BlockHead, DraftHead, DraftOutput, MaskedHead, ModelHead, ParallelHead
 from torch import Tensor
 
 from specgraph_conformance.oracles import DenseKeys
@@ -53,7 +53,9 @@ def dense_draft(
     """
     dense = _dense(head, keys, values)
     aux_hidden, steps = aux_hidden.double(), list(drafted) or [0]  # with K 0 the first pass runs for its KV
-    if head.kind in ("parallel", "masked"):
+    if head.kind == "block":
+        logits = _in_order(cast(BlockHead, head), dense, token_ids, aux_hidden, start, steps)
+    elif head.kind in ("parallel", "masked"):
         logits = _one_pass(head, dense, token_ids, aux_hidden, start, len(steps))
     elif head.kind == "modules":
         logits = _modules(cast(MtpHead, head), dense, token_ids, aux_hidden, start, steps)
@@ -83,6 +85,19 @@ def one_pass_logits(
     return _one_pass(head, _dense(head, keys, values), token_ids, aux_hidden.double(), start, num_drafts)
 
 
+def block_rows(
+    head: ParallelHead,
+    token_ids: Tensor,
+    aux_hidden: Tensor,
+    start: int,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    num_drafts: int,
+) -> Tensor:
+    """The rows of a block that predict a token, float64 [num_drafts, hidden_size]; arguments as in `dense_draft`."""
+    return _block_rows(head, _dense(head, keys, values), token_ids, aux_hidden.double(), start, num_drafts)
+
+
 def dense_prompt(
     head: Head, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_modules: int
 ) -> None:
@@ -97,7 +112,7 @@ def dense_prompt(
     n = len(aux_hidden)
     dense.at(range(start, start + n))
     hidden = cast(ModelHead, head).combine(aux_hidden.double())
-    if head.kind == "parallel":
+    if head.kind in ("parallel", "block"):
         cast(ParallelHead, head).store_context(hidden, dense.store)
     elif head.kind != "modules":
         cast(DraftHead, head).forward(token_ids[:n], hidden, dense.attend)
@@ -109,7 +124,7 @@ def dense_prompt(
 
 def _dense(head: Head, keys: Sequence[Tensor], values: Sequence[Tensor]) -> DenseKeys:
     # A parallel drafter's rows see all keys of their request, whatever its layers say of themselves.
-    causal = head.kind != "parallel"
+    causal = head.kind not in ("parallel", "block")
     return DenseKeys([replace(layer, causal=causal) for layer in head.attention_layers], keys, values)
 
 
@@ -160,13 +175,30 @@ def _modules(
 def _block(
     head: ParallelHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_drafts: int
 ) -> Tensor:
-    """Context keys from the round's hidden states, then one pass over the sampled token and K masks."""
+    """The logits of a block whose rows know no draft token."""
+    return head.logits(_block_rows(head, dense, token_ids, aux_hidden, start, num_drafts))
+
+
+def _in_order(
+    head: BlockHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
+) -> Tensor:
+    """The logits of a block's rows, each after the token that the device drafted before it."""
+    rows = _block_rows(head, dense, token_ids, aux_hidden, start, len(drafted))
+    following, before = head.in_order(rows[None]), [int(token_ids[-1]), *drafted[:-1]]
+    return torch.cat([following(row, torch.tensor([token])) for row, token in enumerate(before)])
+
+
+def _block_rows(
+    head: ParallelHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_drafts: int
+) -> Tensor:
+    """Context keys from the round's hidden states, then one pass over the sampled token and masks: the rows that
+    predict a token."""
     dense.at(range(start, start + len(token_ids)))
     head.store_context(head.combine(aux_hidden), dense.store)
-    begin = start + len(token_ids)
-    dense.at(range(begin, begin + 1 + num_drafts))
-    block = torch.tensor([int(token_ids[-1]), *[head.mask_token_id] * num_drafts])
-    return head.logits(head.forward(block, dense.attend)[1:])
+    begin, masks = start + len(token_ids), num_drafts - head.sample_from_anchor
+    dense.at(range(begin, begin + 1 + masks))
+    block = torch.tensor([int(token_ids[-1]), *[head.mask_token_id] * masks])
+    return head.forward(block, dense.attend)[-num_drafts:]
 
 
 def _masked(

@@ -2,7 +2,7 @@
 
 The token map dominates and the context disturbs it: target and chain drafters mostly answer with the same permutation
 of the last token, so drafts are accepted at many lengths, while every key and value still moves every logit. Heads of
-kinds eagle3, peagle and dflash seldom agree with it.
+kinds eagle3, peagle and dflash seldom agree with it, `dspark` half of the time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import AuxWeights
 from specgraph.models.dflash import DFlashHead
 from specgraph.models.draft_model import DraftModelHead
+from specgraph.models.dspark import ConfidenceHead, DSparkHead, MarkovHead
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head, PEagleHead
 from specgraph.models.layers import DecoderLayer
@@ -33,7 +34,7 @@ HIDDEN = 128
 MAX_POSITIONS = 1024
 MODULES = 5
 """The largest K that `mtp-modules` can draft."""
-HEADS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "peagle", "draft-model")
+HEADS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "dspark", "peagle", "draft-model")
 AUX_LAYERS = (0, 1, 2)
 
 CONFIG = ModelConfig(
@@ -119,7 +120,8 @@ def make_head(
     Args:
         kind: one of HEADS. `eagle3` has a vocabulary of its own and three auxiliary hidden states; `mtp` reuses its
             one module at every step, `mtp-modules` has one per step; `dflash` fills blocks of up to MODULES masks,
-            `peagle` drafts from masked rows of one causal pass;
+            `dspark` draws such a block in order, from a vocabulary of its own, `dspark-gated` and `dspark-rnn` with
+            more between a token and the next; `peagle` drafts from masked rows of one causal pass;
             `draft-model` is a whole small model. Besides them `mtp-two-modules`, for at most two draft tokens,
             `eagle3-norm-output`, whose steps pass on normalised states, `draft-model-of-context`, whose tokens follow
             from the context more than from the last token, `target`, the target itself, which always agrees, and
@@ -201,6 +203,39 @@ def _dflash(draw: Draw) -> DFlashHead:
     return DFlashHead(w.config, tensors, layers, (0, 2), block_size=1 + MODULES, mask_token_id=VOCAB - 1)
 
 
+def _dspark(draw: Draw, variant: str = "vanilla") -> DSparkHead:
+    base, (sizes, own) = _dflash(draw), _eagle3_parts(draw, 10)
+    _, successor = _vocabulary(draw(0))
+    w, rank = draw(11), HIDDEN
+    tensors = replace(base.tensors, lm_head=w.place(0.1 * own.lm_head.double()), draft_to_target=own.draft_to_target)
+    offsets = own.draft_to_target
+    assert offsets is not None
+    taken = successor[torch.arange(len(offsets), device=offsets.device) + offsets]
+
+    def biased(rows: int, columns: int) -> Weight:
+        return w.weight(rows, columns, scale=columns**-0.5)._replace(bias=w.random(rows))
+
+    markov = MarkovHead(
+        embed=base.embed_tokens,
+        output=Weight(taken),
+        gate=biased(rank, HIDDEN + rank) if variant == "gated" else None,
+        cell=biased(3 * rank, 2 * rank + HIDDEN) if variant == "rnn" else None,
+    )
+    confidence = ConfidenceHead(w.random(1, HIDDEN + rank, scale=0.2).to(own.lm_head.dtype), None)
+    confidence = replace(confidence, weight=confidence.weight.to(torch.promote_types(torch.float32, w.dtype)))
+    return DSparkHead(
+        sizes,
+        tensors,
+        base.layers,
+        (0, 2),
+        block_size=MODULES,
+        mask_token_id=VOCAB - 1,
+        sample_from_anchor=True,
+        markov=markov,
+        confidence=confidence,
+    )
+
+
 def _draft_model(draw: Draw, gain: float = 0.8) -> DraftModelHead:
     embed, lm_head = _vocabulary(draw(0))
     w = draw(6)
@@ -216,6 +251,9 @@ _HEADS: dict[str, Callable[[Draw], Head]] = {
     "mtp-modules": partial(_mtp, num_modules=MODULES),
     "mtp-two-modules": partial(_mtp, num_modules=2),
     "dflash": _dflash,
+    "dspark": _dspark,
+    "dspark-gated": partial(_dspark, variant="gated"),
+    "dspark-rnn": partial(_dspark, variant="rnn"),
     "peagle": _peagle,
     "draft-model": _draft_model,
     "draft-model-of-context": partial(_draft_model, gain=6),

@@ -52,6 +52,7 @@ RANGES: Mapping[str, Range] = {
         (1, 1 << 40, "max_position_embeddings original_max_position_embeddings"),
         (1, 1 << 62, "sliding_window"),
         (2, 1024, "block_size"),
+        (1, 1 << 16, "markov_rank"),
         (1, 1024, "speculative_tokens"),
         # numbers
         (1e-12, 1.0, "rms_norm_eps"),

@@ -1,4 +1,5 @@
-"""Reading DFlash folders: the authors' layout (z-lab/*-DFlash), and that of `speculators`."""
+"""Reading the block of a DFlash folder and of what is built on it: the authors' layout (z-lab/*-DFlash), and that of
+`speculators`."""
 
 from __future__ import annotations
 
@@ -10,19 +11,34 @@ from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.checkpoints.model_config import require_full_attention
 from specgraph.models.decoder import AuxWeights
-from specgraph.models.dflash import DFlashHead
+from specgraph.models.dflash import BlockParts, DFlashHead
 
 
 def load_dflash(opened: DrafterFolder) -> DFlashHead:
-    """Read a head: the authors' config.json (`dflash_config`, decoder keys beside it), or that of speculators."""
+    """Read a head that has nothing but its block."""
+    return DFlashHead(**read_block(opened, sample_from_anchor=False)._asdict())
+
+
+def setting(opened: DrafterFolder, key: str) -> ConfigSource:
+    """Return what holds `key`: the authors' section `dflash_config` or `dspark_config`, or the top level."""
+    sections = [opened.head.section(name) for name in ("dflash_config", "dspark_config")]
+    return next((section for section in sections if section.has(key)), opened.head)
+
+
+def read_block(opened: DrafterFolder, sample_from_anchor: bool) -> BlockParts:
+    """Read a block: authors' config.json (`dflash_config`, decoder keys beside it), or that of speculators.
+
+    Args:
+        sample_from_anchor: what a folder means that doesn't say it.
+    """
     folder, head, layers, target = opened.checkpoint, opened.head, opened.layers, opened.target
     authors = head.section("dflash_config")
-    if head.has("dflash_config"):
-        aux_layers = _outputs_of(authors, target.num_layers)
-    else:
+    if opened.from_speculators:
         aux_layers = head.integers("aux_hidden_state_layer_ids") or ()
         opened.check_aux_layers(aux_layers)
-    head.require({"sample_from_anchor": False, "num_target_layers": target.num_layers})
+    else:
+        aux_layers = _outputs_of(setting(opened, "target_layer_ids"), target.num_layers)
+    head.require({"num_target_layers": target.num_layers})
     authors.require({"use_aux_hidden_state": True, "causal": False})
     layers.require({"is_causal": False})
     sizes = opened.decoder_config("qwen3", absent_keys=True)
@@ -43,13 +59,14 @@ def load_dflash(opened: DrafterFolder) -> DFlashHead:
         lm_head=opened.lm_head("lm_head.weight", draft_vocab_size, hidden),
         draft_to_target=opened.draft_to_target(draft_vocab_size),
     )
-    return DFlashHead(
+    return BlockParts(
         sizes,
         weights,
         [load_decoder_layer(folder, f"layers.{i}", sizes) for i in range(sizes.num_layers)],
         aux_layers,
-        block_size=(authors if authors.has("block_size") else head).integer("block_size"),
-        mask_token_id=opened.mask_token(authors if authors.has("mask_token_id") else head, "mask_token_id"),
+        block_size=setting(opened, "block_size").integer("block_size"),
+        mask_token_id=opened.mask_token(setting(opened, "mask_token_id"), "mask_token_id"),
+        sample_from_anchor=setting(opened, "sample_from_anchor").boolean("sample_from_anchor", sample_from_anchor),
     )
 
 

@@ -20,6 +20,7 @@ from specgraph.checkpoints.mtp import mtp_family
 from specgraph.errors import CheckpointError
 
 LAYOUTS = {
+    "dspark": ("speculators", "authors"),
     "dflash": ("speculators", "authors"),
     "peagle": ("speculators", "authors"),
     "eagle3": ("speculators", "authors"),
@@ -63,6 +64,10 @@ def detect_format(source: ConfigSource, folder: CheckpointFolder) -> DrafterForm
 
 def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[DrafterFormat]:
     """Yield what a folder without the keys of speculators may be, surest first; the first one decides."""
+    for section in (source, source.section("dflash_config"), source.section("dspark_config")):
+        if section.has("markov_rank"):
+            holder = source if source.has("block_size") else section
+            yield DrafterFormat("dspark", "authors", "config.json has markov_rank", holder.integer("block_size"))
     if source.has("dflash_config"):
         holder = source if source.has("block_size") else source.section("dflash_config")
         tokens = holder.integer("block_size") - 1 if holder.has("block_size") else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from specgraph.attention.metadata import allocate_metadata
 from specgraph.draft.config import DraftConfig, DraftTree
 from specgraph.draft.round import ProposeBatch, RoundBuffers
 from specgraph.draft.sampling_buffers import SamplingBuffers
-from specgraph.models.protocol import Head
+from specgraph.models.protocol import BlockHead, Head
 from specgraph.ops.begin_rows import RowPlan, Rows
 from specgraph.ops.past_rows import PastRows
 
@@ -115,6 +115,8 @@ class DraftBuffers:
     """int64 [R, N - 1]: the row that each node of a tree follows, see `ops.TreeNodes`; None for chains."""
     draft_probs: Tensor | None
     """float32 [R, K, draft_vocab]: the distributions that sampled drafts were drawn from."""
+    confidence: Tensor | None
+    """float32 [R, K]: the chance that each draft token is accepted; None where the head says nothing of it."""
     query_start_locs: Mapping[int, Tensor]
     """int32 [R + 1] for each number of rows per request that a batch may have: constants."""
     tree: TreeBuffers | None
@@ -167,6 +169,7 @@ class DraftBuffers:
             draft_token_ids=drafts,
             draft_parents=parents,
             draft_probs=None if self.draft_probs is None else self.draft_probs[:n, :k],
+            confidence=None if self.confidence is None else self.confidence[:n, :k],
             tree=None if self.tree is None else self.tree.sliced(n),
             sampling=None if self.sampling is None else self.sampling.sliced(slice(0, n)),
         )
@@ -238,11 +241,17 @@ def allocate_buffers(
         draft_token_ids=zeros(requests, nodes),
         draft_parents=None if tree is None else zeros(requests, nodes),
         draft_probs=zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if keeps_probs else None,
+        confidence=zeros(requests, steps, dtype=torch.float32) if says_confidence(head) else None,
         query_start_locs={n: start_loc(n) for n in query_lens},
         tree=growing,
         sampling=memory.sampling,
         past=past,
     )
+
+
+def says_confidence(head: Head) -> bool:
+    """Return whether a head says how likely its draft tokens are accepted."""
+    return head.kind == "block" and cast(BlockHead, head).has_confidence
 
 
 def kept_rows(num_speculative_tokens: int, block_size: int) -> int:

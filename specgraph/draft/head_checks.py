@@ -100,10 +100,16 @@ def check_passes(head: Any, rows: int, device: torch.device) -> None:
     ids = torch.zeros(rows, dtype=torch.int64, device=device)
     context = check.call("combine", torch.zeros(rows, head.aux_size, dtype=head.dtype, device=device))
     check.expect("combine(aux_hidden)", context, rows, head.hidden_size, dtype=head.dtype)
-    if head.kind == "parallel":
+    if head.kind in ("parallel", "block"):
         check.call("store_context", context, check.store)
         hidden = check.call("forward", ids, check.attend)
         check.expect("forward(...)", hidden, rows, head.hidden_size, dtype=head.dtype)
+        if head.kind == "block":
+            logits = check.call("in_order", hidden[None])(0, ids[:1])
+            check.expect("in_order(hidden)(0, token_ids)", logits, 1, head.draft_vocab_size)
+        if head.kind == "block" and head.has_confidence:
+            chances = check.call("confidence", hidden[None], ids[None])
+            check.expect("confidence(hidden, token_ids)", chances, 1, rows, dtype=torch.float32)
     elif head.kind == "modules":
         for module in range(head.num_modules):
             output = check.call("forward_step", module, ids, context, check.attend)

@@ -9,14 +9,14 @@ from specgraph.attention.choose import check_trees
 from specgraph.capture import AttentionStack
 from specgraph.draft.chain import ChainProgram
 from specgraph.draft.config import DraftConfig
-from specgraph.draft.one_pass import MaskedProgram, NgramProgram, ParallelProgram
+from specgraph.draft.one_pass import BlockProgram, MaskedProgram, NgramProgram, ParallelProgram
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.round import RoundBuffers
 from specgraph.draft.stepwise import StepwiseProgram
 from specgraph.draft.tree import TreeProgram
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.models.ngram import NgramHead
-from specgraph.models.protocol import DraftHead, HeadKind, MaskedHead, ParallelHead, StepwiseHead
+from specgraph.models.protocol import BlockHead, DraftHead, HeadKind, MaskedHead, ParallelHead, StepwiseHead
 
 
 class Kind(NamedTuple):
@@ -34,6 +34,7 @@ KINDS: Mapping[HeadKind, Kind] = {
     "modules": Kind(StepwiseHead, StepwiseProgram, None),
     "masked": Kind(MaskedHead, MaskedProgram, MaskedProgram),
     "parallel": Kind(ParallelHead, ParallelProgram, ParallelProgram),
+    "block": Kind(BlockHead, BlockProgram, None),
     "ngram": Kind(NgramHead, NgramProgram, None),
 }
 
@@ -52,8 +53,9 @@ def programs_for(
         UnsupportedError: the head, or the attention, cannot draft trees.
     """
     kind, k, tree = KINDS[head.kind], config.num_speculative_tokens, config.tree
-    if tree is not None and head.kind == "ngram":
-        raise UnsupportedError("n-grams are drafted as chains: leave out the draft tree")
+    if tree is not None and head.kind in ("ngram", "block"):
+        what = "n-grams are" if head.kind == "ngram" else f"the block of a {type(head).__name__} is"
+        raise UnsupportedError(f"{what} drafted as chains: leave out the draft tree")
     if tree is not None and kind.trees is None:
         raise UnsupportedError(
             f"the drafter has {head.num_modules} modules, one per draft token, and draft trees need one that is "
@@ -61,7 +63,7 @@ def programs_for(
         )
     if tree is not None and kind.trees is TreeProgram:
         check_trees(stack.backend, head.attention_layers, head.dtype, config.block_size)
-    if head.kind == "parallel" and k > head.max_speculative_tokens:
+    if head.kind in ("parallel", "block") and k > head.max_speculative_tokens:
         raise ConfigError(
             f"num_speculative_tokens is {k}, and this parallel drafter was trained to fill "
             f"{head.max_speculative_tokens} masked positions; ask for at most that many"

@@ -1,8 +1,9 @@
-"""The programs that draft all K tokens at once: masked (P-EAGLE), parallel (DFlash), n-gram."""
+"""The programs that draft all K tokens with one pass: masked (P-EAGLE), parallel (DFlash), block (DSpark), n-gram."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,9 +12,9 @@ from specgraph import ops
 from specgraph.capture import BatchDescriptor, MakeAttend, StepKind
 from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows
 from specgraph.draft.config import DraftTree
-from specgraph.draft.program import DraftProgram, begin_rows, draw, present
+from specgraph.draft.program import DraftProgram, begin_rows, draw, draw_from_logits, draws_of, present
 from specgraph.models.ngram import NgramHead
-from specgraph.models.protocol import MaskedHead, ModelHead, ParallelHead
+from specgraph.models.protocol import BlockHead, MaskedHead, ModelHead, ParallelHead
 from specgraph.ops.begin_rows import RowPlan
 
 
@@ -46,10 +47,14 @@ class MaskedProgram(DraftProgram[MaskedHead]):
         draft_block(self.head, b, out.hidden, self.tree)
 
 
-class ParallelProgram(DraftProgram[ParallelHead]):
+ParallelT = TypeVar("ParallelT", bound=ParallelHead, covariant=True)
+
+
+class ParallelProgram(DraftProgram[ParallelT]):
     """The round's hidden states become context keys and values, then a block of masked rows runs, not causal.
 
-    Every request has 1 + K rows in the block, padding included, so the rows of a captured size are a multiple of 1 + K.
+    Every request has as many rows in the block, 1 + K or K, padding included, so the rows of a captured size are a
+    multiple of them.
     """
 
     @property
@@ -58,8 +63,8 @@ class ParallelProgram(DraftProgram[ParallelHead]):
         return 0
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """Return the round's rows as context, and a block of 1 + K."""
-        block = 1 + num_speculative_tokens
+        """Return the round's rows as context, and a block of 1 + K, or of K where the anchor's row predicts too."""
+        block = max(1, num_speculative_tokens + (not self.head.sample_from_anchor))
         plan = RowPlan(
             block,
             self.config.max_model_len,
@@ -77,11 +82,36 @@ class ParallelProgram(DraftProgram[ParallelHead]):
         self.head.store_context(self.head.combine(b.inputs.aux_hidden), self.stack.store(b.first))
         hidden = self.head.forward(b.step_token_ids, make_attend(b.step, 0))
         blocks = hidden.view(b.inputs.num_sampled.shape[0], -1, hidden.shape[-1])
-        draft_block(self.head, b, blocks[:, 1:].flatten(0, 1), self.tree)
+        self._draft(b, blocks if self.head.sample_from_anchor else blocks[:, 1:])
+
+    def _draft(self, b: DraftBuffers, hidden: Tensor) -> None:
+        """Draft from the rows [R, K, hidden_size] that predict a token."""
+        draft_block(self.head, b, hidden.flatten(0, 1), self.tree)
 
     def prefill(self, rows: PromptRows, make_attend: MakeAttend) -> None:
         """See `DraftProgram.prefill`. Context is made from hidden states alone: tokens are not read."""
         self.head.store_context(self.head.combine(rows.aux_hidden), self.stack.store(rows.metadata))
+
+
+class BlockProgram(ParallelProgram[BlockHead]):
+    """The pass of a `ParallelProgram`, then K draws, each of which knows the tokens before it."""
+
+    def _draft(self, b: DraftBuffers, hidden: Tensor) -> None:
+        """Draw K tokens per request in order, and say how likely each is accepted."""
+        head, (requests, k) = self.head, b.draft_token_ids.shape
+        following, token_ids = head.in_order(hidden), b.step_token_ids.view(requests, -1)[:, 0]
+        before, columns = [token_ids], torch.arange(k, device=hidden.device)
+        for row in range(k):
+            column = slice(row, row + 1)
+            drafts = ops.Drafts(b.draft_token_ids[:, column], head.draft_to_target)
+            draws = draws_of(b, (b.inputs.start_positions, b.inputs.num_sampled + row))
+            if draws is not None:
+                draws = draws._replace(draft_probs=draws.draft_probs[:, column])
+            drafted = None if b.sampling is None else torch.where(columns < row, b.draft_token_ids, -1)
+            draw_from_logits(head, b, following(row, before[row]), drafts, draws, drafted)
+            before.append(b.draft_token_ids[:, row])
+        if b.confidence is not None:
+            b.confidence.copy_(head.confidence(hidden, torch.stack(before[:-1], dim=1)))
 
 
 class NgramProgram(DraftProgram[NgramHead]):

@@ -207,20 +207,35 @@ def draw(
         positions: `positions` and `more_positions` of the draws, see `ops.Draws`.
         drafted: int64 [R, K], the draft tokens that each row knows; -1 is none.
     """
-    draws = None
-    if b.draft_probs is not None:
-        draws = ops.Draws(present(b.inputs.temperature), present(b.inputs.seeds), *positions, b.draft_probs)
-    out = head.projection
-    if b.sampling is not None:
-        temperature = present(b.inputs.temperature)
-        logits = b.sampling.adjusted_drafts(head.logits(hidden), head.draft_to_target, temperature, drafted)
-        ops.draft_from_logits(logits, drafts, draws)
-    elif out is None or (out.is_split and draws is not None):
-        ops.draft_from_logits(head.logits(hidden), drafts, draws)
+    out, draws = head.projection, draws_of(b, positions)
+    if b.sampling is not None or out is None or (out.is_split and draws is not None):
+        draw_from_logits(head, b, head.logits(hidden), drafts, draws, drafted)
     elif out.is_split:
         ops.write_drafts(most_likely(out.logits(hidden), out.tensor_parallel), drafts)
     else:
         ops.draft_from_hidden(hidden, out.head, drafts, draws)
+
+
+def draws_of(b: DraftBuffers, positions: tuple[Tensor, Tensor | None]) -> ops.Draws | None:
+    """Return how sampled drafts are drawn; None where drafts are greedy."""
+    if b.draft_probs is None:
+        return None
+    return ops.Draws(present(b.inputs.temperature), present(b.inputs.seeds), *positions, b.draft_probs)
+
+
+def draw_from_logits(
+    head: ModelHead,
+    b: DraftBuffers,
+    logits: Tensor,
+    drafts: ops.Drafts,
+    draws: ops.Draws | None,
+    drafted: Tensor | None,
+) -> None:
+    """Draw tokens from a head's logits, adjusted by what requests ask for; arguments as in `draw`."""
+    if b.sampling is not None:
+        temperature = present(b.inputs.temperature)
+        logits = b.sampling.adjusted_drafts(logits, head.draft_to_target, temperature, drafted)
+    ops.draft_from_logits(logits, drafts, draws)
 
 
 def present(value: T | None) -> T:

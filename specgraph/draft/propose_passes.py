@@ -132,7 +132,9 @@ class ProposePasses:
             bound=bound,
             padding=memory.num_sampled[n:padded] if n < padded else None,
             run=runner.prepare(program, found.descriptor, found.captured),
-            drafts=DraftTokens(drafts.draft_token_ids, drafts.draft_probs, found, drafts.draft_parents),
+            drafts=DraftTokens(
+                drafts.draft_token_ids, drafts.draft_probs, found, drafts.draft_parents, drafts.confidence
+            ),
         )
 
     def _dispatch(self, num_requests: int, query_len: int, asked: int | None, has_graphs: bool) -> Dispatch:

@@ -115,12 +115,15 @@ class DraftTokens:
     parents: Tensor | None = None
     """int64 [n, N - 1] for a tree: the row that each node follows. Row 0 is the request's last token, row i + 1 the
     node of column i."""
+    confidence: Tensor | None = None
+    """float32 [n, K]: the chance that each draft token is accepted if all before it are, of heads that say so."""
 
     def clone(self) -> DraftTokens:
         """Return the same in memory of its own."""
         probs = None if self.probs is None else self.probs.clone()
         parents = None if self.parents is None else self.parents.clone()
-        return DraftTokens(self.token_ids.clone(), probs, self.dispatch, parents)
+        confidence = None if self.confidence is None else self.confidence.clone()
+        return DraftTokens(self.token_ids.clone(), probs, self.dispatch, parents, confidence)
 
     @property
     def query_len(self) -> int:

@@ -3,13 +3,14 @@
 context   = hidden_norm(fc(cat(aux hidden states of the target)))    once per target row
 K, V      of every layer: from `context` for rows before the block, from the layer's own input for the block's rows
 block     = embed(sampled token, mask, mask, ...)                    through all layers, attention not causal
-logits    = lm_head(norm(block))                                     row j predicts the token at its own position
+logits    = lm_head(norm(block))                        row j predicts the token at its own position (or the next)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +38,18 @@ def in_one_tensor(layers: Sequence[DecoderLayer]) -> tuple[tuple[DecoderLayer, .
     return tuple(replace(layer, qkv=Weight(own)) for layer, own in zip(layers, packed.unbind(), strict=True)), packed
 
 
+class BlockParts(NamedTuple):
+    """The arguments of a `DFlashHead`, as a checkpoint holds them."""
+
+    sizes: ModelConfig
+    weights: AuxWeights
+    layers: Sequence[DecoderLayer]
+    aux_layers: Sequence[int]
+    block_size: int
+    mask_token_id: int
+    sample_from_anchor: bool
+
+
 class DFlashHead(AuxDecoder):
     """A DFlash drafter. Implements `ParallelHead`."""
 
@@ -51,11 +64,13 @@ class DFlashHead(AuxDecoder):
         *,
         block_size: int,
         mask_token_id: int,
+        sample_from_anchor: bool = False,
     ) -> None:
-        """block_size: rows of a block, the sampled token and K masks. The rest as in `AuxDecoder`."""
+        """block_size: rows of a block, the sampled token and masks. The rest as in `AuxDecoder` and `ParallelHead`."""
         own, self._qkv = in_one_tensor(layers)
         super().__init__(sizes, weights, own, aux_layers, causal=False)
-        self.max_speculative_tokens, self.mask_token_id = block_size - 1, mask_token_id
+        self.mask_token_id, self.sample_from_anchor = mask_token_id, sample_from_anchor
+        self.max_speculative_tokens = block_size - (not sample_from_anchor)
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, aux_size] -> [T, hidden_size]."""
@@ -83,7 +98,7 @@ class DFlashHead(AuxDecoder):
         return [ops.norm_linear(context, None, layer.qkv.rows_from(skip)) for layer in self.layers]
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
-        """token_ids int64 [R * (1 + K)] -> [R * (1 + K), hidden_size]."""
+        """token_ids int64 [T] -> [T, hidden_size]: the rows of a block per request."""
         x = embedding(token_ids, self.embed_tokens, self.tensor_parallel, self.sizes.vocab_size)
         # The final norm is part of `logits`, where it is fused with the projection.
         return self.run_layers(x, attend)[-1]

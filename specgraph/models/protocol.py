@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -99,7 +99,7 @@ class DraftOutput(NamedTuple):
     """[T, hidden_size]: what the next step takes as `hidden`."""
 
 
-HeadKind = Literal["chain", "draft_model", "modules", "masked", "parallel", "ngram"]
+HeadKind = Literal["chain", "draft_model", "modules", "masked", "parallel", "block", "ngram"]
 """The way in which a head drafts, which chooses its draft program.
 
 chain: each step takes the token and the hidden state of the step before (`DraftHead`: EAGLE, EAGLE-3, one MTP module).
@@ -107,7 +107,8 @@ draft_model: a chain whose row at position p, which takes token p + 1, stores it
 position. An ordinary language model does so, and can then draft unchanged. Its prefill covers every prompt token, the
 first included.
 modules: one module per step (`StepwiseHead`). masked: all tokens in one causal pass (`MaskedHead`).
-parallel: all tokens in one pass over a block (`ParallelHead`).
+parallel: all tokens in one pass over a block (`ParallelHead`). block: the same pass, then tokens are drawn in order,
+each knowing those before it (`BlockHead`).
 ngram: no model at all (`NgramHead`): what followed the last tokens earlier in the text."""
 
 
@@ -231,11 +232,12 @@ class MaskedHead(DraftHead, Protocol):
 
 
 class ParallelHead(ModelHead, Protocol):
-    """A head that fills a block of 1 + K rows per request in one pass (DFlash).
+    """A head that fills a block of rows per request in one pass (DFlash).
 
     A propose first runs `combine` and `store_context` over the rows of the target's pass, at their own positions and
     slots; then `forward` over one block per request, starting one position after the last accepted row: the token that
-    the target sampled, then K times `mask_token_id`. No layer's attention is causal: a row attends to the context and
+    the target sampled, the anchor, then `mask_token_id`: K times, and where the anchor's row predicts the token after
+    it (`sample_from_anchor`) K - 1 times. No layer's attention is causal: a row attends to the context and
     to its whole block. The block's keys and values go to slots that the next round's context overwrites.
     """
 
@@ -246,11 +248,42 @@ class ParallelHead(ModelHead, Protocol):
 
     @property
     def mask_token_id(self) -> int: ...
+    @property
+    def sample_from_anchor(self) -> bool:
+        """Return whether each of K rows predicts the token after its own; else K rows behind the anchor's predict the
+        tokens at their own positions."""
+        ...
 
     def store_context(self, context: Tensor, store: Store) -> None:
         """Store each layer's keys and values of these rows. context: [T, hidden_size], as `combine` returns it."""
         ...
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
-        """token_ids int64 [R * (1 + K)] -> [R * (1 + K), hidden_size]: row j >= 1 of a block predicts draft token j."""
+        """token_ids int64 [R * n] -> [R * n, hidden_size]: n rows of a block, the last K of which predict a token."""
+        ...
+
+
+NextLogits = Callable[[int, Tensor], Tensor]
+"""`following(row, token_ids)`: the logits [R, draft_vocab_size] of row 0, 1, ... of each block, called once for each in
+order, with the token before it, int64 [R]: the anchor, then each draft token."""
+
+
+class BlockHead(ParallelHead, Protocol):
+    """A `ParallelHead` whose tokens are drawn one after another, each from logits that know the former (DSpark)."""
+
+    def in_order(self, hidden: Tensor) -> NextLogits:
+        """hidden [R, K, hidden_size], the rows that predict a token -> what gives their logits."""
+        ...
+
+    @property
+    def has_confidence(self) -> bool:
+        """Return whether the head says how likely its draft tokens are accepted."""
+        ...
+
+    def confidence(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """hidden [R, K, hidden_size], token_ids int64 [R, K], the token before each row -> float32 [R, K], 0 to 1.
+
+        The chance that the target accepts a row's token if it accepted all before it. It doesn't depend on that token,
+        so that a verify which leaves out unlikely ones stays lossless.
+        """
         ...

@@ -110,7 +110,7 @@ def propose_work(
     rows, and lm_head for K. Left out are embedding rows, norms, activations, the scales of FP8 weights, and the
     products of attention.
     """
-    parallel = head.kind == "parallel"
+    parallel = head.kind in ("parallel", "block")
     all_of_round = requests * (k + 1)
     once, all_rows, last_rows = _matrices(head)
     work = [_linear(matrix, all_of_round) for matrix in once]
@@ -154,7 +154,7 @@ def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor], list[Tensor
     linears = [(name.rpartition(".")[2], tensor) for name, tensor in head.weights().items()]
     linears = [(name, tensor) for name, tensor in linears if name in _LINEARS]
     once = {"fc"} if head.aux_layers else set[str]()
-    last = set[str]() if head.kind == "parallel" else {"output", "gate_up", "down"}
+    last = set[str]() if head.kind in ("parallel", "block") else {"output", "gate_up", "down"}
     return (
         [tensor for name, tensor in linears if name in once],
         [tensor for name, tensor in linears if name not in once | last],

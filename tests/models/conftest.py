@@ -113,17 +113,23 @@ def chain_logits(dense_attend) -> Callable:
 
 
 @pytest.fixture
-def block_logits(dense_attend, dense_store) -> Callable:
-    """`block_logits(head, token, states, anchor, masks)`: logits of a block at `anchor`, behind the rows before it."""
+def block_rows(dense_attend, dense_store) -> Callable:
+    """`block_rows(head, token, states, anchor, masks)`: what leaves a block at `anchor`, behind the rows before it."""
 
     def run(head, token: int, states: Tensor, anchor: int, masks: int) -> Tensor:
         caches: dict[int, tuple[Tensor, Tensor]] = {}
         layers, rows = head.attention_layers, torch.arange(anchor, anchor + 1 + masks)
         head.store_context(head.combine(states)[:anchor], dense_store(layers, torch.arange(anchor), caches))
         ids = torch.tensor([token, *[head.mask_token_id] * masks])
-        return head.logits(head.forward(ids, dense_attend(layers, rows, caches)))
+        return head.forward(ids, dense_attend(layers, rows, caches))
 
     return run
+
+
+@pytest.fixture
+def block_logits(block_rows) -> Callable:
+    """`block_logits(head, token, states, anchor, masks)`: the logits of `block_rows`."""
+    return lambda head, *block: head.logits(block_rows(head, *block))
 
 
 @pytest.fixture

@@ -164,3 +164,21 @@ class TestDFlashOfTheAuthors:
         folder = copied("dflash")
         change_config(folder, aux_hidden_state_layer_ids=[1, 4])
         assert list(load_drafter(folder, target).aux_layers) == [1, 4]  # 4: before the final norm, as vLLM stores it
+
+
+@pytest.mark.parametrize(
+    "keys", [["markov_rank", "markov_head_type"], ["block_size", "mask_token_id", "target_layer_ids", "markov_rank"]]
+)
+def test_dspark_of_the_authors(keys, target, rewrite):
+    """Their keys are at the top level, or in a section beside the decoder's."""
+    said = {"markov_rank": 6, "markov_head_type": "vanilla", "block_size": 4, "mask_token_id": 63}
+    said |= {"target_layer_ids": [0, 2], "enable_confidence_head": True, "confidence_head_with_markov": True}
+    section = {key: said.pop(key) for key in keys}
+    folder = rewrite(
+        "dspark", {}, architectures=["Qwen3DSparkModel"], draft_vocab_size=24, **said, dflash_config=section
+    )
+    found = drafter_format(folder)
+    assert (str(found), found.num_speculative_tokens) == ("dspark, authors layout (config.json has markov_rank)", 4)
+    head, other = load_drafter(folder, target), load_drafter(FIXTURES / "dspark", target)
+    assert same_weights(head, other)
+    assert list(head.aux_layers) == [1, 3]

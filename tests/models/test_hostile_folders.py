@@ -76,7 +76,7 @@ def check_drafter(folder: Path, target, dense_attend, dense_store) -> None:
     head = load_drafter(folder, target)
     context = head.combine(torch.ones(3, head.aux_size))
     layers, rows = head.attention_layers, torch.arange(3)
-    if head.kind == "parallel":
+    if head.kind in ("parallel", "block"):
         caches = {}
         head.store_context(context, dense_store(layers, rows, caches))
         hidden = head.forward(torch.tensor([1, head.mask_token_id]), dense_attend(layers, torch.tensor([3, 4]), caches))

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.errors import CapacityError, ConfigError
 
-HEADS = ["eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash"]
+HEADS = ["eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash", "dspark"]
 ROPE = "rope_parameters"
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
 SCALED = {"factor": 8.0, "original_max_position_embeddings": 16}
@@ -91,12 +91,14 @@ DRAFTER_KEYS = [
     (AUTHORS, ["eagle_config"], {"use_mtp_layernorm": True}, ["'use_mtp_layernorm'", "only False"]),
     (AUTHORS, ["eagle_config"], {"parallel_draft_step": 2}, ["'parallel_draft_step'", "only 1"]),
     (AUTHORS, ["eagle_config"], {"residual_scale": 2.0}, ["'residual_scale'", "not known"]),
+    ("dspark", [], {"markov_head_type": "fir"}, ["'markov_head_type' is 'fir'", "vanilla, gated, rnn"]),
+    ("dspark", [], {"markov_rank": 0}, ["'markov_rank' should be at least 1"]),
     ("dflash", [], {"shift_label": True}, ["'shift_label' is "]),
     ("dflash", [], {"projector_type": "domino"}, ["'projector_type' is "]),
     ("dflash", [], {"input_embedding_scale": 2.0}, ["'input_embedding_scale' is "]),
     ("dflash", [LAYERS], {"is_causal": True}, ["'is_causal' is "]),
     ("dflash", [LAYERS], {"is_neox_style": False}, ["'is_neox_style' is "]),
-    ("eagle", [], {"speculators_model_type": "dspark"}, ["'dspark'", "are dflash, eagle, eagle3, mtp, peagle"]),
+    ("eagle", [], {"speculators_model_type": "lilicorr"}, ["'lilicorr'", "dflash, dspark, eagle, "]),
 ]  # fmt: skip
 """Drafter, section of its config.json, changes there, words."""
 

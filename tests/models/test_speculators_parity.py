@@ -30,12 +30,13 @@ def expected(name):
         ("peagle", "peagle", "0.9.0"),
         ("mtp", "mtp", "0.9.0"),
         ("dflash", "dflash", "0.9.0"),
+        ("dspark", "dspark", "0.9.0"),
     ],
 )
 def test_format_is_found(name, algorithm, version):
     assert f'"speculators_version": "{version}"' in (FIXTURES / name / "config.json").read_text()
     found = drafter_format(FIXTURES / name)
-    tokens = 4 if name in ("dflash", "peagle") else 3
+    tokens = 4 if name in ("dflash", "dspark", "peagle") else 3
     assert (found.algorithm, found.layout, found.num_speculative_tokens) == (algorithm, "speculators", tokens)
 
 
@@ -134,7 +135,27 @@ def test_dflash(name, target, block_logits):
         torch.testing.assert_close(got, logits, **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash", "dflash-llama"])
+@pytest.mark.parametrize(("name", "anchor_predicts"), [("dspark", 1), ("dspark-gated", 0), ("dspark-rnn", 1)])
+@torch.no_grad()
+def test_dspark(name, anchor_predicts, target, block_rows):
+    """Blocks at several places of one sequence; each row comes after the sequence's own token, not after a draft."""
+    want = expected(name)
+    head = load_drafter(FIXTURES / name, target)
+    assert (head.kind, head.max_speculative_tokens, head.mask_token_id) == ("block", 3 + anchor_predicts, 63)
+    places = zip(want["rows"].split(4), want["logits"].split(4), want["confidence"].split(4), strict=True)
+    for rows, logits, confidence in places:
+        tokens = want["token_ids"][rows]
+        got = block_rows(head, int(tokens[0]), want["aux_hidden"], int(rows[0]), 3)[1 - anchor_predicts :][None]
+        before, following = tokens[: got.shape[1]][None], head.in_order(got)
+        for row, wanted in enumerate(logits[1 - anchor_predicts :]):
+            torch.testing.assert_close(following(row, before[:, row])[0], wanted, **TOLERANCE)
+        assert head.has_confidence
+        torch.testing.assert_close(head.confidence(got, before)[0], confidence[1 - anchor_predicts :], **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "name", ["eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash", "dflash-llama", "dspark"]
+)
 @torch.inference_mode()
 def test_a_saved_folder_drafts(name, target, decoded):
     """Through graphs, for two requests: every output is the target's alone."""

@@ -9,6 +9,7 @@ __all__ = ["MUTANTS"]
 for part in (
     "attention",
     "backend_slips",
+    "blocks",
     "draft_ops",
     "engine",
     "fast_sizes",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from specgraph.attention import AttentionMetadata
 from specgraph.device import Platform
+from specgraph.models.protocol import BlockHead
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -25,15 +26,15 @@ from specgraph_conformance.draft_comparison import (
     rig,
     run,
 )
-from specgraph_conformance.draft_oracles import dense_prompt
+from specgraph_conformance.draft_oracles import block_rows, dense_prompt
 from specgraph_conformance.draft_rig import GRAPH_MODES, DraftRig, HostBatch, make_batches, make_config
 from specgraph_conformance.oracles import DenseKeys
 from specgraph_conformance.rig import expect_close, expect_equal, on_host
 from specgraph_conformance.tiny_models import HEADS, VOCAB
 
-PROGRAMS = ("eagle3", "mtp-modules", "dflash", "peagle", "draft-model")
-"""One kind of head per draft program: a chain, one module per step, all tokens in one pass from a block or from masked
-rows, and a chain whose positions differ from the target's."""
+PROGRAMS = ("eagle3", "mtp-modules", "dflash", "dspark", "peagle", "draft-model")
+"""One kind of head per draft program: a chain, one module per step, all tokens in one pass from a block, from a
+block in order or from masked rows, and a chain whose positions differ from the target's."""
 MODES = [
     *((mode, "mtp-modules") for mode in GRAPH_MODES),
     *(("FULL", kind) for kind in PROGRAMS if kind != "mtp-modules"),
@@ -53,17 +54,48 @@ def test_heads(platform: Platform, attention: str, lowering: str, kind: str, see
     compare(platform, make_config(decode=lowering), attention, seed, kind)
 
 
-@pytest.mark.parametrize("kind", [*(kind for kind in HEADS if kind != "eagle"), "mtp-two-modules"])
+@pytest.mark.parametrize(
+    "kind", [*(kind for kind in HEADS if kind != "eagle"), "mtp-two-modules", "dspark-gated", "dspark-rnn"]
+)
 @case(
     "drafting.every-head-follows-float64",
     "Drafts and KV of each kind of drafter are those of a dense float64 one, from the accepted tokens alone; also of a "
-    "head of two modules, the fewest that differ by step.",
+    "head of two modules, the fewest that differ by step, and of each way to draw a block in order.",
     hazard="head-arithmetic",
     cause="rows, positions or slots of this kind: modules over all rows, a block after the accepted ones, an offset",
 )
 def test_oracle(platform: Platform, attention: str, kind: str, seed: int) -> None:
     k = 2 if kind == "mtp-two-modules" else 4
     follow_oracle(platform, make_config(decode="auto", k=k), attention, seed, [3, 1], kind)
+
+
+@case(
+    "drafting.confidence-follows-float64",
+    "The confidence of each draft token is that of a dense float64 drafter, from its own request's rows and the tokens "
+    "before it.",
+    hazard="confidence-of-a-neighbour",
+    cause="a confidence of another request or row, or one that knows the token it is of",
+)
+def test_confidence(platform: Platform, attention: str, seed: int) -> None:
+    made = rig(platform, make_config(decode="auto", k=4), attention, "dspark")
+    head = cast(BlockHead, float64_head(made, "dspark"))
+    for batch in make_batches(made.config, made.head.aux_size, seed, [3, 1]):
+        batch = away_from_the_end(made.config, batch)
+        before = made.host_caches()
+        drafts = made.propose(batch)
+        assert drafts.confidence is not None
+        q, size = batch.sampled_token_ids.shape[1], made.config.block_size
+        for r, blocks in enumerate(batch.blocks):
+            start, count = batch.start_positions[r], batch.num_sampled[r]
+            slots = [(blocks[p // size] - 1) * size + p % size for p in range(start)]
+            keys, values = ([pair[i].flatten(0, 1)[slots] for pair in before] for i in (0, 1))
+            tokens, drafted = batch.sampled_token_ids[r, :count], on_host(drafts.token_ids[r])
+            aux = batch.aux_hidden[r * q : r * q + count].to(made.head.dtype)
+            rows = block_rows(head, tokens, aux, start, keys, values, len(drafted))
+            known = torch.cat((tokens[-1:], drafted[:-1]))
+            wanted = head.confidence(rows[None], known[None])[0]
+            expect_close(on_host(drafts.confidence[r]).double(), wanted, TOLERANCE[made.head.dtype], f"request {r}")
+    made.close()
 
 
 @case(

@@ -134,7 +134,7 @@ class RandomRounds(RuleBasedStateMachine):
             expect_equal(a[1], b[1], f"values of layer {layer}")
 
 
-@pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "dflash", "peagle", "draft-model"])
+@pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "dflash", "dspark", "peagle", "draft-model"])
 @case(
     "drafting.random-rounds",
     "In random rounds of requests that join, leave, pause and reject drafts as K follows the batch, drafts and KV are "

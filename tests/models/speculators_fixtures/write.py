@@ -1,6 +1,6 @@
 """Write the folders beside this file with the `speculators` package, and what its own models compute from them.
 
-    python write.py eagle3 peagle mtp dflash dflash-llama    # speculators 0.9.0
+    python write.py eagle3 peagle mtp dflash dflash-llama dspark    # speculators 0.9.0
     python write.py eagle                                    # speculators 0.2.0, the last line that has EAGLE-1
 
 Run it only to make them again; the tests read what is committed. Everything is float32, random and tiny.
@@ -222,6 +222,73 @@ def write_dflash(target: LlamaForCausalLM, name: str = "dflash", layer_config: t
     save(name, model, {**given, "logits": logits[0], "rows": rows})
 
 
+def dspark(target: LlamaForCausalLM, seed: int, hidden_layers: int = 2, **options):
+    """A random DSpark model, and (rows, logits, confidence) of blocks at three places of one sequence, each row after
+    the sequence's own token."""
+    from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig, core
+
+    layers = Qwen3Config(**SIZES, **OWNERS, num_hidden_layers=hidden_layers)
+    layers._attn_implementation = "eager"
+    tokens = options["block_size"] - (not options["sample_from_anchor"])
+    config = DSparkSpeculatorConfig(
+        transformer_layer_config=layers,
+        aux_hidden_state_layer_ids=[1, 3],
+        mask_token_id=VOCAB - 1,
+        speculators_config=speculators_config("dspark", tokens),
+        **options,
+    )
+    model = DSparkDraftModel(config).float().eval()
+    randomise(model, seed)
+    if model.use_draft_vocab:
+        chosen = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))[:DRAFT_VOCAB].sort().values
+        model.d2t.copy_(chosen - torch.arange(DRAFT_VOCAB))
+        model.t2d.zero_()[chosen] = True
+    with torch.no_grad():
+        model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
+        if not model.use_draft_vocab:
+            model.lm_head.weight.copy_(target.lm_head.weight)
+    given, seen, backbone = inputs(2 * HIDDEN, seed + 1), [], model._backbone_forward
+
+    def forward(*arguments, **settings):
+        seen.append(backbone(*arguments, **settings))
+        return seen[0]
+
+    def metrics(logits, _, confidence, *rest, **settings):
+        seen.append((logits[0], confidence))
+        return torch.zeros(()), {}
+
+    model._backbone_forward, core.compute_metrics = forward, metrics
+    with torch.no_grad():
+        model(
+            given["aux_hidden"][None],
+            given["token_ids"][None],
+            torch.ones(1, ROWS),
+            torch.zeros(1, ROWS, HIDDEN),
+            torch.zeros(1, ROWS, dtype=torch.long),
+            max_anchors=3,
+        )
+    del model._backbone_forward
+    logits, confidence = seen[1]
+    more = {} if confidence is None else {"confidence": confidence[0].sigmoid()}
+    return model, {**given, "rows": seen[0][4], "logits": logits, **more}
+
+
+def write_dspark(target: LlamaForCausalLM) -> None:
+    """One head of each kind between a token and the next; one block begins with a token that predicts nothing."""
+    cases = {
+        "dspark": {"markov_head_type": "vanilla", "draft_vocab_size": DRAFT_VOCAB, "sample_from_anchor": True},
+        "dspark-gated": {"markov_head_type": "gated", "draft_vocab_size": VOCAB, "sample_from_anchor": False},
+        "dspark-rnn": {
+            "markov_head_type": "rnn",
+            "draft_vocab_size": DRAFT_VOCAB,
+            "sample_from_anchor": True,
+            "confidence_head_with_markov": False,
+        },
+    }
+    for seed, (name, options) in enumerate(cases.items()):
+        save(name, *dspark(target, 70 + 2 * seed, block_size=4, markov_rank=6, **options))
+
+
 def write_eagle(target: LlamaForCausalLM) -> None:
     """EAGLE-1, two passes: the second takes the first one's output as its hidden state."""
     from speculators import SpeculatorsConfig, VerifierConfig
@@ -262,9 +329,10 @@ def main() -> None:
         "mtp": lambda: write_mtp(target),
         "dflash": lambda: write_dflash(target),
         "dflash-llama": lambda: write_dflash(target, "dflash-llama", LlamaConfig),
+        "dspark": lambda: write_dspark(target),
         "eagle": lambda: write_eagle(target),
     }
-    for name in sys.argv[1:] or ["eagle3", "peagle", "mtp", "dflash", "dflash-llama"]:
+    for name in sys.argv[1:] or ["eagle3", "peagle", "mtp", "dflash", "dflash-llama", "dspark"]:
         writers[name]()
 
 

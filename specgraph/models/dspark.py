@@ -1,0 +1,121 @@
+"""The DSpark draft head: DFlash's block, whose tokens are drawn in order and corrected by the token before each.
+
+logits    = lm_head(norm(block)) + W2 @ f(W1[token before])      a low-rank table of which token follows which
+f         = the row itself (vanilla); the row times a gate made of hidden state and row (gated); what a recurrent cell
+            over the block says (rnn)
+confidence = sigmoid(w @ (hidden state, W1[token before]))       the chance that the target accepts the row's token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specgraph import ops
+from specgraph.attention import Attend
+from specgraph.models.config import ModelConfig
+from specgraph.models.decoder import AuxWeights, named_tensors
+from specgraph.models.dflash import DFlashHead
+from specgraph.models.layers import DecoderLayer, rms_norm
+from specgraph.models.protocol import HeadKind, NextLogits
+from specgraph.ops.linear import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class MarkovHead:
+    """A table of which token follows which, as a product of rank r."""
+
+    embed: Tensor
+    """[vocab_size, r], of the target's vocabulary."""
+    output: Weight
+    """[draft_vocab_size, r]"""
+    gate: Weight | None = None
+    """[r, hidden_size + r], with a bias; None unless the head is gated."""
+    cell: Weight | None = None
+    """[3 * r, r + r + hidden_size], with a bias: gate, candidate and output of a recurrent cell over (its state, the
+    token's row, the hidden state); None unless the head is recurrent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfidenceHead:
+    """The chance that a draft token is accepted, computed in float32."""
+
+    weight: Tensor
+    """float32 [1, hidden_size], or [1, hidden_size + r] where it reads the token before too."""
+    bias: Tensor | None
+    """float32 [1]"""
+
+
+class DSparkHead(DFlashHead):
+    """A DSpark drafter. Implements `BlockHead`."""
+
+    kind: HeadKind = "block"
+
+    def __init__(
+        self,
+        sizes: ModelConfig,
+        weights: AuxWeights,
+        layers: Sequence[DecoderLayer],
+        aux_layers: Sequence[int],
+        *,
+        block_size: int,
+        mask_token_id: int,
+        sample_from_anchor: bool,
+        markov: MarkovHead,
+        confidence: ConfidenceHead | None,
+    ) -> None:
+        """markov, confidence: the two heads on top of the block. The rest as in `DFlashHead`."""
+        own = {"block_size": block_size, "mask_token_id": mask_token_id}
+        super().__init__(sizes, weights, layers, aux_layers, **own, sample_from_anchor=sample_from_anchor)
+        self.markov, self.confidence_head = markov, confidence
+        self.output_norm = None  # `forward` applies it: the two heads take normalised states too
+
+    def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
+        """See `DFlashHead.forward`; the states are after the final norm."""
+        return rms_norm(super().forward(token_ids, attend), self.tensors.norm, self.sizes.rms_norm_eps)
+
+    @property
+    def has_confidence(self) -> bool:
+        """Return whether `confidence` may be called."""
+        return self.confidence_head is not None
+
+    def in_order(self, hidden: Tensor) -> NextLogits:
+        """See `BlockHead.in_order`."""
+        markov, requests, rank = self.markov, hidden.shape[0], self.markov.embed.shape[1]
+        rows = hidden.transpose(0, 1)
+        base = self.logits(rows.flatten(0, 1)).view(*rows.shape[:2], -1)
+        state = hidden.new_zeros(requests, rank)
+
+        def following(row: int, token_ids: Tensor) -> Tensor:
+            nonlocal state
+            taken, now = functional.embedding(token_ids, markov.embed), rows[row]
+            if markov.gate is not None:
+                gate = ops.norm_linear(torch.cat((now, taken), dim=-1), None, markov.gate)
+                taken = torch.sigmoid(gate) * taken
+            if markov.cell is not None:
+                parts = ops.norm_linear(torch.cat((state, taken, now), dim=-1), None, markov.cell).chunk(3, dim=-1)
+                kept = torch.sigmoid(parts[0])
+                state = kept * state + (1 - kept) * torch.tanh(parts[1])
+                taken = torch.tanh(parts[2])
+            return ops.norm_linear(taken, None, markov.output, base[row])
+
+        return following
+
+    def confidence(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """See `BlockHead.confidence`."""
+        head = self.confidence_head
+        assert head is not None
+        if head.weight.shape[1] > hidden.shape[-1]:
+            hidden = torch.cat((hidden, functional.embedding(token_ids, self.markov.embed)), dim=-1)
+        return torch.sigmoid(functional.linear(hidden.to(head.weight.dtype), head.weight, head.bias))[..., 0]
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return everything that the head reads, those of the block too."""
+        own = named_tensors(self.markov, "markov")
+        if self.confidence_head is not None:
+            own |= named_tensors(self.confidence_head, "confidence")
+        return {**own, **super().weights()}
