@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -52,16 +52,16 @@ def read_settings(additional_config: Any) -> Settings | None:
         raise ConfigError(f"additional_config['{KEY}']: {error}") from None
 
 
-def unsupported_config(config: Any, methods: Collection[str]) -> str | None:
-    """Return the reason why the plugin does not serve a `VllmConfig`, in one line; None where it does.
+METHODS = ("eagle3", "eagle", "mtp", "draft_model")
+"""The speculative methods that are served, where vLLM's V2 model runner has them."""
 
-    Args:
-        methods: speculative methods that are served in the installed release.
-    """
+
+def unsupported_config(config: Any) -> str | None:
+    """Return the reason why the plugin does not serve a `VllmConfig`, in one line; None where it does."""
     speculative, parallel = config.speculative_config, config.parallel_config
     model, cache = config.model_config, config.cache_config
-    if speculative.method not in methods:
-        return f"speculative method '{speculative.method}'; specgraph drafts for {', '.join(methods)} here"
+    if speculative.method not in METHODS:
+        return f"speculative method '{speculative.method}'; specgraph drafts for {', '.join(METHODS)}"
     for name in ("use_gemma4_mtp", "use_multi_module_mtp"):  # vLLM then takes another speculator
         if (asked := getattr(speculative, name, None)) is not None and asked():
             return f"speculative method '{speculative.method}' with several modules, or Gemma 4's ({name})"

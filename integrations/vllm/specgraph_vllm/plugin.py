@@ -12,12 +12,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import torch
-
 from specgraph.errors import UnsupportedError
 from specgraph_vllm.config import KEY, read_settings, unsupported_config
-from specgraph_vllm.shims import RUNNER_MODULE, SPECULATORS, shim_for
-from specgraph_vllm.speculator import speculator_class
+from specgraph_vllm.names import BATCH, RUNNER_MODULE, differences
+from specgraph_vllm.speculator import adopt
 
 _LOG = logging.getLogger("vllm.specgraph")
 
@@ -27,47 +25,37 @@ def register() -> None:
     runner: Any = importlib.import_module(RUNNER_MODULE)
     stock: Any = runner.init_speculator
     if not hasattr(stock, "without_specgraph"):
-        runner.init_speculator = wrapped(stock, _installed_version, _stock_class)
+        module, name = BATCH
+        runner.init_speculator = wrapped(stock, lambda: getattr(importlib.import_module(module), name))
 
 
-def wrapped(
-    stock: Callable[..., Any], installed_version: Callable[[], str], stock_class: Callable[[str, str], Any]
-) -> Callable[..., Any]:
-    """`init_speculator` that makes specgraph's speculator where the configuration asks for it.
+def wrapped(stock: Callable[..., Any], input_batch: Callable[[], Any]) -> Callable[..., Any]:
+    """`init_speculator` that makes specgraph's speculator of vLLM's where the configuration asks for it.
 
     Args:
         stock: vLLM's function.
-        installed_version: gives vLLM's version.
-        stock_class: gives the class that vLLM would take, by module and name (`Shim.speculators`).
+        input_batch: gives vLLM's class `InputBatch`.
     """
 
     @wraps(stock)
-    def init_speculator(vllm_config: Any, device: torch.device, *args: Any, **kwargs: Any) -> Any:
-        settings = read_settings(vllm_config.additional_config)
-        if settings is None:
-            return stock(vllm_config, device, *args, **kwargs)
+    def init_speculator(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        settings, made = read_settings(vllm_config.additional_config), None
         try:
-            shim = shim_for(installed_version())
-            if (reason := unsupported_config(vllm_config, shim.speculators)) is not None:
+            if settings is not None and (reason := unsupported_config(vllm_config)) is not None:
                 raise UnsupportedError(
                     f"specgraph does not draft for this configuration: {reason}. Leave '{KEY}' out of "
                     f"--additional-config, or set {KEY}.when_unsupported to 'vllm'"
                 )
+            made = stock(vllm_config, *args, **kwargs)
+            if settings is not None:
+                if found := differences(made, input_batch()):
+                    raise UnsupportedError(f"this release of vLLM is not served: {'; '.join(found)}")
+                adopt(made, settings)
         except UnsupportedError as error:
-            if settings.when_unsupported == "refuse":
+            if settings is None or settings.when_unsupported == "refuse":
                 raise
             _LOG.warning("vLLM drafts by itself: %s", error)
-            return stock(vllm_config, device, *args, **kwargs)
-        made = speculator_class(stock_class(*shim.speculators[vllm_config.speculative_config.method]), shim)
-        return made(settings, vllm_config, device)
+        return stock(vllm_config, *args, **kwargs) if made is None else made
 
     init_speculator.without_specgraph = stock  # type: ignore[attr-defined]
     return init_speculator
-
-
-def _installed_version() -> str:
-    return importlib.import_module("vllm").__version__
-
-
-def _stock_class(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(f"{SPECULATORS}.{module}"), name)

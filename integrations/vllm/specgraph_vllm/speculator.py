@@ -13,24 +13,25 @@ from specgraph import DraftHead, open_platform
 from specgraph.engine import ProposeCounts
 from specgraph.errors import SpecgraphError
 from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
+from specgraph.plugin.engine_names import parameters
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import draft_cache, draft_head
-from specgraph_vllm.shims import Shim
+from specgraph_vllm.names import PROPOSE, table_block_sizes
 
 _LOG = logging.getLogger("vllm.specgraph")  # below vLLM's own logger, so that its handlers show it
 
 _Stock: Any = object
-"""The base class for a type checker; `speculator_class` puts vLLM's class behind it."""
+"""The base class for a type checker; `adopt` puts vLLM's class behind it."""
+
+_TENSORS = PROPOSE[: PROPOSE.index("last_sampled") + 1]
+"""The parameters that `Speculator.propose` names."""
 
 
-def speculator_class(stock: Any, shim: Shim) -> Any:
-    """A subclass of one of vLLM's speculators.
-
-    Args:
-        stock: vLLM's class.
-        shim: of its release.
-    """
-    return type("SpecgraphSpeculator", (Speculator, stock), {"shim": shim})
+def adopt(made: Any, settings: Settings) -> None:
+    """Make one of vLLM's speculators one that asks specgraph first: it gets a subclass of its own class."""
+    stock = type(made)
+    made.__class__ = type(f"Specgraph{stock.__name__}", (Speculator, stock), {})
+    made.start_specgraph(settings, parameters(stock.propose)[len(_TENSORS) :])
 
 
 def reason_for_vllm(
@@ -63,13 +64,16 @@ def reason_for_vllm(
 class Speculator(_Stock):
     """Drafts through captured graphs, and leaves to vLLM's code, in the same KV cache, what `reason_for_vllm` names."""
 
-    shim: Shim
     use_vllm = False
     """Set it to leave every propose to vLLM, for comparisons in one process."""
 
-    def __init__(self, settings: Settings, vllm_config: Any, device: torch.device) -> None:
-        super().__init__(vllm_config, device)
-        self.settings = settings
+    def start_specgraph(self, settings: Settings, more_parameters: tuple[str, ...]) -> None:
+        """Take the place of a constructor.
+
+        Args:
+            more_parameters: those that vLLM's `propose` has besides `_TENSORS`.
+        """
+        self.settings, self._more_parameters = settings, more_parameters
         self.fast_path: FastPath | None = None
         """None before the capture, and where vLLM drafts because something is not supported."""
         self.counts = ProposeCounts(_LOG, settings.log_every)
@@ -95,7 +99,7 @@ class Speculator(_Stock):
             return
         with self._refusals():
             groups, context = self.kv_cache_config.kv_cache_groups, self.vllm_config.compilation_config
-            sizes = getattr(self.block_tables, self.shim.block_sizes)
+            sizes = table_block_sizes(self.block_tables)
             cache = draft_cache(self._head, self.model, groups, sizes, context.static_forward_context)
             index = self.device.index
             fast = FastPath(
@@ -127,8 +131,8 @@ class Speculator(_Stock):
         *more: Any,
         **options: Any,
     ) -> Any:
-        """See vLLM's speculators; `more` are next_prefill_tokens, temperature, seeds and `Shim.extra_parameters`."""
-        named = dict(zip(self.shim.extra_parameters, more[3:], strict=False)) | options
+        """See vLLM's speculators; `more` may be next_prefill_tokens, temperature, seeds, and what the release has."""
+        named = dict(zip(self._more_parameters, more, strict=False)) | options
         fast = self.fast_path
         # EAGLE-1 and MTP drafters take the state that the target's lm_head, or its final norm, takes.
         states = aux_hidden_states if self._head is not None and self._head.aux_layers else [last_hidden_states]
@@ -142,7 +146,7 @@ class Speculator(_Stock):
             tensors = last_hidden_states, aux_hidden_states, num_sampled, num_rejected, last_sampled
             return super().propose(input_batch, attn_metadata, slot_mappings, *tensors, *more, **options)
         with torch.inference_mode():
-            rest = num_sampled, num_rejected, last_sampled, more[0]
+            rest = num_sampled, num_rejected, last_sampled, named["next_prefill_tokens"]
             fast.fill(self._round_end(fast, input_batch, states, *rest))
             return fast.propose(input_batch.num_reqs)
 

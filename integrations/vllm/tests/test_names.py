@@ -16,25 +16,27 @@ from safetensors import safe_open
 from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES
 from specgraph_vllm.mtp import MTP_CLASS
-from specgraph_vllm.shims import RUNNER_MODULE, SHIMS, SPECULATORS, Shim
+from specgraph_vllm.names import INPUT_BATCH, PROPOSE, RUNNER_MODULE, SPECULATOR
 
 from specgraph import shipped_pair
 from specgraph.models.from_modules import ROTARY_CLASSES
 
 GPU = "vllm/v1/worker/gpu"
-BY_RELEASE = {shim.release: shim for shim in SHIMS}
-TENSORS = (
-    "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states", "num_sampled",
-    "num_rejected", "last_sampled", "next_prefill_tokens", "temperature", "seeds",
-)  # fmt: skip
+SPECULATORS = "vllm.v1.worker.gpu.spec_decode"
+CLASSES = {"eagle": "EagleSpeculator", "mtp": "MTPSpeculator", "standalone_ar": "StandaloneARSpeculator"}
+BASES = {
+    "0.26": ("autoregressive", "AutoRegressiveSpeculator"),
+    "0.33": ("target_dependent_ar", "TargetDependentARSpeculator"),
+}
+"""The module and class that the speculators of EAGLE and MTP inherit `propose` from."""
 
 
-@pytest.fixture(params=sorted(BY_RELEASE))
-def wheel(request) -> tuple[Shim, Path]:
+@pytest.fixture(params=sorted(BASES))
+def wheel(request) -> tuple[str, Path]:
     folder = Path(os.environ.get("SPECGRAPH_VLLM_WHEELS", "/nonexistent")) / request.param
     if not (folder / "vllm").is_dir():
         pytest.skip(f"no unpacked wheel of vLLM {request.param} (SPECGRAPH_VLLM_WHEELS)")
-    return BY_RELEASE[request.param], folder
+    return request.param, folder
 
 
 def tree(folder: Path, path: str) -> ast.Module:
@@ -65,58 +67,43 @@ def assigned(root: ast.AST) -> set[str]:
 
 
 def test_the_runner_imports_init_speculator_by_name(wheel) -> None:
-    shim, folder = wheel
+    _, folder = wheel
     runner = tree(folder, RUNNER_MODULE.replace(".", "/") + ".py")
     imports = [a.name for n in ast.walk(runner) if isinstance(n, ast.ImportFrom) for a in n.names]
     assert "init_speculator" in imports
     init = found(tree(folder, f"{GPU}/spec_decode/__init__.py"), ast.FunctionDef, "init_speculator")
-    assert tuple(parameters(init)) == shim.init_parameters
-    calls = [n for n in ast.walk(runner) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "init_speculator"]
-    assert [len(call.args) + len(call.keywords) for call in calls] == [len(shim.init_parameters)]
+    assert parameters(init)[0] == "vllm_config"
 
 
-def test_propose_has_the_parameters_of_the_shim(wheel) -> None:
-    shim, folder = wheel
-    for module, name in set(shim.speculators.values()):
-        stock = found(tree(folder, f"{SPECULATORS}.{module}".replace(".", "/") + ".py"), ast.ClassDef, name)
+def test_propose_has_the_parameters(wheel) -> None:
+    release, folder = wheel
+    path, base = BASES[release]
+    for module in ("eagle", "mtp"):
+        stock = found(tree(folder, f"{GPU}/spec_decode/{module}/speculator.py"), ast.ClassDef, CLASSES[module])
         assert isinstance(stock, ast.ClassDef)
-        bases = [b.id for b in stock.bases if isinstance(b, ast.Name)]
-        if name == "StandaloneARSpeculator":
-            assert bases == ["DraftModelSpeculator"]
-            own = found(stock, ast.FunctionDef, "propose")
-            assert isinstance(own, ast.FunctionDef)
-            assert tuple(parameters(own)) == TENSORS + shim.extra_parameters
-            found(stock, ast.FunctionDef, "capture")
-            continue
-        assert bases == ["AutoRegressiveSpeculator" if shim.release == "0.26" else "TargetDependentARSpeculator"]
+        assert [b.id for b in stock.bases if isinstance(b, ast.Name)] == [base]
         assert not {n.name for n in stock.body if isinstance(n, ast.FunctionDef)} & {"propose", "capture", "set_attn"}
-    path = "autoregressive" if shim.release == "0.26" else "target_dependent_ar"
-    base = tree(folder, f"{GPU}/spec_decode/{path}/speculator.py")
-    propose = found(base, ast.FunctionDef, "propose")
-    assert isinstance(propose, ast.FunctionDef)
-    assert tuple(parameters(propose)) == TENSORS + shim.extra_parameters
-    for name in ("load_model", "set_attn", "propose"):
+    places = [path] if release == "0.26" else [path, "standalone_ar"]
+    for place in places:
+        module = tree(folder, f"{GPU}/spec_decode/{place}/speculator.py")
+        propose, capture = (found(module, ast.FunctionDef, name) for name in ("propose", "capture"))
+        assert tuple(parameters(propose))[: len(PROPOSE)] == PROPOSE
+        assert {"dummy_run", "mm_inputs", "is_profile"} <= set(parameters(propose))
+        assert parameters(capture) == []
+    for name in ("load_model", "set_attn"):
         found(tree(folder, f"{GPU}/spec_decode/speculator.py"), ast.FunctionDef, name)
-    capture = found(base, ast.FunctionDef, "capture")
-    assert isinstance(capture, ast.FunctionDef)
-    assert parameters(capture) == []
 
 
 def test_the_speculator_has_what_the_class_reads(wheel) -> None:
-    shim, folder = wheel
+    release, folder = wheel
     source = found(tree(folder, f"{GPU}/spec_decode/speculator.py"), ast.ClassDef, "DraftModelSpeculator")
     own = assigned(source) | {n.name for n in ast.walk(source) if isinstance(n, ast.FunctionDef)}
-    assert {
-        "vllm_config", "device", "num_speculative_steps", "max_num_reqs", "max_num_tokens", "max_model_len", "model",
-        "block_tables", "kv_cache_config",
-    } <= own  # fmt: skip
+    assert {*SPECULATOR, "model", "block_tables", "kv_cache_config"} <= own
     batch = assigned(found(tree(folder, f"{GPU}/input_batch.py"), ast.ClassDef, "InputBatch"))
-    assert {
-        "num_reqs", "num_tokens", "idx_mapping", "input_ids", "positions", "is_prefilling_np", "query_start_loc",
-        "query_start_loc_np", "num_computed_tokens_np", "has_structured_output_reqs",
-    } <= batch  # fmt: skip
+    assert set(INPUT_BATCH) <= batch
     tables = assigned(found(tree(folder, f"{GPU}/block_table.py"), ast.ClassDef, "BlockTables"))
-    assert {"input_block_tables", shim.block_sizes} <= tables
+    assert {"input_block_tables", "block_sizes"} <= tables
+    assert ("kernel_block_sizes" in tables) == (release == "0.26")
     groups = (folder / "vllm/v1/kv_cache_interface.py").read_text()
     assert "kv_cache_groups" in groups
     assert "layer_names" in groups
@@ -168,7 +155,7 @@ def test_so_has_the_one_of_eagle_1(wheel) -> None:
 
 
 def test_so_has_the_one_of_mtp(wheel) -> None:
-    shim, folder = wheel
+    release, folder = wheel
     path = "vllm/model_executor/models/mimo_mtp.py"
     models = tree(folder, path)
     assert {"config", "model", "lm_head"} <= assigned(found(models, ast.ClassDef, MTP_CLASS))
@@ -180,8 +167,7 @@ def test_so_has_the_one_of_mtp(wheel) -> None:
     attention = assigned(found(tree(folder, "vllm/model_executor/models/qwen2.py"), ast.ClassDef, "Qwen2Attention"))
     names = ("qkv_proj", "o_proj", "rotary_emb", "attn", "num_heads", "num_kv_heads", "head_dim", "scaling")
     assert set(names) <= attention
-    base = "autoregressive" if shim.release == "0.26" else "target_dependent_ar"
-    speculator = (folder / f"{GPU}/spec_decode/{base}/speculator.py").read_text()
+    speculator = (folder / f"{GPU}/spec_decode/{BASES[release][0]}/speculator.py").read_text()
     assert "spec_step_idx" not in speculator  # so it is 0 at every step: the first module drafts every token
     registry = (folder / "vllm/model_executor/models/registry.py").read_text()
     assert f'"MiMoMTPModel": ("mimo_mtp", "{MTP_CLASS}")' in registry
@@ -206,18 +192,18 @@ def test_so_have_the_ones_of_draft_models(wheel) -> None:
 
 
 def test_the_methods_are_those_that_the_v2_runner_serves(wheel) -> None:
-    shim, folder = wheel
+    release, folder = wheel
     init = ast.unparse(found(tree(folder, f"{GPU}/spec_decode/__init__.py"), ast.FunctionDef, "init_speculator"))
-    for module, name in shim.speculators.values():
-        assert f"from {SPECULATORS}.{module} import {name}" in init
+    for module, name in CLASSES.items():
+        there = f"from {SPECULATORS}.{module}.speculator import {name}" in init
+        assert there == (module != "standalone_ar" or release == "0.33")
     config = tree(folder, "vllm/config/vllm.py")
     refused = ast.unparse(found(config, ast.FunctionDef, "_get_v2_model_runner_unsupported_features"))
-    if shim.release == "0.26":
+    if release == "0.26":
         assert "method not in ('eagle', 'eagle3', 'mtp', 'dflash', 'dspark')" in refused  # draft_model is not there
-    assert ("draft_model" in shim.speculators) == (shim.release == "0.33")
     checks = {n.name for n in ast.walk(tree(folder, "vllm/config/speculative.py")) if isinstance(n, ast.FunctionDef)}
     assert "use_gemma4_mtp" in checks
-    assert ("use_multi_module_mtp" in checks) == (shim.release == "0.33")
+    assert ("use_multi_module_mtp" in checks) == (release == "0.33")
 
 
 def test_the_configuration_has_what_is_checked(wheel) -> None:

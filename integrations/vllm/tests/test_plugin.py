@@ -9,8 +9,8 @@ import pytest
 import torch
 from specgraph_vllm import plugin
 from specgraph_vllm.config import Settings, read_settings, unsupported_config
-from specgraph_vllm.shims import RUNNER_MODULE, SHIMS
-from vllm_objects import StockSpeculator, vllm_config
+from specgraph_vllm.names import RUNNER_MODULE
+from vllm_objects import StockSpeculator, batch_class, vllm_config
 
 from specgraph.errors import ConfigError, UnsupportedError
 
@@ -18,63 +18,72 @@ CPU = torch.device("cpu")
 
 
 def stock(*args):
-    return ("stock", *args)
+    return StockSpeculator(*args[:2])
 
 
-def stock_class(module, name):
-    return type(name, (StockSpeculator,), {"from_module": module})
-
-
-def wrapped(version="0.26.0"):
-    return plugin.wrapped(stock, lambda: version, stock_class)
+def wrapped(make=stock, batch=batch_class):
+    return plugin.wrapped(make, batch)
 
 
 def test_without_the_key_nothing_changes() -> None:
     config = vllm_config(additional_config={"another": 1}, speculative_config__method="ngram")
-    assert wrapped("9.9")(config, CPU, "req_states") == ("stock", config, CPU, "req_states")
+    made = wrapped(lambda *args: args, lambda: object)
+    assert made(config, CPU, "req_states") == (config, CPU, "req_states")
     for other in (None, {}, "a string", object()):
         assert read_settings(other) is None
 
 
-@pytest.mark.parametrize(("version", "args"), [("0.26.0", ()), ("0.26.1", ()), ("0.33.0", ("req_states",))])
-def test_the_served_releases_get_specgraphs_speculator(version, args) -> None:
+@pytest.mark.parametrize("args", [(), ("req_states",)])
+def test_vllms_speculator_becomes_specgraphs(args) -> None:
     config = vllm_config(additional_config={"specgraph": {"capture_sizes": [1, 8]}})
-    made = wrapped(version)(config, CPU, *args)
+    made = wrapped()(config, CPU, *args)
     assert isinstance(made, StockSpeculator)
-    assert type(made).__name__ == "SpecgraphSpeculator"
+    assert type(made).__name__ == "SpecgraphStockSpeculator"
     assert made.settings == Settings(capture_sizes=[1, 8])
     assert (made.vllm_config, made.device) == (config, CPU)
 
 
-@pytest.mark.parametrize(
-    ("version", "method", "name"),
-    [
-        ("0.26.0", "eagle3", "EagleSpeculator"),
-        ("0.26.0", "eagle", "EagleSpeculator"),
-        ("0.26.0", "mtp", "MTPSpeculator"),
-        ("0.33.0", "mtp", "MTPSpeculator"),
-        ("0.33.0", "draft_model", "StandaloneARSpeculator"),
-    ],
-)
-def test_the_speculator_is_one_of_vllms_class_for_the_method(version, method, name) -> None:
-    made = wrapped(version)(vllm_config(speculative_config__method=method), CPU)
-    assert type(made).__bases__[1].__name__ == name
+class OtherNames(StockSpeculator):
+    """As a release might have it: a parameter moved, a method renamed, an attribute gone."""
+
+    capture = max_num_tokens = None
+
+    def propose(self, input_batch, slot_mappings, attn_metadata):
+        """Never called."""
+
+    def __getattribute__(self, name):
+        if name == "max_num_tokens":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
 
 
-@pytest.mark.parametrize("version", ["0.25.1", "0.27.0", "0.34.0", "1.0"])
-def test_other_releases_are_refused_or_left_to_vllm(version) -> None:
-    with pytest.raises(UnsupportedError, match=rf"vLLM {version}: specgraph-vllm serves 0.26 and 0.33"):
-        wrapped(version)(vllm_config(), CPU)
+def test_a_release_with_other_names_is_refused_by_these_names_or_left_to_vllm(caplog) -> None:
+    class InputBatch:
+        num_reqs: int
+
+    def make(*args):
+        return OtherNames(*args[:2])
+
+    with pytest.raises(UnsupportedError) as error:
+        wrapped(make, lambda: InputBatch)(vllm_config(), CPU)
+    said = str(error.value)
+    for words in (
+        "OtherNames.propose takes (input_batch, slot_mappings, attn_metadata), expected (input_batch, attn_metadata, ",
+        "OtherNames.capture is missing",
+        "OtherNames.max_num_tokens is missing",
+        "InputBatch.query_start_loc_np is missing",
+    ):
+        assert words in said
+    assert "load_model" not in said
+    assert "num_reqs" not in said.replace("max_num_reqs", "")
+    assert "\n" not in said
     config = vllm_config(additional_config={"specgraph": {"when_unsupported": "vllm"}})
-    assert wrapped(version)(config, CPU) == ("stock", config, CPU)
+    assert type(wrapped(make, lambda: InputBatch)(config, CPU)) is OtherNames
+    assert "OtherNames.capture is missing" in caplog.text
 
 
 REFUSED = [
-    (
-        {"speculative_config__method": "ngram"},
-        "speculative method 'ngram'; specgraph drafts for eagle3, eagle, mtp here",
-    ),
-    ({"speculative_config__method": "draft_model"}, "'draft_model'; specgraph drafts for eagle3, eagle, mtp here"),
+    ({"speculative_config__method": "ngram"}, "'ngram'; specgraph drafts for eagle3, eagle, mtp, draft_model"),
     ({"speculative_config__use_multi_module_mtp": lambda: True}, "several modules"),
     ({"speculative_config__use_gemma4_mtp": lambda: True}, "Gemma 4's"),
     ({"speculative_config__draft_sample_method": "probabilistic"}, "draft_sample_method 'probabilistic'"),
@@ -96,12 +105,12 @@ REFUSED = [
 
 @pytest.mark.parametrize(("changes", "words"), REFUSED)
 def test_what_is_not_served_is_one_line_at_start_up(changes, words, caplog) -> None:
-    assert unsupported_config(vllm_config(), SHIMS[0].speculators) is None
+    assert unsupported_config(vllm_config()) is None
     with pytest.raises(UnsupportedError, match=words) as error:
         wrapped()(vllm_config(**changes), CPU)
     assert "\n" not in str(error.value)
     config = vllm_config(**changes, additional_config={"specgraph": {"when_unsupported": "vllm"}})
-    assert wrapped()(config, CPU) == ("stock", config, CPU)
+    assert type(wrapped()(config, CPU)) is StockSpeculator
     assert words in caplog.text
 
 

@@ -11,8 +11,7 @@ import torch
 from draft.test_against_dense import dense_attend, dense_chain
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import draft_layers
-from specgraph_vllm.shims import SHIMS
-from specgraph_vllm.speculator import speculator_class
+from specgraph_vllm.speculator import adopt
 from tiny_checkpoints import HEAD_DIM, KV_HEADS, write_eagle3, write_target
 from vllm_objects import LAYER_NAME, StockSpeculator, input_batch, kv_cache, mimo_folder, vllm_config
 from vllm_objects import Eagle3LlamaForCausalLM as EAGLE3
@@ -50,7 +49,6 @@ class Engine:
         self.first = {} if kind == "draft_model" else None
         """By slot, a prompt's first token: a language model has its key and value too."""
         self.names = [layer.self_attn.attn.layer_name for layer in draft_layers(self.module)]
-        shim = SHIMS[1] if kind == "draft_model" else SHIMS[0]
         per_request, layer = MAX_LEN // BLOCK, self.oracle.attention_layers[0]
         self.tensors = [
             kv_cache(1 + SLOTS * per_request, layer.num_kv_heads, BLOCK, layer.head_dim, torch.float32)
@@ -60,19 +58,19 @@ class Engine:
         self.blocks = (torch.randperm(SLOTS * per_request, generator=self.g) + 1).view(SLOTS, -1).int()
         self.last_sampled = torch.full((SLOTS, 1), 7)
         context = {name: SimpleNamespace(kv_cache=kv) for name, kv in zip(self.names, self.tensors, strict=True)}
-        self.speculator = speculator_class(StockSpeculator, shim)(
-            Settings(**settings),
+        s = self.speculator = StockSpeculator(
             vllm_config(
                 compilation_config__static_forward_context=context,
                 model_config__get_hidden_size=lambda: target.hidden_size,
             ),
             torch.device("cpu", 0),
         )
-        s = self.speculator
+        adopt(s, Settings(**settings))
         s.num_speculative_steps, s.max_num_reqs, s.max_model_len, s.max_num_tokens = K, MAX_SEQS, MAX_LEN, MAX_ROWS
         s.kv_cache_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["a", *self.names])])
         s.block_tables = SimpleNamespace(
-            **{shim.block_sizes: [BLOCK]}, input_block_tables=[torch.full((MAX_SEQS, per_request + 2), 3).int()]
+            **{"block_sizes" if kind == "draft_model" else "kernel_block_sizes": [BLOCK]},
+            input_block_tables=[torch.full((MAX_SEQS, per_request + 2), 3).int()],
         )
         self.tokens, self.aux, self.prompts = {}, {}, set()
         self.next_prefill = torch.full((SLOTS,), 5, dtype=torch.int32)

@@ -6,6 +6,7 @@ The class names matter: the plugin asks for them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -233,6 +234,20 @@ def vllm_config(**changes: Any) -> Any:
     return config
 
 
+def batch_class() -> type:
+    """`InputBatch`, as far as the check of names looks at it."""
+    batch = input_batch([torch.arange(1)], [0], [0], 0, [False])
+    return type("InputBatch", (), {"__annotations__": dict.fromkeys(vars(batch))})
+
+
+def propose_of_0_26(
+    self, input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, num_sampled, num_rejected,
+    last_sampled, next_prefill_tokens, temperature, seeds, num_tokens_across_dp=None, dummy_run=False,
+    skip_attn_for_dummy_run=False, mm_inputs=None, is_profile=False,
+):  # fmt: skip
+    """The parameters."""
+
+
 @dataclass
 class StockSpeculator:
     """What `EagleSpeculator` has after vLLM's start-up, and a record of what reached its own code."""
@@ -241,6 +256,7 @@ class StockSpeculator:
     device: Any
     proposed: list[tuple[Any, ...]] = field(default_factory=list)
     captured: bool = False
+    num_speculative_steps, max_num_reqs, max_num_tokens, max_model_len = 4, 3, 48, 96
 
     def load_model(self, target_model: Any) -> None:
         self.model = target_model
@@ -251,6 +267,7 @@ class StockSpeculator:
     def capture(self) -> None:
         self.captured = True
 
+    @wraps(propose_of_0_26)
     def propose(self, *args: Any, **options: Any) -> Any:
         self.proposed.append((args, options))
         return "vLLM's drafts"

@@ -1,0 +1,43 @@
+"""The names of vLLM that the plugin uses, and which of them differ in the installed release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specgraph.plugin.engine_names import missing_members, other_parameters
+
+RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
+BATCH = "vllm.v1.worker.gpu.input_batch", "InputBatch"
+
+PROPOSE = (
+    "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states", "num_sampled",
+    "num_rejected", "last_sampled", "next_prefill_tokens", "temperature", "seeds",
+)  # fmt: skip
+"""The first parameters of a speculator's `propose`."""
+SPECULATOR = (
+    "vllm_config", "device", "num_speculative_steps", "max_num_reqs", "max_num_tokens", "max_model_len",
+)  # fmt: skip
+INPUT_BATCH = (
+    "num_reqs", "num_tokens", "idx_mapping", "input_ids", "positions", "is_prefilling_np", "query_start_loc",
+    "query_start_loc_np", "num_computed_tokens_np", "has_structured_output_reqs",
+)  # fmt: skip
+
+
+def differences(speculator: Any, input_batch: Any) -> list[str]:
+    """Return a line for each name that differs from what the plugin uses.
+
+    Args:
+        speculator: as vLLM made it.
+        input_batch: the class `InputBatch`.
+    """
+    methods = {"propose": PROPOSE, "load_model": ("target_model",), "set_attn": (), "capture": ()}
+    found = other_parameters(type(speculator), methods) + missing_members(speculator, SPECULATOR)
+    return found + missing_members(input_batch, INPUT_BATCH)
+
+
+def table_block_sizes(block_tables: Any) -> list[int]:
+    """Return the tokens per entry of the block tables, by KV cache group.
+
+    vLLM 0.26 splits the KV cache manager's blocks into those of the kernels in its tables; 0.33 doesn't.
+    """
+    return getattr(block_tables, "kernel_block_sizes", None) or block_tables.block_sizes
