@@ -184,25 +184,25 @@ CALLS = [
         "layers": list(w.head.attention_layers), "num_blocks": 3, "block_size": 4, **FLOAT,
         "device": torch.device("cpu")}),
     call("allocate_sampling", valid=lambda w: {"requests": 2, "vocab_size": 9, "device": torch.device("cpu")}),
-    call("choose_attention", valid=lambda w: {
+    call("choose_attention", "none", valid=lambda w: {
         "name": "auto", "platform": w.platform, "layers": list(w.head.attention_layers), **FLOAT, "block_size": 4,
         "trees": False}),
-    call("target_shape", "none", valid=lambda w: {
+    call("target_shape", "none", "device", valid=lambda w: {
         "target": w.target_folder, "device": "cpu", **FLOAT, "max_model_len": 64, "num_layers": 4}),
-    call("load_target", "none", valid=lambda w: {
+    call("load_target", "none", "device", valid=lambda w: {
         "folder": w.target_folder, "device": "cpu", **FLOAT, "max_model_len": 64, "keep_fp8": False,
         "kv_scales": False}),
     call("load_drafter", "none", valid=lambda w: {
         "folder": w.draft_folder, "target": w.target, **FLOAT, "keep_fp8": False}),
     call("eagle_head_from_module", valid=lambda w: {"module": w.module}),
     call("eagle3_head_from_module", valid=lambda w: {"module": w.module, "draft_to_target": torch.zeros(3).long()}),
-    call("load_generator", "none", "text", use=closed_again, valid=lambda w: {
+    call("load_generator", "none", "text", "type", "builtin_function_or_method", use=closed_again, valid=lambda w: {
         "target": None, "draft": None, "platform": "cpu", "speculate": False, "progress": None, "options": None,
         "max_model_len": 64, "decode": "eager", "num_blocks": 20}),
     call("Drafter", use=closed_again, valid=lambda w: {
         "head": w.head, "caches": w.caches, "platform": w.platform, "config": w.draft_config, "attention": None,
         "sampling": None}),
-    call("SpeculativeDecoder", use=closed_again, valid=lambda w: {
+    call("SpeculativeDecoder", "none", use=closed_again, valid=lambda w: {
         "target": w.target, "head": w.head, "platform": w.platform, "config": w.engine_config, "query_len": None,
         "attention": None, "layout": None}),
     *engine_calls("decoder"),
@@ -213,7 +213,7 @@ CALLS = [
     call("decoder.add request", use=lambda w, add: lambda **kw: w.finish(w.decoder, add(Request(**kw))),
          valid=lambda w: {**w.ask, **SAMPLING}),
     call("decoder.capture", "type", "builtin_function_or_method", valid=lambda w: {"progress": None}),
-    call("generator.request", valid=lambda w: {
+    call("generator.request", "none", valid=lambda w: {
         "prompt": "def f", "max_tokens": 2, **SAMPLING, "chat": False, "top_k": 4, "chat_template_kwargs": {}}),
     call("generator.requests", valid=lambda w: {"prompt": "def f", "max_tokens": 2, **SAMPLING, "n": 2}),
     call("generator.text", "text", valid=lambda w: {"prompts": ["def f"], "n": 2, "max_tokens": 2, **SAMPLING}),
@@ -226,10 +226,10 @@ CALLS = [
         "num_speculative_tokens": 2}),
     call("drafter.prefill", "none", valid=lambda w: {
         "prompt": TOKENS, "positions": range(5), "blocks": [1, 2, 3, 4], "aux_hidden": w.aux, "at_least": 0}),
-    call("drafter.inputs", valid=lambda w: {
+    call("drafter.inputs", "none", valid=lambda w: {
         "num_requests": 1, "query_len": 3, "at_least": 1, "bound": None}),
-    call("drafter.dispatch", valid=lambda w: {"num_requests": 1, "query_len": 3}),
-    call("drafter.propose_idle", valid=lambda w: {"num_requests": 1, "query_len": 3}),
+    call("drafter.dispatch", "none", valid=lambda w: {"num_requests": 1, "query_len": 3}),
+    call("drafter.propose_idle", "none", valid=lambda w: {"num_requests": 1, "query_len": 3}),
     call("drafter.bind", valid=lambda w: {"tensors": sg.ProposeBatch(**w.round())}),
     call("drafter.prefill_ragged", use=lambda w, ragged: lambda token_ids, aux_hidden, lengths=None, **fields: ragged(
         token_ids, aux_hidden, AttentionMetadata(**fields), lengths), valid=lambda w: {

@@ -109,6 +109,7 @@ def test_what_can_be_meant_is_taken():
     assert (list(made.prompt_token_ids), made.max_tokens, made.temperature, made.top_p) == ([3, 4], 4, 0.5, 1.0)
     assert {type(each) for each in (*made.prompt_token_ids, made.max_tokens)} == {int}
     assert request(prompt_token_ids=range(3)).prompt_token_ids == range(3)
+    assert load_target(TARGET, dtype="float16").embed_tokens.dtype == torch.float16
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +169,15 @@ def ragged(generator, **changed):
             lambda g: SpeculativeDecoder(3, None, g.platform, EngineConfig(**LIMITS)),
             "the target int lacks ",
         ),
+        (
+            lambda g: Drafter(g.decoder.drafter.head, g.decoder.drafter.caches, g.platform, None),
+            "config must be a DraftConfig, got None",
+        ),
+        (
+            lambda g: choose_attention("device", g.platform, g.decoder.drafter.head.attention_layers),
+            "choose_attention: give the dtype of the layers too",
+        ),
+        (lambda g: choose_attention("a\nb", g.platform), r"no attention 'a\\nb' on platform 'cpu'"),
         (lambda g: g.decoder.drafter.prefill_ragged(1, 2, 3), "token_ids must be a Tensor, got 1"),
         (lambda g: g.decoder.drafter.inputs(1).join("a", None, None), "row must be an integer, got 'a'"),
         (lambda g: join(g, torch.tensor([3])), r"token_id is \[1\] torch.int64 on cpu: give one integer"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ def choose_attention(
         cache_dtype: of the KV caches; `dtype` when None.
 
     Raises:
-        ConfigError: there is no attention of that name on this platform.
+        ConfigError: there is no attention of that name on this platform, or layers come without their dtype.
         UnsupportedError: the attention of that name does not support the layers, or a package that it needs is not
             installed.
     """
@@ -56,7 +57,9 @@ def choose_attention(
     named: Mapping[str, AttentionFactory] = {"device": _paged, "host": PagedHostAttention, **own}
     if name not in ("auto", *named):
         offered = ", ".join(["auto", *named])
-        raise ConfigError(f"no attention '{name}' on platform '{platform.info.name}'; there are {offered}")
+        raise ConfigError(f"no attention {reprlib.repr(name)} on platform '{platform.info.name}'; there are {offered}")
+    if layers and dtype is None:
+        raise ConfigError("choose_attention: give the dtype of the layers too")
     reasons: list[str] = []
     for factory in own.values() if name == "auto" else [named[name]]:
         backend = factory(platform)

@@ -279,6 +279,7 @@ def test_wrong_options_are_refused_before_torch_is_imported():
     """Each is one line that names the option, and exit status 2."""
     wrong = {
         "num_speculative_tokens": ("generate", "-k", "0"),
+        "at most 63, got 99": ("generate", "-k", "99"),
         "temperature": ("generate", "--temperature", "-1"),
         "max_tokens": ("generate", "--max-tokens", "0"),
         "top_p": ("generate", "--top-p", "1.5"),

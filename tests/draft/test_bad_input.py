@@ -201,6 +201,19 @@ def test_a_prompt_pass_that_does_not_fit_its_inputs(arguments, kind, message):
         drafter.prefill(prompt, positions, blocks, aux)
 
 
+def test_a_prompt_pass_takes_as_many_blocks_as_a_round_has():
+    """K = 15 goes further past max_model_len than a pass of 4 rows does."""
+    settings = {"num_speculative_tokens": 15, "prefill_sizes": [4], **LIMITS}
+    drafter = make_drafter(make_head("eagle", make_target()), "merged", "device", **settings)
+    aux, written = torch.ones(4, drafter.head.aux_size), []
+    for blocks in ([1], range(1, drafter.config.max_blocks + 1)):
+        drafter.prefill([5, 6, 7, 8, 9], range(4), blocks, aux)
+        written.append(drafter.caches[0].key[1].clone())
+        drafter.caches[0].key.zero_()
+    assert torch.equal(*written)
+    assert written[0].any()
+
+
 def test_debug_refuses_other_dtypes_and_options_of_other_types():
     settings = {"num_speculative_tokens": 2, "debug": True, **LIMITS}
     drafter = make_drafter(make_head("eagle", make_target()), "eager", "device", **settings)

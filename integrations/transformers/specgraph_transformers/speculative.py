@@ -16,7 +16,8 @@ from specgraph.attention import choose_attention
 from specgraph.checkpoints import target_shape
 from specgraph.engine import AcceptanceMetrics
 from specgraph.errors import ConfigError
-from specgraph.options import refuse_former_names
+from specgraph.options import DraftCount, refuse_former_names
+from specgraph.validation import Count, ModelLen, Requests, checked
 from specgraph_transformers.acceptance import Acceptance
 from specgraph_transformers.output import Output
 from specgraph_transformers.rounds import Rounds
@@ -24,14 +25,15 @@ from specgraph_transformers.supported import check_supported, prompt_lengths
 from specgraph_transformers.target import TransformersTarget
 
 
+@checked
 def speculative(
     draft: Path | str,
-    num_speculative_tokens: int = 5,
+    num_speculative_tokens: DraftCount = 5,
     *,
     platform: Platform | str | None = None,
-    max_num_requests: int = 1,
-    max_model_len: int | None = None,
-    num_modules: int | None = None,
+    max_num_requests: Requests = 1,
+    max_model_len: ModelLen | None = None,
+    num_modules: Count | None = None,
     **config: Any,
 ) -> Speculative:
     """Speculative decoding for `model.generate(..., custom_generate=speculative(draft="DIR"))`.

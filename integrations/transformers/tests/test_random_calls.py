@@ -42,7 +42,7 @@ def test_output_is_that_of_generate(model, eagle3, seed):
     draft.close()
 
 
-@pytest.mark.parametrize(("k", "prompt", "new"), [(3, 3, 5), (15, 30, 60), (5, 2, 1)])
+@pytest.mark.parametrize(("k", "prompt", "new"), [(5, 3, 5), (15, 30, 60), (5, 2, 1)])
 def test_first_call(model, eagle3, k, prompt, new):
     """The first call sets the longest text: as few tokens as K, and more blocks than the prompt's passes use."""
     draft = speculative(eagle3, k, prefill_sizes=[4])

@@ -9,6 +9,7 @@ from specgraph_transformers import speculative
 from tiny_targets import make_prompts, make_target
 from transformers import DynamicCache, GenerationConfig
 
+from specgraph.draft import DraftTree
 from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
 
 
@@ -100,13 +101,23 @@ def test_a_drafter_for_another_target(eagle3):
         model.generate(make_prompts(5)[0], max_new_tokens=4, custom_generate=speculative(eagle3))
 
 
-def test_options_of_the_drafter(eagle3):
-    with pytest.raises(ConfigError, match="unknown option num_modles"):
-        speculative(eagle3, num_modles=1)
-    with pytest.raises(ConfigError, match="unknown option tree"):
-        speculative(eagle3, tree=None)
-    with pytest.raises(ConfigError, match="num_speculative_tokens must be at least 1"):
-        speculative(eagle3, 0, max_model_len=64)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_modles": 1}, "unknown option num_modles"),
+        ({"tree": DraftTree(num_steps=2, top_k=2, num_draft_tokens=4)}, "unknown option tree"),
+        ({"draft_schedule": {1: 3, 4: 1}}, "unknown option draft_schedule"),
+        ({"k_candidates": [1, 3]}, "unknown option k_candidates"),
+        ({"num_speculative_tokens": "auto"}, "num_speculative_tokens must be an integer, got 'auto'"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be at least 1"),
+        ({"num_speculative_tokens": 10**30}, "num_speculative_tokens must be at most 63"),
+        ({"max_model_len": 64, "block_size": 0}, "block_size must be at least 1"),
+        ({"draft": 3}, "draft must be a Path or a string, got 3"),
+    ],
+)
+def test_options_of_the_drafter(eagle3, options, message):
+    with pytest.raises(ConfigError, match=message):
+        speculative(**({"draft": eagle3} | options))
 
 
 def test_no_length(model, eagle3):
