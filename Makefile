@@ -7,7 +7,10 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
 # Compiling every file of every package takes longer than installing it; Python compiles what is imported
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+PIP := $(BIN)/python $(PIP_INSTALL)
+# What builds the local parts, installed once: isolated, each of ten parts would install it anew
+BUILD_TOOLS := "hatchling>=1.25" "hatch-fancy-pypi-readme>=24" editables
 # All local parts go into ONE pip call: `specgraph` on PyPI is an unrelated package that pip must never look for.
 PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/transformers integrations/vllm integrations/sglang drafters/smollm2)
 # transformers 5.24, which specgraph-transformers needs, is for Python 3.11 and newer
@@ -27,11 +30,12 @@ test: lint types unit docs packages conformance
 $(BIN)/specgraph: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps --retries 0 --extra-index-url $(TORCH_INDEX) "$(TORCH)+cpu" || $(PIP) "$(TORCH)"
-	$(PIP) -e .
+	$(PIP) $(BUILD_TOOLS)
+	$(PIP) --no-build-isolation -e .
 	touch $@
 
 $(VENV)/.dev: $(BIN)/specgraph $(wildcard conformance/pyproject.toml backends/*/pyproject.toml integrations/*/pyproject.toml drafters/*/pyproject.toml)
-	$(PIP) -e ".[dev]" $(OTHERS)
+	$(PIP) --no-build-isolation -e ".[dev]" $(OTHERS)
 	touch $@
 
 lint: $(VENV)/.dev

@@ -9,10 +9,11 @@ NPU_TORCH ?= 2.13.0
 
 $(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml $(NPU_DIR)/npu.mk
 	$(NPU_BASE_PYTHON) -m venv $(NPU_VENV)
-	$(NPU_PYTHON) -m pip install -q torch==$(NPU_TORCH)
-	$(NPU_PYTHON) -m pip install -q --no-deps torch_npu==$(NPU_TORCH)
-	$(NPU_PYTHON) -m pip install -q numpy pyyaml pytest pytest-xdist hypothesis pluggy safetensors tokenizers typer rich
-	$(NPU_PYTHON) -m pip install -q --no-deps -e . -e ./conformance -e $(NPU_DIR)
+	$(NPU_PYTHON) $(PIP_INSTALL) torch==$(NPU_TORCH)
+	$(NPU_PYTHON) $(PIP_INSTALL) --no-deps torch_npu==$(NPU_TORCH)
+	$(NPU_PYTHON) $(PIP_INSTALL) numpy pyyaml pytest pytest-xdist hypothesis pluggy safetensors tokenizers typer rich \
+	  $(BUILD_TOOLS)
+	$(NPU_PYTHON) $(PIP_INSTALL) --no-build-isolation --no-deps -e . -e ./conformance -e $(NPU_DIR)
 	touch $@
 
 .PHONY: npu-simulator test-npu
