@@ -144,7 +144,7 @@ class RunnerOptions:
         None, "Batch sizes to capture, comma-separated. Default: a ladder up to max_num_requests.", parse=_integers
     )
     prefill_sizes: Sequence[Tokens] | None = option(
-        None, "Rows of the prefill passes to capture, comma-separated. Default: a ladder up to 512.", parse=_integers
+        None, "Rows of prefill passes to capture, comma-separated. Default: up to 512, on cpu 128.", parse=_integers
     )
     decode: LoweringChoice = option(
         "auto", "How the draft loop becomes graph launches; round launches the verify with it."

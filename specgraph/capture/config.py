@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from specgraph.capture.dispatch import capture_sizes, prefill_sizes
 from specgraph.errors import ConfigError
 from specgraph.options import RunnerOptions
 from specgraph.validation import ModelLen, Tokens, checked_fields
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @checked_fields
@@ -48,3 +52,7 @@ class RunnerConfig(RunnerOptions):
     def prefill_rows(self) -> tuple[int, ...]:
         """Return the rows of prefill passes, ascending."""
         return prefill_sizes(self.max_model_len, self.prefill_sizes)
+
+    def with_prefill_sizes(self, longest: int) -> Self:
+        """Return the config with its prefill sizes named: where they are not, those of up to `longest` rows."""
+        return replace(self, prefill_sizes=prefill_sizes(self.max_model_len, self.prefill_sizes, longest))

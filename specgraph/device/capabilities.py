@@ -80,7 +80,7 @@ class Capabilities:
     default_lowering: LoweringName = "merged"
     """The lowering that `auto` resolves to when nothing refuses it."""
     longest_prefill: int = 512
-    """Rows of the largest prefill pass that `load_generator` captures by default; larger ones are no faster per row."""
+    """Rows of the largest prefill pass that is captured by default; larger ones are no faster per row."""
 
     # ---- decide which cases of the suite apply; engine authors ask them ------------------------------------------
 

@@ -81,6 +81,7 @@ class Drafter(ModelRunner):
             sampling.check(config.max_num_requests, vocabulary_size(head))
         if head.kind == "ngram":  # there is no distribution that its drafts are drawn from
             config = replace(config, draft_sampling="greedy")
+        config = config.with_prefill_sizes(platform.capabilities.longest_prefill)
         super().__init__(head, caches, platform, config, attention)
         self.head, self.config = head, config
         self.round = allocate_round(config, config.query_lens, head.aux_size, head.dtype, platform.device, sampling)

@@ -77,6 +77,7 @@ class SpeculativeDecoder(OneCall):
             raise ConfigError(f"with a drafter query_len is K + 1 = {config.query_len}, got {query_len}")
         if head is None and config.decode == "round":
             config = replace(config, decode="merged")  # a verify is one launch anyway
+        config = config.with_prefill_sizes(platform.capabilities.longest_prefill)
         self.platform, self.config = platform, config
         per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
         enough = 1 + per_request * config.max_num_requests

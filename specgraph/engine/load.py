@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
-from specgraph.capture.dispatch import prefill_sizes
 from specgraph.checkpoints import TargetShape, drafter_format, load_drafter, load_target, target_shape
 from specgraph.checkpoints.config_source import read_config
 from specgraph.checkpoints.model_config import config_dtype
@@ -263,9 +262,7 @@ def load_models(
             scratch_tokens=0 if tree is None else tree.scratch_tokens,
         )
         if cache.max_model_len == model.max_model_len:
-            longest = platform.capabilities.longest_prefill
-            rows = options.prefill_sizes or prefill_sizes(cache.max_model_len, longest=longest)
-            sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size, prefill_sizes=rows)
+            sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size)
             return LoadedPair(model, head, attention, cache, engine_config(sized, cache.max_model_len))
         length = cache.max_model_len
         for m in decoders:

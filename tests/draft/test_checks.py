@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from draft.pairs import DRAFTERS, make_head, make_target
+from engine.pair_decoder import make_pair_decoder
 
 from specgraph import DraftConfig, Drafter, DraftOutput, PagedAttention, allocate_caches, load_generator
 from specgraph.device.cpu import CpuPlatform
@@ -36,6 +37,15 @@ def make(head, attention=None, **changes):
     drafter = Drafter(head, caches, platform, replace(CONFIG, **changes), attention=attention)
     drafter.capture()
     return drafter
+
+
+def test_prefill_passes_are_by_default_as_long_as_the_platform_says(monkeypatch):
+    short = replace(CpuPlatform().capabilities, longest_prefill=20)
+    monkeypatch.setattr(CpuPlatform, "capabilities", short)
+    assert make(make_head("eagle", make_target()), prefill_sizes=None).config.prefill_rows == (16, 20)
+    decoder = make_pair_decoder("eagle", max_num_requests=1, max_model_len=48, prefill_sizes=None)
+    assert decoder.config.prefill_rows == decoder.drafter.config.prefill_rows == (16, 20)
+    assert make(make_head("eagle", make_target())).config.prefill_rows == (8,)
 
 
 @pytest.mark.parametrize(
