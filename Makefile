@@ -22,7 +22,7 @@ JOBS ?= 2
 
 demo: $(BIN)/specgraph
 	$(BIN)/specgraph generate
-	@echo "Next, a conversation with a language model (93 MB): $(BIN)/specgraph chat --model smollm2"
+	@echo "Next: . $(BIN)/activate, then a conversation with a language model: specgraph chat --model smollm2"
 
 test: lint types unit docs packages conformance
 
