@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-RELEASES = ("0.5.17",)
-"""The releases whose names and behaviour were checked."""
-
 ALGORITHMS = {"SPECGRAPH": "EAGLE3", "SPECGRAPH_EAGLE": "EAGLE"}
 """The values of --speculative-algorithm, and SGLang's own algorithm that each drafts as."""
 
 
-def unsupported_arguments(args: Any, version: str) -> str | None:
-    """Why the plugin does not serve SGLang's `ServerArgs`, in one line; None where it does.
-
-    Args:
-        args: as SGLang hands them to `validate_server_args`.
-        version: SGLang's.
-    """
-    if version not in RELEASES:
-        return f"SGLang {version}; served is {' and '.join(RELEASES)}"
+def unsupported_arguments(args: Any) -> str | None:
+    """Why the plugin does not serve SGLang's `ServerArgs`, as it hands them to `validate_server_args`, in one line;
+    None where it does."""
     if args.speculative_draft_model_path is None:
         return "no --speculative-draft-model-path; the drafter is an EAGLE folder of its own"
     if (topk := args.speculative_eagle_topk) not in (None, 1):

@@ -12,19 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from specgraph.errors import UnsupportedError
-from specgraph_sglang.config import ALGORITHMS, RELEASES, unsupported_arguments
+from specgraph_sglang.config import ALGORITHMS, unsupported_arguments
+from specgraph_sglang.names import RESERVE, ROW_HEADROOM, SIZING_MODULE, TAKEN, WORKER_MODULE, differences
 from specgraph_sglang.worker import draft_worker_class, worker_class
-
-RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
-ROW_HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
-
-TAKEN = (
-    "EagleDraftInput",
-    "build_eagle_verify_input",
-    "get_batch_sizes_to_capture",
-    "_eagle_prefill_tail_tokens",
-)
-"""The names of `sglang.srt.speculative.eagle_worker_v2` that the draft worker calls."""
 
 _OWN = ("create_worker", "register", "from_string")
 
@@ -32,8 +22,7 @@ _OWN = ("create_worker", "register", "from_string")
 def register() -> None:
     """Add the algorithms to SGLang's registry, and reserve the KV slots that drafting at a round's tail needs.
 
-    In a release that is not served nothing is hooked: SGLang calls this wherever the plugin is installed, also for
-    algorithms of its own, and its functions have other parameters there.
+    SGLang calls this wherever the plugin is installed: for algorithms of its own nothing changes.
     """
     spec_info: Any = importlib.import_module("sglang.srt.speculative.spec_info")
     registry: Any = importlib.import_module("sglang.srt.speculative.spec_registry")
@@ -46,11 +35,9 @@ def register() -> None:
             validate_server_args=check_arguments,
             spec_class=answering_as(registry.CustomSpecAlgo, algorithm, own),
         )(make_worker_class)
-    if importlib.import_module("sglang").__version__ not in RELEASES:
-        return  # `check_arguments` refuses the algorithms; everything else stays as it is
     runtime: Any = importlib.import_module("sglang.srt.runtime_context")
-    for target in (RESERVE, ROW_HEADROOM):
-        hooks.HookRegistry.register(target, more_slots(runtime.get_server_args), hooks.HookType.AROUND)
+    for name in (RESERVE, ROW_HEADROOM):
+        hooks.HookRegistry.register(f"{SIZING_MODULE}.{name}", more_slots(runtime.get_spec), hooks.HookType.AROUND)
 
 
 def check_arguments(server_args: Any) -> None:
@@ -59,8 +46,7 @@ def check_arguments(server_args: Any) -> None:
     Raises:
         UnsupportedError: names the option.
     """
-    version = importlib.import_module("sglang").__version__
-    if (reason := unsupported_arguments(server_args, version)) is not None:
+    if (reason := unsupported_arguments(server_args)) is not None:
         raise UnsupportedError(
             f"specgraph does not draft for this configuration: {reason}. "
             f"--speculative-algorithm {ALGORITHMS[server_args.speculative_algorithm]} is SGLang's own drafting"
@@ -86,8 +72,14 @@ def answering_as(custom: Any, algorithm: Any, own: str) -> Any:
 
 
 def make_worker_class(server_args: Any) -> Any:
-    """The factory that SGLang calls for the class of the worker."""
-    worker: Any = importlib.import_module("sglang.srt.speculative.eagle_worker_v2")
+    """The factory that SGLang calls for the class of the worker.
+
+    Raises:
+        UnsupportedError: names of this release differ from those that the plugin uses.
+    """
+    worker: Any = importlib.import_module(WORKER_MODULE)
+    if found := differences(worker, importlib.import_module(SIZING_MODULE)):
+        raise UnsupportedError(f"this release of SGLang is not served: {'; '.join(found)}")
     taken = SimpleNamespace(**{name: getattr(worker, name) for name in TAKEN})
     return worker_class(worker.EAGLEWorkerV2, draft_worker_class(worker.EagleDraftWorker, taken))
 
@@ -100,12 +92,12 @@ def more_slots(current: Callable[[], Any]) -> Callable[..., int]:
     reaches K slots further: with a start known one round late, up to 3 * K + 2 after the known length.
 
     Args:
-        current: gives SGLang's `ServerArgs` where the call has none.
+        current: gives SGLang's options of speculation where the call has no `ServerArgs` (0.5.23 never has them).
     """
 
-    def reserve(stock: Callable[..., int], server_args: Any = None) -> int:
-        args = current() if server_args is None else server_args
+    def reserve(stock: Callable[..., int], *given: Any) -> int:
+        args = given[0] if given and given[0] is not None else current()
         more = int(args.speculative_num_steps or 0) if args.speculative_algorithm in ALGORITHMS else 0
-        return stock(server_args) + more
+        return stock(*given) + more
 
     return reserve

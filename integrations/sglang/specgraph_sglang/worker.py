@@ -14,6 +14,7 @@ from specgraph.capture.transfers import write
 from specgraph.engine import ProposeCounts
 from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
 from specgraph_sglang.draft_model import draft_cache, draft_head
+from specgraph_sglang.names import READ_DONE
 
 _LOG = logging.getLogger("sglang.specgraph")
 
@@ -25,7 +26,7 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
 
     Args:
         stock: SGLang's class.
-        sglang: what it takes of SGLang (`plugin.TAKEN`).
+        sglang: what it takes of SGLang (`names.TAKEN`).
     """
 
     class SpecgraphDraftWorker(stock):
@@ -39,16 +40,16 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
             super().init_cuda_graphs()
             self.specgraph.capture()
 
-        def draft(self, batch: Any) -> Any:
-            return self.specgraph.draft(batch, super().draft)
+        def draft(self, batch: Any, **options: Any) -> Any:
+            return self.specgraph.draft(batch, super().draft) if not options else super().draft(batch, **options)
 
         def _draft_extend_for_prefill(self, batch: Any, *args: Any, **options: Any) -> Any:
             begun = self.specgraph.begin(batch, *args)
             return super()._draft_extend_for_prefill(batch, *args, **options) if begun is None else begun
 
-        def _draft_extend_for_decode(self, batch: Any, batch_result: Any) -> None:
+        def _draft_extend_for_decode(self, batch: Any, batch_result: Any, **options: Any) -> None:
             if not self.specgraph.end(batch, batch_result):
-                super()._draft_extend_for_decode(batch, batch_result)
+                super()._draft_extend_for_decode(batch, batch_result, **options)
 
     return SpecgraphDraftWorker
 
@@ -126,7 +127,7 @@ class DraftRounds:
     def capture(self) -> None:
         """Make the fast path, when SGLang has captured its own graphs."""
         worker, runner = self.worker, self.worker.draft_runner
-        head, page_size = draft_head(runner.model), worker.server_args.page_size
+        head, page_size = draft_head(runner.model), runner.token_to_kv_pool.page_size
         sizes, _ = self.sglang.get_batch_sizes_to_capture(runner)
         rows, table = worker.req_to_token_pool.req_to_token, head.attention_layers[0].rotary
         assert table is not None
@@ -280,7 +281,10 @@ class DraftRounds:
             # The last read of what the scheduler writes next: its barrier waits for this event.
             event = torch.cuda.Event()
             event.record()
-            self.worker.draft_runner.war_fastpath_read_done_event = event
+            runner = self.worker.draft_runner
+            for name in READ_DONE:
+                if hasattr(runner, name):
+                    setattr(runner, name, event)
         kept.keep(batch.req_pool_indices_cpu.tolist(), batch.req_pool_indices, fast.propose(n))
         for name, zeros in self._stand_ins.items():
             setattr(batch_result.next_draft_input, name, zeros[:n])

@@ -77,7 +77,7 @@ class MHATokenToKVPool:
     """[slots, heads, dim] per layer, full of garbage; page 0 is the one that pads."""
 
     def __init__(self, pages: int, page_size: int, heads: int, dim: int, dtype: torch.dtype) -> None:
-        shape = (1 + pages) * page_size, heads, dim
+        self.page_size, shape = page_size, ((1 + pages) * page_size, heads, dim)
         self.k_buffer = [torch.full(shape, 9.0, dtype=dtype)]
         self.v_buffer = [torch.full(shape, 9.0, dtype=dtype)]
 
@@ -127,7 +127,9 @@ class StockDraftWorker:
         self.drafted = torch.arange(n * (self.speculative_num_steps + 1)) + 10_000
         return SimpleNamespace(draft_token=self.drafted.clone())
 
-    def _draft_extend_for_prefill(self, batch: Any, *args: Any) -> str:
+    def _draft_extend_for_prefill(
+        self, batch: Any, target_hidden_states: Any, next_token_ids: Any, mm_input_embeds: Any = None
+    ) -> str:
         return "SGLang's"
 
     def _draft_extend_for_decode(self, batch: Any, batch_result: Any) -> None:

@@ -8,10 +8,21 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_objects import server_args
+from sglang_objects import StockDraftWorker, server_args
 from specgraph_sglang import plugin
 from specgraph_sglang.config import unsupported_arguments
-from specgraph_sglang.plugin import RESERVE, ROW_HEADROOM, answering_as, more_slots
+from specgraph_sglang.names import (
+    BATCH,
+    DRAFT_INPUT,
+    RESERVE,
+    ROW_HEADROOM,
+    SIZING_MODULE,
+    WORKER_MODULE,
+    differences,
+)
+from specgraph_sglang.plugin import answering_as, more_slots
+
+from specgraph.errors import UnsupportedError
 
 
 @pytest.mark.parametrize(
@@ -31,15 +42,55 @@ from specgraph_sglang.plugin import RESERVE, ROW_HEADROOM, answering_as, more_sl
     ],
 )
 def test_what_is_not_served_is_named(changes, reason) -> None:
-    said = unsupported_arguments(server_args(**changes), "0.5.17")
+    said = unsupported_arguments(server_args(**changes))
     assert said is not None
     assert said.startswith(reason)
     assert "\n" not in said
 
 
-def test_the_release_is_checked() -> None:
-    assert unsupported_arguments(server_args(), "0.5.17") is None
-    assert unsupported_arguments(server_args(), "0.5.99") == "SGLang 0.5.99; served is 0.5.17"
+def build_eagle_verify_input(batch, draft_input, parent_list, top_scores_index, draft_tokens, draft_probs, *, topk):
+    """Its parameters."""
+
+
+def release(**changes):
+    """The module of SGLang's worker, as far as the check of names looks at it."""
+    fields = {"ScheduleBatch": BATCH, "EagleDraftInput": DRAFT_INPUT}
+    classes = {name: type(name, (), {"__annotations__": dict.fromkeys(of)}) for name, of in fields.items()}
+    found = {
+        "EagleDraftWorker": StockDraftWorker, "EAGLEWorkerV2": object, "get_batch_sizes_to_capture": len,
+        "_eagle_prefill_tail_tokens": len, "build_eagle_verify_input": build_eagle_verify_input,
+    } | classes | changes  # fmt: skip
+    return SimpleNamespace(__name__="worker", **{name: value for name, value in found.items() if value is not None})
+
+
+class OtherDraftWorker(StockDraftWorker):
+    def draft(self, input_batch):
+        """Another parameter."""
+
+
+class OtherBatch:
+    input_ids: list
+
+
+SIZING = SimpleNamespace(__name__="sizing", **{RESERVE: lambda: 0, ROW_HEADROOM: lambda server_args: 0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"EagleDraftWorker": OtherDraftWorker}, ["OtherDraftWorker.draft takes (input_batch), expected (batch, ...)"]),
+        ({"get_batch_sizes_to_capture": None}, ["eagle_worker_v2.get_batch_sizes_to_capture is missing"]),
+        ({"ScheduleBatch": OtherBatch}, ["OtherBatch.extend_lens is missing", "OtherBatch.prefix_lens is missing"]),
+    ],
+)
+def test_a_release_with_other_names_is_refused_by_these_names(changes, words, monkeypatch) -> None:
+    assert differences(release(), SIZING) == []
+    modules = {WORKER_MODULE: release(**changes), SIZING_MODULE: SIZING}
+    monkeypatch.setattr(plugin, "importlib", SimpleNamespace(import_module=modules.__getitem__))
+    with pytest.raises(UnsupportedError, match="this release of SGLang is not served") as error:
+        plugin.make_worker_class(server_args())
+    assert all(each in str(error.value) for each in words)
+    assert "\n" not in str(error.value)
 
 
 class Algorithm(enum.Enum):
@@ -85,7 +136,7 @@ def test_an_algorithm_answers_as_sglangs_own_but_makes_its_own_worker(own) -> No
 def test_every_slot_that_a_propose_reaches_is_reserved(k, page, prompt, accepted) -> None:
     """SGLang's overlapped schedule: slots are reserved while the host knows the lengths before the last round."""
     args = server_args(speculative_num_steps=k)
-    reserve = more_slots(lambda: args)(lambda _: 2 * (k + 1))
+    reserve = more_slots(lambda: args)(lambda: 2 * (k + 1))
     known = length = prompt
     given_to_it = 0
     for count in accepted:
@@ -98,16 +149,13 @@ def test_every_slot_that_a_propose_reaches_is_reserved(k, page, prompt, accepted
         known, length = start, start + sampled
 
 
-@pytest.mark.parametrize(("version", "hooked"), [("0.5.17", [RESERVE, ROW_HEADROOM]), ("0.5.99", [])])
-def test_only_a_release_that_is_served_is_hooked(version, hooked, monkeypatch) -> None:
-    """Both algorithms are known in every release, so that they are refused by name; SGLang's own stay as they are."""
+def test_both_algorithms_are_known_and_the_reserve_is_hooked(monkeypatch) -> None:
     known, hooks = [], []
     algorithm = SimpleNamespace(register=lambda name, **_: lambda factory: known.append(name))
     modules = {
-        "sglang": SimpleNamespace(__version__=version),
         "sglang.srt.speculative.spec_info": SimpleNamespace(SpeculativeAlgorithm=algorithm),
         "sglang.srt.speculative.spec_registry": SimpleNamespace(CustomSpecAlgo=Custom),
-        "sglang.srt.runtime_context": SimpleNamespace(get_server_args=server_args),
+        "sglang.srt.runtime_context": SimpleNamespace(get_spec=server_args),
         "sglang.srt.plugins.hook_registry": SimpleNamespace(
             HookRegistry=SimpleNamespace(register=lambda target, hook, kind: hooks.append(target)),
             HookType=SimpleNamespace(AROUND="around"),
@@ -116,10 +164,11 @@ def test_only_a_release_that_is_served_is_hooked(version, hooked, monkeypatch) -
     monkeypatch.setattr(plugin, "importlib", SimpleNamespace(import_module=modules.__getitem__))
     plugin.register()
     assert known == ["SPECGRAPH", "SPECGRAPH_EAGLE"]
-    assert hooks == hooked
+    assert hooks == [f"{SIZING_MODULE}.{RESERVE}", f"{SIZING_MODULE}.{ROW_HEADROOM}"]
 
 
 def test_other_algorithms_keep_sglangs_reserve() -> None:
     args = server_args(speculative_algorithm="EAGLE3")
-    assert more_slots(lambda: args)(lambda _: 12) == 12
+    assert more_slots(lambda: args)(lambda: 12) == 12
     assert more_slots(lambda: None)(lambda _: 12, server_args(speculative_num_steps=5)) == 17
+    assert more_slots(lambda: server_args(speculative_num_steps=3))(lambda: 12) == 15
