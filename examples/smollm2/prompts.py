@@ -3,8 +3,9 @@
     python examples/smollm2/prompts.py MODEL.gguf --debian FOLDER --out PROMPTS.pt
 
 The folder holds the unpacked Debian packages that README.md names. Every word, function and passage is, by a hash of
-it or of its file, either for training or held out, and no twelve words in a row of a held-out passage occur in a
-training one. PROMPTS.pt has lists of token ids, "train" and "held_out"; held_out.jsonl the texts of the latter.
+it or of its file, either for training or held out, and no twelve words in a row of a held-out prompt occur in a
+passage to train on. PROMPTS.pt has lists of token ids, "train" and "held_out"; held_out.jsonl has the texts of the
+latter, and is written only where it is missing.
 """
 
 import argparse
@@ -27,8 +28,11 @@ from tokenizers import Tokenizer
 
 from specgraph.checkpoints.tokens import read_tokenizer
 
-COUNTS = {"chat": 6000, "code": 5000, "summary": 4500, "list": 3500}
+COUNTS = {"chat": 18000, "code": 15000, "summary": 13500, "list": 10500}
 HELD_OUT = 50
+"""Held-out prompts of each category."""
+KEPT = Path(__file__).parent / "held_out.jsonl"
+"""The texts of the held-out prompts. Where the file is there it stays: what was measured is measured again with it."""
 LONGEST = 384
 """Tokens of a prompt."""
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
@@ -141,23 +145,22 @@ def main() -> None:
     arguments = parser.parse_args()
     tokenizer = read_tokenizer(arguments.target)
     everything = read(arguments.debian)
-    train, held_out = (sources(everything, part) for part in (False, True))
-    runs = {run for passage in train["passage"] for run in word_runs(passage)}
-    held_out["passage"][:] = [p for p in held_out["passage"] if runs.isdisjoint(word_runs(p))]
-    known = set[str]()
     random.seed(2)
-    parts: dict[str, list[list[int]]] = {"train": [], "held_out": []}
-    lines = list[str]()
-    for name, given, share in (("train", train, 1.0), ("held_out", held_out, 0.0), ("train", train, 2.0)):
-        for category, count in COUNTS.items():
-            for text in distinct(category, given, known, int(count * share) or HELD_OUT, tokenizer):
-                parts[name].append(chat_ids(tokenizer, text))
-                if name == "held_out":
-                    lines.append(json.dumps({"category": category, "prompt": text}, ensure_ascii=False) + "\n")
+    if not KEPT.exists():
+        words, known = sources(everything, held_out=True), set[str]()
+        chosen = ((name, text) for name in COUNTS for text in distinct(name, words, known, HELD_OUT, tokenizer))
+        lines = (json.dumps({"category": name, "prompt": text}, ensure_ascii=False) for name, text in chosen)
+        KEPT.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    held_out = [json.loads(line)["prompt"] for line in KEPT.read_text(encoding="utf-8").splitlines()]
+    words, known = sources(everything, held_out=False), set(held_out)
+    runs = {run for text in held_out for run in word_runs(text)}
+    words["passage"][:] = [passage for passage in words["passage"] if runs.isdisjoint(word_runs(passage))]
+    train = [text for name, count in COUNTS.items() for text in distinct(name, words, known, count, tokenizer)]
+    parts = {
+        name: [chat_ids(tokenizer, t) for t in texts] for name, texts in (("train", train), ("held_out", held_out))
+    }
     torch.save(parts, arguments.out)
-    (Path(__file__).parent / "held_out.jsonl").write_text("".join(lines), encoding="utf-8")
-    lengths = [len(ids) for ids in parts["train"]]
-    print(f"{len(lengths)} prompts of {sum(lengths) / len(lengths):.0f} tokens; {len(lines)} held out")
+    print(f"{len(train)} prompts of {sum(map(len, parts['train'])) / len(train):.0f} tokens; {len(held_out)} held out")
 
 
 def chat_ids(tokenizer: Tokenizer, text: str) -> list[int]:
