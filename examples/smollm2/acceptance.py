@@ -44,12 +44,14 @@ def main() -> None:
     prompts = {category: texts[: arguments.limit] for category, texts in prompts.items()}
     measured = list[dict[str, Any]]()
     with loaded(arguments, 1, sampled=False, speculate=False) as alone:
-        wanted = generate(alone, prompts, arguments, 0.0)[0]
-    command = " ".join(["python examples/smollm2/acceptance.py", *sys.argv[1:]])
-    document = {"command": command, "new_tokens": arguments.new_tokens, "top_p": 0.9, "rows": measured}
-    for k in arguments.k:
-        for kind in arguments.kinds:
-            for temperature in arguments.temperatures:
+        wanted, info = generate(alone, prompts, arguments, 0.0)[0], alone.platform.info
+    document = {
+        "command": " ".join(["python examples/smollm2/acceptance.py", *sys.argv[1:]]), "device": info.device_name,
+        "versions": info.versions, "new_tokens": arguments.new_tokens, "top_p": 0.9, "rows": measured,
+    }  # fmt: skip
+    for kind in arguments.kinds:
+        for temperature in arguments.temperatures:
+            for k in arguments.k:
                 with loaded(arguments, k, sampled=temperature > 0, kind=kind) as generator:
                     texts, counts = generate(generator, prompts, arguments, temperature)
                 row: dict[str, Any] = {"drafts": kind, "k": k, "temperature": temperature, **figures(counts)}
@@ -102,7 +104,7 @@ def figures(counts: dict[str, list[int]]) -> dict[str, Any]:
     counts = counts | {"all": [sum(each) for each in zip(*counts.values(), strict=True)]}
     lengths = {name: round(1 + sum(accepted) / drafts, 3) for name, (drafts, *accepted) in counts.items()}
     drafts, *accepted = counts["all"]
-    return {"lengths": lengths, "positions": [round(count / drafts, 3) for count in accepted], "drafts": drafts}
+    return {"lengths": lengths, "positions": [round(count / drafts, 3) for count in accepted], "num_drafts": drafts}
 
 
 def table(measured: list[dict[str, Any]]) -> str:
