@@ -13,6 +13,7 @@ from specgraph import open_platform
 from specgraph.capture.transfers import write
 from specgraph.engine import ProposeCounts
 from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
+from specgraph.plugin.weight_addresses import WeightAddresses
 from specgraph_sglang.draft_model import draft_cache, draft_head
 from specgraph_sglang.names import READ_DONE
 
@@ -124,9 +125,19 @@ class DraftRounds:
         self.use_sglang = False
         """Set it to leave every propose to SGLang, for comparisons in one process."""
 
+    def follow_weights(self) -> None:
+        """Where SGLang has put other tensors in the place of weights, read them, and capture again."""
+        if self.fast_path is not None and self._weights.moved():
+            _LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
+            self.fast_path.drafter.close()
+            kept, begun = self.kept, self.begun
+            self.capture()
+            self.kept, self.begun = kept, begun
+
     def capture(self) -> None:
         """Make the fast path, when SGLang has captured its own graphs."""
         worker, runner = self.worker, self.worker.draft_runner
+        self._weights = WeightAddresses(runner.model)
         head, page_size = draft_head(runner.model), runner.token_to_kv_pool.page_size
         sizes, _ = self.sglang.get_batch_sizes_to_capture(runner)
         rows, table = worker.req_to_token_pool.req_to_token, head.attention_layers[0].rotary
@@ -159,6 +170,7 @@ class DraftRounds:
         kept, worker = self.kept, self.worker
         if kept is None or batch.forward_mode.is_idle():
             return stock(batch)
+        self.follow_weights()
         slots = batch.req_pool_indices_cpu.tolist()
         self._draft_begun(slots)
         held = kept.holds(slots)
@@ -222,6 +234,7 @@ class DraftRounds:
         Returns:
             SGLang's `EagleDraftInput`.
         """
+        self.follow_weights()
         reason = self._reason_for_sglang(batch, embeddings)
         self.counts.add(reason)
         fast, kept, begun = self.fast_path, self.kept, self.begun

@@ -198,6 +198,17 @@ def test_requests_that_begin_are_drafted_for_beside_those_that_go_on(engine) -> 
     assert set(engine.worker.specgraph.counts.by_reason) == {"specgraph"}
 
 
+def test_replaced_weights_are_followed(engine, caplog) -> None:
+    engine.prompt(0, 9)
+    weight = engine.worker.draft_runner.model.lm_head.weight
+    engine.worker.draft_runner.model.lm_head.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    weight.data.fill_(float("nan"))
+    for count in (2, 5):
+        assert handed_out(engine, [0]).tolist() == engine.want([0])
+        engine.round([0], [count])
+    assert caplog.text.count("captures its graphs again") == 1
+
+
 def test_near_the_end_of_the_context_no_other_request_is_written(engine) -> None:
     engine.prompt(1, MAX_LEN - K - 1)
     before = engine.pool.k_buffer[0].clone()

@@ -14,6 +14,7 @@ from specgraph.engine import ProposeCounts
 from specgraph.errors import SpecgraphError
 from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
 from specgraph.plugin.engine_names import parameters
+from specgraph.plugin.weight_addresses import WeightAddresses
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import draft_cache, draft_head
 from specgraph_vllm.names import PROPOSE, table_block_sizes
@@ -84,17 +85,36 @@ class Speculator(_Stock):
     def load_model(self, target_model: Any) -> None:
         super().load_model(target_model)
         with self._refusals():
-            self._head = draft_head(self.model, self.vllm_config.model_config.get_hidden_size())
+            self._head = self._read_head()
+
+    def _read_head(self) -> DraftHead:
+        self._weights = WeightAddresses(self.model)
+        return draft_head(self.model, self.vllm_config.model_config.get_hidden_size())
 
     def set_attn(self, *args: Any, **options: Any) -> None:
         # vLLM 0.33 captures once over a KV cache that it then frees, to learn how much memory graphs take.
+        self._drop_graphs()
+        super().set_attn(*args, **options)
+
+    def _drop_graphs(self) -> None:
         if self.fast_path is not None:
             self.fast_path.drafter.close()  # a dropped drafter keeps its graphs until a garbage collection
             self.fast_path = None
-        super().set_attn(*args, **options)
 
     def capture(self) -> None:
         super().capture()
+        self._capture()
+
+    def _follow_weights(self) -> None:
+        """Where vLLM has put other tensors in the place of weights, read them, and capture again."""
+        if self.fast_path is not None and self._weights.moved():
+            _LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
+            self._drop_graphs()
+            with self._refusals():
+                self._head = self._read_head()
+                self._capture()
+
+    def _capture(self) -> None:
         if self._head is None:
             return
         with self._refusals():
@@ -133,6 +153,7 @@ class Speculator(_Stock):
     ) -> Any:
         """See vLLM's speculators; `more` may be next_prefill_tokens, temperature, seeds, and what the release has."""
         named = dict(zip(self._more_parameters, more, strict=False)) | options
+        self._follow_weights()
         fast = self.fast_path
         # EAGLE-1 and MTP drafters take the state that the target's lm_head, or its final norm, takes.
         states = aux_hidden_states if self._head is not None and self._head.aux_layers else [last_hidden_states]

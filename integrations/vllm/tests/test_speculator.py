@@ -362,6 +362,29 @@ def test_graphs_over_another_kv_cache_are_not_replayed(engine) -> None:
     assert drafts.tolist() == want
 
 
+def test_weights_may_be_updated_in_place_and_replaced(engine, caplog) -> None:
+    engine.prompt(0, 9)
+    engine.prompt(2, 20)
+    with torch.no_grad():
+        engine.module.lm_head.weight.neg_()  # in place: the very next drafts follow
+        flipped = engine.speculator.fast_path
+        drafts, want = engine.round([0, 2], [2, 1])
+        assert drafts.tolist() != want
+        engine.module.lm_head.weight.neg_()
+    drafts, want = engine.round([0, 2], [1, 3])
+    assert drafts.tolist() == want
+    assert engine.speculator.fast_path is flipped
+    for owner in (engine.module.lm_head, engine.module.model.layers[0].self_attn.qkv_proj):
+        old = owner.weight
+        owner.weight = torch.nn.Parameter(old.detach().clone(), requires_grad=False)
+        old.data.fill_(float("nan"))  # what a graph must not read any more
+    for counts in ([2, 5], [1, 1]):
+        drafts, want = engine.round([0, 2], counts)
+        assert drafts.tolist() == want
+    assert caplog.text.count("captures its graphs again") == 1
+    assert engine.speculator.counts.by_reason == {"specgraph": 4}
+
+
 def test_an_unsupported_drafter_is_refused_when_it_is_loaded(tmp_path) -> None:
     engine = Engine(tmp_path)
     engine.module.config.hidden_act = "gelu"
