@@ -70,7 +70,7 @@ installed: packages
 	cd build && $(abspath $(INSTALLED))/bin/python ../tests/check_installed.py
 
 conformance: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/specgraph conformance cpu
+	mkdir -p build && OMP_NUM_THREADS=1 $(BIN)/specgraph conformance cpu --json build/conformance-cpu.json
 
 # Reports of this commit in docs/conformance, of what runs without a device: the simulators of npu, musa and accelerator
 # among them; cuda.json comes from a machine with a GPU. Half an hour of two idle cores

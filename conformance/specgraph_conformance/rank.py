@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,13 +20,15 @@ from specgraph.parallel import Ranks, join_ranks
 from torch import Tensor
 
 from specgraph_conformance.rig import captured, expect_close, expect_equal, on_host, replay_and_wait
-from specgraph_conformance.shared_experts import run_scenario
+from specgraph_conformance.shared_experts import SCENARIOS, run_scenarios
 from specgraph_conformance.split_models import SPLIT, run_split
 from specgraph_conformance.timeouts import load_factor
 
 ROWS, WIDTH, REPLAYS = 8, 64, 5
 COMMAND = (sys.executable, "-u", "-m", "specgraph_conformance.rank")
 """Starts one rank."""
+CHAIN = "chain"
+"""The task of `check_chain`; the others are scenarios of `shared_experts` and `split_models`."""
 RANK_TIMEOUT = 120.0
 """Seconds that a rank of a scenario waits for the other one."""
 
@@ -82,52 +84,62 @@ def check_chain(platform: Platform, ranks: Ranks, count: int, seed: int) -> None
     graph.close()
 
 
-def run_ranks(platforms: Sequence[str], store: str, seed: int, seconds: float, task: str = "chain") -> None:
-    """`main` on each platform, NAME:INDEX, a process each.
+def run_ranks(platforms: Sequence[str], store: str, seed: int, seconds: float, tasks: Sequence[str]) -> dict[str, str]:
+    """Run tasks on each platform, NAME:INDEX, a process each.
 
-    Raises:
-        AssertionError: a rank failed, with its last words, or they did not end within `seconds`.
+    Returns:
+        What went wrong in each task; empty where nothing did.
     """
-    rest = [str(len(platforms)), store, str(seed), task]
+    rest = [str(len(platforms)), store, str(seed), ",".join(tasks)]
     ranks = [
         subprocess.Popen([*COMMAND, name, str(rank), *rest], stderr=subprocess.PIPE, text=True, errors="replace")
         for rank, name in enumerate(platforms)
     ]
-    begin = time.monotonic()
+    begin, ended = time.monotonic(), ""
     try:
         # A rank that fails leaves the others waiting for it: the first failure ends all.
-        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
-            assert time.monotonic() - begin < seconds * load_factor(), f"the ranks did not end within {seconds:g} s"
+        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks) and not ended:
             time.sleep(0.1)
+            if time.monotonic() - begin > seconds * load_factor():
+                ended = f"the ranks did not end within {seconds:g} s"
         for number, rank in enumerate(ranks):
-            if rank.poll():
+            if rank.poll() and not ended:
                 assert rank.stderr is not None
-                raise AssertionError(f"rank {number}: {' '.join(rank.stderr.read().strip().splitlines()[-3:])}")
+                ended = f"rank {number}: {' '.join(rank.stderr.read().strip().splitlines()[-3:])}"
     finally:
         for rank in ranks:
             with suppress(ProcessLookupError):
                 rank.kill()
             rank.communicate()
+    found = [_read(Path(f"{store}.{rank}.json")) for rank in range(len(ranks))]
+    return {name: next(filter(None, (each.get(name, ended) for each in found)), "") for name in tasks}
 
 
-def main(platform: str, rank: str, world_size: str, store: str, seed: str, task: str) -> None:
-    """One rank: chains of one, two and eight; or scenarios of `shared_experts` and `split_models`, comma-separated.
-
-    What went wrong in each scenario goes to the file `store`.RANK.json.
-    """
-    opened = open_platform(platform)
+def main(platform: str, rank: str, world_size: str, store: str, seed: str, tasks: str) -> None:
+    """Run tasks, comma-separated, as one rank; what went wrong in each goes to the file `store`.RANK.json at once."""
+    opened, names, found = open_platform(platform), tasks.split(","), dict[str, str]()
     with torch.no_grad(), process_group(opened, int(rank), int(world_size), store) as ranks:
-        if task == "chain":
-            for count in (1, 2, 8):
-                check_chain(opened, ranks, count, int(seed))
-        else:
-            found = {name: _run(name)(opened, name, int(seed), RANK_TIMEOUT) for name in task.split(",")}
+        for name, wrong in _run(opened, ranks, names, int(seed)):
+            found[name] = wrong
             Path(f"{store}.{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     opened.close()
 
 
-def _run(scenario: str) -> Callable[[Platform, str, int, float], str]:
-    return run_split if scenario in SPLIT else run_scenario
+def _run(platform: Platform, ranks: Ranks, names: Sequence[str], seed: int) -> Generator[tuple[str, str], None, None]:
+    """Yield what went wrong in each task; the chain is the last one: a device that hangs in it has done the others."""
+    yield from run_scenarios(platform, [name for name in names if name in SCENARIOS], seed, RANK_TIMEOUT)
+    for name in SPLIT:
+        if name in names:
+            yield name, run_split(platform, name, seed, RANK_TIMEOUT)
+    if CHAIN in names:
+        for count in (1, 2, 8):
+            check_chain(platform, ranks, count, seed)
+        yield CHAIN, ""
+
+
+def _read(path: Path) -> dict[str, str]:
+    """The tasks that a rank has ended."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def as_table(report: Report) -> Group:
     lines = [Text(f"versions: {_pairs(subject.versions)}; seed {subject.seed}")]
     groups = by_cause(report.failures)
     for first, *others in groups[:SHOWN]:
-        lines.append(Text(f"\nfailed {first.id}: look at {look_at(first)}", style="bold red"))
+        lines.append(Text(f"\nfailed {first.id}: look at: {look_at(first)}", style="bold red"))
         lines.append(Text(f"  property: {first.property}\n  seen:     {first.reason}"))
         lines.append(Text(f"  hazard:   {first.hazard or 'none'}"))
         if others:

@@ -6,7 +6,7 @@ tokens must be those of the whole model in float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -78,32 +78,38 @@ def asked_of(scenario: Scenario, rank: int, seed: int) -> list[Request]:
     return [Request(prompt_token_ids=prompt, max_tokens=6 + 3 * i) for i, prompt in enumerate(prompts)]
 
 
-def run_scenario(platform: Platform, name: str, seed: int, timeout: float) -> str:
-    """One scenario, on every rank together.
+def run_scenarios(
+    platform: Platform, names: Sequence[str], seed: int, timeout: float
+) -> Generator[tuple[str, str], None, None]:
+    """Run scenarios on every rank together, those with the same K by batch size with one decoder until one fails.
 
-    Returns:
-        What went wrong; empty where nothing did.
+    Yields:
+        The name of each, and what went wrong; empty where nothing did.
     """
-    scenario = SCENARIOS[name]
-    layout = join_layout(platform.device, data_parallel=2, expert_parallel=True, timeout=timeout)
-    try:
-        target = make_mixture(seed, platform.device, layout.tensor_parallel)
-        head = DraftModelHead(make_mixture(seed + 1, platform.device, layout.tensor_parallel), HIDDEN)
-        config = EngineConfig(
-            num_speculative_tokens=3, draft_schedule=scenario.draft_schedule, max_num_requests=4, max_model_len=LENGTH,
-            capture_sizes=(1, 4), prefill_sizes=(CHUNK,), decode="merged", prefill="full",
-        )  # fmt: skip
-        made = SpeculativeDecoder(target, head, platform, config, layout=layout)
-        made.capture()
-        asked = asked_of(scenario, layout.ranks.rank, seed)
-        given = made.generate(asked)
-        layout.ranks.exchange("the end of the scenario")
-        made.close()
-    except RankError as error:
-        return str(error)
-    finally:
-        layout.ranks.close()
-    return shortfall(make_mixture(seed, torch.device("cpu"), compute=torch.float64), asked, given)
+    left = sorted(names, key=lambda name: SCENARIOS[name].draft_schedule is not None)
+    reference = make_mixture(seed, torch.device("cpu"), compute=torch.float64)
+    while left:
+        schedule = SCENARIOS[left[0]].draft_schedule
+        layout = join_layout(platform.device, data_parallel=2, expert_parallel=True, timeout=timeout)
+        try:
+            target = make_mixture(seed, platform.device, layout.tensor_parallel)
+            head = DraftModelHead(make_mixture(seed + 1, platform.device, layout.tensor_parallel), HIDDEN)
+            config = EngineConfig(
+                num_speculative_tokens=3, draft_schedule=schedule, max_num_requests=4, max_model_len=LENGTH,
+                capture_sizes=(1, 4), prefill_sizes=(CHUNK,), decode="merged", prefill="full",
+            )  # fmt: skip
+            made = SpeculativeDecoder(target, head, platform, config, layout=layout)
+            made.capture()
+            while left and SCENARIOS[left[0]].draft_schedule == schedule:
+                asked = asked_of(SCENARIOS[left[0]], layout.ranks.rank, seed)
+                given = made.generate(asked)
+                layout.ranks.exchange("the end of the scenario")
+                yield left.pop(0), shortfall(reference, asked, given)
+            made.close()
+        except RankError as error:
+            yield left.pop(0), str(error)
+        finally:
+            layout.ranks.close()
 
 
 def shortfall(target: LlamaTarget, asked: Sequence[Request], given: Sequence[Generation]) -> str:

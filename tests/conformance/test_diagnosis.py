@@ -71,7 +71,7 @@ def test_the_summary_shows_each_cause_once() -> None:
         assert text.count("look at") >= 3
     first_lines = [line for line in terminal.getvalue().splitlines() if line.startswith("failed ")]
     assert (
-        "failed streams.current-is-per-thread: look at a method of the backend that is not written yet" in first_lines
+        "failed streams.current-is-per-thread: look at: a method of the backend that is not written yet" in first_lines
     )
     many = [failed(f"faults.f{chr(97 + i)}", f"ValueError: {chr(97 + i)}") for i in range(SHOWN + 2)]
     terminal = io.StringIO()

@@ -1,7 +1,7 @@
 """Collectives inside graphs, where the platform claims them.
 
 In this process there is a group of one rank: that shows that collectives can be captured and are replayed, not that
-ranks agree. What went wrong in the field is between ranks; the last case needs two devices for it.
+ranks agree. What went wrong in the field is between ranks: see `test_collectives_ranks.py`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from specgraph import ops
-from specgraph.device import Discovered, Platform
+from specgraph.device import Platform
 from specgraph.parallel import Ranks
 
-from specgraph_conformance.case import Absent, case
-from specgraph_conformance.rank import check_chain, process_group, run_ranks
+from specgraph_conformance.case import case
+from specgraph_conformance.rank import check_chain, process_group
 from specgraph_conformance.rig import captured, on_host, replay_and_wait
 
 NEEDS = ("collectives_in_graph",)
@@ -60,22 +60,3 @@ def test_gather(platform: Platform, group: Ranks) -> None:
         x.fill_(value)
         replay_and_wait(platform, graph)
         assert on_host(out).unique().tolist() == [2 * value]
-
-
-@case(
-    "collectives.chain-between-devices",
-    "Two ranks on two devices: chains of one to eight all-reduces and all-gathers in one graph per rank give the "
-    "values of float64 and the bits of eager at every replay.",
-    hazard="merged-chain-collectives",
-    cause="the barrier state of one collective is baked into the next: don't claim merged loops with collectives",
-    needs=NEEDS,
-    timeout=180,
-)
-def test_devices(backend: Discovered, tmp_path: Path, seed: int) -> None:
-    assert backend.backend is not None
-    places = [f"{backend.name}:{rank}" for rank in range(2)]
-    if (count := backend.backend.probe().device_count) < 2:
-        if backend.backend.accelerator:
-            raise Absent(f"collectives between ranks need two devices, and there is {count}")
-        places = [backend.name] * 2  # processes share the host
-    run_ranks(places, str(tmp_path / "store"), seed, seconds=150)

@@ -17,7 +17,7 @@ from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "mtp-modules", "dflash", "dspark", "draft-model"])
+@pytest.mark.parametrize("kind", ["mtp-modules", "dflash", "dspark", "draft-model"])
 @case(
     "decoding.round-is-one-launch",
     "Propose and verify as one graph give the tokens of separate ones, greedy and sampled, with one launch per round.",

@@ -127,7 +127,7 @@ def expect_targets_distribution(platform: Platform, top_k: int = 0, **options: A
         Request(prompt_token_ids=prompt, max_tokens=3, temperature=temperature, seed=1000 + i, top_k=top_k)
         for i in range(draws)
     ]
-    sizes: dict[str, Any] = {"k": 2, "max_num_requests": 16, "capture_sizes": (16,), "max_model_len": 32}
+    sizes: dict[str, Any] = {"k": 2, "max_num_requests": 50, "capture_sizes": (50,), "max_model_len": 32}
     with decoder(platform, sampled=True, **sizes | options) as made:
         results = generate(made, asked)
         accepted, drafted = sum(made.metrics.accepted), made.metrics.num_drafts * made.config.num_speculative_tokens

@@ -222,7 +222,7 @@ def linears_of_many_columns(run: Run, g: Generator, rows: int) -> None:
     expect_magnitudes(seen, gated(made.product(normed(x, norm))), "a gated linear of 14,000 columns")
 
 
-MLPS = [(12288, 4096, 70), (9728, 2560, 40), (17408, 2048, 5)]
+MLPS = [(12288, 2048, 70), (9728, 2048, 40), (17408, 1024, 5)]
 """Columns of the gate, columns of the residual, and rows."""
 
 
