@@ -14,10 +14,16 @@ from tiny_checkpoints import write_eagle3, write_target
 from torch import Tensor
 
 import specgraph as sg
+from specgraph import api, attention, checkpoints, engine, models, parallel
 from specgraph.attention import AttentionMetadata
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder, TextGenerator
 
 TOKENS = [1, 2, 3, 4, 5]
+PUBLIC = {
+    name: getattr(module, name)
+    for module in (api, attention, checkpoints, engine, models, parallel)
+    for name in module.__all__
+}
 
 
 class World:
@@ -124,7 +130,7 @@ class Call:
 
 def call(name: str, *take: str, use: Callable[[World, Callable[..., Any]], Callable[..., Any]] | None = None,
          valid: Callable[[World], dict[str, Any]]) -> Call:  # fmt: skip
-    """Return the call of a name of specgraph or, with a dot, of a method of a world's object.
+    """Return the call of a public name or, with a dot, of a method of a world's object.
 
     Args:
         use: makes of the name the function that is called with the arguments.
@@ -132,7 +138,7 @@ def call(name: str, *take: str, use: Callable[[World, Callable[..., Any]], Calla
 
     def make(world: World) -> tuple[Callable[..., Any], dict[str, Any]]:
         thing, _, method = name.partition(" ")[0].rpartition(".")
-        function = getattr(getattr(world, thing) if thing else sg, method)
+        function = getattr(getattr(world, thing), method) if thing else PUBLIC[method]
         return use(world, function) if use else function, valid(world)
 
     return Call(name, make, take)
