@@ -223,6 +223,12 @@ class DecoderOptions(DraftOptions):
         parse=_times,
     )
     """The choice of K by a given table follows from nothing but the tokens."""
+    verified_drafts: Positive | None = option(
+        None,
+        "Draft tokens that a verify takes per request on average: those likeliest accepted, by the drafter's "
+        "confidence; below K. Default: all.",
+    )
+    """Needs a drafter with confidence (DSpark), and attention with device lengths."""
     sampling_parameters: bool = option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
     logprobs: bool = option(False, "Give the log-probability of each generated token.")
     """It is under the target's own distribution, before all parameters."""

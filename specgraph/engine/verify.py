@@ -18,6 +18,7 @@ from specgraph.draft import Drafter, DraftTree, ProposeBatch, RoundBuffers
 from specgraph.draft.buffers import DraftBuffers
 from specgraph.draft.program import present
 from specgraph.engine.config import EngineConfig, acceptance_chances
+from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.models.protocol import Target, TargetOutput
 from specgraph.models.split import most_likely
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
@@ -47,11 +48,18 @@ class VerifyBuffers:
     """Rows of the accepted path, R * (S + 1), and R * S slots between which its keys and values move; None for
     chains."""
     metadata: AttentionMetadata
+    ragged: ops.RaggedRows | None = None
+    """The split of the rows where requests have as many as their confidence says; the pass then has fewer rows."""
 
     def copied(self, drafts: DraftBuffers) -> list[tuple[Tensor, Tensor]]:
         """Return the tensors that are copies of a drafter's besides its tokens, each with what is copied."""
         n, k = self.draft_token_ids.shape
-        pairs = (self.draft_probs, drafts.draft_probs), (self.draft_parents, drafts.draft_parents)
+        confidence = None if self.ragged is None else self.ragged.confidence
+        pairs = (
+            (self.draft_probs, drafts.draft_probs),
+            (self.draft_parents, drafts.draft_parents),
+            (confidence, drafts.confidence),
+        )
         return [(into, values[:n, :k]) for into, values in pairs if into is not None and values is not None]
 
 
@@ -85,8 +93,12 @@ class VerifyProgram:
             tree: the drafts' shape; None for chains.
 
         Raises:
-            UnsupportedError: trees are drafted, and the attention has no ancestor mask.
+            ConfigError: ragged verifies are asked for, and the drafter has no confidence.
+            UnsupportedError: trees are drafted, and the attention has no ancestor mask; or verifies are ragged, and
+                the attention takes lengths from the host.
         """
+        if config.verified_drafts is not None:
+            _check_ragged(stack, drafter)
         if tree is not None:
             check_trees(stack.backend, stack.layers, target.dtype, config.block_size)
         self.target, self.config, self.tree, self.memory = target, config, tree, memory
@@ -107,6 +119,10 @@ class VerifyProgram:
             self._parents, self._path = zeros(requests, rows - 1), ops.AcceptedPath(path, zeros(moved), zeros(moved))
         elif drafter is not None and drafter.config.keeps_draft_probs:
             self._probs = zeros(requests * (rows - 1), drafter.head.draft_vocab_size, dtype=torch.float32)
+        self._confidence = self._columns = self._ends = None
+        if config.verified_drafts is not None:
+            self._confidence = zeros(requests * (rows - 1), dtype=torch.float32)
+            self._columns, self._ends = zeros(requests * rows), zeros(requests + 1, dtype=torch.int32)
         self._metadata = allocate_metadata(requests, rows, memory.block_table, 0 if tree is None else rows)
         self._starts = {
             n: torch.arange(0, requests * n + 1, n, dtype=torch.int32, device=device)
@@ -127,16 +143,31 @@ class VerifyProgram:
         if path is not None:
             s = query_len - 1
             path = ops.AcceptedPath(path.rows[: n * query_len], path.from_slots[: n * s], path.to_slots[: n * s])
+        metadata = replace(self._metadata, query_start_loc=self._starts[rows], query_len=rows).sliced(n)
+        total, ragged = self.total_rows(n, query_len), None
+        if self._confidence is not None and self._columns is not None and self._ends is not None and steps:
+            confidence, ends = self._confidence[: n * steps].view(n, steps), self._ends[: n + 1]
+            ragged = ops.RaggedRows(confidence, ends, self._columns[: n * rows])
+            places = {"positions": metadata.positions[:total], "slot_mapping": metadata.slot_mapping[:total]}
+            metadata = replace(metadata, query_start_loc=ends, **places)
         return VerifyBuffers(
             round=self.memory.sliced(n, query_len),
             last_token_ids=self._last[:n],
             draft_token_ids=self._drafts[: n * steps].view(n, steps),
             draft_probs=None if probs is None else probs[: n * steps].view(n, steps, probs.shape[1]),
             draft_parents=None if parents is None else parents[:n],
-            token_ids=self._tokens[: n * rows],
+            token_ids=self._tokens[:total],
             path=path,
-            metadata=replace(self._metadata, query_start_loc=self._starts[rows], query_len=rows).sliced(n),
+            metadata=metadata,
+            ragged=ragged,
         )
+
+    def total_rows(self, num_requests: int, query_len: int) -> int:
+        """Return the rows of the pass over `num_requests` requests after which the round has `query_len` rows per
+        request: as many for each, or fewer where they are ragged."""
+        rows, verified = self.rows(query_len), self.config.verified_drafts
+        drafts = num_requests * (rows - 1)
+        return num_requests + (drafts if verified is None else min(drafts, max(1, int(num_requests * verified))))
 
     def rows(self, query_len: int) -> int:
         """Return the rows per request of the pass after which the round has `query_len` rows per request: as many, or
@@ -177,6 +208,9 @@ class VerifyProgram:
             f"{name}.draft_probs": self._probs,
             f"{name}.draft_parents": self._parents,
             "draft_to_target": self._vocab_map,
+            f"{name}.confidence": self._confidence,
+            f"{name}.columns": self._columns,
+            f"{name}.ragged_query_start_loc": self._ends,
         }
         return named | {key: tensor for key, tensor in optional.items() if tensor is not None}
 
@@ -191,6 +225,8 @@ class VerifyProgram:
             hidden = self.drafter_hidden(out)
             if b.path is None:
                 if b.round.aux_hidden.shape[1]:
+                    if b.ragged is not None:
+                        hidden = hidden[b.ragged.columns]
                     b.round.aux_hidden.copy_(hidden)
                 self._accept(b, out.hidden)
             else:
@@ -214,7 +250,10 @@ class VerifyProgram:
             draft_parents=b.draft_parents,
         )
         places = b.metadata.positions, b.metadata.slot_mapping, b.metadata.seq_lens
-        ops.begin_rows(given, plan, Rows(*places, b.token_ids, ancestors=b.metadata.ancestors))
+        if b.ragged is not None:
+            ops.begin_ragged_rows(given, plan, Rows(*places, b.token_ids), b.ragged)
+        else:
+            ops.begin_rows(given, plan, Rows(*places, b.token_ids, ancestors=b.metadata.ancestors))
 
     def _accept(self, b: VerifyBuffers, hidden: Tensor) -> None:
         """Write the sampled tokens and their counts, and of a tree the accepted path."""
@@ -222,9 +261,12 @@ class VerifyProgram:
         sampled = ops.Sampled(b.round.sampled_token_ids, b.round.num_sampled)
         needs_logits = config.sampled or config.logprobs or config.sampling_parameters or b.path is not None
         if out is not None and out.is_split and not needs_logits and config.synthetic_acceptance is None:
-            ops.accept_greedy(most_likely(out.logits(hidden), out.tensor_parallel), drafts, starts, sampled)
+            best = most_likely(out.logits(hidden), out.tensor_parallel)
+            ops.accept_greedy(best if b.ragged is None else best[b.ragged.columns], drafts, starts, sampled)
             return
         raw = logits = self.target.logits(hidden)
+        if b.ragged is not None:
+            raw = logits = logits[b.ragged.columns]
         asked = self.memory.sampling
         if asked is not None:
             asked = asked.sliced(slice(0, starts.shape[0]))
@@ -249,3 +291,17 @@ class VerifyProgram:
         if not self.config.sampled:
             return ops.Acceptance()
         return ops.Acceptance(present(b.round.temperature), present(b.round.seeds), b.draft_probs, self._vocab_map)
+
+
+def _check_ragged(stack: AttentionStack, drafter: Drafter | None) -> None:
+    if drafter is None or drafter.buffers.confidence is None:
+        who = "decoding has no drafter" if drafter is None else f"the drafter {type(drafter.head).__name__} says none"
+        raise ConfigError(
+            f"verified_drafts splits a verify by the confidence of drafts, and {who}: leave it out, or give a DSpark "
+            "drafter with a confidence head"
+        )
+    if stack.backend.host_parameters:
+        raise UnsupportedError(
+            f"verified_drafts: attention '{stack.backend.name}' takes lengths from the host, which doesn't know how "
+            "many drafts of each request are verified; leave one of the two out"
+        )

@@ -28,6 +28,7 @@ from specgraph.ops.linear import (
 from specgraph.ops.ngram import keep_tokens, ngram_propose
 from specgraph.ops.paged_attention import DeviceLengths, HostLengths, Mask, paged_attention, paged_attention_host
 from specgraph.ops.past_rows import PastRows, keep_rows
+from specgraph.ops.ragged import RaggedRows, begin_ragged_rows
 from specgraph.ops.rejection import Acceptance, Sampled, accept_greedy, verify_drafts
 from specgraph.ops.sampling_parameters import SamplingParameters, adjust_logits, count_tokens, emitted_logprobs
 from specgraph.ops.slots import advance, shift_token_ids
@@ -50,6 +51,7 @@ __all__ = [
     "Norm",
     "PairInput",
     "PastRows",
+    "RaggedRows",
     "RoundTensors",
     "RowInputs",
     "RowPlan",
@@ -64,6 +66,7 @@ __all__ = [
     "advance_tree",
     "all_gather",
     "all_reduce",
+    "begin_ragged_rows",
     "begin_rows",
     "best_of",
     "best_tokens",

@@ -1,9 +1,10 @@
-"""Broken blocks that are drawn in order: the token before a row, and the confidence of its own."""
+"""Broken blocks that are drawn in order: the token before a row, its confidence, and the rows that verify them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from mutants.registry import mutant
 from torch import Tensor
 
@@ -37,3 +38,25 @@ def confidence_of_the_next_request(real: Any, self: Any, hidden: Tensor, token_i
 def confidence_of_the_token(real: Any, self: Any, hidden: Tensor, token_ids: Tensor) -> Tensor:
     """The confidence of a draft token is computed with the row's own token in place of the one before it."""
     return real(self, hidden, token_ids.roll(-1, 1))
+
+
+@mutant("ragged-rows", "ops:begin_ragged_rows")
+def rows_swapped(real: Any, given: Any, plan: Any, rows: Any, ragged: Any) -> None:
+    """The columns of a ragged verify are those of the request before: its logits decide over another's drafts."""
+    real(given, plan, rows, ragged)
+    ragged.columns.copy_(ragged.columns.view(len(ragged.confidence), -1).roll(1, 0).flatten())
+
+
+@mutant("ragged-rows-alone", "ops:begin_ragged_rows")
+def alone(real: Any, given: Any, plan: Any, rows: Any, ragged: Any) -> None:
+    """A draft counts as likely as it is by itself, whatever is drafted before it."""
+    before = torch.cat((torch.ones_like(ragged.confidence[:, :1]), ragged.confidence[:, :-1]), dim=1)
+    real(given, plan, rows, ragged._replace(confidence=ragged.confidence / before))
+
+
+@mutant("ragged-rows-unverified", "ops:begin_ragged_rows")
+def unverified(real: Any, given: Any, plan: Any, rows: Any, ragged: Any) -> None:
+    """Drafts without a row stay drafts: logits of the row before decide over them."""
+    kept = given.draft_token_ids.clone()
+    real(given, plan, rows, ragged)
+    given.draft_token_ids.copy_(kept)

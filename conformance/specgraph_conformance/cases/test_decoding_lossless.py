@@ -57,6 +57,22 @@ def test_heads(platform: Platform, kind: str, seed: int) -> None:
     expect_lossless(platform, requests(seed, count=3), decode="auto", kind=kind)
 
 
+@pytest.mark.parametrize("verified", [0.4, 1.5, 3.0])
+@case(
+    "decoding.ragged-verify-is-lossless",
+    "Where a verify takes the likeliest drafts of all requests, output is the target's own as requests come and go, "
+    "and drafts are accepted.",
+    hazard="ragged-rows",
+    cause="rows of one request that another reads, a draft that has no row and is accepted, or attention over ragged "
+    "rows in a graph",
+)
+def test_ragged(platform: Platform, verified: float, seed: int) -> None:
+    asked = requests(seed, count=7, temperatures=(0.0,))
+    with decoder(platform, kind="dspark", verified_drafts=verified) as made:
+        expect_targets_tokens(made, asked, generate(made, asked))
+        assert sum(made.metrics.accepted) > 0, "no draft was accepted"
+
+
 @pytest.mark.parametrize("way", [*(mode for mode in GRAPH_MODES if mode != "NONE"), "step"])
 @case(
     "decoding.graph-modes",

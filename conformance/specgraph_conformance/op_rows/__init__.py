@@ -9,6 +9,7 @@ from specgraph_conformance.op_rows import (
     next_step,
     ngram,
     passes,
+    ragged,
     rounds,
     sampling_parameters,
     trees,
@@ -17,7 +18,7 @@ from specgraph_conformance.op_rows import (
 from specgraph_conformance.op_table import Row
 
 FAMILIES = (
-    linears, experts, attention, passes, next_step, rounds, ngram, draws, verify, sampling_parameters, trees,
+    linears, experts, attention, passes, next_step, rounds, ragged, ngram, draws, verify, sampling_parameters, trees,
     large_vocabularies,
 )  # fmt: skip
 ROWS: list[Row] = [row for family in FAMILIES for row in family.TABLE.rows]
