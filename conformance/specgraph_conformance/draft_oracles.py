@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
+from specgraph.models.dspark import DSparkHead
 from specgraph.models.mtp import MtpHead
-from specgraph.models.protocol import BlockHead, DraftHead, DraftOutput, MaskedHead, ModelHead, ParallelHead
+from specgraph.models.protocol import DraftHead, DraftOutput, MaskedHead, ModelHead, ParallelHead
+from specgraph.ops.linear import Weight
 from torch import Tensor
 
 from specgraph_conformance.oracles import DenseKeys
@@ -54,7 +56,7 @@ def dense_draft(
     dense = _dense(head, keys, values)
     aux_hidden, steps = aux_hidden.double(), list(drafted) or [0]  # with K 0 the first pass runs for its KV
     if head.kind == "block":
-        logits = _in_order(cast(BlockHead, head), dense, token_ids, aux_hidden, start, steps)
+        logits = _in_order(cast(DSparkHead, head), dense, token_ids, aux_hidden, start, steps)
     elif head.kind in ("parallel", "masked"):
         logits = _one_pass(head, dense, token_ids, aux_hidden, start, len(steps))
     elif head.kind == "modules":
@@ -180,12 +182,35 @@ def _block(
 
 
 def _in_order(
-    head: BlockHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
+    head: DSparkHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
 ) -> Tensor:
     """The logits of a block's rows, each after the token that the device drafted before it."""
     rows = _block_rows(head, dense, token_ids, aux_hidden, start, len(drafted))
-    following, before = head.in_order(rows[None]), [int(token_ids[-1]), *drafted[:-1]]
-    return torch.cat([following(row, torch.tensor([token])) for row, token in enumerate(before)])
+    before, markov, logits = [int(token_ids[-1]), *drafted[:-1]], head.markov, head.logits(rows)
+    state, added = torch.zeros_like(markov.embed[0]), list[Tensor]()
+    for row, token in zip(rows, before, strict=True):
+        taken = markov.embed[token]
+        if markov.gate is not None:
+            taken = taken * torch.sigmoid(_linear(markov.gate, row, taken))
+        if markov.cell is not None:
+            gate, candidate, out = _linear(markov.cell, state, taken, row).chunk(3)
+            state = torch.sigmoid(gate) * state + torch.sigmoid(-gate) * torch.tanh(candidate)
+            taken = torch.tanh(out)
+        added.append(markov.output.matrix @ taken)
+    return logits + torch.stack(added)
+
+
+def dense_confidence(head: DSparkHead, rows: Tensor, before: Sequence[int]) -> Tensor:
+    """The confidence of rows [K, hidden_size], each after the token before it."""
+    confidence = head.confidence_head
+    assert confidence is not None
+    known = torch.cat((rows, head.markov.embed[list(before)]), dim=1)
+    return torch.sigmoid(known @ confidence.weight[0])
+
+
+def _linear(weight: Weight, *parts: Tensor) -> Tensor:
+    assert weight.bias is not None
+    return weight.matrix @ torch.cat(parts) + weight.bias
 
 
 def _block_rows(

@@ -9,7 +9,7 @@ from mutants.registry import mutant
 from torch import Tensor
 
 
-@mutant("block-in-order", "models.dspark:DSparkHead.in_order")
+@mutant("head-arithmetic-markov-row", "models.dspark:DSparkHead.in_order")
 def after_the_anchor(real: Any, self: Any, hidden: Tensor) -> Any:
     """Every row of a block takes the Markov row of the anchor, as if all followed the sampled token."""
     following, anchors = real(self, hidden), list[Tensor]()
@@ -21,7 +21,7 @@ def after_the_anchor(real: Any, self: Any, hidden: Tensor) -> Any:
     return of_the_anchor
 
 
-@mutant("block-in-order-of-a-neighbour", "models.dspark:DSparkHead.in_order")
+@mutant("head-arithmetic-markov-row-of-a-neighbour", "models.dspark:DSparkHead.in_order")
 def after_a_neighbour(real: Any, self: Any, hidden: Tensor) -> Any:
     """A row takes the Markov row of the token before it in the next request."""
     following = real(self, hidden)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from specgraph.attention import AttentionMetadata
 from specgraph.device import Platform
-from specgraph.models.protocol import BlockHead
+from specgraph.models.dspark import DSparkHead
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -26,7 +26,7 @@ from specgraph_conformance.draft_comparison import (
     rig,
     run,
 )
-from specgraph_conformance.draft_oracles import block_rows, dense_prompt
+from specgraph_conformance.draft_oracles import block_rows, dense_confidence, dense_prompt
 from specgraph_conformance.draft_rig import GRAPH_MODES, DraftRig, HostBatch, make_batches, make_config
 from specgraph_conformance.oracles import DenseKeys
 from specgraph_conformance.rig import expect_close, expect_equal, on_host
@@ -77,7 +77,7 @@ def test_oracle(platform: Platform, attention: str, kind: str, seed: int) -> Non
 )
 def test_confidence(platform: Platform, attention: str, seed: int) -> None:
     made = rig(platform, make_config(decode="auto", k=4), attention, "dspark")
-    head = cast(BlockHead, float64_head(made, "dspark"))
+    head = cast(DSparkHead, float64_head(made, "dspark"))
     for batch in make_batches(made.config, made.head.aux_size, seed, [3, 1]):
         batch = away_from_the_end(made.config, batch)
         before = made.host_caches()
@@ -91,8 +91,7 @@ def test_confidence(platform: Platform, attention: str, seed: int) -> None:
             tokens, drafted = batch.sampled_token_ids[r, :count], on_host(drafts.token_ids[r])
             aux = batch.aux_hidden[r * q : r * q + count].to(made.head.dtype)
             rows = block_rows(head, tokens, aux, start, keys, values, len(drafted))
-            known = torch.cat((tokens[-1:], drafted[:-1]))
-            wanted = head.confidence(rows[None], known[None])[0]
+            wanted = dense_confidence(head, rows, [int(tokens[-1]), *drafted[:-1].tolist()])
             expect_close(on_host(drafts.confidence[r]).double(), wanted, TOLERANCE[made.head.dtype], f"request {r}")
     made.close()
 
