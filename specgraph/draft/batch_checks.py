@@ -60,7 +60,7 @@ def check_types(call: str, batch: Any, device: torch.device) -> None:
             raise ConfigError(f"{call}: {name} is a {type(value).__name__}: give a tensor on {device}")
         if value.device != device:
             raise ConfigError(f"{call}: {name} is on {value.device}: give a tensor on {device}")
-        if value.numel() and not (value.is_floating_point() if name in _FLOATS else value.dtype in _INTEGERS):
+        if not (value.is_floating_point() if name in _FLOATS else value.dtype in _INTEGERS) and value.numel():
             kind = "floats" if name in _FLOATS else "integers"
             raise ConfigError(f"{call}: {name} is {value.dtype}: give {kind}, as ProposeBatch has them")
         if value.layout is not torch.strided:
