@@ -101,7 +101,6 @@ def _decoded(platform: Platform, attention: str, seed: int, way: str) -> tuple[A
         return seen, [on_host(tensor)[1:] for cache in caches for tensor in cache]
 
 
-@pytest.mark.parametrize("kind", ["eagle", "mtp-modules"])
 @case(
     "decoding.k-follows-the-batch",
     "With a schedule of K by batch size, output is the target's as requests come and go, and drafts of each K are "
@@ -109,11 +108,10 @@ def _decoded(platform: Platform, attention: str, seed: int, way: str) -> tuple[A
     hazard="dynamic-k-negative",
     cause="a verify of the wrong number of rows after the batch, and with it K, changed",
 )
-def test_schedule(platform: Platform, kind: str, seed: int) -> None:
+def test_schedule(platform: Platform, seed: int) -> None:
     asked = requests(seed, count=4)
     schedule = {1: 4, 2: 2, 3: 0}
-    with decoder(platform, kind=kind, draft_schedule=schedule, capture_sizes=(1, 2, 3)) as made:
+    with decoder(platform, draft_schedule=schedule, capture_sizes=(1, 2, 3)) as made:
         expect_targets_tokens(made, asked, generate(made, asked))
-        if kind == "eagle":
-            accepted = made.metrics.accepted
-            assert accepted[0] >= accepted[1] >= accepted[3] > 0, "drafts of each K must be accepted"
+        accepted = made.metrics.accepted
+        assert accepted[0] >= accepted[1] >= accepted[3] > 0, "drafts of each K must be accepted"

@@ -56,8 +56,7 @@ def test_top_k(platform: Platform) -> None:
     expect_targets_distribution(platform, top_k=3, sampling_parameters=True, **WAYS["tree"])
 
 
-@pytest.mark.parametrize("biased", ["another-token-each", "token-0"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "biased"), [*((way, "another-token-each") for way in WAYS), ("chain", "token-0")])
 @case(
     "decoding.penalties-of-the-output",
     "Greedy tokens are the best ones of float64 logits after bias and penalties, whose counts are kept on the device; "

@@ -25,7 +25,7 @@ from specgraph_conformance.tiny_models import Head
 from specgraph_conformance.tree_oracles import DenseTree, PathLogits, block_tree, dense_tree, paths_of
 
 TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
-KINDS = ("eagle", "eagle3", "mtp", "draft-model", "dflash", "peagle")
+KINDS = ("eagle", "draft-model", "dflash", "peagle")
 MARGIN = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.2}
 """The distance between scores, by the model's dtype, for the tree to be the only right one."""
 

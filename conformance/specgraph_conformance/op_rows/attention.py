@@ -123,13 +123,11 @@ def ragged_windows(run: Run, g: torch.Generator, window: int, lengths: Callable[
     "rounding of float64 over what it holds.",
     cause="paged_attention: values that are not saturated, or a new key or value that is used before it is rounded",
     needs=("float8",),
-    dtype=FLOATS, rows=[1, 3], window={"all": 0, "windowed": 9}, lengths=LENGTHS,
+    dtype=FLOATS, window={"all": 0, "windowed": 9}, lengths=LENGTHS,
 )  # fmt: skip
-def fp8_cache(
-    run: Run, g: torch.Generator, dtype: torch.dtype, rows: int, window: int, lengths: Callable[..., Tensor]
-) -> None:
+def fp8_cache(run: Run, g: torch.Generator, dtype: torch.dtype, window: int, lengths: Callable[..., Tensor]) -> None:
     fp8 = torch.float8_e4m3fn
-    made = Rows(g, [rows] * 3, [20, 0, 35], dtype=dtype, mask=Mask(window=window), rotated=0, cache_dtype=fp8)
+    made = Rows(g, [3, 1, 1], [20, 0, 35], dtype=dtype, mask=Mask(window=window), rotated=0, cache_dtype=fp8)
     made.new.value[0, 0, :2] = torch.tensor([600.0, -600.0])
     limit = {torch.float32: 1e-3, torch.bfloat16: 3e-2}[dtype] * float(torch.cat(made.expected()).abs().max())
     made.check(run, partial(lengths, made, True), limit)

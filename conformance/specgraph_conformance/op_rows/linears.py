@@ -164,7 +164,7 @@ def linears(run: Run, g: Generator, dtype: torch.dtype, rows: int) -> None:
     large=True,
     dtype=HALVES,
     size=[384, 512],
-    rows=[1, 16, 24, 64],
+    rows=[1, 24, 64],
 )
 def linears_in_tiles(run: Run, g: Generator, dtype: torch.dtype, size: int, rows: int) -> None:
     check_linears(run, g, dtype, rows, Sizes(size, 200, 130), SOME_PARTS)
@@ -194,7 +194,7 @@ def linears_fp8(run: Run, g: Generator, dtype: torch.dtype, groups: int) -> None
     needs=("float8",),
     large=True,
     dtype=HALVES,
-    rows=[1, 24, 64, 70],
+    rows=[1, 24, 70],
 )
 def linears_fp8_in_tiles(run: Run, g: Generator, dtype: torch.dtype, rows: int) -> None:
     every = [Parts(norm=True, bias=True, residual=True)]
