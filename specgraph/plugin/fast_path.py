@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from specgraph.attention import KVCache
 from specgraph.device import Platform
-from specgraph.draft import DraftConfig, Drafter
+from specgraph.draft import DraftConfig, Drafter, DraftTokens
 from specgraph.models.protocol import DraftHead
 from specgraph.plugin.prompts import PromptPass, PromptProgram
 from specgraph.plugin.round_end import RoundEnd, fill_round
@@ -32,6 +31,7 @@ class FastPath:
         max_model_len: int,
         block_size: int,
         max_num_rows: int = 2048,
+        sampled: bool = False,
         capture_sizes: Sequence[int] | None = None,
     ) -> None:
         """Capture.
@@ -39,6 +39,7 @@ class FastPath:
         Args:
             max_num_requests: of a batch of the engine.
             max_num_rows: of one pass of the engine, prompts' rows included.
+            sampled: drafts are drawn by temperature; `RoundEnd` has temperatures and seeds.
             capture_sizes: numbers of requests to capture; by default a ladder up to `max_num_requests`. The largest is
                 the largest batch that can be drafted for.
 
@@ -52,6 +53,7 @@ class FastPath:
             max_model_len=max_model_len,
             block_size=block_size,
             capture_sizes=sizes,
+            sampled=sampled,
             prefill_sizes=(1,),  # `PromptProgram` takes the place of the drafter's own prompts
         )
         self.drafter = Drafter(head, caches, platform, self.config)
@@ -67,12 +69,11 @@ class FastPath:
 
     def fill(self, end: RoundEnd) -> None:
         """Take the round over; nothing of the engine's is read after it but weights and KV cache."""
-        fill_round(end, self.drafter.inputs(end.num_requests), self.config.max_model_len, self.config.block_size)
+        inputs = self.drafter.inputs(end.num_requests)
+        fill_round(end, inputs, self.config.max_model_len, self.config.block_size)
+        for name in ("temperature", "seeds") if self.config.keeps_draft_probs else ():
+            getattr(inputs, name).copy_(getattr(end, name))
 
-    def propose(self, num_requests: int) -> Tensor:
-        """Draft after `fill`.
-
-        Returns:
-            int64 [n, K]: a view of the drafter's memory, which the next propose overwrites.
-        """
-        return self.drafter.propose(self.drafter.inputs(num_requests), copy=False).token_ids
+    def propose(self, num_requests: int) -> DraftTokens:
+        """Draft after `fill`; the result is views of the drafter's memory, which the next propose overwrites."""
+        return self.drafter.propose(self.drafter.inputs(num_requests), copy=False)

@@ -44,6 +44,10 @@ class RoundEnd:
     """integer [rows]: the token that the target sampled last, which follows a request's accepted draft tokens."""
     last_rows: Tensor | None = None
     """integer [n]: the place of each request in `last_tokens`."""
+    temperature: Tensor | None = None
+    """float32 [n], where drafts are sampled."""
+    seeds: Tensor | None = None
+    """int64 [n], where drafts are sampled."""
 
     @property
     def num_requests(self) -> int:

@@ -220,7 +220,7 @@ class DraftRounds:
                     table_rows=indices,
                 )
             )
-            kept.keep(part, indices, fast.propose(len(part)))
+            kept.keep(part, indices, fast.propose(len(part)).token_ids)
         begun.forget(new)
 
     def begin(self, batch: Any, hidden_states: Tensor, next_token_ids: Tensor, embeddings: Any = None) -> Any:
@@ -298,7 +298,7 @@ class DraftRounds:
             for name in READ_DONE:
                 if hasattr(runner, name):
                     setattr(runner, name, event)
-        kept.keep(batch.req_pool_indices_cpu.tolist(), batch.req_pool_indices, fast.propose(n))
+        kept.keep(batch.req_pool_indices_cpu.tolist(), batch.req_pool_indices, fast.propose(n).token_ids)
         for name, zeros in self._stand_ins.items():
             setattr(batch_result.next_draft_input, name, zeros[:n])
         return True

@@ -65,8 +65,6 @@ def unsupported_config(config: Any) -> str | None:
     for name in ("use_gemma4_mtp", "use_multi_module_mtp"):  # vLLM then takes another speculator
         if (asked := getattr(speculative, name, None)) is not None and asked():
             return f"speculative method '{speculative.method}' with several modules, or Gemma 4's ({name})"
-    if (sampling := getattr(speculative, "draft_sample_method", "greedy")) != "greedy":
-        return f"draft_sample_method '{sampling}'; drafts are greedy"
     for name in ("parallel_drafting", "use_heterogeneous_vocab", "enable_adaptive_verification"):
         if getattr(speculative, name, False):
             return f"speculative option {name}"

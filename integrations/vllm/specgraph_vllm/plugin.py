@@ -14,6 +14,7 @@ from typing import Any
 
 from specgraph.errors import UnsupportedError
 from specgraph_vllm.config import KEY, read_settings, unsupported_config
+from specgraph_vllm.draft_logits import GUMBEL, divided_by_temperature
 from specgraph_vllm.names import BATCH, RUNNER_MODULE, differences
 from specgraph_vllm.speculator import adopt
 
@@ -25,16 +26,19 @@ def register() -> None:
     runner: Any = importlib.import_module(RUNNER_MODULE)
     stock: Any = runner.init_speculator
     if not hasattr(stock, "without_specgraph"):
-        module, name = BATCH
-        runner.init_speculator = wrapped(stock, lambda: getattr(importlib.import_module(module), name))
+        runner.init_speculator = wrapped(stock, _named)
 
 
-def wrapped(stock: Callable[..., Any], input_batch: Callable[[], Any]) -> Callable[..., Any]:
+def _named(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+def wrapped(stock: Callable[..., Any], named: Callable[[str, str], Any]) -> Callable[..., Any]:
     """`init_speculator` that makes specgraph's speculator of vLLM's where the configuration asks for it.
 
     Args:
         stock: vLLM's function.
-        input_batch: gives vLLM's class `InputBatch`.
+        named: gives what a module of vLLM has under a name.
     """
 
     @wraps(stock)
@@ -48,9 +52,9 @@ def wrapped(stock: Callable[..., Any], input_batch: Callable[[], Any]) -> Callab
                 )
             made = stock(vllm_config, *args, **kwargs)
             if settings is not None:
-                if found := differences(made, input_batch()):
+                if found := differences(made, named(*BATCH)):
                     raise UnsupportedError(f"this release of vLLM is not served: {'; '.join(found)}")
-                adopt(made, settings)
+                adopt(made, settings, lambda: divided_by_temperature(named(*GUMBEL)))
         except UnsupportedError as error:
             if settings is None or settings.when_unsupported == "refuse":
                 raise

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
 from specgraph.plugin.engine_names import parameters
 from specgraph.plugin.weight_addresses import WeightAddresses
 from specgraph_vllm.config import Settings
+from specgraph_vllm.draft_logits import write_draft_logits
 from specgraph_vllm.draft_model import draft_cache, draft_head
 from specgraph_vllm.names import PROPOSE, table_block_sizes
 
@@ -28,9 +30,16 @@ _TENSORS = PROPOSE[: PROPOSE.index("last_sampled") + 1]
 """The parameters that `Speculator.propose` names."""
 
 
-def adopt(made: Any, settings: Settings) -> None:
-    """Make one of vLLM's speculators one that asks specgraph first: it gets a subclass of its own class."""
+def adopt(made: Any, settings: Settings, logits_are_divided: Callable[[], bool]) -> None:
+    """Make one of vLLM's speculators one that asks specgraph first: it gets a subclass of its own class.
+
+    Args:
+        logits_are_divided: see `divided_by_temperature`; called where drafts are sampled.
+    """
     stock = type(made)
+    if made.draft_logits is not None:
+        made.logits_are_divided = logits_are_divided()
+        made.draft_logits = made.draft_logits.float()  # drafts are drawn from what the sampler reads, unrounded
     made.__class__ = type(f"Specgraph{stock.__name__}", (Speculator, stock), {})
     made.start_specgraph(settings, parameters(stock.propose)[len(_TENSORS) :])
 
@@ -131,6 +140,7 @@ class Speculator(_Stock):
                 max_model_len=self.max_model_len,
                 block_size=cache.block_size,
                 max_num_rows=self.max_num_tokens,
+                sampled=self.draft_logits is not None,
                 capture_sizes=self.settings.capture_sizes,
             )
             self.fast_path, self._kv_group = fast, cache.group
@@ -168,8 +178,19 @@ class Speculator(_Stock):
             return super().propose(input_batch, attn_metadata, slot_mappings, *tensors, *more, **options)
         with torch.inference_mode():
             rest = num_sampled, num_rejected, last_sampled, named["next_prefill_tokens"]
-            fast.fill(self._round_end(fast, input_batch, states, *rest))
-            return fast.propose(input_batch.num_reqs)
+            end = self._round_end(fast, input_batch, states, *rest)
+            if self.draft_logits is None:
+                fast.fill(end)
+                return fast.propose(input_batch.num_reqs).token_ids
+            slots = input_batch.idx_mapping.long()
+            temperature = named["temperature"][slots]
+            fast.fill(replace(end, temperature=temperature, seeds=named["seeds"][slots]))
+            drafts, head = fast.propose(input_batch.num_reqs), self._head
+            assert drafts.probs is not None
+            assert head is not None
+            factor = None if self.logits_are_divided else temperature
+            write_draft_logits(self.draft_logits, slots, drafts.probs, head.draft_to_target, factor)
+            return drafts.token_ids
 
     def _round_end(
         self,

@@ -229,6 +229,17 @@ def test_greedy_drafts_are_one_hot_to_the_rejection_sampler(wheel) -> None:
     assert "if self.speculative_config.draft_sample_method == 'probabilistic':" in base
 
 
+def test_the_cache_of_draft_logits_has_the_parameter_of_its_release(wheel) -> None:
+    release, folder = wheel
+    gumbel = found(tree(folder, f"{GPU}/sample/gumbel.py"), ast.FunctionDef, "gumbel_sample")
+    assert isinstance(gumbel, ast.FunctionDef)
+    assert ("output_processed_logits" in parameters(gumbel), "logits_cache" in parameters(gumbel)) == (
+        release == "0.26", release == "0.33",
+    )  # fmt: skip
+    runner = (folder / f"{GPU}/model_runner.py").read_text()
+    assert "self.speculator.draft_logits" in runner
+
+
 def test_flash_attention_keeps_keys_and_values_side_by_side(wheel) -> None:
     _, folder = wheel
     source = (folder / "vllm/v1/attention/backends/flash_attn.py").read_text()

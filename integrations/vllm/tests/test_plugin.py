@@ -21,8 +21,12 @@ def stock(*args):
     return StockSpeculator(*args[:2])
 
 
-def wrapped(make=stock, batch=batch_class):
-    return plugin.wrapped(make, batch)
+def gumbel_sample(logits, expanded_idx_mapping, temperature, seed, pos, apply_temperature, logits_cache=None):
+    """As in 0.33."""
+
+
+def wrapped(make=stock, batch=batch_class, gumbel=gumbel_sample):
+    return plugin.wrapped(make, lambda module, name: batch() if name == "InputBatch" else gumbel)
 
 
 def test_without_the_key_nothing_changes() -> None:
@@ -86,7 +90,6 @@ REFUSED = [
     ({"speculative_config__method": "ngram"}, "'ngram'; specgraph drafts for eagle3, eagle, mtp, draft_model"),
     ({"speculative_config__use_multi_module_mtp": lambda: True}, "several modules"),
     ({"speculative_config__use_gemma4_mtp": lambda: True}, "Gemma 4's"),
-    ({"speculative_config__draft_sample_method": "probabilistic"}, "draft_sample_method 'probabilistic'"),
     ({"speculative_config__parallel_drafting": True}, "parallel_drafting"),
     ({"speculative_config__use_heterogeneous_vocab": True}, "use_heterogeneous_vocab"),
     ({"speculative_config__enable_adaptive_verification": True}, "enable_adaptive_verification"),
@@ -126,6 +129,21 @@ def test_what_is_not_served_is_one_line_at_start_up(changes, words, caplog) -> N
 def test_wrong_settings_are_errors(given, words) -> None:
     with pytest.raises(ConfigError, match=words):
         wrapped()(vllm_config(additional_config={"specgraph": given}), CPU)
+
+
+def test_the_cache_of_draft_logits_is_told_by_its_parameter() -> None:
+    def make(*args):
+        return StockSpeculator(*args[:2], draft_logits=torch.zeros(2, 4, 8, dtype=torch.bfloat16))
+
+    def of_0_26(logits, apply_temperature, output_processed_logits=None):
+        """As in 0.26."""
+
+    for gumbel, divided in ((gumbel_sample, False), (of_0_26, True)):
+        made = wrapped(make, gumbel=gumbel)(vllm_config(), CPU)
+        assert made.logits_are_divided is divided
+        assert made.draft_logits.dtype == torch.float32
+    with pytest.raises(UnsupportedError, match=r"gumbel_sample takes \(obj\), and none is logits_cache"):
+        wrapped(make, gumbel=len)(vllm_config(), CPU)
 
 
 def test_registering_twice_wraps_once(monkeypatch) -> None:

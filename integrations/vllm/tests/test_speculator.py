@@ -12,7 +12,7 @@ from draft.test_against_dense import dense_attend, dense_chain
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import draft_layers
 from specgraph_vllm.speculator import adopt
-from tiny_checkpoints import HEAD_DIM, KV_HEADS, write_eagle3, write_target
+from tiny_checkpoints import HEAD_DIM, KV_HEADS, VOCAB, write_eagle3, write_target
 from vllm_objects import LAYER_NAME, StockSpeculator, input_batch, kv_cache, mimo_folder, vllm_config
 from vllm_objects import Eagle3LlamaForCausalLM as EAGLE3
 from vllm_objects import EagleLlamaForCausalLM as EAGLE
@@ -31,7 +31,8 @@ DRAFTERS = Path(__file__).parents[3] / "examples/tiny-python/drafters"
 class Engine:
     """vLLM's side: request slots, block tables, the KV cache, and rounds whose accepted counts are drawn."""
 
-    def __init__(self, folder, kind: str = "eagle3", **settings) -> None:
+    def __init__(self, folder, kind: str = "eagle3", divided: bool | None = None, **settings) -> None:
+        """`divided`: drafts are sampled, and whether their logits are divided by the temperature."""
         self.g = torch.Generator().manual_seed(3)
         if kind == "eagle3":
             target_folder, draft_folder, made = write_target(folder / "t"), write_eagle3(folder / "d"), EAGLE3
@@ -65,7 +66,10 @@ class Engine:
             ),
             torch.device("cpu", 0),
         )
-        adopt(s, Settings(**settings))
+        if divided is not None:
+            s.draft_logits = torch.zeros(SLOTS, K, self.vocab)
+        adopt(s, Settings(**settings), lambda: bool(divided))
+        self.temperature, self.seeds = torch.tensor([0.0, 0.7, 1.0, 1.3, 0.5]), torch.arange(SLOTS) + 99
         s.num_speculative_steps, s.max_num_reqs, s.max_model_len, s.max_num_tokens = K, MAX_SEQS, MAX_LEN, MAX_ROWS
         s.kv_cache_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["a", *self.names])])
         s.block_tables = SimpleNamespace(
@@ -171,7 +175,7 @@ class Engine:
     def propose(self, batch, aux, counts, *extra, last=None, rejected=None, **options):
         sampled = torch.tensor(counts, dtype=torch.int32)
         rest = K + 1 - sampled if rejected is None else torch.tensor(rejected, dtype=torch.int32)
-        tensors = (last, aux, sampled, rest, self.last_sampled, self.next_prefill, None, None)
+        tensors = (last, aux, sampled, rest, self.last_sampled, self.next_prefill, self.temperature, self.seeds)
         with torch.inference_mode():
             return self.speculator.propose(batch, {}, {}, *tensors, *extra, **options)
 
@@ -286,6 +290,42 @@ def test_what_was_accepted_near_max_model_len_writes_no_other_block(engine) -> N
     own = set(engine.blocks[1].tolist())
     changed = {b for b in range(len(before)) if not torch.equal(before[b], engine.tensor[b])}
     assert changed <= own
+
+
+def dense_probs(oracle, tokens, aux, drafts, temperature):
+    """The distribution of each draft in the target's vocabulary, float64 [K, vocabulary], along these drafts."""
+    past, layers, found = {}, oracle.attention_layers, []
+    out = oracle.forward(tokens, oracle.combine(aux), dense_attend(layers, torch.arange(len(tokens)), past))
+    for step, token in enumerate(drafts):
+        logits = oracle.logits(out.hidden[-1:])[0] / temperature
+        whole = torch.full((VOCAB,), float("-inf"), dtype=torch.float64)
+        whole[torch.arange(len(logits)) + oracle.draft_to_target] = logits
+        found.append(whole.softmax(-1))
+        place = torch.tensor([len(tokens) + step])
+        out = oracle.forward(torch.tensor([token]), out.carry[-1:], dense_attend(layers, place, past))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_sampled_drafts_come_with_the_distributions_that_they_were_drawn_from(tmp_path, divided) -> None:
+    engine = Engine(tmp_path, divided=divided)
+    engine.start()
+    for slot in (0, 1, 3):
+        engine.prompt(slot, 10 + slot)
+    seen = set()
+    for counts in ([2, 1, 5], [1, 3, 1], [4, 4, 2]):
+        drafts, want = engine.round([0, 3, 1], counts)
+        assert drafts[0].tolist() == want[0]  # temperature 0
+        for row, slot in ((1, 3), (2, 1)):
+            temperature = engine.temperature[slot]
+            ids, aux = engine.history(slot)
+            expected = dense_probs(engine.oracle, ids, aux, drafts[row].tolist(), float(temperature))
+            given = engine.speculator.draft_logits[slot].double()
+            assert torch.allclose((given if divided else given / temperature).softmax(-1), expected, atol=1e-5)
+            assert (expected[range(K), drafts[row]] > 0).all()
+            seen.add(tuple(drafts[row].tolist()) == tuple(want[row]))
+    assert False in seen  # drawn, not the likeliest
+    assert engine.speculator.counts.by_reason == {"specgraph": 3}
 
 
 def changes(batch, **values):

@@ -256,6 +256,7 @@ class StockSpeculator:
     device: Any
     proposed: list[tuple[Any, ...]] = field(default_factory=list)
     captured: bool = False
+    draft_logits: Any = None
     num_speculative_steps, max_num_reqs, max_num_tokens, max_model_len = 4, 3, 48, 96
 
     def load_model(self, target_model: Any) -> None:

@@ -1,0 +1,47 @@
+"""The distributions of sampled drafts, as vLLM's rejection sampler takes them (draft_sample_method probabilistic)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgraph.errors import UnsupportedError
+from specgraph.plugin.engine_names import parameters
+
+GUMBEL = "vllm.v1.worker.gpu.sample.gumbel", "gumbel_sample"
+
+
+def divided_by_temperature(gumbel_sample: Any) -> bool:
+    """Return whether a speculator's `draft_logits` are divided by the temperature: in 0.26; 0.33 divides on load.
+
+    Raises:
+        UnsupportedError: the function that fills them has neither parameter.
+    """
+    for name, divided in (("output_processed_logits", True), ("logits_cache", False)):
+        if name in parameters(gumbel_sample):
+            return divided
+    raise UnsupportedError(f"gumbel_sample takes ({', '.join(parameters(gumbel_sample))}), and none is logits_cache")
+
+
+def write_draft_logits(
+    into: Tensor, slots: Tensor, probs: Tensor, draft_to_target: Tensor | None, temperature: Tensor | None
+) -> None:
+    """Write logits whose softmax is the distribution that each draft was drawn from.
+
+    Args:
+        into: float32 [max_reqs, K, vocabulary], vLLM's.
+        slots: integer [n]: the row of each request.
+        probs: float32 [n, K, draft vocabulary].
+        draft_to_target: see `Head.draft_to_target`.
+        temperature: float32 [n], by which the sampler divides the logits; None where it takes them as they are.
+    """
+    logits = probs.log()
+    if temperature is not None:
+        factor = temperature[:, None, None]
+        logits = torch.where(factor > 0, logits * factor, logits)
+    whole = logits.new_full((*logits.shape[:2], into.shape[2]), float("-inf"))
+    ids = torch.arange(logits.shape[2], device=logits.device)
+    whole[:, :, ids if draft_to_target is None else ids + draft_to_target] = logits
+    into[slots.long()] = whole
