@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import Any, Literal, get_args, get_origin
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 MODULES = ("attention", "checkpoints", "models", "engine", "parallel", "errors")
 """Modules of `specgraph` whose `__all__` is public, beside that of `specgraph` itself (docs/stability.md)."""
@@ -19,11 +21,14 @@ def api_page() -> str:
 
     top = specgraph.__all__
     lines = ["# Python", "", "`from specgraph import Drafter` for these names, which are all that an engine needs:", ""]
-    lines += [f"::: specgraph.api.{name}\n" for name in sorted(top, key=lambda name: name not in FIRST)]
+    for name in sorted(top, key=lambda name: name not in FIRST):
+        lines += _documented(f"specgraph.api.{name}", getattr(specgraph, name))
     for name in MODULES:
         module = import_module(f"specgraph.{name}")
         lines += [f"## specgraph.{name}", "", inspect.getdoc(module) or "", ""]
-        lines += [f"::: {module.__name__}.{each}\n" for each in module.__all__ if each not in top]
+        for each in module.__all__:
+            if each not in top:
+                lines += _documented(f"{module.__name__}.{each}", getattr(module, each))
     return "\n".join(lines)
 
 
@@ -43,7 +48,7 @@ def commands_page() -> str:
             panel = "Arguments" if "Argument" in type(info).__name__ else info.rich_help_panel or "Options"
             panels.setdefault(panel, []).append(_row(parameter, kind, info))
         for panel, rows in panels.items():
-            lines += [f"| {panel.lower()} | | default |", "|---|---|---|", *rows, ""]
+            lines += [f"| {panel.lower()} | type | | default |", "|---|---|---|---|", *rows, ""]
     return "\n".join(lines)
 
 
@@ -56,6 +61,31 @@ def _row(parameter: inspect.Parameter, kind: Any, info: Any) -> str:
     flags = [each for each in declared if each.startswith("-")] or flags
     shown = "" if parameter.default in (None, "", ()) else f"`{parameter.default}`"
     text = (info.help or "").replace("|", "\\|")
+    return f"| {', '.join(f'`{name}`' for name in flags)} | {_type(kind)} | {text} | {shown} |"
+
+
+def _type(kind: Any) -> str:
+    """Return an option's type in a word, or its choices."""
     if get_origin(kind) is Literal:
-        text += f" One of {', '.join(f'`{each}`' for each in get_args(kind))}."
-    return f"| {', '.join(f'`{name}`' for name in flags)} | {text} | {shown} |"
+        return ", ".join(f"`{each}`" for each in get_args(kind))
+    if get_origin(kind) is list:
+        return f"{_type(get_args(kind)[0])}, repeatable"
+    named = {bool: "flag", int: "integer", float: "number", str: "text", Path: "path"}
+    return named[kind] if kind in named else _type(next(each for each in get_args(kind) if each is not type(None)))
+
+
+def _documented(name: str, value: Any) -> list[str]:
+    """Return a name's entry. Fields that are options of commands are a table, with the options' texts and defaults."""
+    options = [each for each in (fields(value) if is_dataclass(value) else ()) if "help" in each.metadata]
+    if not options:
+        return [f"::: {name}", ""]
+    kinds = get_type_hints(value)
+    rows = [
+        f"| `{each.name}` | {_type(kinds[each.name]) if get_origin(kinds[each.name]) is Literal else f'`{each.type}`'} "
+        f"| {each.metadata['help']} | `{each.default}` |"
+        for each in options
+    ]
+    return [
+        f"::: {name}", "    options: {show_signature: false}", "",
+        "| field | type | | default |", "|---|---|---|---|", *rows, "",
+    ]  # fmt: skip

@@ -55,13 +55,14 @@ def load_generator(
     """Load a target and its drafter from Hugging Face folders or GGUF files, and capture all graphs.
 
     Args:
-        target, draft: checkpoint folders or GGUF files; the shipped pair when neither is given. "ngram" for `draft`
-            drafts by n-grams (`prompt_lookup_max`, `prompt_lookup_min`), for any target, the shipped one by default.
+        target: a checkpoint folder or GGUF file; the shipped one by default, with its drafter.
+        draft: the drafter's folder or GGUF file. "ngram" drafts by n-grams (`prompt_lookup_max`, `prompt_lookup_min`)
+            for any target.
         platform: a platform or its name; chosen as in `open_platform` by default.
         speculate: False decodes with the target alone.
         progress: called with what is waited for, how many of them are done, and their number in all.
         options: how to load, capture and run; the defaults of `EngineOptions` when not given.
-        changes: fields of `EngineOptions` by name, instead of or on top of `options`.
+        **changes: fields of `EngineOptions` by name, instead of or on top of `options`.
 
     Raises:
         PlatformError, CheckpointError, ConfigError, UnsupportedError: before anything runs on the device.
