@@ -200,6 +200,8 @@ CALLS = [
         "kv_scales": False}),
     call("load_drafter", "none", valid=lambda w: {
         "folder": w.draft_folder, "target": w.target, **FLOAT, "keep_fp8": False}),
+    call("drafter_format", valid=lambda w: {"folder": w.draft_folder}),
+    call("NgramHead", valid=lambda w: {"draft_vocab_size": 96, "prompt_lookup_max": 4, "prompt_lookup_min": 2}),
     call("eagle_head_from_module", valid=lambda w: {"module": w.module}),
     call("eagle3_head_from_module", valid=lambda w: {"module": w.module, "draft_to_target": torch.zeros(3).long()}),
     call("load_generator", "none", "text", "type", "builtin_function_or_method", use=closed_again, valid=lambda w: {

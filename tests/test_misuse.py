@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from inspect import isfunction, signature
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hostile_calls import CALLS, Call, World
+from hostile_calls import CALLS, PUBLIC, Call, World
 from torch import Tensor
 
 from specgraph import SpecgraphError
@@ -122,6 +123,11 @@ def test_hostile_arguments(call: Call, world: World):
         if number % CALLS_PER_CHECK == 0 and world.good(call.thing) != before:
             wrong.append(f"OTHER TOKENS after {shown} or the {CALLS_PER_CHECK - 1} calls before it")
     assert not wrong, f"{len(wrong)} of {CALLS_PER_NAME}:\n" + "\n".join(wrong)
+
+
+def test_every_public_function_is_attacked():
+    functions = {name for name, value in PUBLIC.items() if isfunction(value) and signature(value).parameters}
+    assert functions <= {call.name for call in CALLS}
 
 
 MAKE = {"drafter": World.make_drafter, "decoder": World.make_decoder, "generator": World.make_generator}

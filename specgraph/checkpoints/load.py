@@ -114,6 +114,7 @@ def _account(checkpoint: CheckpointFolder, source: ConfigSource) -> None:
     check_keys(source)
 
 
+@checked
 def drafter_format(folder: Path | str) -> DrafterFormat:
     """Return the kind of drafter that a folder holds, told from its config.json and tensor names.
 
