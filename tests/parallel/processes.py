@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 from pathlib import Path
@@ -22,6 +23,7 @@ SECONDS = 1200
 def run_rank(size: int, rank: int, store: str, out: Path, task: str, arguments: dict[str, Any]) -> None:
     """One rank. An exception is its result."""
     torch.set_num_threads(1)
+    gc.freeze()  # what was loaded before the fork: the collector need not go through all of it again in every process
     try:
         ranks = join_ranks(torch.device("cpu"), size, init_method=f"file://{store}", rank=rank, timeout=120.0)
         with torch.inference_mode():

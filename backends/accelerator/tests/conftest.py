@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -47,3 +48,9 @@ def no_error_is_left() -> Iterator[None]:
     yield
     torch.accelerator.synchronize(0)
     torch.accelerator.synchronize(1)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """torch stays loaded: without this the collector goes through all of it again and again."""
+    gc.collect()
+    gc.freeze()
