@@ -18,8 +18,9 @@ from specgraph.engine import allocate_caches
 LENGTH, BLOCK = 64, 4
 
 
-def dense_attend(layers, positions, past, window=None):
-    """Causal attention in float64 over `past` and these rows, at most `window` keys; `past` gets keys and values."""
+def dense_attend(layers, positions, past, window=None, stored=lambda x: x):
+    """Causal attention in float64 over `past` and these rows, at most `window` keys; `past` gets keys and values, as
+    `stored` leaves them."""
 
     def turn(x, layer):
         cos, sin = layer.rotary.double()[positions][:, None].chunk(2, -1)
@@ -28,7 +29,7 @@ def dense_attend(layers, positions, past, window=None):
 
     def attend(index, query, key, value):
         layer = layers[index]
-        query, key = turn(query, layer), turn(key, layer)
+        query, key, value = turn(query, layer), stored(turn(key, layer)), stored(value)
         if index in past:
             key, value = torch.cat((past[index][0], key)), torch.cat((past[index][1], value))
         past[index] = key, value
@@ -44,11 +45,11 @@ def dense_attend(layers, positions, past, window=None):
     return attend
 
 
-def dense_chain(head, tokens, aux, k, window=None):
+def dense_chain(head, tokens, aux, k, window=None, stored=lambda x: x):
     """Logits [k, draft_vocab] and draft tokens after rows (tokens[i], aux[i]) at positions 0.., greedy."""
     past, logits, drafts = {}, [], []
     layers = head.attention_layers
-    out = head.forward(tokens, head.combine(aux), dense_attend(layers, torch.arange(len(tokens)), past, window))
+    out = head.forward(tokens, head.combine(aux), dense_attend(layers, torch.arange(len(tokens)), past, window, stored))
     hidden, carry = out.hidden[-1:], out.carry[-1:]
     for step in range(k):
         logits.append(head.logits(hidden)[0])
@@ -57,7 +58,7 @@ def dense_chain(head, tokens, aux, k, window=None):
             token = token + head.draft_to_target[token]
         drafts.append(int(token))
         position = torch.tensor([len(tokens) + step])
-        out = head.forward(token[None], carry, dense_attend(layers, position, past, window))
+        out = head.forward(token[None], carry, dense_attend(layers, position, past, window, stored))
         hidden, carry = out.hidden, out.carry
     return torch.stack(logits), drafts
 

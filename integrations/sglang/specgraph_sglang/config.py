@@ -18,8 +18,8 @@ def unsupported_arguments(args: Any) -> str | None:
     for name in ("tp_size", "pp_size", "dp_size", "attn_cp_size"):
         if (size := getattr(args, name, 1)) != 1:
             return f"--{name.replace('_', '-')} {size}; one GPU is served"
-    if args.kv_cache_dtype != "auto":
-        return f"--kv-cache-dtype {args.kv_cache_dtype}; the KV cache must have the model's dtype"
+    if args.kv_cache_dtype not in ("auto", "fp8_e4m3"):
+        return f"--kv-cache-dtype {args.kv_cache_dtype}; the KV cache has the model's dtype, or fp8_e4m3"
     if args.disaggregation_mode != "null":
         return f"--disaggregation-mode {args.disaggregation_mode}"
     for name in (

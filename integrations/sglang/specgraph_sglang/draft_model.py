@@ -47,20 +47,26 @@ def draft_head(module: Any) -> Eagle3Head | EagleHead:
     return eagle3_head_from_module(module, draft_to_target=ids)
 
 
-def draft_cache(head: Eagle3Head | EagleHead, pool: Any, page_size: int) -> Sequence[KVCache]:
+def draft_cache(head: Eagle3Head | EagleHead, module: Any, pool: Any) -> Sequence[KVCache]:
     """SGLang's pool of the drafter as paged caches: page p holds the slots p * page_size and the ones after it.
 
     Args:
+        module: the one that `head` is over.
         pool: the draft runner's `token_to_kv_pool`.
-        page_size: slots per page.
 
     Raises:
-        UnsupportedError: another kind of pool or layout.
+        UnsupportedError: another kind of pool or layout, or scales of an FP8 cache.
     """
     if type(pool).__name__ != POOL_CLASS:
         raise UnsupportedError(f"the drafter's KV cache is a {type(pool).__name__}; served is {POOL_CLASS}")
-    caches: list[KVCache] = []
-    for shape, key, value in zip(head.attention_layers, pool.k_buffer, pool.v_buffer, strict=True):
+    caches, page_size = list[KVCache](), pool.page_size
+    layers, buffers = module.model.layers, zip(pool.k_buffer, pool.v_buffer, strict=True)
+    for layer, shape, (key, value) in zip(layers, head.attention_layers, buffers, strict=True):
+        if pool.dtype == torch.float8_e4m3fn:  # stored as bytes
+            scales = layer.self_attn.attn.k_scale_float, layer.self_attn.attn.v_scale_float
+            if not {None, 1.0}.issuperset(scales):
+                raise UnsupportedError(f"the drafter's FP8 KV cache has scales {scales}; served are 1")
+            key, value = key.view(pool.dtype), value.view(pool.dtype)
         wanted = (shape.num_kv_heads, shape.head_dim)
         for tensor in (key, value):
             if tuple(tensor.shape[1:]) != wanted or not tensor.is_contiguous() or tensor.shape[0] % page_size:
@@ -68,7 +74,7 @@ def draft_cache(head: Eagle3Head | EagleHead, pool: Any, page_size: int) -> Sequ
                     f"the drafter's KV cache is {list(tensor.shape)} with pages of {page_size}; served is "
                     f"[slots, {wanted[0]}, {wanted[1]}], contiguous, in whole pages"
                 )
-            if tensor.dtype != head.dtype:
+            if tensor.dtype not in (head.dtype, torch.float8_e4m3fn):
                 raise UnsupportedError(f"the drafter's KV cache is {tensor.dtype}, its weights are {head.dtype}")
         caches.append(KVCache(key.view(-1, page_size, *wanted), value.view(-1, page_size, *wanted)))
     return caches

@@ -144,7 +144,7 @@ class DraftRounds:
         assert table is not None
         self.fast_path = FastPath(
             head,
-            draft_cache(head, runner.token_to_kv_pool, page_size),
+            draft_cache(head, runner.model, runner.token_to_kv_pool),
             open_platform(f"cuda:{worker.gpu_id}" if rows.is_cuda else "cpu"),
             num_speculative_tokens=worker.speculative_num_steps,
             max_num_requests=max(sizes),

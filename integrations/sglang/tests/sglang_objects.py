@@ -34,7 +34,7 @@ class DraftModule(torch.nn.Module):
         )
         attention.num_heads, attention.num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         attention.head_dim, attention.scaling = dim, dim**-0.5
-        attention.attn = SimpleNamespace(sliding_window_size=-1, logit_cap=0.0)
+        attention.attn = SimpleNamespace(sliding_window_size=-1, logit_cap=0.0, k_scale_float=None, v_scale_float=None)
         layer = torch.nn.Module()
         layer.self_attn, layer.mlp = attention, torch.nn.Module()
         layer.mlp.gate_up_proj, layer.mlp.down_proj = packed("mlp.gate_proj", "mlp.up_proj"), packed("mlp.down_proj")
@@ -78,8 +78,8 @@ class MHATokenToKVPool:
 
     def __init__(self, pages: int, page_size: int, heads: int, dim: int, dtype: torch.dtype) -> None:
         self.page_size, shape = page_size, ((1 + pages) * page_size, heads, dim)
-        self.k_buffer = [torch.full(shape, 9.0, dtype=dtype)]
-        self.v_buffer = [torch.full(shape, 9.0, dtype=dtype)]
+        stored, self.dtype = torch.uint8 if dtype.itemsize == 1 else dtype, dtype
+        self.k_buffer, self.v_buffer = ([torch.full(shape, 9.0).to(dtype).view(stored)] for _ in range(2))
 
 
 def server_args(**changes: Any) -> Any:

@@ -23,6 +23,7 @@ from tiny_checkpoints import write_eagle, write_eagle3, write_target
 from specgraph import load_drafter, load_target
 
 K, MAX_LEN, SLOTS, SIZES = 4, 96, 6, [1, 2, 3]
+E4M3 = torch.float8_e4m3fn
 MODULES = {"eagle3": (LlamaForCausalLMEagle3, write_eagle3), "eagle": (LlamaForCausalLMEagle, write_eagle)}
 
 
@@ -30,6 +31,9 @@ class Engine:
     """SGLang's side: request slots, `req_to_token`, the KV pool, and rounds whose accepted counts are drawn."""
 
     def __init__(self, folder, method: str, page: int) -> None:
+        """Method "fp8" is EAGLE-3 with an FP8 KV cache."""
+        fp8, method = method == "fp8", method.replace("fp8", "eagle3")
+        self.stored = (lambda x: x.float().to(E4M3).double()) if fp8 else lambda x: x
         self.page, (module, write) = page, MODULES[method]
         self.g = torch.Generator().manual_seed(3)
         target_folder, draft_folder = write_target(folder / "t"), write(folder / "d")
@@ -37,8 +41,8 @@ class Engine:
         self.oracle = load_drafter(draft_folder, load_target(target_folder, dtype=torch.float64))
         config = json.loads((draft_folder / "config.json").read_text())
         self.vocab, layer = target.vocab_size, self.oracle.attention_layers[0]
-        pages = MAX_LEN // page
-        self.pool = MHATokenToKVPool(SLOTS * pages, page, layer.num_kv_heads, layer.head_dim, torch.float32)
+        pages, dtype = MAX_LEN // page, E4M3 if fp8 else torch.float32
+        self.pool = MHATokenToKVPool(SLOTS * pages, page, layer.num_kv_heads, layer.head_dim, dtype)
         owned = (torch.randperm(SLOTS * pages, generator=self.g) + 1).view(SLOTS, pages)
         slots = (owned[:, :, None] * page + torch.arange(page)).view(SLOTS, MAX_LEN)
         stale = torch.full((SLOTS, 9), 3 * page + 1)
@@ -84,7 +88,8 @@ class Engine:
 
     def want(self, slots: list[int]) -> list[list[int]]:
         """The drafts of the dense chain over each whole history."""
-        return [dense_chain(self.oracle, self.tokens[slot], self.aux[slot].double(), K)[1] for slot in slots]
+        of = [(self.oracle, self.tokens[slot], self.aux[slot].double(), K) for slot in slots]
+        return [dense_chain(*each, stored=self.stored)[1] for each in of]
 
     def round(self, slots: list[int], counts: list[int]):
         """A round, from its drafts to its tail: (its batch, its result, the drafts of the dense chain)."""
@@ -152,7 +157,7 @@ def test_drafts_follow_the_whole_history_in_sglangs_cache(engine) -> None:
     assert engine.worker.specgraph.counts.by_reason == {"specgraph": 10}
 
 
-@pytest.mark.parametrize(("method", "page"), [("eagle3", 16), ("eagle3", 1), ("eagle", 32)])
+@pytest.mark.parametrize(("method", "page"), [("eagle3", 16), ("fp8", 1), ("eagle", 32)])
 def test_requests_that_begin_are_drafted_for_beside_those_that_go_on(engine) -> None:
     """Arrivals, chunks, prefixes of other requests' pages, cancels: no token is SGLang's."""
     draw, waiting, running, compared = torch.Generator().manual_seed(9), {}, [], 0

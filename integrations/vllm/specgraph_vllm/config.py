@@ -52,6 +52,9 @@ def read_settings(additional_config: Any) -> Settings | None:
         raise ConfigError(f"additional_config['{KEY}']: {error}") from None
 
 
+FP8_CACHES = ("fp8", "fp8_e4m3")
+"""The values of `kv_cache_dtype` for a KV cache in e4m3."""
+
 METHODS = ("eagle3", "eagle", "mtp", "draft_model")
 """The speculative methods that are served, where vLLM's V2 model runner has them."""
 
@@ -68,8 +71,6 @@ def unsupported_config(config: Any) -> str | None:
     for name in ("parallel_drafting", "use_heterogeneous_vocab", "enable_adaptive_verification"):
         if getattr(speculative, name, False):
             return f"speculative option {name}"
-    if (dtype := getattr(speculative, "kv_cache_dtype", None)) is not None:
-        return f"speculative option kv_cache_dtype '{dtype}'; the drafter's KV cache has the model's dtype"
     for name in (
         "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
         "prefill_context_parallel_size",
@@ -78,8 +79,12 @@ def unsupported_config(config: Any) -> str | None:
             return f"{name} {size}; one GPU is served"
     if model.dtype not in (torch.bfloat16, torch.float16):
         return f"dtype {str(model.dtype).removeprefix('torch.')}; bfloat16 and float16 are served"
-    if cache.cache_dtype not in ("auto", str(model.dtype).removeprefix("torch.")):
-        return f"kv_cache_dtype '{cache.cache_dtype}'; the KV cache must have the model's dtype"
+    served = (None, "auto", str(model.dtype).removeprefix("torch."), *FP8_CACHES)
+    for dtype in (cache.cache_dtype, getattr(speculative, "kv_cache_dtype", None)):
+        if dtype not in served:
+            return f"kv_cache_dtype '{dtype}'; the KV cache has the model's dtype, or {' or '.join(FP8_CACHES)}"
+    if getattr(cache, "calculate_kv_scales", False):
+        return "calculate_kv_scales; an FP8 KV cache has scales of 1"
     if model.enforce_eager or getattr(config.compilation_config.cudagraph_mode, "name", "") == "NONE":
         return "enforce_eager, or cudagraph_mode NONE: vLLM then calls no capture at start-up, and specgraph needs one"
     if getattr(model, "enable_sleep_mode", False):

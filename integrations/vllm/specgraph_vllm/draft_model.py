@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specgraph import DraftHead, KVCache
 from specgraph.errors import UnsupportedError
 from specgraph.models import eagle3_head_from_module, eagle_head_from_module
 from specgraph.plugin.round_end import MAX_STATES
+from specgraph_vllm.config import FP8_CACHES
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head
 from specgraph_vllm.mtp import MTP_CLASS, mtp_head, mtp_module
 
@@ -99,7 +101,7 @@ def draft_cache(
     size = block_sizes[found[0]]
     caches: list[KVCache] = []
     for name, layer in zip(names, head.attention_layers, strict=True):
-        tensor: Any = tensors[name].kv_cache
+        tensor: Any = _in_fp8(name, tensors[name])
         wanted = (layer.num_kv_heads, size, 2 * layer.head_dim)
         if not isinstance(tensor, Tensor) or tensor.dim() != 4 or tuple(tensor.shape[1:]) != wanted:
             seen = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -107,8 +109,18 @@ def draft_cache(
                 f"the KV cache of {name} is {seen}; served is FlashAttention's [num_blocks, num_kv_heads, block_size, "
                 f"2 * head_dim] = [*, {', '.join(map(str, wanted))}]"
             )
-        if tensor.dtype != head.dtype or tensor.stride(3) != 1:
+        if tensor.dtype not in (head.dtype, torch.float8_e4m3fn) or tensor.stride(3) != 1:
             raise UnsupportedError(f"the KV cache of {name} is {tensor.dtype} with strides {tensor.stride()}")
         key, value = tensor.transpose(1, 2).split(layer.head_dim, dim=3)
         caches.append(KVCache(key, value))
     return DraftCache(tuple(caches), size, found[0])
+
+
+def _in_fp8(name: str, layer: Any) -> Any:
+    """Return an attention layer's KV cache; bytes that vLLM reads as e4m3 are viewed as such."""
+    cache = layer.kv_cache
+    if not isinstance(cache, Tensor) or cache.dtype != torch.uint8 or layer.kv_cache_dtype not in FP8_CACHES:
+        return cache
+    if (scales := (layer._k_scale_float, layer._v_scale_float)) != (1.0, 1.0):
+        raise UnsupportedError(f"the FP8 KV cache of {name} has scales {scales}; served are 1")
+    return cache.view(torch.float8_e4m3fn)

@@ -28,11 +28,21 @@ K, BLOCK, MAX_LEN, MAX_SEQS, SLOTS, MAX_ROWS = 4, 16, 96, 3, 5, 48
 DRAFTERS = Path(__file__).parents[3] / "examples/tiny-python/drafters"
 
 
+E4M3 = torch.float8_e4m3fn
+
+
+def in_e4m3(x: torch.Tensor) -> torch.Tensor:
+    return x.float().to(E4M3).double()
+
+
 class Engine:
     """vLLM's side: request slots, block tables, the KV cache, and rounds whose accepted counts are drawn."""
 
     def __init__(self, folder, kind: str = "eagle3", divided: bool | None = None, **settings) -> None:
-        """`divided`: drafts are sampled, and whether their logits are divided by the temperature."""
+        """Kind "fp8" is EAGLE-3 with an FP8 KV cache. `divided`: drafts are sampled, and whether their logits are
+        divided by the temperature."""
+        fp8, kind = kind == "fp8", kind.replace("fp8", "eagle3")
+        self.stored = in_e4m3 if fp8 else lambda x: x
         self.g = torch.Generator().manual_seed(3)
         if kind == "eagle3":
             target_folder, draft_folder, made = write_target(folder / "t"), write_eagle3(folder / "d"), EAGLE3
@@ -55,10 +65,13 @@ class Engine:
             kv_cache(1 + SLOTS * per_request, layer.num_kv_heads, BLOCK, layer.head_dim, torch.float32)
             for _ in self.names
         ]
+        if fp8:
+            self.tensors = [kv.transpose(1, 2).to(E4M3).view(torch.uint8).transpose(1, 2) for kv in self.tensors]
         self.tensor = self.tensors[0]
         self.blocks = (torch.randperm(SLOTS * per_request, generator=self.g) + 1).view(SLOTS, -1).int()
         self.last_sampled = torch.full((SLOTS, 1), 7)
-        context = {name: SimpleNamespace(kv_cache=kv) for name, kv in zip(self.names, self.tensors, strict=True)}
+        of = {"kv_cache_dtype": "fp8" if fp8 else "auto", "_k_scale_float": 1.0, "_v_scale_float": 1.0}
+        context = {n: SimpleNamespace(kv_cache=kv, **of) for n, kv in zip(self.names, self.tensors, strict=True)}
         s = self.speculator = StockSpeculator(
             vllm_config(
                 compilation_config__static_forward_context=context,
@@ -168,7 +181,7 @@ class Engine:
             input_batch(rows, starts, slots, drafts, prefilling), parts, counts, last=states, rejected=rejected
         )
         return made, [
-            dense_chain(self.oracle, *self.history(slot), K)[1] if count else None
+            dense_chain(self.oracle, *self.history(slot), K, stored=self.stored)[1] if count else None
             for slot, count in zip(slots, counts, strict=True)
         ]
 
@@ -263,7 +276,7 @@ class Load:
 
 
 @pytest.mark.parametrize(("engine", "budget"), [
-    ("eagle3", 24), ("eagle3", 80), ("mtp", 40), ("draft_model", 40),
+    ("eagle3", 24), ("eagle3", 80), ("fp8", 40), ("mtp", 40), ("draft_model", 40),
 ], indirect=["engine"])  # fmt: skip
 def test_prompts_and_rounds_of_any_length_draft_in_one_batch(engine, budget) -> None:
     """A budget of 80 rows is more than one captured pass of 48 holds."""
@@ -429,6 +442,13 @@ def test_an_unsupported_drafter_is_refused_when_it_is_loaded(tmp_path) -> None:
     engine = Engine(tmp_path)
     engine.module.config.hidden_act = "gelu"
     with pytest.raises(UnsupportedError, match="hidden_act 'gelu'"):
+        engine.start()
+
+
+def test_scales_of_an_fp8_cache_are_refused(tmp_path) -> None:
+    engine = Engine(tmp_path, "fp8")
+    engine.speculator.vllm_config.compilation_config.static_forward_context[LAYER_NAME]._v_scale_float = 0.5
+    with pytest.raises(UnsupportedError, match=r"the FP8 KV cache of .* has scales \(1.0, 0.5\)"):
         engine.start()
 
 
