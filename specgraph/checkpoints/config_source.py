@@ -52,7 +52,8 @@ RANGES: Mapping[str, Range] = {
         (1, 1 << 40, "max_position_embeddings original_max_position_embeddings"),
         (1, 1 << 62, "sliding_window"),
         (2, 1024, "block_size"),
-        (1, 1 << 16, "markov_rank"),
+        (1, 1 << 16, "markov_rank gru_hidden_dim emb_dim"),
+        (0, 1024, "pure_draft_prefix_len"),
         (1, 1024, "speculative_tokens"),
         # numbers
         (1e-12, 1.0, "rms_norm_eps"),
@@ -79,9 +80,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
         ((0, [], {}), "no_rope_layers no_rope_layer_interval pruned_heads chunk_size_feed_forward mlp_only_layers"),
         ((1,), "logit_scale logits_scaling embedding_multiplier residual_multiplier scale_emb partial_rotary_factor"),
         ((1,), "rotary_pct rotary_percent parallel_draft_step input_embedding_scale output_multiplier"),
-        # DFlash: another pairing of rotated elements, rows that predict the token after their own, a corrected block
+        # DFlash: another pairing of rotated elements, a corrected block
         ((True,), "is_neox_style"),
-        ((False,), "shift_label"),
         (("dflash",), "projector_type"),
         ((False,), "is_encoder_decoder add_cross_attention use_mrope alibi qk_layernorm use_qk_norm parallel_attn"),
         ((False,), "use_parallel_residual rope_interleaved"),

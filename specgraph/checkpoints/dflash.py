@@ -66,8 +66,15 @@ def read_block(opened: DrafterFolder, sample_from_anchor: bool) -> BlockParts:
         aux_layers,
         block_size=setting(opened, "block_size").integer("block_size"),
         mask_token_id=opened.mask_token(setting(opened, "mask_token_id"), "mask_token_id"),
-        sample_from_anchor=setting(opened, "sample_from_anchor").boolean("sample_from_anchor", sample_from_anchor),
+        sample_from_anchor=_anchor_predicts(opened, sample_from_anchor),
     )
+
+
+def _anchor_predicts(opened: DrafterFolder, default: bool) -> bool:
+    """Return what a folder says under speculators' name or under the authors'."""
+    for key in ("sample_from_anchor", "shift_label"):
+        default = setting(opened, key).boolean(key, default)
+    return default
 
 
 def _never_causal(head: ConfigSource, layers: ConfigSource, authors: ConfigSource) -> bool:

@@ -16,6 +16,7 @@ _VARIANTS = ("vanilla", "gated", "rnn")
 def load_dspark(opened: DrafterFolder) -> DFlashHead:
     """Read a head: DFlash's block, the Markov head and the confidence head."""
     block, speculators = read_block(opened, sample_from_anchor=True), opened.from_speculators
+    setting(opened, "projector_type").require({"projector_type": "dspark"})
     rank = setting(opened, "markov_rank").integer("markov_rank", 256 if speculators else None)
     markov = _markov(opened, block, rank)
     return DSparkHead(**block._asdict(), markov=markov, confidence=_confidence(opened, block, rank))
@@ -31,11 +32,9 @@ def _markov(opened: DrafterFolder, block: BlockParts, rank: int) -> MarkovHead:
         gate = _biased(folder, "markov_head.gate_proj", rank, hidden + rank)
     if variant == "rnn":
         cell = _biased(folder, "markov_head.joint_proj", 3 * rank, 2 * rank + hidden)
-    draft_to_target = block.weights.draft_to_target
-    draft_vocab_size = block.sizes.vocab_size if draft_to_target is None else draft_to_target.shape[0]
     return MarkovHead(
         embed=folder.weight("markov_head.markov_w1.weight", (block.sizes.vocab_size, rank)),
-        output=folder.matrix(["markov_head.markov_w2.weight"], [(draft_vocab_size, rank)]),
+        output=folder.matrix(["markov_head.markov_w2.weight"], [(block.draft_vocab_size, rank)]),
         gate=gate,
         cell=cell,
     )
@@ -48,7 +47,7 @@ def _biased(folder: CheckpointFolder, name: str, rows: int, columns: int) -> Wei
 def _confidence(opened: DrafterFolder, block: BlockParts, rank: int) -> ConfidenceHead | None:
     """Return the confidence head; None where the folder has none. Its tensors say whether it has a bias."""
     folder, name, hidden = opened.checkpoint, "confidence_head.proj", block.sizes.hidden_size
-    enabled = setting(opened, "enable_confidence_head").boolean("enable_confidence_head", True)
+    enabled = all(setting(opened, key).boolean(key, True) for key in ("enable_confidence_head", "use_confidence_head"))
     with_markov = setting(opened, "confidence_head_with_markov").boolean("confidence_head_with_markov", True)
     if not enabled:
         return None

@@ -21,6 +21,7 @@ from specgraph.errors import CheckpointError
 
 LAYOUTS = {
     "dspark": ("speculators", "authors"),
+    "domino": ("authors",),
     "dflash": ("speculators", "authors"),
     "peagle": ("speculators", "authors"),
     "eagle3": ("speculators", "authors"),
@@ -69,8 +70,12 @@ def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[Draf
             holder = source if source.has("block_size") else section
             yield DrafterFormat("dspark", "authors", "config.json has markov_rank", holder.integer("block_size"))
     if source.has("dflash_config"):
-        holder = source if source.has("block_size") else source.section("dflash_config")
-        tokens = holder.integer("block_size") - 1 if holder.has("block_size") else None
+        section = source.section("dflash_config")
+        holder = source if source.has("block_size") else section
+        shifted = section.boolean("shift_label", source.boolean("shift_label", False))
+        tokens = holder.integer("block_size") - (not shifted) if holder.has("block_size") else None
+        if "domino" in (section.values.get("projector_type"), source.values.get("projector_type")):
+            yield DrafterFormat("domino", "authors", "config.json has projector_type domino", tokens)
         yield DrafterFormat("dflash", "authors", "config.json has dflash_config", tokens)
     if "ptd_token_id" in source.values and source.values.get("parallel_drafting"):
         yield DrafterFormat("peagle", "authors", "config.json has parallel_drafting and ptd_token_id")

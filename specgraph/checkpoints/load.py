@@ -10,6 +10,7 @@ import torch
 
 from specgraph.checkpoints.config_source import ConfigSource, check_keys, read_config
 from specgraph.checkpoints.dflash import load_dflash
+from specgraph.checkpoints.domino import load_domino
 from specgraph.checkpoints.drafter import IGNORED, DraftedTarget, DrafterFolder
 from specgraph.checkpoints.dspark import load_dspark
 from specgraph.checkpoints.eagle import load_eagle
@@ -36,6 +37,7 @@ from specgraph.validation import MOST_POSITIONS, Count, Tokens, checked
 LoadedHead = DFlashHead | Eagle3Head | EagleHead | MtpHead | DraftModelHead
 _LOADERS: Mapping[str, Callable[[DrafterFolder], LoadedHead]] = {
     "dspark": load_dspark,
+    "domino": load_domino,
     "dflash": load_dflash,
     "peagle": load_peagle,
     "eagle3": load_eagle3,

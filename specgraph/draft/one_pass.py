@@ -82,10 +82,10 @@ class ParallelProgram(DraftProgram[ParallelT]):
         self.head.store_context(self.head.combine(b.inputs.aux_hidden), self.stack.store(b.first))
         hidden = self.head.forward(b.step_token_ids, make_attend(b.step, 0))
         blocks = hidden.view(b.inputs.num_sampled.shape[0], -1, hidden.shape[-1])
-        self._draft(b, blocks if self.head.sample_from_anchor else blocks[:, 1:])
+        self._draft(b, blocks, blocks if self.head.sample_from_anchor else blocks[:, 1:])
 
-    def _draft(self, b: DraftBuffers, hidden: Tensor) -> None:
-        """Draft from the rows [R, K, hidden_size] that predict a token."""
+    def _draft(self, b: DraftBuffers, blocks: Tensor, hidden: Tensor) -> None:
+        """Draft from the rows of blocks [R, n, hidden_size], or those that predict, `hidden` [R, K, hidden_size]."""
         draft_block(self.head, b, hidden.flatten(0, 1), self.tree)
 
     def prefill(self, rows: PromptRows, make_attend: MakeAttend) -> None:
@@ -96,10 +96,10 @@ class ParallelProgram(DraftProgram[ParallelT]):
 class BlockProgram(ParallelProgram[BlockHead]):
     """The pass of a `ParallelProgram`, then K draws, each of which knows the tokens before it."""
 
-    def _draft(self, b: DraftBuffers, hidden: Tensor) -> None:
+    def _draft(self, b: DraftBuffers, blocks: Tensor, hidden: Tensor) -> None:
         """Draw K tokens per request in order, and say how likely each is accepted."""
         head, (requests, k) = self.head, b.draft_token_ids.shape
-        following, token_ids = head.in_order(hidden), b.step_token_ids.view(requests, -1)[:, 0]
+        following, token_ids = head.in_order(blocks), b.step_token_ids.view(requests, -1)[:, 0]
         before, columns = [token_ids], torch.arange(k, device=hidden.device)
         for row in range(k):
             column = slice(row, row + 1)

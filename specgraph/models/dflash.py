@@ -49,6 +49,12 @@ class BlockParts(NamedTuple):
     mask_token_id: int
     sample_from_anchor: bool
 
+    @property
+    def draft_vocab_size(self) -> int:
+        """Tokens of the drafter's vocabulary."""
+        offsets = self.weights.draft_to_target
+        return self.sizes.vocab_size if offsets is None else offsets.shape[0]
+
 
 class DFlashHead(AuxDecoder):
     """A DFlash drafter. Implements `ParallelHead`."""
@@ -102,3 +108,44 @@ class DFlashHead(AuxDecoder):
         x = embedding(token_ids, self.embed_tokens, self.tensor_parallel, self.sizes.vocab_size)
         # The final norm is part of `logits`, where it is fused with the projection.
         return self.run_layers(x, attend)[-1]
+
+
+class OrderedDFlashHead(DFlashHead):
+    """A block whose tokens are drawn in order, by heads that take its states after the final norm.
+
+    Subclasses say how a token depends on those before it: they implement `BlockHead`.
+    """
+
+    kind: HeadKind = "block"
+    has_confidence = False
+
+    def __init__(
+        self,
+        sizes: ModelConfig,
+        weights: AuxWeights,
+        layers: Sequence[DecoderLayer],
+        aux_layers: Sequence[int],
+        *,
+        block_size: int,
+        mask_token_id: int,
+        sample_from_anchor: bool,
+    ) -> None:
+        """See `DFlashHead`."""
+        block = {"block_size": block_size, "mask_token_id": mask_token_id}
+        super().__init__(sizes, weights, layers, aux_layers, **block, sample_from_anchor=sample_from_anchor)
+        self.output_norm = None  # `forward` applies it
+
+    def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
+        """See `DFlashHead.forward`; the states are after the final norm."""
+        return rms_norm(super().forward(token_ids, attend), self.tensors.norm, self.sizes.rms_norm_eps)
+
+    def base_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of blocks [R, n, hidden_size] that predict, [K, R, hidden_size], and their logits by lm_head,
+        [K, R, draft_vocab_size]."""
+        rows = hidden.transpose(0, 1)
+        rows = rows if self.sample_from_anchor else rows[1:]
+        return rows, self.logits(rows.flatten(0, 1)).view(*rows.shape[:2], -1)
+
+    def confidence(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """See `BlockHead.confidence`; not called where there is none."""
+        raise AssertionError(f"{type(self).__name__} has no confidence")

@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph import ops
-from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import AuxWeights, named_tensors
-from specgraph.models.dflash import DFlashHead
-from specgraph.models.layers import DecoderLayer, rms_norm
-from specgraph.models.protocol import HeadKind, NextLogits
+from specgraph.models.dflash import OrderedDFlashHead
+from specgraph.models.layers import DecoderLayer
+from specgraph.models.protocol import NextLogits
 from specgraph.ops.linear import Weight
 
 
@@ -50,10 +49,8 @@ class ConfidenceHead:
     """float32 [1]"""
 
 
-class DSparkHead(DFlashHead):
+class DSparkHead(OrderedDFlashHead):
     """A DSpark drafter. Implements `BlockHead`."""
-
-    kind: HeadKind = "block"
 
     def __init__(
         self,
@@ -72,27 +69,15 @@ class DSparkHead(DFlashHead):
         own = {"block_size": block_size, "mask_token_id": mask_token_id}
         super().__init__(sizes, weights, layers, aux_layers, **own, sample_from_anchor=sample_from_anchor)
         self.markov, self.confidence_head = markov, confidence
-        self.output_norm = None  # `forward` applies it: the two heads take normalised states too
-
-    def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
-        """See `DFlashHead.forward`; the states are after the final norm."""
-        return rms_norm(super().forward(token_ids, attend), self.tensors.norm, self.sizes.rms_norm_eps)
-
-    @property
-    def has_confidence(self) -> bool:
-        """Return whether `confidence` may be called."""
-        return self.confidence_head is not None
+        self.has_confidence = confidence is not None
 
     def in_order(self, hidden: Tensor) -> NextLogits:
         """See `BlockHead.in_order`."""
-        markov, requests, rank = self.markov, hidden.shape[0], self.markov.embed.shape[1]
-        rows = hidden.transpose(0, 1)
-        base = self.logits(rows.flatten(0, 1)).view(*rows.shape[:2], -1)
-        state = hidden.new_zeros(requests, rank)
+        rows, base = self.base_logits(hidden)
+        markov, state = self.markov, hidden.new_zeros(hidden.shape[0], self.markov.embed.shape[1])
 
-        def following(row: int, token_ids: Tensor) -> Tensor:
+        def step(taken: Tensor, now: Tensor) -> Tensor:
             nonlocal state
-            taken, now = functional.embedding(token_ids, markov.embed), rows[row]
             if markov.gate is not None:
                 gate = ops.norm_linear(torch.cat((now, taken), dim=-1), None, markov.gate)
                 taken = torch.sigmoid(gate) * taken
@@ -101,7 +86,13 @@ class DSparkHead(DFlashHead):
                 kept = torch.sigmoid(parts[0])
                 state = kept * state + (1 - kept) * torch.tanh(parts[1])
                 taken = torch.tanh(parts[2])
-            return ops.norm_linear(taken, None, markov.output, base[row])
+            return taken
+
+        def following(row: int, token_ids: Tensor) -> Tensor:
+            taken = functional.embedding(token_ids, markov.embed)
+            if row == 0 and not self.sample_from_anchor and markov.cell is not None:
+                step(taken, hidden[:, 0])  # the cell was trained over the anchor's row too
+            return ops.norm_linear(step(taken, rows[row]), None, markov.output, base[row])
 
         return following
 

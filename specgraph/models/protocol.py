@@ -264,15 +264,16 @@ class ParallelHead(ModelHead, Protocol):
 
 
 NextLogits = Callable[[int, Tensor], Tensor]
-"""`following(row, token_ids)`: the logits [R, draft_vocab_size] of row 0, 1, ... of each block, called once for each in
-order, with the token before it, int64 [R]: the anchor, then each draft token."""
+"""`following(row, token_ids)`: the logits [R, draft_vocab_size] of row 0 to K - 1 of those that predict, called once
+for each in order, with the token before it, int64 [R]: the anchor, then each draft token."""
 
 
 class BlockHead(ParallelHead, Protocol):
     """A `ParallelHead` whose tokens are drawn one after another, each from logits that know the former (DSpark)."""
 
     def in_order(self, hidden: Tensor) -> NextLogits:
-        """hidden [R, K, hidden_size], the rows that predict a token -> what gives their logits."""
+        """hidden [R, n, hidden_size], the rows of a block per request, the last K of which predict -> what gives their
+        logits."""
         ...
 
     @property

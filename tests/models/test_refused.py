@@ -93,7 +93,6 @@ DRAFTER_KEYS = [
     (AUTHORS, ["eagle_config"], {"residual_scale": 2.0}, ["'residual_scale'", "not known"]),
     ("dspark", [], {"markov_head_type": "fir"}, ["'markov_head_type' is 'fir'", "vanilla, gated, rnn"]),
     ("dspark", [], {"markov_rank": 0}, ["'markov_rank' should be at least 1"]),
-    ("dflash", [], {"shift_label": True}, ["'shift_label' is "]),
     ("dflash", [], {"projector_type": "domino"}, ["'projector_type' is "]),
     ("dflash", [], {"input_embedding_scale": 2.0}, ["'input_embedding_scale' is "]),
     ("dflash", [LAYERS], {"is_causal": True}, ["'is_causal' is "]),

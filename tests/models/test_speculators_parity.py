@@ -145,8 +145,9 @@ def test_dspark(name, anchor_predicts, target, block_rows):
     places = zip(want["rows"].split(4), want["logits"].split(4), want["confidence"].split(4), strict=True)
     for rows, logits, confidence in places:
         tokens = want["token_ids"][rows]
-        got = block_rows(head, int(tokens[0]), want["aux_hidden"], int(rows[0]), 3)[1 - anchor_predicts :][None]
-        before, following = tokens[: got.shape[1]][None], head.in_order(got)
+        block = block_rows(head, int(tokens[0]), want["aux_hidden"], int(rows[0]), 3)[None]
+        got, following = block[:, 1 - anchor_predicts :], head.in_order(block)
+        before = tokens[: got.shape[1]][None]
         for row, wanted in enumerate(logits[1 - anchor_predicts :]):
             torch.testing.assert_close(following(row, before[:, row])[0], wanted, **TOLERANCE)
         assert head.has_confidence

@@ -1,0 +1,73 @@
+"""The Domino draft head: DFlash's block, whose tokens are drawn in order and corrected by a recurrent state of them.
+
+state     = GRU(state, embed(token before))                          zeros before the anchor
+logits    = lm_head(norm(block)) + W2 @ silu(W1 @ (hidden state, state))    of rows from `pure_rows` on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specgraph import ops
+from specgraph.models.decoder import named_tensors
+from specgraph.models.dflash import BlockParts, OrderedDFlashHead
+from specgraph.models.protocol import NextLogits
+from specgraph.models.split import embedding
+from specgraph.ops.linear import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """The recurrent cell over a block's tokens, and what it adds to logits; G is the size of its state."""
+
+    taken: Weight
+    """[3 * G, hidden_size], of the token's embedding: reset gate, update gate, candidate."""
+    kept: Weight
+    """[3 * G, G], of the state."""
+    inner: Weight
+    """[inner size, hidden_size + G]"""
+    output: Weight
+    """[draft_vocab_size, inner size]"""
+
+
+class DominoHead(OrderedDFlashHead):
+    """A Domino drafter. Implements `BlockHead`."""
+
+    def __init__(self, block: BlockParts, correction: Correction, pure_rows: int) -> None:
+        """pure_rows: rows of a block, from the first that predicts on, whose logits are not corrected."""
+        super().__init__(**block._asdict())
+        self.correction, self._pure_rows = correction, pure_rows
+
+    def in_order(self, hidden: Tensor) -> NextLogits:
+        """See `BlockHead.in_order`."""
+        rows, base = self.base_logits(hidden)
+        correction, state = self.correction, hidden.new_zeros(hidden.shape[0], self.correction.kept.matrix.shape[1])
+
+        def following(row: int, token_ids: Tensor) -> Tensor:
+            nonlocal state
+            token = embedding(token_ids, self.embed_tokens, self.tensor_parallel, self.sizes.vocab_size)
+            state = _gru(token, state, correction)
+            if row < self._pure_rows:
+                return base[row]
+            inner = functional.silu(ops.norm_linear(torch.cat((rows[row], state), dim=-1), None, correction.inner))
+            return ops.norm_linear(inner, None, correction.output, base[row])
+
+        return following
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return everything that the head reads, those of the block too."""
+        return {**named_tensors(self.correction, "correction"), **super().weights()}
+
+
+def _gru(token: Tensor, state: Tensor, cell: Correction) -> Tensor:
+    """Return the state after a token [R, hidden_size]."""
+    of_token = ops.norm_linear(token, None, cell.taken).chunk(3, dim=-1)
+    of_state = ops.norm_linear(state, None, cell.kept).chunk(3, dim=-1)
+    reset, update = (torch.sigmoid(a + b) for a, b in zip(of_token[:2], of_state[:2], strict=True))
+    candidate = torch.tanh(of_token[2] + reset * of_state[2])
+    return candidate + update * (state - candidate)
