@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,8 +24,8 @@ from specgraph_vllm.names import PROPOSE, table_block_sizes
 
 _LOG = logging.getLogger("vllm.specgraph")  # below vLLM's own logger, so that its handlers show it
 
-_Stock: Any = object
-"""The base class for a type checker; `adopt` puts vLLM's class behind it."""
+_Stock: Any = ABC
+"""The base class of vLLM's BaseSpeculator: an object's class can only be changed to one whose bases end in the same."""
 
 _TENSORS = PROPOSE[: PROPOSE.index("last_sampled") + 1]
 """The parameters that `Speculator.propose` names."""

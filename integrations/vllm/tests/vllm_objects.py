@@ -5,6 +5,7 @@ The class names matter: the plugin asks for them.
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -249,7 +250,7 @@ def propose_of_0_26(
 
 
 @dataclass
-class StockSpeculator:
+class StockSpeculator(ABC):  # as BaseSpeculator is
     """What `EagleSpeculator` has after vLLM's start-up, and a record of what reached its own code."""
 
     vllm_config: Any
