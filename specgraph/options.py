@@ -295,6 +295,9 @@ class EngineOptions(DecoderOptions):
     enable_expert_parallel: bool = option(
         False, "Deal the experts of a mixture out to the ranks, whole, instead of splitting each like other matrices."
     )
+    decode_context_parallel: Count = option(
+        1, "Tensor parallel ranks that each keep a part of every request's KV; a divisor of --tensor-parallel."
+    )
     rank_timeout: Positive = option(600.0, "Seconds that a rank waits for another before all end with an error.")
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"validation", "errors"},
     "ops": {"dispatch_mode", "parallel", "validation", "errors"},
     "device": {"dispatch_mode", "validation", "errors"},
-    "attention": {"device", "ops", "validation", "errors"},
+    "attention": {"device", "ops", "parallel", "validation", "errors"},
     "capture": {"options", "dispatch_mode", "device", "attention", "ops", "validation", "errors"},
     "models": {"attention", "capture", "device", "ops", "parallel", "validation", "errors"},
     "checkpoints": {"options", "models", "parallel", "validation", "errors"},

@@ -1,5 +1,7 @@
 """A target and its drafter split over two ranks with the same requests, and what must come of it.
 
+Ranks that share keys (decode context parallel) have query heads of their own over the one KV head of each layer.
+
 Each rank holds some heads, inner columns and tokens of the vocabulary, cut here from the whole tensors as
 `specgraph.parallel.TensorParallel` describes; the core cuts checkpoints while it reads them. The tokens must be those
 of the whole target in float64.
@@ -10,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from specgraph.attention import choose_attention
 from specgraph.device import Platform
 from specgraph.engine import EngineConfig, SpeculativeDecoder
 from specgraph.errors import RankError
@@ -25,7 +28,14 @@ from specgraph_conformance.shared_experts import CHUNK, LENGTH, Scenario, asked_
 from specgraph_conformance.tiny_models import CONFIG, HIDDEN, make_head, make_target
 
 PROMPTS = (5, 2 * CHUNK - 3)
-SPLIT = ("split", "split_logits", "split_sampled")
+KEYS = ("keys_heads", "keys_lse", "keys_lengths", "keys_updates", "keys_none")
+"""Scenarios of two ranks that share the keys of every request. `keys_heads`, `keys_lengths`: greedy tokens, and a
+drafter with the target's own weights, which must agree with it; `keys_lse`, `keys_updates`: an EAGLE head. The second
+of each takes lengths from the host where the platform has task updates. `keys_none`: prompts of one and two tokens, so
+that a rank begins without a key."""
+OTHER_DRAFTER = ("split_logits", "split_sampled", "keys_lse", "keys_updates")
+"""Scenarios whose drafter is not the target itself."""
+SPLIT = ("split", "split_logits", "split_sampled", *KEYS)
 """Scenarios. `split`: greedy tokens from each rank's most likely ones, and a drafter with the target's own weights,
 which must agree with it. `split_logits`: an EAGLE head, and log-probabilities, for which logits are gathered.
 `split_sampled`: an EAGLE head, drafts and tokens drawn by each rank for itself, which must be the same."""
@@ -37,11 +47,12 @@ def run_split(platform: Platform, name: str, seed: int, timeout: float) -> str:
     Returns:
         What went wrong; empty where nothing did.
     """
-    layout = join_layout(platform.device, tensor_parallel=2, timeout=timeout)
+    keys = name in KEYS
+    layout = join_layout(platform.device, tensor_parallel=2, decode_context_parallel=2 if keys else 1, timeout=timeout)
     try:
         ranks, device = layout.tensor_parallel, platform.device
         target = split_target(seed, device, ranks)
-        is_same, sampled = name == "split", name == "split_sampled"
+        is_same, sampled = name not in OTHER_DRAFTER, name == "split_sampled"
         head = (
             DraftModelHead(split_target(seed, device, ranks), HIDDEN) if is_same else split_eagle(seed, device, ranks)
         )
@@ -49,9 +60,15 @@ def run_split(platform: Platform, name: str, seed: int, timeout: float) -> str:
             num_speculative_tokens=3, max_num_requests=2, max_model_len=LENGTH, capture_sizes=(2,),
             prefill_sizes=(CHUNK,), decode="merged", prefill="full", logprobs=name == "split_logits", sampled=sampled,
         )  # fmt: skip
-        made = SpeculativeDecoder(target, head, platform, config, layout=layout)
+        on_host = name in ("keys_lengths", "keys_updates") and platform.capabilities.task_update
+        attention = choose_attention("host" if on_host else "device", platform).backend
+        made = SpeculativeDecoder(target, head, platform, config, attention=attention, layout=layout)
         made.capture()
-        asked = asked_of(Scenario((PROMPTS, PROMPTS)), 0, seed)
+        if keys and made.drafter is not None:
+            for part in (part for cache in (*made.target.caches, *made.drafter.caches) for part in cache):
+                part.fill_(50.0)  # a cell that holds no key of a request shows in what reads it
+        prompts = (1, 2) if name == "keys_none" else PROMPTS
+        asked = asked_of(Scenario((prompts, prompts)), 0, seed)
         asked = [replace(request, temperature=1.0, seed=7) for request in asked] if sampled else asked
         given = made.generate(asked)
         length = made.metrics.mean_acceptance_length
@@ -66,12 +83,14 @@ def run_split(platform: Platform, name: str, seed: int, timeout: float) -> str:
         return "" if mine == others else f"one rank accepted and sampled {mine}, the other {others}"
     if is_same and length != config.num_speculative_tokens + 1:
         return f"the target as its own drafter has a mean acceptance length of {length:.2f}"
-    return shortfall(make_target(seed, torch.device("cpu"), compute=torch.float64), asked, given)
+    whole = make_target(seed, torch.device("cpu"), compute=torch.float64)
+    return shortfall(_of_one_kv_head(whole) if keys else whole, asked, given)
 
 
 def split_target(seed: int, device: torch.device, ranks: TensorParallel) -> LlamaTarget:
     """This rank's part of `make_target`."""
     whole = make_target(seed, device)
+    whole = _of_one_kv_head(whole) if ranks.context else whole
     layers = [_layer(layer, ranks) for layer in whole.layers]
     embed, head = _rows(whole.embed_tokens, ranks), _rows(whole.lm_head, ranks)
     return LlamaTarget(whole.config.split(ranks), embed, layers, whole.norm, head)
@@ -81,9 +100,29 @@ def split_eagle(seed: int, device: torch.device, ranks: TensorParallel) -> Eagle
     """This rank's part of `make_head("eagle")`."""
     whole = make_head("eagle", seed, device)
     assert isinstance(whole, EagleHead)
-    layers = [_layer(layer, ranks) for layer in whole.layers]
+    sizes = replace(whole.sizes, num_kv_heads=1) if ranks.context else whole.sizes
+    layers = [_layer(_with_one_kv_head(layer) if ranks.context else layer, ranks) for layer in whole.layers]
     embed, head = _rows(whole.embed_tokens, ranks), _rows(whole.lm_head, ranks)
-    return EagleHead(whole.sizes.split(ranks), embed, whole.fc, layers, head)
+    return EagleHead(sizes.split(ranks), embed, whole.fc, layers, head)
+
+
+def _of_one_kv_head(whole: LlamaTarget) -> LlamaTarget:
+    """The same target with the first KV head of each layer alone."""
+    layers = [_with_one_kv_head(layer) for layer in whole.layers]
+    config = replace(whole.config, num_kv_heads=1)
+    return LlamaTarget(config, whole.embed_tokens, layers, whole.norm, whole.lm_head)
+
+
+def _with_one_kv_head(layer: DecoderLayer) -> DecoderLayer:
+    query, key, value = _parts(layer)
+    return replace(layer, qkv=Weight(torch.cat([query, *(part[: CONFIG.head_dim] for part in (key, value))])))
+
+
+def _parts(layer: DecoderLayer) -> list[Tensor]:
+    """The query, key and value rows of a layer with any number of KV heads."""
+    matrix, query = layer.qkv.matrix, CONFIG.num_heads * CONFIG.head_dim
+    kv = (matrix.shape[0] - query) // 2
+    return list(matrix.split([query, kv, kv]))
 
 
 def _rows(matrix: Tensor, ranks: TensorParallel) -> Tensor:
@@ -96,11 +135,12 @@ def _columns(matrix: Tensor, ranks: TensorParallel) -> Tensor:
 
 
 def _layer(layer: DecoderLayer, ranks: TensorParallel) -> DecoderLayer:
-    heads, kv_heads, dim = CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim
-    qkv = layer.qkv.matrix.split([heads * dim, kv_heads * dim, kv_heads * dim])
+    query, *keys = _parts(layer)
+    if keys[0].shape[0] > CONFIG.head_dim:
+        keys = [_rows(part, ranks) for part in keys]
     return replace(
         layer,
-        qkv=Weight(torch.cat([_rows(part, ranks) for part in qkv])),
+        qkv=Weight(torch.cat([_rows(query, ranks), *keys])),
         output=Weight(_columns(layer.output.matrix, ranks)),
         gate_up=Weight(torch.cat([_rows(part, ranks) for part in layer.gate_up.matrix.chunk(2)])),
         down=Weight(_columns(layer.down.matrix, ranks)),

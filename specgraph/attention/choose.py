@@ -44,7 +44,7 @@ def choose_attention(
             offers and that supports all layers, "device" where there is none.
         layers: the attention layers of all models that it is for. Without layers, shapes are not looked at.
         dtype: of these layers; needed with them.
-        block_size: tokens per KV block; None for what the backend prefers.
+        block_size: tokens per KV block; None for what the backend prefers, of cells on each rank where ranks share it.
         trees: it must run draft trees (`AttentionBackend.supports_trees`).
         cache_dtype: of the KV caches; `dtype` when None.
 
@@ -61,9 +61,10 @@ def choose_attention(
     if layers and dtype is None:
         raise ConfigError("choose_attention: give the dtype of the layers too")
     reasons: list[str] = []
+    share = max((layer.share for layer in layers), default=1)
     for factory in own.values() if name == "auto" else [named[name]]:
         backend = factory(platform)
-        size = block_size or backend.preferred_block_size
+        size = block_size or backend.preferred_block_size * share
         refused = unsupported(backend, layers, dtype, size, trees, cache_dtype)
         if not refused:
             return AttentionChoice(backend, size, "; ".join(reasons))
@@ -71,7 +72,7 @@ def choose_attention(
     if name != "auto":
         raise UnsupportedError(reasons[0])
     backend = _paged(platform)
-    return AttentionChoice(backend, block_size or backend.preferred_block_size, "; ".join(reasons))
+    return AttentionChoice(backend, block_size or backend.preferred_block_size * share, "; ".join(reasons))
 
 
 def _paged(platform: Platform) -> AttentionBackend:

@@ -12,6 +12,7 @@ from torch import Tensor
 from specgraph.attention.metadata import AttentionMetadata
 from specgraph.device import Support, TaskGroup
 from specgraph.ops import HostLengths, KVCache
+from specgraph.parallel import ContextParallel
 from specgraph.validation import Count, checked_fields
 
 
@@ -38,10 +39,18 @@ class AttentionLayer:
     """Multi-head latent attention: `num_kv_heads` is 1, and a row's key, [rotated part, latent], is also its value. It
     is stored once: `KVCache.value` is `KVCache.key`. The first rotary_dim columns of the output mean nothing."""
 
+    ranks: ContextParallel | None = None
+    """The ranks that share the keys of each request; None where this one has them all."""
+
     @property
     def is_plain(self) -> bool:
-        """Return whether it has neither a window nor sinks, and keeps values of its own."""
-        return self.window is None and self.sinks is None and not self.latent
+        """Return whether it has neither a window nor sinks, and keeps all keys, and values of its own."""
+        return self.window is None and self.sinks is None and not self.latent and self.ranks is None
+
+    @property
+    def share(self) -> int:
+        """Return how many ranks share the keys of each request: a block has that many times fewer cells on each."""
+        return 1 if self.ranks is None else self.ranks.size
 
 
 class TaskKey(NamedTuple):
@@ -136,8 +145,8 @@ class AttentionBackend(Protocol):
         """Return whether it runs a layer, and if not, why: `no` names what was asked and what it takes.
 
         Args:
-            layer: heads, head_dim and mask of the layer. A backend without windows, sinks or latents must refuse a
-                layer that has them (`AttentionLayer.is_plain`).
+            layer: heads, head_dim and mask of the layer. A backend without windows, sinks, latents or keys that ranks
+                share must refuse a layer that has them (`AttentionLayer.is_plain`).
             dtype: of queries, keys, values and the KV cache.
             block_size: tokens per KV block.
         """

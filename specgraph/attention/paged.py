@@ -7,18 +7,27 @@ updates can run it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from specgraph import ops
+from specgraph.attention.context_parallel import (
+    all_heads,
+    lengths_by_row,
+    move_between,
+    own_heads,
+    own_slots,
+    table_by_row,
+)
 from specgraph.attention.interface import AttentionLayer, StepContext, TaskKey
 from specgraph.attention.metadata import AttentionMetadata
 from specgraph.device import Platform, Support, no, yes
 from specgraph.errors import UpdateError
 from specgraph.ops import HostLengths, KVCache, Mask, NewRows
+from specgraph.parallel import ContextParallel
 
 FP8_CACHE = (torch.float8_e4m3fn,)
 
@@ -40,17 +49,33 @@ def _inputs(
     return query, KVCache(cache.key, cache.key), None
 
 
+def _part_inputs(
+    layer: AttentionLayer, ranks: ContextParallel, query: Tensor, key: Tensor, value: Tensor, cache: KVCache,
+    metadata: AttentionMetadata,
+) -> tuple[Tensor, KVCache]:  # fmt: skip
+    """Store the rows that are this rank's; return the queries of all ranks, rotated, and the cache."""
+    metadata = replace(metadata, slot_mapping=own_slots(metadata.slot_mapping, ranks))
+    query, cache, new = _inputs(layer, all_heads(query, ranks), key, value, cache, metadata)
+    return query if new is None else ops.rotate_and_store(query, new, cache), cache
+
+
 def store_rows(layer: AttentionLayer, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata) -> None:
     """Rotate keys and write both to the cache at the metadata's slots; nothing attends.
 
     The cache has the core's own layout, so this needs neither an attention backend nor host parameters.
     """
     # The op also rotates a query; it gets the key, and its result is not used.
-    ops.rotate_and_store(key, NewRows(key, value, layer.rotary, metadata.positions, metadata.slot_mapping), cache)
+    slots = own_slots(metadata.slot_mapping, layer.ranks)
+    ops.rotate_and_store(key, NewRows(key, value, layer.rotary, metadata.positions, slots), cache)
 
 
-def move_rows(caches: Sequence[KVCache], from_slots: Tensor, to_slots: Tensor) -> None:
+def move_rows(
+    layers: Sequence[AttentionLayer], caches: Sequence[KVCache], from_slots: Tensor, to_slots: Tensor
+) -> None:
     """Copy keys and values of all layers from slot to slot, int64 [M]; slot 0 to slot 0 where nothing moves."""
+    if (ranks := layers[0].ranks) is not None:
+        move_between(caches, from_slots, to_slots, ranks)
+        return
     for cache in caches:
         ops.move_kv(cache.key, cache.value, from_slots, to_slots)
 
@@ -66,7 +91,7 @@ class _Paged:
         has_mask = layer.window or layer.sinks is not None
         if layer.latent and (layer.num_kv_heads != 1 or layer.rotary is None or has_mask):
             return no(f"latents with {layer.num_kv_heads} key heads, without rotation, or with a window or sinks")
-        if layer.causal or layer.is_plain:
+        if layer.causal or replace(layer, ranks=None).is_plain:
             return yes()
         return no("a sliding window, sinks or latents in attention that is not causal")
 
@@ -98,12 +123,22 @@ class PagedAttention(_Paged):
         metadata = context.metadata
         words, tree_len = metadata.ancestors, metadata.tree_len
         mask = Mask(layer.causal and words is None, layer.window or 0, layer.sinks, words, tree_len)
+        if (ranks := layer.ranks) is not None:
+            dtype = query.dtype
+            query, cache = _part_inputs(layer, ranks, query, key, value, cache, metadata)
+            table, at = metadata.block_table, (ranks.rank, ranks.size)
+            part = ops.attend_part(query, cache, table, metadata.lengths, mask, *at, scale=layer.scale)
+            return own_heads(part, layer.num_heads, ranks, dtype)
         query, cache, new = _inputs(layer, query, key, value, cache, metadata)
         return ops.paged_attention(query, cache, metadata.block_table, metadata.lengths, mask, new, scale=layer.scale)
 
     def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports_trees`: every shape without a window or sinks."""
-        return yes() if layer.is_plain else no("draft trees in a layer with a sliding window, sinks or latents")
+        return (
+            yes()
+            if replace(layer, ranks=None).is_plain
+            else no("draft trees in a layer with a sliding window, sinks or latents")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +167,24 @@ class PagedHostAttention(_Paged):
             raise UpdateError(
                 f"attention '{self.name}' takes lengths from the host, and none were given for step {context.step}"
             )
-        out = query.new_empty(query.shape)
-        query, cache, new = _inputs(layer, query, key, value, cache, metadata)
-        mask = Mask(layer.causal, layer.window or 0, layer.sinks)
+        ranks, dtype = layer.ranks, query.dtype
+        if ranks is None:
+            out = query.new_empty(query.shape)
+            query, cache, new = _inputs(layer, query, key, value, cache, metadata)
+            mask = Mask(layer.causal, layer.window or 0, layer.sinks)
 
-        def attend(lengths: HostLengths) -> None:
-            ops.paged_attention_host(query, cache, metadata.block_table, lengths, mask, new, scale=layer.scale, out=out)
+            def attend(now: HostLengths) -> None:
+                table = metadata.block_table
+                ops.paged_attention_host(query, cache, table, now, mask, new, scale=layer.scale, out=out)
+
+        else:
+            query, cache = _part_inputs(layer, ranks, query, key, value, cache, metadata)
+            by_row = table_by_row(metadata, context.lengths, query.shape[0])
+            out = query.new_empty(*query.shape[:2], layer.head_dim + 1, dtype=torch.promote_types(dtype, torch.float32))
+
+            def attend(now: HostLengths) -> None:
+                seen = lengths_by_row(now, layer.causal, ranks).seq_lens
+                ops.attend_part_host(query, cache, by_row, seen, scale=layer.scale, out=out)
 
         if context.updates is None:
             attend(context.lengths)
@@ -145,7 +192,7 @@ class PagedHostAttention(_Paged):
             with self.platform.task_group() as group:
                 attend(context.lengths)
             context.updates.add(TaskKey(context.step, index), group, lambda lengths: partial(attend, lengths))
-        return out
+        return out if ranks is None else own_heads(out, layer.num_heads, ranks, dtype)
 
     def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports_trees`."""

@@ -43,16 +43,16 @@ class _Linear(NamedTuple):
 def _linears(config: ModelConfig, input_size: int) -> dict[str, _Linear]:
     """Return the linears of a layer without latents or experts, by field of `DecoderLayer`."""
     hidden, inner, dim, ranks = config.hidden_size, config.intermediate_size, config.head_dim, config.tensor_parallel
-    query, kv = config.num_heads * dim, config.num_kv_heads * dim
+    query, kv, heads = config.num_heads * dim, config.num_kv_heads * dim, config.attention_parallel
     keys = None
-    if ranks.size > 1:
-        keys = Share(0, tuple((h * dim, (h + 1) * dim) for h in range(*ranks.kv_heads(config.num_kv_heads))))
+    if heads.size > 1:
+        keys = Share(0, tuple((h * dim, (h + 1) * dim) for h in range(*heads.kv_heads(config.num_kv_heads))))
     values = query if config.latent is None else config.num_heads * config.latent.value
     rows = ranks.share(0, inner)
-    attention = [_Part("q_proj", query, ranks.share(0, query)), _Part("k_proj", kv, keys), _Part("v_proj", kv, keys)]
+    attention = [_Part("q_proj", query, heads.share(0, query)), _Part("k_proj", kv, keys), _Part("v_proj", kv, keys)]
     mlp = [_Part("gate_proj", inner, rows), _Part("up_proj", inner, rows)]
     down = [_Part("down_proj", hidden, ranks.share(1, inner))]
-    output = [_Part("o_proj", hidden, ranks.share(1, values))]
+    output = [_Part("o_proj", hidden, heads.share(1, values))]
     return {
         "qkv": _Linear("self_attn", attention, input_size, config.qkv_bias, "qkv_proj"),
         "output": _Linear("self_attn", output, values, config.output_bias),

@@ -24,7 +24,14 @@ ModelOption = Annotated[
 ]
 JsonOption = Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")]
 
-RANKS = ("tensor_parallel", "draft_tensor_parallel", "data_parallel", "enable_expert_parallel", "rank_timeout")
+RANKS = (
+    "tensor_parallel",
+    "draft_tensor_parallel",
+    "decode_context_parallel",
+    "data_parallel",
+    "enable_expert_parallel",
+    "rank_timeout",
+)
 """Options of commands that several processes can run together."""
 
 TREES = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")

@@ -81,8 +81,8 @@ def cache_dtype(kv_cache_dtype: KVCacheDtype, model: torch.dtype) -> torch.dtype
 
 
 def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
-    """Return the bytes of one token's keys and values in all of these layers."""
-    return sum((1 if a.latent else 2) * a.num_kv_heads * a.head_dim * dtype.itemsize for a in layers)
+    """Return the bytes of one token's keys and values in all of these layers; this rank's share of them."""
+    return sum(-(-(1 if a.latent else 2) * a.num_kv_heads * a.head_dim * dtype.itemsize // a.share) for a in layers)
 
 
 class BlockAllocator:
@@ -142,15 +142,19 @@ def allocate_caches(
     device: torch.device,
 ) -> list[KVCache]:
     """Return a zeroed cache per layer, [num_blocks, block_size, num_kv_heads, head_dim] for keys and for values; one
-    tensor for both where `AttentionLayer.latent`.
+    tensor for both where `AttentionLayer.latent`. A block has fewer cells where ranks share it.
 
     Raises:
+        ConfigError: ranks cannot share a block evenly.
         CapacityError: the device has not enough memory.
     """
 
     def zeros(layer: AttentionLayer) -> torch.Tensor:
-        return torch.zeros(num_blocks, block_size, layer.num_kv_heads, layer.head_dim, dtype=dtype, device=device)
+        shape = num_blocks, block_size // layer.share, layer.num_kv_heads, layer.head_dim
+        return torch.zeros(shape, dtype=dtype, device=device)
 
+    if (uneven := next((layer.share for layer in layers if block_size % layer.share), None)) is not None:
+        raise ConfigError(f"KV blocks of {block_size} tokens over {uneven} ranks: choose a block_size that they divide")
     try:
         keys = [zeros(layer) for layer in layers]
         return [KVCache(key, key if a.latent else zeros(a)) for key, a in zip(keys, layers, strict=True)]

@@ -153,6 +153,7 @@ def join(platform: Platform, options: EngineOptions, also: Mapping[str, object])
         tensor_parallel=size,
         data_parallel=options.data_parallel,
         expert_parallel=options.enable_expert_parallel,
+        decode_context_parallel=options.decode_context_parallel,
         timeout=options.rank_timeout,
     )
     own = {"platform": platform.info.name, "device": platform.info.device_name, **platform.info.versions}

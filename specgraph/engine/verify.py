@@ -232,7 +232,7 @@ class VerifyProgram:
             else:
                 self._accept(b, out.hidden)
                 ops.take_rows(hidden, b.path.rows, b.round.aux_hidden)
-                move_rows(self._caches, b.path.from_slots, b.path.to_slots)
+                move_rows(self.target.attention_layers, self._caches, b.path.from_slots, b.path.to_slots)
 
         return work
 

@@ -7,11 +7,10 @@ from typing import Literal
 
 import torch
 
-from specgraph.errors import ConfigError
 from specgraph.models.experts import ExpertsConfig
 from specgraph.models.latent import LatentConfig
 from specgraph.models.rotary import RotaryConfig
-from specgraph.parallel import WHOLE, TensorParallel
+from specgraph.parallel import WHOLE, ContextParallel, TensorParallel
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -71,14 +70,25 @@ class ModelConfig:
     """The split of the model over ranks; all sizes here are those of the whole model."""
 
     @property
+    def attention_parallel(self) -> TensorParallel:
+        """The ranks that split the attention's matrices; latent attention is whole on every rank."""
+        return self.tensor_parallel if self.latent is None else WHOLE
+
+    @property
+    def context(self) -> ContextParallel | None:
+        """The ranks that share the keys of every request, if any."""
+        ranks = self.tensor_parallel.context
+        return None if ranks is None else replace(ranks, gathers_heads=self.attention_parallel.size > 1)
+
+    @property
     def local_heads(self) -> int:
         """Query heads of this rank."""
-        return self.num_heads // self.tensor_parallel.size
+        return self.num_heads // self.attention_parallel.size
 
     @property
     def local_kv_heads(self) -> int:
         """KV heads of this rank: at least one."""
-        begin, end = self.tensor_parallel.kv_heads(self.num_kv_heads)
+        begin, end = self.attention_parallel.kv_heads(self.num_kv_heads)
         return end - begin
 
     def window(self, layer: int) -> int | None:
@@ -101,7 +111,6 @@ class ModelConfig:
             ranks.check_experts(self.experts.num_experts, self.experts.inner)
         if ranks.size == 1:
             return replace(self, tensor_parallel=ranks)
-        if self.latent is not None:
-            raise ConfigError(f"tensor parallel over {ranks.size} ranks: latent attention cannot be split yet")
-        ranks.check(self.num_heads, self.num_kv_heads, self.intermediate_size, f"the {self.architecture} model")
+        heads = (self.num_heads, self.num_kv_heads) if self.latent is None else (ranks.size, 1)
+        ranks.check(*heads, self.intermediate_size, f"the {self.architecture} model")
         return replace(self, tensor_parallel=ranks)

@@ -65,6 +65,7 @@ class DecoderModel:
                 window=sizes.window(index),
                 latent=sizes.latent is not None,
                 sinks=layer.sinks,
+                ranks=sizes.context,
             )
             for index, layer in enumerate(self.layers)
         )

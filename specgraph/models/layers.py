@@ -147,10 +147,11 @@ def _is_plain(layer: DecoderLayer) -> bool:
 def _general_mlp(attended: Tensor, residual: Tensor, layer: DecoderLayer, eps: float) -> Tensor:
     """Return a layer after its attention, with whatever lies between its linears."""
     ranks = layer.tensor_parallel
+    heads = ranks if layer.latent is None else WHOLE
     if layer.attention_norm is None:
-        residual = row_parallel(attended, layer.output, residual, ranks)
+        residual = row_parallel(attended, layer.output, residual, heads)
     else:
-        out = row_parallel(attended, layer.output, None, ranks)
+        out = row_parallel(attended, layer.output, None, heads)
         residual = residual + rms_norm(out, layer.attention_norm, eps)
     if layer.experts is not None:
         x = rms_norm(residual, layer.post_norm, eps)

@@ -2,6 +2,7 @@
 
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows, begin_rows
 from specgraph.ops.collectives import all_gather, all_reduce, best_of, best_tokens, embed_part
+from specgraph.ops.context_parallel import attend_part, attend_part_host, sum_parts
 from specgraph.ops.copies import RoundTensors, load_round, next_verify, take_rows
 from specgraph.ops.draft_sampling import (
     Drafts,
@@ -66,6 +67,8 @@ __all__ = [
     "advance_tree",
     "all_gather",
     "all_reduce",
+    "attend_part",
+    "attend_part_host",
     "begin_ragged_rows",
     "begin_rows",
     "best_of",
@@ -96,6 +99,7 @@ __all__ = [
     "pair_linear",
     "rotate_and_store",
     "shift_token_ids",
+    "sum_parts",
     "take_rows",
     "verify_drafts",
     "verify_tree",

@@ -134,7 +134,7 @@ def _attend_with_sinks(
     return out.reshape(requests, rows, heads, dim).to(query.dtype)
 
 
-def _visible_keys(rows: int, lengths: DeviceLengths, block_table: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def visible_keys(rows: int, lengths: DeviceLengths, block_table: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Return how many keys each of T = `rows` rows sees, int64 [R, n] of n rows per request, and block_table [R,
     blocks].
 
@@ -257,7 +257,7 @@ def paged_attention(
     if new is not None:
         query = rotate_and_store(query, new, cache)
     rows, heads, dim = query.shape
-    visible, table = _visible_keys(rows, lengths, block_table, mask.causal)
+    visible, table = visible_keys(rows, lengths, block_table, mask.causal)
     blocks, block_size, query_len = table.shape[1], cache.block_size, visible.shape[1]
     touched = min(blocks, -(-(mask.window + query_len - 1) // block_size) + 1) if mask.window else blocks
     at_once = max(1, GATHER_BYTES // (2 * touched * cache.key[0].numel() * cache.key.element_size()))

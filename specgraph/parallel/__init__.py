@@ -5,10 +5,11 @@ Collectives on the device are ops (`specgraph.ops.collectives`); they find their
 
 from specgraph.parallel.layout import ParallelLayout, join_layout
 from specgraph.parallel.ranks import Ranks, join_ranks
-from specgraph.parallel.split import WHOLE, ExpertParallel, Share, TensorParallel
+from specgraph.parallel.split import WHOLE, ContextParallel, ExpertParallel, Share, TensorParallel
 
 __all__ = [
     "WHOLE",
+    "ContextParallel",
     "ExpertParallel",
     "ParallelLayout",
     "Ranks",

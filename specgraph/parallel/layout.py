@@ -11,7 +11,7 @@ import torch
 
 from specgraph.errors import ConfigError, RankError
 from specgraph.parallel.ranks import Ranks, join_ranks
-from specgraph.parallel.split import ExpertParallel, TensorParallel
+from specgraph.parallel.split import ContextParallel, ExpertParallel, TensorParallel
 from specgraph.validation import Count, Positive, checked
 
 
@@ -38,6 +38,7 @@ def join_layout(
     tensor_parallel: Count = 1,
     data_parallel: Count = 1,
     expert_parallel: bool = False,
+    decode_context_parallel: Count = 1,
     timeout: Positive = 600.0,
     **meeting: Any,
 ) -> ParallelLayout:
@@ -48,16 +49,24 @@ def join_layout(
         data_parallel: groups of such ranks, each with requests of its own; what they share is the experts.
         expert_parallel: each rank holds whole experts, and all ranks together hold all; otherwise each expert is split
             like the other matrices.
+        decode_context_parallel: tensor parallel ranks that each hold a part of every request's keys; a divisor of
+            `tensor_parallel`.
         timeout, meeting: as in `join_ranks`.
 
     Raises:
-        ConfigError: data parallel ranks that share nothing, or another number of processes.
+        ConfigError: data parallel ranks that share nothing, context parallel ranks that don't divide the tensor
+            parallel ones, or another number of processes.
         RankError: they did not all come within `timeout`.
     """
     if data_parallel > 1 and not expert_parallel:
         raise ConfigError(
             f"data_parallel {data_parallel} without enable_expert_parallel: these ranks would share nothing. Give "
             "both for a mixture of experts; for independent replicas start each as a run of its own"
+        )
+    if tensor_parallel % decode_context_parallel:
+        raise ConfigError(
+            f"decode_context_parallel {decode_context_parallel}, tensor_parallel {tensor_parallel}: ranks that share "
+            "keys are some of those that split the matrices; choose a divisor"
         )
     ranks = join_ranks(device, tensor_parallel * data_parallel, timeout=timeout, **meeting)
     data_rank, place = divmod(ranks.rank, tensor_parallel)
@@ -69,12 +78,22 @@ def join_layout(
     experts = None
     if expert_parallel:
         experts = ExpertParallel(ranks.rank, ranks.size, ranks.name, data_rank, data_parallel, data.name)
+    context = None
+    if decode_context_parallel > 1:
+        context = share_keys(ranks, decode_context_parallel)
     return ParallelLayout(
         ranks,
-        TensorParallel(place, tensor_parallel, tensors.name if tensor_parallel > 1 else "", experts),
+        TensorParallel(place, tensor_parallel, tensors.name if tensor_parallel > 1 else "", experts, context),
         data_rank,
         data_parallel,
     )
+
+
+def share_keys(ranks: Ranks, size: int) -> ContextParallel:
+    """Return this rank's place among `size` neighbours that share the keys of every request; all ranks call it."""
+    groups = [range(first, first + size) for first in range(0, ranks.size, size)]
+    part = ranks.part("context", groups)
+    return ContextParallel(part.rank, size, part.name)
 
 
 @contextmanager

@@ -48,6 +48,19 @@ class ExpertParallel:
 
 @checked_fields
 @dataclass(frozen=True, slots=True)
+class ContextParallel:
+    """A rank's place among the ranks that each hold a part of every request's keys: position p is on rank p % size."""
+
+    rank: Place
+    size: Count
+    group: str
+    """Their name. They hold the same KV heads."""
+    gathers_heads: bool = False
+    """Each of them has query heads of its own, which all need."""
+
+
+@checked_fields
+@dataclass(frozen=True, slots=True)
 class TensorParallel:
     """A rank's place among the ranks that split a model's matrices.
 
@@ -63,6 +76,8 @@ class TensorParallel:
     """The name of the ranks' process group (`ranks_named`): a captured op takes plain values."""
     experts: ExpertParallel | None = None
     """The ranks that hold whole experts; not only those that split the other matrices where ranks are data parallel."""
+    context: ContextParallel | None = None
+    """The ranks that share the keys of every request with this one; None where each rank has them all."""
 
     def part(self, total: int) -> tuple[int, int]:
         """Return (begin, end) of this rank's part of `total` equal things; `total` is a multiple of `size`."""
@@ -91,6 +106,12 @@ class TensorParallel:
             ConfigError: a model of these sizes cannot be split over the ranks.
         """
         even = num_kv_heads % self.size == 0 or self.size % num_kv_heads == 0
+        each = self.size // num_kv_heads if self.size % num_kv_heads == 0 else 1
+        if self.context is not None and each % self.context.size:
+            raise ConfigError(
+                f"decode context parallel over {self.context.size} ranks: {what} has {num_kv_heads} KV heads, so "
+                f"{each} of {self.size} tensor parallel ranks hold the same one; choose a divisor of {each}"
+            )
         if num_heads % self.size or inner % self.size or not even:
             raise ConfigError(
                 f"tensor parallel over {self.size} ranks: {what} has {num_heads} heads, {num_kv_heads} KV heads and an "

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from mutants.registry import mutant, replace_function
 from specgraph_conformance import rank
 
@@ -19,6 +20,8 @@ from specgraph import ops
 from specgraph.engine import EngineConfig
 
 Broken = Callable[..., Any]
+KEPT: list[torch.Tensor] = []
+FIRST: dict[int, Any] = {}
 BUGS: dict[str, tuple[str, Broken, tuple[str, ...]]] = {}
 """The places of the function, the one that replaces it, and the ranks that have the bug, by name."""
 
@@ -135,3 +138,38 @@ def logits_by_rank(real: Any, logits: Any, ranks: Any, vocab_size: int) -> Any:
     if ranks.size == 1:
         return logits
     return ops.all_gather(logits, ranks.group, ranks.size).view(-1, vocab_size)
+
+
+@of_ranks("heads-gathered-in-other-order", "attention.paged:all_heads", "0", "1")
+def heads_by_rank(real: Any, query: Any, ranks: Any) -> Any:
+    """Query heads gathered rank by rank are read row by row."""
+    gathered = ops.all_gather(query, ranks.group, ranks.size)
+    return gathered.view(query.shape[0], -1, query.shape[2])
+
+
+@of_ranks("lse-of-last-replay", "attention.paged:own_heads", "0", "1")
+def parts_of_before(real: Any, part: Any, num_heads: int, ranks: Any, dtype: Any) -> Any:
+    """The log-sum-exp of a part is that of the replay before."""
+    KEPT.append(torch.empty_like(part[..., -1]))
+    stale = torch.cat((part[..., :-1], KEPT[-1][..., None]), dim=-1)
+    KEPT[-1].copy_(part[..., -1])
+    return real(stale, num_heads, ranks, dtype)
+
+
+@of_ranks("lengths-of-another-rank", "attention.paged:lengths_by_row", "1")
+def lengths_of_rank_0(real: Any, lengths: Any, causal: bool, ranks: Any = None) -> Any:
+    """Rank 1 updates with the lengths of rank 0."""
+    return real(lengths, causal, ranks and replace(ranks, rank=0))
+
+
+@of_ranks("rank-skips-update", "attention.paged:lengths_by_row", "1")
+def first_lengths(real: Any, lengths: Any, causal: bool, ranks: Any = None) -> Any:
+    """Rank 1 leaves the lengths of its first replay with requests in its graphs."""
+    now = real(lengths, causal, ranks)
+    return FIRST.setdefault(len(now.seq_lens), now) if any(now.seq_lens) else now
+
+
+@of_ranks("rank-without-keys", "ops:sum_parts", "0", "1")
+def no_keys_count_as_one(real: Any, parts: Any, *rest: Any) -> Any:
+    """The log-sum-exp of no keys is taken as 0."""
+    return real(parts.masked_fill(parts == float("-inf"), 0.0), *rest)

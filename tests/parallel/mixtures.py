@@ -27,7 +27,7 @@ def write_mixture(architecture: str, folder: Path) -> str:
     import transformers
 
     torch.manual_seed(0)
-    config = getattr(transformers, f"{architecture}Config")(**SIZES, **MIXTURES[architecture])
+    config = getattr(transformers, f"{architecture}Config")(**(SIZES | MIXTURES[architecture]))
     model = getattr(transformers, f"{architecture}ForCausalLM")(config).float()
     with torch.no_grad():
         for parameter in model.parameters():

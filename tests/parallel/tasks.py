@@ -12,13 +12,14 @@ import torch
 
 from benchmarks.unequal_ranks import decoder as mixture_decoder
 from benchmarks.unequal_ranks import run
-from specgraph.attention import KVCache
+from specgraph.attention import KVCache, choose_attention
 from specgraph.checkpoints import load_drafter, load_target, target_shape
 from specgraph.device.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.options import LoweringChoice
 from specgraph.parallel import WHOLE, ExpertParallel, ParallelLayout, Ranks, join_layout
+from specgraph.parallel.layout import share_keys
 
 FIXTURES = Path(__file__).parents[1] / "models" / "speculators_fixtures"
 PROMPTS = ([3, 17, 4, 9, 40, 2, 11], [8, 1, 60])
@@ -41,6 +42,8 @@ def generate(
     whole_drafter: bool = False,
     max_tokens: int = 12,
     experts: bool = False,
+    context: int = 1,
+    attention: str = "device",
     **options: Any,
 ) -> dict[str, Any]:
     """Tokens of two prompts, and a digest of the KV caches, whose bits depend on everything that ran."""
@@ -48,6 +51,8 @@ def generate(
     layout = None if ranks is None else ParallelLayout(ranks, split)
     if experts and ranks is not None:
         split = replace(split, experts=ExpertParallel(ranks.rank, ranks.size, ranks.name))
+    if context > 1 and ranks is not None:
+        split = replace(split, context=share_keys(ranks, context))
     temperature = options.pop("temperature", 0.0)
     model = load_target(target, dtype=kind, max_model_len=64, tensor_parallel=split)
     drafted = target_shape(target, dtype=kind, max_model_len=64) if whole_drafter else model
@@ -58,7 +63,9 @@ def generate(
         max_num_requests=2, max_model_len=64, block_size=4, prefill_sizes=(8,), decode=decode,
         sampled=temperature > 0, **{"num_speculative_tokens": 3, "capture_sizes": (2,), **options},
     )  # fmt: skip
-    decoder = SpeculativeDecoder(model, head, CpuPlatform(), config, layout=layout)
+    platform = CpuPlatform()
+    backend = choose_attention(attention, platform).backend
+    decoder = SpeculativeDecoder(model, head, platform, config, attention=backend, layout=layout)
     decoder.capture()
     adaptive = getattr(decoder.rounds, "adaptive", None)
     requests = [Request(prompt_token_ids=p, max_tokens=max_tokens, temperature=temperature, seed=7) for p in PROMPTS]

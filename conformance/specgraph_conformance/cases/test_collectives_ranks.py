@@ -1,4 +1,4 @@
-"""Two ranks: collectives in a chain, and a model that they share, its experts or all of its matrices.
+"""Two ranks: collectives in a chain, and a model that they share: its experts, all of its matrices, or requests' keys.
 
 Where ranks disagree, devices wait for ever inside a collective, and the `cpu` platform names the first difference.
 """
@@ -150,3 +150,64 @@ def test_split_logits(outcomes: Outcomes | str) -> None:
 )
 def test_chain(outcomes: Outcomes | str) -> None:
     expect(outcomes, CHAIN)
+
+
+@case(
+    "collectives.heads-of-ranks-that-share-keys",
+    "Two ranks that hold half of each request's keys attend with the query heads of both, and decode the tokens of "
+    "float64; a drafter with the target's own weights has all drafts accepted.",
+    hazard="heads-gathered-in-other-order",
+    cause="heads are read row by row from a gather that is rank by rank, or another rank's are taken",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_keys_heads(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "keys_heads")
+
+
+@case(
+    "collectives.parts-of-this-replay",
+    "Parts of attention are added up by the log-sum-exp of the same replay.",
+    hazard="lse-of-last-replay",
+    cause="the gather of parts does not wait for the attention that writes them, or reads another buffer",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_keys_lse(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "keys_lse")
+
+
+@case(
+    "collectives.lengths-of-each-rank",
+    "Attention with lengths from the host gets the number of keys that its own rank holds.",
+    hazard="lengths-of-another-rank",
+    cause="all ranks update with the lengths of one, or with those of whole requests",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_keys_lengths(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "keys_lengths")
+
+
+@case(
+    "collectives.updates-of-each-rank",
+    "Every rank updates the lengths of every replay, also where its own part has not grown.",
+    hazard="rank-skips-update",
+    cause="a rank leaves the lengths of an earlier replay in its graph",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_keys_updates(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "keys_updates")
+
+
+@case(
+    "collectives.rank-without-keys",
+    "Prompts of one and two tokens: a rank that holds no key of a request adds nothing to its attention.",
+    hazard="rank-without-keys",
+    cause="the log-sum-exp of no keys is 0 or NaN instead of -inf, or the row is left as it was",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_keys_none(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "keys_none")

@@ -1,0 +1,123 @@
+"""Attention over the part of each request's keys that a rank holds, and the sum of the parts.
+
+Of N ranks, rank r holds the keys at positions p with p % N == r: cell j of a request there is position j * N + r. A
+block table numbers blocks of block_size tokens on every rank, and a rank's cache has block_size / N cells per block.
+A part is [T, heads, head_dim + 1]: attention over the rank's own keys, and in the last column the logarithm of the sum
+of their exponentiated scores, -inf where the rank holds no key that a row sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specgraph.ops.kv_cache import KVCache, read_cells
+from specgraph.ops.library import op
+from specgraph.ops.paged_attention import GATHER_BYTES, DeviceLengths, Mask, visible_keys
+
+
+def _part(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor | None, scale: float) -> Tensor:
+    """query [R, n, heads, dim], keys and values [R, m, kv_heads, dim], seen [R, n, m] -> [R, n, heads, dim + 1]."""
+    requests, rows, heads, dim = query.shape
+    kv_heads, wide = keys.shape[2], torch.promote_types(query.dtype, torch.float32)
+    # What no row sees is cleared, not only masked: it may hold anything, and 0 * NaN is NaN.
+    unseen = ~seen.any(dim=1)[:, :, None, None]
+    keys, values = (each.to(wide).masked_fill(unseen, 0.0) for each in (keys, values))
+    grouped = query.to(wide).view(requests, rows, kv_heads, heads // kv_heads, dim)
+    scores = torch.einsum("rnkgd,rlkd->rkgnl", grouped, keys) * scale
+    hidden = ~seen[:, None, None]
+    total = scores.masked_fill(hidden, float("-inf")).logsumexp(-1, keepdim=True)
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks.to(wide).view(1, kv_heads, -1, 1, 1))
+    weights = (scores - total).exp().masked_fill(hidden, 0.0)
+    out = torch.einsum("rkgnl,rlkd->rnkgd", weights, values).reshape(requests, rows, heads, dim)
+    return torch.cat((out, total.permute(0, 3, 1, 2, 4).reshape(requests, rows, heads, 1)), dim=-1)
+
+
+def _part_fake(
+    query: Tensor, cache: KVCache, block_table: Tensor, lengths: DeviceLengths, mask: Mask, rank: int, ranks: int, *,
+    scale: float,
+) -> Tensor:  # fmt: skip
+    rows, heads, dim = query.shape
+    return query.new_empty(rows, heads, dim + 1, dtype=torch.promote_types(query.dtype, torch.float32))
+
+
+@op(fake=_part_fake)
+def attend_part(
+    query: Tensor, cache: KVCache, block_table: Tensor, lengths: DeviceLengths, mask: Mask, rank: int, ranks: int, *,
+    scale: float,
+) -> Tensor:  # fmt: skip
+    """`paged_attention` over the keys that a rank holds; lengths, windows and trees are those of all keys together.
+
+    Args:
+        query: [T, num_heads, head_dim], rotated.
+        cache: [num_blocks, block_size / ranks, num_kv_heads, head_dim].
+        rank, ranks: the rank's number, and how many there are; rank 0 counts the sinks.
+
+    Returns:
+        The part, float32; float64 of a query in float64.
+    """
+    rows, heads, dim = query.shape
+    visible, table = visible_keys(rows, lengths, block_table, mask.causal)
+    cells, query_len = table.shape[1] * cache.block_size, visible.shape[1]
+    key = torch.arange(cells, device=query.device) * ranks + rank
+    at_once = max(1, GATHER_BYTES // (2 * table.shape[1] * cache.key[0].numel() * cache.key.element_size()))
+    given = [query.view(-1, query_len, heads, dim), table, visible]
+    if mask.ancestors is not None:
+        given.append(mask.ancestors.view(visible.shape))
+    sinks = mask.sinks if rank == 0 else None
+    parts = [
+        _part(
+            q,
+            read_cells(cache.key, t, query.dtype).flatten(1, 2),
+            read_cells(cache.value, t, query.dtype).flatten(1, 2),
+            mask.seen(key, v, words[0] if words else None),
+            sinks,
+            scale,
+        )
+        for q, t, v, *words in zip(*(each.split(at_once) for each in given), strict=True)
+    ]
+    return torch.cat(parts).view(rows, heads, dim + 1)
+
+
+@op(writes=("out",))
+def attend_part_host(
+    query: Tensor, cache: KVCache, block_table: Tensor, seq_lens: Sequence[int], *, scale: float, out: Tensor
+) -> None:
+    """`attend_part` with host lengths, where every row is a request of its own.
+
+    Args:
+        block_table: int32 [T, max_blocks].
+        seq_lens: of each row, the keys of this rank that it sees: the first ones.
+        out: [T, num_heads, head_dim + 1], written.
+    """
+    for row, seen in enumerate(seq_lens):
+        blocks = block_table[None, row, : -(-seen // cache.block_size)]
+        keys, values = (read_cells(each, blocks, query.dtype).flatten(1, 2)[:, :seen] for each in cache)
+        every = torch.ones(1, 1, seen, dtype=torch.bool, device=query.device)
+        out[row] = _part(query[None, row : row + 1], keys, values, every, None, scale)[0, 0]
+
+
+def _sum_fake(parts: Tensor, ranks: int, first_head: int, num_heads: int) -> Tensor:
+    return parts.new_empty(parts.shape[0] // ranks, num_heads, parts.shape[2] - 1)
+
+
+@op(fake=_sum_fake)
+def sum_parts(parts: Tensor, ranks: int, first_head: int, num_heads: int) -> Tensor:
+    """Return attention over all keys from the parts of all ranks; zeros for a row that sees none anywhere.
+
+    Args:
+        parts: [ranks * T, heads, head_dim + 1], in the order of ranks.
+        first_head, num_heads: the heads that are asked for.
+
+    Returns:
+        [T, num_heads, head_dim].
+    """
+    chosen = parts.view(ranks, -1, *parts.shape[1:])[:, :, first_head : first_head + num_heads]
+    total = chosen[..., -1:]
+    highest = total.amax(dim=0)
+    share = (total - highest.masked_fill(highest == float("-inf"), 0.0)).exp()
+    share = share / share.sum(dim=0).masked_fill(highest == float("-inf"), 1.0)
+    return (chosen[..., :-1] * share).sum(dim=0)

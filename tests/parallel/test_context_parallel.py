@@ -1,0 +1,97 @@
+"""Ranks that each hold a part of every request's keys (decode context parallel) against one process, in float64."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from parallel.mixtures import write_mixture
+from parallel.processes import results
+from parallel.tasks import FIXTURES, several
+from safetensors.torch import load_file, save_file
+
+DRAFTERS = ("eagle3-llama", "eagle", "mtp", "dflash", "target", "peagle")
+
+
+def run(draft: str = "eagle3-llama", **changes: Any) -> dict[str, Any]:
+    return {"target": str(FIXTURES / "target"), "draft": str(FIXTURES / draft), **changes}
+
+
+LOWERINGS = ({"decode": "eager"}, {"decode": "step"}, {})
+"""The last is merged."""
+RUNS = [
+    *(run(**how) for how in LOWERINGS),
+    *(run(draft) for draft in DRAFTERS[1:]),
+    run("target", tree=True),
+    run(temperature=0.8),
+    run(whole_drafter=True),
+    run("target", attention="host"),
+]
+ONE_PROCESS = ("target", "draft", "tree", "temperature", "whole_drafter")
+"""What decides about the tokens: neither lowerings nor the kind of lengths do."""
+
+
+def alone(runs: list[dict[str, Any]]) -> list[Any]:
+    """Each run in this process."""
+    asked = [{name: each[name] for name in ONE_PROCESS if name in each} for each in runs]
+    distinct = [each for n, each in enumerate(asked) if each not in asked[:n]]
+    with torch.inference_mode():
+        found = several(None, distinct)
+    return [found[distinct.index(each)] for each in asked]
+
+
+def of_one_kv_head(name: str, to: Path) -> str:
+    """Write a fixture with the first of its two KV heads alone, so that 2 and 4 ranks hold the same one."""
+    to = to / name
+    to.mkdir()
+    config = json.loads((FIXTURES / name / "config.json").read_text())
+    for section in (config, config.get("transformer_layer_config", {})):
+        if "num_key_value_heads" in section:
+            section["num_key_value_heads"] = 1
+    (to / "config.json").write_text(json.dumps(config))
+    tensors = load_file(FIXTURES / name / "model.safetensors")
+    halves = {key: t.chunk(2)[0].contiguous() for key, t in tensors.items() if ".k_proj." in key or ".v_proj." in key}
+    save_file({**tensors, **halves}, to / "model.safetensors")
+    return str(to)
+
+
+def check(runs: list[dict[str, Any]], of_ranks: list[list[Any]], whole: list[Any]) -> None:
+    for number, each in enumerate(runs):
+        for rank in of_ranks:
+            assert rank[number]["tokens"] == whole[number]["tokens"], each
+            assert rank[number]["accepted"] == whole[number]["accepted"], each
+
+
+def test_every_drafter_on_pairs_of_ranks():
+    """Four ranks of two KV heads: two share the keys of each head, and gather each other's query heads."""
+    four = results(4, "several", runs=[{**each, "context": 2} for each in RUNS])
+    check(RUNS, four, alone(RUNS))
+    for rank in four:
+        assert len({rank[n]["kv"] for n in range(len(LOWERINGS))}) == 1, "lowerings are bit-equal"
+    assert len({rank[0]["kv"] for rank in four}) == 4, "every rank has keys of its own"
+    assert four[0][len(LOWERINGS) - 1]["launches"] == 1, "the collectives are inside the merged graph"
+
+
+def test_four_ranks_share_one_kv_head(tmp_path):
+    """With prompts of 3 tokens, one rank holds no key of a request at first."""
+    target = of_one_kv_head("target", tmp_path)
+    runs = [
+        {"target": target, "draft": target, **how}
+        for how in ({}, {"decode": "eager"}, {"tree": True}, {"attention": "host", "decode": "step"})
+    ]
+    found = results(4, "several", runs=[{**each, "context": 4} for each in runs])
+    whole = alone(runs)
+    assert min(whole[0]["accepted"], whole[2]["accepted"]) > 2, "drafts are accepted, and rows of trees move"
+    check(runs, found, whole)
+
+
+def test_latents_are_shared_by_position(tmp_path):
+    """Multi-head latent attention is whole on every rank, and its cache, which no heads could split, is shared."""
+    folder = write_mixture("DeepseekV3", tmp_path)
+    runs = [{"target": folder, "draft": folder, **how} for how in ({}, {"decode": "eager"}, {"attention": "host"})]
+    found = results(2, "several", runs=[{**each, "context": 2} for each in runs])
+    check(runs, found, alone(runs))
+    assert found[0][0]["kv"] == found[0][1]["kv"]
+    assert found[0][0]["kv"] != found[1][0]["kv"]
