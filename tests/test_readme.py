@@ -45,14 +45,14 @@ def test_block_runs(block, capsys, monkeypatch):
 def test_the_recording_is_a_picture_of_what_was_printed():
     """`python docs/images/record.py` writes it; pages show it without loading anything from elsewhere."""
     script = runpy.run_path(str(ROOT / "docs/images/record.py"))
-    svg = script["picture"]("\x1b[4;32maccepted\x1b[0m and not\n", "specgraph generate")
+    svg = script["picture"]("\x1b[4;32maccepted\x1b[0m and not\n", "specgraph chat")
     style = re.search(r'class="specgraph-(r\d+)"[^>]*>accepted<', svg)
     assert re.search(rf"specgraph-{style[1]} {{[^}}]*fill: #98a84b;[^}}]*text-decoration: underline", svg), svg
     for each in (svg, script["PICTURE"].read_text()):
         assert "url(http" not in each
-        assert "specgraph generate" in each.replace("&#160;", " ")
+        assert "specgraph chat" in each.replace("&#160;", " ")
     recorded = script["PICTURE"].read_text().replace("&#160;", " ")
-    for shown in ("text from accepted draft tokens looks", "mean acceptance length", "tokens/s without drafting"):
+    for shown in ("text from accepted draft tokens looks", *script["MESSAGES"]):
         assert shown in recorded
 
 

@@ -1,8 +1,9 @@
-"""Write docs/images/generate.svg: what `specgraph generate` prints on a terminal, as it prints it.
+"""Write docs/images/chat.svg: a conversation with SmolLM2 in `specgraph chat`, as a terminal shows it.
 
     python docs/images/record.py
 
-The command runs on a terminal of 100 columns; the escape sequences that it prints are turned into a picture.
+The command runs on a terminal of 100 columns, on which the messages are typed; the escape sequences that it prints are
+turned into a picture.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,20 +19,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-PICTURE = Path(__file__).parent / "generate.svg"
-COMMAND = ("generate", "--platform", "cpu", "--max-tokens", "60")
+PICTURE = Path(__file__).parent / "chat.svg"
+COMMAND = ("chat", "--model", "smollm2", "--platform", "cpu", "--max-tokens", "100")
+MESSAGES = ("Why is the sky blue?", "Write a Python function that returns the vowels of a string.")
+PROMPT = b"> "
 COLUMNS = 100
 FONT = "font-family: Menlo, Consolas, 'DejaVu Sans Mono', monospace;"
 
 
-def run(arguments: tuple[str, ...] = COMMAND) -> str:
-    """Return what the command prints on a terminal, escape sequences included."""
+def run(arguments: tuple[str, ...] = COMMAND, messages: tuple[str, ...] = MESSAGES) -> str:
+    """Return what the command prints on a terminal, escape sequences included; each prompt gets the next message."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color", "COLORTERM": ""}
     command = [sys.executable, "-u", "-c", "from specgraph.cli import main; main()", *arguments]
     done = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, env=env)
     os.close(theirs)
-    printed = b""
+    printed, told, left = b"", 0, [*messages, ""]
     while True:
         try:
             part = os.read(ours, 65536)
@@ -39,10 +43,14 @@ def run(arguments: tuple[str, ...] = COMMAND) -> str:
         if not part:
             break
         printed += part
+        line = re.sub(rb"\x1b\[[\d;?]*[a-zA-Z]", b"", printed[told:]).rpartition(b"\n")[2]
+        if left and line == PROMPT:
+            told = len(printed)
+            os.write(ours, f"{left.pop(0)}\n".encode())
     os.close(ours)
     if done.wait() != 0:
         raise SystemExit(f"specgraph {' '.join(arguments)} ended with status {done.returncode}")
-    return printed.decode().replace("\r\n", "\n")
+    return printed.decode().replace("\r\n", "\n").rstrip("\n").rpartition("\n")[0]  # without the last prompt
 
 
 def picture(printed: str, title: str) -> str:
