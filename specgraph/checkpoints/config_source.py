@@ -52,7 +52,8 @@ RANGES: Mapping[str, Range] = {
         (1, 1 << 40, "max_position_embeddings original_max_position_embeddings"),
         (1, 1 << 62, "sliding_window"),
         (2, 1024, "block_size"),
-        (1, 1 << 16, "markov_rank gru_hidden_dim emb_dim"),
+        (1, 1 << 16, "markov_rank gru_hidden_dim emb_dim selector_rank"),
+        (1, 1 << 12, "conv_kernel_size conv_group_size selector_top_k"),
         (0, 1024, "pure_draft_prefix_len"),
         (1, 1024, "speculative_tokens"),
         # numbers

@@ -22,6 +22,7 @@ from specgraph.errors import CheckpointError
 LAYOUTS = {
     "dspark": ("speculators", "authors"),
     "domino": ("authors",),
+    "dflash2": ("speculators", "authors"),
     "dflash": ("speculators", "authors"),
     "peagle": ("speculators", "authors"),
     "eagle3": ("speculators", "authors"),
@@ -30,6 +31,13 @@ LAYOUTS = {
     "draft_model": ("transformers",),
 }
 """Algorithm -> the formats that its folders come in."""
+
+
+_MISSING = {
+    "xpress": "the repeated passes of its refiner over a block",
+    "lilicorr": "its attention over a lattice of candidates",
+}
+"""Algorithm -> what no program here does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,8 @@ def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[Draf
         tokens = holder.integer("block_size") - (not shifted) if holder.has("block_size") else None
         if "domino" in (section.values.get("projector_type"), source.values.get("projector_type")):
             yield DrafterFormat("domino", "authors", "config.json has projector_type domino", tokens)
+        if section.has("selector_rank"):
+            yield DrafterFormat("dflash2", "authors", "config.json has selector_rank", tokens)
         yield DrafterFormat("dflash", "authors", "config.json has dflash_config", tokens)
     if "ptd_token_id" in source.values and source.values.get("parallel_drafting"):
         yield DrafterFormat("peagle", "authors", "config.json has parallel_drafting and ptd_token_id")
@@ -106,7 +116,9 @@ def _speculators_format(source: ConfigSource) -> DrafterFormat:
     tokens = _speculative_tokens(section)
     known = sorted(name for name, layouts in LAYOUTS.items() if "speculators" in layouts)
     if algorithm not in known:
-        raise source.fail("speculators_model_type", f"is {shown(algorithm)}; supported are {', '.join(known)}")
+        missing = f" ({_MISSING[algorithm]} is missing)" if algorithm in _MISSING else ""
+        problem = f"is {shown(algorithm)}{missing}; supported are {', '.join(known)}"
+        raise source.fail("speculators_model_type", problem)
     return DrafterFormat(algorithm, "speculators", f"speculators_model_type is {algorithm}", tokens)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from specgraph.checkpoints.config_source import ConfigSource, check_keys, read_config
 from specgraph.checkpoints.dflash import load_dflash
+from specgraph.checkpoints.dflash2 import load_dflash2
 from specgraph.checkpoints.domino import load_domino
 from specgraph.checkpoints.drafter import IGNORED, DraftedTarget, DrafterFolder
 from specgraph.checkpoints.dspark import load_dspark
@@ -38,6 +39,7 @@ LoadedHead = DFlashHead | Eagle3Head | EagleHead | MtpHead | DraftModelHead
 _LOADERS: Mapping[str, Callable[[DrafterFolder], LoadedHead]] = {
     "dspark": load_dspark,
     "domino": load_domino,
+    "dflash2": load_dflash2,
     "dflash": load_dflash,
     "peagle": load_peagle,
     "eagle3": load_eagle3,

@@ -102,7 +102,7 @@ def check_passes(head: Any, rows: int, device: torch.device) -> None:
     check.expect("combine(aux_hidden)", context, rows, head.hidden_size, dtype=head.dtype)
     if head.kind in ("parallel", "block"):
         check.call("store_context", context, check.store)
-        hidden = check.call("forward", ids, check.attend)
+        hidden = check.call("forward", ids[None], check.attend)
         check.expect("forward(...)", hidden, rows, head.hidden_size, dtype=head.dtype)
         if head.kind == "block":
             logits = check.call("in_order", hidden[None])(0, ids[:1])

@@ -80,8 +80,9 @@ class ParallelProgram(DraftProgram[ParallelT]):
         context = {"context_positions": b.first.positions, "context_slots": b.first.slot_mapping}
         begin_rows(b, b.step_rows._replace(**context))
         self.head.store_context(self.head.combine(b.inputs.aux_hidden), self.stack.store(b.first))
-        hidden = self.head.forward(b.step_token_ids, make_attend(b.step, 0))
-        blocks = hidden.view(b.inputs.num_sampled.shape[0], -1, hidden.shape[-1])
+        token_ids = b.step_token_ids.view(b.inputs.num_sampled.shape[0], -1)
+        hidden = self.head.forward(token_ids, make_attend(b.step, 0))
+        blocks = hidden.view(*token_ids.shape, hidden.shape[-1])
         self._draft(b, blocks, blocks if self.head.sample_from_anchor else blocks[:, 1:])
 
     def _draft(self, b: DraftBuffers, blocks: Tensor, hidden: Tensor) -> None:

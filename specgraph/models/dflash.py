@@ -104,8 +104,8 @@ class DFlashHead(AuxDecoder):
         return [ops.norm_linear(context, None, layer.qkv.rows_from(skip)) for layer in self.layers]
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
-        """token_ids int64 [T] -> [T, hidden_size]: the rows of a block per request."""
-        x = embedding(token_ids, self.embed_tokens, self.tensor_parallel, self.sizes.vocab_size)
+        """See `ParallelHead.forward`."""
+        x = embedding(token_ids.flatten(), self.embed_tokens, self.tensor_parallel, self.sizes.vocab_size)
         # The final norm is part of `logits`, where it is fused with the projection.
         return self.run_layers(x, attend)[-1]
 

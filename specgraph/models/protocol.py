@@ -259,7 +259,7 @@ class ParallelHead(ModelHead, Protocol):
         ...
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
-        """token_ids int64 [R * n] -> [R * n, hidden_size]: n rows of a block, the last K of which predict a token."""
+        """token_ids int64 [R, n] -> [R * n, hidden_size]: n rows of a block, the last K of which predict a token."""
         ...
 
 

@@ -97,7 +97,8 @@ DRAFTER_KEYS = [
     ("dflash", [], {"input_embedding_scale": 2.0}, ["'input_embedding_scale' is "]),
     ("dflash", [LAYERS], {"is_causal": True}, ["'is_causal' is "]),
     ("dflash", [LAYERS], {"is_neox_style": False}, ["'is_neox_style' is "]),
-    ("eagle", [], {"speculators_model_type": "lilicorr"}, ["'lilicorr'", "dflash, dspark, eagle, "]),
+    ("eagle", [], {"speculators_model_type": "lilicorr"}, ["'lilicorr'", "dflash, dflash2, dspark, eagle, "]),
+    ("eagle", [], {"speculators_model_type": "xpress"}, ["'xpress'", "refiner", "is missing"]),
 ]  # fmt: skip
 """Drafter, section of its config.json, changes there, words."""
 

@@ -30,6 +30,7 @@ def expected(name):
         ("peagle", "peagle", "0.9.0"),
         ("mtp", "mtp", "0.9.0"),
         ("dflash", "dflash", "0.9.0"),
+        ("dflash2", "dflash2", "0.9.0"),
         ("dspark", "dspark", "0.9.0"),
     ],
 )
@@ -135,6 +136,22 @@ def test_dflash(name, target, block_logits):
         torch.testing.assert_close(got, logits, **TOLERANCE)
 
 
+@torch.no_grad()
+def test_dflash2(target, block_rows):
+    """Blocks at several places of one sequence: the candidates of each row, scored after the sequence's own token."""
+    want, head = expected("dflash2"), load_drafter(FIXTURES / "dflash2", target)
+    assert (head.kind, head.max_speculative_tokens, head.has_confidence) == ("block", 3, False)
+    parts = (want[name].split(4) for name in ("rows", "candidates", "scores"))
+    for rows, candidates, scores in zip(*parts, strict=True):
+        tokens = want["token_ids"][rows]
+        block = block_rows(head, int(tokens[0]), want["aux_hidden"], int(rows[0]), 3)[None]
+        following = head.in_order(block)
+        for row in range(3):
+            logits = following(row, tokens[row : row + 1])[0]
+            torch.testing.assert_close(logits[candidates[row + 1]], scores[row + 1], **TOLERANCE)
+            assert (logits > -1e29).sum() == 5
+
+
 @pytest.mark.parametrize(("name", "anchor_predicts"), [("dspark", 1), ("dspark-gated", 0), ("dspark-rnn", 1)])
 @torch.no_grad()
 def test_dspark(name, anchor_predicts, target, block_rows):
@@ -155,7 +172,7 @@ def test_dspark(name, anchor_predicts, target, block_rows):
 
 
 @pytest.mark.parametrize(
-    "name", ["eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash", "dflash-llama", "dspark"]
+    "name", ["eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash", "dflash-llama", "dflash2", "dspark"]
 )
 @torch.inference_mode()
 def test_a_saved_folder_drafts(name, target, decoded):

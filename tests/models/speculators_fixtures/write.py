@@ -1,6 +1,6 @@
 """Write the folders beside this file with the `speculators` package, and what its own models compute from them.
 
-    python write.py eagle3 peagle mtp dflash dflash-llama dspark    # speculators 0.9.0
+    python write.py eagle3 peagle mtp dflash dflash-llama dflash2 dspark    # speculators 0.9.0
     python write.py eagle                                    # speculators 0.2.0, the last line that has EAGLE-1
 
 Run it only to make them again; the tests read what is committed. Everything is float32, random and tiny.
@@ -289,6 +289,47 @@ def write_dspark(target: LlamaForCausalLM) -> None:
         save(name, *dspark(target, 70 + 2 * seed, block_size=4, markov_rank=6, **options))
 
 
+def dflash2(target: LlamaForCausalLM, seed: int, hidden_layers: int = 2, **options):
+    """A random DFlash2 model, and (rows, ids and scores of candidates) of blocks at three places of one sequence, each
+    row after the sequence's own token."""
+    from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
+
+    layers = Qwen3Config(**SIZES, **OWNERS, num_hidden_layers=hidden_layers)
+    layers._attn_implementation = "eager"
+    tokens = options["block_size"] - (not options["sample_from_anchor"])
+    config = DFlash2SpeculatorConfig(
+        transformer_layer_config=layers,
+        aux_hidden_state_layer_ids=[1, 3],
+        mask_token_id=VOCAB - 1,
+        draft_vocab_size=VOCAB,
+        speculators_config=speculators_config("dflash2", tokens),
+        **options,
+    )
+    model = DFlash2DraftModel(config).float().eval()
+    randomise(model, seed)
+    given = inputs(2 * HIDDEN, seed + 1)
+    with torch.no_grad():
+        model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
+        model.lm_head.weight.copy_(target.lm_head.weight)
+        hidden, logits, _, _, rows = model._backbone_forward(
+            given["aux_hidden"][None],
+            given["token_ids"][None],
+            torch.ones(1, ROWS),
+            torch.zeros(1, ROWS, HIDDEN),
+            torch.zeros(1, ROWS, dtype=torch.long),
+            max_anchors=3,
+        )
+        before = model._predecessor_ids(given["token_ids"][None], rows).reshape(1, -1)
+        candidates, scores = model.candidate_selector.select(logits, hidden, before)
+    return model, {**given, "rows": rows, "candidates": candidates[0], "scores": scores[0]}
+
+
+def write_dflash2(target: LlamaForCausalLM) -> None:
+    """Three taps over blocks of four, groups of eight channels, five candidates."""
+    options = {"conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 5}
+    save("dflash2", *dflash2(target, 90, block_size=4, sample_from_anchor=False, **options))
+
+
 def write_eagle(target: LlamaForCausalLM) -> None:
     """EAGLE-1, two passes: the second takes the first one's output as its hidden state."""
     from speculators import SpeculatorsConfig, VerifierConfig
@@ -329,10 +370,11 @@ def main() -> None:
         "mtp": lambda: write_mtp(target),
         "dflash": lambda: write_dflash(target),
         "dflash-llama": lambda: write_dflash(target, "dflash-llama", LlamaConfig),
+        "dflash2": lambda: write_dflash2(target),
         "dspark": lambda: write_dspark(target),
         "eagle": lambda: write_eagle(target),
     }
-    for name in sys.argv[1:] or ["eagle3", "peagle", "mtp", "dflash", "dflash-llama", "dspark"]:
+    for name in sys.argv[1:] or ["eagle3", "peagle", "mtp", "dflash", "dflash-llama", "dflash2", "dspark"]:
         writers[name]()
 
 

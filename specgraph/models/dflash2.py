@@ -1,0 +1,121 @@
+"""The DFlash2 draft head: DFlash's block with local convolutions, whose tokens are chosen in order among candidates.
+
+convolution   of a sublayer's input and of its output, causal inside a block: each of a few taps weighs the row so many
+              places before, by a kernel per channel and one per group of channels that the input projects to
+candidates    = top k of lm_head(norm(block))
+score         = logit + sum(predecessor[token before] * (P @ hidden state) * successor[candidate])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specgraph import ops
+from specgraph.attention import Attend
+from specgraph.models.decoder import named_tensors
+from specgraph.models.dflash import BlockParts, OrderedDFlashHead
+from specgraph.models.layers import rms_norm, split_heads
+from specgraph.models.protocol import NextLogits
+from specgraph.models.split import embedding, row_parallel
+from specgraph.ops.linear import Weight
+
+NO_CANDIDATE = -1e30
+"""The logit of a token that is no candidate: finite, so that no block of columns lacks a largest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """The convolutions before and after one sublayer."""
+
+    base: Tensor
+    """[2, taps, hidden_size]"""
+    projection: Weight
+    """[2 * taps * groups, hidden_size]"""
+
+    def before(self, x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """x [T, hidden_size], blocks of `rows` rows -> what the sublayer takes, and the kernels of its output."""
+        taps = self.base.shape[1]
+        kernels = ops.norm_linear(x, None, self.projection).view(x.shape[0], 2, taps, -1)
+        return _convolved(x, self.base[0], kernels[:, 0], rows), kernels[:, 1]
+
+    def after(self, x: Tensor, kernels: Tensor, rows: int) -> Tensor:
+        """Return the sublayer's output [T, hidden_size], convolved."""
+        return _convolved(x, self.base[1], kernels, rows)
+
+
+def _convolved(x: Tensor, base: Tensor, kernels: Tensor, rows: int) -> Tensor:
+    """x [T, hidden_size], base [taps, hidden_size], kernels [T, taps, groups] -> [T, hidden_size]."""
+    taps, groups = kernels.shape[1:]
+    blocks = x.view(-1, rows, groups, x.shape[1] // groups)
+    weights = base.view(taps, groups, -1) + kernels.reshape(-1, rows, taps, groups, 1)
+    out = blocks * weights[:, :, 0]
+    for tap in range(1, min(taps, rows)):
+        out = out + functional.pad(blocks[:, :-tap], (0, 0, 0, 0, tap, 0)) * weights[:, :, tap]
+    return out.view(x.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """The choice among candidates, of rank r."""
+
+    top_k: int
+    predecessor: Tensor
+    """[vocab_size, r]"""
+    successor: Tensor
+    """[vocab_size, r]"""
+    projection: Weight
+    """[r, hidden_size]"""
+
+
+class DFlash2Head(OrderedDFlashHead):
+    """A DFlash2 drafter. Implements `BlockHead`."""
+
+    def __init__(
+        self, block: BlockParts, convolutions: Sequence[tuple[Convolution, Convolution]], selector: Selector
+    ) -> None:
+        """convolutions: those of attention and of the MLP, for each layer."""
+        super().__init__(**block._asdict())
+        self.convolutions, self.selector = tuple(convolutions), selector
+
+    def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
+        """See `ParallelHead.forward`; the states are after the final norm."""
+        rows, eps, ranks = token_ids.shape[-1], self.sizes.rms_norm_eps, self.tensor_parallel
+        x = embedding(token_ids.flatten(), self.embed_tokens, ranks, self.sizes.vocab_size)
+        for index, (layer, shape, (attention, mlp)) in enumerate(
+            zip(self.layers, self.attention_layers, self.convolutions, strict=True)
+        ):
+            assert layer.input_norm is not None
+            taken, kernels = attention.before(rms_norm(x, layer.input_norm, eps), rows)
+            heads = split_heads(ops.norm_linear(taken, None, layer.qkv), layer, shape, eps)
+            attended = attend(index, *heads).reshape(x.shape[0], -1)
+            x = x + attention.after(row_parallel(attended, layer.output, None, ranks), kernels, rows)
+            taken, kernels = mlp.before(rms_norm(x, layer.post_norm, eps), rows)
+            inner = ops.norm_gate_up(taken, None, layer.gate_up)
+            x = x + mlp.after(row_parallel(inner, layer.down, None, ranks), kernels, rows)
+        return rms_norm(x, self.tensors.norm, eps)
+
+    def in_order(self, hidden: Tensor) -> NextLogits:
+        """See `BlockHead.in_order`."""
+        rows, base = self.base_logits(hidden)
+        selector, (steps, requests, vocab_size) = self.selector, base.shape
+        scores, candidates = base.topk(selector.top_k, dim=-1)
+        projected = ops.norm_linear(rows.flatten(0, 1), None, selector.projection).view(steps, requests, -1)
+
+        def following(row: int, token_ids: Tensor) -> Tensor:
+            context = functional.embedding(token_ids, selector.predecessor) * projected[row]
+            successors = functional.embedding(candidates[row], selector.successor)
+            chosen = scores[row] + (successors * context[:, None]).sum(dim=-1)
+            logits = chosen.new_full((requests, vocab_size), NO_CANDIDATE, dtype=torch.float32)
+            return logits.scatter(1, candidates[row], chosen.float())
+
+        return following
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return everything that the head reads, those of the block too."""
+        own = named_tensors(self.convolutions, "convolutions") | named_tensors(self.selector, "selector")
+        return {**own, **super().weights()}
