@@ -13,10 +13,12 @@ from torch.utils._pytree import tree_map_only
 
 from specgraph import ops
 from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
+from specgraph.attention.context_parallel import all_heads, lengths_by_row, own_heads, own_slots, table_by_row
 from specgraph.attention.paged import NO_ANCESTOR_MASK
 from specgraph.device import Support, no, yes
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
 from specgraph.ops import NewRows
+from specgraph.parallel import ContextParallel
 from specgraph_npu.host_ops import HOST_OPS, HostOp, make_call
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ class HostOpAttention:
             return no("a sliding window, or sinks; 'fia' and 'fia-v2' take such layers where they are causal")
         if layer.sinks is not None and "learnable_sink" not in self.row.arguments:
             return no("attention sinks; it takes none: 'fia-v2' does")
+        if layer.ranks is not None and (latent or not self.row.fused or layer.window or layer.sinks is not None):
+            return no("keys that ranks share: 'fia' and 'fia-v2' take them, without latents, windows and sinks")
+        block_size //= layer.share
         if not self.row.fused:
             return _paged_support(layer, dtype, block_size)
         rope = 0 if layer.rotary is None else layer.rotary.shape[1]
@@ -56,7 +61,7 @@ class HostOpAttention:
         if latent:
             if (layer.num_kv_heads, rope, dim) != (1, 64, 576) or heads.bit_count() != 1 or heads > 128:
                 return no(f"{shape}, {rope} rotated; it takes one key head of 512 + 64, and 1, 2, 4 ... 128 heads")
-        elif dim != 128 and (dim != 192 or heads != layer.num_kv_heads or not layer.is_plain):
+        elif dim != 128 and (dim != 192 or heads != layer.num_kv_heads or layer.window or layer.sinks is not None):
             return no(f"{shape}; it takes a head_dim of 128, or of 192 without grouped heads, windows and sinks")
         sizes = (16, 128) if latent else (128, 256, 384, 512)
         fits = block_size in sizes
@@ -78,31 +83,36 @@ class HostOpAttention:
         metadata, lengths, row = context.metadata, context.lengths, self.row
         if lengths is None:
             raise UpdateError(f"attention '{self.name}' takes host lengths; step {context.step} came without")
-        table = metadata.block_table if row.fused else _table_by_row(metadata, lengths, query.shape[0])
+        ranks, dtype = layer.ranks, query.dtype
+        if ranks is not None:
+            query = all_heads(query, ranks)
+        by_row = ranks is not None or not row.fused
+        table = table_by_row(metadata, lengths, query.shape[0]) if by_row else metadata.block_table
         arguments: dict[str, Any] = {"block_table": table}
         if row.fused:
             arguments["block_size"] = cache.block_size
         if row.is_latent:
             arguments |= store_latent(layer, query, key, value, cache, metadata)
         else:
-            new = NewRows(key, value, layer.rotary, metadata.positions, metadata.slot_mapping)
+            new = NewRows(key, value, layer.rotary, metadata.positions, own_slots(metadata.slot_mapping, ranks))
             arguments["query"] = ops.rotate_and_store(query, new, cache)
             arguments |= {n: c.flatten(2) if row.fused else c for n, c in zip(("key", "value"), cache, strict=True)}
         out = torch.empty_like(arguments["query"])
-        masked = row.fused and layer.causal and (metadata.query_len > 1 or layer.window is not None)
+        masked = not by_row and layer.causal and (metadata.query_len > 1 or layer.window is not None)
         if masked:
             arguments |= {"sparse_mode": 3, "atten_mask": self.causal_mask}
         if layer.window is not None:
             arguments |= {"sparse_mode": 4, "pre_tokens": layer.window - 1, "next_tokens": 0}
         if layer.sinks is not None:
             arguments["learnable_sink"] = layer.sinks.to(query.dtype)
-        room = table.shape[1] * cache.block_size
+        room = table.shape[1] * cache.block_size * layer.share
         checked = partial(_checked, num_rows=query.shape[0], room=room, masked=masked)
-        if not row.fused:
-            checked = partial(_by_row, checked, causal=layer.causal)
+        if by_row:
+            checked = partial(_by_row, checked, causal=layer.causal, ranks=ranks)
         first = checked(lengths)
+        lse = None if ranks is None else torch.empty(*out.shape[:2], 1, dtype=torch.float32, device=out.device)
         call = make_call(
-            row, out, first, **arguments, num_heads=layer.num_heads, num_key_value_heads=layer.num_kv_heads,
+            row, out, first, lse, **arguments, num_heads=out.shape[1], num_key_value_heads=layer.num_kv_heads,
             scale=layer.scale,
         )  # fmt: skip
         if context.updates is None:
@@ -117,6 +127,9 @@ class HostOpAttention:
             context.updates.add(task, group, lambda now: partial(issue, row.with_lengths(call, checked(now))))
         if masked:
             _zero_inert(out, metadata, lengths)
+        if ranks is not None and lse is not None:  # of a row without keys it is inf
+            part = torch.cat((out.float(), torch.where(lse == float("inf"), float("-inf"), lse)), dim=-1)
+            return own_heads(part, layer.num_heads, ranks, dtype)
         pad = layer.head_dim - out.shape[-1]  # the rotated part of a latent row
         return torch.nn.functional.pad(out, (pad, 0)) if pad else out
 
@@ -137,21 +150,11 @@ def _zero_inert(out: Tensor, metadata: AttentionMetadata, lengths: HostLengths) 
                 part.zero_()
 
 
-def _table_by_row(metadata: AttentionMetadata, lengths: HostLengths, rows: int) -> Tensor:
-    """Return the block table for an op to which every row is a request of its own: [rows, max_blocks]."""
-    table, rows_each = metadata.block_table, metadata.query_len
-    if rows == table.shape[0] * rows_each:
-        return table if rows_each == 1 else table[:, None].expand(-1, rows_each, -1).reshape(rows, -1)
-    counts = torch.tensor(lengths.query_lens)  # a ragged batch: only eager passes have one
-    return table[torch.repeat_interleave(torch.arange(len(counts)), counts).to(table.device)]
-
-
-def _by_row(checked: Callable[[HostLengths], HostLengths], lengths: HostLengths, causal: bool) -> HostLengths:
-    """Return checked lengths with every row as a request of its own: the keys that it sees."""
-    seen: list[int] = []
-    for rows, keys in zip(*checked(lengths), strict=True):
-        seen += [max(0, keys - rows + 1 + row) if causal else keys for row in range(rows)]
-    return HostLengths([1] * len(seen), seen)
+def _by_row(
+    checked: Callable[[HostLengths], HostLengths], lengths: HostLengths, causal: bool, ranks: ContextParallel | None
+) -> HostLengths:
+    """Return checked lengths with every row as a request of its own; see `lengths_by_row`."""
+    return lengths_by_row(checked(lengths), causal, ranks)
 
 
 def _paged_support(layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:

@@ -38,6 +38,8 @@ class HostOp:
     """The op's name of an argument, where it differs from the shared name."""
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments that are the same in every call of this row, by the op's own names."""
+    lse_flag: str = ""
+    """The argument that asks for the log-sum-exp of each row and head; empty where the op gives none."""
     namespace: str = "npu"
     """The namespace in torch.ops."""
     overload: str = "out"
@@ -73,7 +75,8 @@ _FIA = HostOp(
     workspace_op="_npu_fused_infer_attention_score_get_max_workspace",
     host={"actual_seq_lengths": _query_ends, "actual_seq_lengths_kv": attrgetter("seq_lens")},
     arguments=(*_SHARED, "atten_mask", "sparse_mode", "block_size", "pre_tokens", "next_tokens"),
-    fixed={"input_layout": "TND", "softmax_lse_flag": False},
+    fixed={"input_layout": "TND"},
+    lse_flag="softmax_lse_flag",
 )
 _FIA2 = HostOp(
     name="fia-v2",
@@ -82,7 +85,8 @@ _FIA2 = HostOp(
     host={"actual_seq_qlen": _query_ends, "actual_seq_kvlen": attrgetter("seq_lens")},
     arguments=(*_FIA.arguments, "learnable_sink"),
     renamed={"num_heads": "num_query_heads", "scale": "softmax_scale"},
-    fixed={"input_layout": "TND", "return_softmax_lse": False},
+    fixed={"input_layout": "TND"},
+    lse_flag="return_softmax_lse",
 )
 _LATENT = (*_FIA.arguments, "query_rope", "key_rope")
 _NO_ATB = "libatb.so is missing: install the CANN NNAL package and source its set_env.sh"
@@ -102,7 +106,9 @@ _MLA = (replace(row, name=f"{row.name}-mla", arguments=_LATENT) for row in (_FIA
 HOST_OPS: Mapping[str, HostOp] = {row.name: row for row in (_FIA, _FIA2, *_MLA, _PAGED)}
 
 
-def make_call(row: HostOp, out: Tensor, lengths: HostLengths, **arguments: Any) -> partial[Any]:
+def make_call(
+    row: HostOp, out: Tensor, lengths: HostLengths, lse: Tensor | None = None, **arguments: Any
+) -> partial[Any]:
     """Everything but the lengths of one issue of a row: what capture and every later update have in common.
 
     The workspace is enough for any lengths that fit the block table.
@@ -110,14 +116,18 @@ def make_call(row: HostOp, out: Tensor, lengths: HostLengths, **arguments: Any) 
     Args:
         out: [T, num_heads, value_dim], written.
         lengths: any that the op takes. RuntimeError: the op refuses them, or the shapes or dtypes.
+        lse: float32 [T, num_heads, 1], written: the log-sum-exp of each row; None where nobody asks for it.
         arguments: of the names in `row.arguments`. query is [T, num_heads, head_dim]; key and value are caches,
             [num_blocks, block_size, num_kv_heads * head_dim] for the fused rows. Those left out have the op's defaults.
     """
     if unknown := set(arguments) - set(row.arguments):
         raise ConfigError(f"host op '{row.name}' takes no {', '.join(sorted(unknown))}; it takes {row.arguments}")
     named = {**{row.renamed.get(name, name): value for name, value in arguments.items()}, **row.fixed}
-    # the unused log-sum-exp is of shape [1], says op-plugin's document
-    written = [out, torch.empty(1, dtype=torch.float32, device=out.device)] if row.fused else out
+    if row.lse_flag:
+        named[row.lse_flag] = lse is not None
+    if row.fused and lse is None:  # of shape [1] where it is not asked for, says op-plugin's document
+        lse = torch.empty(1, dtype=torch.float32, device=out.device)
+    written = [out, lse] if row.fused else out
     asked = named if row.fused else {**named, "out": out}
     ops = getattr(torch.ops, row.namespace)
     if not row.fused:  # its workspace grows with the lengths

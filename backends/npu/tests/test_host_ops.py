@@ -13,8 +13,12 @@ from specgraph_npu.attention import make_attention
 from specgraph_npu.host_ops import HOST_OPS, make_call
 from test_wheel_names import keywords
 
-from specgraph.attention import HostLengths
+from specgraph import ops
+from specgraph.attention import AttentionLayer, HostLengths, KVCache, StepContext
+from specgraph.attention.metadata import allocate_metadata
+from specgraph.capture import UpdatePlan
 from specgraph.errors import ConfigError, UnsupportedError
+from specgraph.parallel import ContextParallel
 
 HEADS, DIM, LATENT, ROPE, BLOCK, BLOCKS, WIDTH = 4, 128, 512, 64, 128, 12, 3
 ROUNDS = (HostLengths([1, 3, 2], [9, 300, 4]), HostLengths([3, 1, 2], [384, 3, 20]), HostLengths([2, 2, 2], [2, 2, 7]))
@@ -196,3 +200,37 @@ def test_names_are_those_of_the_installed_wheel(npu, name):
     workspace = getattr(ops, row.workspace_op).default._schema
     assert keywords(row) | {"workspace", "out"} <= {argument.name for argument in out.arguments}
     assert keywords(row) <= {argument.name for argument in workspace.arguments}
+
+
+@pytest.mark.parametrize("name", ["fia", "fia-v2"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_share_keys(npu, runtime, monkeypatch, name, ranks):
+    """Each rank's part, captured with no keys and updated, added up: attention over all keys. A rank may hold none."""
+    problem, attention = Problem(2), make_attention(npu, name)
+    lengths = HostLengths([2, 2, 2], [min(383, BLOCK * ranks), 2, 0])
+    monkeypatch.setattr("specgraph_npu.attention.own_heads", lambda part, *_: part)
+    pages = problem.table.long()
+    parts = []
+    for rank in range(ranks):
+        layer = AttentionLayer(HEADS, 2, DIM, problem.scale, ranks=ContextParallel(rank, ranks, ""))
+        assert attention.supports(layer, torch.bfloat16, 128 * ranks)
+        assert not attention.supports(layer, torch.bfloat16, 128)
+        # blocks of ranks * BLOCK tokens: request r's first WIDTH // ranks pages hold its keys, every ranks-th one here
+        whole = [part[pages].flatten(1, 2) for part in (problem.key, problem.value)]
+        cells = [torch.full((3, BLOCK, 2, DIM), float("nan")).bfloat16() for _ in whole]
+        for cell, rows in zip(cells, whole, strict=True):
+            own = rows[:, rank::ranks][:, :BLOCK]
+            cell[:, : own.shape[1]] = own
+        cache = KVCache(*(torch.cat((cell[:1], cell)).npu() for cell in cells))
+        metadata = allocate_metadata(3, 2, torch.tensor([[1], [2], [3]], dtype=torch.int32).npu())
+        query, key = problem.query.npu(), torch.zeros(6, 2, DIM).bfloat16().npu()
+        updates, graph = UpdatePlan(npu, 3), npu.graph()
+        inert = HostLengths([2, 2, 2], [0, 0, 0])
+        with graph.capture():
+            part = attention.forward(layer, 0, query, key, key, cache, StepContext(metadata, 0, inert, updates))
+        graph.replay()
+        updates.apply_in_order({0: lengths})
+        parts.append(part.cpu())
+        graph.close()
+    found = ops.sum_parts(torch.cat(parts), ranks, 0, HEADS)
+    torch.testing.assert_close(found.double(), problem.reference(lengths), **TOLERANCE)

@@ -37,7 +37,8 @@ def names_used() -> tuple[set[str], set[str]]:
 
 def keywords(row: HostOp) -> set[str]:
     """All names that the row's op is called with, except outputs and workspace."""
-    return {row.renamed.get(name, name) for name in row.arguments} | {*row.host, *row.fixed}
+    names = {row.renamed.get(name, name) for name in row.arguments} | {*row.host, *row.fixed, row.lse_flag}
+    return names - {""}
 
 
 class Wheel:
