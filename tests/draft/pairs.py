@@ -13,8 +13,10 @@ from torch import Tensor
 
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import AuxWeights
-from specgraph.models.dflash import DFlashHead
+from specgraph.models.dflash import BlockParts, DFlashHead
+from specgraph.models.dflash2 import Convolution, DFlash2Head, Selector
 from specgraph.models.draft_model import DraftModelHead
+from specgraph.models.dspark import ConfidenceHead, DSparkHead, MarkovHead
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head, PEagleHead
 from specgraph.models.latent import LatentAttention, LatentConfig
@@ -84,7 +86,8 @@ def make_target(dtype: torch.dtype = torch.float32) -> LlamaTarget:
 
 
 def make_head(kind: str, target: LlamaTarget, layers: int = 1) -> DraftHead | ParallelHead:
-    """A drafter for `make_target`; `dflash` fills up to 8 masks, `mtp-modules` has 8 modules, `eagle3` has `layers`.
+    """A drafter for `make_target`; `dflash` fills up to 8 masks, `dspark` and `dflash2` draw
+    such a block in order, `mtp-modules` has 8 modules, `eagle3` has `layers`.
 
     `latent` is one MTP module with multi-head latent attention (DeepSeek-V3, arXiv:2412.19437).
     """
@@ -116,6 +119,8 @@ def make_head(kind: str, target: LlamaTarget, layers: int = 1) -> DraftHead | Pa
             for _ in range(1 if kind == "mtp" else MODULES)
         ]
         return MtpHead(CONFIG, modules, embed, head)
+    if kind in ("dspark", "dflash2"):
+        return _block(kind, draw, embed, head)
     if kind == "dflash":
         weights = AuxWeights(embed, Weight(draw.weight(HIDDEN, 2 * HIDDEN)), draw.norm(), draw.norm(), head)
         layers = [draw.layer(), draw.layer()]
@@ -140,3 +145,21 @@ def make_head(kind: str, target: LlamaTarget, layers: int = 1) -> DraftHead | Pa
     assert kind == "draft-model"
     small = LlamaTarget(CONFIG, embed, [draw.layer()], draw.norm(), head)
     return DraftModelHead(small, HIDDEN)
+
+
+def _block(kind: str, draw: Draw, embed: Tensor, head: Tensor) -> ParallelHead:
+    """A DSpark head with a recurrent cell whose anchor predicts, or a DFlash2 head whose anchor does not; most answers
+    are the last token's successor."""
+    fc = Weight(draw.weight(HIDDEN, 2 * HIDDEN))
+    weights = AuxWeights(embed, fc, draw.norm(), draw.norm(), draw.weight(VOCAB, HIDDEN))
+    block = BlockParts(CONFIG, weights, [draw.layer(), draw.layer()], (1, 2), 9, VOCAB - 1, kind == "dspark")
+    if kind == "dspark":
+        cell = Weight(draw.weight(3 * HIDDEN, 3 * HIDDEN), draw.norm(3 * HIDDEN) - 1)
+        confidence = ConfidenceHead(draw.weight(1, 2 * HIDDEN).float() * 3, None)
+        return DSparkHead(**block._asdict(), markov=MarkovHead(embed, Weight(head), cell=cell), confidence=confidence)
+    selector = Selector(5, embed, head, Weight(draw.weight(HIDDEN, HIDDEN)))
+    convolutions = [
+        (Convolution(draw.weight(6, HIDDEN).view(2, 3, HIDDEN), Weight(draw.weight(2 * 3 * 4, HIDDEN))),) * 2
+        for _ in block.layers
+    ]
+    return DFlash2Head(block, convolutions, selector)

@@ -35,7 +35,9 @@ def test_drafts_are_what_cpu_drafts(musa, forced, cpu, kind, lowering, k):
 
 
 @pytest.mark.parametrize("lowering", ["piecewise", "step", "merged"])
-@pytest.mark.parametrize("kind", [kind for kind in DRAFTERS if kind not in ("eagle3", "dflash")])
+@pytest.mark.parametrize(
+    "kind", [*(kind for kind in DRAFTERS if kind not in ("eagle3", "dflash")), "dspark", "dflash2"]
+)
 def test_so_for_the_other_kinds(forced, cpu, kind, lowering):
     expected = make_drafter(cpu, "eager", 3, kind)
     drafter = make_drafter(forced, lowering, 3, kind)
