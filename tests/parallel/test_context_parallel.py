@@ -6,11 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from parallel.mixtures import write_mixture
 from parallel.processes import results
 from parallel.tasks import FIXTURES, several
 from safetensors.torch import load_file, save_file
+
+from specgraph.attention import AttentionLayer
+from specgraph.engine import allocate_caches
+from specgraph.errors import ConfigError
+from specgraph.parallel import ContextParallel, TensorParallel, join_layout
 
 DRAFTERS = ("eagle3-llama", "eagle", "mtp", "dflash", "target", "peagle")
 
@@ -95,3 +101,25 @@ def test_latents_are_shared_by_position(tmp_path):
     check(runs, found, alone(runs))
     assert found[0][0]["kv"] == found[0][1]["kv"]
     assert found[0][0]["kv"] != found[1][0]["kv"]
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(2, 2), (4, 4), (8, 8)])
+def test_ranks_of_other_kv_heads_are_refused(ranks, share):
+    split = TensorParallel(0, ranks, "all", context=ContextParallel(0, share, "keys"))
+    with pytest.raises(
+        ConfigError, match=f"over {share} ranks: .* has 2 KV heads, so {max(1, ranks // 2)} of {ranks} "
+    ):
+        split.check(16, 2, 64, "the llama model")
+
+
+def test_more_ranks_than_split_the_matrices_are_refused():
+    with pytest.raises(ConfigError, match=r"decode_context_parallel 2, tensor_parallel 1: .* choose a divisor"):
+        join_layout(torch.device("cpu"), decode_context_parallel=2)
+
+
+def test_blocks_that_ranks_cannot_share_are_refused():
+    layer = AttentionLayer(2, 1, 8, 1.0, ranks=ContextParallel(0, 3, "keys"))
+    with pytest.raises(ConfigError, match="blocks of 16 tokens over 3 ranks"):
+        allocate_caches([layer], 2, 16, torch.float32, torch.device("cpu"))
+    (cache,) = allocate_caches([layer], 2, 24, torch.float32, torch.device("cpu"))
+    assert cache.key.shape == (2, 8, 1, 8)
