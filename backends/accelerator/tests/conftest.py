@@ -36,7 +36,7 @@ def platform() -> AcceleratorPlatform:
 
 @pytest.fixture(scope="session")
 def cpu() -> CpuPlatform:
-    """What the platform's tokens are compared with."""
+    """The generator that the platform's tokens are compared with."""
     from specgraph.device.cpu import CpuPlatform
 
     return CpuPlatform()
@@ -44,7 +44,7 @@ def cpu() -> CpuPlatform:
 
 @pytest.fixture(autouse=True)
 def no_error_is_left() -> Iterator[None]:
-    """What an op raised on the device comes out with the test that caused it."""
+    """An error that an op raised on the device comes out with the test that caused it."""
     yield
     torch.accelerator.synchronize(0)
     torch.accelerator.synchronize(1)

@@ -45,7 +45,7 @@ def test_without_a_generator_random_numbers_are_not_claimed(monkeypatch: pytest.
 
 
 def test_a_device_that_does_not_see_its_captures_is_the_declared_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch_npu 2.14.0 behind torch.accelerator."""
+    """A device as torch_npu 2.14.0 is behind torch.accelerator."""
     gaps = read_xfails(Path(trials.__file__).with_name("xfails.toml"))
     sound = AcceleratorPlatform(0).capabilities.supports()
     monkeypatch.setattr(AcceleratorPlatform, "is_capturing", lambda self: False)

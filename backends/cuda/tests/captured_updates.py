@@ -1,4 +1,4 @@
-"""What the tests of task updates capture, and a stall that keeps launches queued."""
+"""Captures of the tests of task updates, and a stall that keeps launches queued."""
 
 from __future__ import annotations
 

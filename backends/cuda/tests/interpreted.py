@@ -1,5 +1,5 @@
-"""Where the tests of Triton kernels run, on a GPU or without one in Triton's interpreter (TRITON_INTERPRET=1), and the
-comparison of an op with its reference.
+"""Tests of Triton kernels run on a GPU, or without one in Triton's interpreter (TRITON_INTERPRET=1); and the comparison
+of an op with its reference.
 
 Importing it skips the module that does where Triton is not installed.
 """
@@ -25,7 +25,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
 def ops() -> Any:
-    """What is tested: the registered ops on a GPU, else the same kernels interpreted."""
+    """The ops under test: the registered ops on a GPU, else the same kernels interpreted."""
     return TritonOps(LaunchOptions(float8=True)) if INTERPRETED else kernels
 
 

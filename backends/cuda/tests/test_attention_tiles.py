@@ -75,7 +75,7 @@ def test_every_cut_of_a_context(tile: AttentionTile, count: int, dtype: torch.dt
 @BITS
 @pytest.mark.parametrize("count", [1, 6])
 def test_short_contexts_are_not_cut(count: int) -> None:
-    """Of less than two spans: the bits of a tile without splits, in one batch with contexts that are cut."""
+    """Contexts of less than two spans: the bits of a tile without splits, in one batch with contexts that are cut."""
     made = rows_of(count, [63, 6, 33, 64, 130])
     cut, whole = (
         made.run(run_tile(tile), None) for tile in (AttentionTile(32, 16, 4, span=32), AttentionTile(32, 16, 1))
@@ -88,7 +88,7 @@ def test_short_contexts_are_not_cut(count: int) -> None:
 @BITS
 @pytest.mark.parametrize("count", [1, 6])
 def test_the_order_in_which_splits_start_changes_no_bit(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of contexts that are equal, inert, cut and not cut."""
+    """Contexts that are equal, inert, cut and not cut."""
     made, outs = rows_of(count, [63, 0, 130, 33, 64, 130, 97]), list[Tensor]()
     for most in (0, 32):
         monkeypatch.setattr(attention_ops, "MOST_LISTED", most)

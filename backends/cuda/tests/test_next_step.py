@@ -1,4 +1,4 @@
-"""What lies between two greedy draft steps: against its plain torch reference, and again for the next step."""
+"""The op between two greedy draft steps, against its plain torch reference, and again for the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a merged propose asks of the driver, counted in a profiler's trace of the host.
+"""Calls of a merged propose to the driver, counted in a profiler's trace of the host.
 
 The trace does not show graphs that are launched by the driver's own call, so that call is counted.
 """

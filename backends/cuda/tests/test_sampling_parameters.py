@@ -27,7 +27,7 @@ FILTERS = [
 
 
 class Arguments(NamedTuple):
-    """Those of `adjust_logits`."""
+    """Arguments of `adjust_logits`."""
 
     logits: Tensor
     temperature: Tensor

@@ -144,7 +144,7 @@ def a_graph_dropped_in_an_update_ends_nothing(platform: Platform) -> None:
 
 
 def queued_attention_keeps_its_lengths(platform: Platform) -> None:
-    """As `queued_launch_keeps_its_values`, for an op whose update sets parameters and captures nothing."""
+    """The same as `queued_launch_keeps_its_values`, for an op whose update sets parameters and captures nothing."""
     made, seen = HostAttention(platform, [1, 1]), []
     with stalled():
         for lengths in ([3, 40], [64, 1], [7, 8]):

@@ -102,7 +102,7 @@ def test_the_residual_is_empty_where_the_drafter_is_the_target() -> None:
 
 
 def p_value(counts: Tensor, probabilities: Tensor) -> float:
-    """How likely counts at least this far off are; every cell is expected to hold at least a few samples."""
+    """The probability of counts at least this far off; every cell is expected to hold at least a few samples."""
     expected = probabilities.double() * counts.sum()
     statistic = ((counts.double() - expected) ** 2 / expected).sum()
     return float(torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2).double(), statistic.cpu() / 2))

@@ -55,7 +55,7 @@ def forced() -> MusaPlatform:
 
 @pytest.fixture(scope="session")
 def cpu() -> CpuPlatform:
-    """What the musa platform's tokens are compared with."""
+    """The generator that the musa platform's tokens are compared with."""
     from specgraph.device.cpu import CpuPlatform
 
     return CpuPlatform()

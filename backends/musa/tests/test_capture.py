@@ -20,7 +20,7 @@ from torch_musa.graphs import Generator
 
 
 def works(platform) -> bool:
-    """Whether a new graph captures and replays correctly on new input."""
+    """Return whether a new graph captures, and replays correctly on new input."""
     x = torch.ones(4, device=platform.device)
     graph = platform.graph()
     with graph.capture():

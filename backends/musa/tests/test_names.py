@@ -170,7 +170,7 @@ def test_the_binary_module_s_calls_are_in_the_tables():
 
 
 def test_devices_are_told_apart_by_type_alone():
-    """By `device.type`; never by `is_cuda` or torch.cuda, which torchada replaces."""
+    """The code asks for `device.type`; never for `is_cuda` or torch.cuda, which torchada replaces."""
     for path in SOURCES:
         attributes = {n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}
         assert not attributes & {"is_cuda", "cuda", "is_musa"}, path

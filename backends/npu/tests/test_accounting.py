@@ -1,4 +1,4 @@
-"""What a propose issues: counted by the platform, shown by the bench, checked against the runtime's call counters."""
+"""Calls of a propose: counted by the platform, shown by the bench, checked against the runtime's call counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is missing on a machine is said in one sentence with what to do, before anything of the vendor's is imported."""
+"""Anything missing on a machine is said in one sentence with what to do, before a vendor's module is imported."""
 
 from __future__ import annotations
 

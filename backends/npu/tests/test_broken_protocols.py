@@ -60,7 +60,7 @@ os._exit(0)
 
 
 def caught(done) -> bool:
-    """By wrong tokens in the comparison, by an error, or by the runtime's own list."""
+    """It shows by wrong tokens in the comparison, by an error, or by the runtime's own list."""
     assert done.returncode == 0, done.stderr
     return "different: 0" not in done.stdout or "error:" in done.stdout or "violations: []" not in done.stdout
 
@@ -87,7 +87,7 @@ def test_update_dropped_is_refused_at_capture(run_script):
 
 @pytest.mark.once
 def test_update_dropped_would_give_wrong_tokens(run_script):
-    """What that refusal prevents: with a gate that looks created, the graph runs before its update."""
+    """That refusal has a reason: with a gate that looks created, the graph runs before its update."""
     pretend = """
 class Dropped:
     def __init__(self, platform): self.event = npu.npu.ExternalEvent()

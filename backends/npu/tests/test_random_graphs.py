@@ -114,7 +114,7 @@ class Machine:
             raise Failure
 
     def run_on_host(self, case: Case) -> None:
-        """What the launch does to the tensors, with the groups' present values."""
+        """The launch's effect on the tensors, with the groups' present values."""
         for part in case.parts:
             if isinstance(part, Group):
                 for fill in part.fills:

@@ -1,4 +1,4 @@
-"""What the simulated runtime refuses in and around a capture, and how it runs what was captured."""
+"""Refusals of the simulated runtime in and around a capture, and its way to run what was captured."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What attention says it supports is what the runtime, with all limits on, takes; pairs of such shapes draft alike."""
+"""Attention supports what the runtime takes with all its limits on; pairs of such shapes draft alike."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCKS = (16, 64, 128, 192, 512, 1024)
 
 
 def runs(npu, attention, layer: AttentionLayer, dtype: torch.dtype, block: int) -> bool:
-    """Whether one request of two rows, and one of one row, go through."""
+    """Return whether one request of two rows, and one of one row, go through."""
 
     def zeros(*shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=dtype, device=npu.device)

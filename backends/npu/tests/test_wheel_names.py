@@ -42,7 +42,7 @@ def keywords(row: HostOp) -> set[str]:
 
 
 class Wheel:
-    """What can be read off one wheel."""
+    """Names that can be read off one wheel."""
 
     def __init__(self, path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
@@ -76,7 +76,7 @@ OPTIONAL = {"2.12.0.post3": ["torch_npu._C._npu_endAllocateToPool"]}
 
 
 def missing_names(wheel: Wheel) -> list[str]:
-    """What the backend uses and the wheel lacks."""
+    """Names that the backend uses and the wheel lacks."""
     public, private = names_used()
     missing = [f"torch.npu.{name}" for name in sorted(public) if not wheel.has_public(name)]
     missing += [f"torch_npu._C.{name}" for name in sorted(private) if not wheel.has_private(name)]
