@@ -73,11 +73,12 @@ def peer_rounds(report: dict[str, Any]) -> str:
     for requests in sorted({row["requests"] for row in report["rows"]}):
         ways = {row["way"]: row for row in report["rows"] if row["requests"] == requests}
         peer, merged, one = ways["vllm"], ways["merged"], ways["round"]
-        proposes = f"{peer['propose_us']:.0f}", f"{merged['propose_us']:.0f}", f"{merged['propose_floor_us']:.0f}"
         times = [f"{way['round_ms']:.2f}" for way in (peer, merged, one)]
+        named = ("propose_us", "kernels_us"), ("propose_us", "propose_with_hand_over_us", "propose_floor_us")
+        proposes = [f"{way[name]:.0f}" for way, names in zip((peer, merged), named, strict=True) for name in names]
         rows.append([requests, *times, f"{100 * (1 - merged['of_vllm']):.0f} %", *proposes])
     columns = "requests", "round, vLLM (ms)", "merged", "round", "merged is below by", "propose, vLLM (us)"
-    return markdown((*columns, "merged", "floor"), rows)
+    return markdown((*columns, "its kernels alone", "merged", "with the hand-over", "kernels' floor"), rows)
 
 
 def engine(report: dict[str, Any]) -> str:
@@ -126,6 +127,24 @@ def one_launch(report: dict[str, Any]) -> str:
     return markdown([*columns, *of_round], rows)
 
 
+def served(report: dict[str, Any]) -> str:
+    """An engine under a load of arrivals, stock and with its plugin, turn by turn."""
+    found: dict[tuple[float, int], dict[str, dict[str, Any]]] = {}
+    for row in report["rows"]:
+        found.setdefault((row["rate"], row["turn"]), {})[row["way"]] = row
+    rows: list[list[Any]] = []
+    for (rate, turn), ways in sorted(found.items()):
+        stock, ours = ways["stock"], ways["specgraph"]
+        line: list[Any] = [f"{rate:.0f}", turn + 1, ours["requests"]]
+        for key in ("tpot_p50", "tpot_p99", "ttft_p50", "ttft_p99"):
+            line += [f"{stock[key]:.2f}", f"{ours[key]:.2f}"]
+        total = sum(ours["proposes"].values())
+        rows.append([*line, f"{100 * (1 - ours['proposes']['specgraph'] / total):.1f} %"])
+    names = "per token, p50", "p99", "first token, p50", "p99"
+    columns = (column for name in names for column in (f"{name}, stock", f"{name}, specgraph"))
+    return markdown(["requests/s", "turn", "requests", *columns, "left to vLLM"], rows)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     table.__name__: table
     for table in (
@@ -135,6 +154,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
         engine,
         host_times,
         one_launch,
+        served,
     )
 }
 
