@@ -25,7 +25,7 @@ LISTS = Path(__file__).parent / "lists"
 FROZEN: Mapping[str, str] = json.loads((LISTS / "frozen.json").read_text(encoding="utf-8"))
 """`digest_of` the file of each released version: from then on the version has these cases and no others."""
 VERSIONS = [f"{SUITE_VERSION.partition('.')[0]}.{minor}" for minor in range(int(SUITE_VERSION.partition(".")[2]) + 1)]
-"""Those that this suite knows, in order; the last is its own."""
+"""The versions that this suite knows, in order; the last is its own."""
 ATTENTION = "{attention}"
 """The place, in a parameter set, of any attention backend, one of the core's or of the device's own."""
 BASE = ("discovery", "device", "streams", "capture", "replay")
