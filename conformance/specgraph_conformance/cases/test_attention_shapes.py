@@ -86,4 +86,6 @@ def test_own_keys(platform: Platform, attention: str, rows: int, seed: int) -> N
     made = rows_for(platform, attention, seed, [rows] * len(lengths), lengths)
     # The values of a pass's rows are so large that a missing one of them shows among thousands of others.
     made.new.value.mul_(torch.tensor(lengths).repeat_interleave(rows)[:, None, None])
-    made.check(run_on(platform), attention_of(platform, attention, made))
+    # Its share of the output is about 1. Shares cancel, so an output may be far less than what half precision rounds.
+    tolerance = None if made.dtype == torch.float32 else 0.1
+    made.check(run_on(platform), attention_of(platform, attention, made), tolerance)
