@@ -18,7 +18,7 @@ from specgraph.errors import ConfigError
 from specgraph_conformance.case import GROUPS
 from specgraph_conformance.diagnosis import by_cause, look_at
 from specgraph_conformance.report import OUTCOMES, CaseResult, Report
-from specgraph_conformance.standard import Conformance, conformance, expected_ids, summary
+from specgraph_conformance.standard import Conformance, conformance, expected_ids, summary, unknown_version
 
 SHOWN = 8
 """The number of causes of failures that the terminal shows, in the order of the suite: fix the first ones first."""
@@ -73,6 +73,8 @@ def verdict(report: Report) -> str:
 
 def _left_out(report: Report) -> str:
     """Say which groups were not run, and of which only a part."""
+    if other := unknown_version(report.subject.suite):
+        return other
     expected = expected_ids(report.subject.attention, report.subject.suite)
     ran, listed = _by_group(report), Counter(id.partition(".")[0] for id in expected)
     none = [group for group in GROUPS if listed[group] and group not in ran]

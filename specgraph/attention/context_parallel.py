@@ -66,11 +66,11 @@ def move_between(caches: Sequence[KVCache], slots: Tensor, to_slots: Tensor, ran
     Slot 0 to slot 0 where nothing moves.
     """
     own, to = own_slots(slots, ranks), own_slots(to_slots, ranks)
-    each = [
-        part.view(-1, *part.shape[2:])
-        for cache in caches
-        for part in (cache[:1] if cache.key is cache.value else cache)
-    ]
+    each: list[Tensor] = []
+    for cache in caches:
+        for part in cache[:1] if cache.key is cache.value else cache:
+            cells = part.view(torch.int8)  # bytes, which all dtypes have: FP8 has no sums
+            each.append(cells.view(-1, *cells.shape[2:]))
     held = [torch.where((own >= 0)[:, None], cells[own.clamp(min=0)].flatten(1), 0) for cells in each]
     moved = torch.cat(held, dim=1)
     ops.all_reduce(moved, ranks.group)

@@ -88,6 +88,8 @@ class _Paged:
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports`: every shape; windows, sinks and latents with causal attention."""
+        if layer.sinks is not None and layer.ranks is not None and layer.ranks.gathers_heads:
+            return no("attention sinks where ranks share keys and each has query heads of its own")
         has_mask = layer.window or layer.sinks is not None
         if layer.latent and (layer.num_kv_heads != 1 or layer.rotary is None or has_mask):
             return no(f"latents with {layer.num_kv_heads} key heads, without rotation, or with a window or sinks")
@@ -193,6 +195,12 @@ class PagedHostAttention(_Paged):
                 attend(context.lengths)
             context.updates.add(TaskKey(context.step, index), group, lambda lengths: partial(attend, lengths))
         return out if ranks is None else own_heads(out, layer.num_heads, ranks, dtype)
+
+    def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
+        """See `AttentionBackend.supports`; no windows and sinks where ranks share keys."""
+        if layer.ranks is not None and (layer.window or layer.sinks is not None):
+            return no("a sliding window or sinks with keys that ranks share; attention with device lengths takes them")
+        return _Paged.supports(self, layer, dtype, block_size)
 
     def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports_trees`."""

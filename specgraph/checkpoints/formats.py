@@ -73,15 +73,10 @@ def detect_format(source: ConfigSource, folder: CheckpointFolder) -> DrafterForm
 
 def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[DrafterFormat]:
     """Yield what a folder without the keys of speculators may be, surest first; the first one decides."""
-    for section in (source, source.section("dflash_config"), source.section("dspark_config")):
-        if section.has("markov_rank"):
-            holder = source if source.has("block_size") else section
-            yield DrafterFormat("dspark", "authors", "config.json has markov_rank", holder.integer("block_size"))
+    if any(section.has("markov_rank") for section in _sections(source)):
+        yield DrafterFormat("dspark", "authors", "config.json has markov_rank", _block_tokens(source, True))
     if source.has("dflash_config"):
-        section = source.section("dflash_config")
-        holder = source if source.has("block_size") else section
-        shifted = section.boolean("shift_label", source.boolean("shift_label", False))
-        tokens = holder.integer("block_size") - (not shifted) if holder.has("block_size") else None
+        section, tokens = source.section("dflash_config"), _block_tokens(source, False)
         if "domino" in (section.values.get("projector_type"), source.values.get("projector_type")):
             yield DrafterFormat("domino", "authors", "config.json has projector_type domino", tokens)
         if section.has("selector_rank"):
@@ -107,6 +102,20 @@ def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[Draf
         yield DrafterFormat("draft_model", "transformers", f"a whole {model_type} model")
 
 
+def _sections(source: ConfigSource) -> list[ConfigSource]:
+    """Return where authors keep a block's settings, in the order in which they are read."""
+    return [source.section("dflash_config"), source.section("dspark_config"), source]
+
+
+def _block_tokens(source: ConfigSource, from_anchor: bool) -> int | None:
+    """Return how many tokens a block drafts: one less than its rows where the anchor's row predicts nothing."""
+    for key in ("sample_from_anchor", "shift_label"):
+        holder = next((section for section in _sections(source) if section.has(key)), None)
+        from_anchor = from_anchor if holder is None else holder.boolean(key)
+    holder = next((section for section in _sections(source) if section.has("block_size")), None)
+    return None if holder is None else holder.integer("block_size") - (not from_anchor)
+
+
 def _speculators_format(source: ConfigSource) -> DrafterFormat:
     section = source.section("speculators_config")
     algorithm = source.string("speculators_model_type", "") or section.string("algorithm")
@@ -116,7 +125,7 @@ def _speculators_format(source: ConfigSource) -> DrafterFormat:
     tokens = _speculative_tokens(section)
     known = sorted(name for name, layouts in LAYOUTS.items() if "speculators" in layouts)
     if algorithm not in known:
-        missing = f" ({_MISSING[algorithm]} is missing)" if algorithm in _MISSING else ""
+        missing = f" (no program here does {_MISSING[algorithm]})" if algorithm in _MISSING else ""
         problem = f"is {shown(algorithm)}{missing}; supported are {', '.join(known)}"
         raise source.fail("speculators_model_type", problem)
     return DrafterFormat(algorithm, "speculators", f"speculators_model_type is {algorithm}", tokens)

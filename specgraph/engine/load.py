@@ -146,7 +146,7 @@ def join(platform: Platform, options: EngineOptions, also: Mapping[str, object])
             f"tensor_parallel {size}, draft_tensor_parallel {draft}: the target is split over 1 or more ranks, the "
             "drafter over as many or over 1"
         )
-    if size * options.data_parallel == 1:
+    if size * options.data_parallel * options.decode_context_parallel == 1:
         return None
     layout = join_layout(
         platform.device,

@@ -7,9 +7,11 @@
 from specgraph.models.from_modules import eagle3_head_from_module, eagle_head_from_module
 from specgraph.models.ngram import NgramHead
 from specgraph.models.protocol import (
+    BlockHead,
     DraftHead,
     DraftOutput,
     MaskedHead,
+    NextLogits,
     OutputProjection,
     ParallelHead,
     StepwiseHead,
@@ -18,9 +20,11 @@ from specgraph.models.protocol import (
 )
 
 __all__ = [
+    "BlockHead",
     "DraftHead",
     "DraftOutput",
     "MaskedHead",
+    "NextLogits",
     "NgramHead",
     "OutputProjection",
     "ParallelHead",

@@ -54,9 +54,9 @@ class ContextParallel:
     rank: Place
     size: Count
     group: str
-    """Their name. They hold the same KV heads."""
+    """The name of their process group; all of them hold the same KV heads."""
     gathers_heads: bool = False
-    """Each of them has query heads of its own, which all need."""
+    """Each rank has query heads of its own, and attends with those of all ranks."""
 
 
 @checked_fields
@@ -107,15 +107,15 @@ class TensorParallel:
         """
         even = num_kv_heads % self.size == 0 or self.size % num_kv_heads == 0
         each = self.size // num_kv_heads if self.size % num_kv_heads == 0 else 1
-        if self.context is not None and each % self.context.size:
-            raise ConfigError(
-                f"decode context parallel over {self.context.size} ranks: {what} has {num_kv_heads} KV heads, so "
-                f"{each} of {self.size} tensor parallel ranks hold the same one; choose a divisor of {each}"
-            )
         if num_heads % self.size or inner % self.size or not even:
             raise ConfigError(
                 f"tensor parallel over {self.size} ranks: {what} has {num_heads} heads, {num_kv_heads} KV heads and an "
                 f"MLP of {inner} columns, which they cannot split evenly; choose a number that divides them"
+            )
+        if self.context is not None and each % self.context.size:
+            raise ConfigError(
+                f"decode context parallel over {self.context.size} ranks: {what} has {num_kv_heads} KV heads, so "
+                f"{each} of {self.size} tensor parallel ranks hold the same one; choose a divisor of {each}"
             )
 
     def check_experts(self, num_experts: int, inner: int) -> None:

@@ -10,6 +10,7 @@ from conformance.reports import complete_report
 from specgraph_conformance import standard
 from specgraph_conformance.case import GROUPS
 from specgraph_conformance.case_list import added, as_json, collect
+from specgraph_conformance.render import verdict
 from specgraph_conformance.report import CaseResult, Outcome, Report
 from specgraph_conformance.standard import (
     FROZEN,
@@ -71,6 +72,12 @@ def test_a_later_version_only_adds_and_older_reports_stay_as_they_are(
         assert answers(replace(whole, cases=whole.cases[:1]))["graphs"] == ("2 cases were not run",)
     finally:
         listed_cases.cache_clear()
+
+
+def test_the_verdict_on_a_report_of_an_unknown_suite_says_so() -> None:
+    whole = complete_report()
+    other = replace(whole, subject=replace(whole.subject, suite="1.6"))
+    assert "it is of suite 1.6" in verdict(other)
 
 
 def test_every_group_is_in_a_profile() -> None:

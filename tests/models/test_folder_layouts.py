@@ -167,7 +167,12 @@ class TestDFlashOfTheAuthors:
 
 
 @pytest.mark.parametrize(
-    "keys", [["markov_rank", "markov_head_type"], ["block_size", "mask_token_id", "target_layer_ids", "markov_rank"]]
+    "keys",
+    [
+        ["markov_rank", "markov_head_type"],
+        ["block_size", "mask_token_id", "target_layer_ids", "markov_rank"],
+        ["block_size"],
+    ],
 )
 def test_dspark_of_the_authors(keys, target, rewrite):
     """Their keys are at the top level, or in a section beside the decoder's."""

@@ -13,8 +13,11 @@ from parallel.processes import results
 from parallel.tasks import FIXTURES, several
 from safetensors.torch import load_file, save_file
 
-from specgraph.attention import AttentionLayer
+from specgraph import EngineOptions
+from specgraph.attention import AttentionLayer, PagedAttention, PagedHostAttention
+from specgraph.device import open_platform
 from specgraph.engine import allocate_caches
+from specgraph.engine.load import join
 from specgraph.errors import ConfigError
 from specgraph.parallel import ContextParallel, TensorParallel, join_layout
 
@@ -115,6 +118,19 @@ def test_ranks_of_other_kv_heads_are_refused(ranks, share):
 def test_more_ranks_than_split_the_matrices_are_refused():
     with pytest.raises(ConfigError, match=r"decode_context_parallel 2, tensor_parallel 1: .* choose a divisor"):
         join_layout(torch.device("cpu"), decode_context_parallel=2)
+    with pytest.raises(ConfigError, match=r"decode_context_parallel 2, tensor_parallel 1: .* choose a divisor"):
+        join(open_platform("cpu"), EngineOptions(decode_context_parallel=2), {})
+
+
+@pytest.mark.parametrize("attention", [PagedAttention(), PagedHostAttention(open_platform("cpu"))])
+def test_sinks_of_other_heads_and_windows_without_their_lengths_are_refused(attention):
+    """A rank has the sinks of its own heads, and attends with those of all; host lengths of parts have no window."""
+    shared, gathered = ContextParallel(0, 2, "keys"), ContextParallel(0, 2, "keys", gathers_heads=True)
+    with_sinks = AttentionLayer(2, 1, 8, 1.0, sinks=torch.zeros(2), ranks=gathered)
+    assert not attention.supports(with_sinks, torch.float32, 16)
+    for mask in ({"window": 4}, {"sinks": torch.zeros(2)}):
+        layer = AttentionLayer(2, 1, 8, 1.0, ranks=shared, **mask)
+        assert bool(attention.supports(layer, torch.float32, 16)) == (not attention.host_parameters)
 
 
 def test_blocks_that_ranks_cannot_share_are_refused():

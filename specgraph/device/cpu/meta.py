@@ -44,7 +44,9 @@ def _pointwise(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 def _cat(tensors: list[torch.Tensor], dim: int = 0) -> torch.Tensor:
     first = tensors[0]
-    dim %= max(1, first.dim())
+    if not -first.dim() <= dim < first.dim():
+        return _aten.cat(tensors, dim)
+    dim %= first.dim()
     before, after = first.shape[:dim], first.shape[dim + 1 :]
     alike = {(t.dtype, t.is_contiguous(), t.shape[:dim], t.shape[dim + 1 :]) for t in tensors}
     if alike != {(first.dtype, True, before, after)}:
