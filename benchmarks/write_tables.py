@@ -127,24 +127,6 @@ def one_launch(report: dict[str, Any]) -> str:
     return markdown([*columns, *of_round], rows)
 
 
-def served(report: dict[str, Any]) -> str:
-    """An engine under a load of arrivals, stock and with its plugin, turn by turn."""
-    found: dict[tuple[float, int], dict[str, dict[str, Any]]] = {}
-    for row in report["rows"]:
-        found.setdefault((row["rate"], row["turn"]), {})[row["way"]] = row
-    rows: list[list[Any]] = []
-    for (rate, turn), ways in sorted(found.items()):
-        stock, ours = ways["stock"], ways["specgraph"]
-        line: list[Any] = [f"{rate:.0f}", turn + 1, ours["requests"]]
-        for key in ("tpot_p50", "tpot_p99", "ttft_p50", "ttft_p99"):
-            line += [f"{stock[key]:.2f}", f"{ours[key]:.2f}"]
-        total = sum(ours["proposes"].values())
-        rows.append([*line, f"{100 * (1 - ours['proposes']['specgraph'] / total):.1f} %"])
-    names = "per token, p50", "p99", "first token, p50", "p99"
-    columns = (column for name in names for column in (f"{name}, stock", f"{name}, specgraph"))
-    return markdown(["requests/s", "turn", "requests", *columns, "left to vLLM"], rows)
-
-
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     table.__name__: table
     for table in (
@@ -154,7 +136,6 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
         engine,
         host_times,
         one_launch,
-        served,
     )
 }
 

@@ -112,7 +112,8 @@ def run_ranks(platforms: Sequence[str], store: str, seed: int, seconds: float, t
                 rank.kill()
             rank.communicate()
     found = [_read(Path(f"{store}.{rank}.json")) for rank in range(len(ranks))]
-    return {name: next(filter(None, (each.get(name, ended or "a rank ended without it") for each in found)), "") for name in tasks}
+    missing = ended or "a rank ended without it"
+    return {name: next(filter(None, (each.get(name, missing) for each in found)), "") for name in tasks}
 
 
 def main(platform: str, rank: str, world_size: str, store: str, seed: str, tasks: str) -> None:

@@ -69,7 +69,9 @@ def main() -> None:
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": [ACCEPTANCE**i for i in range(1, K + 1)],
     }
-    engine = Engine.dummy_8b([1, 2, 4, 8, 16, 24, 32, 48, 64], max_model_len=4096, speculative=speculative)
+    engine = Engine.dummy_8b(
+        [1, 2, 4, 8, 16, 24, 32, 48, 64], max_model_len=4096, speculative=speculative, enable_prefix_caching=False
+    )
     result = {"command": " ".join(sys.argv), "environment": environment("vllm"), "acceptance": ACCEPTANCE, "rows": []}
     print("started", round(time.monotonic() - begin, 1), flush=True)
     for turn in range(-1, asked.turns):  # -1: the warm-up

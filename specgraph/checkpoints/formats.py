@@ -111,7 +111,7 @@ def _block_tokens(source: ConfigSource, from_anchor: bool) -> int | None:
     """Return how many tokens a block drafts: one less than its rows where the anchor's row predicts nothing."""
     for key in ("sample_from_anchor", "shift_label"):
         holder = next((section for section in _sections(source) if section.has(key)), None)
-        from_anchor = from_anchor if holder is None else holder.boolean(key)
+        from_anchor = from_anchor if holder is None else holder.boolean(key, from_anchor)
     holder = next((section for section in _sections(source) if section.has("block_size")), None)
     return None if holder is None else holder.integer("block_size") - (not from_anchor)
 

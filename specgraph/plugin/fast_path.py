@@ -10,7 +10,7 @@ from specgraph.attention import KVCache
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens
 from specgraph.models.protocol import DraftHead
-from specgraph.plugin.prompts import PromptPass, PromptProgram
+from specgraph.plugin.prompts import Chunk, PromptPass, PromptProgram
 from specgraph.plugin.round_end import RoundEnd, fill_round
 
 
@@ -60,6 +60,28 @@ class FastPath:
         self.prompts = PromptProgram(self.drafter.program, max_num_rows)
         self.drafter.programs = [self.prompts, *self.drafter.draft_programs]
         self.drafter.capture()
+
+    def warm_up(self, *ends: RoundEnd) -> None:
+        """Compile and load the kernels that hand rounds and prompts over, which no graph has; call it at start-up.
+
+        Args:
+            ends: one request each, without blocks: a table of zeros and a `num_sampled` of 0. One of every form that
+                the engine hands over: the dtypes of its tensors, and which of them are None, are those of a kernel.
+        """
+        for end in ends:
+            self.fill(end)
+        end = ends[-1]
+        self.write_prompts(
+            PromptPass(
+                chunks=[Chunk(request=0, first_row=0, num_rows=1, position=0)],
+                token_ids=end.token_ids,
+                next_tokens=end.num_sampled,
+                hidden_states=end.hidden_states,
+                table=end.table,
+                table_of_slots=end.table_of_slots,
+                table_rows=end.table_rows,
+            )
+        )
 
     @torch.no_grad()
     def write_prompts(self, given: PromptPass) -> None:

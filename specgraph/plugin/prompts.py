@@ -108,8 +108,8 @@ class PromptProgram:
             max_num_rows: of an engine's pass.
         """
         head, config, device = program.head, program.config, program.buffers.round.seeds.device
-        most = -(-max_num_rows // SEGMENT)
-        self.sizes = (*(size for size in SIZES if size < most), min(most, SIZES[-1]))
+        most = min(-(-max_num_rows // SEGMENT), SIZES[-1])
+        self.sizes = (*(size for size in SIZES if size < most), most)
         self._program, self._block_size = program, config.block_size
         self._plan = RowPlan(SEGMENT, config.max_model_len, config.block_size)
         n, rows = self.sizes[-1], self.sizes[-1] * SEGMENT

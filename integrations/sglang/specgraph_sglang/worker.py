@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -160,10 +161,27 @@ class DraftRounds:
         self.kept = BySlot(zeros(worker.speculative_num_steps))
         self.begun = BySlot(zeros(), zeros(), zeros(head.aux_size, dtype=head.dtype))
         hidden = zeros(config.spec_hidden_size, dtype=config.dtype)
+        self._warm_up(self.fast_path, rows, head.dtype)
         self._stand_ins = {"topk_p": zeros(1, dtype=torch.float32), "topk_index": zeros(1), "hidden_states": hidden}
         """Zeros of the shapes that SGLang stores per request slot, and reads only where it drafts itself."""
         graphs = len(sizes) + len(self.fast_path.prompts.sizes)
         _LOG.info("specgraph drafts for up to %d requests (%d graphs)", max(sizes), graphs)
+
+    @staticmethod
+    def _warm_up(fast: FastPath, rows: Tensor, dtype: torch.dtype) -> None:
+        """Hand over one request without slots in the forms of `end` and `_draft_begun`: their kernels would be compiled
+        while SGLang serves otherwise."""
+        one = torch.zeros(1, dtype=torch.int64, device=rows.device)
+        end = RoundEnd(
+            token_ids=torch.zeros(fast.config.query_len, dtype=torch.int32, device=rows.device),
+            num_sampled=one.int(),
+            starts=one,
+            table=torch.zeros_like(rows[:1]),
+            hidden_states=[torch.zeros(1, fast.drafter.head.aux_size, dtype=dtype, device=rows.device)],
+            table_of_slots=True,
+            table_rows=one,
+        )
+        fast.warm_up(end, replace(end, token_ids=one, num_sampled=one, first_rows=one))
 
     def draft(self, batch: Any, stock: Callable[[Any], Any]) -> Any:
         """The verify input of a round, of kept tokens; by SGLang's own code (`stock`) where some are missing."""

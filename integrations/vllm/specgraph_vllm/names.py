@@ -16,7 +16,7 @@ PROPOSE = (
 """The first parameters of a speculator's `propose`."""
 SPECULATOR = (
     "vllm_config", "device", "num_speculative_steps", "max_num_reqs", "max_num_tokens", "max_model_len",
-    "draft_logits",
+    "draft_logits", "idx_mapping",
 )  # fmt: skip
 INPUT_BATCH = (
     "num_reqs", "num_tokens", "idx_mapping", "input_ids", "positions", "is_prefilling_np", "query_start_loc",

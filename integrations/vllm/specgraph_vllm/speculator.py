@@ -144,10 +144,32 @@ class Speculator(_Stock):
                 sampled=self.draft_logits is not None,
                 capture_sizes=self.settings.capture_sizes,
             )
+            self._warm_up(fast, self._head, self.block_tables.input_block_tables[cache.group])
             self.fast_path, self._kv_group = fast, cache.group
             sizes = fast.config.sizes
             graphs = len(sizes) + len(fast.prompts.sizes)
             _LOG.info("specgraph drafts for up to %d requests (%d graphs)", sizes[-1], graphs)
+
+    def _warm_up(self, fast: FastPath, head: DraftHead, table: Any) -> None:
+        """Hand over one request without blocks in both forms of `_round_end`, whose kernels vLLM would otherwise have
+        compiled while it serves."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=self.device)
+
+        num_states = max(len(head.aux_layers), 1)
+        end = RoundEnd(
+            token_ids=zeros(fast.config.query_len, dtype=torch.int32),
+            num_sampled=zeros(1, dtype=torch.int32),
+            starts=zeros(1),
+            table=torch.zeros_like(table[:1]),
+            hidden_states=[zeros(1, head.aux_size // num_states, dtype=head.dtype)] * num_states,
+            last_tokens=zeros(1, 1),
+            last_rows=zeros(1, dtype=self.idx_mapping.dtype),  # int32 in 0.26, int64 in 0.33
+            temperature=zeros(1, dtype=torch.float32),
+            seeds=zeros(1),
+        )
+        fast.warm_up(end, replace(end, first_rows=zeros(1, dtype=torch.int32)))
 
     def propose(
         self,

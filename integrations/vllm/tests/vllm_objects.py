@@ -258,6 +258,7 @@ class StockSpeculator(ABC):  # as BaseSpeculator is
     proposed: list[tuple[Any, ...]] = field(default_factory=list)
     captured: bool = False
     draft_logits: Any = None
+    idx_mapping: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.int32))
     num_speculative_steps, max_num_reqs, max_num_tokens, max_model_len = 4, 3, 48, 96
 
     def load_model(self, target_model: Any) -> None:
