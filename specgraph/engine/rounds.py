@@ -71,7 +71,7 @@ class Rounds:
         self._query_len = steps.query_len
         """Rows per request in the last round: how its sampled tokens and hidden states are packed."""
         platform, memory = self.target.platform, self.target.round
-        self._free = [
+        self._copies = [
             _HostMemory(
                 HostCopy(platform, memory.results.numel(), torch.int64),
                 HostCopy(platform, memory.sampled_token_ids.numel(), torch.float32),
@@ -110,7 +110,7 @@ class Rounds:
             if not self._unread:
                 return []
             sampled = self._read(self._unread[0])
-            self._free.append(self._unread.popleft().copied)
+            self._unread.popleft()
             if sampled:
                 return sampled
 
@@ -133,7 +133,6 @@ class Rounds:
         while self.rows and self.rows[-1] is None:
             self.rows.pop()
         if not self.rows:
-            self._free += [unread.copied for unread in self._unread]
             self._unread.clear()
 
     def passes(self, joining: Sequence[Running], num_waiting: int) -> RoundPasses:
@@ -203,7 +202,9 @@ class Rounds:
 
     def _copy_results(self, rows: list[Running | None]) -> None:
         """Queue the copy of what the host will read of a launch over `rows`, and of the requests that joined."""
-        copied, logprobs = self._free.pop(), self.target.round.logprobs_of(len(self.rows), self._query_len)
+        unread = [each.copied for each in self._unread]
+        copied = next(each for each in self._copies if all(each is not other for other in unread))
+        logprobs = self.target.round.logprobs_of(len(self.rows), self._query_len)
         self._unread.append(_UnreadRound(copied, self._query_len, rows, self._joined))
         self._joined = []
         copied.results.start(self.target.round.results)

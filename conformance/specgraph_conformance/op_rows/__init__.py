@@ -2,6 +2,7 @@
 
 from specgraph_conformance.op_rows import (
     attention,
+    context_parallel,
     draws,
     experts,
     large_vocabularies,
@@ -18,7 +19,7 @@ from specgraph_conformance.op_rows import (
 from specgraph_conformance.op_table import Row
 
 FAMILIES = (
-    linears, experts, attention, passes, next_step, rounds, ragged, ngram, draws, verify, sampling_parameters, trees,
-    large_vocabularies,
+    linears, experts, attention, context_parallel, passes, next_step, rounds, ragged, ngram, draws, verify,
+    sampling_parameters, trees, large_vocabularies,
 )  # fmt: skip
 ROWS: list[Row] = [row for family in FAMILIES for row in family.TABLE.rows]
