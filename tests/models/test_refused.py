@@ -98,7 +98,7 @@ DRAFTER_KEYS = [
     ("dflash", [LAYERS], {"is_causal": True}, ["'is_causal' is "]),
     ("dflash", [LAYERS], {"is_neox_style": False}, ["'is_neox_style' is "]),
     ("eagle", [], {"speculators_model_type": "lilicorr"}, ["'lilicorr'", "dflash, dflash2, dspark, eagle, "]),
-    ("eagle", [], {"speculators_model_type": "xpress"}, ["'xpress'", "refiner", "is missing"]),
+    ("eagle", [], {"speculators_model_type": "xpress"}, ["'xpress'", "no program here does", "refiner"]),
 ]  # fmt: skip
 """Drafter, section of its config.json, changes there, words."""
 
