@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import AuxWeights
-from specgraph.models.dflash import DFlashHead
+from specgraph.models.dflash import BlockParts, DFlashHead
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.dspark import ConfidenceHead, DSparkHead, MarkovHead
 from specgraph.models.eagle import EagleHead
@@ -223,17 +223,8 @@ def _dspark(draw: Draw, variant: str = "vanilla") -> DSparkHead:
     )
     confidence = ConfidenceHead(w.random(1, HIDDEN + rank, scale=0.2).to(own.lm_head.dtype), None)
     confidence = replace(confidence, weight=confidence.weight.to(torch.promote_types(torch.float32, w.dtype)))
-    return DSparkHead(
-        sizes,
-        tensors,
-        base.layers,
-        (0, 2),
-        block_size=MODULES,
-        mask_token_id=VOCAB - 1,
-        sample_from_anchor=True,
-        markov=markov,
-        confidence=confidence,
-    )
+    block = BlockParts(sizes, tensors, base.layers, (0, 2), MODULES, VOCAB - 1, sample_from_anchor=True)
+    return DSparkHead(block, markov, confidence)
 
 
 def _draft_model(draw: Draw, gain: float = 0.8) -> DraftModelHead:

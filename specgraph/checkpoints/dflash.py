@@ -8,6 +8,7 @@ from dataclasses import replace
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.drafter import DrafterFolder
 from specgraph.checkpoints.files import shown
+from specgraph.checkpoints.formats import anchor_predicts, block_setting
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.checkpoints.model_config import require_full_attention
 from specgraph.models.decoder import AuxWeights
@@ -17,12 +18,6 @@ from specgraph.models.dflash import BlockParts, DFlashHead
 def load_dflash(opened: DrafterFolder) -> DFlashHead:
     """Read a head that has nothing but its block."""
     return DFlashHead(**read_block(opened, sample_from_anchor=False)._asdict())
-
-
-def setting(opened: DrafterFolder, key: str) -> ConfigSource:
-    """Return what holds `key`: the authors' section `dflash_config` or `dspark_config`, or the top level."""
-    sections = [opened.head.section(name) for name in ("dflash_config", "dspark_config")]
-    return next((section for section in sections if section.has(key)), opened.head)
 
 
 def read_block(opened: DrafterFolder, sample_from_anchor: bool) -> BlockParts:
@@ -37,7 +32,7 @@ def read_block(opened: DrafterFolder, sample_from_anchor: bool) -> BlockParts:
         aux_layers = head.integers("aux_hidden_state_layer_ids") or ()
         opened.check_aux_layers(aux_layers)
     else:
-        aux_layers = _outputs_of(setting(opened, "target_layer_ids"), target.num_layers)
+        aux_layers = _outputs_of(block_setting(head, "target_layer_ids"), target.num_layers)
     head.require({"num_target_layers": target.num_layers})
     authors.require({"use_aux_hidden_state": True, "causal": False})
     layers.require({"is_causal": False})
@@ -64,17 +59,10 @@ def read_block(opened: DrafterFolder, sample_from_anchor: bool) -> BlockParts:
         weights,
         [load_decoder_layer(folder, f"layers.{i}", sizes) for i in range(sizes.num_layers)],
         aux_layers,
-        block_size=setting(opened, "block_size").integer("block_size"),
-        mask_token_id=opened.mask_token(setting(opened, "mask_token_id"), "mask_token_id"),
-        sample_from_anchor=_anchor_predicts(opened, sample_from_anchor),
+        block_size=block_setting(head, "block_size").integer("block_size"),
+        mask_token_id=opened.mask_token(block_setting(head, "mask_token_id"), "mask_token_id"),
+        sample_from_anchor=anchor_predicts(head, sample_from_anchor),
     )
-
-
-def _anchor_predicts(opened: DrafterFolder, default: bool) -> bool:
-    """Return what a folder says under speculators' name or under the authors'."""
-    for key in ("sample_from_anchor", "shift_label"):
-        default = setting(opened, key).boolean(key, default)
-    return default
 
 
 def _never_causal(head: ConfigSource, layers: ConfigSource, authors: ConfigSource) -> bool:

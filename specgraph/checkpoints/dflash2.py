@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from specgraph.checkpoints.dflash import read_block, setting
+from specgraph.checkpoints.dflash import read_block
 from specgraph.checkpoints.drafter import DrafterFolder
+from specgraph.checkpoints.formats import block_setting
 from specgraph.models.dflash2 import Convolution, DFlash2Head, Selector
 
 _SIZES = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
@@ -16,12 +17,13 @@ def load_dflash2(opened: DrafterFolder) -> DFlash2Head:
     hidden, vocab_size = block.sizes.hidden_size, block.sizes.vocab_size
     opened.check_same("vocabulary", block.draft_vocab_size, vocab_size)
     taps, group, rank, top_k = (
-        setting(opened, key).integer(key, default if opened.from_speculators else None)
+        block_setting(opened.head, key).integer(key, default if opened.from_speculators else None)
         for key, default in _SIZES.items()
     )
     if hidden % group or top_k > vocab_size:
         key = "conv_group_size" if hidden % group else "selector_top_k"
-        raise setting(opened, key).fail(key, f"does not fit: the hidden size is {hidden}, the vocabulary {vocab_size}")
+        problem = f"does not fit: the hidden size is {hidden}, the vocabulary {vocab_size}"
+        raise block_setting(opened.head, key).fail(key, problem)
 
     def convolution(name: str) -> Convolution:
         return Convolution(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from specgraph.checkpoints.dflash import read_block, setting
+from specgraph.checkpoints.dflash import read_block
 from specgraph.checkpoints.drafter import DrafterFolder
+from specgraph.checkpoints.formats import block_setting
 from specgraph.models.domino import Correction, DominoHead
 
 
 def load_domino(opened: DrafterFolder) -> DominoHead:
     """Read a head. `shift_label` says that the anchor's row predicts too."""
-    setting(opened, "projector_type").require({"projector_type": "domino"})
+    block_setting(opened.head, "projector_type").require({"projector_type": "domino"})
     block, folder = read_block(opened, sample_from_anchor=False), opened.checkpoint
     state, inner, pure = (
-        setting(opened, key).integer(key) for key in ("gru_hidden_dim", "emb_dim", "pure_draft_prefix_len")
+        block_setting(opened.head, key).integer(key) for key in ("gru_hidden_dim", "emb_dim", "pure_draft_prefix_len")
     )
     hidden, draft_vocab_size = block.sizes.hidden_size, block.draft_vocab_size
     correction = Correction(

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from specgraph.checkpoints.dflash import read_block, setting
+from specgraph.checkpoints.dflash import read_block
 from specgraph.checkpoints.drafter import DrafterFolder
 from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.folder import CheckpointFolder
-from specgraph.models.dflash import BlockParts, DFlashHead
+from specgraph.checkpoints.formats import block_setting
+from specgraph.models.dflash import BlockParts
 from specgraph.models.dspark import ConfidenceHead, DSparkHead, MarkovHead
 from specgraph.models.layers import Weight
 
 _VARIANTS = ("vanilla", "gated", "rnn")
 
 
-def load_dspark(opened: DrafterFolder) -> DFlashHead:
+def load_dspark(opened: DrafterFolder) -> DSparkHead:
     """Read a head: DFlash's block, the Markov head and the confidence head."""
     block, speculators = read_block(opened, sample_from_anchor=True), opened.from_speculators
-    setting(opened, "projector_type").require({"projector_type": "dspark"})
-    rank = setting(opened, "markov_rank").integer("markov_rank", 256 if speculators else None)
+    block_setting(opened.head, "projector_type").require({"projector_type": "dspark"})
+    rank = block_setting(opened.head, "markov_rank").integer("markov_rank", 256 if speculators else None)
     markov = _markov(opened, block, rank)
-    return DSparkHead(**block._asdict(), markov=markov, confidence=_confidence(opened, block, rank))
+    return DSparkHead(block, markov, _confidence(opened, block, rank))
 
 
 def _markov(opened: DrafterFolder, block: BlockParts, rank: int) -> MarkovHead:
-    folder, source = opened.checkpoint, setting(opened, "markov_head_type")
+    folder, source = opened.checkpoint, block_setting(opened.head, "markov_head_type")
     variant, hidden = source.string("markov_head_type", "vanilla"), block.sizes.hidden_size
     if variant not in _VARIANTS:
         raise source.fail("markov_head_type", f"is {shown(variant)}; supported are {', '.join(_VARIANTS)}")
@@ -47,10 +48,13 @@ def _biased(folder: CheckpointFolder, name: str, rows: int, columns: int) -> Wei
 def _confidence(opened: DrafterFolder, block: BlockParts, rank: int) -> ConfidenceHead | None:
     """Return the confidence head; None where the folder has none. Its tensors say whether it has a bias."""
     folder, name, hidden = opened.checkpoint, "confidence_head.proj", block.sizes.hidden_size
-    enabled = all(setting(opened, key).boolean(key, True) for key in ("enable_confidence_head", "use_confidence_head"))
-    with_markov = setting(opened, "confidence_head_with_markov").boolean("confidence_head_with_markov", True)
+    head, with_markov = opened.head, "confidence_head_with_markov"
+    enabled = all(
+        block_setting(head, key).boolean(key, True) for key in ("enable_confidence_head", "use_confidence_head")
+    )
+    reads_token = block_setting(head, with_markov).boolean(with_markov, True)
     if not enabled:
         return None
-    weight = folder.weight(f"{name}.weight", (1, hidden + rank if with_markov else hidden))
+    weight = folder.weight(f"{name}.weight", (1, hidden + rank if reads_token else hidden))
     bias = folder.weight(f"{name}.bias", (1,)).float() if f"{name}.bias" in folder else None
     return ConfidenceHead(weight.float(), bias)

@@ -103,17 +103,27 @@ def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[Draf
 
 
 def _sections(source: ConfigSource) -> list[ConfigSource]:
-    """Return where authors keep a block's settings, in the order in which they are read."""
+    """Return where a block's settings may be, in the order in which they are read."""
     return [source.section("dflash_config"), source.section("dspark_config"), source]
 
 
-def _block_tokens(source: ConfigSource, from_anchor: bool) -> int | None:
-    """Return how many tokens a block drafts: one less than its rows where the anchor's row predicts nothing."""
+def block_setting(source: ConfigSource, key: str) -> ConfigSource:
+    """Return what holds `key`: the authors' section `dflash_config` or `dspark_config`, or the top level."""
+    return next((section for section in _sections(source) if section.has(key)), source)
+
+
+def anchor_predicts(source: ConfigSource, default: bool) -> bool:
+    """Return whether a block's first row predicts a token too, under speculators' name or under the authors'."""
     for key in ("sample_from_anchor", "shift_label"):
-        holder = next((section for section in _sections(source) if section.has(key)), None)
-        from_anchor = from_anchor if holder is None else holder.boolean(key, from_anchor)
-    holder = next((section for section in _sections(source) if section.has("block_size")), None)
-    return None if holder is None else holder.integer("block_size") - (not from_anchor)
+        default = block_setting(source, key).boolean(key, default)
+    return default
+
+
+def _block_tokens(source: ConfigSource, default: bool) -> int | None:
+    """Return how many tokens a block drafts, one less than its rows where the anchor's row predicts nothing; None where
+    no key says how many rows it has."""
+    holder = block_setting(source, "block_size")
+    return holder.integer("block_size") - (not anchor_predicts(source, default)) if holder.has("block_size") else None
 
 
 def _speculators_format(source: ConfigSource) -> DrafterFormat:

@@ -119,20 +119,9 @@ class OrderedDFlashHead(DFlashHead):
     kind: HeadKind = "block"
     has_confidence = False
 
-    def __init__(
-        self,
-        sizes: ModelConfig,
-        weights: AuxWeights,
-        layers: Sequence[DecoderLayer],
-        aux_layers: Sequence[int],
-        *,
-        block_size: int,
-        mask_token_id: int,
-        sample_from_anchor: bool,
-    ) -> None:
+    def __init__(self, block: BlockParts) -> None:
         """See `DFlashHead`."""
-        block = {"block_size": block_size, "mask_token_id": mask_token_id}
-        super().__init__(sizes, weights, layers, aux_layers, **block, sample_from_anchor=sample_from_anchor)
+        super().__init__(**block._asdict())
         self.output_norm = None  # `forward` applies it
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:

@@ -79,7 +79,7 @@ class DFlash2Head(OrderedDFlashHead):
         self, block: BlockParts, convolutions: Sequence[tuple[Convolution, Convolution]], selector: Selector
     ) -> None:
         """convolutions: those of attention and of the MLP, for each layer."""
-        super().__init__(**block._asdict())
+        super().__init__(block)
         self.convolutions, self.selector = tuple(convolutions), selector
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:

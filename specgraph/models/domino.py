@@ -40,7 +40,7 @@ class DominoHead(OrderedDFlashHead):
 
     def __init__(self, block: BlockParts, correction: Correction, pure_rows: int) -> None:
         """pure_rows: rows of a block, from the first that predicts on, whose logits are not corrected."""
-        super().__init__(**block._asdict())
+        super().__init__(block)
         self.correction, self._pure_rows = correction, pure_rows
 
     def in_order(self, hidden: Tensor) -> NextLogits:

@@ -8,7 +8,7 @@ confidence = sigmoid(w @ (hidden state, W1[token before]))       the chance that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph import ops
-from specgraph.models.config import ModelConfig
-from specgraph.models.decoder import AuxWeights, named_tensors
-from specgraph.models.dflash import OrderedDFlashHead
-from specgraph.models.layers import DecoderLayer
+from specgraph.models.decoder import named_tensors
+from specgraph.models.dflash import BlockParts, OrderedDFlashHead
 from specgraph.models.protocol import NextLogits
 from specgraph.ops.linear import Weight
 
@@ -52,22 +50,9 @@ class ConfidenceHead:
 class DSparkHead(OrderedDFlashHead):
     """A DSpark drafter. Implements `BlockHead`."""
 
-    def __init__(
-        self,
-        sizes: ModelConfig,
-        weights: AuxWeights,
-        layers: Sequence[DecoderLayer],
-        aux_layers: Sequence[int],
-        *,
-        block_size: int,
-        mask_token_id: int,
-        sample_from_anchor: bool,
-        markov: MarkovHead,
-        confidence: ConfidenceHead | None,
-    ) -> None:
-        """markov, confidence: the two heads on top of the block. The rest as in `DFlashHead`."""
-        own = {"block_size": block_size, "mask_token_id": mask_token_id}
-        super().__init__(sizes, weights, layers, aux_layers, **own, sample_from_anchor=sample_from_anchor)
+    def __init__(self, block: BlockParts, markov: MarkovHead, confidence: ConfidenceHead | None) -> None:
+        """markov, confidence: the two heads on top of the block."""
+        super().__init__(block)
         self.markov, self.confidence_head = markov, confidence
         self.has_confidence = confidence is not None
 

@@ -156,7 +156,7 @@ def _block(kind: str, draw: Draw, embed: Tensor, head: Tensor) -> ParallelHead:
     if kind == "dspark":
         cell = Weight(draw.weight(3 * HIDDEN, 3 * HIDDEN), draw.norm(3 * HIDDEN) - 1)
         confidence = ConfidenceHead(draw.weight(1, 2 * HIDDEN).float() * 3, None)
-        return DSparkHead(**block._asdict(), markov=MarkovHead(embed, Weight(head), cell=cell), confidence=confidence)
+        return DSparkHead(block, MarkovHead(embed, Weight(head), cell=cell), confidence)
     selector = Selector(5, embed, head, Weight(draw.weight(HIDDEN, HIDDEN)))
     convolutions = [
         (Convolution(draw.weight(6, HIDDEN).view(2, 3, HIDDEN), Weight(draw.weight(2 * 3 * 4, HIDDEN))),) * 2

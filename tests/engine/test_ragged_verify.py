@@ -13,6 +13,7 @@ from goodness_of_fit import follows
 from specgraph.engine import Request
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.models.decoder import AuxWeights
+from specgraph.models.dflash import BlockParts
 from specgraph.models.dspark import ConfidenceHead, DSparkHead, MarkovHead
 from specgraph.models.llama import LlamaTarget
 from specgraph.ops.linear import Weight
@@ -34,17 +35,10 @@ def dspark(target: LlamaTarget, confident: bool = True) -> DSparkHead:
         norm=one,
         lm_head=target.lm_head,
     )
-    return DSparkHead(
-        replace(sizes, num_layers=1),
-        weights,
-        target.layers[-1:],
-        (1, 2),
-        block_size=3,
-        mask_token_id=vocab - 1,
-        sample_from_anchor=True,
-        markov=MarkovHead(random(vocab, rank), Weight(random(vocab, rank, scale=0.3))),
-        confidence=ConfidenceHead(random(1, hidden + rank, scale=0.5), None) if confident else None,
-    )
+    block = BlockParts(replace(sizes, num_layers=1), weights, target.layers[-1:], (1, 2), 3, vocab - 1, True)
+    markov = MarkovHead(random(vocab, rank), Weight(random(vocab, rank, scale=0.3)))
+    confidence = ConfidenceHead(random(1, hidden + rank, scale=0.5), None) if confident else None
+    return DSparkHead(block, markov, confidence)
 
 
 def tokens(results) -> list[list[int]]:

@@ -188,7 +188,7 @@ class Launcher:
             _LOG.warning(message)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> Any:
-        """Launch a kernel that takes OVERLAP; return it as it was compiled, if it was launched."""
+        """Launch a kernel that takes OVERLAP, and return the compiled kernel; None where it is only recorded."""
         options |= {"OVERLAP": self.options.overlap, **self.options.extra}
         if self.record is None:
             return kernel[grid](*arguments, **options)
