@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from specgraph.attention import choose_attention
 from specgraph.device import Platform
+from specgraph.draft import DraftTree
 from specgraph.engine import EngineConfig, SpeculativeDecoder
 from specgraph.errors import RankError
 from specgraph.models.draft_model import DraftModelHead
@@ -28,11 +29,12 @@ from specgraph_conformance.shared_experts import CHUNK, LENGTH, Scenario, asked_
 from specgraph_conformance.tiny_models import CONFIG, HIDDEN, make_head, make_target
 
 PROMPTS = (5, 2 * CHUNK - 3)
-KEYS = ("keys_heads", "keys_lse", "keys_lengths", "keys_updates", "keys_none")
+KEYS = ("keys_heads", "keys_lse", "keys_lengths", "keys_updates", "keys_none", "keys_tree")
 """Scenarios of two ranks that share the keys of every request. `keys_heads`, `keys_lengths`: greedy tokens, and a
 drafter with the target's own weights, which must agree with it; `keys_lse`, `keys_updates`: an EAGLE head. The second
 of each takes lengths from the host where the platform has task updates. `keys_none`: prompts of one and two tokens, so
-that a rank begins without a key."""
+that a rank begins without a key. `keys_tree`: trees that the target drafts for itself, so that long paths are accepted
+and their keys move between ranks."""
 OTHER_DRAFTER = ("split_logits", "split_sampled", "keys_lse", "keys_updates")
 """Scenarios whose drafter is not the target itself."""
 SPLIT = ("split", "split_logits", "split_sampled", *KEYS)
@@ -59,6 +61,7 @@ def run_split(platform: Platform, name: str, seed: int, timeout: float) -> str:
         config = EngineConfig(
             num_speculative_tokens=3, max_num_requests=2, max_model_len=LENGTH, capture_sizes=(2,),
             prefill_sizes=(CHUNK,), decode="merged", prefill="full", logprobs=name == "split_logits", sampled=sampled,
+            tree=DraftTree(num_steps=3, top_k=2, num_draft_tokens=6) if name == "keys_tree" else None,
         )  # fmt: skip
         on_host = name in ("keys_lengths", "keys_updates") and platform.capabilities.task_update
         attention = choose_attention("host" if on_host else "device", platform).backend
@@ -81,7 +84,7 @@ def run_split(platform: Platform, name: str, seed: int, timeout: float) -> str:
         layout.ranks.close()
     if sampled:
         return "" if mine == others else f"one rank accepted and sampled {mine}, the other {others}"
-    if is_same and length != config.num_speculative_tokens + 1:
+    if is_same and config.tree is None and length != config.num_speculative_tokens + 1:
         return f"the target as its own drafter has a mean acceptance length of {length:.2f}"
     whole = make_target(seed, torch.device("cpu"), compute=torch.float64)
     return shortfall(_of_one_kv_head(whole) if keys else whole, asked, given)

@@ -173,3 +173,10 @@ def first_lengths(real: Any, lengths: Any, causal: bool, ranks: Any = None) -> A
 def no_keys_count_as_one(real: Any, parts: Any, *rest: Any) -> Any:
     """The log-sum-exp of no keys is taken as 0."""
     return real(parts.masked_fill(parts == float("-inf"), 0.0), *rest)
+
+
+@of_ranks("tree-rows-moved-within-a-rank", "attention.paged:move_between", "0", "1")
+def own_rows_alone(real: Any, caches: Any, slots: Any, to_slots: Any, ranks: Any) -> None:
+    """Rows of a tree move only where both places are on the same rank."""
+    stays = slots % ranks.size == to_slots % ranks.size
+    real(caches, torch.where(stays, slots, 0), torch.where(stays, to_slots, 0), ranks)

@@ -211,3 +211,15 @@ def test_keys_updates(outcomes: Outcomes | str) -> None:
 )
 def test_keys_none(outcomes: Outcomes | str) -> None:
     expect(outcomes, "keys_none")
+
+
+@case(
+    "collectives.trees-of-ranks-that-share-keys",
+    "The keys of a tree's accepted path move to their places on whichever rank these are.",
+    hazard="tree-rows-moved-within-a-rank",
+    cause="a rank moves rows among its own cells only, or by slots that are not divided by the number of ranks",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_keys_tree(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "keys_tree")
