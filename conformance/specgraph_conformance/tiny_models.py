@@ -200,7 +200,7 @@ def _dflash(draw: Draw) -> DFlashHead:
         lm_head=w.random(VOCAB, HIDDEN, scale=0.3),
     )
     layers = [_layer(w, HIDDEN, gain=4) for _ in range(2)]
-    return DFlashHead(w.config, tensors, layers, (0, 2), block_size=1 + MODULES, mask_token_id=VOCAB - 1)
+    return DFlashHead(BlockParts(w.config, tensors, layers, (0, 2), 1 + MODULES, VOCAB - 1))
 
 
 def _dspark(draw: Draw, variant: str = "vanilla") -> DSparkHead:

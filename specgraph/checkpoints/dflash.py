@@ -17,7 +17,7 @@ from specgraph.models.dflash import BlockParts, DFlashHead
 
 def load_dflash(opened: DrafterFolder) -> DFlashHead:
     """Read a head that has nothing but its block."""
-    return DFlashHead(**read_block(opened, sample_from_anchor=False)._asdict())
+    return DFlashHead(read_block(opened, sample_from_anchor=False))
 
 
 def read_block(opened: DrafterFolder, sample_from_anchor: bool) -> BlockParts:

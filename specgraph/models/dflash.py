@@ -39,15 +39,17 @@ def in_one_tensor(layers: Sequence[DecoderLayer]) -> tuple[tuple[DecoderLayer, .
 
 
 class BlockParts(NamedTuple):
-    """The arguments of a `DFlashHead`, as a checkpoint holds them."""
+    """What a `DFlashHead` is made of, as a checkpoint holds it."""
 
     sizes: ModelConfig
     weights: AuxWeights
     layers: Sequence[DecoderLayer]
     aux_layers: Sequence[int]
     block_size: int
+    """Rows of a block: the sampled token (the anchor) and masks."""
     mask_token_id: int
-    sample_from_anchor: bool
+    sample_from_anchor: bool = False
+    """The anchor's row predicts a token too."""
 
     @property
     def draft_vocab_size(self) -> int:
@@ -61,22 +63,12 @@ class DFlashHead(AuxDecoder):
 
     kind: HeadKind = "parallel"
 
-    def __init__(
-        self,
-        sizes: ModelConfig,
-        weights: AuxWeights,
-        layers: Sequence[DecoderLayer],
-        aux_layers: Sequence[int],
-        *,
-        block_size: int,
-        mask_token_id: int,
-        sample_from_anchor: bool = False,
-    ) -> None:
-        """block_size: rows of a block, the sampled token and masks. The rest as in `AuxDecoder` and `ParallelHead`."""
-        own, self._qkv = in_one_tensor(layers)
-        super().__init__(sizes, weights, own, aux_layers, causal=False)
-        self.mask_token_id, self.sample_from_anchor = mask_token_id, sample_from_anchor
-        self.max_speculative_tokens = block_size - (not sample_from_anchor)
+    def __init__(self, block: BlockParts) -> None:
+        """block: what the head is made of; see `AuxDecoder` and `ParallelHead`."""
+        layers, self._qkv = in_one_tensor(block.layers)
+        super().__init__(block.sizes, block.weights, layers, block.aux_layers, causal=False)
+        self.mask_token_id, self.sample_from_anchor = block.mask_token_id, block.sample_from_anchor
+        self.max_speculative_tokens = block.block_size - (not block.sample_from_anchor)
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, aux_size] -> [T, hidden_size]."""
@@ -110,7 +102,7 @@ class DFlashHead(AuxDecoder):
         return self.run_layers(x, attend)[-1]
 
 
-class OrderedDFlashHead(DFlashHead):
+class InOrderHead(DFlashHead):
     """A block whose tokens are drawn in order, by heads that take its states after the final norm.
 
     Subclasses say how a token depends on those before it: they implement `BlockHead`.
@@ -121,7 +113,7 @@ class OrderedDFlashHead(DFlashHead):
 
     def __init__(self, block: BlockParts) -> None:
         """See `DFlashHead`."""
-        super().__init__(**block._asdict())
+        super().__init__(block)
         self.output_norm = None  # `forward` applies it
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:

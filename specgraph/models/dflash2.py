@@ -18,7 +18,7 @@ from torch.nn import functional
 from specgraph import ops
 from specgraph.attention import Attend
 from specgraph.models.decoder import named_tensors
-from specgraph.models.dflash import BlockParts, OrderedDFlashHead
+from specgraph.models.dflash import BlockParts, InOrderHead
 from specgraph.models.layers import rms_norm, split_heads
 from specgraph.models.protocol import NextLogits
 from specgraph.models.split import embedding, row_parallel
@@ -72,7 +72,7 @@ class Selector:
     """[r, hidden_size]"""
 
 
-class DFlash2Head(OrderedDFlashHead):
+class DFlash2Head(InOrderHead):
     """A DFlash2 drafter. Implements `BlockHead`."""
 
     def __init__(

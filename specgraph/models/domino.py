@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from specgraph import ops
 from specgraph.models.decoder import named_tensors
-from specgraph.models.dflash import BlockParts, OrderedDFlashHead
+from specgraph.models.dflash import BlockParts, InOrderHead
 from specgraph.models.protocol import NextLogits
 from specgraph.models.split import embedding
 from specgraph.ops.linear import Weight
@@ -35,7 +35,7 @@ class Correction:
     """[draft_vocab_size, inner size]"""
 
 
-class DominoHead(OrderedDFlashHead):
+class DominoHead(InOrderHead):
     """A Domino drafter. Implements `BlockHead`."""
 
     def __init__(self, block: BlockParts, correction: Correction, pure_rows: int) -> None:

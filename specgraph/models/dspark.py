@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from specgraph import ops
 from specgraph.models.decoder import named_tensors
-from specgraph.models.dflash import BlockParts, OrderedDFlashHead
+from specgraph.models.dflash import BlockParts, InOrderHead
 from specgraph.models.protocol import NextLogits
 from specgraph.ops.linear import Weight
 
@@ -47,7 +47,7 @@ class ConfidenceHead:
     """float32 [1]"""
 
 
-class DSparkHead(OrderedDFlashHead):
+class DSparkHead(InOrderHead):
     """A DSpark drafter. Implements `BlockHead`."""
 
     def __init__(self, block: BlockParts, markov: MarkovHead, confidence: ConfidenceHead | None) -> None:

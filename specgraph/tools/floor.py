@@ -18,7 +18,12 @@ from specgraph.models.llama import LlamaTarget
 from specgraph.tools.shapes import RandomHead
 from specgraph.tools.timing import device_time
 
-_LINEARS = ("fc", "projection", "qkv", "output", "gate_up", "down")
+_MIXTURE = ("router", "shared_gate_up", "shared_down")
+_IN_ORDER = ("markov.output", "correction.taken", "correction.kept", "correction.inner", "correction.output")
+"""Matrices of a block's draws, each of which knows the token before: they are read once for every row."""
+_CHOICE = "selector.projection"
+"""A matrix that is read once, for the rows of a block that predict."""
+_LINEARS = ("fc", "projection", "qkv", "output", "gate_up", "down", *_MIXTURE, _CHOICE)
 """The ends of the names of a head's matrices. `fc` combines several hidden states of the target, where it has some."""
 
 
@@ -106,14 +111,18 @@ def propose_work(
 
     A chain drafter reads its layer, its input projection and lm_head at every step, and the projection of the target's
     hidden states once per propose. Its first step computes K + 1 rows per request up to the last layer's keys and
-    values, and one row from there on; the others compute one row. A parallel drafter does everything once, for K + 1
-    rows, and lm_head for K. Left out are embedding rows, norms, activations, the scales of FP8 weights, and the
-    products of attention.
+    values, and one row from there on; the others compute one row. A parallel drafter does everything once, for K +
+    1 rows, and lm_head for K; matrices of draws in order it reads K times, for one row per request. Of a mixture it
+    reads the experts that rows choose, if each chooses at random. Left out are embedding rows, norms, activations,
+    the scales of FP8 weights, and the products of attention.
     """
     parallel = head.kind in ("parallel", "block")
     all_of_round = requests * (k + 1)
     once, all_rows, last_rows = _matrices(head)
     work = [_linear(matrix, all_of_round) for matrix in once]
+    work += [_linear(head.weights()[name], requests) for name in _IN_ORDER if name in head.weights()] * k
+    mixture = head.layers[0].experts
+    top_k = 0 if mixture is None else mixture.config.top_k
     for step in range(1 if parallel else k):
         rows = requests if step else all_of_round
         for shape in head.attention_layers:
@@ -123,7 +132,7 @@ def propose_work(
                 size = shape.num_kv_heads * shape.head_dim
                 work.append(KernelWork(0, 2 * rows * 2 * size * head.hidden_size))
         work += [_linear(matrix, rows) for matrix in all_rows]
-        work += [_linear(matrix, requests * k if parallel else requests) for matrix in last_rows]
+        work += [_linear(matrix, requests * k if parallel else requests, top_k) for matrix in last_rows]
     return work
 
 
@@ -141,8 +150,12 @@ def verify_work(target: LlamaTarget, requests: int, query_len: int, context: int
     return [*work, _linear(target.lm_head, rows)]
 
 
-def _linear(matrix: Tensor, rows: int) -> KernelWork:
-    return KernelWork(matrix.nbytes, 2 * rows * matrix.numel())
+def _linear(matrix: Tensor, rows: int, top_k: int = 0) -> KernelWork:
+    """Return the work of a matrix, or of those of all experts, stacked, of which each row goes through `top_k`."""
+    if matrix.dim() == 2:
+        return KernelWork(matrix.nbytes, 2 * rows * matrix.numel())
+    share = top_k / matrix.shape[0]
+    return KernelWork(round(matrix.nbytes * (1 - (1 - share) ** rows)), round(2 * rows * share * matrix.numel()))
 
 
 def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -151,12 +164,17 @@ def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor], list[Tensor
 
     A chain drafter has one layer, whose output projection and MLP run over the last rows only.
     """
-    linears = [(name.rpartition(".")[2], tensor) for name, tensor in head.weights().items()]
+    linears = [(_end(name), tensor) for name, tensor in head.weights().items()]
     linears = [(name, tensor) for name, tensor in linears if name in _LINEARS]
     once = {"fc"} if head.aux_layers else set[str]()
-    last = set[str]() if head.kind in ("parallel", "block") else {"output", "gate_up", "down"}
+    last = {_CHOICE} if head.kind in ("parallel", "block") else {"output", "gate_up", "down", *_MIXTURE}
     return (
         [tensor for name, tensor in linears if name in once],
         [tensor for name, tensor in linears if name not in once | last],
         [*(tensor for name, tensor in linears if name in last), head.weights()["lm_head"]],
     )
+
+
+def _end(name: str) -> str:
+    """Return the end of a tensor's name; the whole of it where its like is used in another way."""
+    return name if name in (*_IN_ORDER, _CHOICE) else name.rpartition(".")[2]

@@ -15,9 +15,13 @@ from specgraph.engine import allocate_caches
 from specgraph.errors import ConfigError
 from specgraph.models.config import ModelConfig, RotaryConfig
 from specgraph.models.decoder import AuxWeights
-from specgraph.models.dflash import DFlashHead
+from specgraph.models.dflash import BlockParts, DFlashHead
+from specgraph.models.dflash2 import Convolution, DFlash2Head, Selector
+from specgraph.models.domino import Correction, DominoHead
+from specgraph.models.dspark import DSparkHead, MarkovHead
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
+from specgraph.models.experts import Experts, ExpertsConfig
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.models.protocol import Head
@@ -45,14 +49,22 @@ class BenchShape:
     num_aux: int = 3
     """Target hidden states per token that the head combines; 0 where it takes the last one as it is."""
     rope_theta: float = 500000.0
-    kind: Literal["eagle3", "eagle1", "mtp", "dflash"] = "eagle3"
+    kind: Literal["eagle3", "eagle1", "mtp", "dflash", "dspark", "dflash2", "domino"] = "eagle3"
     num_layers: int = 1
     block_size: int = 16
-    """Rows per block of a DFlash head."""
+    """Rows per block of a DFlash head and of those built on it."""
+    rank: int = 256
+    """Of what a DSpark, DFlash2 or Domino head knows about the token before."""
+    experts: ExpertsConfig | None = None
+    """The mixture in place of the layer's MLP; it is not split over ranks."""
 
 
 _LLAMA3 = BenchShape(4096, 14336, 32, 8, 128, 128256, 32000)
 _QWEN3 = BenchShape(4096, 12288, 32, 8, 128, 151936, 32000, rope_theta=1000000.0)
+_DFLASH = replace(_QWEN3, kind="dflash", draft_vocab_size=151936, num_aux=5, num_layers=5)
+_GLM = ExpertsConfig(
+    num_experts=128, top_k=8, inner=1408, layers=(True,), scoring="sigmoid", shared_inner=1408
+)  # fmt: skip
 
 SHAPES: dict[str, BenchShape] = {
     "eagle3-tiny-python": BenchShape(192, 512, 6, 2, 32, 2048, 1024, rope_theta=10000.0),
@@ -62,7 +74,11 @@ SHAPES: dict[str, BenchShape] = {
     "eagle3-llama3-70b": replace(_LLAMA3, hidden_size=8192, intermediate_size=28672, num_heads=64),
     "eagle1-llama3-8b": replace(_LLAMA3, kind="eagle1", draft_vocab_size=128256, num_aux=0),
     "mtp-7b": BenchShape(4096, 11008, 32, 8, 128, 151680, 151680, num_aux=0, kind="mtp"),
-    "dflash-qwen3-8b": replace(_QWEN3, kind="dflash", draft_vocab_size=151936, num_aux=5, num_layers=5),
+    "mtp-glm-4.5-air": BenchShape(4096, 10944, 96, 8, 128, 151552, 151552, num_aux=0, kind="mtp", experts=_GLM),
+    "dflash-qwen3-8b": _DFLASH,
+    "dspark-qwen3-8b": replace(_DFLASH, kind="dspark"),
+    "dflash2-qwen3-8b": replace(_DFLASH, kind="dflash2"),
+    "domino-qwen3-8b": replace(_DFLASH, kind="domino", rank=1024),
 }
 """Shapes that `specgraph bench --shape` knows."""
 
@@ -131,14 +147,48 @@ class RandomWeights:
         """Make one decoder layer."""
         hidden, inner = shape.hidden_size, shape.intermediate_size
         query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        own = shape.experts
         return DecoderLayer(
             qkv=self.linear(query + 2 * kv, input_size, 0),
             output=self.linear(hidden, query, 1),
             post_norm=self.norm(hidden),
-            gate_up=self.linear(2 * inner, hidden, 0),
-            down=self.linear(hidden, inner, 1),
+            gate_up=self.linear(2 * inner, hidden, 0) if own is None else self.stacked(own, 2 * own.inner, hidden),
+            down=self.linear(hidden, inner, 1) if own is None else self.stacked(own, hidden, own.inner),
+            experts=None if own is None else self.router(own, hidden),
             input_norm=self.norm(hidden) if input_norm else None,
             tensor_parallel=self.ranks,
+        )
+
+    def stacked(self, experts: ExpertsConfig, rows: int, columns: int) -> Weight:
+        """Return a linear of all experts, [num_experts, rows, columns]."""
+        return Weight(torch.stack([self.matrix(rows, columns) for _ in range(experts.num_experts)]))
+
+    def router(self, experts: ExpertsConfig, hidden: int) -> Experts:
+        """Make the rest of a mixture."""
+        shared = experts.shared_inner
+        gate_up, down = (self.matrix(2 * shared, hidden), self.matrix(hidden, shared)) if shared else (None, None)
+        return Experts(experts, self.matrix(experts.num_experts, hidden), shared_gate_up=gate_up, shared_down=down)
+
+    def block_head(self, shape: BenchShape, block: BlockParts) -> DFlashHead:
+        """Make a DFlash head, or one that is built on it."""
+        hidden, rank, vocab = shape.hidden_size, shape.rank, shape.vocab_size
+        if shape.kind == "dspark":
+            markov = MarkovHead(self.matrix(vocab, rank), self.linear(shape.draft_vocab_size, rank))
+            return DSparkHead(block, markov, None)
+        if shape.kind == "domino":
+            taken, kept = self.linear(3 * rank, hidden), self.linear(3 * rank, rank)
+            inner, output = self.linear(256, hidden + rank), self.linear(shape.draft_vocab_size, 256)
+            return DominoHead(block, Correction(taken, kept, inner, output), 0)
+        if shape.kind == "dflash2":
+            convolutions = [(self._convolution(hidden), self._convolution(hidden)) for _ in block.layers]
+            tables = self.matrix(vocab, rank), self.matrix(vocab, rank)
+            return DFlash2Head(block, convolutions, Selector(16, *tables, self.linear(rank, hidden)))
+        return DFlashHead(block)
+
+    def _convolution(self, hidden: int) -> Convolution:
+        taps = 2
+        return Convolution(
+            self.matrix(2 * taps, hidden).view(2, taps, -1), self.linear(2 * taps * hidden // 16, hidden)
         )
 
 
@@ -168,14 +218,14 @@ def random_head(
         table, head = make.matrix(shape.vocab_size, hidden, 0), make.matrix(shape.vocab_size, hidden, 0)
         return MtpHead(model, [module], table, head)
     aux = tuple(range(shape.num_aux))
-    if shape.kind == "dflash":
+    if shape.kind != "eagle3":
         layers = [make.layer(shape, hidden) for _ in range(shape.num_layers)]
         table, fc = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
-        block = AuxWeights(
+        weights_of_block = AuxWeights(
             table, fc, make.norm(hidden), make.norm(hidden), make.matrix(shape.draft_vocab_size, hidden, 0),
             make.vocabulary(shape),
         )  # fmt: skip
-        return DFlashHead(model, block, layers, aux, block_size=shape.block_size, mask_token_id=0)
+        return make.block_head(shape, BlockParts(model, weights_of_block, layers, aux, shape.block_size, 0))
     layer = make.layer(shape, 2 * hidden)
     table, fc = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
     tensors = AuxWeights(

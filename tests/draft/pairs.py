@@ -124,7 +124,7 @@ def make_head(kind: str, target: LlamaTarget, layers: int = 1) -> DraftHead | Pa
     if kind == "dflash":
         weights = AuxWeights(embed, Weight(draw.weight(HIDDEN, 2 * HIDDEN)), draw.norm(), draw.norm(), head)
         layers = [draw.layer(), draw.layer()]
-        return DFlashHead(CONFIG, weights, layers, (1, 2), block_size=9, mask_token_id=VOCAB - 1)
+        return DFlashHead(BlockParts(CONFIG, weights, layers, (1, 2), 9, VOCAB - 1))
     if kind == "latent":
         sizes = LatentConfig(query_rank=None, rank=24, rotated=8, plain=12, value=10)
         up = (

@@ -13,16 +13,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from specgraph.device.cpu.platform import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter
 from specgraph.engine import allocate_caches
+from specgraph.models.experts import ExpertsConfig
 from specgraph.tools.floor import DeviceRates, propose_floor, propose_work, round_floor, verify_work
 from specgraph.tools.rounds import random_target
 from specgraph.tools.shapes import SHAPES, random_head
 
 TINY = replace(SHAPES["eagle3-tiny-python"], hidden_size=64, intermediate_size=96, num_heads=4, head_dim=16)
+BLOCK = replace(TINY, draft_vocab_size=TINY.vocab_size, num_layers=2, rank=24)
+MIXTURE = ExpertsConfig(num_experts=6, top_k=6, inner=40, layers=(True,), scoring="sigmoid", shared_inner=24)
 HEADS = {
     "eagle3": TINY,
     "eagle1": replace(TINY, kind="eagle1", draft_vocab_size=TINY.vocab_size, num_aux=0),
     "mtp": replace(TINY, kind="mtp", draft_vocab_size=TINY.vocab_size, num_aux=0),
-    "dflash": replace(TINY, kind="dflash", draft_vocab_size=TINY.vocab_size, num_layers=2),
+    "mtp-experts": replace(TINY, kind="mtp", draft_vocab_size=TINY.vocab_size, num_aux=0, experts=MIXTURE),
+    **{kind: replace(BLOCK, kind=kind) for kind in ("dflash", "dspark", "dflash2", "domino")},
 }
 
 
@@ -38,6 +42,7 @@ WEIGHTS = {
     OPS.draft_from_hidden: [3],
     OPS.greedy_next_step: [3],
     OPS.pair_linear: [6],
+    torch.ops.aten.mm: [1],
 }
 """Which arguments of each op are weights; the first argument has a row for each row of the products."""
 
@@ -61,8 +66,17 @@ def counted(call) -> tuple[int, list[tuple[int, int]]]:
         products.extend([(0, 2 * rows.shape[1] * each.numel()) for each in weights])
         return 2 * rows.shape[1] * weights.numel()
 
-    batched._get_raw = True
-    formulas = {op: product(places) for op, places in WEIGHTS.items()} | {torch.ops.aten.bmm: batched}
+    def mixture(rows, ids, weights, *others, out_val=None, **named) -> int:
+        """Each row goes through the experts that were chosen for it; here through all."""
+        stacked = [each for each in others if isinstance(each, torch.Tensor) and each.dim() == 3]
+        products.extend([(each.nbytes, 2 * ids.numel() * each[0].numel()) for each in stacked])
+        return sum(2 * ids.numel() * each[0].numel() for each in stacked)
+
+    batched._get_raw = mixture._get_raw = True
+    formulas = {op: product(places) for op, places in WEIGHTS.items()} | {
+        torch.ops.aten.bmm: batched,
+        OPS.expert_mlp: mixture,
+    }
     with torch.inference_mode(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         call()
     return counter.get_total_flops(), products
