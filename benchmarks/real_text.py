@@ -4,7 +4,8 @@
 
 Each way runs in a process of its own, all in turns: it loads, answers one prompt to warm up, then all, greedily. A time
 has the prompt's pass in it, not the load. llama.cpp multiplies by the file's 4-bit weights; all others turn them into
-float32 first, and all of those must write the same tokens. `--llama-python` is one that has xllamacpp.
+`--dtype` first: in float32 all of those must write the same tokens, in bfloat16 near-ties may fall otherwise where
+another number of rows is multiplied at once. `--llama-python` is one that has xllamacpp.
 """
 
 import argparse
@@ -25,9 +26,14 @@ WAYS = {
     "specgraph, target alone": "alone", "specgraph, EAGLE-3 chain, K = 5": "chain",
     "specgraph, EAGLE-3 tree, 5 steps, 16 rows": "tree", "specgraph, n-grams, K = 5": "ngram",
     "transformers generate": "plain", "transformers prompt lookup, 5 tokens": "lookup",
+    "transformers assisted by the first 15 layers": "assisted",
     "llama.cpp, 4-bit weights": "llama", "llama.cpp n-grams, 4-bit weights": "llama-ngram",
 }  # fmt: skip
 TREE = {"speculative_num_steps": 5, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 16}
+TRANSFORMERS: dict[str, dict[str, int]] = {
+    "plain": {}, "lookup": {"prompt_lookup_num_tokens": 5}, "assisted": {"assistant_early_exit": 15},
+}  # fmt: skip
+"""Arguments of `generate`. No smaller model of this family is on PyPI, so a part of the target assists it."""
 HELD_OUT = Path(__file__).parents[1] / "examples/smollm2/held_out.jsonl"
 Answer = Callable[[list[int], int], list[int]]
 """Returns at most so many tokens after those of a prompt."""
@@ -40,6 +46,7 @@ def main() -> None:
     parser.add_argument("--per-category", type=int, default=3, help="held-out prompts of each category")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--ways", nargs="*", default=list(WAYS.values()), choices=WAYS.values())
     parser.add_argument("--llama-python", default=sys.executable)
@@ -51,6 +58,7 @@ def main() -> None:
         return
     prompts = read_prompts(asked.target, asked.per_category)
     results: dict[str, list[dict[str, Any]]] = {way: [] for way in asked.ways}
+    names = {short: long for long, short in WAYS.items()}
     for _ in range(asked.turns):
         for way, taken in results.items():
             python = asked.llama_python if way.startswith("llama") else sys.executable
@@ -61,18 +69,18 @@ def main() -> None:
             )  # fmt: skip
             taken.append(json.loads(run.stdout.splitlines()[-1]))
             print(f"{way}: {rate(taken[-1]):.1f} tokens/s, loaded in {taken[-1]['load_seconds']:.1f} s", flush=True)
-    names = {short: long for long, short in WAYS.items()}
-    wanted = next((results[way][0]["tokens"] for way in ("alone", "plain") if way in results), None)
-    rows = [row(names[way], taken, wanted) for way, taken in results.items()]
+        wanted = next((results[way][0]["tokens"] for way in ("alone", "plain") if way in results), None)
+        rows = [row(names[way], taken, wanted) for way, taken in results.items()]
+        if asked.json:
+            versions = {name: version(name) for name in ("torch", "transformers")}
+            versions |= {name: v for taken in results.values() for name, v in taken[0]["versions"].items()}
+            document = {
+                "command": " ".join(["python benchmarks/real_text.py", *sys.argv[1:]]), "cpu": cpu_name(),
+                "versions": {**versions, "python": platform.python_version()}, "threads": asked.threads,
+                "dtype": asked.dtype, "prompts": len(prompts), "rows": rows,
+            }  # fmt: skip
+            asked.json.write_text(json.dumps(document, indent=1) + "\n")
     print(*(json.dumps(each) for each in rows), sep="\n")
-    if asked.json:
-        versions = {name: version(name) for name in ("torch", "transformers")} | {"python": platform.python_version()}
-        versions |= {name: v for taken in results.values() for name, v in taken[0]["versions"].items()}
-        document = {
-            "command": " ".join(["python benchmarks/real_text.py", *sys.argv[1:]]), "cpu": cpu_name(),
-            "versions": versions, "threads": asked.threads, "prompts": len(prompts), "rows": rows,
-        }  # fmt: skip
-        asked.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def rate(result: dict[str, Any]) -> float:
@@ -113,7 +121,7 @@ def read_prompts(target: Path, per_category: int) -> list[list[int]]:
 def measure(way: str, asked: argparse.Namespace, prompts: list[list[int]]) -> dict[str, Any]:
     """Return the tokens and seconds of each prompt, answered in one way."""
     start = time.perf_counter()
-    load = load_llama if way.startswith("llama") else load_transformers if way in ("plain", "lookup") else load_ours
+    load = load_llama if way.startswith("llama") else load_transformers if way in TRANSFORMERS else load_ours
     answer, acceptance, versions = load(way, asked)
     loaded = time.perf_counter() - start
     answer(prompts[0], 16)
@@ -140,7 +148,7 @@ def load_ours(way: str, asked: argparse.Namespace) -> Loaded:
 
     torch.set_num_threads(asked.threads)
     generator = load_generator(
-        asked.target, "ngram" if way == "ngram" else asked.head, platform="cpu", dtype="float32", max_model_len=640,
+        asked.target, "ngram" if way == "ngram" else asked.head, platform="cpu", dtype=asked.dtype, max_model_len=640,
         speculate=way != "alone", num_speculative_tokens=5, **(TREE if way == "tree" else {}),
     )  # fmt: skip
 
@@ -157,12 +165,12 @@ def load_transformers(way: str, asked: argparse.Namespace) -> Loaded:
 
     torch.set_num_threads(asked.threads)
     folder, name = asked.target.parent, asked.target.name
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
-    lookup = {"prompt_lookup_num_tokens": 5} if way == "lookup" else {}
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=getattr(torch, asked.dtype)).eval()
+    arguments = TRANSFORMERS[way]
 
     def answer(prompt: list[int], new: int) -> list[int]:
         ids = torch.tensor([prompt])
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, **lookup)
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, **arguments)
         return out[0, len(prompt) :].tolist()
 
     return answer, lambda: None, {}
