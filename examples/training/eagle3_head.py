@@ -1,0 +1,144 @@
+"""The EAGLE-3 head (arXiv 2503.01840) in plain torch, as engines read it, and its training-time test.
+
+Row t, at rope position t, takes the token at t + 1 and a hidden state at t: first the three of the target, combined by
+`fc`, then its own, of the draft step before. Its logits are over the token at t + 2.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional as F
+
+
+class DecoderLayer(nn.Module):
+    """A Llama layer whose queries, keys and values read an embedding and a hidden state, both normalised."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        size, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+        rows, kv_rows = (config[f"num_{kind}_heads"] * head_dim for kind in ("attention", "key_value"))
+        norm = {"eps": config["rms_norm_eps"]}
+        self.input_layernorm, self.hidden_norm = nn.RMSNorm(size, **norm), nn.RMSNorm(size, **norm)
+        self.post_attention_layernorm = nn.RMSNorm(size, **norm)
+        names = {"q_proj": (2 * size, rows), "k_proj": (2 * size, kv_rows), "v_proj": (2 * size, kv_rows),
+                 "o_proj": (rows, size)}  # fmt: skip
+        self.self_attn = nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in names.items()})
+        names = {"gate_proj": (size, inner), "up_proj": (size, inner), "down_proj": (inner, size)}
+        self.mlp = nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in names.items()})
+
+    def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Return the residual stream [B, T, H] after the layer, for attention's output [B, heads, T, D]."""
+        residual = residual + self.self_attn["o_proj"](attended.transpose(1, 2).flatten(2))
+        x = self.post_attention_layernorm(residual)
+        return residual + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](x)) * self.mlp["up_proj"](x))
+
+
+class Eagle3Head(nn.Module):
+    """The head as its authors' folders have it (`LlamaForCausalLMEagle3`); it shares the target's embedding."""
+
+    d2t: torch.Tensor
+    t2d: torch.Tensor
+    aux_scale: torch.Tensor
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = config
+        size, drafted = config["hidden_size"], config["draft_vocab_size"]
+        self.aux_layers = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+        self.midlayer = DecoderLayer(config)
+        self.fc = nn.Linear(len(self.aux_layers) * size, size, bias=False)
+        self.norm = nn.RMSNorm(size, eps=config["rms_norm_eps"])
+        self.lm_head = nn.Linear(size, drafted, bias=False)
+        self.register_buffer("d2t", torch.zeros(drafted, dtype=torch.int64))
+        self.register_buffer("t2d", torch.zeros(config["vocab_size"], dtype=torch.bool))
+        self.register_buffer("aux_scale", torch.ones(len(self.aux_layers) * size))
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def draft_ids(self) -> torch.Tensor:
+        """Return the target's id of each draft token, ascending, int64 [draft vocab]."""
+        return self.d2t + torch.arange(self.d2t.numel(), device=self.d2t.device)
+
+    def begin(self, draft_ids: torch.Tensor, embedding: torch.Tensor, norm: torch.Tensor, aux: torch.Tensor) -> None:
+        """Set the draft vocabulary to ascending ids of the target, with its output rows and last norm to begin with.
+
+        Some elements of the target's states are a hundred times larger than others. In training they are divided by
+        their root mean square over `aux` [N, 3 * H]; `save` makes that a part of `fc`.
+        """
+        self.aux_scale.copy_(aux.float().square().mean(0).rsqrt())
+        self.d2t.copy_(draft_ids - torch.arange(draft_ids.numel(), device=draft_ids.device))
+        self.t2d.zero_()
+        self.t2d[draft_ids] = True
+        with torch.no_grad():
+            self.lm_head.weight.copy_(embedding[draft_ids])
+            self.norm.weight.copy_(norm)
+
+    def unroll(self, embeds: torch.Tensor, aux: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
+        """Training-time test: yield what each of `steps` draft steps leaves, normalised, [B, R, H], R = T - steps.
+
+        Step k gives row t the token at t + 1 + k at rope position t + k, and the hidden state that step k - 1 left in
+        row t. It sees the keys of step 0 up to row t, and row t's own of the steps after: those of the chain of drafts
+        that begins there.
+
+        Args:
+            embeds: embedded tokens [B, T, H].
+            aux: hidden states of the target, side by side [B, T, 3 * H].
+            steps: draft steps.
+        """
+        rows, layer, head_dim = embeds.shape[1] - steps, self.midlayer, self.config["head_dim"]
+        hidden = self.fc(aux[:, :rows] * self.aux_scale).to(
+            embeds.dtype
+        )  # autocast must not narrow the residual stream
+        keys, values = list[torch.Tensor](), list[torch.Tensor]()
+        future = torch.ones(rows, rows, dtype=torch.bool, device=embeds.device).triu(1)
+        for step in range(steps):
+            positions = torch.arange(step, step + rows, device=embeds.device)[None]
+            inputs = layer.input_layernorm(embeds[:, 1 + step : 1 + step + rows]), layer.hidden_norm(hidden)
+            both = torch.cat(inputs, dim=-1)
+            query, key, value = (
+                layer.self_attn[f"{name}_proj"](both).unflatten(-1, (-1, head_dim)).transpose(1, 2) for name in "qkv"
+            )
+            group = query.shape[1] // key.shape[1]
+            query, key = (rotate(x, positions, self.config["rope_theta"]) for x in (query, key))
+            keys.append(key.repeat_interleave(group, dim=1))
+            values.append(value.repeat_interleave(group, dim=1))
+            scores = (query @ keys[0].transpose(-1, -2)).masked_fill(future, float("-inf"))
+            own = [(query * key).sum(-1, keepdim=True) for key in keys[1:]]
+            scores = torch.cat([scores, *own], dim=-1).float() * head_dim**-0.5
+            weights = scores.softmax(-1).to(query.dtype)
+            attended = weights[..., :rows] @ values[0]
+            for index, value in enumerate(values[1:]):
+                attended = attended + weights[..., rows + index, None] * value
+            hidden = layer.finish(attended, hidden)
+            yield self.norm(hidden)
+
+    def save(self, folder: Path) -> None:
+        """Write config.json and model.safetensors, in bfloat16."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {name: value.detach().cpu() for name, value in self.state_dict().items()}
+        state["fc.weight"] = state["fc.weight"] * state.pop("aux_scale")
+        state = {name: value.bfloat16() if value.is_floating_point() else value for name, value in state.items()}
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
+
+    def load(self, folder: Path) -> None:
+        """Take the weights that `save` wrote."""
+        state = load_file(folder / "model.safetensors")
+        state["fc.weight"] = state["fc.weight"].float() / self.aux_scale.cpu()
+        self.load_state_dict({**state, "aux_scale": self.aux_scale})
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
+    """Llama's rotary embedding in the half-split layout; x [B, heads, T, D], positions [B or 1, T]."""
+    half = x.shape[-1] // 2
+    frequencies = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angles = (positions[..., None].float() * frequencies)[:, None]
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x[..., :half].float(), x[..., half:].float()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -1,0 +1,151 @@
+"""The target of a training: its answers to prompts, and its hidden states over whole texts.
+
+Both come from specgraph's own models, so any target that specgraph loads can be learned from, on any platform.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from specgraph import PagedAttention, Platform, allocate_caches, load_generator, load_target, open_platform
+from specgraph.attention import AttentionMetadata, StepContext
+from specgraph.models.protocol import TargetOutput
+
+BLOCK = 16
+"""Tokens of a KV block."""
+
+
+class Text(NamedTuple):
+    """Tokens of a prompt and its answer, and how many of them are the prompt's."""
+
+    tokens: list[int]
+    prompt: int
+
+
+class Asked(NamedTuple):
+    """How prompts are answered."""
+
+    target: Path
+    platform: Platform
+    dtype: torch.dtype
+    chat: bool
+    """Prompts go into the target's chat template."""
+    requests: int
+    """Prompts that are answered at once."""
+    max_tokens: int
+    """Of an answer."""
+    max_model_len: int
+    """Tokens of a prompt and its answer."""
+
+
+def asking(parser: argparse.ArgumentParser, max_tokens: int, max_model_len: int) -> None:
+    """Add the options of `Asked`, with these defaults, and of the files."""
+    parser.add_argument("target", type=Path, help="a checkpoint folder or GGUF file")
+    parser.add_argument("--prompts", type=Path, required=True, help='lines {"prompt": TEXT}')
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    parser.add_argument("--platform", help="NAME or NAME:INDEX")
+    parser.add_argument("--chat", action="store_true", help="put prompts into the target's chat template")
+    parser.add_argument("--requests", type=int, default=64, help="prompts that are answered at once")
+    parser.add_argument("--max-tokens", type=int, default=max_tokens, help="of an answer")
+    parser.add_argument("--max-model-len", type=int, default=max_model_len, help="tokens of a prompt and its answer")
+
+
+def asked_of(arguments: argparse.Namespace) -> Asked:
+    """Return what the options say; the target computes in float32 on a CPU, else in bfloat16."""
+    platform = open_platform(arguments.platform)
+    dtype = torch.float32 if platform.device.type == "cpu" else torch.bfloat16
+    return Asked(
+        arguments.target, platform, dtype, arguments.chat, arguments.requests, arguments.max_tokens,
+        arguments.max_model_len,
+    )  # fmt: skip
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Read a file of lines {"prompt": TEXT}."""
+    return [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def answer(
+    asked: Asked, prompts: Sequence[Sequence[str]], temperatures: Sequence[float], seconds: float = float("inf")
+) -> list[list[Text]]:
+    """Have the target answer lists of prompts, each list at its temperature; return the texts of each.
+
+    Of a list, prompts that have not begun after so many seconds are left out, and those that leave no room for an
+    answer.
+    """
+    settings: dict[str, Any] = {"max_num_requests": asked.requests, "capture_sizes": [asked.requests]}
+    if max(temperatures) > 0:
+        settings |= {"sampled": True, "sampling_parameters": True}
+    with load_generator(
+        asked.target, speculate=False, platform=asked.platform, dtype=str(asked.dtype).removeprefix("torch."),
+        max_model_len=asked.max_model_len, **settings,
+    ) as generator:  # fmt: skip
+        print(generator.description, flush=True)
+        lists = list[list[Text]]()
+        for given, temperature in zip(prompts, temperatures, strict=True):
+            chosen = {"temperature": temperature, "top_p": 0.95} if temperature else {}
+            requests = [
+                generator.request(prompt, chat=asked.chat, max_tokens=asked.max_tokens, seed=seed, **chosen)
+                for seed, prompt in enumerate(given)
+            ]
+            requests = [each for each in requests if len(each.prompt_token_ids) < asked.max_model_len]
+            start, texts, at_once = time.perf_counter(), list[Text](), 8 * asked.requests
+            for begin in range(0, len(requests), at_once):
+                if time.perf_counter() - start > seconds:
+                    break
+                part = requests[begin : begin + at_once]
+                for request, written in zip(part, generator.generate(part), strict=True):
+                    prompt = list(request.prompt_token_ids)
+                    texts.append(Text([*prompt, *written.token_ids], len(prompt)))
+            new, took = sum(len(text.tokens) - text.prompt for text in texts), time.perf_counter() - start
+            print(f"{len(texts)} of {len(given)} prompts answered at temperature {temperature}: {new} tokens "
+                  f"in {took:.1f} s", flush=True)  # fmt: skip
+            lists.append(texts)
+        return lists
+
+
+class TargetPass:
+    """A target in eager mode, over whole texts at once."""
+
+    def __init__(self, folder: Path, platform: Platform, dtype: torch.dtype) -> None:
+        self.model, self.device = load_target(folder, platform.device, dtype), platform.device
+        self._cache = allocate_caches(self.model.attention_layers[:1], 1, BLOCK, dtype, self.device)[0]
+
+    def drafter_layers(self) -> list[int]:
+        """Return the three layers whose entering states an EAGLE-3 head takes by default."""
+        depth = self.model.num_layers
+        return [min(2, depth), depth // 2, max(depth - 3, 0)]
+
+    @torch.no_grad()
+    def __call__(self, tokens: torch.Tensor, layers: Sequence[int]) -> TargetOutput:
+        """Run over texts, int64 [B, T] on the device, padded behind their ends.
+
+        Returns:
+            The states after the final norm [B, T, H], and those that enter `layers` [B, T, len(layers) * H]; layer
+            `num_layers` names what leaves the last one, before the final norm.
+        """
+        texts, length = tokens.shape
+        blocks = -(-length // BLOCK)
+        if self._cache.key.shape[0] < 1 + texts * blocks:  # one for all layers: none reads it after the next one writes
+            shape = self.model.attention_layers[:1]
+            self._cache = allocate_caches(shape, 1 + texts * blocks, BLOCK, self.model.dtype, self.device)[0]
+        rows = torch.arange(length, device=self.device)
+        table = 1 + torch.arange(texts * blocks, device=self.device).view(texts, blocks)
+        metadata = AttentionMetadata(
+            query_start_loc=torch.arange(texts + 1, dtype=torch.int32, device=self.device) * length,
+            seq_lens=torch.full((texts,), length, dtype=torch.int32, device=self.device),
+            positions=rows.repeat(texts), slot_mapping=(table[:, :1] * BLOCK + rows).flatten(),
+            block_table=table.int(), query_len=length,
+        )  # fmt: skip
+        attention, shapes, context = PagedAttention(), self.model.attention_layers, StepContext(metadata)
+
+        def attend(index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            return attention.forward(shapes[index], index, query, key, value, self._cache, context)
+
+        out = self.model.forward(tokens.flatten(), attend, layers)
+        return TargetOutput(*(each.unflatten(0, (texts, length)) for each in out))
