@@ -36,6 +36,40 @@ def _part(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tens
     return torch.cat((out, total.permute(0, 3, 1, 2, 4).reshape(requests, rows, heads, 1)), dim=-1)
 
 
+def _bytes_of_block(query: Tensor, cache: KVCache, rows: int) -> int:
+    """Return the bytes that `_part` takes for each block of a request of `rows` rows: keys, values, scores, weights."""
+    numbers = 2 * cache.key[0].numel() + 2 * cache.block_size * rows * query.shape[-2]
+    return numbers * torch.promote_types(query.dtype, torch.float32).itemsize
+
+
+def _by_blocks(
+    query: Tensor, cache: KVCache, table: Tensor, visible: Tensor, mask: Mask, rank: int, ranks: int, scale: float
+) -> Tensor:
+    """`_part` of query [R, n, heads, dim] over the blocks of table [R, blocks], some at a time: a request may have more
+    keys than there is memory for. Ancestors of the mask are in the shape of `visible` [R, n]."""
+    requests, rows, blocks = *query.shape[:2], table.shape[1]
+    at_once = max(1, GATHER_BYTES // (_bytes_of_block(query, cache, rows) * requests))
+    found = None
+    for first in range(0, max(blocks, 1), at_once):
+        some = table[:, first : first + at_once]
+        cell = first * cache.block_size + torch.arange(some.shape[1] * cache.block_size, device=query.device)
+        seen = mask.seen(cell * ranks + rank, visible, mask.ancestors)
+        sinks = mask.sinks if first == 0 and rank == 0 else None
+        keys, values = (read_cells(each, some, query.dtype).flatten(1, 2) for each in cache)
+        part = _part(query, keys, values, seen, sinks, scale)
+        found = part if found is None else _added(found, part)
+    assert found is not None
+    return found
+
+
+def _added(one: Tensor, other: Tensor) -> Tensor:
+    """Return the part over the keys of two parts [..., head_dim + 1]."""
+    total = torch.logaddexp(one[..., -1:], other[..., -1:])
+    empty = total == float("-inf")
+    mine, others = ((each[..., -1:] - total).exp().masked_fill(empty, 0.0) for each in (one, other))
+    return torch.cat((one[..., :-1] * mine + other[..., :-1] * others, total), dim=-1)
+
+
 def _part_fake(
     query: Tensor, cache: KVCache, block_table: Tensor, lengths: DeviceLengths, mask: Mask, rank: int, ranks: int, *,
     scale: float,
@@ -61,22 +95,12 @@ def attend_part(
     """
     rows, heads, dim = query.shape
     visible, table = visible_keys(rows, lengths, block_table, mask.causal)
-    cells, query_len = table.shape[1] * cache.block_size, visible.shape[1]
-    key = torch.arange(cells, device=query.device) * ranks + rank
-    at_once = max(1, GATHER_BYTES // (2 * table.shape[1] * cache.key[0].numel() * cache.key.element_size()))
-    given = [query.view(-1, query_len, heads, dim), table, visible]
+    at_once = max(1, GATHER_BYTES // (_bytes_of_block(query, cache, visible.shape[1]) * table.shape[1]))
+    given = [query.view(-1, visible.shape[1], heads, dim), table, visible]
     if mask.ancestors is not None:
         given.append(mask.ancestors.view(visible.shape))
-    sinks = mask.sinks if rank == 0 else None
     parts = [
-        _part(
-            q,
-            read_cells(cache.key, t, query.dtype).flatten(1, 2),
-            read_cells(cache.value, t, query.dtype).flatten(1, 2),
-            mask.seen(key, v, words[0] if words else None),
-            sinks,
-            scale,
-        )
+        _by_blocks(q, cache, t, v, mask._replace(ancestors=words[0] if words else None), rank, ranks, scale)
         for q, t, v, *words in zip(*(each.split(at_once) for each in given), strict=True)
     ]
     return torch.cat(parts).view(rows, heads, dim + 1)
@@ -95,9 +119,8 @@ def attend_part_host(
     """
     for row, seen in enumerate(seq_lens):
         blocks = block_table[None, row, : -(-seen // cache.block_size)]
-        keys, values = (read_cells(each, blocks, query.dtype).flatten(1, 2)[:, :seen] for each in cache)
-        every = torch.ones(1, 1, seen, dtype=torch.bool, device=query.device)
-        out[row] = _part(query[None, row : row + 1], keys, values, every, None, scale)[0, 0]
+        visible = torch.full((1, 1), seen, device=query.device)
+        out[row] = _by_blocks(query[None, row : row + 1], cache, blocks, visible, Mask(), 0, 1, scale)[0, 0]
 
 
 def _sum_fake(parts: Tensor, ranks: int, first_head: int, num_heads: int) -> Tensor:

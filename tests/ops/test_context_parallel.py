@@ -7,7 +7,7 @@ import torch
 
 from specgraph import ops
 from specgraph.attention.context_parallel import lengths_by_row
-from specgraph.ops import DeviceLengths, HostLengths, KVCache, Mask
+from specgraph.ops import DeviceLengths, HostLengths, KVCache, Mask, context_parallel
 from specgraph.parallel import ContextParallel
 
 BLOCK, BLOCKS, HEADS, KV_HEADS, DIM = 8, 13, 4, 2, 6
@@ -35,9 +35,12 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("ranks", "memory"), [(2, None), (4, None), (4, 1)])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_the_sum_of_the_parts_is_attention_over_all_keys(mask, ranks):
+def test_the_sum_of_the_parts_is_attention_over_all_keys(mask, ranks, memory, monkeypatch):
+    """With memory for all keys, and for those of one block."""
+    if memory is not None:
+        monkeypatch.setattr(context_parallel, "GATHER_BYTES", memory)
     query, cache, table = problem(4, seed=ranks)
     for seq_lens in ([9, 4, 31], [4, 0, 17], [32, 5, 6]):
         lengths = DeviceLengths(torch.tensor(seq_lens, dtype=torch.int32), torch.tensor([0, 4, 8, 12]), 4)

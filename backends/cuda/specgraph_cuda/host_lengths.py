@@ -6,6 +6,7 @@ the lengths in the storing kernel's node, which a task update rewrites.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -17,8 +18,9 @@ from specgraph_cuda.tasks import host_values
 
 
 def register_host_attention() -> None:
-    """Make this the implementation of attention with host lengths for CUDA tensors."""
+    """Make these the implementations of attention with host lengths for CUDA tensors."""
     ops.implement("paged_attention_host", "CUDA", paged_attention_host)
+    ops.implement("attend_part_host", "CUDA", attend_part_host)
 
 
 def paged_attention_host(
@@ -54,3 +56,15 @@ def paged_attention_host(
         after = torch.arange(rows, device=query.device) >= stored[starts + requests]
         result.masked_fill_(after[:, None, None], 0.0)
     out.copy_(result)
+
+
+def attend_part_host(
+    query: Tensor, cache: KVCache, block_table: Tensor, seq_lens: Sequence[int], *, scale: float, out: Tensor
+) -> None:
+    """See `specgraph.ops.attend_part_host`. The launches depend on shapes, not on the lengths."""
+    fixed = (scale, query.data_ptr(), out.data_ptr(), len(query))
+    stored, is_rest_needed = host_values(seq_lens, query.device, fixed)
+    if is_rest_needed:
+        starts = torch.arange(len(query) + 1, dtype=torch.int32, device=query.device)
+        seen = DeviceLengths(stored, starts, 1)
+        out.copy_(ops.attend_part(query, cache, block_table, seen, Mask(causal=False), 0, 1, scale=scale))

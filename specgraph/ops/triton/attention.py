@@ -6,6 +6,9 @@ depends on a length; each split covers an equal part of the actual context, of a
 such sizes is not cut), and a second kernel adds the parts in order. A result depends on the request's own length and on
 shapes, not on the other requests.
 
+Of RANKS ranks that share the keys of each request, number `rank` holds positions rank, rank + RANKS, ... and attends to
+these; rows of the output then are one element wider and end in the logarithm of the sum of their weights.
+
 Each vector of head_dim elements is in registers as two halves, `left` and `right`, which rotation pairs.
 """
 
@@ -45,13 +48,23 @@ def turn(left, right, cos, sin):
 
 
 @triton.jit
-def listed_split(seq_lens, n, requests, REQUESTS: tl.constexpr, SPLITS: tl.constexpr, SPAN: tl.constexpr):
+def keys_of(rank, keys, RANKS: tl.constexpr):
+    """How many of the first `keys` keys of a request a rank holds."""
+    if RANKS > 1:
+        keys = (keys + (RANKS - 1 - rank)) // RANKS
+    return keys
+
+
+@triton.jit
+def listed_split(
+    seq_lens, n, requests, rank, REQUESTS: tl.constexpr, SPLITS: tl.constexpr, SPAN: tl.constexpr, RANKS: tl.constexpr
+):
     """Request and split that are number n of all splits with keys, the longest first, and how many its request has.
 
     The request is -1 where there are fewer. REQUESTS: the power of two that holds `requests`.
     """
     of = tl.arange(0, REQUESTS)
-    length = tl.load(seq_lens + of, mask=of < requests, other=0)
+    length = keys_of(rank, tl.load(seq_lens + of, mask=of < requests, other=0), RANKS)
     pieces = tl.where(of < requests, tl.minimum(tl.maximum(length // SPAN, 1), SPLITS), 0)
     order = length // tl.maximum(pieces, 1) * REQUESTS - of
     start = tl.sum(tl.where(order[None, :] > order[:, None], pieces[None, :], 0), axis=1)
@@ -82,23 +95,35 @@ def attend_keys(
 
 
 @triton.jit
-def store_rows(out, place, left, right, total, wanted, HALF: tl.constexpr, HALVES: tl.constexpr):
+def store_sums(out, place, top, total, live, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Store the logarithm of each row's sum of weights behind its DIM elements, where rows of `out` are wider."""
+    if WIDTH > DIM:
+        in_base_2 = top + tl.log2(tl.where(total > 0, total, 1.0))
+        tl.store(out + place * WIDTH + DIM, in_base_2 * 0.6931471805599453, mask=live)
+
+
+@triton.jit
+def store_rows(
+    out, place, left, right, top, total, live, HALF: tl.constexpr, HALVES: tl.constexpr, WIDTH: tl.constexpr
+):
     """Divide the sums of rows [N, HALVES] by their weights' and store them at the pairs of row and head `place`."""
     share = tl.where(total > 0, 1.0 / total, 0.0)[:, None]
-    at = out + place[:, None] * (2 * HALF) + tl.arange(0, HALVES)[None, :]
+    at = out + place[:, None] * WIDTH + tl.arange(0, HALVES)[None, :]
+    wanted = first_of(live[:, None], HALF, HALVES)
     tl.store(at, left * share, mask=wanted)
     tl.store(at + HALF, right * share, mask=wanted)
+    store_sums(out, place, top, total, live, 2 * HALF, WIDTH)
 
 
 @triton.jit
 def attend_kernel(
     query, new_key, new_value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
     query_start_loc, ancestors, out, partial_out, partial_max, partial_sum, query_stride, new_stride, rotary_stride,
-    table_stride, table_width, heads, scale, tree_len, requests,
+    table_stride, table_width, heads, scale, tree_len, requests, rank,
     GROUP: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
     KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     SPLITS: tl.constexpr, SPAN: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
-    UNIFORM: tl.constexpr, REQUESTS: tl.constexpr, OVERLAP: tl.constexpr,
+    UNIFORM: tl.constexpr, REQUESTS: tl.constexpr, RANKS: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of one request's rows times the query heads of one KV head, over one split of the context.
 
@@ -122,7 +147,9 @@ def attend_kernel(
     tile = tl.program_id(2) % TILES
     listed = SPLITS
     if REQUESTS:
-        request, split, listed = listed_split(seq_lens, request * SPLITS + split, requests, REQUESTS, SPLITS, SPAN)
+        request, split, listed = listed_split(
+            seq_lens, request * SPLITS + split, requests, rank, REQUESTS, SPLITS, SPAN, RANKS
+        )
         if request < 0:
             return
     if UNIFORM:
@@ -143,7 +170,8 @@ def attend_kernel(
         visible = seq_len - count + 1 + row
     if ancestors is not None:
         bits = tl.load(ancestors + begin + row, mask=live, other=0)
-    visible = tl.where(live & (seq_len > 0), tl.minimum(visible, table_width * BLOCK), 0)
+    visible = tl.where(live & (seq_len > 0), tl.minimum(visible, table_width * BLOCK * RANKS), 0)
+    visible = keys_of(rank, visible, RANKS)
     fresh = False
     if new_key is not None:
         slot = tl.load(slot_mapping + begin)
@@ -219,7 +247,7 @@ def attend_kernel(
         keys_left, keys_right = load_halves(key_cache + cell, loaded, HALF)
         seen = inside[None, :] & (position[None, :] < visible[:, None])
         if ancestors is not None:
-            in_tree = position - (seq_len - tree_len)
+            in_tree = position * RANKS + rank - (seq_len - tree_len)
             bit = (bits[:, None] >> tl.minimum(tl.maximum(in_tree, 0), 63).to(tl.int64)[None, :]) & 1
             seen = seen & ((in_tree < 0)[None, :] | (bit > 0))
             loaded = loaded & (tl.max(seen.to(tl.int32), axis=0) > 0)[:, None]  # other values may be anything
@@ -231,9 +259,9 @@ def attend_kernel(
 
     # Epilogue: the output where this is all of the context, else one part of it.
     if SPLITS == 1:
-        store_rows(out, place, left, right, total, wanted, HALF, HALVES)
+        store_rows(out, place, left, right, top, total, live, HALF, HALVES, WIDTH)
     elif whole:
-        store_rows(out, place, left, right, total, wanted, HALF, HALVES)
+        store_rows(out, place, left, right, top, total, live, HALF, HALVES, WIDTH)
         tl.store(partial_sum + place * SPLITS, tl.full((ROWS,), -1.0, tl.float32), mask=live)
     else:
         place = place * SPLITS + split
@@ -245,7 +273,7 @@ def attend_kernel(
 @triton.jit
 def combine_kernel(
     partial_out, partial_max, partial_sum, out, items, DIM: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr,
-    SPAN: tl.constexpr, ITEMS: tl.constexpr, OVERLAP: tl.constexpr,
+    SPAN: tl.constexpr, ITEMS: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Add the splits of ITEMS (row, head) pairs, in order. SPLITS and DIMS >= DIM are powers of two; SPAN as above."""
     if OVERLAP is not None:
@@ -271,4 +299,35 @@ def combine_kernel(
         part = tl.load(partial_out + place[:, None] * DIM + dim[None, :], mask=filled, other=0.0)
         acc += weight[:, None] * part
     acc *= tl.where(total > 0, 1.0 / total, 0.0)[:, None]
-    tl.store(out + item.to(tl.int64)[:, None] * DIM + dim[None, :], acc.to(out.dtype.element_ty), mask=wanted)
+    at = out + item.to(tl.int64)[:, None] * WIDTH + dim[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=wanted)
+    store_sums(out, item.to(tl.int64), top, total, live, DIM, WIDTH)
+
+
+@triton.jit
+def sum_parts_kernel(
+    parts, out, items, heads, first_head, num_heads, of_rank, DIM: tl.constexpr, DIMS: tl.constexpr,
+    RANKS: tl.constexpr, ITEMS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Add what RANKS ranks give, rows [heads, DIM + 1] of `of_rank` elements each, for ITEMS pairs of a row and one of
+    `num_heads` heads."""
+    if OVERLAP is not None:
+        OVERLAP()
+    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
+    live = item < items
+    dim = tl.arange(0, DIMS)
+    wanted = first_of(live[:, None], DIM, DIMS)
+    at = parts + ((item // num_heads).to(tl.int64) * heads + first_head + item % num_heads) * (DIM + 1)
+    top = tl.full((ITEMS,), float("-inf"), tl.float32)
+    for rank in tl.static_range(RANKS):
+        top = tl.maximum(top, tl.load(at + rank * of_rank + DIM, mask=live, other=float("-inf")))
+    base = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.zeros((ITEMS,), tl.float32)
+    acc = tl.zeros((ITEMS, DIMS), tl.float32)
+    for rank in tl.static_range(RANKS):
+        weight = tl.exp(tl.load(at + rank * of_rank + DIM, mask=live, other=float("-inf")) - base)
+        part = tl.load((at + rank * of_rank)[:, None] + dim[None, :], mask=wanted, other=0.0)
+        acc += weight[:, None] * part
+        total += weight
+    acc /= tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out + item.to(tl.int64)[:, None] * DIM + dim[None, :], acc, mask=wanted)

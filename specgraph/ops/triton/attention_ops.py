@@ -21,7 +21,8 @@ MOST_LISTED = 32
 
 @dataclass(frozen=True, slots=True)
 class AttentionOps(Launcher):
-    """Implementations of the ops in `specgraph.ops.kv_cache` and `specgraph.ops.paged_attention`."""
+    """Implementations of the ops in `specgraph.ops.kv_cache`, `specgraph.ops.paged_attention` and
+    `specgraph.ops.context_parallel`."""
 
     def rotate_and_store(self, query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
         """See `specgraph.ops.rotate_and_store`."""
@@ -51,15 +52,47 @@ class AttentionOps(Launcher):
         request has one row."""
         if mask.is_windowed or self._refuses("attention", cache, query.shape[2]):
             return NotImplemented
+        if new is not None:
+            single = lengths.query_len == 1 and len(query) == len(lengths.seq_lens) and mask.ancestors is None
+            if not single or (new.rotary is not None and new.rotary.shape[1] != query.shape[2]):
+                query, new = ops.rotate_and_store(query, new, cache), None
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        return self._attend(query, cache, block_table, lengths, mask, new, scale, out)
+
+    def attend_part(
+        self, query: Tensor, cache: KVCache, block_table: Tensor, lengths: DeviceLengths, mask: Mask, rank: int,
+        ranks: int, *, scale: float,
+    ) -> Tensor:  # fmt: skip
+        """See `specgraph.ops.attend_part`: without windows and sinks."""
+        if mask.is_windowed or self._refuses("attention over a rank's keys", cache, query.shape[2]):
+            return NotImplemented
+        rows, heads, dim = query.shape
+        out = torch.empty((rows, heads, dim + 1), dtype=torch.float32, device=query.device)
+        return self._attend(query, cache, block_table, lengths, mask, None, scale, out, rank, ranks)
+
+    def sum_parts(self, parts: Tensor, ranks: int, first_head: int, num_heads: int) -> Tensor:
+        """See `specgraph.ops.sum_parts`."""
+        rows, heads, dim = parts.shape[0] // ranks, parts.shape[1], parts.shape[2] - 1
+        out = torch.empty((rows, num_heads, dim), dtype=parts.dtype, device=parts.device)
+        if rows:
+            per_program = 4
+            self.launch(
+                attention.sum_parts_kernel, (ceil_div(rows * num_heads, per_program),), parts.contiguous(), out,
+                rows * num_heads, heads, first_head, num_heads, rows * heads * (dim + 1), DIM=dim,
+                DIMS=power_of_two(dim), RANKS=ranks, ITEMS=per_program, num_warps=4,
+            )  # fmt: skip
+        return out
+
+    def _attend(
+        self, query: Tensor, cache: KVCache, block_table: Tensor, lengths: DeviceLengths, mask: Mask,
+        new: NewRows | None, scale: float, out: Tensor, rank: int = 0, ranks: int = 1,
+    ) -> Tensor:  # fmt: skip
+        """Attend to the keys that a rank holds, into `out`, with their log-sum-exp where its rows have a place for
+        it."""
         count, heads, dim = query.shape
         seq_lens, starts, query_len = lengths
         requests, kv_heads = seq_lens.shape[0], cache.key.shape[2]
-        if new is not None:
-            single = query_len == 1 and count == requests and mask.ancestors is None
-            if not single or (new.rotary is not None and new.rotary.shape[1] != dim):
-                query, new = ops.rotate_and_store(query, new, cache), None
         query = _heads(query)
-        out = torch.empty((count, heads, dim), dtype=query.dtype, device=query.device)
         if count == 0:
             return out
         key = value = rotary = positions = slots = ancestors = None
@@ -91,11 +124,12 @@ class AttentionOps(Launcher):
             query, key, value, rotary, positions, slots, *cache, block_table, seq_lens, starts, ancestors, out,
             partial, top, total, query.stride(0), 0 if key is None else key.stride(0),
             0 if rotary is None else rotary.stride(0), block_table.stride(0), block_table.shape[1], heads, scale,
-            mask.tree_len, requests, GROUP=group, HALF=dim // 2, HALVES=power_of_two(max(dim // 2, 16)),
+            mask.tree_len, requests, rank, GROUP=group, HALF=dim // 2, HALVES=power_of_two(max(dim // 2, 16)),
             **cache_layout(cache.key), ROWS=tile.rows, KEYS=tile.keys, SPLITS=splits, SPAN=span, TILES=tiles,
             CAUSAL=mask.causal,
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32", UNIFORM=query_len if starts is None else 0,
-            REQUESTS=power_of_two(requests) if span and requests <= MOST_LISTED else 0,
+            REQUESTS=power_of_two(requests) if span and requests <= MOST_LISTED else 0, RANKS=ranks,
+            WIDTH=out.shape[2],
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         if splits > 1:
@@ -103,7 +137,7 @@ class AttentionOps(Launcher):
             self.launch(
                 attention.combine_kernel, (ceil_div(count * heads, items),),
                 partial, top, total, out, count * heads, DIM=dim, DIMS=power_of_two(dim), SPLITS=splits, SPAN=span,
-                ITEMS=items, num_warps=4,
+                ITEMS=items, WIDTH=out.shape[2], num_warps=4,
             )  # fmt: skip
         return out
 
