@@ -65,14 +65,13 @@ GRAPH_MODES: Mapping[str, dict[str, Any]] = {
 def small_limits(
     *, decode: Any = "eager", k: int = 3, max_num_requests: int = 4, max_model_len: int = 96, **options: Any
 ) -> dict[str, Any]:
-    """Return a small drafter's limits; it captures 1, 2 and `max_num_requests` requests, and prompts of 16 rows."""
-    sizes = sorted({1, min(2, max_num_requests), max_num_requests})
+    """Return a small drafter's limits; it captures 1 and `max_num_requests` requests, and prompts of 16 rows."""
     return {
         "num_speculative_tokens": k,
         "max_num_requests": max_num_requests,
         "max_model_len": max_model_len,
         "decode": decode,
-        "capture_sizes": tuple(sizes),
+        "capture_sizes": tuple(sorted({1, max_num_requests})),
         "prefill_sizes": (16,),
         "block_size": 16,
         **options,

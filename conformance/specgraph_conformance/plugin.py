@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = session
     if not option("numprocesses", None):
         config.pluginmanager.register(Plugin(config, session), "specgraph-conformance-run")
-    if not _is_worker(config):
+    if not is_worker(config):
         config.stash[RESULTS] = Results(session, option("--specgraph-timeout"))
         config.pluginmanager.register(config.stash[RESULTS], "specgraph-conformance-results")
 
@@ -96,7 +96,7 @@ class Plugin:
             self._select(cases, items)
         except pytest.UsageError as error:
             self._say("refused", str(error))
-            if not _is_worker(self.config):
+            if not is_worker(self.config):
                 raise
             items.clear()  # an error would end this worker without saying why
 
@@ -131,7 +131,7 @@ class Plugin:
 
     def _say(self, name: str, value: Any) -> None:
         """Tell `Results`, which is in another process where this one is a worker."""
-        if _is_worker(self.config):
+        if is_worker(self.config):
             self.config.workeroutput[name] = value  # pyright: ignore
         else:
             self.config.stash[RESULTS].said[name] = value
@@ -140,7 +140,7 @@ class Plugin:
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """Collect no more, before the first case, of what is loaded for good."""
         if session.items and not session.config.option.collectonly:
-            if _is_worker(self.config):
+            if is_worker(self.config):
                 import torch
 
                 workers: int = self.config.workerinput["workercount"]  # pyright: ignore
@@ -154,7 +154,7 @@ class Plugin:
         done = yield
         faulthandler.cancel_dump_traceback_later()
         if self._broken:
-            if _is_worker(self.config):
+            if is_worker(self.config):
                 os._exit(UNHEALTHY)
             pytest.exit(self._broken, returncode=UNHEALTHY)
         return done
@@ -230,7 +230,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.exit(f"conformance cases need {PLATFORM_OPTION} NAME", returncode=4)
 
 
-def _is_worker(config: pytest.Config) -> bool:
+def is_worker(config: pytest.Config) -> bool:
     """Return True where xdist started this process; it documents this attribute as the sign."""
     return hasattr(config, "workerinput")
 

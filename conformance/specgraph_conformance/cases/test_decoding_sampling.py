@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
     timeout=180,
 )
 def test_sampled(platform: Platform) -> None:
-    expect_targets_distribution(platform)
+    expect_targets_distribution(platform, 450)
 
 
 @case(
@@ -53,7 +53,7 @@ def test_sampled(platform: Platform) -> None:
     timeout=180,
 )
 def test_top_k(platform: Platform) -> None:
-    expect_targets_distribution(platform, top_k=3, sampling_parameters=True, **WAYS["tree"])
+    expect_targets_distribution(platform, 200, top_k=3, sampling_parameters=True, **WAYS["tree"])
 
 
 @pytest.mark.parametrize(("way", "biased"), [*((way, "another-token-each") for way in WAYS), ("chain", "token-0")])
@@ -119,9 +119,9 @@ def expect_best_after_penalties(
             )
 
 
-def expect_targets_distribution(platform: Platform, top_k: int = 0, **options: Any) -> None:
-    """Chi-square of the first two tokens of 450 requests."""
-    prompt, draws, temperature = [5, 9, 2], 450, 1.3
+def expect_targets_distribution(platform: Platform, draws: int, top_k: int = 0, **options: Any) -> None:
+    """Chi-square of the first two tokens of `draws` requests."""
+    prompt, temperature = [5, 9, 2], 1.3
     asked = [
         Request(prompt_token_ids=prompt, max_tokens=3, temperature=temperature, seed=1000 + i, top_k=top_k)
         for i in range(draws)

@@ -39,7 +39,7 @@ def test_sizes(platform: Platform) -> None:
     cause="capture and dispatch build the key of a graph in two places",
 )
 def test_keys(platform: Platform, seed: int) -> None:
-    made = rig(platform, make_config(decode="auto"), "paged")
+    made = rig(platform, make_config(decode="auto", capture_sizes=(1, 2, 4)), "paged")
     runner = made.drafter.graphs
     assert runner is not None
     before = list(runner.descriptors)
