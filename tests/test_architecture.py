@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"attention", "capture", "device", "ops", "parallel", "validation", "errors"},
     "checkpoints": {"options", "models", "parallel", "validation", "errors"},
     "draft": {"options", "capture", "device", "attention", "ops", "models", "validation", "errors"},
-    "plugin": {"draft", "capture", "device", "attention", "ops", "models"},
+    "plugin": {"draft", "capture", "device", "attention", "ops", "models", "parallel", "errors"},
     "engine": {
         "options", "parallel", "draft", "capture", "device", "attention", "ops", "models", "checkpoints", "validation",
         "errors",

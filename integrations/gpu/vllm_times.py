@@ -4,6 +4,11 @@
     python integrations/gpu/vllm_times.py --out h200-vllm.json
     python integrations/gpu/vllm_times.py --method mtp --out h200-vllm-mtp.json
 
+On two GPUs, where each process holds its rank of the engine and both must have the same requests:
+
+    torchrun --nproc-per-node 2 --no-python bash -c 'python integrations/gpu/vllm_times.py --out tp2-$RANK.json \
+      --options "{\"tensor_parallel_size\": 2, \"distributed_executor_backend\": \"external_launcher\"}"'
+
 Both draft over the same weights and KV cache: `use_vllm` of the speculator says who. `propose_device_us` is the time
 between events around `propose` with the device kept busy before it, so that host time does not show; `round_us` is from
 one propose to the next, as it comes. With dummy weights hardly a draft is accepted: tokens.py measures acceptance.
@@ -71,13 +76,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=0, help="32, and 36 for mtp")
     parser.add_argument("--rounds", type=int, default=14)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--options", type=json.loads, default={}, help="more arguments of the engine")
     asked = parser.parse_args()
     begin = time.monotonic()
     sizes = [int(n) for n in asked.requests.split(",")]
     layers, target = asked.layers or {"mtp": 36}.get(asked.method, 32), None
     if asked.method == "mtp":
         target = config_folder("target", **MIMO, num_hidden_layers=layers)
-    engine = Engine.dummy_8b(sizes, target, layers, max_model_len=2048)
+    engine = Engine.dummy_8b(sizes, target, layers, max_model_len=2048, **asked.options)
     speculator = engine.speculator
     timer, draw = Timer(speculator), random.Random(0)
     result: dict[str, Any] = {

@@ -11,8 +11,10 @@ Many engines hold a Llama-shaped drafter as torch modules of the same names, wit
                                    q_norm, k_norm where heads are normalised
     layer.mlp                      gate_up_proj, down_proj
 
-Rows of a vocabulary may be padded: those past its size are not read. Everything else that a module may do and a head
-here does not is refused, by every function of this file, with an `UnsupportedError` that names it.
+Rows of a vocabulary may be padded: those past its size are not read. Where the engine has split the module over ranks,
+each hands over its own part: heads, MLP columns, and equally many rows of each vocabulary. Everything else that a
+module may do and a head here does not is refused, by every function of this file, with an `UnsupportedError` that names
+it.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.layers import DecoderLayer
 from specgraph.ops.linear import Weight
+from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.validation import checked
 
 ROTARY_CLASSES = (
@@ -53,7 +56,11 @@ def _other_names() -> Generator[None]:
 @checked
 @_other_names()
 def eagle3_head_from_module(
-    module: Any, *, draft_to_target: Tensor | None = None, norm_before_residual: bool = False
+    module: Any,
+    *,
+    draft_to_target: Tensor | None = None,
+    norm_before_residual: bool = False,
+    ranks: TensorParallel = WHOLE,
 ) -> Eagle3Head:
     """Return an EAGLE-3 head over a loaded module, with the module's own table of cosines and sines.
 
@@ -62,20 +69,21 @@ def eagle3_head_from_module(
         draft_to_target: int64 [draft_vocab_size], a target token id minus its draft token id; None where the drafter
             has the target's vocabulary.
         norm_before_residual: see `Eagle3Head`.
+        ranks: over which the engine has split the module.
 
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have, or a name that is missing.
     """
     config, inner = module.config, module.model
-    model, draft_vocab = config_from_module(module), int(config.draft_vocab_size)
+    model, draft_vocab = config_from_module(module, ranks), int(config.draft_vocab_size)
     if draft_to_target is None and draft_vocab != model.vocab_size:
         raise UnsupportedError(f"{draft_vocab} draft tokens of {model.vocab_size}, and no draft_to_target says which")
     weights = AuxWeights(
-        embed_tokens=vocabulary_rows(inner.embed_tokens, model.vocab_size),
+        embed_tokens=vocabulary_rows(inner.embed_tokens, model.vocab_size, ranks),
         fc=linear_of(inner.fc),
         hidden_norm=plain(inner.layers[0].hidden_norm.weight),
         norm=plain(inner.norm.weight),
-        lm_head=vocabulary_rows(module.lm_head, draft_vocab),
+        lm_head=vocabulary_rows(module.lm_head, draft_vocab, ranks),
         draft_to_target=None if draft_to_target is None else plain(draft_to_target),
         input_norm=None if inner.input_norm is None else plain(inner.input_norm.weight),
         fc_norms=() if inner.fc_norm is None else tuple(plain(norm.weight) for norm in inner.fc_norm),
@@ -83,7 +91,7 @@ def eagle3_head_from_module(
     head = Eagle3Head(
         model,
         weights,
-        [layer_from_module(layer) for layer in inner.layers],
+        [layer_from_module(layer, ranks) for layer in inner.layers],
         range(inner.num_aux_hidden_states),  # the engine's target hands them over; only their number matters
         norm_before_residual=norm_before_residual,
         norm_output=bool(inner.norm_output),
@@ -94,22 +102,26 @@ def eagle3_head_from_module(
 
 @checked
 @_other_names()
-def eagle_head_from_module(module: Any) -> EagleHead:
-    """Return an EAGLE-1 head over a loaded module; `lm_head` is the target's."""
-    inner, model = module.model, config_from_module(module)
+def eagle_head_from_module(module: Any, ranks: TensorParallel = WHOLE) -> EagleHead:
+    """Return an EAGLE-1 head over a loaded module, split over `ranks`; `lm_head` is the target's."""
+    inner, model = module.model, config_from_module(module, ranks)
     head = EagleHead(
         model,
-        vocabulary_rows(inner.embed_tokens, model.vocab_size),
+        vocabulary_rows(inner.embed_tokens, model.vocab_size, ranks),
         linear_of(inner.fc),
-        [layer_from_module(layer) for layer in inner.layers],
-        vocabulary_rows(module.lm_head, model.vocab_size),
+        [layer_from_module(layer, ranks) for layer in inner.layers],
+        vocabulary_rows(module.lm_head, model.vocab_size, ranks),
     )
     set_rotary(head, inner.layers[0].self_attn)
     return head
 
 
-def config_from_module(module: Any) -> ModelConfig:
-    """Return the sizes of the layers. `max_position_embeddings` is 1: the module has a table (`set_rotary`)."""
+def config_from_module(module: Any, ranks: TensorParallel = WHOLE) -> ModelConfig:
+    """Return the sizes of the layers. `max_position_embeddings` is 1: the module has a table (`set_rotary`).
+
+    Raises:
+        ConfigError: the ranks cannot split layers of these sizes.
+    """
     config, first = module.config, module.model.layers[0]
     if config.hidden_act != "silu":
         raise UnsupportedError(f"hidden_act '{config.hidden_act}'; the drafter's MLP is gated by silu")
@@ -117,10 +129,10 @@ def config_from_module(module: Any) -> ModelConfig:
         architecture="llama",
         vocab_size=int(config.vocab_size),
         hidden_size=int(config.hidden_size),
-        intermediate_size=first.mlp.down_proj.weight.shape[1],
+        intermediate_size=first.mlp.down_proj.weight.shape[1] * ranks.size,
         num_layers=len(module.model.layers),
-        num_heads=first.self_attn.num_heads,
-        num_kv_heads=first.self_attn.num_kv_heads,
+        num_heads=first.self_attn.num_heads * ranks.size,
+        num_kv_heads=first.self_attn.num_kv_heads if ranks.size == 1 else first.self_attn.total_num_kv_heads,
         head_dim=first.self_attn.head_dim,
         rms_norm_eps=float(first.post_attention_layernorm.variance_epsilon),
         max_position_embeddings=1,
@@ -128,10 +140,10 @@ def config_from_module(module: Any) -> ModelConfig:
         dtype=linear_weight(module.model.embed_tokens).dtype,
         attention_scale=float(first.self_attn.scaling),
         rotary_dim=rotary_from_module(first.self_attn).shape[1],
-    )
+    ).split(ranks)
 
 
-def layer_from_module(layer: Any) -> DecoderLayer:
+def layer_from_module(layer: Any, ranks: TensorParallel = WHOLE) -> DecoderLayer:
     """Return one decoder layer's weights; options of its attention that change its scores are refused."""
     attention, mlp, attend = layer.self_attn, layer.mlp, layer.self_attn.attn
     for name in ("sliding_window", "sliding_window_size"):
@@ -152,6 +164,7 @@ def layer_from_module(layer: Any) -> DecoderLayer:
         input_norm=None if norm is None else plain(norm),
         query_norm=None if query_norm is None else plain(query_norm.weight),
         key_norm=None if key_norm is None else plain(key_norm.weight),
+        tensor_parallel=ranks,
     )
 
 
@@ -166,15 +179,21 @@ def linear_weight(module: Any) -> Tensor:
     return plain(weight)
 
 
-def vocabulary_rows(module: Any, size: int) -> Tensor:
-    """Return the first `size` rows [size, hidden_size] of an embedding or an lm_head, without padding."""
+def vocabulary_rows(module: Any, size: int, ranks: TensorParallel = WHOLE) -> Tensor:
+    """Return this rank's rows [size / ranks, hidden_size] of an embedding or an lm_head, without padding."""
     weight = linear_weight(module)
-    if weight.shape[0] < size:
+    rows, rest = divmod(size, ranks.size)
+    if weight.shape[0] < rows:
         raise UnsupportedError(
-            f"{type(module).__name__} of the drafter has {weight.shape[0]} rows for a vocabulary of {size}; a "
-            f"vocabulary that is split over ranks is not served"
+            f"{type(module).__name__} of the drafter has {weight.shape[0]} rows on this rank for a vocabulary of "
+            f"{size} over {ranks.size}"
         )
-    return weight[:size]
+    if ranks.size > 1 and (rest or weight.shape[0] > rows):
+        raise UnsupportedError(
+            f"the drafter's vocabulary of {size} is padded to split it over {ranks.size} ranks; served are those that "
+            "are split evenly without"
+        )
+    return weight[:rows]
 
 
 def linear_of(module: Any) -> Weight:

@@ -278,11 +278,32 @@ def join_ranks(
         host: Any = group if device.type == "cpu" else _dist.new_group(timeout=limit, backend="gloo")
     except (RuntimeError, ValueError) as error:
         raise RankError(f"the {size} processes did not meet within {timeout:g} s: {first_line(error)}") from error
+    return _joined(name, group, host, limit, device.type == "cpu", starts)
+
+
+def ranks_of_groups(device: Any, host: Any, *, timeout: float = 600.0) -> Ranks:
+    """Return the ranks of process groups that an engine has made: captured collectives run in its group. Each of its
+    processes calls it; closing the ranks leaves the groups to the engine.
+
+    Args:
+        device: torch's process group of the device's tensors.
+        host: that of the hosts, of the same processes; the same one on the CPU.
+        timeout: seconds that a rank waits for another where it isn't the groups that limit it.
+
+    Raises:
+        RankError: another process of the groups did not come.
+    """
+    name, limit = f"ranks-{next(_numbers)}", timedelta(seconds=timeout)
+    return _joined(name, device, host, limit, device is host, False)
+
+
+def _joined(name: str, group: Any, host: Any, limit: timedelta, compares: bool, started: bool) -> Ranks:
+    """Return the ranks of these groups, once they have met."""
+    members = tuple(_dist.get_process_group_ranks(group))
     store: Any = _dist.distributed_c10d._get_default_store()  # torch has no public way to it
-    store = _dist.PrefixStore(f"specgraph/{name}", store)
-    joined = Ranks(
-        name, _dist.get_rank(), size, group, host, store, limit, device.type == "cpu", starts, tuple(range(size))
-    )
+    store = _dist.PrefixStore(f"specgraph/{name}-{members[0]}", store)
+    rank = members.index(_dist.get_rank())
+    joined = Ranks(name, rank, len(members), group, host, store, limit, compares, started, members)
     joined.exchange("the first exchange")  # connects the hosts, so that a rank which ends later is noticed at once
     _JOINED[name] = joined
     return joined

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from zlib import crc32
 
 import torch
+from torch import Tensor
 
 from specgraph.attention import KVCache
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens
+from specgraph.errors import RankError
 from specgraph.models.protocol import DraftHead
+from specgraph.parallel import Ranks
 from specgraph.plugin.prompts import Chunk, PromptPass, PromptProgram
 from specgraph.plugin.round_end import RoundEnd, fill_round
 
@@ -33,6 +37,8 @@ class FastPath:
         max_num_rows: int = 2048,
         sampled: bool = False,
         capture_sizes: Sequence[int] | None = None,
+        ranks: Ranks | None = None,
+        compare_every: int = 1000,
     ) -> None:
         """Capture.
 
@@ -42,10 +48,14 @@ class FastPath:
             sampled: drafts are drawn by temperature; `RoundEnd` has temperatures and seeds.
             capture_sizes: numbers of requests to capture; by default a ladder up to `max_num_requests`. The largest is
                 the largest batch that can be drafted for.
+            ranks: those that split the head; all of them make this object, and make the same calls of it.
+            compare_every: proposes from one comparison of the ranks' tokens to the next, which waits for the device;
+                0 compares at start-up only.
 
         Raises:
             ConfigError, UnsupportedError, CaptureError: as of `Drafter` and its `capture`.
         """
+        self._head, self._ranks, self._compare_every = head, ranks, compare_every
         sizes = None if capture_sizes is None else sorted({min(size, max_num_requests) for size in capture_sizes})
         self.config = DraftConfig(
             num_speculative_tokens=num_speculative_tokens,
@@ -82,6 +92,33 @@ class FastPath:
                 table_rows=end.table_rows,
             )
         )
+        if self._ranks is not None:
+            self._compare("start-up", *self._draft_without_blocks())
+
+    @torch.no_grad()
+    def _draft_without_blocks(self) -> tuple[Tensor, Tensor]:
+        """Draft for a made-up request, the same on every rank, which writes no key: what the head makes of its hidden
+        states by itself, and the draft tokens."""
+        inputs = self.drafter.inputs(1)
+        hidden = torch.randn(inputs.aux_hidden.shape, generator=torch.Generator().manual_seed(0))
+        for name, value in (("num_sampled", 1), ("sampled_token_ids", 1), ("start_positions", 0), ("block_table", 0)):
+            getattr(inputs, name).fill_(value)
+        inputs.aux_hidden.copy_(hidden)
+        return self._head.combine(inputs.aux_hidden).float(), self.propose(1).token_ids
+
+    def _compare(self, when: str, *tensors: Tensor) -> None:
+        """Raise a RankError on every rank where the bits of these tensors differ."""
+        assert self._ranks is not None
+        digest = 0
+        for tensor in tensors:
+            digest = crc32(tensor.cpu().numpy().tobytes(), digest)
+        digests = self._ranks.exchange(f"the comparison at {when}", [digest])
+        if other := [rank for rank, theirs in enumerate(digests) if theirs != digests[0]]:
+            raise RankError(
+                f"rank {other[0]} and rank 0 draft from other tokens or weights, or other tokens from the same, at "
+                f"{when}: start the engine again with the same folders and versions on every rank",
+                everywhere=True,
+            )
 
     @torch.no_grad()
     def write_prompts(self, given: PromptPass) -> None:
@@ -97,5 +134,14 @@ class FastPath:
             getattr(inputs, name).copy_(getattr(end, name))
 
     def propose(self, num_requests: int) -> DraftTokens:
-        """Draft after `fill`; the result is views of the drafter's memory, which the next propose overwrites."""
-        return self.drafter.propose(self.drafter.inputs(num_requests), copy=False)
+        """Draft after `fill`; the result is views of the drafter's memory, which the next propose overwrites.
+
+        Raises:
+            RankError: the ranks have other tokens or drafts, or one did not come to compare them.
+        """
+        inputs, every = self.drafter.inputs(num_requests), self._compare_every
+        drafts = self.drafter.propose(inputs, copy=False)
+        if self._ranks is not None and every and self.drafter.num_proposes % every == 0:
+            given = inputs.sampled_token_ids, inputs.num_sampled, inputs.start_positions
+            self._compare(f"propose {self.drafter.num_proposes}", *given, drafts.token_ids)
+        return drafts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ TASKS: dict[str, Callable[..., Any]] = {}
 def task(function: Callable[..., Any]) -> Callable[..., Any]:
     TASKS[function.__name__] = function
     return function
+
+
+@task
+def call(ranks: Ranks | None, module: str, name: str, **arguments: Any) -> Any:
+    """A function of another folder's tests."""
+    return getattr(import_module(module), name)(ranks, **arguments)
 
 
 @task

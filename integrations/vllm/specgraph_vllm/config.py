@@ -33,6 +33,9 @@ class Settings:
     """Numbers of requests to capture; by default a ladder up to vLLM's max_num_seqs. A larger batch goes to vLLM."""
     log_every: Annotated[int, Range(0)] = 10_000
     """Proposes between two log lines with the counts by path and reason; 0 logs them never."""
+    compare_every: Annotated[int, Range(0)] = 1000
+    """With tensor parallel: proposes from one comparison of the ranks' tokens to the next; 0 compares at start-up only.
+    """
 
 
 def read_settings(additional_config: Any) -> Settings | None:
@@ -72,11 +75,12 @@ def unsupported_config(config: Any) -> str | None:
         if getattr(speculative, name, False):
             return f"speculative option {name}"
     for name in (
-        "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
-        "prefill_context_parallel_size",
+        "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size",
     ):  # fmt: skip
         if (size := getattr(parallel, name, 1)) != 1:
-            return f"{name} {size}; one GPU is served"
+            return f"{name} {size}; one GPU is served, or several by tensor parallel"
+    if (size := getattr(speculative, "draft_tensor_parallel_size", None)) not in (None, parallel.tensor_parallel_size):
+        return f"draft_tensor_parallel_size {size}; the drafter is split as the target is"
     if model.dtype not in (torch.bfloat16, torch.float16):
         return f"dtype {str(model.dtype).removeprefix('torch.')}; bfloat16 and float16 are served"
     served = (None, "auto", str(model.dtype).removeprefix("torch."), *FP8_CACHES)
@@ -89,6 +93,4 @@ def unsupported_config(config: Any) -> str | None:
         return "enforce_eager, or cudagraph_mode NONE: vLLM then calls no capture at start-up, and specgraph needs one"
     if getattr(model, "enable_sleep_mode", False):
         return "enable_sleep_mode: captured graphs hold the addresses of weights and KV cache"
-    if getattr(config, "lora_config", None) is not None:
-        return "LoRA"
     return None

@@ -15,6 +15,7 @@ from torch import Tensor
 from specgraph import DraftHead, KVCache
 from specgraph.errors import UnsupportedError
 from specgraph.models import eagle3_head_from_module, eagle_head_from_module
+from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.plugin.round_end import MAX_STATES
 from specgraph_vllm.config import FP8_CACHES
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head
@@ -26,12 +27,13 @@ SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, MTP_CLASS, *LANGUAGE_MODEL_CLASSES)
 """The modules of vLLM that `draft_head` reads."""
 
 
-def draft_head(module: Any, target_hidden_size: int) -> DraftHead:
+def draft_head(module: Any, target_hidden_size: int, ranks: TensorParallel = WHOLE) -> DraftHead:
     """The head over the module's own weights, with the module's own table of cosines and sines.
 
     Args:
         module: as vLLM loaded it, its weights on the device.
         target_hidden_size: columns of the target's hidden states.
+        ranks: over which vLLM has split the module.
 
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
@@ -43,11 +45,11 @@ def draft_head(module: Any, target_hidden_size: int) -> DraftHead:
     if getattr(config, "logit_scale", 1.0) <= 0:
         raise UnsupportedError(f"logit_scale {config.logit_scale}; a greedy draft needs a positive one")
     if name == EAGLE_CLASS:
-        return eagle_head_from_module(module)
+        return eagle_head_from_module(module, ranks)
     if name == MTP_CLASS:
-        return mtp_head(module)
+        return mtp_head(module, ranks)
     if name in LANGUAGE_MODEL_CLASSES:
-        return language_model_head(module, target_hidden_size)
+        return language_model_head(module, target_hidden_size, ranks)
     if not inner.use_aux_hidden_state:
         raise UnsupportedError("eagle_config.use_aux_hidden_state is false; the head takes the target's hidden states")
     if inner.num_aux_hidden_states > MAX_STATES:
@@ -57,6 +59,7 @@ def draft_head(module: Any, target_hidden_size: int) -> DraftHead:
         module,
         draft_to_target=None if whole else module.draft_id_to_target_id,
         norm_before_residual=bool(getattr(config, "norm_before_residual", False)),
+        ranks=ranks,
     )
 
 

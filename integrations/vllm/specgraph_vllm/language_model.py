@@ -13,12 +13,13 @@ from specgraph.models.from_modules import (
     vocabulary_rows,
 )
 from specgraph.models.llama import LlamaTarget
+from specgraph.parallel import TensorParallel
 
 LANGUAGE_MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """vLLM's models that differ in biases and norms of query and key only."""
 
 
-def language_model_head(module: Any, target_hidden_size: int) -> DraftModelHead:
+def language_model_head(module: Any, target_hidden_size: int, ranks: TensorParallel) -> DraftModelHead:
     """The head over one of `LANGUAGE_MODEL_CLASSES`, which has the target's vocabulary.
 
     Keys lie at their own token's position, as vLLM's code for prompts writes them.
@@ -26,17 +27,18 @@ def language_model_head(module: Any, target_hidden_size: int) -> DraftModelHead:
     Args:
         module: as vLLM loaded it, its weights on the device.
         target_hidden_size: columns of the target's hidden states, which the head ignores.
+        ranks: over which vLLM has split the module.
 
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
     """
-    inner, config = module.model, config_from_module(module)
+    inner, config = module.model, config_from_module(module, ranks)
     model = LlamaTarget(
         config,
-        vocabulary_rows(inner.embed_tokens, config.vocab_size),
-        [layer_from_module(layer) for layer in inner.layers],
+        vocabulary_rows(inner.embed_tokens, config.vocab_size, ranks),
+        [layer_from_module(layer, ranks) for layer in inner.layers],
         plain(inner.norm.weight),
-        vocabulary_rows(module.lm_head, config.vocab_size),
+        vocabulary_rows(module.lm_head, config.vocab_size, ranks),
     )
     set_rotary(model, inner.layers[0].self_attn)
     return DraftModelHead(model, target_hidden_size)

@@ -8,6 +8,8 @@ from specgraph.plugin.engine_names import missing_members, other_parameters
 
 RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
 BATCH = "vllm.v1.worker.gpu.input_batch", "InputBatch"
+TENSOR_PARALLEL = "vllm.distributed.parallel_state", "get_tp_group"
+"""Gives the group of ranks that split the model, with its process groups."""
 
 PROPOSE = (
     "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states", "num_sampled",
@@ -24,15 +26,17 @@ INPUT_BATCH = (
 )  # fmt: skip
 
 
-def differences(speculator: Any, input_batch: Any) -> list[str]:
+def differences(speculator: Any, input_batch: Any, group: Any = None) -> list[str]:
     """Return a line for each name that differs from what the plugin uses.
 
     Args:
         speculator: as vLLM made it.
         input_batch: the class `InputBatch`.
+        group: what `TENSOR_PARALLEL` gives, where there are several ranks.
     """
     methods = {"propose": PROPOSE, "load_model": ("target_model",), "set_attn": (), "capture": ()}
     found = other_parameters(type(speculator), methods) + missing_members(speculator, SPECULATOR)
+    found += [] if group is None else missing_members(group, ("device_group", "cpu_group"))
     return found + missing_members(input_batch, INPUT_BATCH)
 
 

@@ -13,9 +13,10 @@ from functools import wraps
 from typing import Any
 
 from specgraph.errors import UnsupportedError
+from specgraph.parallel.ranks import ranks_of_groups
 from specgraph_vllm.config import KEY, read_settings, unsupported_config
 from specgraph_vllm.draft_logits import GUMBEL, divided_by_temperature
-from specgraph_vllm.names import BATCH, RUNNER_MODULE, differences
+from specgraph_vllm.names import BATCH, RUNNER_MODULE, TENSOR_PARALLEL, differences
 from specgraph_vllm.speculator import adopt
 
 _LOG = logging.getLogger("vllm.specgraph")
@@ -52,9 +53,11 @@ def wrapped(stock: Callable[..., Any], named: Callable[[str, str], Any]) -> Call
                 )
             made = stock(vllm_config, *args, **kwargs)
             if settings is not None:
-                if found := differences(made, named(*BATCH)):
+                group = named(*TENSOR_PARALLEL)() if vllm_config.parallel_config.tensor_parallel_size > 1 else None
+                if found := differences(made, named(*BATCH), group):
                     raise UnsupportedError(f"this release of vLLM is not served: {'; '.join(found)}")
-                adopt(made, settings, lambda: divided_by_temperature(named(*GUMBEL)))
+                ranks = None if group is None else ranks_of_groups(group.device_group, group.cpu_group)
+                adopt(made, settings, lambda: divided_by_temperature(named(*GUMBEL)), ranks)
         except UnsupportedError as error:
             if settings is None or settings.when_unsupported == "refuse":
                 raise

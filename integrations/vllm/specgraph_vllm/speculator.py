@@ -13,7 +13,8 @@ import torch
 
 from specgraph import DraftHead, open_platform
 from specgraph.engine import ProposeCounts
-from specgraph.errors import SpecgraphError
+from specgraph.errors import RankError, SpecgraphError
+from specgraph.parallel import WHOLE, Ranks
 from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
 from specgraph.plugin.engine_names import parameters
 from specgraph.plugin.weight_addresses import WeightAddresses
@@ -31,18 +32,19 @@ _TENSORS = PROPOSE[: PROPOSE.index("last_sampled") + 1]
 """The parameters that `Speculator.propose` names."""
 
 
-def adopt(made: Any, settings: Settings, logits_are_divided: Callable[[], bool]) -> None:
+def adopt(made: Any, settings: Settings, logits_are_divided: Callable[[], bool], ranks: Ranks | None = None) -> None:
     """Make one of vLLM's speculators one that asks specgraph first: it gets a subclass of its own class.
 
     Args:
         logits_are_divided: see `divided_by_temperature`; called where drafts are sampled.
+        ranks: those that split the model; None for one.
     """
     stock = type(made)
     if made.draft_logits is not None:
         made.logits_are_divided = logits_are_divided()
         made.draft_logits = made.draft_logits.float()  # drafts are drawn from what the sampler reads, unrounded
     made.__class__ = type(f"Specgraph{stock.__name__}", (Speculator, stock), {})
-    made.start_specgraph(settings, parameters(stock.propose)[len(_TENSORS) :])
+    made.start_specgraph(settings, parameters(stock.propose)[len(_TENSORS) :], ranks)
 
 
 def reason_for_vllm(
@@ -78,13 +80,13 @@ class Speculator(_Stock):
     use_vllm = False
     """Set it to leave every propose to vLLM, for comparisons in one process."""
 
-    def start_specgraph(self, settings: Settings, more_parameters: tuple[str, ...]) -> None:
+    def start_specgraph(self, settings: Settings, more_parameters: tuple[str, ...], ranks: Ranks | None) -> None:
         """Take the place of a constructor.
 
         Args:
             more_parameters: those that vLLM's `propose` has besides `_TENSORS`.
         """
-        self.settings, self._more_parameters = settings, more_parameters
+        self.settings, self._more_parameters, self._ranks = settings, more_parameters, ranks
         self.fast_path: FastPath | None = None
         """None before the capture, and where vLLM drafts because something is not supported."""
         self.counts = ProposeCounts(_LOG, settings.log_every)
@@ -99,7 +101,8 @@ class Speculator(_Stock):
 
     def _read_head(self) -> DraftHead:
         self._weights = WeightAddresses(self.model)
-        return draft_head(self.model, self.vllm_config.model_config.get_hidden_size())
+        split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
+        return draft_head(self.model, self.vllm_config.model_config.get_hidden_size(), split)
 
     def set_attn(self, *args: Any, **options: Any) -> None:
         # vLLM 0.33 captures once over a KV cache that it then frees, to learn how much memory graphs take.
@@ -119,6 +122,8 @@ class Speculator(_Stock):
         """Where vLLM has put other tensors in the place of weights, read them, and capture again."""
         if self.fast_path is not None and self._weights.moved():
             _LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
+            if self._ranks is not None:
+                self._ranks.exchange("the drafter's weights lie elsewhere")
             self._drop_graphs()
             with self._refusals():
                 self._head = self._read_head()
@@ -143,6 +148,8 @@ class Speculator(_Stock):
                 max_num_rows=self.max_num_tokens,
                 sampled=self.draft_logits is not None,
                 capture_sizes=self.settings.capture_sizes,
+                ranks=self._ranks,
+                compare_every=self.settings.compare_every,
             )
             self._warm_up(fast, self._head, self.block_tables.input_block_tables[cache.group])
             self.fast_path, self._kv_group = fast, cache.group
@@ -264,11 +271,28 @@ class Speculator(_Stock):
 
     @contextmanager
     def _refusals(self) -> Generator[None]:
-        """End the start-up where something is not supported, or leave drafting to vLLM, as the settings say."""
+        """End the start-up where something is not supported, or leave drafting to vLLM, as the settings say.
+
+        Raises:
+            RankError: another rank found something else.
+        """
+        refusal: SpecgraphError | None = None
         try:
             yield
+        except RankError:
+            raise
         except SpecgraphError as error:
-            if self.settings.when_unsupported == "refuse":
-                raise
-            self._head, self._left_to_vllm = None, "not supported"
-            _LOG.warning("vLLM drafts by itself: %s", error)
+            refusal = error
+        if self._ranks is not None:
+            ready = [value for (value,) in self._ranks.exchange("specgraph's start-up", [refusal is None])]
+            if len(set(ready)) > 1:
+                raise RankError(
+                    f"rank {ready.index(0)} cannot draft with specgraph and others can: its log says why",
+                    everywhere=True,
+                ) from refusal
+        if refusal is None:
+            return
+        if self.settings.when_unsupported == "refuse":
+            raise refusal
+        self._head, self._left_to_vllm = None, "not supported"
+        _LOG.warning("vLLM drafts by itself: %s", refusal)

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES
 from specgraph_vllm.mtp import MTP_CLASS
-from specgraph_vllm.names import INPUT_BATCH, PROPOSE, RUNNER_MODULE, SPECULATOR
+from specgraph_vllm.names import INPUT_BATCH, PROPOSE, RUNNER_MODULE, SPECULATOR, TENSOR_PARALLEL
 
 from specgraph import shipped_pair
 from specgraph.models.from_modules import ROTARY_CLASSES
@@ -209,14 +209,32 @@ def test_the_methods_are_those_that_the_v2_runner_serves(wheel) -> None:
 def test_the_configuration_has_what_is_checked(wheel) -> None:
     _, folder = wheel
     for path, names in {
-        "speculative": ("method", "draft_sample_method", "parallel_drafting", "use_heterogeneous_vocab"),
+        "speculative": (
+            "method",
+            "draft_sample_method",
+            "parallel_drafting",
+            "use_heterogeneous_vocab",
+            "draft_tensor_parallel_size",
+        ),
         "parallel": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
         "model": ("dtype", "enforce_eager", "enable_sleep_mode"),
         "cache": ("cache_dtype",),
         "compilation": ("cudagraph_mode", "static_forward_context"),
-        "vllm": ("additional_config", "lora_config"),
+        "vllm": ("additional_config",),
     }.items():
         assert set(names) <= assigned(tree(folder, f"vllm/config/{path}.py")), path
+
+
+def test_the_group_of_ranks_has_its_process_groups(wheel) -> None:
+    _, folder = wheel
+    module, name = TENSOR_PARALLEL
+    source = tree(folder, f"{module.replace('.', '/')}.py")
+    returned = found(source, ast.FunctionDef, name).returns
+    assert isinstance(returned, ast.Name)
+    group = found(source, ast.ClassDef, returned.id)
+    assert {"device_group", "cpu_group"} <= {
+        node.target.id for node in group.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
 
 
 def test_greedy_drafts_are_one_hot_to_the_rejection_sampler(wheel) -> None:

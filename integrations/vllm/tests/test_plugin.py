@@ -95,7 +95,7 @@ REFUSED = [
     ({"speculative_config__enable_adaptive_verification": True}, "enable_adaptive_verification"),
     ({"speculative_config__kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype 'fp8_e5m2'"),
     ({"cache_config__calculate_kv_scales": True}, "calculate_kv_scales"),
-    ({"parallel_config__tensor_parallel_size": 2}, "tensor_parallel_size 2"),
+    ({"speculative_config__draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size 2"),
     ({"parallel_config__data_parallel_size": 4}, "data_parallel_size 4"),
     ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size 2"),
     ({"model_config__dtype": torch.float32}, "dtype float32"),
@@ -103,7 +103,6 @@ REFUSED = [
     ({"model_config__enforce_eager": True}, "enforce_eager"),
     ({"compilation_config__cudagraph_mode__name": "NONE"}, "cudagraph_mode NONE"),
     ({"model_config__enable_sleep_mode": True}, "enable_sleep_mode"),
-    ({"lora_config": object()}, "LoRA"),
 ]
 
 

@@ -91,6 +91,7 @@ class DraftModule(torch.nn.Module):
         attention.qkv_proj = packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         attention.o_proj, attention.rotary_emb = packed("self_attn.o_proj"), self.rotary
         attention.num_heads, attention.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        attention.total_num_kv_heads = config.num_key_value_heads
         attention.head_dim, attention.scaling = config.head_dim, config.head_dim**-0.5
         attention.attn = SimpleNamespace(layer_name=layer_name, sliding_window=None)
         layer = torch.nn.Module()
@@ -177,6 +178,32 @@ class Qwen3ForCausalLM(LlamaForCausalLM):
     pass
 
 
+def split(module: Any, rank: int, size: int) -> None:
+    """Leave a rank's part of a module, as vLLM's linears and embeddings load it; one KV head is on every rank."""
+
+    def cut(at: Any, *parts: tuple[int, int], dim: int = 0) -> None:
+        """Of packed parts: their sizes, and over how many ranks each is split."""
+        for name in ("weight", "bias"):
+            tensor = getattr(at, name, None)
+            if tensor is not None and dim < tensor.dim():
+                given = parts or [(tensor.shape[dim], size)]
+                pieces = zip(tensor.split([rows for rows, _ in given], dim=dim), given, strict=True)
+                mine = [piece.chunk(over, dim=dim)[rank % over] for piece, (_, over) in pieces]
+                setattr(at, name, torch.nn.Parameter(torch.cat(mine, dim=dim), requires_grad=False))
+
+    for layer in [m for m in module.modules() if hasattr(m, "self_attn")]:
+        attention, mlp = layer.self_attn, layer.mlp
+        over = min(size, attention.num_kv_heads)
+        query, kv = (number * attention.head_dim for number in (attention.num_heads, attention.num_kv_heads))
+        cut(attention.qkv_proj, (query, size), (kv, over), (kv, over))
+        cut(attention.o_proj, dim=1)
+        cut(mlp.gate_up_proj, *[(mlp.gate_up_proj.weight.shape[0] // 2, size)] * 2)
+        cut(mlp.down_proj, dim=1)
+        attention.num_heads, attention.num_kv_heads = attention.num_heads // size, attention.num_kv_heads // over
+    cut(module.model.embed_tokens)
+    cut(module.lm_head)
+
+
 def padded_to_64(weight: Tensor) -> Tensor:
     """Rows filled up with what must never be read."""
     rows = -weight.shape[0] % 64
@@ -224,7 +251,6 @@ def vllm_config(**changes: Any) -> Any:
         model_config=SimpleNamespace(dtype=torch.bfloat16, enforce_eager=False, enable_sleep_mode=False),
         cache_config=SimpleNamespace(cache_dtype="auto"),
         compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL_AND_PIECEWISE")),
-        lora_config=None,
     )  # fmt: skip
     for name, value in changes.items():
         at: Any = config

@@ -1,0 +1,198 @@
+"""vLLM's side of a propose, with a dense float64 chain as the oracle: one engine for every test of the speculator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from draft.test_against_dense import dense_attend, dense_chain
+from specgraph_vllm.config import Settings
+from specgraph_vllm.draft_model import draft_layers
+from specgraph_vllm.speculator import adopt
+from tiny_checkpoints import write_eagle3, write_target
+from vllm_objects import Eagle3LlamaForCausalLM as EAGLE3
+from vllm_objects import EagleLlamaForCausalLM as EAGLE
+from vllm_objects import LlamaForCausalLM as LM
+from vllm_objects import MiMoMTP as MTP
+from vllm_objects import StockSpeculator, input_batch, kv_cache, mimo_folder, split, vllm_config
+
+from specgraph import load_drafter, load_target, shipped_pair
+
+K, BLOCK, MAX_LEN, MAX_SEQS, SLOTS, MAX_ROWS = 4, 16, 96, 3, 5, 48
+DRAFTERS = Path(__file__).parents[3] / "examples/tiny-python/drafters"
+E4M3 = torch.float8_e4m3fn
+
+
+def in_e4m3(x: torch.Tensor) -> torch.Tensor:
+    return x.float().to(E4M3).double()
+
+
+class Engine:
+    """vLLM's side: request slots, block tables, the KV cache, and rounds whose accepted counts are drawn."""
+
+    def __init__(self, folder, kind: str = "eagle3", divided: bool | None = None, ranks=None, **settings) -> None:
+        """Kind "fp8" is EAGLE-3 with an FP8 KV cache, "shipped" the shipped pair. `divided`: drafts are sampled, and
+        whether their logits are divided by the temperature. `ranks`: this process is one of those that split the
+        module."""
+        fp8, kind = kind == "fp8", kind.replace("fp8", "eagle3")
+        self.stored = in_e4m3 if fp8 else lambda x: x
+        self.g = torch.Generator().manual_seed(3)
+        if kind == "eagle3":
+            target_folder, draft_folder, made = write_target(folder / "t"), write_eagle3(folder / "d"), EAGLE3
+        elif kind == "shipped":
+            (target_folder, draft_folder), made = shipped_pair(), EAGLE3
+        elif kind == "eagle":
+            target_folder, draft_folder, made = shipped_pair()[0], DRAFTERS / "eagle1", EAGLE
+        elif kind == "mtp":
+            target_folder = draft_folder = mimo_folder(folder / "t")
+            made = MTP
+        elif kind == "target as drafter":
+            target_folder = draft_folder = shipped_pair()[0]
+            made = LM
+        else:
+            target_folder, draft_folder, made = shipped_pair()[0], DRAFTERS / "draft-model", LM
+        target = load_target(target_folder, dtype=torch.float32)
+        self.oracle = load_drafter(draft_folder, load_target(target_folder, dtype=torch.float64))
+        config = json.loads((draft_folder / "config.json").read_text())
+        self.module, self.vocab = made(draft_folder, config, target, torch.float32), target.vocab_size
+        size, rank = (1, 0) if ranks is None else (ranks.size, ranks.rank)
+        if size > 1:
+            split(self.module, rank, size)
+        self.first = {} if made is LM else None
+        """By slot, a prompt's first token: a language model has its key and value too."""
+        self.names = [layer.self_attn.attn.layer_name for layer in draft_layers(self.module)]
+        per_request, layer = MAX_LEN // BLOCK, self.oracle.attention_layers[0]
+        heads = max(1, layer.num_kv_heads // size)
+        first = rank * layer.num_kv_heads // size
+        self.heads = slice(first, first + heads)
+        self.tensors = [
+            kv_cache(1 + SLOTS * per_request, heads, BLOCK, layer.head_dim, torch.float32) for _ in self.names
+        ]
+        if fp8:
+            self.tensors = [kv.transpose(1, 2).to(E4M3).view(torch.uint8).transpose(1, 2) for kv in self.tensors]
+        self.tensor = self.tensors[0]
+        self.blocks = (torch.randperm(SLOTS * per_request, generator=self.g) + 1).view(SLOTS, -1).int()
+        self.last_sampled = torch.full((SLOTS, 1), 7)
+        of = {"kv_cache_dtype": "fp8" if fp8 else "auto", "_k_scale_float": 1.0, "_v_scale_float": 1.0}
+        context = {n: SimpleNamespace(kv_cache=kv, **of) for n, kv in zip(self.names, self.tensors, strict=True)}
+        s = self.speculator = StockSpeculator(
+            vllm_config(
+                compilation_config__static_forward_context=context,
+                model_config__get_hidden_size=lambda: target.hidden_size,
+            ),
+            torch.device("cpu", 0),
+        )
+        if divided is not None:
+            s.draft_logits = torch.zeros(SLOTS, K, self.vocab)
+        adopt(s, Settings(**settings), lambda: bool(divided), ranks)
+        self.temperature, self.seeds = torch.tensor([0.0, 0.7, 1.0, 1.3, 0.5]), torch.arange(SLOTS) + 99
+        s.num_speculative_steps, s.max_num_reqs, s.max_model_len, s.max_num_tokens = K, MAX_SEQS, MAX_LEN, MAX_ROWS
+        s.kv_cache_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["a", *self.names])])
+        s.block_tables = SimpleNamespace(
+            **{"block_sizes" if made is LM else "kernel_block_sizes": [BLOCK]},
+            input_block_tables=[torch.full((MAX_SEQS, per_request + 2), 3).int()],
+        )
+        self.tokens, self.aux, self.prompts = {}, {}, set()
+        self.next_prefill = torch.full((SLOTS,), 5, dtype=torch.int32)
+
+    def start(self) -> None:
+        self.speculator.load_model(self.module)
+        self.speculator.capture()
+
+    def prompt(self, slot: int, length: int) -> None:
+        """A prompt, as vLLM leaves it after its own code has drafted: rows 0 .. length - 1 are in the cache."""
+        self.tokens[slot] = torch.randint(0, self.vocab, (length,), generator=self.g)
+        self.aux[slot] = torch.randn(length, self.oracle.aux_size, generator=self.g)
+        if self.first is not None:
+            self.first[slot] = torch.randint(0, self.vocab, (1,), generator=self.g)
+        past: dict = {}
+        ids, aux = self.history(slot)
+        rows = dense_attend(self.oracle.attention_layers, torch.arange(len(ids)), past)
+        self.oracle.forward(ids, self.oracle.combine(aux), rows)
+        for position in range(len(ids)):
+            block = self.blocks[slot, position // BLOCK]
+            for layer, tensor in enumerate(self.tensors):
+                pair = torch.cat([past[layer][0][position], past[layer][1][position]], -1)
+                tensor[block, :, position % BLOCK] = pair[self.heads].float()
+
+    def history(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and hidden states of all rows that the drafter has seen, from position 0 on."""
+        if self.first is None:
+            return self.tokens[slot], self.aux[slot].double()
+        tokens = torch.cat([self.first[slot], self.tokens[slot]])
+        return tokens, torch.zeros(len(tokens), self.oracle.aux_size, dtype=torch.float64)
+
+    def round(self, slots: list[int], counts: list[int]) -> tuple[torch.Tensor, list[list[int]]]:
+        """One decode round: the drafts of specgraph, and those of the dense chain over each whole history."""
+        rows, aux, starts = [], [], []
+        for slot, count in zip(slots, counts, strict=True):
+            # Row at position p: token p, hidden state p. `tokens` holds the token *after* each position of the cache.
+            start = len(self.tokens[slot])
+            ids = torch.randint(0, self.vocab, (K + 1,), generator=self.g)
+            ids[0] = self.tokens[slot][-1]
+            states = torch.randn(K + 1, self.oracle.aux_size, generator=self.g)
+            last = torch.randint(0, self.vocab, (), generator=self.g)
+            self.last_sampled[slot, 0] = last
+            self.tokens[slot] = torch.cat([self.tokens[slot], ids[1:count], last[None]])
+            self.aux[slot] = torch.cat([self.aux[slot], states[:count]])
+            states[count:] *= 5  # rejected rows
+            rows.append(ids)
+            aux.append(states)
+            starts.append(start)
+        table = self.speculator.block_tables.input_block_tables[0]
+        table[: len(slots), : self.blocks.shape[1]] = self.blocks[slots]
+        batch = input_batch(rows, starts, slots, len(slots) * K, [False] * len(slots))
+        padding = torch.zeros(5, self.oracle.aux_size)
+        states = torch.cat([*aux, padding])
+        parts = [part.contiguous() for part in states.chunk(3, dim=1)] if self.oracle.aux_layers else None
+        drafts = self.propose(batch, parts, counts, last=states)
+        want = [dense_chain(self.oracle, *self.history(slot), K)[1] for slot in slots]
+        return drafts, want
+
+    def mixed(self, work: dict[int, tuple[torch.Tensor, int, int]]) -> tuple[torch.Tensor, list[list[int] | None]]:
+        """One pass over prompts' chunks and rounds of any lengths; as `round`, but None where nothing was sampled.
+
+        Args:
+            work: by slot, the tokens of its rows, how many tokens the target sampled, and the prompt's next token.
+        """
+        rows, aux, starts, rejected, prefilling = [], [], [], [], []
+        for slot, (ids, count, following) in work.items():
+            start = len(self.tokens[slot])
+            prompt = start == 0 or slot in self.prompts
+            valid = len(ids) if prompt else count
+            states = torch.randn(len(ids), self.oracle.aux_size, generator=self.g)
+            self.next_prefill[slot], last = following, torch.randint(0, self.vocab, (), generator=self.g)
+            if count:
+                self.last_sampled[slot, 0] = last
+                self.prompts.discard(slot)
+            after = last[None] if count else torch.tensor([following])
+            if start == 0 and self.first is not None:
+                self.first[slot] = ids[:1]
+            self.tokens[slot] = torch.cat([self.tokens[slot], ids[1:valid], after])
+            self.aux[slot] = torch.cat([self.aux[slot], states[:valid]])
+            states[valid:] *= 5
+            for into, value in zip(
+                (rows, aux, starts, rejected, prefilling), (ids, states, start, len(ids) - valid, prompt), strict=True
+            ):
+                into.append(value)
+        slots, counts = list(work), [count for _, count, _ in work.values()]
+        self.speculator.block_tables.input_block_tables[0][: len(slots), : self.blocks.shape[1]] = self.blocks[slots]
+        drafts = sum(len(ids) - 1 for ids, p in zip(rows, prefilling, strict=True) if not p)
+        states = torch.cat([*aux, torch.zeros(5, self.oracle.aux_size)])
+        parts = [part.contiguous() for part in states.chunk(3, dim=1)] if self.oracle.aux_layers else None
+        made = self.propose(
+            input_batch(rows, starts, slots, drafts, prefilling), parts, counts, last=states, rejected=rejected
+        )
+        return made, [
+            dense_chain(self.oracle, *self.history(slot), K, stored=self.stored)[1] if count else None
+            for slot, count in zip(slots, counts, strict=True)
+        ]
+
+    def propose(self, batch, aux, counts, *extra, last=None, rejected=None, **options):
+        sampled = torch.tensor(counts, dtype=torch.int32)
+        rest = K + 1 - sampled if rejected is None else torch.tensor(rejected, dtype=torch.int32)
+        tensors = (last, aux, sampled, rest, self.last_sampled, self.next_prefill, self.temperature, self.seeds)
+        with torch.inference_mode():
+            return self.speculator.propose(batch, {}, {}, *tensors, *extra, **options)

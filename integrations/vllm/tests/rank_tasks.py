@@ -1,0 +1,82 @@
+"""What each of two ranks does in test_tensor_parallel.py."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from engine_rounds import Engine
+from specgraph_vllm import plugin
+from specgraph_vllm.names import TENSOR_PARALLEL
+from test_prompts import Load
+from vllm_objects import StockSpeculator, batch_class, vllm_config
+
+from specgraph.parallel.ranks import ranks_of_groups
+
+KINDS = {"shipped": 8, "mtp": 6, "target as drafter": 3}
+"""Proposes of each kind; the last one is a language model of eight layers."""
+
+
+def started(ranks, kind: str, change=None, **settings) -> Engine:
+    """The engine of this rank. `ranks` stand for vLLM's group: its process groups are all that is taken of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = Engine(Path(folder), kind, ranks=ranks_of_groups(ranks.device, ranks.host), **settings)
+    if change is not None:
+        change(engine)
+    engine.start()
+    return engine
+
+
+def draft(ranks) -> list[list[int]]:
+    """For each kind: proposes, drafts compared with those of the whole module, those that differ, and comparisons
+    between the ranks."""
+    found = []
+    for kind, number in KINDS.items():
+        engine = started(ranks, kind, compare_every=4)
+        load, compared, wrong, proposes = Load(engine, 5, 40), 0, 0, 0
+        before = engine.speculator._ranks.exchanges
+        while proposes < number:
+            if load.draw(0, 2) == 0:
+                load.arrive()
+            if work := load.work():
+                proposes += 1
+                for got, want in zip(*engine.mixed(work), strict=True):
+                    compared += want is not None
+                    wrong += want is not None and got.tolist() != want
+            load.leave()
+        assert engine.speculator.counts.by_reason == {"specgraph": proposes}
+        found.append([proposes, compared, wrong, engine.speculator._ranks.exchanges - before])
+        engine.speculator.fast_path.drafter.close()
+        engine.speculator._ranks.close()
+    return found
+
+
+def drift(ranks, what: str) -> str:
+    """Rank 1 is another one, in what is supported, in a whole weight, in a token, or by an error in a propose."""
+
+    def change(engine: Engine) -> None:
+        if ranks.rank and what == "support":
+            engine.module.config.hidden_act = "gelu"
+        if ranks.rank and what == "weight":
+            engine.module.model.fc.weight.data.neg_()
+
+    engine = started(ranks, "shipped", change, compare_every=2, when_unsupported="vllm")
+    engine.prompt(0, 9)
+    for count in (2, 1, 3, 1):
+        if ranks.rank and what == "token":
+            engine.g.manual_seed(9)
+        if ranks.rank and what == "error":
+            raise ValueError("of this rank alone")
+        engine.round([0], [count])
+    return "nothing was noticed"
+
+
+def wrap(ranks) -> str:
+    """`init_speculator` of a configuration for two ranks."""
+    group = SimpleNamespace(device_group=ranks.device, cpu_group=ranks.host)
+    named = {"InputBatch": batch_class(), TENSOR_PARALLEL[1]: lambda: group}
+    make = plugin.wrapped(lambda *args: StockSpeculator(*args[:2]), lambda module, name: named[name])
+    made = make(vllm_config(parallel_config__tensor_parallel_size=2), torch.device("cpu"), "req_states")
+    return f"{type(made).__name__} {made._ranks.rank} of {made._ranks.members}"
