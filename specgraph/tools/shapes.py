@@ -22,6 +22,7 @@ from specgraph.models.dspark import DSparkHead, MarkovHead
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.experts import Experts, ExpertsConfig
+from specgraph.models.latent import LatentAttention, LatentConfig
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.models.protocol import Head
@@ -57,6 +58,8 @@ class BenchShape:
     """Of what a DSpark, DFlash2 or Domino head knows about the token before."""
     experts: ExpertsConfig | None = None
     """The mixture in place of the layer's MLP; it is not split over ranks."""
+    latent: LatentConfig | None = None
+    """Latent attention, whole on every rank: one KV head, whose head_dim is the rotated part and the latent."""
 
 
 _LLAMA3 = BenchShape(4096, 14336, 32, 8, 128, 128256, 32000)
@@ -145,12 +148,20 @@ class RandomWeights:
 
     def layer(self, shape: BenchShape, input_size: int, input_norm: bool = True) -> DecoderLayer:
         """Make one decoder layer."""
-        hidden, inner = shape.hidden_size, shape.intermediate_size
-        query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        hidden, inner, latent = shape.hidden_size, shape.intermediate_size, shape.latent
+        begin, end = self.ranks.kv_heads(shape.num_kv_heads)  # a head that several ranks hold is none of their parts
+        query, kv = shape.num_heads * shape.head_dim, (end - begin) * self.ranks.size * shape.head_dim
         own = shape.experts
+        if latent is None:
+            qkv, output = self.linear(query + 2 * kv, input_size, 0), self.linear(hidden, query, 1)
+        else:
+            each = latent.plain + latent.rotated
+            qkv = self.linear(shape.num_heads * each + latent.rank + latent.rotated, input_size)
+            output = self.linear(hidden, shape.num_heads * latent.value)
         return DecoderLayer(
-            qkv=self.linear(query + 2 * kv, input_size, 0),
-            output=self.linear(hidden, query, 1),
+            qkv=qkv,
+            output=output,
+            latent=None if latent is None else self.latents(shape.num_heads, latent),
             post_norm=self.norm(hidden),
             gate_up=self.linear(2 * inner, hidden, 0) if own is None else self.stacked(own, 2 * own.inner, hidden),
             down=self.linear(hidden, inner, 1) if own is None else self.stacked(own, hidden, own.inner),
@@ -158,6 +169,12 @@ class RandomWeights:
             input_norm=self.norm(hidden) if input_norm else None,
             tensor_parallel=self.ranks,
         )
+
+    def latents(self, heads: int, latent: LatentConfig) -> LatentAttention:
+        """Make the rest of a latent attention; queries are projected directly."""
+        key_up = self.matrix(heads * latent.plain, latent.rank).view(heads, latent.plain, latent.rank)
+        value_up = self.matrix(heads * latent.rank, latent.value).view(heads, latent.rank, latent.value)
+        return LatentAttention(latent, self.norm(latent.rank), key_up, value_up, None, None)
 
     def stacked(self, experts: ExpertsConfig, rows: int, columns: int) -> Weight:
         """Return a linear of all experts, [num_experts, rows, columns]."""
@@ -241,6 +258,7 @@ def random_head(
 
 def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> ModelConfig:
     """Return the `ModelConfig` of a Llama of this shape."""
+    latent = shape.latent
     return ModelConfig(
         architecture="llama",
         vocab_size=shape.vocab_size,
@@ -255,6 +273,9 @@ def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> M
         tie_word_embeddings=False,
         dtype=dtype,
         rotary=RotaryConfig(theta=shape.rope_theta),
+        rotary_dim=None if latent is None else latent.rotated,
+        attention_scale=None if latent is None else (latent.plain + latent.rotated) ** -0.5,
+        latent=latent,
     )
 
 
