@@ -5,9 +5,9 @@ Row t, at rope position t, takes the token at t + 1 and a hidden state at t: fir
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,17 +15,25 @@ from torch import nn
 from torch.nn import functional as F
 
 
-class DecoderLayer(nn.Module):
-    """A Llama layer whose queries, keys and values read an embedding and a hidden state, both normalised."""
+class Batch(NamedTuple):
+    """Texts [B, T] padded to one length, their lengths [B], and those of their prompts [B]."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    prompts: torch.Tensor
+
+
+class DecoderLayer(nn.Module):
+    """A Llama layer, its attention left to the caller; queries, keys and values read `inputs` columns."""
+
+    def __init__(self, sizes: dict[str, Any], inputs: int) -> None:
         super().__init__()
-        size, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-        rows, kv_rows = (config[f"num_{kind}_heads"] * head_dim for kind in ("attention", "key_value"))
-        norm = {"eps": config["rms_norm_eps"]}
-        self.input_layernorm, self.hidden_norm = nn.RMSNorm(size, **norm), nn.RMSNorm(size, **norm)
-        self.post_attention_layernorm = nn.RMSNorm(size, **norm)
-        names = {"q_proj": (2 * size, rows), "k_proj": (2 * size, kv_rows), "v_proj": (2 * size, kv_rows),
+        size, inner, head_dim = sizes["hidden_size"], sizes["intermediate_size"], sizes["head_dim"]
+        rows, kv_rows = (sizes[f"num_{kind}_heads"] * head_dim for kind in ("attention", "key_value"))
+        self.input_layernorm, self.post_attention_layernorm = (
+            nn.RMSNorm(size, eps=sizes["rms_norm_eps"]) for _ in range(2)
+        )
+        names = {"q_proj": (inputs, rows), "k_proj": (inputs, kv_rows), "v_proj": (inputs, kv_rows),
                  "o_proj": (rows, size)}  # fmt: skip
         self.self_attn = nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in names.items()})
         names = {"gate_proj": (size, inner), "up_proj": (size, inner), "down_proj": (inner, size)}
@@ -38,28 +46,41 @@ class DecoderLayer(nn.Module):
         return residual + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](x)) * self.mlp["up_proj"](x))
 
 
-class Eagle3Head(nn.Module):
-    """The head as its authors' folders have it (`LlamaForCausalLMEagle3`); it shares the target's embedding."""
+class DraftHead(nn.Module):
+    """What all heads here have: `fc` over states of the target, a last norm, and an lm_head over a draft vocabulary.
+
+    A head shares the target's embedding.
+    """
 
     d2t: torch.Tensor
     t2d: torch.Tensor
     aux_scale: torch.Tensor
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], sizes: dict[str, Any], aux_layers: Sequence[int]) -> None:
+        """config: what config.json holds; sizes: those of its layers; aux_layers: whose inputs `fc` reads."""
         super().__init__()
-        self.config = config
-        size, drafted = config["hidden_size"], config["draft_vocab_size"]
-        self.aux_layers = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
-        self.midlayer = DecoderLayer(config)
+        self.config, self.sizes, self.aux_layers = config, sizes, tuple(aux_layers)
+        size, drafted = sizes["hidden_size"], config["draft_vocab_size"]
         self.fc = nn.Linear(len(self.aux_layers) * size, size, bias=False)
-        self.norm = nn.RMSNorm(size, eps=config["rms_norm_eps"])
+        self.norm = nn.RMSNorm(size, eps=sizes["rms_norm_eps"])
         self.lm_head = nn.Linear(size, drafted, bias=False)
         self.register_buffer("d2t", torch.zeros(drafted, dtype=torch.int64))
-        self.register_buffer("t2d", torch.zeros(config["vocab_size"], dtype=torch.bool))
+        self.register_buffer("t2d", torch.zeros(sizes["vocab_size"], dtype=torch.bool))
         self.register_buffer("aux_scale", torch.ones(len(self.aux_layers) * size))
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
+
+    def draft(
+        self, embedding: torch.Tensor, batch: Batch, aux: torch.Tensor, steps: int
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        """Return which text [N] a draft is of, where its last known token is [N], and a state [N, H] of each step."""
+        raise NotImplementedError
+
+    def logits(self, state: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """Return logits [N, draft vocab] of a step's states, whose drafts follow the tokens `before` [N]."""
+        return self.lm_head(state)
+
+    def confidence(self, state: torch.Tensor, before: torch.Tensor) -> torch.Tensor | None:
+        """Return the logit [N] of a draft's chance to be right, where the head says one."""
+        return None
 
     def draft_ids(self) -> torch.Tensor:
         """Return the target's id of each draft token, ascending, int64 [draft vocab]."""
@@ -69,8 +90,11 @@ class Eagle3Head(nn.Module):
         """Set the draft vocabulary to ascending ids of the target, with its output rows and last norm to begin with.
 
         Some elements of the target's states are a hundred times larger than others. In training they are divided by
-        their root mean square over `aux` [N, 3 * H]; `save` makes that a part of `fc`.
+        their root mean square over `aux` [N, n * H]; `save` makes that a part of `fc`.
         """
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
         self.aux_scale.copy_(aux.float().square().mean(0).rsqrt())
         self.d2t.copy_(draft_ids - torch.arange(draft_ids.numel(), device=draft_ids.device))
         self.t2d.zero_()
@@ -78,6 +102,40 @@ class Eagle3Head(nn.Module):
         with torch.no_grad():
             self.lm_head.weight.copy_(embedding[draft_ids])
             self.norm.weight.copy_(norm)
+
+    def save(self, folder: Path) -> None:
+        """Write config.json and model.safetensors, in bfloat16."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {name: value.detach().cpu() for name, value in self.state_dict().items()}
+        state["fc.weight"] = state["fc.weight"] * state.pop("aux_scale")
+        state = {name: value.bfloat16() if value.is_floating_point() else value for name, value in state.items()}
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
+
+    def load(self, folder: Path) -> None:
+        """Take the weights that `save` wrote."""
+        state = load_file(folder / "model.safetensors")
+        state["fc.weight"] = state["fc.weight"].float() / self.aux_scale.cpu()
+        self.load_state_dict({**state, "aux_scale": self.aux_scale})
+
+
+class Eagle3Head(DraftHead):
+    """The head as its authors' folders have it (`LlamaForCausalLMEagle3`)."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config, config, config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+        self.midlayer = DecoderLayer(config, 2 * config["hidden_size"])
+        self.midlayer.hidden_norm = nn.RMSNorm(config["hidden_size"], eps=config["rms_norm_eps"])
+
+    def draft(
+        self, embedding: torch.Tensor, batch: Batch, aux: torch.Tensor, steps: int
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        """See `DraftHead.draft`: a chain begins after each token of the answers but the last."""
+        row = torch.arange(batch.tokens.shape[1] - steps, device=aux.device)
+        begins = (row >= batch.prompts[:, None] - 1) & (row < batch.lengths[:, None] - 2)
+        text, place = begins.nonzero(as_tuple=True)
+        states = [state[text, place] for state in self.unroll(embedding[batch.tokens].float(), aux, steps)]
+        return text, place + 1, states
 
     def unroll(self, embeds: torch.Tensor, aux: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
         """Training-time test: yield what each of `steps` draft steps leaves, normalised, [B, R, H], R = T - steps.
@@ -117,21 +175,6 @@ class Eagle3Head(nn.Module):
                 attended = attended + weights[..., rows + index, None] * value
             hidden = layer.finish(attended, hidden)
             yield self.norm(hidden)
-
-    def save(self, folder: Path) -> None:
-        """Write config.json and model.safetensors, in bfloat16."""
-        folder.mkdir(parents=True, exist_ok=True)
-        state = {name: value.detach().cpu() for name, value in self.state_dict().items()}
-        state["fc.weight"] = state["fc.weight"] * state.pop("aux_scale")
-        state = {name: value.bfloat16() if value.is_floating_point() else value for name, value in state.items()}
-        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
-
-    def load(self, folder: Path) -> None:
-        """Take the weights that `save` wrote."""
-        state = load_file(folder / "model.safetensors")
-        state["fc.weight"] = state["fc.weight"].float() / self.aux_scale.cpu()
-        self.load_state_dict({**state, "aux_scale": self.aux_scale})
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""Have SmolLM2 answer prompts, and train an EAGLE-3 head on the answers.
+"""Have SmolLM2 answer prompts, and train an EAGLE-3 or DSpark head on the answers.
 
-    python examples/smollm2/train.py MODEL.gguf --prompts PROMPTS.pt --out OUT
+    python examples/smollm2/train.py MODEL.gguf --prompts PROMPTS.pt --out OUT [--kind dspark]
 
-OUT/answers.pt holds what the target wrote; a folder that has it writes nothing again. OUT/eagle3 is the head, in the
-format of the algorithm's authors, saved every minute. The same command continues from OUT/training.pt what was broken
-off; `--begin FOLDER` begins from another head.
+OUT/answers.pt holds what the target wrote; a folder that has it writes nothing again. OUT/eagle3 or OUT/dspark is the
+head, saved every minute. The same command continues from OUT/KIND.pt what was broken off; `--begin FOLDER` begins from
+another head.
 """
 
 import argparse
@@ -15,14 +15,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from head import Eagle3Head
+from dspark import DSparkHead
+from head import Batch, DraftHead, Eagle3Head
 from target import STOP, Answers, Prompt, Target
+from torch.nn import functional as F
 
 LONGEST = 544
 """Tokens of a prompt and its answer."""
 MOST_NEW = 160
 """Tokens of an answer. A model of this size repeats itself in longer ones, which are then drafted right nearly always:
 a head that learned from 384 tokens spent most of its training on that, and its acceptance there said little."""
+MASK = 4
+"""The token <file_sep>, which no prompt and no answer has: the masks of a block."""
 MEASURED = 5
 """Draft tokens that the acceptance length is reported for."""
 
@@ -39,25 +43,18 @@ class Texts(NamedTuple):
         return self.begins[1:] - self.begins[:-1]
 
 
-class Batch(NamedTuple):
-    """Texts [B, T] padded to one length, their lengths [B], and those of their prompts [B]."""
-
-    tokens: torch.Tensor
-    lengths: torch.Tensor
-    prompts: torch.Tensor
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path, help="a GGUF file or folder")
     parser.add_argument("--prompts", type=Path, required=True, help="written by prompts.py")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
+    parser.add_argument("--kind", choices=["eagle3", "dspark"], default="eagle3")
     parser.add_argument("--begin", type=Path, help="the folder of a head to begin from")
     parser.add_argument("--generate-seconds", type=float, default=90, help="no prompt is begun after that time")
     parser.add_argument("--seconds", type=float, default=300, help="of training")
     parser.add_argument("--rows", type=int, default=1024, help="prompts that are answered at once")
     parser.add_argument("--batch", type=int, default=8192, help="tokens of a step of training")
-    parser.add_argument("--steps", type=int, default=6, help="draft steps of the training-time test")
+    parser.add_argument("--steps", type=int, default=6, help="draft steps of the training-time test, rows of a block")
     parser.add_argument("--later", type=float, default=0.85, help="of step k counts this share, to the power of k")
     parser.add_argument("--lost", type=float, default=0.2, help="weight of a draft after a wrong one of its chain")
     parser.add_argument("--hard", type=float, default=0.3, help="share of the greedy token in the label")
@@ -73,7 +70,8 @@ def main() -> None:
     target = Target(arguments.target, device, torch.float32 if device.type == "cpu" else torch.bfloat16)
     arguments.out.mkdir(parents=True, exist_ok=True)
     train, held_out = written(target, arguments)
-    head = Eagle3Head(head_config(target, arguments.draft_vocab)).to(device)
+    new, config = {"eagle3": (Eagle3Head, eagle3_config), "dspark": (DSparkHead, dspark_config)}[arguments.kind]
+    head = new(config(target, arguments.draft_vocab, arguments.steps)).to(device)
     answers = torch.cat([text[prompt:] for text, prompt in each_text(train)])
     counts = torch.bincount(answers.long(), minlength=target.embedding.shape[0])
     chosen = counts.topk(arguments.draft_vocab).indices.sort().values
@@ -89,22 +87,50 @@ def main() -> None:
     fit(Lesson(target, head, arguments), train, held_out, arguments)
 
 
-def head_config(target: Target, drafted: int) -> dict[str, Any]:
-    """Return config.json of a head for the target."""
+def layer_sizes(target: Target) -> dict[str, Any]:
+    """Return config.json's keys of the layers, which are as wide as the target's."""
     sizes = target.sizes
     return {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": sizes.vocab_size,
-        "draft_vocab_size": drafted, "hidden_size": sizes.hidden_size, "target_hidden_size": sizes.hidden_size,
-        "intermediate_size": sizes.intermediate_size, "num_hidden_layers": 1,
+        "vocab_size": sizes.vocab_size, "hidden_size": sizes.hidden_size, "intermediate_size": sizes.intermediate_size,
         "num_attention_heads": sizes.num_heads, "num_key_value_heads": sizes.num_kv_heads,
-        "head_dim": sizes.head_dim, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-        "max_position_embeddings": sizes.max_position_embeddings, "rope_theta": target.theta,
-        "rms_norm_eps": target.eps, "norm_before_residual": False,
+        "head_dim": sizes.head_dim, "hidden_act": "silu", "attention_bias": False, "rms_norm_eps": target.eps,
+        "max_position_embeddings": sizes.max_position_embeddings, "bos_token_id": 1, "eos_token_id": STOP,
+    }  # fmt: skip
+
+
+def eagle3_config(target: Target, drafted: int, _: int) -> dict[str, Any]:
+    """Return config.json of an EAGLE-3 head for the target, as its authors write it."""
+    sizes = target.sizes
+    return {
+        **layer_sizes(target), "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama",
+        "draft_vocab_size": drafted, "target_hidden_size": sizes.hidden_size, "num_hidden_layers": 1,
+        "mlp_bias": False, "rope_theta": target.theta, "norm_before_residual": False,
         "eagle_config": {
             "use_aux_hidden_state": True, "norm_before_fc": False,
             "eagle_aux_hidden_state_layer_ids": [2, sizes.num_layers // 2, sizes.num_layers - 3],
         },
-        "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": STOP, "dtype": "bfloat16",
+        "tie_word_embeddings": False, "dtype": "bfloat16",
+    }  # fmt: skip
+
+
+def dspark_config(target: Target, drafted: int, block: int) -> dict[str, Any]:
+    """Return config.json of a DSpark head for the target, as `speculators` writes it."""
+    last = target.sizes.num_layers - 3
+    return {
+        "architectures": ["DSparkDraftModel"], "speculators_model_type": "dspark", "speculators_version": "0.9.0",
+        "speculators_config": {
+            "algorithm": "dspark", "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": block}],
+            "verifier": {"name_or_path": None, "architectures": ["LlamaForCausalLM"]},
+        },
+        "transformer_layer_config": {
+            **layer_sizes(target), "model_type": "qwen3", "num_hidden_layers": 3, "tie_word_embeddings": False,
+            "rope_parameters": {"rope_theta": target.theta, "rope_type": "default"},
+        },
+        "aux_hidden_state_layer_ids": [2 + (last - 2) * i // 4 for i in range(5)], "block_size": block,
+        "draft_vocab_size": drafted, "mask_token_id": MASK, "sample_from_anchor": True, "markov_head_type": "vanilla",
+        "markov_rank": 64, "enable_confidence_head": True, "confidence_head_with_markov": True,
+        "tie_word_embeddings": False, "dtype": "bfloat16",
     }  # fmt: skip
 
 
@@ -187,49 +213,49 @@ class CrossEntropy(torch.autograd.Function):
 class Lesson:
     """What the head learns from a batch, and what it would have drafted."""
 
-    def __init__(self, target: Target, head: Eagle3Head, arguments: argparse.Namespace) -> None:
+    def __init__(self, target: Target, head: DraftHead, arguments: argparse.Namespace) -> None:
         self.target, self.head, self.steps = target, head, arguments.steps
         self.hard, self.lost = arguments.hard, arguments.lost
         self.draft_ids = head.draft_ids()
 
     def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the losses [steps]; hits [steps, N]: whether drafts are the target's greedy tokens; their texts [N].
+        """Return the losses [steps]; hits [S, N]: whether drafts are the target's greedy tokens; their texts [N].
 
-        N drafts begin after each token of the answers, but the last ones. The label is the target's distribution over
-        the draft vocabulary, normalised, and in a part the greedy token. A draft whose label's row lies behind the
+        N drafts of S steps, at most `steps`, begin in the answers. The label is the target's distribution over the
+        draft vocabulary, normalised, and in a part the greedy token. A draft whose label's row lies behind the
         text's end counts for nothing in the loss, one after a wrong draft of its chain counts `lost`: a verify would
         drop it. No draft begins where one of its hits would be unknown.
         """
-        target, head, steps = self.target, self.head, self.steps
+        target, head = self.target, self.head
         hidden, aux = target.forward(batch.tokens, head.aux_layers)
-        rows = batch.tokens.shape[1] - steps
-        row = torch.arange(rows, device=target.device)
-        begins = (row >= batch.prompts[:, None] - 1) & (row < batch.lengths[:, None] - 2)
-        text, place = begins.nonzero(as_tuple=True)
-        whole = place < batch.lengths[text] - 1 - steps
-        embeds = target.embedding[batch.tokens].float()
-        with torch.autocast(target.device.type, dtype=torch.bfloat16, enabled=target.device.type != "cpu"):
-            states = [state[text, place] for state in head.unroll(embeds, torch.cat(aux, dim=-1).float(), steps)]
+        narrow = torch.autocast(target.device.type, dtype=torch.bfloat16, enabled=target.device.type != "cpu")
+        with narrow:
+            text, place, states = head.draft(target.embedding, batch, torch.cat(aux, dim=-1).float(), self.steps)
+        last = batch.lengths[text] - 1
         labels, greedy, number = self._labels(batch, hidden)
-        losses, hits = list[torch.Tensor](), list[torch.Tensor]()
+        losses, hits = hidden.new_zeros(self.steps, dtype=torch.float32), list[torch.Tensor]()
+        whole = place + len(states) <= last
         right = torch.ones_like(whole)
         for step, state in enumerate(states):
-            inside = place + 1 + step < batch.lengths[text] - 1
-            which = number[text, torch.where(inside, place + 1 + step, place + 1)]
+            inside, before = place + step < last, batch.tokens[text, place + step]
+            which = number[text, torch.where(inside, place + step, place)]
             weight = torch.where(right, 1.0, self.lost) * inside / inside.sum().clamp(min=1)
-            with torch.autocast(target.device.type, dtype=torch.bfloat16, enabled=target.device.type != "cpu"):
-                logits = head.lm_head(state)
-            losses.append(CrossEntropy.apply(logits, labels[which], weight))
+            with narrow:
+                logits, confidence = head.logits(state, before), head.confidence(state, before)
+            losses[step] += CrossEntropy.apply(logits, labels[which], weight)
             hits.append(self.draft_ids[logits.detach().argmax(-1)] == greedy[which])
+            if confidence is not None:
+                chance = hits[-1].float()
+                losses[step] += F.binary_cross_entropy_with_logits(confidence.float(), chance, weight, reduction="sum")
             right = right & hits[-1]
-        return torch.stack(losses), torch.stack(hits)[:, whole], text[whole]
+        return losses, torch.stack(hits)[:, whole], text[whole]
 
     @torch.no_grad()
     def _labels(self, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return labels [M, draft vocab] and greedy tokens [M] of the rows in the answers, and their numbers [B, T]."""
         row = torch.arange(batch.tokens.shape[1], device=hidden.device)
         wanted = (row >= batch.prompts[:, None]) & (row < batch.lengths[:, None])
-        logits = torch.nn.functional.linear(hidden[wanted], self.target.embedding)
+        logits = F.linear(hidden[wanted], self.target.embedding)
         greedy = logits.argmax(-1)
         labels = logits[:, self.draft_ids].float().softmax(-1)
         index = torch.searchsorted(self.draft_ids, greedy).clamp_(max=self.draft_ids.numel() - 1)
@@ -242,6 +268,7 @@ class Lesson:
 def acceptance(lesson: Lesson, texts: Texts, size: int) -> tuple[list[float], float]:
     """Return the share of drafts, begun after every token of greedy answers, whose tokens up to step k are right; and
     the mean acceptance length, where a draft begins where the one before it ended."""
+    lesson.head.eval()
     chains = list[torch.Tensor]()
     tokens = rounds = 0
     for batch in batches(texts, size, lesson.target.device):
@@ -253,12 +280,13 @@ def acceptance(lesson: Lesson, texts: Texts, size: int) -> tuple[list[float], fl
         while row < len(accepted):
             following = min(row + accepted[row] + 1, ends[row])
             tokens, rounds, row = tokens + accepted[row] + 1, rounds + 1, following
+    lesson.head.train()
     return torch.cat(chains, dim=1).float().mean(1).tolist(), tokens / max(rounds, 1)
 
 
 def fit(lesson: Lesson, train: Texts, held_out: Texts, arguments: argparse.Namespace) -> None:
     """Train until the time is over: AdamW, a short linear warm-up, then a cosine to 1 % of the learning rate."""
-    head, path = lesson.head, arguments.out / "training.pt"
+    head, path = lesson.head, arguments.out / f"{arguments.kind}.pt"
     matrices = [p for p in head.parameters() if p.dim() == 2]
     vectors = [p for p in head.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
@@ -277,7 +305,7 @@ def fit(lesson: Lesson, train: Texts, held_out: Texts, arguments: argparse.Names
 
     def report() -> None:
         rates, length = acceptance(lesson, held_out, arguments.batch)
-        head.save(arguments.out / "eagle3")
+        head.save(arguments.out / arguments.kind)
         at = step, time.perf_counter() - start + before, epoch, seen
         torch.save({"head": head.state_dict(), "optimizer": optimizer.state_dict(), "at": at}, path)
         print(

@@ -1,7 +1,7 @@
 """Drafters as the examples train them, and as they draft: the same logits from one folder, of each step.
 
 The training code is a second implementation: it unrolls all rows at once, in its own words. That of `examples/smollm2`
-is compared with the tiny-python EAGLE-3 head too, whose folder has the same format.
+is compared with the tiny-python EAGLE-3 head too, whose folder has the same format, and with `speculators` for DSpark.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from changed_folders import FIXTURES
+from safetensors.torch import load_file
 
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.engine.load import shipped_pair
@@ -73,6 +75,22 @@ def test_chain_of_the_head_for_smollm2(target, monkeypatch, chain_logits):
     for row in (0, 4, 8):
         for step, logits in enumerate(chain_logits(head, tokens[1:], states, row, STEPS)):
             torch.testing.assert_close(logits, wanted[step][0, row], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_blocks_of_the_dspark_head_for_smollm2(monkeypatch):
+    """Blocks at three places of one sequence, as `speculators` computes them."""
+    monkeypatch.syspath_prepend(EXAMPLE.parent / "smollm2")
+    folder, want = FIXTURES / "dspark", load_file(FIXTURES / "dspark.expected.safetensors")
+    teacher = importlib.import_module("dspark").DSparkHead(json.loads((folder / "config.json").read_text()))
+    teacher.aux_scale.uniform_(0.5, 2)
+    teacher.load(folder)
+    tokens, rows = want["token_ids"], want["rows"].view(3, 4)
+    embedding = load_target(FIXTURES / "target", dtype=torch.float32).embed_tokens
+    states = teacher.blocks(embedding, tokens[None], want["aux_hidden"][None], rows[:, 0][None], 4)[0].flatten(0, 1)
+    before = tokens[rows.flatten()]
+    torch.testing.assert_close(teacher.logits(states, before), want["logits"], **TOLERANCE)
+    torch.testing.assert_close(teacher.confidence(states, before).sigmoid(), want["confidence"], **TOLERANCE)
 
 
 @pytest.mark.parametrize("drafts", [1, 5, 7])
