@@ -15,9 +15,9 @@ def unsupported_arguments(args: Any) -> str | None:
         return "no --speculative-draft-model-path; the drafter is an EAGLE folder of its own"
     if (topk := args.speculative_eagle_topk) not in (None, 1):
         return f"--speculative-eagle-topk {topk}; chains (1) are drafted"
-    for name in ("tp_size", "pp_size", "dp_size", "attn_cp_size"):
+    for name in ("pp_size", "dp_size", "attn_cp_size"):
         if (size := getattr(args, name, 1)) != 1:
-            return f"--{name.replace('_', '-')} {size}; one GPU is served"
+            return f"--{name.replace('_', '-')} {size}; one GPU is served, or several with --tp-size"
     if args.kv_cache_dtype not in ("auto", "fp8_e4m3"):
         return f"--kv-cache-dtype {args.kv_cache_dtype}; the KV cache has the model's dtype, or fp8_e4m3"
     if args.disaggregation_mode != "null":

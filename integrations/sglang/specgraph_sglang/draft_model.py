@@ -16,24 +16,26 @@ from specgraph.errors import UnsupportedError
 from specgraph.models import eagle3_head_from_module, eagle_head_from_module
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
+from specgraph.parallel import WHOLE, TensorParallel
 
 EAGLE3_CLASS, EAGLE_CLASS = "LlamaForCausalLMEagle3", "LlamaForCausalLMEagle"
 
 POOL_CLASS = "MHATokenToKVPool"
 
 
-def draft_head(module: Any) -> Eagle3Head | EagleHead:
+def draft_head(module: Any, ranks: TensorParallel = WHOLE) -> Eagle3Head | EagleHead:
     """The head over the module's own weights, with the module's own table of cosines and sines.
 
     Args:
         module: as SGLang loaded it, its weights on the device and the target's embedding set.
+        ranks: over which SGLang has split the module.
 
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
     """
     name = type(module).__name__
     if name == EAGLE_CLASS:
-        return eagle_head_from_module(module)
+        return eagle_head_from_module(module, ranks)
     if name != EAGLE3_CLASS:
         raise UnsupportedError(f"the draft model is a {name}; served are {EAGLE3_CLASS} and {EAGLE_CLASS}")
     if len(module.model.layers) != 1:
@@ -44,7 +46,7 @@ def draft_head(module: Any) -> Eagle3Head | EagleHead:
     if ids is not None:
         ids = ids.to(module.lm_head.weight.device)
         ids = ids - torch.arange(len(ids), device=ids.device)
-    return eagle3_head_from_module(module, draft_to_target=ids)
+    return eagle3_head_from_module(module, draft_to_target=ids, ranks=ranks)
 
 
 def draft_cache(head: Eagle3Head | EagleHead, module: Any, pool: Any) -> Sequence[KVCache]:

@@ -13,7 +13,15 @@ from typing import Any
 
 from specgraph.errors import UnsupportedError
 from specgraph_sglang.config import ALGORITHMS, unsupported_arguments
-from specgraph_sglang.names import RESERVE, ROW_HEADROOM, SIZING_MODULE, TAKEN, WORKER_MODULE, differences
+from specgraph_sglang.names import (
+    RESERVE,
+    ROW_HEADROOM,
+    SIZING_MODULE,
+    TAKEN,
+    TENSOR_PARALLEL,
+    WORKER_MODULE,
+    differences,
+)
 from specgraph_sglang.worker import draft_worker_class, worker_class
 
 _OWN = ("create_worker", "register", "from_string")
@@ -80,7 +88,10 @@ def make_worker_class(server_args: Any) -> Any:
     worker: Any = importlib.import_module(WORKER_MODULE)
     if found := differences(worker, importlib.import_module(SIZING_MODULE)):
         raise UnsupportedError(f"this release of SGLang is not served: {'; '.join(found)}")
-    taken = SimpleNamespace(**{name: getattr(worker, name) for name in TAKEN})
+    taken = SimpleNamespace(**{name: getattr(worker, name) for name in TAKEN}, tp_group=None)
+    if server_args.tp_size > 1:
+        module, name = TENSOR_PARALLEL
+        taken.tp_group = getattr(importlib.import_module(module), name)
     return worker_class(worker.EAGLEWorkerV2, draft_worker_class(worker.EagleDraftWorker, taken))
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from specgraph import open_platform
 from specgraph.capture.transfers import write
 from specgraph.engine import ProposeCounts
+from specgraph.parallel import WHOLE
+from specgraph.parallel.ranks import ranks_of_groups
 from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
 from specgraph.plugin.weight_addresses import WeightAddresses
 from specgraph_sglang.draft_model import draft_cache, draft_head
@@ -28,7 +30,8 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
 
     Args:
         stock: SGLang's class.
-        sglang: what it takes of SGLang (`names.TAKEN`).
+        sglang: what it takes of SGLang (`names.TAKEN`), and the function of `names.TENSOR_PARALLEL` as `tp_group`; None
+            for one rank.
     """
 
     class SpecgraphDraftWorker(stock):
@@ -115,6 +118,8 @@ class DraftRounds:
             worker: SGLang's draft worker.
             sglang: see `draft_worker_class`.
         """
+        group = None if sglang.tp_group is None else sglang.tp_group()
+        self._ranks = None if group is None else ranks_of_groups(group.device_group, group.cpu_group)
         self.worker, self.sglang = worker, sglang
         self.counts = ProposeCounts(_LOG)
         self.fast_path: FastPath | None = None
@@ -130,6 +135,8 @@ class DraftRounds:
         """Where SGLang has put other tensors in the place of weights, read them, and capture again."""
         if self.fast_path is not None and self._weights.moved():
             _LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
+            if self._ranks is not None:
+                self._ranks.exchange("the drafter's weights lie elsewhere")
             self.fast_path.drafter.close()
             kept, begun = self.kept, self.begun
             self.capture()
@@ -139,7 +146,8 @@ class DraftRounds:
         """Make the fast path, when SGLang has captured its own graphs."""
         worker, runner = self.worker, self.worker.draft_runner
         self._weights = WeightAddresses(runner.model)
-        head, page_size = draft_head(runner.model), runner.token_to_kv_pool.page_size
+        split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
+        head, page_size = draft_head(runner.model, split), runner.token_to_kv_pool.page_size
         sizes, _ = self.sglang.get_batch_sizes_to_capture(runner)
         rows, table = worker.req_to_token_pool.req_to_token, head.attention_layers[0].rotary
         assert table is not None
@@ -152,6 +160,7 @@ class DraftRounds:
             max_model_len=min(runner.model_config.context_len, table.shape[0]),
             block_size=page_size,
             capture_sizes=sizes,
+            ranks=self._ranks,
         )
         config, num_slots = runner.model_config, rows.shape[0]
 

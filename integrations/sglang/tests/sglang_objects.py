@@ -33,6 +33,7 @@ class DraftModule(torch.nn.Module):
             dim, config["max_position_embeddings"], config["rope_theta"], torch.float32
         )
         attention.num_heads, attention.num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        attention.total_num_kv_heads = config["num_key_value_heads"]
         attention.head_dim, attention.scaling = dim, dim**-0.5
         attention.attn = SimpleNamespace(sliding_window_size=-1, logit_cap=0.0, k_scale_float=None, v_scale_float=None)
         layer = torch.nn.Module()

@@ -22,6 +22,7 @@ from specgraph_sglang.names import (
     ROW_HEADROOM,
     SIZING_MODULE,
     TAKEN,
+    TENSOR_PARALLEL,
     VERIFY_INPUT,
 )
 
@@ -104,6 +105,10 @@ def test_the_workers_have_what_the_classes_use() -> None:
     imported = {a.name for n in ast.walk(ast.parse(source(path))) if isinstance(n, ast.ImportFrom) for a in n.names}
     assert set(TAKEN) <= imported
     assert any(name in source("managers/scheduler.py") for name in READ_DONE)
+    module, name = TENSOR_PARALLEL
+    path = module.removeprefix("sglang.srt.").replace(".", "/") + ".py"
+    found(path, ast.FunctionDef, name)
+    assert {"device_group", "cpu_group"} <= members(found(path, ast.ClassDef, "GroupCoordinator"))
 
 
 def test_batches_and_results_have_the_fields() -> None:

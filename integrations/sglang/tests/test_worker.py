@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from draft.test_against_dense import dense_chain
+from parallel.processes import results
 from sglang_objects import (
     LlamaForCausalLMEagle,
     LlamaForCausalLMEagle3,
@@ -19,6 +22,7 @@ from sglang_objects import (
 )
 from specgraph_sglang.worker import draft_worker_class
 from tiny_checkpoints import write_eagle, write_eagle3, write_target
+from vllm_objects import split
 
 from specgraph import load_drafter, load_target
 
@@ -30,19 +34,22 @@ MODULES = {"eagle3": (LlamaForCausalLMEagle3, write_eagle3), "eagle": (LlamaForC
 class Engine:
     """SGLang's side: request slots, `req_to_token`, the KV pool, and rounds whose accepted counts are drawn."""
 
-    def __init__(self, folder, method: str, page: int) -> None:
-        """Method "fp8" is EAGLE-3 with an FP8 KV cache."""
+    def __init__(self, folder, method: str, page: int, ranks=None) -> None:
+        """Method "fp8" is EAGLE-3 with an FP8 KV cache. `ranks`: this process is one of those that split the module."""
+        size, rank = (1, 0) if ranks is None else (ranks.size, ranks.rank)
+        vocab = {} if ranks is None else {"vocab": 128}  # SGLang pads others to 64 rows
         fp8, method = method == "fp8", method.replace("fp8", "eagle3")
         self.stored = (lambda x: x.float().to(E4M3).double()) if fp8 else lambda x: x
         self.page, (module, write) = page, MODULES[method]
         self.g = torch.Generator().manual_seed(3)
-        target_folder, draft_folder = write_target(folder / "t"), write(folder / "d")
+        target_folder = write_target(folder / "t", **vocab)
+        draft_folder = write(folder / "d", **vocab, **({"draft_vocab": 64} if vocab else {}))
         target = load_target(target_folder, dtype=torch.float32)
         self.oracle = load_drafter(draft_folder, load_target(target_folder, dtype=torch.float64))
         config = json.loads((draft_folder / "config.json").read_text())
         self.vocab, layer = target.vocab_size, self.oracle.attention_layers[0]
         pages, dtype = MAX_LEN // page, E4M3 if fp8 else torch.float32
-        self.pool = MHATokenToKVPool(SLOTS * pages, page, layer.num_kv_heads, layer.head_dim, dtype)
+        self.pool = MHATokenToKVPool(SLOTS * pages, page, layer.num_kv_heads // size, layer.head_dim, dtype)
         owned = (torch.randperm(SLOTS * pages, generator=self.g) + 1).view(SLOTS, pages)
         slots = (owned[:, :, None] * page + torch.arange(page)).view(SLOTS, MAX_LEN)
         stale = torch.full((SLOTS, 9), 3 * page + 1)
@@ -50,13 +57,17 @@ class Engine:
             build_eagle_verify_input=lambda *args, **named: SimpleNamespace(args=args, named=named),
             get_batch_sizes_to_capture=lambda runner: (SIZES, None),
             EagleDraftInput=SimpleNamespace, _eagle_prefill_tail_tokens=prompt_tails,
+            tp_group=ranks and (lambda: SimpleNamespace(device_group=ranks.device, cpu_group=ranks.host)),
         ))  # fmt: skip
         w = self.worker = made()
         w.start_specgraph()
         w.server_args, w.speculative_num_steps, w.speculative_num_draft_tokens = server_args(page_size=page), K, K + 1
         w.req_to_token_pool = SimpleNamespace(req_to_token=torch.cat([slots, stale], 1).int())
+        model = module(draft_folder, config, target, torch.float32)
+        if size > 1:
+            split(model, rank, size)
         w.draft_runner = SimpleNamespace(
-            model=module(draft_folder, config, target, torch.float32), token_to_kv_pool=self.pool,
+            model=model, token_to_kv_pool=self.pool,
             model_config=SimpleNamespace(context_len=MAX_LEN, spec_hidden_size=32, dtype=torch.float32),
         )  # fmt: skip
         w._topk1_parents_prealloc = torch.zeros(8, K)
@@ -113,6 +124,24 @@ class Engine:
         with torch.inference_mode():
             self.worker._draft_extend_for_decode(batch, result)
         return batch, result, self.want(slots)
+
+
+def draft_on_a_rank(ranks) -> list[list[int]]:
+    """Drafts of rounds on this rank that differ from those of the whole module."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine, wrong, seen = Engine(Path(folder), "eagle3", 16, ranks), [], 0
+    for slot, length in ((2, 3), (0, 15), (4, 40)):
+        engine.prompt(slot, length)
+    for slots, counts in (([2, 0, 4], [1, 3, 5]), ([4, 2], [2, 2]), ([0, 4, 2], [4, 1, 5])):
+        _, _, want = engine.round(slots, counts)
+        got = handed_out(engine, slots).tolist()
+        wrong += [row for row, each in zip(got, want, strict=True) if row != each]
+        seen += len(got)
+    return [wrong, [seen]]
+
+
+def test_two_ranks_draft_what_the_whole_module_drafts() -> None:
+    assert results(2, "call", module="test_worker", name="draft_on_a_rank") == [[[], [8]]] * 2
 
 
 @pytest.fixture
