@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from specgraph_npu.attention import make_attention
+from test_random_graphs import SCHEDULES
 
 from draft.on_platform import arguments, make_drafter, propose, rounds_for
+from draft.pairs import make_head, make_target
+from specgraph import ops
 from specgraph.device import LOWERINGS
 from specgraph.device.cpu import CpuPlatform
+from specgraph.parallel import ContextParallel
+
+ALONE = ContextParallel(0, 1, "alone")
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +52,22 @@ def test_attention_rows_agree(npu, runtime, cpu, name):
     drafter.close()
 
 
-@pytest.mark.parametrize(("lowering", "name"), [("merged", "fia"), ("step", "fia"), ("merged", "atb-paged")])
-def test_random_schedules(npu, runtime, cpu, lowering, name):
-    reference = make_drafter(cpu, "eager", 3)
-    drafter = make_drafter(npu, lowering, 3, attention=make_attention(npu, name))
+@pytest.mark.parametrize("name", ["fia", "atb-paged", "fia-mla", "fia-v2"])
+@pytest.mark.parametrize("lowering", ["merged", "step"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_random_schedules(npu, runtime, cpu, lowering, name, shared, monkeypatch):
+    """Also with keys that ranks share, of one rank that holds all of them: its part goes through the same updates."""
+    kind = "latent" if name == "fia-mla" else "eagle3"
+    head, attention = make_head(kind, make_target()), make_attention(npu, name)
+    reference = make_drafter(cpu, "eager", 3, head=head)
+    if shared:
+        if not attention.row.lse_flag or kind == "latent":
+            pytest.skip("it takes no keys that ranks share")
+        head.attention_layers = tuple(replace(layer, ranks=ALONE) for layer in head.attention_layers)
+        monkeypatch.setattr(ops, "all_gather", lambda x, group, size: x)
+    drafter = make_drafter(npu, lowering, 3, head=head, attention=attention)
     rounds = rounds_for(reference, seed=2)
-    for seed in range(60):
+    for seed in range(SCHEDULES // 4):
         runtime.schedule(seed, delay_us=200, percent=25)
         batch = rounds.next()
         assert torch.equal(propose(drafter, batch), propose(reference, batch)), seed

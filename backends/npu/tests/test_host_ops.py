@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import accumulate
+from random import Random
 
 import pytest
 import torch
 from specgraph_npu.attention import make_attention
 from specgraph_npu.host_ops import HOST_OPS, make_call
+from test_random_graphs import SCHEDULES
 from test_wheel_names import keywords
 
 from specgraph import ops
@@ -205,12 +207,15 @@ def test_names_are_those_of_the_installed_wheel(npu, name):
 @pytest.mark.parametrize("name", ["fia", "fia-v2"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_share_keys(npu, runtime, monkeypatch, name, ranks):
-    """Each rank's part, captured with no keys and updated, added up: attention over all keys. A rank may hold none."""
+    """Each rank's part, captured with no keys and updated under random schedules, added up: attention over all keys.
+
+    A rank may hold none.
+    """
     problem, attention = Problem(2), make_attention(npu, name)
-    lengths = HostLengths([2, 2, 2], [min(383, BLOCK * ranks), 2, 0])
+    room = min(383, BLOCK * ranks)
     monkeypatch.setattr("specgraph_npu.attention.own_heads", lambda part, *_: part)
     pages = problem.table.long()
-    parts = []
+    captured = []
     for rank in range(ranks):
         layer = AttentionLayer(HEADS, 2, DIM, problem.scale, ranks=ContextParallel(rank, ranks, ""))
         assert attention.supports(layer, torch.bfloat16, 128 * ranks)
@@ -228,9 +233,16 @@ def test_ranks_that_share_keys(npu, runtime, monkeypatch, name, ranks):
         inert = HostLengths([2, 2, 2], [0, 0, 0])
         with graph.capture():
             part = attention.forward(layer, 0, query, key, key, cache, StepContext(metadata, 0, inert, updates))
-        graph.replay()
-        updates.apply_in_order({0: lengths})
-        parts.append(part.cpu())
+        captured.append((graph, updates, part, cache, metadata, query, key))  # graphs keep no tensors of others
+    random = Random(ranks)
+    for seed in range(max(3, SCHEDULES // 5)):
+        seen = [random.choice((0, random.randint(2, room), random.randint(2, 9))) for _ in range(3)]
+        lengths = HostLengths([2, 2, 2], seen if seed else [room, 2, 0])
+        runtime.schedule(seed, delay_us=200, percent=25)
+        for graph, updates, *_ in captured:
+            graph.replay()
+            updates.apply_in_order({0: lengths})
+        found = ops.sum_parts(torch.cat([part.cpu() for _, _, part, *_ in captured]), ranks, 0, HEADS)
+        torch.testing.assert_close(found.double(), problem.reference(lengths), **TOLERANCE)
+    for graph, *_ in captured:
         graph.close()
-    found = ops.sum_parts(torch.cat(parts), ranks, 0, HEADS)
-    torch.testing.assert_close(found.double(), problem.reference(lengths), **TOLERANCE)
