@@ -29,6 +29,8 @@ class Architecture:
     """One layer of so many has full attention, unless the configuration says otherwise."""
     partly_rotated: float | None = None
     """The rotated share of each head where the configuration gives none; None where heads are rotated whole."""
+    hybrid: bool = False
+    """Layers of the target may be linear attention; those of its MTP modules have full attention."""
 
 
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
@@ -116,6 +118,40 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }
 """`model_type` -> architecture."""
 
+_QWEN_HYBRID = {
+    "max_position_embeddings": 32768,
+    "head_dim": 256,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+_HYBRID_MODEL = {"qk_norm": True, "norm_offset": 1.0}
+
+MTP_ARCHITECTURES: Mapping[str, Architecture] = {
+    **ARCHITECTURES,
+    "qwen3_next": Architecture(
+        {**_QWEN_HYBRID, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10},
+        _HYBRID_MODEL,
+        partly_rotated=0.25,
+        hybrid=True,
+    ),
+    "qwen3_5_text": Architecture(
+        {"max_position_embeddings": 32768, "head_dim": 256, "num_key_value_heads": 4},
+        _HYBRID_MODEL,
+        partly_rotated=0.25,
+        hybrid=True,
+    ),
+    "qwen3_5_moe_text": Architecture(
+        {**_QWEN_HYBRID, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8},
+        _HYBRID_MODEL,
+        partly_rotated=0.25,
+        hybrid=True,
+    ),
+    "deepseek_v32": Architecture(
+        {**ARCHITECTURES["deepseek_v3"].absent_keys, "max_position_embeddings": 163840, "index_topk": 2048}
+    ),
+}
+"""The same for targets whose MTP modules are read, though not always the target itself."""
+
 _GPT_OSS_ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -132,7 +168,7 @@ def with_absent_keys(source: ConfigSource, architecture: str) -> ConfigSource:
     A key that is null stays null, except the rotation of gpt-oss: with no section for it, transformers 5 takes YaRN's.
     A key that is taken from the result counts as taken from `source`.
     """
-    values = {**ARCHITECTURES[architecture].absent_keys, **source.values}
+    values = {**MTP_ARCHITECTURES[architecture].absent_keys, **source.values}
     if architecture == "gpt_oss" and not values.get("rope_parameters") and not values.get("rope_scaling"):
         values["rope_scaling"] = _GPT_OSS_ROPE
     return replace(source, values=values)

@@ -33,8 +33,8 @@ RANGES: Mapping[str, Range] = {
         (0, 1 << 24, "mask_token_id ptd_token_id"),
         (1, 1 << 18, "hidden_size target_hidden_size"),
         (1, 1 << 22, "intermediate_size"),
-        (1, 1 << 20, "moe_intermediate_size"),
-        (1, 1 << 16, "kv_lora_rank q_lora_rank"),
+        (1, 1 << 20, "moe_intermediate_size shared_expert_intermediate_size"),
+        (1, 1 << 16, "kv_lora_rank q_lora_rank index_topk"),
         # heads
         (1, 1 << 14, "num_attention_heads num_key_value_heads"),
         (2, 4096, "head_dim qk_rope_head_dim"),
@@ -86,7 +86,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
         (("dflash",), "projector_type"),
         ((False,), "is_encoder_decoder add_cross_attention use_mrope alibi qk_layernorm use_qk_norm parallel_attn"),
         ((False,), "use_parallel_residual rope_interleaved"),
-        ((False,), "use_bidirectional_attention"),
+        ((False,), "use_bidirectional_attention layer_scale mtp_use_dedicated_embeddings"),
         ((), "attention_multiplier query_pre_attn_scalar scale_depth text_config vision_config audio_config"),
         # PARD and P-EAGLE predict several tokens per pass, from mask tokens; the reader of the latter takes its keys
         ((False,), "parallel_drafting"),
@@ -100,11 +100,11 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 _HARMLESS = """
     architectures attention_dropout auto_map bos_token_id dtype embd_pdrop embed_requires_grad eos_token_id
     has_no_defaults_at_init id2label initializer_range is_llama_config label2id max_window_layers model_type
-    name_or_path num_mtp_layers num_nextn_predict_layers output_attentions output_hidden_states pad_token_id
-    output_router_logits pretraining_tp problem_type resid_pdrop return_dict router_aux_loss_coef sliding_window
-    sliding_window_non_causal speculators_version
-    tie_word_embeddings tokenizer_class torch_dtype torchscript transformer_layer_architecture transformers_version
-    unk_token_id use_cache use_sliding_window
+    mtp_num_hidden_layers name_or_path num_mtp_layers num_nextn_predict_layers output_attentions
+    output_hidden_states output_router_logits pad_token_id pretraining_tp problem_type resid_pdrop return_dict
+    router_aux_loss_coef sliding_window sliding_window_non_causal speculators_version tie_word_embeddings
+    tokenizer_class torch_dtype torchscript transformer_layer_architecture transformers_version unk_token_id
+    use_cache use_sliding_window
 """
 HARMLESS = frozenset(_HARMLESS.split())
 """Keys of a configuration's top level that do not change what a model of a known architecture computes, or that count
@@ -214,9 +214,9 @@ class ConfigSource:
 def check_keys(source: ConfigSource, *, strict: bool = False) -> None:
     """Account for every key of a configuration and of the sections that were read, after its reader is done.
 
-    Unknown keys of a top level (or of `transformer_layer_config`, which is one) are ignored with one warning that names
-    them: tools leave many there, and the architectures themselves read none of them. `strict` refuses them; so is every
-    other section read.
+    Unknown keys of a top level (or of `transformer_layer_config` and `text_config`, which are such) are ignored
+    with one warning that names them: tools leave many there, and the architectures themselves read none of them.
+    `strict` refuses them; so is every other section read.
 
     Raises:
         CheckpointError: a key that changes the computation in a way that is not supported, or an unknown key where
@@ -236,7 +236,7 @@ def check_keys(source: ConfigSource, *, strict: bool = False) -> None:
     if unknown:
         _LOG.warning("%s: ignored unknown keys %s", source.name, shown(sorted(unknown)))
     for key, section in source.sections.items():
-        check_keys(section, strict=key != "transformer_layer_config")
+        check_keys(section, strict=key not in ("transformer_layer_config", "text_config"))
 
 
 def read_config(folder: Path) -> ConfigSource:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specgraph.checkpoints.architectures import ARCHITECTURES, Architecture
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.folder import CheckpointFolder
@@ -42,13 +43,19 @@ class DrafterFolder:
     num_modules: int | None = None
     """Number of MTP modules that the caller asked for; None for all."""
 
-    def decoder_config(self, default_architecture: str, absent_keys: bool = False) -> ModelConfig:
+    def decoder_config(
+        self,
+        default_architecture: str,
+        absent_keys: bool = False,
+        architectures: Mapping[str, Architecture] = ARCHITECTURES,
+    ) -> ModelConfig:
         """Return the decoder's sizes, with as many positions as the target has, and the target's vocabulary.
 
-        A drafter's own `max_position_embeddings` is the length of its training texts, and no limit. `absent_keys`: see
-        `model_config`; for drafters whose authors read the configuration with the architecture's own class.
+        A drafter's own `max_position_embeddings` is the length of its training texts, and no limit.
+        `absent_keys` and `architectures`: see `model_config`; the former for drafters whose authors read the
+        configuration with the architecture's own class.
         """
-        config = model_config(self.layers, default_architecture, absent_keys)
+        config = model_config(self.layers, default_architecture, absent_keys, architectures)
         self.check_same("vocabulary", config.vocab_size, self.target.vocab_size)
         return config.with_max_position(self.target.max_model_len).split(self.target.tensor_parallel)
 

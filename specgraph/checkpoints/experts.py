@@ -10,14 +10,17 @@ from torch import Tensor
 
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.folder import CheckpointFolder
+from specgraph.checkpoints.latent import DEEPSEEK
 from specgraph.models.experts import Experts, ExpertsConfig
 from specgraph.models.layers import Weight
 from specgraph.parallel import WHOLE, TensorParallel
 
+_QWEN = ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
+
 
 def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> ExpertsConfig | None:
     """Return the sizes and the routing of a mixture; None for an architecture without one."""
-    if architecture not in ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "deepseek_v3"):
+    if architecture not in (*_QWEN, "mixtral", "gpt_oss", "glm4_moe", *DEEPSEEK):
         return None
     keys = ("num_experts", "num_local_experts", "n_routed_experts")
     key = next((k for k in keys if source.has(k)), "num_local_experts")
@@ -33,12 +36,14 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
         routing["scoring"] = "softmax of the chosen"
         routing["alpha"] = source.number("swiglu_alpha", 1.702)
         routing["limit"] = source.number("swiglu_limit", 7.0)
-    elif architecture == "qwen3_moe":
+    elif architecture in _QWEN:
         dense, every = source.integers("mlp_only_layers") or (), source.integer("decoder_sparse_step", 1)
         sparse = [i not in dense and (i + 1) % every == 0 for i in range(num_layers)]
-        routing["normalised"] = source.boolean("norm_topk_prob", False)
-    elif architecture in ("glm4_moe", "deepseek_v3"):
-        if architecture == "deepseek_v3":  # keys of the authors' own file; transformers has no other values
+        routing["normalised"] = source.boolean("norm_topk_prob", architecture != "qwen3_moe")
+        if architecture != "qwen3_moe":
+            routing |= {"shared_inner": source.integer("shared_expert_intermediate_size"), "shared_gated": True}
+    elif architecture in ("glm4_moe", *DEEPSEEK):
+        if architecture in DEEPSEEK:  # keys of the authors' own file; transformers has no other values
             source.require({"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1})
             source.taken.update(("ep_size", "seq_aux", "aux_loss_alpha"))  # for training
         first = source.integer("first_k_dense_replace", 0)
@@ -64,7 +69,8 @@ def _grouped(source: ConfigSource, num_experts: int, top_k: int) -> dict[str, An
 def load_experts(
     folder: CheckpointFolder, prefix: str, config: ExpertsConfig, hidden: int, ranks: TensorParallel = WHOLE
 ) -> dict[str, Any]:
-    """Read the mixture of the layer `prefix`, under the names of gpt-oss, Mixtral, or Qwen3 (DeepSeek, GLM).
+    """Read the mixture of the layer `prefix`, under the names of gpt-oss, Mixtral, or Qwen3 (DeepSeek, GLM), or
+    Qwen3.5's, whose experts are in one tensor.
 
     Args:
         ranks: that hold it together: whole experts or columns of each, of which this rank's are read.
@@ -79,27 +85,47 @@ def load_experts(
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     inner, own = [(config.inner, hidden)] * 2, _own_experts(config, ranks)
     rows, columns = (ranks.share(dim, config.inner) if ranks.experts is None else None for dim in (0, 1))
-    gate_up = [
-        folder.stacked([f"{block}.experts.{e}.{name}.weight" for name in (gate, up)], inner, [rows] * 2) for e in own
-    ]
-    downs = [folder.weight(f"{block}.experts.{e}.{down}.weight", (hidden, config.inner), share=columns) for e in own]
-    others = "|".join(str(e) for e in range(config.num_experts) if e not in own)
-    folder.ignore({rf"{re.escape(block)}\.experts\.({others})\..*": "an expert of another rank"})
-    correction = shared_gate_up = shared_down = None
+    if f"{block}.experts.gate_up_proj" in folder:
+        gate_up, downs = _joined_experts(folder, block, config, hidden, ranks)
+    else:
+        gate_up = torch.stack(
+            [
+                folder.stacked([f"{block}.experts.{e}.{name}.weight" for name in (gate, up)], inner, [rows] * 2)
+                for e in own
+            ]
+        )
+        names = [f"{block}.experts.{e}.{down}.weight" for e in own]
+        downs = torch.stack([folder.weight(name, (hidden, config.inner), share=columns) for name in names])
+        others = "|".join(str(e) for e in range(config.num_experts) if e not in own)
+        folder.ignore({rf"{re.escape(block)}\.experts\.({others})\..*": "an expert of another rank"})
+    correction = shared_gate_up = shared_down = shared_gate = None
     if config.scoring == "sigmoid":
         correction = folder.weight(f"{block}.gate.e_score_correction_bias", (config.num_experts,), torch.float32)
     if size := config.shared_inner:
-        names = [f"{block}.shared_experts.{name}.weight" for name in (gate, up)]
-        shared_gate_up = folder.stacked(names, [(size, hidden)] * 2)
-        shared_down = folder.weight(f"{block}.shared_experts.{down}.weight", (hidden, size))
+        shared = f"{block}.shared_expert{'' if config.shared_gated else 's'}"
+        shared_gate_up = folder.stacked([f"{shared}.{name}.weight" for name in (gate, up)], [(size, hidden)] * 2)
+        shared_down = folder.weight(f"{shared}.{down}.weight", (hidden, size))
+        shared_gate = folder.weight(f"{shared}_gate.weight", (1, hidden)) if config.shared_gated else None
     router = folder.weight(f"{block}.gate.weight", (config.num_experts, hidden))
-    experts = Experts(config, router, None, correction, shared_gate_up, shared_down)
-    return {"experts": experts, "gate_up": Weight(torch.stack(gate_up)), "down": Weight(torch.stack(downs))}
+    experts = Experts(config, router, None, correction, shared_gate_up, shared_down, shared_gate)
+    return {"experts": experts, "gate_up": Weight(gate_up), "down": Weight(downs)}
 
 
 def _own_experts(config: ExpertsConfig, ranks: TensorParallel) -> range:
     """Return the experts of which this rank holds something."""
     return range(config.num_experts) if ranks.experts is None else range(*ranks.experts.part(config.num_experts))
+
+
+def _joined_experts(
+    folder: CheckpointFolder, block: str, config: ExpertsConfig, hidden: int, ranks: TensorParallel
+) -> tuple[Tensor, Tensor]:
+    """Read the matrices of all experts from two tensors, [out, in] each, gate above up; whole, then cut."""
+    count, inner, own = config.num_experts, config.inner, _own_experts(config, ranks)
+    experts = slice(own.start, own.stop)
+    part = slice(None) if ranks.experts is not None else slice(*ranks.part(inner))
+    gate_up = folder.weight(f"{block}.experts.gate_up_proj", (count, 2 * inner, hidden))[experts]
+    down = folder.weight(f"{block}.experts.down_proj", (count, hidden, inner))[experts, :, part]
+    return torch.cat([half[:, part] for half in gate_up.chunk(2, dim=1)], dim=1), down.contiguous()
 
 
 def _stacked_experts(

@@ -27,7 +27,7 @@ LAYOUTS = {
     "peagle": ("speculators", "authors"),
     "eagle3": ("speculators", "authors"),
     "eagle": ("speculators", "authors"),
-    "mtp": ("speculators", "DeepSeek and GLM", "MiMo", "Qwen3-Next's names"),
+    "mtp": ("speculators", "DeepSeek and GLM", "MiMo", "Qwen3-Next and Qwen3.5"),
     "draft_model": ("transformers",),
 }
 """Algorithm -> the formats that its folders come in."""

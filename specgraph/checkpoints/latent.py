@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor
 
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.folder import CheckpointFolder
+from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
 from specgraph.models.latent import LatentAttention, LatentConfig
+
+DEEPSEEK = ("deepseek_v3", "deepseek_v32")
+"""Architectures with latents."""
 
 
 def latent_config(source: ConfigSource) -> LatentConfig:
     """Return the sizes of heads and latents."""
     source.require({"attention_bias": False})
     source.taken.update(("head_dim", "qk_head_dim"))  # sums and copies of the sizes below
+    if source.has("index_topk"):  # an indexer that is not read; the kinds of the target's own layers
+        source.taken.update(("index_head_dim", "index_n_heads", "mlp_layer_types"))
     rotated = source.integer("qk_rope_head_dim")
     if rotated % 2:
         raise source.fail("qk_rope_head_dim", f"is {rotated}; rotary embedding needs an even number")
@@ -25,6 +33,7 @@ def latent_config(source: ConfigSource) -> LatentConfig:
         plain=source.integer("qk_nope_head_dim"),
         value=source.integer("v_head_dim"),
         in_pairs=source.boolean("rope_interleave", True),
+        index_topk=source.integer("index_topk") if source.has("index_topk") else None,
     )
 
 
@@ -35,7 +44,19 @@ def load_latent(
 
     Rotated parts stored as pairs (2i, 2i + 1) are reordered to (i, i + rotated / 2), which every rotation here turns:
     queries and keys alike, so that scores stay the same.
+
+    Raises:
+        CheckpointError: an indexer would hide some keys of the longest text (DeepSeek-V3.2). Up to `index_topk` keys it
+            chooses them all, and its weights change nothing.
     """
+    if config.index_topk is not None:
+        if model.max_position_embeddings > config.index_topk:
+            raise CheckpointError(
+                f"{folder.folder}: 'index_topk' is {config.index_topk}, and this model would run with "
+                f"max_model_len {model.max_position_embeddings}; attention to chosen keys is not computed here: give "
+                f"the target max_model_len={config.index_topk} or less, where all keys are chosen"
+            )
+        folder.ignore({rf"{re.escape(prefix)}\.self_attn\.indexer\..*": "it chooses every key"})
     heads, hidden, head = model.num_heads, model.hidden_size, config.plain + config.rotated
     name = f"{prefix}.self_attn"
     query_norm = query_up = None

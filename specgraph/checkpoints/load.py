@@ -173,6 +173,8 @@ def load_drafter(
     if num_modules is not None and found.algorithm != "mtp":
         raise ConfigError(f"num_modules {num_modules}: {folder} holds {found}; it is for mtp alone")
     layers = source
+    if found.algorithm == "mtp" and source.has("text_config"):
+        layers = source.section("text_config")  # the target takes pictures too
     if found.layout == "speculators":
         layers = source.section("transformer_layer_config")
         checkpoint = replace(checkpoint, quantisation=quantisation(layers) or checkpoint.quantisation)

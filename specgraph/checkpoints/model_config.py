@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
-from specgraph.checkpoints.architectures import ARCHITECTURES, with_absent_keys
+from specgraph.checkpoints.architectures import ARCHITECTURES, Architecture, with_absent_keys
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.experts import experts_config
 from specgraph.checkpoints.files import shown
-from specgraph.checkpoints.latent import latent_config
+from specgraph.checkpoints.latent import DEEPSEEK, latent_config
 from specgraph.checkpoints.rotary_config import latent_scale, partial_rotary_factor, rotary_by_kind, rotary_config
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
@@ -18,7 +20,10 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.
 
 
 def model_config(
-    source: ConfigSource, default_architecture: str | None = None, absent_keys: bool = False
+    source: ConfigSource,
+    default_architecture: str | None = None,
+    absent_keys: bool = False,
+    architectures: Mapping[str, Architecture] = ARCHITECTURES,
 ) -> ModelConfig:
     """Read the sizes of a Llama-shaped decoder.
 
@@ -28,12 +33,14 @@ def model_config(
             names of their own there). Without it this is a whole model.
         absent_keys: keys that are absent have the values of the architecture's class in transformers, as in a whole
             model's configuration, though a default architecture is given.
+        architectures: those that may be read.
     """
     architecture = source.string("model_type", default_architecture)
-    if architecture not in ARCHITECTURES:
-        if default_architecture is None:
-            raise source.fail("model_type", f"is {shown(architecture)}; supported are {', '.join(ARCHITECTURES)}")
+    if architecture not in architectures:
+        if default_architecture is None or default_architecture not in architectures:
+            raise source.fail("model_type", f"is {shown(architecture)}; supported are {', '.join(architectures)}")
         architecture = default_architecture
+    row = architectures[architecture]
     if absent_keys or default_architecture is None:
         source = with_absent_keys(source, architecture)
     gemma = architecture == "gemma3_text"
@@ -46,28 +53,31 @@ def model_config(
     num_kv_heads = source.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise source.fail("num_key_value_heads", f"is {num_kv_heads}, which does not divide {num_heads} query heads")
-    latent = latent_config(source) if architecture == "deepseek_v3" else None
+    latent = latent_config(source) if architecture in DEEPSEEK else None
     if latent is None:
-        head_dim, rotary_dim = _head_sizes(source, architecture, hidden_size, num_heads)
+        head_dim, rotary_dim = _head_sizes(source, row.partly_rotated, hidden_size, num_heads)
     else:
         num_kv_heads, rotary_dim, head_dim = 1, latent.rotated, latent.rotated + latent.rank
     attention_bias = source.boolean("attention_bias", architecture == "gpt_oss")
     num_layers = source.integer("num_hidden_layers")
-    window, sliding = _sliding_layers(source, architecture, num_layers)
+    if row.hybrid:
+        window, sliding = _full_attention(source)
+    else:
+        window, sliding = _sliding_layers(source, architecture, row, num_layers)
     rotary, sliding_rotary = rotary_by_kind(source) if gemma else (rotary_config(source), None)
     if rotary.kind == "longrope" and len(rotary.long_factors) != rotary_dim // 2:
         raise source.fail(
             "long_factor",
             f"has {len(rotary.long_factors)} entries, and each head has {rotary_dim // 2} rotated pairs",
         )
-    fields = dict(ARCHITECTURES[architecture].model)
+    experts, fields = experts_config(source, architecture, num_layers), dict(row.model)
     if architecture == "glm4_moe":
         fields["qk_norm"] = source.boolean("use_qk_norm", False)
     return ModelConfig(
         architecture=architecture,
         vocab_size=source.integer("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=source.integer("intermediate_size"),
+        intermediate_size=source.integer("intermediate_size", experts.inner if experts is not None else None),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -86,18 +96,19 @@ def model_config(
         qkv_bias=attention_bias or architecture == "qwen2",
         output_bias=attention_bias and architecture != "glm4_moe",
         mlp_bias=source.boolean("mlp_bias", False),
-        experts=experts_config(source, architecture, num_layers),
+        output_gate=row.hybrid and source.boolean("attn_output_gate", True),
+        experts=experts,
         latent=latent,
         **fields,
     )
 
 
-def _head_sizes(source: ConfigSource, architecture: str, hidden_size: int, num_heads: int) -> tuple[int, int]:
-    """Return the elements of a head, and how many of them are rotated."""
+def _head_sizes(source: ConfigSource, partly: float | None, hidden_size: int, num_heads: int) -> tuple[int, int]:
+    """Return the elements of a head, and how many of them are rotated: the share `partly` where no key says it, all of
+    them and no less where it is None."""
     if not source.has("head_dim") and hidden_size % num_heads:
         raise source.fail("hidden_size", f"is {hidden_size}, not a multiple of the {num_heads} attention heads")
     head_dim = source.integer("head_dim", hidden_size // num_heads)
-    partly = ARCHITECTURES[architecture].partly_rotated
     rotary_dim = int(head_dim * partial_rotary_factor(source, partly or 1.0))
     if rotary_dim != head_dim and (partly is None or rotary_dim % 2 or not rotary_dim):
         problem = f"is {rotary_dim / head_dim:g}, {rotary_dim} of {head_dim} elements; not supported here"
@@ -125,20 +136,33 @@ def require_full_attention(config: ModelConfig, name: str) -> None:
         )
 
 
-def _sliding_layers(source: ConfigSource, architecture: str, num_layers: int) -> tuple[int | None, tuple[bool, ...]]:
+def _full_attention(source: ConfigSource) -> tuple[None, tuple[bool, ...]]:
+    """Return the lack of sliding windows, and take what is said of the target's own layers of linear attention."""
+    source.taken.update(key for key in source.values if key.startswith(("linear_", "mamba_")))
+    source.taken.update(("layer_types", "full_attention_interval"))
+    for name in ("rope_parameters", "rope_scaling"):  # a token of a text has one position in all sections
+        source.section(name).taken.update(("mrope_section", "mrope_interleaved"))
+    return None, ()
+
+
+def _sliding_layers(
+    source: ConfigSource, architecture: str, row: Architecture, num_layers: int
+) -> tuple[int | None, tuple[bool, ...]]:
     """Return the sliding window and, for each layer, whether it has it.
 
     `layer_types` says it by layer. Without it the window is in every layer (Mistral), in those from `max_window_layers`
     on (Qwen2 and Qwen3, and only with `use_sliding_window`), or, for Llama, in none: transformers and vLLM leave the
     key unread there.
     """
-    row = ARCHITECTURES[architecture]
     window = source.integer("sliding_window") if source.has("sliding_window") else None
     if "qwen" in architecture and not source.boolean("use_sliding_window", False):
         window = None
     source.taken.update(("sliding_window_pattern", "_sliding_window_pattern"))
     types = source.strings("layer_types")
-    others = sorted(set(types) - {"full_attention", "sliding_attention"})
+    known = {"full_attention", "sliding_attention"} | (
+        {"indexed_attention"} if architecture == "deepseek_v32" else set()
+    )
+    others = sorted(set(types) - known)
     if others:
         raise source.fail("layer_types", f"has {shown(others)}; 'full_attention' and 'sliding_attention' are supported")
     if "sliding_attention" in types:

@@ -3,8 +3,8 @@
 deepseek      model.layers.{n + i}.{enorm, hnorm, eh_proj, shared_head.norm} beside the layer's own tensors, n layers
               in the target (DeepSeek-V3, GLM)
 mimo          model.mtp_layers.{i}.{token_layernorm, hidden_layernorm, input_proj, final_layernorm}; hidden first
-qwen          mtp.{pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm}, mtp.layers.0 (names of Qwen3-Next, whose
-              own modules are refused: see OFFSET_NORMS): one module
+qwen          mtp.{pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm}, mtp.layers.0 (Qwen3-Next, Qwen3.5): one
+              module
 speculators   mtp_layers.{i}, named as mimo's; embedding first
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specgraph.checkpoints.architectures import MTP_ARCHITECTURES
 from specgraph.checkpoints.drafter import DraftedTarget, DrafterFolder
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.llama import load_decoder_layer
@@ -61,9 +62,9 @@ FAMILIES = (
     MtpNames("speculators", "mtp_layers.{i}", "mtp_layers.{i}", *_MIMO),
 )
 
-OFFSET_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "step3p5", "step3p7")
-"""Values of `model_type` whose norms multiply by 1 + weight: in transformers 5.23, Step-3.5's in SGLang
-(step3p5_mtp.py). Their attention has gates too. Read as DeepSeek's, such modules would draft other tokens."""
+OFFSET_NORMS = ("step3p5", "step3p7")
+"""Values of `model_type` whose norms multiply by 1 + weight, in SGLang (step3p5_mtp.py). Their attention has gates too.
+Read as DeepSeek's, such modules would draft other tokens."""
 
 MOST_MODULES = 64
 """Modules that are looked for; the largest published number is 3."""
@@ -96,7 +97,7 @@ def load_mtp(opened: DrafterFolder) -> MtpHead:
             "model_type", f"is {kind}: its MTP modules have norms that multiply by 1 + weight and gates in attention, "
             "which specgraph does not compute; use another drafter, or a head of your own (StepwiseHead, DraftHead)"
         )  # fmt: skip
-    config = opened.decoder_config(target.architecture, absent_keys=True)
+    config = opened.decoder_config(target.architecture, absent_keys=True, architectures=MTP_ARCHITECTURES)
     require_full_attention(config, layers.name)
     opened.check_same("hidden size", config.hidden_size, target.hidden_size)
     present = 0
@@ -113,8 +114,10 @@ def load_mtp(opened: DrafterFolder) -> MtpHead:
     modules = [_load_module(folder, names, i, config, target) for i in range(wanted)]
     for i in range(wanted, present):
         folder.ignore({re.escape(_prefix(names.layer, i, target)) + r"\..*": "a module that the caller does not want"})
-    own = rf"layers\.({'|'.join(str(i) for i in range(target.num_layers))})\..*"
-    folder.ignore({rf"lm_head\.weight|model\.((embed_tokens|norm)\.weight|{own})": "the target's own"})
+    own = rf"(embed_tokens|norm)\.weight|layers\.({'|'.join(str(i) for i in range(target.num_layers))})\..*"
+    opened.head.taken.update(("vision_config", "image_token_id", "video_token_id"))  # of a target that takes pictures
+    opened.head.taken.update(("vision_start_token_id", "vision_end_token_id"))
+    folder.ignore({rf"lm_head\.weight|model\.(language_model\.)?({own})|model\.visual\..*": "the target's own"})
     return MtpHead(config, modules, target.embed_tokens, target.lm_head)
 
 
@@ -135,7 +138,7 @@ def _load_module(
                 raise CheckpointError(f"{folder.folder}: {copy!r} differs from the target's own")
 
     def norm(name: str) -> Tensor:
-        return folder.weight(f"{parts}.{name}.weight", (hidden,))
+        return folder.weight(f"{parts}.{name}.weight", (hidden,)) + config.norm_offset
 
     name = f"{parts}.{names.projection}.weight"
     if names.hidden_first:
@@ -147,6 +150,6 @@ def _load_module(
         embed_norm=norm(names.embed_norm),
         hidden_norm=norm(names.hidden_norm),
         projection=projection,
-        layer=load_decoder_layer(folder, layer, config),
+        layer=load_decoder_layer(folder, layer, config, index=index if names.family == "qwen" else None),
         norm=norm(names.norm),
     )

@@ -62,6 +62,8 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     """RMS norm of each query and key head before rotation (Qwen3)."""
+    output_gate: bool = False
+    """The attention's output is multiplied by a gate of each element, made beside the query (Qwen3-Next)."""
     experts: ExpertsConfig | None = None
     """The mixture of experts that some layers have in place of their MLP."""
     latent: LatentConfig | None = None

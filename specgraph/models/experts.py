@@ -40,6 +40,8 @@ class ExpertsConfig:
     top_groups: int = 1
     shared_inner: int = 0
     """Intermediate size of the MLP that every row goes through; 0 for none."""
+    shared_gated: bool = False
+    """Its output is multiplied by a gate of each row (Qwen3-Next)."""
     alpha: float = 1.0
     limit: float = 0.0
     """The activation; see `kernels.experts.gated`."""
@@ -60,6 +62,8 @@ class Experts:
     """[2 * shared_inner, hidden_size]"""
     shared_down: Tensor | None = None
     """[hidden_size, shared_inner]"""
+    shared_gate: Tensor | None = None
+    """[1, hidden_size]"""
 
 
 def route(x: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
@@ -110,4 +114,7 @@ def mixture(x: Tensor, experts: Experts, gate_up: Weight, down: Weight, ranks: T
     if experts.shared_gate_up is None or experts.shared_down is None:
         return out
     inner = norm_gate_up(x, None, Weight(experts.shared_gate_up))
-    return norm_linear(inner, None, Weight(experts.shared_down), out)
+    if experts.shared_gate is None:
+        return norm_linear(inner, None, Weight(experts.shared_down), out)
+    shared = norm_linear(inner, None, Weight(experts.shared_down))
+    return out + torch.sigmoid(functional.linear(x, experts.shared_gate)) * shared

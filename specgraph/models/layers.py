@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,7 +44,8 @@ class DecoderLayer:
     """Weights of one layer. Query, key and value projections are packed in one matrix, gate and up in another."""
 
     qkv: Weight
-    """[(num_heads + 2 * num_kv_heads) * head_dim, input size]; see `LatentAttention` for a layer with latents."""
+    """[(num_heads + 2 * num_kv_heads) * head_dim, input size], below the num_heads * head_dim rows of an output gate;
+    see `LatentAttention` for a layer with latents."""
     output: Weight
     """[hidden_size, num_heads * head_dim]; per head the size of its value in a layer with latents."""
     post_norm: Tensor
@@ -70,6 +72,8 @@ class DecoderLayer:
     """Keys here are that many times smaller than the model's, a power of two that the scores are multiplied by: so an
     FP8 cache holds them within its range. The same for values is undone by `output`."""
     activation: Activation = "silu"
+    output_gate: bool = False
+    """The attention's output is multiplied by the sigmoid of the first rows of `qkv` (Qwen3-Next)."""
     latent: LatentAttention | None = None
     """The rest of the attention, where it is multi-head latent attention."""
     tensor_parallel: TensorParallel = WHOLE
@@ -121,8 +125,11 @@ def _attention_and_mlp(
     """Return a layer after its packed projection; and the projection of the layer that follows, where one op computes
     it."""
     if layer.latent is None:
+        gate, qkv = qkv.tensor_split((shape.num_heads * shape.head_dim * layer.output_gate,), dim=-1)
         query, key, value = split_heads(qkv, layer, shape, eps)
         attended = attend(index, query, key, value).reshape(residual.shape[0], -1)
+        if layer.output_gate:
+            attended = attended * torch.sigmoid(gate)
     else:
         query, key = latent_heads(qkv, layer.latent)
         attended = latent_values(attend(index, query, key, key), layer.latent)

@@ -19,6 +19,7 @@ from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.dspark import ConfidenceHead, DSparkHead, MarkovHead
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head, PEagleHead
+from specgraph.models.experts import Experts, ExpertsConfig
 from specgraph.models.latent import LatentAttention, LatentConfig
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
@@ -68,6 +69,23 @@ class Draw:
             input_norm=self.norm() if input_norm else None,
         )
 
+    def gated_layer(self) -> DecoderLayer:
+        """A layer of Qwen3-Next: a gate on the attention's output, a mixture whose shared expert has a gate."""
+        plain, inner = self.layer(), 12
+        config = ExpertsConfig(
+            num_experts=3, top_k=2, inner=inner, layers=(True,), shared_inner=inner, shared_gated=True
+        )
+        shared = [self.weight(2 * inner, HIDDEN), self.weight(HIDDEN, inner), self.weight(1, HIDDEN)]
+        gates = self.weight(CONFIG.num_heads * CONFIG.head_dim, HIDDEN)
+        return replace(
+            plain,
+            qkv=Weight(torch.cat((gates, plain.qkv.matrix))),
+            output_gate=True,
+            gate_up=Weight(torch.stack([self.weight(2 * inner, HIDDEN) for _ in range(3)])),
+            down=Weight(torch.stack([self.weight(HIDDEN, inner) * self.gain for _ in range(3)])),
+            experts=Experts(config, self.weight(3, HIDDEN), None, None, *shared),
+        )
+
 
 def vocabulary(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Embedding, and a head that reads a token's embedding as another token: its successor."""
@@ -115,8 +133,8 @@ def make_head(kind: str, target: LlamaTarget, layers: int = 1) -> DraftHead | Pa
         return Eagle3Head(CONFIG, weights, decoder, (0, 1, 2))
     if kind in ("mtp", "mtp-modules"):
         modules = [
-            MtpModule(draw.norm(), draw.norm(), Weight(half), draw.layer(), draw.norm())
-            for _ in range(1 if kind == "mtp" else MODULES)
+            MtpModule(draw.norm(), draw.norm(), Weight(half), make_layer(), draw.norm())
+            for make_layer in ([draw.gated_layer] if kind == "mtp" else [draw.layer] * MODULES)
         ]
         return MtpHead(CONFIG, modules, embed, head)
     if kind in ("dspark", "dflash2"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from specgraph.attention import Attend
 from specgraph.draft import DraftTree
 from specgraph.engine import Request
 from specgraph.errors import ConfigError, UnsupportedError
-from specgraph.models.dflash import DFlashHead
+from specgraph.models.dflash import BlockParts, DFlashHead
 
 TREE = DraftTree(num_steps=3, top_k=3, num_draft_tokens=9)
 SCHEDULES = [{1: "tree", 4: 2}, {2: "tree", 4: 5}, {1: 4, 4: "tree"}, {1: "tree", 2: 3, 4: 0}]
@@ -172,8 +171,8 @@ class Successors(DFlashHead):
     """Drafts each token as the successor of the one before, as the target mostly does, disturbed by what it attends
     to."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, block_size=9, mask_token_id=VOCAB - 1)
+    def __init__(self, block: BlockParts) -> None:
+        super().__init__(block)
         self.successor = (self.tensors.embed_tokens @ vocabulary(torch.float32)[1].T).argmax(-1)
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
@@ -197,7 +196,7 @@ class Successors(DFlashHead):
 def successors() -> Successors:
     head = make_head("dflash", make_target())
     weights = replace(head.tensors, lm_head=vocabulary(torch.float32)[1])
-    return Successors(head.sizes, weights, head.layers, head.aux_layers)
+    return Successors(BlockParts(head.sizes, weights, head.layers, head.aux_layers, 9, VOCAB - 1))
 
 
 @pytest.mark.parametrize("lowering", ["merged", "round"])
