@@ -32,7 +32,7 @@ from specgraph.models.decoder import AuxWeights, DecoderModel
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.layers import DecoderLayer
-from specgraph.ops.linear import Weight
+from specgraph.ops.linear import FP8, Weight
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.validation import checked
 
@@ -129,7 +129,7 @@ def config_from_module(module: Any, ranks: TensorParallel = WHOLE) -> ModelConfi
         architecture="llama",
         vocab_size=int(config.vocab_size),
         hidden_size=int(config.hidden_size),
-        intermediate_size=first.mlp.down_proj.weight.shape[1] * ranks.size,
+        intermediate_size=linear_of(first.mlp.down_proj).matrix.shape[1] * ranks.size,
         num_layers=len(module.model.layers),
         num_heads=first.self_attn.num_heads * ranks.size,
         num_kv_heads=first.self_attn.num_kv_heads if ranks.size == 1 else first.self_attn.total_num_kv_heads,
@@ -168,12 +168,24 @@ def layer_from_module(layer: Any, ranks: TensorParallel = WHOLE) -> DecoderLayer
     )
 
 
+FP8_METHODS = ("Fp8LinearMethod", "CompressedTensorsLinearMethod")
+"""The classes of an engine's quantisation whose weights may be FP8 with a scale per tensor, row or block."""
+
+
+def _quantised_by(module: Any) -> str:
+    """Return the class of an engine's quantisation of a linear or an embedding; "" for none."""
+    method = type(getattr(module, "quant_method", None)).__name__
+    return "" if method in ("NoneType", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod") else method
+
+
 def linear_weight(module: Any) -> Tensor:
     """Return the plain, unquantised weight [out, in] of a linear or an embedding."""
-    method = type(getattr(module, "quant_method", None)).__name__
     weight: Any = getattr(module, "weight", None)
-    if method not in ("NoneType", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"):
-        raise UnsupportedError(f"a quantised drafter ({method}); its weights must be bfloat16 or float16")
+    if method := _quantised_by(module):
+        raise UnsupportedError(
+            f"a quantised {type(module).__name__} of the drafter ({method}); linears of its layers may be FP8, and "
+            "everything else is bfloat16 or float16"
+        )
     if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.stride(1) != 1:
         raise UnsupportedError(f"{type(module).__name__} of the drafter has no plain weight [out, in]")
     return plain(weight)
@@ -197,9 +209,35 @@ def vocabulary_rows(module: Any, size: int, ranks: TensorParallel = WHOLE) -> Te
 
 
 def linear_of(module: Any) -> Weight:
-    """Return the weight of a linear, with its bias where it has one."""
+    """Return the weight of a linear, with its bias where it has one. Of an FP8 weight the scales are copied: they have
+    another layout here."""
     bias: Tensor | None = getattr(module, "bias", None)
-    return Weight(linear_weight(module), None if bias is None else plain(bias))
+    matrix, scale = _fp8(module) if _quantised_by(module) in FP8_METHODS else (linear_weight(module), None)
+    return Weight(matrix, None if bias is None else plain(bias), scale)
+
+
+def _fp8(module: Any) -> tuple[Tensor, Tensor]:
+    """Return an FP8 matrix [out, in], and its scales float32 [groups of columns, out].
+
+    Engines keep the matrix of some of their kernels as a view [in, out] of the same memory.
+    """
+    weight: Any = module.weight
+    scale: Any = getattr(module, "weight_scale", getattr(module, "weight_scale_inv", None))
+    if isinstance(weight, Tensor) and weight.dtype == FP8 and isinstance(scale, Tensor) and scale.is_floating_point():
+        matrix, scale = plain(weight if weight.stride(1) == 1 else weight.t()), plain(scale).float()
+        rows, columns = matrix.shape
+        block: Any = getattr(module, "weight_block_size", None)
+        if block is None and scale.numel() in (1, rows):
+            return matrix, scale.reshape(1, -1).expand(1, rows).contiguous()
+        if block is not None and scale.shape == (-(-rows // block[0]), columns / block[1]):
+            return matrix, scale.repeat_interleave(block[0], 0)[:rows].t().contiguous()
+        scales = f"{list(scale.shape)} and blocks {block}"
+    else:
+        scales = f"{getattr(scale, 'dtype', None)}"
+    raise UnsupportedError(
+        f"a quantised drafter ({_quantised_by(module)}) with weights {getattr(weight, 'dtype', None)} and scales "
+        f"{scales}; served are float8_e4m3fn with a scale per tensor, row, or block of whole columns"
+    )
 
 
 def plain(tensor: Tensor) -> Tensor:

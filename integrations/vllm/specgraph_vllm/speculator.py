@@ -42,6 +42,7 @@ def adopt(made: Any, settings: Settings, logits_are_divided: Callable[[], bool],
     stock = type(made)
     if made.draft_logits is not None:
         made.logits_are_divided = logits_are_divided()
+        made.stock_logits = made.draft_logits
         made.draft_logits = made.draft_logits.float()  # drafts are drawn from what the sampler reads, unrounded
     made.__class__ = type(f"Specgraph{stock.__name__}", (Speculator, stock), {})
     made.start_specgraph(settings, parameters(stock.propose)[len(_TENSORS) :], ranks)
@@ -115,8 +116,28 @@ class Speculator(_Stock):
             self.fast_path = None
 
     def capture(self) -> None:
-        super().capture()
+        with self._stock_logits(None):
+            super().capture()
         self._capture()
+
+    @contextmanager
+    def _stock_logits(self, slots: torch.Tensor | None) -> Generator[None]:
+        """Let vLLM's own code write the distributions of its drafts where it made room for them, in its dtype, and take
+        them over.
+
+        Args:
+            slots: of the requests that it drafts for; None where nobody reads its drafts.
+        """
+        if (kept := self.draft_logits) is None:
+            yield
+            return
+        self.draft_logits = self.stock_logits
+        try:
+            yield
+        finally:
+            self.draft_logits = kept
+        if slots is not None:
+            kept[slots] = self.stock_logits[slots].float()
 
     def _follow_weights(self) -> None:
         """Where vLLM has put other tensors in the place of weights, read them, and capture again."""
@@ -205,7 +226,8 @@ class Speculator(_Stock):
         self.counts.add(reason)
         if fast is None or reason is not None:
             tensors = last_hidden_states, aux_hidden_states, num_sampled, num_rejected, last_sampled
-            return super().propose(input_batch, attn_metadata, slot_mappings, *tensors, *more, **options)
+            with self._stock_logits(None if reason == "dummy run" else input_batch.idx_mapping.long()):
+                return super().propose(input_batch, attn_metadata, slot_mappings, *tensors, *more, **options)
         with torch.inference_mode():
             rest = num_sampled, num_rejected, last_sampled, named["next_prefill_tokens"]
             end = self._round_end(fast, input_batch, states, *rest)

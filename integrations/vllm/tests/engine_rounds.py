@@ -32,10 +32,22 @@ def in_e4m3(x: torch.Tensor) -> torch.Tensor:
 class Engine:
     """vLLM's side: request slots, block tables, the KV cache, and rounds whose accepted counts are drawn."""
 
-    def __init__(self, folder, kind: str = "eagle3", divided: bool | None = None, ranks=None, **settings) -> None:
-        """Kind "fp8" is EAGLE-3 with an FP8 KV cache, "shipped" the shipped pair. `divided`: drafts are sampled, and
-        whether their logits are divided by the temperature. `ranks`: this process is one of those that split the
-        module."""
+    def __init__(
+        self,
+        folder,
+        kind: str = "eagle3",
+        divided: bool | None = None,
+        ranks=None,
+        stored: torch.dtype = torch.float32,
+        **settings,
+    ) -> None:
+        """Kind "fp8" is EAGLE-3 with an FP8 KV cache, "shipped" the shipped pair.
+
+        Args:
+            divided: drafts are sampled, and whether their logits are divided by the temperature; `stored`: vLLM's dtype
+                of them.
+            ranks: this process is one of those that split the module.
+        """
         fp8, kind = kind == "fp8", kind.replace("fp8", "eagle3")
         self.stored = in_e4m3 if fp8 else lambda x: x
         self.g = torch.Generator().manual_seed(3)
@@ -85,7 +97,7 @@ class Engine:
             torch.device("cpu", 0),
         )
         if divided is not None:
-            s.draft_logits = torch.zeros(SLOTS, K, self.vocab)
+            s.draft_logits = torch.zeros(SLOTS, K, self.vocab, dtype=stored)
         adopt(s, Settings(**settings), lambda: bool(divided), ranks)
         self.temperature, self.seeds = torch.tensor([0.0, 0.7, 1.0, 1.3, 0.5]), torch.arange(SLOTS) + 99
         s.num_speculative_steps, s.max_num_reqs, s.max_model_len, s.max_num_tokens = K, MAX_SEQS, MAX_LEN, MAX_ROWS

@@ -16,12 +16,14 @@ from vllm_objects import (
     Eagle3LlamaForCausalLM,
     EagleLlamaForCausalLM,
     Fp8LinearMethod,
+    GPTQMarlinLinearMethod,
     LlamaForCausalLM,
     MiMoMTP,
     MRotaryEmbedding,
     Qwen3ForCausalLM,
     kv_cache,
     mimo_folder,
+    quantise,
 )
 
 from specgraph import load_drafter, load_target, shipped_pair
@@ -132,7 +134,20 @@ def test_a_drafter_of_the_whole_vocabulary_has_no_map_of_ids(module) -> None:
 
 
 def _quantised(module):
-    module.model.layers[0].mlp.down_proj.quant_method = Fp8LinearMethod()
+    module.model.layers[0].mlp.down_proj.quant_method = GPTQMarlinLinearMethod()
+
+
+def _int8(module):
+    down = module.model.layers[0].mlp.down_proj
+    down.quant_method, down.weight = Fp8LinearMethod(), torch.nn.Parameter(down.weight.to(torch.int8), False)
+
+
+def _scales(module):
+    quantise(module.model.layers[0].self_attn.qkv_proj, "row").weight_scale = torch.nn.Parameter(torch.ones(3, 1))
+
+
+def _fp8_head(module):
+    quantise(module.lm_head, "row")
 
 
 def _mrope(module):
@@ -162,7 +177,10 @@ def _five(module):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_quantised, "quantised drafter .Fp8LinearMethod"),
+        (_quantised, "quantised Linear of the drafter .GPTQMarlinLinearMethod"),
+        (_int8, "with weights torch.int8 and scales None; served are float8_e4m3fn"),
+        (_scales, r"scales \[3, 1\] and blocks None"),
+        (_fp8_head, "quantised Linear of the drafter .CompressedTensorsLinearMethod"),
         (_mrope, "rotary embedding MRotaryEmbedding"),
         (_gptj, "neox style False"),
         (_window, "sliding window of 128"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import wraps
+
 import pytest
 import torch
 from engine_rounds import BLOCK, Engine, K
 from tiny_checkpoints import HEAD_DIM, KV_HEADS
-from vllm_objects import LAYER_NAME, input_batch
+from vllm_objects import LAYER_NAME, StockSpeculator, input_batch
 
 from specgraph.errors import UnsupportedError
 
@@ -50,6 +52,27 @@ def test_everything_else_goes_to_vllm_unchanged_and_is_counted(engine) -> None:
     # The runner may give them by position, too
     assert engine.propose(batch(), aux, [1], None, True) == "vLLM's drafts"
     assert len(engine.speculator.proposed[-1][0]) == 13
+
+
+def test_vllms_own_draws_are_in_its_dtype_and_reach_the_sampler(tmp_path, monkeypatch) -> None:
+    """vLLM 0.33 refuses to write them in another dtype than its logits have."""
+    engine = Engine(tmp_path, divided=False, stored=torch.float16)
+    seen, logits = [], torch.randn(K, engine.vocab).half()
+
+    def stock(self, batch, *args, **options):
+        seen.append(self.draft_logits.dtype)
+        self.draft_logits[batch.idx_mapping] = logits
+        return "vLLM's drafts"
+
+    monkeypatch.setattr(StockSpeculator, "propose", wraps(StockSpeculator.propose)(stock))
+    monkeypatch.setattr(StockSpeculator, "capture", lambda self: seen.append(self.draft_logits.dtype))
+    engine.start()
+    engine.propose(input_batch([torch.arange(5)], [20], [2], K, [False]), None, [1])
+    assert seen == [torch.float16] * 2
+    sampler_reads = engine.speculator.draft_logits
+    assert sampler_reads.dtype == torch.float32
+    assert torch.equal(sampler_reads[2], logits.float())
+    assert not sampler_reads[[0, 1, 3, 4]].any()
 
 
 def test_text_batches_of_a_multimodal_model_are_served(engine) -> None:

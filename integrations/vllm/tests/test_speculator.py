@@ -7,7 +7,7 @@ import torch
 from draft.test_against_dense import dense_attend
 from engine_rounds import MAX_LEN, Engine, K
 from tiny_checkpoints import VOCAB
-from vllm_objects import input_batch
+from vllm_objects import input_batch, quantise
 
 from specgraph import SpecgraphError
 from specgraph.plugin import fast_path
@@ -49,6 +49,26 @@ def test_drafts_follow_the_whole_history_in_vllms_cache(engine) -> None:
     assert engine.speculator.counts.by_reason == {"specgraph": 7}
     assert engine.speculator.captured
     assert engine.speculator.proposed == []
+
+
+@pytest.mark.parametrize("how", ["tensor", "row", "block"])
+def test_fp8_weights_draft_what_their_dequantised_matrices_draft(tmp_path, how) -> None:
+    engine = Engine(tmp_path)
+    layer, of_oracle = engine.module.model.layers[0], engine.oracle.layers[0]
+    for linear, weight in (
+        (layer.self_attn.qkv_proj, of_oracle.qkv), (layer.self_attn.o_proj, of_oracle.output),
+        (layer.mlp.gate_up_proj, of_oracle.gate_up), (layer.mlp.down_proj, of_oracle.down),
+        (engine.module.model.fc, engine.oracle.tensors.fc),
+    ):  # fmt: skip
+        weight.matrix.copy_(quantise(linear, how).dequantised)
+    engine.start()
+    addresses = {tensor.data_ptr() for tensor in engine.speculator._head.weights().values()}
+    assert layer.self_attn.qkv_proj.weight.data_ptr() in addresses  # a view
+    engine.prompt(0, 9)
+    engine.prompt(2, 20)
+    for counts in ([2, 5], [1, 3], [4, 4]):
+        drafts, want = engine.round([0, 2], counts)
+        assert drafts.tolist() == want
 
 
 def test_what_was_accepted_near_max_model_len_writes_no_other_block(engine) -> None:

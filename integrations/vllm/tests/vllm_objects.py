@@ -31,6 +31,14 @@ class Fp8LinearMethod:
     pass
 
 
+class CompressedTensorsLinearMethod:
+    pass
+
+
+class GPTQMarlinLinearMethod:
+    pass
+
+
 class RMSNorm(torch.nn.Module):
     def __init__(self, weight: Tensor, eps: float) -> None:
         super().__init__()
@@ -176,6 +184,23 @@ class LlamaForCausalLM(DraftModule):
 
 class Qwen3ForCausalLM(LlamaForCausalLM):
     pass
+
+
+def quantise(linear: Any, how: str) -> Any:
+    """Make a linear FP8 as vLLM has it after loading: by "tensor" and "row" with the matrix as a view [in, out]."""
+    matrix, size = linear.weight.data, 16
+    rows, columns = matrix.shape
+    block = {"tensor": (rows, columns), "row": (1, columns), "block": (size, size)}[how]
+    parts = matrix.view(rows // block[0], block[0], columns // block[1], block[1])
+    scale = parts.abs().amax((1, 3)) / 448
+    stored = (parts / scale[:, None, :, None]).to(torch.float8_e4m3fn).view(rows, columns)
+    linear.dequantised = (stored.double().view(parts.shape) * scale.double()[:, None, :, None]).view(rows, columns)
+    linear.weight = torch.nn.Parameter(stored if how == "block" else stored.t(), requires_grad=False)
+    linear.quant_method = CompressedTensorsLinearMethod() if how == "row" else Fp8LinearMethod()
+    linear.weight_block_size = [size, size] if how == "block" else None
+    scale = torch.nn.Parameter(scale.squeeze() if how == "tensor" else scale, requires_grad=False)
+    setattr(linear, "weight_scale_inv" if how == "block" else "weight_scale", scale)
+    return linear
 
 
 def split(module: Any, rank: int, size: int) -> None:
