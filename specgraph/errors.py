@@ -17,6 +17,7 @@ __all__ = [
     "ReadSetError",
     "SpecgraphError",
     "StaleInputError",
+    "UnknownPlatformError",
     "UnsupportedError",
     "UpdateError",
 ]
@@ -37,6 +38,10 @@ class ConfigError(SpecgraphError, ValueError):
 
 class PlatformError(SpecgraphError):
     """A platform is unknown, unavailable, or failed to load."""
+
+
+class UnknownPlatformError(PlatformError, ConfigError):
+    """No backend of the name that was asked for is installed."""
 
 
 class UnsupportedError(SpecgraphError):

@@ -46,6 +46,9 @@ PrefillChoice = Literal["auto", "eager", "piecewise", "full"]
 Fallback = Literal["error", "eager"]
 KVCacheDtype = Literal["auto", "fp8"]
 Fp8Weights = Literal["dequantise", "keep"]
+StoredWeights = Literal["plain", "fp8", "fp8-blocks"]
+"""The storage of a random head's matrices: in its dtype; as FP8 with a scale per row; or with a scale per row and 128
+columns. Embedding and lm_head are never FP8, as in checkpoints."""
 DraftSampling = Literal["sampled", "greedy"]
 BlockCount = Annotated[int, Range(2, (1 << 31) - 1)]
 RoundsAhead = Annotated[int, Range(0, 1)]
@@ -350,10 +353,13 @@ def dtype_named(dtype: DType) -> torch.dtype | None:
     Raises:
         ConfigError: no such name, or not a floating-point type that models run in.
     """
+    unknown = ConfigError(f"unknown dtype {shown(dtype)}; there are {', '.join(DTYPES)}")
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        raise unknown  # before torch is imported, which takes long
     import torch
 
     if dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1):
         return dtype
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {shown(dtype)}; there are {', '.join(DTYPES)}")
+    if not isinstance(dtype, str):
+        raise unknown
     return getattr(torch, dtype)

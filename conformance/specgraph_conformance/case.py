@@ -27,6 +27,9 @@ GROUPS = (
 )
 """The groups in the order in which a backend author makes them pass: cases use what the groups before theirs check."""
 
+CORE_ATTENTION = ("paged", "paged-host")
+"""The attention backends of the core, which cases run with besides the platform's own."""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +15,9 @@ from specgraph_conformance.case import MARKER, Case
 from specgraph_conformance.plugin import RESULT
 from specgraph_conformance.render import print_report
 from specgraph_conformance.report import CaseResult, Report, result_of
-from specgraph_conformance.session import Session
+
+if TYPE_CHECKING:
+    from specgraph_conformance.session import Session
 
 SAID = ("problems", "refused")
 """Problems of the run that belong to no case; why the selection was refused."""

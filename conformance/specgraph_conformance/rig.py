@@ -26,7 +26,6 @@ from torch import Tensor
 from specgraph_conformance.case import Absent
 
 T = TypeVar("T")
-CORE_ATTENTION = ("paged", "paged-host")
 
 LONG_SIZE, LONG_ADDITIONS = 1 << 19, 200
 """Float32 values of `long_work`'s tensor, 2 MiB, and how often it writes them."""

@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from specgraph.errors import ConfigError
@@ -18,7 +19,9 @@ from specgraph.errors import ConfigError
 from specgraph_conformance.plugin import RESULTS
 from specgraph_conformance.report import Report
 from specgraph_conformance.results import Results
-from specgraph_conformance.session import Session, open_session
+
+if TYPE_CHECKING:
+    from specgraph_conformance.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,8 @@ class Selection:
 
     def open(self, platform: str) -> Session:
         """Open the platform as the run will, for the errors that this raises."""
+        from specgraph_conformance.session import open_session  # imports torch, which takes long
+
         xfails = None if self.xfails is None else str(self.xfails)
         return open_session(platform, seed=self.seed, xfails=xfails, attention=self.attention)
 

@@ -14,9 +14,8 @@ from specgraph.device import Discovered, Platform, discover, open_platform
 from specgraph.device.installed import import_named
 from specgraph.errors import ConfigError, PlatformError
 
-from specgraph_conformance.case import Case
+from specgraph_conformance.case import CORE_ATTENTION, Case
 from specgraph_conformance.report import UNSTATED, Subject
-from specgraph_conformance.rig import CORE_ATTENTION
 from specgraph_conformance.sources import Source, source_of
 from specgraph_conformance.standard import SUITE_VERSION
 from specgraph_conformance.xfails import Xfail, entry_module, find_xfails, read_xfails

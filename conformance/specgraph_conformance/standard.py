@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from specgraph_conformance.case import CORE_ATTENTION
 from specgraph_conformance.report import CaseResult, Report
-from specgraph_conformance.rig import CORE_ATTENTION
 
 SUITE_VERSION = "2.1"
 LISTS = Path(__file__).parent / "lists"

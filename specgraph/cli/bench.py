@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -17,7 +17,7 @@ from specgraph.cli.env import environment
 from specgraph.cli.options import TREES, JsonOption, PlatformOption, parse_numbers, with_engine_options
 from specgraph.cli.output import check_output, exit_interrupted, text_output, write_json
 from specgraph.errors import ConfigError
-from specgraph.options import parse_acceptance
+from specgraph.options import LoweringChoice, StoredWeights, parse_acceptance
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ def bench(
     lowerings: Annotated[str, typer.Option(help="Lowerings to time, comma-separated.")] = "eager,step,merged",
     sampled: Annotated[bool, typer.Option(help="Sample the drafts at temperature 1.")] = False,
     weights: Annotated[
-        str, typer.Option(help="The head's: plain, fp8 (a scale per row) or fp8-blocks (per 128 columns).")
+        StoredWeights, typer.Option(help="The head's: fp8 has a scale per row, fp8-blocks one per 128 columns.")
     ] = "plain",
     torch_ops: Annotated[bool, typer.Option(help="Also time eager with plain torch ops.")] = True,
     target: Annotated[
@@ -72,6 +72,8 @@ def bench(
     --sampled, --weights and --kv-cache-dtype are for proposes: whole rounds are greedy, in the dtype of the models.
     """
     ways: Any = tuple(lowerings.split(","))
+    if unknown := [way for way in ways if way not in get_args(LoweringChoice)]:
+        raise ConfigError(f"--lowerings: there is no {unknown[0]!r}; there are {', '.join(get_args(LoweringChoice))}")
     counts, steps = parse_numbers("--requests", requests), parse_numbers("-k", k)
     try:
         shares: Any = parse_acceptance(acceptance)
@@ -84,7 +86,7 @@ def bench(
     from specgraph.engine.load import draft_tree
     from specgraph.options import dtype_named
     from specgraph.tools.propose import BenchCase
-    from specgraph.tools.shapes import shape_named, weights_named
+    from specgraph.tools.shapes import shape_named
 
     tree = draft_tree(options)
     if tree is not None and steps != [tree.num_steps]:
@@ -93,11 +95,10 @@ def bench(
     accelerator = opened.device.type != "cpu"
     shape = shape or ("eagle3-llama3-8b" if accelerator else "eagle3-tiny-python")
     shape_named(shape)
-    stored = weights_named(weights)
     chosen = dtype_named(options.dtype) or (torch.bfloat16 if accelerator else torch.float32)
     cases = [
         BenchCase(
-            shape=shape, requests=count, k=each, context=context, lowerings=ways, sampled=sampled, weights=stored,
+            shape=shape, requests=count, k=each, context=context, lowerings=ways, sampled=sampled, weights=weights,
             kv_cache_dtype=options.kv_cache_dtype, torch_ops=torch_ops, repeats=repeats, tree=tree,
         )
         for count in counts for each in steps

@@ -20,15 +20,15 @@ def new_backend(
     folder: Annotated[Path | None, typer.Option(help="Where to write; ./specgraph-NAME by default.")] = None,
 ) -> None:
     """Write the skeleton of a new backend: pyproject, platform, graph, declared gaps, CI."""
-    from specgraph.device import discover
-
     if not re.fullmatch(r"[a-z][a-z0-9]*", name):
         raise ConfigError(f"'{name}' can't be a platform's name: use lower-case letters and digits, a letter first")
-    if (other := discover().get(name)) is not None:
-        raise ConfigError(f"a platform '{name}' is installed already, by {other.distribution}; choose another name")
     target = folder or Path(f"specgraph-{name}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} exists and is not an empty folder; give another one with --folder")
+    from specgraph.device import discover
+
+    if (other := discover().get(name)) is not None:
+        raise ConfigError(f"a platform '{name}' is installed already, by {other.distribution}; choose another name")
     try:
         written = write_backend(name, target)
     except OSError as error:

@@ -11,6 +11,7 @@ from specgraph.cli.env import environment
 from specgraph.cli.options import JsonOption, PlatformOption, parse_numbers
 from specgraph.cli.output import check_output, write_json
 from specgraph.errors import ConfigError
+from specgraph.options import StoredWeights
 
 
 def tune(
@@ -19,7 +20,7 @@ def tune(
     requests: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,32,64",
     k: Annotated[int, typer.Option("-k", min=1, help="Draft tokens per propose.")] = 5,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float16.")] = "bfloat16",
-    weights: Annotated[str, typer.Option(help="plain, fp8 (a scale per row) or fp8-blocks.")] = "plain",
+    weights: Annotated[StoredWeights, typer.Option(help="fp8 has a scale per row.")] = "plain",
     json: JsonOption = None,
 ) -> None:
     """Time the tiles of a drafter's linears on this GPU; later runs of this user take the fastest ones.
@@ -34,11 +35,11 @@ def tune(
 
     from specgraph.device import open_platform
     from specgraph.options import dtype_named
-    from specgraph.tools.shapes import random_head, shape_named, weights_named
+    from specgraph.tools.shapes import random_head, shape_named
     from specgraph.tools.tune import is_faster, propose_times, shapes_of, triton_ops
     from specgraph.tools.tune import tune as measure
 
-    named, chosen, stored = shape_named(shape), dtype_named(dtype), weights_named(weights)
+    named, chosen = shape_named(shape), dtype_named(dtype)
     if chosen not in (torch.bfloat16, torch.float16):
         raise ConfigError(f"--dtype {dtype}: the tiles are those of bfloat16 and float16")
     opened = open_platform(platform)
@@ -49,7 +50,7 @@ def tune(
     path = cache_file(opened.info.device_name, opened.info.versions["triton"])
     before = read_tiles(path)
     with torch.inference_mode():
-        head = random_head(named, opened.device, chosen, 64, weights=stored)
+        head = random_head(named, opened.device, chosen, 64, weights=weights)
         shapes = shapes_of(opened, head, sizes, k)
         print(f"{opened.info.device_name}: {len(shapes)} linears of {shape}", file=sys.stderr)
         times = measure(opened, shapes, chosen)

@@ -13,7 +13,7 @@ import torch
 
 from specgraph.device.discovery import Discovered, discover
 from specgraph.device.interface import Platform
-from specgraph.errors import PlatformError
+from specgraph.errors import PlatformError, UnknownPlatformError
 from specgraph.validation import checked
 
 ENV_VAR = "SPECGRAPH_PLATFORM"
@@ -80,7 +80,9 @@ def open_platform(
     chosen, index = selected.name, selected.index
     item = backends.get(chosen)
     if item is None:
-        raise PlatformError(f"unknown platform {reprlib.repr(chosen)}.\n{_listing(backends)}{_how_to_install(chosen)}")
+        raise UnknownPlatformError(
+            f"unknown platform {reprlib.repr(chosen)}.\n{_listing(backends)}{_how_to_install(chosen)}"
+        )
     probe = item.probe()
     if not probe.available or item.backend is None:
         raise PlatformError(f"platform '{chosen}' is not available: {probe.reason}\n{_listing(backends)}")
@@ -95,7 +97,9 @@ def open_platform(
 def _parse(asked: str) -> tuple[str, int | None]:
     name, _, index = asked.partition(":")
     if index and not index.isdecimal():
-        raise PlatformError(f"platform {reprlib.repr(asked)}: the part after ':' must be a device index, as cpu:0")
+        raise UnknownPlatformError(
+            f"platform {reprlib.repr(asked)}: the part after ':' must be a device index, as cpu:0"
+        )
     return name, int(index) if index else None
 
 

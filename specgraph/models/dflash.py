@@ -39,7 +39,7 @@ def in_one_tensor(layers: Sequence[DecoderLayer]) -> tuple[tuple[DecoderLayer, .
 
 
 class BlockParts(NamedTuple):
-    """What a `DFlashHead` is made of, as a checkpoint holds it."""
+    """The parts of a `DFlashHead`, as a checkpoint holds them."""
 
     sizes: ModelConfig
     weights: AuxWeights

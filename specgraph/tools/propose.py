@@ -18,10 +18,10 @@ from specgraph.draft import DraftConfig, Drafter, DraftTree, ProposeBatch
 from specgraph.engine.blocks import cache_dtype
 from specgraph.errors import UnsupportedError
 from specgraph.ops.library import dispatch_key_of, has_implementations, plain_torch
-from specgraph.options import KVCacheDtype, LoweringChoice
+from specgraph.options import KVCacheDtype, LoweringChoice, StoredWeights
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.tools.floor import DeviceRates, propose_floor
-from specgraph.tools.shapes import RandomHead, Weights, lone_drafter, random_head, shape_named
+from specgraph.tools.shapes import RandomHead, lone_drafter, random_head, shape_named
 from specgraph.tools.timing import count_host_reads, count_issued, device_time, host_time, in_turns
 
 
@@ -37,7 +37,7 @@ class BenchCase:
     lowerings: tuple[LoweringChoice, ...] = ("eager", "step", "merged")
     sampled: bool = False
     """Drafts are sampled at temperature 1."""
-    weights: Weights = "plain"
+    weights: StoredWeights = "plain"
     kv_cache_dtype: KVCacheDtype = "auto"
     tree: DraftTree | None = None
     """Drafts are these trees, K steps deep."""

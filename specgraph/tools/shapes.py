@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,11 +27,8 @@ from specgraph.models.layers import DecoderLayer
 from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.models.protocol import Head
 from specgraph.ops.linear import Weight, quantised
+from specgraph.options import StoredWeights
 from specgraph.parallel import WHOLE, TensorParallel
-
-Weights = Literal["plain", "fp8", "fp8-blocks"]
-"""The storage of a head's matrices: in its dtype; as FP8 with a scale per row; or with a scale per row and 128 columns.
-Embedding and lm_head are never FP8, as in checkpoints."""
 
 RandomHead = Eagle3Head | EagleHead | MtpHead | DFlashHead
 
@@ -55,7 +52,7 @@ class BenchShape:
     block_size: int = 16
     """Rows per block of a DFlash head and of those built on it."""
     rank: int = 256
-    """Of what a DSpark, DFlash2 or Domino head knows about the token before."""
+    """The rank of what a DSpark, DFlash2 or Domino head knows about the token before."""
     experts: ExpertsConfig | None = None
     """The mixture in place of the layer's MLP; it is not split over ranks."""
     latent: LatentConfig | None = None
@@ -97,24 +94,11 @@ def shape_named(name: str) -> BenchShape:
     return SHAPES[name]
 
 
-def weights_named(name: str) -> Weights:
-    """Return the way of storing weights of that name.
-
-    Raises:
-        ConfigError: there is none; the message lists all.
-    """
-    known: tuple[Weights, ...] = get_args(Weights)
-    for way in known:
-        if way == name:
-            return way
-    raise ConfigError(f"unknown weights '{name}'; there are {', '.join(known)}")
-
-
 class RandomWeights:
     """Makes normally distributed weights with variance 1 / columns, so that activations keep their size."""
 
     def __init__(
-        self, device: torch.device, dtype: torch.dtype, ranks: TensorParallel = WHOLE, weights: Weights = "plain"
+        self, device: torch.device, dtype: torch.dtype, ranks: TensorParallel = WHOLE, weights: StoredWeights = "plain"
     ) -> None:
         self._device, self._dtype, self.ranks, self.weights = device, dtype, ranks, weights
         self._g = torch.Generator(device=device).manual_seed(0)
@@ -215,7 +199,7 @@ def random_head(
     dtype: torch.dtype,
     max_model_len: int,
     ranks: TensorParallel = WHOLE,
-    weights: Weights = "plain",
+    weights: StoredWeights = "plain",
 ) -> RandomHead:
     """Return a draft head of this shape, for up to `max_model_len` positions; split over `ranks`, this rank's part of
     it.

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import fields
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -159,7 +160,7 @@ def refused(run, *words):
 
 
 def test_conformance_from_a_checkout_that_is_not_installed(monkeypatch):
-    monkeypatch.setattr("specgraph.device.installed.installed_version", lambda distribution: "")
+    monkeypatch.setattr("importlib.metadata.version", Mock(side_effect=PackageNotFoundError))
     run = specgraph("conformance", "cpu")
     assert run.returncode == 1
     message = "specgraph: the conformance suite is here but not installed: pip install --no-deps -e ./conformance"
@@ -289,6 +290,11 @@ def test_wrong_options_are_refused_before_torch_is_imported():
         "/no/such/file": ("generate", "--prompts", "/no/such/file"),
         "n 2": ("generate", "-n", "2"),
         "--json": ("bench", "--json", "/no/such/folder/x"),
+        "int8": ("generate", "--dtype", "int8"),
+        "'fast'": ("bench", "--lowerings", "eager,fast"),
+        "Bad": ("new-backend", "Bad"),
+        "no group": ("conformance", "cpu", "--group", "none"),
+        "no profile": ("conformance", "cpu", "--profile", "none"),
     }
     script = REFUSED_AT_ONCE % [list(arguments) for arguments in wrong.values()]
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from specgraph.device import Discovered, Platform
 
+from specgraph_conformance.case import CORE_ATTENTION
 from specgraph_conformance.plugin import SESSION
-from specgraph_conformance.rig import CORE_ATTENTION
 from specgraph_conformance.session import tested_attention
 from specgraph_conformance.task_rig import Tasks
 

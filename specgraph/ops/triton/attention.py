@@ -49,7 +49,7 @@ def turn(left, right, cos, sin):
 
 @triton.jit
 def keys_of(rank, keys, RANKS: tl.constexpr):
-    """How many of the first `keys` keys of a request a rank holds."""
+    """Return how many of the first `keys` keys of a request a rank holds."""
     if RANKS > 1:
         keys = (keys + (RANKS - 1 - rank)) // RANKS
     return keys
