@@ -3,8 +3,9 @@
     python integrations/gpu/soak.py --engine vllm --seconds 480 --out soak.json
 
 What every prompt continues with is generated first, 64 at once. A finished greedy request whose tokens are others is
-judged by the target in float32 (judge.py). The file is written every few seconds; `--judge` judges one of a soak that
-was ended early. `--options` are more arguments of the engine, such as '{"page_size": 1}' for SGLang.
+judged by the target in float32 (judge.py). `memory_mib` has seconds, host and GPU memory. The file is written every few
+seconds; `--judge` judges one of a soak that was ended early. `--options` are more arguments of the engine, such as
+'{"page_size": 1}' for SGLang.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from engines import ENGINES, engine_class, environment
 from judge import Judge, judged
 from prompts import soak_prompts
@@ -28,6 +30,15 @@ MAX_LEN, MAX_TOKENS, AT_ONCE, KV_TOKENS = 1024, 256, 48, 24 * 1024
 """KV_TOKENS: half of what 48 requests can need, so that blocks are evicted and requests preempted."""
 
 
+def memory() -> tuple[int, int]:
+    """(host memory of this process and those that it started, memory in use on the GPU), in MiB."""
+    import psutil
+
+    own = psutil.Process()
+    free, total = torch.cuda.mem_get_info()
+    return sum(each.memory_info().rss for each in (own, *own.children(recursive=True))) >> 20, (total - free) >> 20
+
+
 def soak(
     engine: Any, prompts: list[list[int]], want: list[list[int]], seconds: float, save: Callable[[dict[str, Any]], None]
 ) -> None:
@@ -35,7 +46,7 @@ def soak(
     draw, serial = random.Random(1), 0
     live: dict[str, tuple[int, int, bool, list[int]]] = {}  # prompt, max_tokens, sampled, tokens so far
     names = ("requests", "sampled", "aborted", "finished_greedy", "greedy_tokens", "steps", "cached_prompt_tokens")
-    counts: dict[str, Any] = dict.fromkeys((*names, "requests_with_cached_prompt"), 0)
+    counts: dict[str, Any] = dict.fromkeys((*names, "requests_with_cached_prompt"), 0) | {"memory_mib": []}
     differing: dict[tuple[int, ...], int] = {}
     begin = saved = time.monotonic()
     while (running := time.monotonic() < begin + seconds) or live:
@@ -74,6 +85,7 @@ def soak(
         if time.monotonic() > saved + 5 or not (running or live):
             saved = time.monotonic()
             counts["seconds"] = round(saved - begin, 1)
+            counts["memory_mib"].append([counts["seconds"], *memory()])
             save({"soak": counts, "differing": [[times, *key] for key, times in differing.items()]})
 
 

@@ -168,7 +168,13 @@ def layer_from_module(layer: Any, ranks: TensorParallel = WHOLE) -> DecoderLayer
     )
 
 
-FP8_METHODS = ("Fp8LinearMethod", "CompressedTensorsLinearMethod")
+FP8_METHODS = (
+    "Fp8LinearMethod",
+    "CompressedTensorsLinearMethod",
+    "Fp8PerTensorOnlineLinearMethod",
+    "Fp8PerBlockOnlineLinearMethod",
+    "Fp8PtpcOnlineLinearMethod",
+)
 """The classes of an engine's quantisation whose weights may be FP8 with a scale per tensor, row or block."""
 
 

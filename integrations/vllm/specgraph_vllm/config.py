@@ -91,6 +91,4 @@ def unsupported_config(config: Any) -> str | None:
         return "calculate_kv_scales; an FP8 KV cache has scales of 1"
     if model.enforce_eager or getattr(config.compilation_config.cudagraph_mode, "name", "") == "NONE":
         return "enforce_eager, or cudagraph_mode NONE: vLLM then calls no capture at start-up, and specgraph needs one"
-    if getattr(model, "enable_sleep_mode", False):
-        return "enable_sleep_mode: captured graphs hold the addresses of weights and KV cache"
     return None

@@ -146,14 +146,14 @@ class Speculator(_Stock):
             if self._ranks is not None:
                 self._ranks.exchange("the drafter's weights lie elsewhere")
             self._drop_graphs()
-            with self._refusals():
-                self._head = self._read_head()
-                self._capture()
+            self._capture()
 
     def _capture(self) -> None:
         if self._head is None:
             return
         with self._refusals():
+            # What the head copies must outlive sleep mode: memory made while vLLM loads weights sleeps with them.
+            self._head = self._read_head()
             groups, context = self.kv_cache_config.kv_cache_groups, self.vllm_config.compilation_config
             sizes = table_block_sizes(self.block_tables)
             cache = draft_cache(self._head, self.model, groups, sizes, context.static_forward_context)

@@ -217,7 +217,7 @@ def test_the_configuration_has_what_is_checked(wheel) -> None:
             "draft_tensor_parallel_size",
         ),
         "parallel": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-        "model": ("dtype", "enforce_eager", "enable_sleep_mode"),
+        "model": ("dtype", "enforce_eager"),
         "cache": ("cache_dtype",),
         "compilation": ("cudagraph_mode", "static_forward_context"),
         "vllm": ("additional_config",),

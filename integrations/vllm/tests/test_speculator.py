@@ -80,6 +80,32 @@ def test_what_was_accepted_near_max_model_len_writes_no_other_block(engine) -> N
     assert changed <= own
 
 
+def test_after_sleep_mode_nothing_is_read_that_slept_and_was_not_brought_back(tmp_path) -> None:
+    """vLLM maps weights, buffers and KV cache to the same addresses, and brings weights and buffers back. What was made
+    while it loaded the weights sleeps with them."""
+    engine = Engine(tmp_path, "mtp")
+    speculator, module = engine.speculator, engine.module
+    theirs = [*module.parameters(), *[m.cos_sin_cache for m in module.modules() if hasattr(m, "cos_sin_cache")]]
+    with torch.inference_mode():
+        speculator.load_model(module)
+        addresses = {tensor.data_ptr() for tensor in theirs}
+        ours = [t for t in speculator._head.weights().values() if t.data_ptr() not in addresses]
+        assert ours
+        speculator.capture()
+    engine.prompt(0, 9)
+    engine.round([0], [2])
+    saved = [tensor.detach().clone() for tensor in theirs]
+    with torch.inference_mode():
+        for tensor in (*theirs, *ours, *engine.tensors):
+            tensor.detach().fill_(float("nan"))
+        for tensor, was in zip(theirs, saved, strict=True):
+            tensor.detach().copy_(was)
+    engine.prompt(2, 12)
+    for count in (3, 1):
+        drafts, want = engine.round([2], [count])
+        assert drafts.tolist() == want
+
+
 def dense_probs(oracle, tokens, aux, drafts, temperature):
     """The distribution of each draft in the target's vocabulary, float64 [K, vocabulary], along these drafts."""
     past, layers, found = {}, oracle.attention_layers, []

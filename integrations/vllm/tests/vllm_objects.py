@@ -273,7 +273,7 @@ def vllm_config(**changes: Any) -> Any:
             tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
         ),
-        model_config=SimpleNamespace(dtype=torch.bfloat16, enforce_eager=False, enable_sleep_mode=False),
+        model_config=SimpleNamespace(dtype=torch.bfloat16, enforce_eager=False),
         cache_config=SimpleNamespace(cache_dtype="auto"),
         compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL_AND_PIECEWISE")),
     )  # fmt: skip
