@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     ROOT / "README.md",
     ROOT / "benchmarks/README.md",
-    ROOT / "benchmarks/LESSONS.md",
     ROOT / "docs/integrations/vllm.md",
     ROOT / "docs/integrations/sglang.md",
 )
@@ -97,36 +96,6 @@ def engine(report: dict[str, Any]) -> str:
     return markdown(["requests", *(c for n in names for c in (f"{n}, stock", f"{n}, specgraph", "ratio"))], rows)
 
 
-def host_times(report: dict[str, Any]) -> str:
-    """Host time of a propose by the way the round is handed over, and of its parts, us."""
-    names = "propose", "propose, bound", "propose, bound, views", "hand-over", "launch", "copy"
-    rows = [[row["requests"], row["k"], *(f"{row[name]:.0f}" for name in names)] for row in report["rows"]]
-    columns = "handed over", "bound", "bound, views", "of it: hand-over", "launch", "copy"
-    return markdown(["requests", "K", *columns], rows)
-
-
-def one_launch(report: dict[str, Any]) -> str:
-    """Rounds as one launch against merged: tokens per second, the host's CPU time, and the gap between rounds, us."""
-    found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
-    for row in report["rows"]:
-        found.setdefault((row["target"], row["requests"]), {})[row["lowering"]] = row
-    rows: list[list[Any]] = []
-    targets = [target for target, _ in found]
-    for (target, requests), ways in sorted(found.items(), key=lambda item: (targets.index(item[0][0]), item[0][1])):
-        merged, whole = ways["merged"], ways["round"]
-        rates = [way["tokens_per_second"] for way in (merged, whole)]
-        hosts = [f"{way['host_us_per_round']:.0f} ({way['host_us_least']:.0f})" for way in (merged, whole)]
-        hosts.append(f"{whole['host_us_least'] / merged['host_us_least']:.2f}")
-        launch, busy = f"{whole['launch_us_least']:.0f}", f"{whole['in_graphs'] * 100:.0f} %"
-        nodes = f"{whole['kernels_per_round']:.0f} + {whole['memsets_per_round']:.0f}"
-        times = [*hosts, launch, f"{whole['host_us_per_round_read']:.0f}", nodes, whole["gap_us"], busy]
-        ratio = f"{rates[1] / rates[0]:.3f}"
-        rows.append([target, requests, *(f"{rate:.0f}" for rate in rates), ratio, *times])
-    columns = ["target", "requests", "merged", "round", "round / merged", "host us, merged", "host us, round"]
-    of_round = ["of leasts", "least launch", "host us, chunks read", "kernels + memsets", "gap us", "in graphs"]
-    return markdown([*columns, *of_round], rows)
-
-
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     table.__name__: table
     for table in (
@@ -134,8 +103,6 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
         rounds,
         peer_rounds,
         engine,
-        host_times,
-        one_launch,
     )
 }
 
