@@ -13,6 +13,7 @@ from multiprocessing.context import ForkServerContext
 from pkgutil import iter_modules
 
 import pytest
+from _pytest.config import default_plugins
 from specgraph_conformance import cases
 
 CASES = [f"{cases.__name__}.{module.name}" for module in iter_modules(cases.__path__)]
@@ -26,6 +27,7 @@ PRELOAD = [
     "torch._dynamo",
     "torch.testing",
     *CASES,
+    *(f"_pytest.{name}" for name in default_plugins),
 ]
 
 

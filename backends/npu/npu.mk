@@ -11,7 +11,7 @@ $(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml $(NPU_DIR)/npu.mk
 	$(NPU_BASE_PYTHON) -m venv $(NPU_VENV)
 	$(NPU_PYTHON) $(PIP_INSTALL) torch==$(NPU_TORCH)
 	$(NPU_PYTHON) $(PIP_INSTALL) --no-deps torch_npu==$(NPU_TORCH)
-	$(NPU_PYTHON) $(PIP_INSTALL) numpy pyyaml pytest pytest-xdist hypothesis pluggy safetensors tokenizers typer rich \
+	$(NPU_PYTHON) $(PIP_INSTALL) numpy pyyaml pytest hypothesis pluggy safetensors tokenizers typer rich \
 	  $(BUILD_TOOLS)
 	$(NPU_PYTHON) $(PIP_INSTALL) --no-build-isolation --no-deps -e . -e ./conformance -e $(NPU_DIR)
 	touch $@
@@ -21,24 +21,23 @@ npu-simulator: $(NPU_VENV)/done
 	$(MAKE) -C $(NPU_DIR)/simulator -j2 PYTHON=$(NPU_PYTHON) OUT=$(NPU_BUILD)
 
 # All tests run in one way; those that depend on how events are built and ops are queued run in the three other ways
-# too, except the tests marked `once`.
+# too, except the tests marked `once`. Each way is one process: what it imports costs more than a second one would gain.
+NPU_WAYS := values-1 values-0 events-1 events-0
 NPU_PYTEST = ASCENDSIM_BUILD=$(NPU_BUILD) ASCENDSIM_WHEELS=$(NPU_WHEELS) OMP_NUM_THREADS=1 \
-  TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU_PYTHON) -m pytest -q -n $(NPU_JOBS) --dist worksteal
-NPU_JOBS ?= 2
+  TORCH_DEVICE_BACKEND_AUTOLOAD=0 ASCENDSIM_FLAVOUR=$(subst -, TASK_QUEUE_ENABLE=,$*) $(NPU_PYTHON) -m pytest -q
 NPU_PROTOCOL := $(addprefix $(NPU_DIR)/tests/test_,\
   drafting.py drafter_kinds.py accounting.py broken_protocols.py simulator_capture.py leaks.py limits.py \
   random_graphs.py two_platforms.py)
-test-npu: npu-simulator npu-wheels
-	ASCENDSIM_FLAVOUR=values TASK_QUEUE_ENABLE=1 $(NPU_PYTEST) $(NPU_DIR)/tests
-	ASCENDSIM_FLAVOUR=values TASK_QUEUE_ENABLE=0 $(NPU_PYTEST) -m 'not once' $(NPU_PROTOCOL)
-	ASCENDSIM_FLAVOUR=events TASK_QUEUE_ENABLE=1 $(NPU_PYTEST) -m 'not once' $(NPU_PROTOCOL)
-	ASCENDSIM_FLAVOUR=events TASK_QUEUE_ENABLE=0 $(NPU_PYTEST) -m 'not once' $(NPU_PROTOCOL)
+.PHONY: $(NPU_WAYS:%=test-npu-%)
+test-npu: $(NPU_WAYS:%=test-npu-%)
+$(NPU_WAYS:%=test-npu-%): test-npu-%: npu-simulator npu-wheels
+	$(NPU_PYTEST) $(if $(filter values-1,$*),$(NPU_DIR)/tests,-m 'not once' $(NPU_PROTOCOL))
 
-# All tests in each of the four ways: for whoever changes this backend, 15 minutes of one idle core
-.PHONY: test-npu-all-ways
-test-npu-all-ways: npu-simulator npu-wheels
-	for way in values/1 values/0 events/1 events/0; do echo "$$way"; \
-	  ASCENDSIM_FLAVOUR=$${way%/*} TASK_QUEUE_ENABLE=$${way#*/} $(NPU_PYTEST) $(NPU_DIR)/tests || exit 1; done
+# All tests in each of the four ways: for whoever changes this backend
+.PHONY: test-npu-all-ways $(NPU_WAYS:%=all-npu-%)
+test-npu-all-ways: $(NPU_WAYS:%=all-npu-%)
+$(NPU_WAYS:%=all-npu-%): all-npu-%: npu-simulator npu-wheels
+	$(NPU_PYTEST) $(NPU_DIR)/tests
 
 # The published wheels that the backend claims, to be read, not installed
 NPU_WHEELS ?= $(abspath $(NPU_VENV))/wheels

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from forks import CASES, forks
 from mutants.hazards import KILLERS
+from specgraph_conformance import session
 from specgraph_conformance.case import MARKER
 from specgraph_conformance.plugin import CASE, RESULT
 from specgraph_conformance.run import Selection
@@ -93,6 +94,7 @@ def run_mutant(name: str, platform: str, path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             MUTANTS[name].apply(patch)
             patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each process would import all that is installed
+            patch.setattr(session, "_sources", lambda item: [])  # digests and git's words, for a report
             selection = Selection(tests=tests_of(MUTANTS[name].hazard), pytest_args=PYTEST_ARGS)
             pytest.main(selection.arguments(platform), plugins=[Watch(name, path)])
 

@@ -14,8 +14,7 @@ from draft.on_platform import arguments, make_drafter, propose, rounds_for
 from specgraph.cli import app
 
 
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("k", [2, 3, 5])
+@pytest.mark.parametrize(("k", "layers"), [pytest.param(2, 3, marks=pytest.mark.once), (5, 1)])
 def test_cost_of_one_merged_propose(npu, runtime, k, layers):
     """1 launch, K x layers updates, no device synchronise, at most 1 asynchronous copy to the host."""
     drafter = make_drafter(npu, "merged", k, layers=layers, attention=make_attention(npu, "fia"))

@@ -40,7 +40,7 @@ drafter = make_drafter(npu, "merged", 3, attention=make_attention(npu, "fia"))
 rounds = rounds_for(reference, seed=4)
 different = 0
 try:
-    for seed in range(10):
+    for seed in range(6):
         runtime.schedule(seed, 300, 30)
         batches = [rounds.next(num_requests=2) for _ in range(4)]
         moved = [arguments(batch, npu.device, late=False) for batch in batches]

@@ -41,18 +41,18 @@ def generate(
         results = []
         for number in range(times):
             before(number)
-            asked = [Request(prompt_token_ids=p, max_tokens=12 + 3 * i) for i, p in enumerate(prompts)]
+            asked = [Request(prompt_token_ids=p, max_tokens=8 + 3 * i) for i, p in enumerate(prompts)]
             results.append([result.token_ids for result in decoder.generate(asked)])
     decoder.close()
     assert all(tokens == results[0] for tokens in results)
     return results[0], decoder.metrics.acceptance_per_position
 
 
-@pytest.mark.parametrize("k", [1, 4])
-def test_text_and_acceptance_as_on_cpu(npu, runtime, folders, k):
+@pytest.mark.parametrize(("k", "lowerings"), [(1, ("merged",)), (4, (*LOWERINGS, "round"))])
+def test_text_and_acceptance_as_on_cpu(npu, runtime, folders, k, lowerings):
     expected = generate(folders, CpuPlatform(), "eager", k)
     assert len(expected[0]) == 5
-    for lowering in (*LOWERINGS, "round"):
+    for lowering in lowerings:
         assert generate(folders, npu, lowering, k, make_attention(npu, "fia")) == expected, lowering
 
 
@@ -61,11 +61,11 @@ def test_blocks_of_128_tokens(npu, runtime, tmp_path, monkeypatch):
     monkeypatch.setattr(tiny_checkpoints, "HEAD_DIM", 128)
     folders = write_target(tmp_path / "target", max_position=512), write_eagle3(tmp_path / "eagle3")
     runtime.strict("fia-head-dim", "fia-block-size")
-    sizes = {"block": 128, "max_len": 300, "lengths": (120, 126, 127, 128, 250)}
+    sizes = {"block": 128, "max_len": 300, "lengths": (126, 128, 250)}
     expected = generate(folders, CpuPlatform(), "eager", 3, **sizes)
-    assert [len(tokens) for tokens in expected[0]] == [12, 15, 18, 21, 24]
-    for name, lowering in (("fia", "merged"), ("fia", "step"), ("fia-v2", "merged")):
-        assert generate(folders, npu, lowering, 3, make_attention(npu, name), **sizes) == expected, (name, lowering)
+    assert [len(tokens) for tokens in expected[0]] == [8, 11, 14]
+    for name in ("fia", "fia-v2"):
+        assert generate(folders, npu, "merged", 3, make_attention(npu, name), **sizes) == expected, name
 
 
 def test_folders_in_shapes_of_a_device(npu, runtime, all_limits, tmp_path, monkeypatch):
@@ -74,7 +74,7 @@ def test_folders_in_shapes_of_a_device(npu, runtime, all_limits, tmp_path, monke
     folders = write_target(tmp_path / "target", vocab=2048), write_eagle3(tmp_path / "eagle3", vocab=2048)
     shutil.copy(shipped_pair()[0] / "tokenizer.json", folders[0])
     texts = {}
-    for lowering in ("eager", "step", "merged", "round"):
+    for lowering in ("eager", "merged", "round"):
         made = load_generator(*folders, platform=npu, dtype="bfloat16", decode=lowering, num_speculative_tokens=3)
         assert made.decoder.target.attention.name == made.decoder.drafter.attention.name == "fia"
         texts[lowering] = made.text(["import os"], max_tokens=20)
@@ -85,7 +85,7 @@ def test_folders_in_shapes_of_a_device(npu, runtime, all_limits, tmp_path, monke
 def test_text_under_random_schedules(npu, runtime, folders):
     expected = generate(folders, CpuPlatform(), "eager", 3)
     seen = generate(
-        folders, npu, "merged", 3, make_attention(npu, "fia"), times=5,
+        folders, npu, "merged", 3, make_attention(npu, "fia"), times=3,
         before=lambda seed: runtime.schedule(seed, 300, 30),
     )  # fmt: skip
     assert seen[0] == expected[0]

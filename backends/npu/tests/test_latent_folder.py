@@ -62,7 +62,7 @@ def folder(tmp_path):
 def test_a_latent_target_and_drafter_from_a_folder(npu, runtime, all_limits, folder):
     """The target drafts for itself, so that drafts are accepted too."""
     seen = {}
-    for lowering in ("eager", "step", "merged"):
+    for lowering in ("eager", "merged"):
         made = load_generator(folder, folder, platform=npu, decode=lowering, **OPTIONS)
         attention = made.decoder.target.attention
         assert attention.name == made.decoder.drafter.attention.name == "fia-mla"
