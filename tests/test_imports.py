@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,27 +13,44 @@ import pytest
 
 import specgraph
 
+PROBE = "import specgraph.device as devices; devices.discover()['cpu'].probe()"
 
-def loaded(*statements: str) -> set[str]:
-    """Distributions and modules, by their top-level name, that a fresh interpreter has after `statements`."""
-    code = "; ".join((*statements, "import sys", "print(*{name.partition('.')[0] for name in sys.modules})"))
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(run.stdout.split()) - set(sys.stdlib_module_names)
+
+FORKS = """
+import json, os, sys
+for number, statement in enumerate(sys.argv[1:]):
+    if (fork := os.fork()) == 0:
+        exec(statement)
+        print(json.dumps([number, list(sys.modules)]), flush=True)
+        os._exit(0)
+    if os.waitpid(fork, 0)[1]:
+        sys.exit(f"{statement} failed")
+"""
+
+
+def loaded(first: str, *statements: str) -> list[set[str]]:
+    """By statement, the modules that a fresh interpreter has after `first` and, in a fork of it, the statement."""
+    command = [sys.executable, "-c", first + FORKS, *statements]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [set(names) for _, names in sorted(map(json.loads, run.stdout.splitlines()))]
+
+
+def packages(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
 
 
 def test_specgraph_alone_loads_nothing():
-    assert loaded("import specgraph") - loaded("pass") == {"specgraph"}
+    before, after = loaded("", "pass", "import specgraph")
+    assert packages(after - before) == {"specgraph"}
 
 
-def test_all_public_names_load_torch_and_pluggy_only():
-    public = loaded("from specgraph import *", "load_generator, Drafter")
-    assert public - loaded("import torch") == {"specgraph", "pluggy"}
-
-
-@pytest.mark.parametrize("room", ["attention", "draft", "models"])
-def test_a_room_can_be_imported_first(room):
+def test_public_names_load_torch_and_pluggy_only_and_any_room_can_be_first():
     """Rooms import each other with `from specgraph import ops`, which must not load the whole API."""
-    loaded(f"import specgraph.{room}")
+    rooms = [f"import specgraph.{room}" for room in ("attention", "draft", "models")]
+    names = "from specgraph import *; load_generator, Drafter"
+    before, public, probed, *_ = loaded("import torch", "pass", names, PROBE, *rooms)
+    assert packages(public) - packages(before) == {"specgraph", "pluggy"}
+    assert not (probed - before) & {"torch._inductor", "triton"}, "the recorder's internals come with `open` only"
 
 
 def test_public_names():

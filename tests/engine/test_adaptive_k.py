@@ -93,8 +93,8 @@ def test_rates_are_those_of_counting_every_draft_with_its_weight(rounds):
 
 
 def test_a_batch_beyond_every_captured_size_runs_eagerly_with_the_k_of_the_largest(make_decoder, requests, shadow):
-    times = {1: dict.fromkeys(CANDIDATES, 1.0) | {1: 0.1}, 2: dict.fromkeys(CANDIDATES, 1.0) | {3: 0.1}}
-    settings = AUTO | {"capture_sizes": [1, 2], "round_times": times, "decode": "merged", "fallback": "eager"}
+    settings = {"k_candidates": (1, 3), "round_times": {1: {1: 0.1, 3: 1.0}, 2: {1: 1.0, 3: 0.1}}}
+    settings |= {"capture_sizes": [1, 2], "decode": "merged", "fallback": "eager"}
     decoder = make_decoder(shadow, **settings)
     wanted = make_decoder(None).generate([requests[0]] * 4)
     assert [r.token_ids for r in decoder.generate([requests[0]] * 4)] == [r.token_ids for r in wanted]

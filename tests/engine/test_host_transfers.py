@@ -137,10 +137,12 @@ def requests(temperature=0.0, seed=0):
     ]
 
 
+WAYS = (("merged", 1), ("round", 0), ("round", 1))
+"""Lowerings and rounds ahead; the drafters take turns in them."""
 ONE = (["copy to the host"], 1)
 
 
-@pytest.mark.parametrize("kind", [None, *DRAFTERS])
+@pytest.mark.parametrize("kind", [None, "eagle", "dflash"])
 def test_one_transfer_a_round(kind, monkeypatch):
     decoder = make_decoder(kind, rounds_ahead=0)
     rounds = transfers_by_round(decoder, monkeypatch, requests())
@@ -162,8 +164,10 @@ def test_with_sampling_and_a_schedule(monkeypatch):
     assert rounds == [ONE] * len(rounds)
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize(("decode", "ahead"), [("merged", 1), ("round", 0), ("round", 1)])
+@pytest.mark.parametrize(
+    ("kind", "decode", "ahead"),
+    [(kind, *way) for number, kind in enumerate(DRAFTERS) for way in (WAYS if kind == "eagle" else [WAYS[number % 3]])],
+)
 def test_a_round_uploads_nothing_while_nobody_joins_or_leaves(kind, decode, ahead, monkeypatch):
     """One wait, and one copy of the tokens for each launch."""
     decoder = make_decoder(kind, decode=decode, rounds_ahead=ahead, sampled=True)

@@ -45,7 +45,7 @@ def tokens(results) -> list[list[int]]:
     return [result.token_ids for result in results]
 
 
-@pytest.mark.parametrize("verified", [0.3, 1.25, 2.9])
+@pytest.mark.parametrize("verified", [0.3, 1.25])
 def test_every_lowering_gives_the_same_tokens(make_decoder, target, requests, verified):
     """Greedy requests have the target's own tokens, sampled ones, whose drafts are often accepted, those of eager."""
     asked = [replace(each, temperature=4.0 * (i % 2), seed=i) for i, each in enumerate(requests)]
@@ -84,7 +84,7 @@ def test_sampled_output_has_the_targets_distribution(make_decoder, small_pair, s
     """All triples of tokens, to their exact chance; drafts are left out by what is known of those before them."""
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(small_pair_folder / "target", dtype=torch.float32).eval()
-    prompt, n = [3, 1, 2], 900
+    prompt, n = [3, 1, 2], 420
     texts = torch.tensor([[*prompt, *output] for output in product(range(6), repeat=2)])
     logits = model(texts).logits.double().softmax(-1)[:, len(prompt) - 1 :]
     chances = {}

@@ -18,7 +18,7 @@ def warm(requests: list[Request], temperature: float = 0.9) -> list[Request]:
     return [replace(request, temperature=temperature, seed=7 * i) for i, request in enumerate(requests)]
 
 
-@pytest.mark.parametrize("head", ["eagle3", "shadow", None])
+@pytest.mark.parametrize("head", ["shadow", None])
 def test_a_seed_repeats_whatever_the_batch(request, make_decoder, requests, head):
     head = head and request.getfixturevalue(head)
     query_len = None if head else 4

@@ -65,7 +65,7 @@ def accepted_shares(models, asked: dict, drafted: dict) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["top_p", "top_p and penalties", "drafts by temperature alone"])
+@pytest.mark.parametrize("case", ["top_p and penalties", "drafts by temperature alone"])
 def test_drafts_are_accepted_as_often_as_two_filtered_distributions_overlap(
     make_decoder, folder, models, case, monkeypatch
 ):

@@ -76,7 +76,7 @@ def test_mixed_parameters_in_one_batch_follow_their_distributions(make_decoder, 
     target, head = small_pair
     changes = {"round": {**ROUND, "draft_sampling": "greedy"}, "tree": TREE}[way]
     decoder = make_decoder(head, target=target, **SETTINGS | changes)
-    results = decoder.generate(mixed_batch(300))
+    results = decoder.generate(mixed_batch(240))
     assert 0 < decoder.metrics.accepted[1] < decoder.metrics.num_drafts
     for place, parameters in enumerate(MIXED):
         got = counts(results[place :: len(MIXED)])

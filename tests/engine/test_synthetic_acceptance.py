@@ -15,7 +15,7 @@ def run(synthetic, decode="eager"):
         "dflash", num_speculative_tokens=4, max_num_requests=8, max_model_len=128, decode=decode, capture_sizes=[8],
         synthetic_acceptance=synthetic,
     )  # fmt: skip
-    results = decoder.generate([Request(prompt_token_ids=[3, 1, 4], max_tokens=120) for _ in range(8)])
+    results = decoder.generate([Request(prompt_token_ids=[3, 1, 4], max_tokens=60) for _ in range(8)])
     decoder.close()
     return [r.token_ids for r in results], decoder.metrics
 
