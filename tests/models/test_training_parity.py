@@ -1,7 +1,7 @@
-"""Drafters as the examples train them, and as they draft: the same logits from one folder, of each step.
+"""Drafters as they were trained, and as they draft: the same logits from one folder, of each step.
 
 The training code is a second implementation: it unrolls all rows at once, in its own words. That of `examples/smollm2`
-is compared with the tiny-python EAGLE-3 head too, whose folder has the same format, and with `speculators` for DSpark.
+is compared on the tiny-python EAGLE-3 head, whose folder has the same format, and with `speculators` for DSpark.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import unrolled_heads
 from changed_folders import FIXTURES
 from safetensors.torch import load_file
 
@@ -27,33 +28,18 @@ def target():
     return load_target(shipped_pair()[0], dtype=torch.float32, max_model_len=64)
 
 
-@pytest.fixture
-def trained(monkeypatch):
-    """`trained(module, name)`: a class of the example, whose files import each other by their bare names."""
-    pytest.importorskip("transformers")
-    monkeypatch.syspath_prepend(EXAMPLE)
-    return lambda module, name: getattr(importlib.import_module(module), name)
-
-
 def round_of(target, head, length=14):
     """Tokens [T], and stand-ins for the target's hidden states [T, aux_size]."""
     g = torch.Generator().manual_seed(3)
     return torch.randint(1, target.vocab_size, (length,), generator=g), torch.randn(length, head.aux_size, generator=g)
 
 
-@pytest.mark.parametrize(
-    ("folder", "name", "shared"),
-    [
-        ("eagle1", "Eagle1Head", True),
-        ("eagle3", "Eagle3Head", False),
-        ("mtp", "MtpModule", True),
-    ],
-)
+@pytest.mark.parametrize(("folder", "kind"), [("eagle1", unrolled_heads.Eagle1Head), ("mtp", unrolled_heads.MtpModule)])
 @torch.no_grad()
-def test_chain(folder, name, shared, target, trained, chain_logits):
-    path = shipped_pair()[1] if folder == "eagle3" else EXAMPLE / "drafters" / folder
+def test_chain(folder, kind, target, chain_logits):
+    path = EXAMPLE / "drafters" / folder
     head = load_drafter(path, target)
-    teacher = trained("chain_heads", name).load(path, *([target.lm_head] if shared else []))
+    teacher = kind.load(path, target.lm_head)
     tokens, states = round_of(target, head)
     wanted = list(teacher.unroll(target.embed_tokens[tokens][None], states[None], STEPS))
     for row in (0, 4, 8):
@@ -95,10 +81,10 @@ def test_blocks_of_the_dspark_head_for_smollm2(monkeypatch):
 
 @pytest.mark.parametrize("drafts", [1, 5, 7])
 @torch.no_grad()
-def test_block(drafts, target, trained, block_logits):
+def test_block(drafts, target, block_logits):
     path = EXAMPLE / "drafters" / "dflash"
     head = load_drafter(path, target)
-    teacher = trained("dflash_head", "DFlashHead").load(path, target.embed_tokens)
+    teacher = unrolled_heads.DFlashHead.load(path, target.embed_tokens)
     tokens, states = round_of(target, head)
     anchors = torch.tensor([1, 6, 13])
     wanted = teacher(tokens[None], states[None], anchors, drafts)[0]
