@@ -58,6 +58,7 @@ def main() -> int:
     """Print the shares; the exit status is 1 where one is more than 3 standard deviations off."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=1_000_000)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first draw, so that processes share a run")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", metavar="FILE", help="write the result")
     asked = parser.parse_args()
@@ -65,7 +66,7 @@ def main() -> int:
     below = torch.tensor(BELOW, device=asked.device)
     counts, began = torch.zeros(len(BELOW), dtype=torch.int64, device=asked.device), time.perf_counter()
     draws = -(-asked.draws // batch) * batch
-    for first in range(0, draws, batch):
+    for first in range(asked.first, asked.first + draws, batch):
         likely, other = keys(first, batch)
         counts += (other[:, None] - below > likely[:, None]).sum(0)
     rows = list[dict[str, float]]()
