@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -38,8 +39,7 @@ def call(ranks: Ranks | None, module: str, name: str, **arguments: Any) -> Any:
     return getattr(import_module(module), name)(ranks, **arguments)
 
 
-@task
-def generate(
+def make_decoder(
     ranks: Ranks | None,
     target: str,
     draft: str,
@@ -47,45 +47,84 @@ def generate(
     dtype: str = "float64",
     tree: bool = False,
     whole_drafter: bool = False,
-    max_tokens: int = 12,
     experts: bool = False,
     context: int = 1,
     attention: str = "device",
+    temperature: float = 0.0,
     **options: Any,
-) -> dict[str, Any]:
-    """Tokens of two prompts, and a digest of the KV caches, whose bits depend on everything that ran."""
+) -> SpeculativeDecoder:
+    """A captured decoder of this rank's part of the pair; of all of it without ranks."""
     split, kind = WHOLE if ranks is None else ranks.tensor_parallel, getattr(torch, dtype)
     layout = None if ranks is None else ParallelLayout(ranks, split)
     if experts and ranks is not None:
         split = replace(split, experts=ExpertParallel(ranks.rank, ranks.size, ranks.name))
     if context > 1 and ranks is not None:
         split = replace(split, context=share_keys(ranks, context))
-    temperature = options.pop("temperature", 0.0)
     model = load_target(target, dtype=kind, max_model_len=64, tensor_parallel=split)
     drafted = target_shape(target, dtype=kind, max_model_len=64) if whole_drafter else model
     head = load_drafter(draft, drafted)
     if tree:
         options["tree"] = DraftTree(num_steps=3, top_k=2, num_draft_tokens=6)
     config = EngineConfig(
-        max_num_requests=2, max_model_len=64, block_size=4, prefill_sizes=(8,), decode=decode,
-        sampled=temperature > 0, **{"num_speculative_tokens": 3, "capture_sizes": (2,), **options},
+        max_model_len=64, block_size=4, prefill_sizes=(8,), decode=decode, sampled=temperature > 0,
+        **{"num_speculative_tokens": 3, "max_num_requests": 2, "capture_sizes": (2,), **options},
     )  # fmt: skip
     platform = CpuPlatform()
     backend = choose_attention(attention, platform).backend
     decoder = SpeculativeDecoder(model, head, platform, config, attention=backend, layout=layout)
     decoder.capture()
+    return decoder
+
+
+@task
+def generate(ranks: Ranks | None, max_tokens: int = 12, temperature: float = 0.0, **made: Any) -> dict[str, Any]:
+    """Tokens of two prompts, and a digest of the KV caches, whose bits depend on everything that ran."""
+    decoder = make_decoder(ranks, temperature=temperature, **made)
     adaptive = getattr(decoder.rounds, "adaptive", None)
     requests = [Request(prompt_token_ids=p, max_tokens=max_tokens, temperature=temperature, seed=7) for p in PROMPTS]
     tokens = [each.token_ids for each in decoder.generate(requests)]
     assert decoder.drafter is not None
+    weights = decoder.target.model.weights().values()
     return {
         "tokens": tokens,
         "kv": digest([*decoder.target.caches, *decoder.drafter.caches]),
-        "bytes": sum(tensor.nbytes for tensor in {id(t): t for t in model.weights().values()}.values()),
+        "bytes": sum(tensor.nbytes for tensor in {id(t): t for t in weights}.values()),
         "accepted": decoder.metrics.mean_acceptance_length,
         "times": None if adaptive is None else str(adaptive.times),
         "launches": decoder.drafter.launches["propose"] / max(1, decoder.drafter.num_proposes),
     }
+
+
+@task
+def random_rounds(ranks: Ranks | None, runs: list[dict[str, Any]], rounds: int, share: int) -> list[dict[str, Any]]:
+    """Requests of random lengths that join and end at random times, for so many rounds and until all have ended.
+
+    Returns:
+        Per run the tokens of each request, a digest of the KV caches, acceptance, rounds, and how many of them had a
+        request with fewer keys than the `share` ranks that share them.
+    """
+    found: list[dict[str, Any]] = []
+    for each in runs:
+        decoder = make_decoder(ranks, max_num_requests=3, capture_sizes=(1, 3), **each)
+        rng, given, lengths, done, few = Random(rounds), dict[int, list[int]](), dict[int, int](), 0, 0
+        while done < rounds or decoder.num_unfinished:
+            if done < rounds and rng.random() < 0.3:
+                prompt = [rng.randrange(1, 60) for _ in range(rng.choice((1, 1, 2, 3, 7, 20)))]
+                number = decoder.add(Request(prompt_token_ids=prompt, max_tokens=rng.randint(1, 20)))
+                given[number], lengths[number] = [], len(prompt)
+            few += any(lengths[key] + len(tokens) < share for key, tokens in given.items())
+            for chunk in decoder.step():
+                given[chunk.request] += chunk.token_ids
+                if chunk.finish_reason is not None:
+                    lengths[chunk.request] = share
+            done += 1
+        assert decoder.drafter is not None
+        found.append(
+            {"tokens": list(given.values()), "kv": digest([*decoder.target.caches, *decoder.drafter.caches]),
+             "accepted": decoder.metrics.mean_acceptance_length, "rounds": done, "rounds_with_few_keys": few}
+        )  # fmt: skip
+        decoder.close()
+    return found
 
 
 @task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from parallel.mixtures import write_mixture
 from parallel.processes import results
-from parallel.tasks import FIXTURES, several
+from parallel.tasks import FIXTURES, TASKS, several
 from safetensors.torch import load_file, save_file
 
 from specgraph import EngineOptions
@@ -21,6 +22,8 @@ from specgraph.engine.load import join
 from specgraph.errors import ConfigError
 from specgraph.parallel import ContextParallel, TensorParallel, join_layout
 
+ROUNDS = int(os.environ.get("ROUNDS", "12"))
+"""Random rounds per run; with more than 12, of every kind of drafter on 2 and on 4 ranks."""
 DRAFTERS = ("eagle3-llama", "eagle", "mtp", "dflash", "target", "peagle")
 
 
@@ -83,17 +86,28 @@ def test_every_drafter_on_pairs_of_ranks():
     assert four[0][len(LOWERINGS) - 1]["launches"] == 1, "the collectives are inside the merged graph"
 
 
-def test_four_ranks_share_one_kv_head(tmp_path):
-    """With prompts of 3 tokens, one rank holds no key of a request at first."""
+@pytest.mark.parametrize("share", (4,) if ROUNDS <= 12 else (2, 4))
+def test_random_rounds_of_ranks_that_share_one_kv_head(share, tmp_path):
+    """Requests join and end at random; with prompts of one to three tokens some rank holds no key of a request."""
     target = of_one_kv_head("target", tmp_path)
-    runs = [
-        {"target": target, "draft": target, **how}
-        for how in ({}, {"decode": "eager"}, {"tree": True}, {"attention": "host", "decode": "step"})
-    ]
-    found = results(4, "several", runs=[{**each, "context": 4} for each in runs])
-    whole = alone(runs)
-    assert min(whole[0]["accepted"], whole[2]["accepted"]) > 2, "drafts are accepted, and rows of trees move"
-    check(runs, found, whole)
+    runs = [{"target": target, "draft": target, **how} for how in ({}, {"tree": True}, {"attention": "host"})]
+    if ROUNDS > 12:
+        runs += [{"target": target, "draft": of_one_kv_head(name, tmp_path)} for name in DRAFTERS if name != "target"]
+        latent = write_mixture("DeepseekV3", tmp_path)
+        runs += [{"target": latent, "draft": latent, **how} for how in ({}, {"attention": "host"})]
+    ways = LOWERINGS if ROUNDS > 12 else LOWERINGS[2:]
+    shared = [{**each, "context": share, **how} for each in runs for how in ways]
+    found = results(share, "random_rounds", runs=shared, rounds=ROUNDS, share=share)
+    whole = TASKS["random_rounds"](None, runs=runs, rounds=ROUNDS, share=share)
+    for number, (each, one) in enumerate(zip(runs, whole, strict=True)):
+        for rank in found:
+            mine = rank[number * len(ways) : (number + 1) * len(ways)]
+            assert all(way["tokens"] == one["tokens"] for way in mine), each
+            assert len({way["kv"] for way in mine}) == 1, f"lowerings are bit-equal: {each}"
+            assert mine[0]["rounds_with_few_keys"] > 0
+        figures = {key: mine[-1][key] for key in ("accepted", "rounds", "rounds_with_few_keys")}
+        print(json.dumps({**each, "ranks": share, "requests": len(one["tokens"]), **figures}))
+    assert min(whole[0]["accepted"], whole[1]["accepted"]) > 2, "drafts are accepted, and rows of trees move"
 
 
 def test_latents_are_shared_by_position(tmp_path):
