@@ -66,6 +66,14 @@ def rounds(report: dict[str, Any]) -> str:
     return markdown(["requests", "target alone, in graphs", *names[1:], "mean acceptance length"], rows)
 
 
+def kernels(report: dict[str, Any]) -> str:
+    """Merged proposes beside what other kernels of the same bytes and products take, us."""
+    names = "kernel_floor_us", "read_us", "library_us", "alone_us", "merged_us"
+    rows = [[row["shape"], row["requests"], *(f"{row[n]:.0f}" for n in names), row["ratio"]] for row in report["rows"]]
+    columns = "kernels' floor", "only reads", "library", "our kernels alone", "merged", "merged / floor"
+    return markdown(["shape", "requests", *columns], rows)
+
+
 def peer_rounds(report: dict[str, Any]) -> str:
     """Whole rounds and proposes of a peer and of both lowerings, measured in one call."""
     rows: list[list[Any]] = []
@@ -101,6 +109,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     for table in (
         propose,
         rounds,
+        kernels,
         peer_rounds,
         engine,
     )
