@@ -1,11 +1,15 @@
 """What a head learns from the answers of its target, and how much of what it drafts they accept."""
 
+import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import torch
-from eagle3_head import Eagle3Head
 from target import TargetPass, Text
+
+sys.path.append(str(Path(__file__).parents[1] / "smollm2"))  # where the head is
+from head import Batch, Eagle3Head
 
 MEASURED = 5
 """Draft tokens that the acceptance length is reported for."""
@@ -13,14 +17,6 @@ LOST = 0.2
 """Weight of a draft after a wrong one of its chain: a verify would drop it."""
 GREEDY = 0.3
 """Share of the target's greedy token in the label; the rest is the target's distribution."""
-
-
-class Batch(NamedTuple):
-    """Texts [B, T] padded to one length, their lengths [B], and those of their prompts [B]."""
-
-    tokens: torch.Tensor
-    lengths: torch.Tensor
-    prompts: torch.Tensor
 
 
 def batches(texts: Sequence[Text], size: int, device: torch.device) -> Iterator[Batch]:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eagle3_head import Eagle3Head
-from lesson import MEASURED, Batch, Lesson, acceptance, batches
+from lesson import MEASURED, Batch, Eagle3Head, Lesson, acceptance, batches
 from target import TargetPass, Text, answer, asked_of, asking, read_prompts
 
 

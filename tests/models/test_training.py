@@ -22,7 +22,7 @@ from specgraph import load_generator, open_platform, shipped_pair
 @pytest.fixture
 def scripts(monkeypatch):
     """`scripts(name)`: a module of examples/training, whose files import each other by their bare names."""
-    names = ("target", "lesson", "eagle3_head", "train", "hidden_states")
+    names = ("target", "lesson", "head", "train", "hidden_states")
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples" / "training")
     yield importlib.import_module
     for name in names:
