@@ -13,7 +13,7 @@ from specgraph.draft.batch_checks import vocabulary_size
 from specgraph.draft.buffers import PromptRows
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.program import DraftProgram
-from specgraph.draft.round import described, is_plain
+from specgraph.draft.round import described, has_rows
 from specgraph.errors import ConfigError
 from specgraph.ops.slots import NULL_SLOT
 from specgraph.validation import Count, check, checked, shown
@@ -63,7 +63,7 @@ class DraftPrefill:
         self.program.dispatch(max(len(positions), at_least))
         if aux_hidden is not None:
             expected = [len(positions), states.shape[1]]
-            if list(aux_hidden.shape) != expected or not is_plain(aux_hidden):
+            if list(aux_hidden.shape) != expected or not has_rows(aux_hidden):
                 raise ConfigError(f"aux_hidden of a prefill is {described(aux_hidden)}, expected {expected}")
         begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
         tokens, following = prompt[begin:end], prompt[end : end + self._look_ahead]
@@ -136,7 +136,7 @@ class DraftPrefill:
         for name, (given, like, shape) in shapes.items():
             if not isinstance(given, Tensor):
                 raise ConfigError(f"prefill_ragged: {name} is {shown(given)}: give a tensor on {like.device}")
-            plain = is_plain(given) and (given.dtype, given.device) == (like.dtype, like.device)
+            plain = has_rows(given) and (given.dtype, given.device) == (like.dtype, like.device)
             if not plain or given.shape != shape:
                 expected = f"{list(shape)} {like.dtype} on {like.device}"
                 raise ConfigError(f"prefill_ragged: {name} is {described(given)}, expected {expected}")

@@ -18,7 +18,7 @@ from specgraph.ops.copies import RoundTensors
 from specgraph.validation import checked
 
 
-def is_plain(tensor: Tensor) -> bool:
+def has_rows(tensor: Tensor) -> bool:
     """Return whether a tensor has memory in rows and columns: it is neither sparse nor on the meta device."""
     return tensor.layout is torch.strided and not tensor.is_meta
 
@@ -90,9 +90,9 @@ class ProposeBatch:
                 "prompt's last position, and None before; give it to join"
             )
         columns = self.aux_hidden.shape[1]
-        if aux_hidden is not None and (aux_hidden.shape != (columns,) or not is_plain(aux_hidden)):
+        if aux_hidden is not None and (aux_hidden.shape != (columns,) or not has_rows(aux_hidden)):
             raise ConfigError(f"join: the hidden state is {described(aux_hidden)}, expected [{columns}]: one row's")
-        if token_id.dim() or not is_plain(token_id) or token_id.is_floating_point():
+        if token_id.dim() or not has_rows(token_id) or token_id.is_floating_point():
             raise ConfigError(f"join: token_id is {described(token_id)}: give one integer, a tensor without dimensions")
         own = self.aux_hidden[row * self.query_len : (row + 1) * self.query_len]
         own.zero_()  # rows without a token write KV past the request's end: the same values in every mode

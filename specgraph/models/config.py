@@ -113,6 +113,6 @@ class ModelConfig:
             ranks.check_experts(self.experts.num_experts, self.experts.inner)
         if ranks.size == 1:
             return replace(self, tensor_parallel=ranks)
-        heads = (self.num_heads, self.num_kv_heads) if self.latent is None else (ranks.size, 1)
-        ranks.check(*heads, self.intermediate_size, f"the {self.architecture} model")
+        heads = (self.num_heads, self.num_kv_heads) if self.latent is None else None
+        ranks.check(heads, self.intermediate_size, f"the {self.architecture} model")
         return replace(self, tensor_parallel=ranks)

@@ -55,7 +55,7 @@ def _convolved(x: Tensor, base: Tensor, kernels: Tensor, rows: int) -> Tensor:
     weights = base.view(taps, groups, -1) + kernels.reshape(-1, rows, taps, groups, 1)
     out = blocks * weights[:, :, 0]
     for tap in range(1, min(taps, rows)):
-        out = out + functional.pad(blocks[:, :-tap], (0, 0, 0, 0, tap, 0)) * weights[:, :, tap]
+        out[:, tap:] += blocks[:, :-tap] * weights[:, tap:, tap]
     return out.view(x.shape)
 
 
@@ -105,13 +105,15 @@ class DFlash2Head(InOrderHead):
         selector, (steps, requests, vocab_size) = self.selector, base.shape
         scores, candidates = base.topk(selector.top_k, dim=-1)
         projected = ops.norm_linear(rows.flatten(0, 1), None, selector.projection).view(steps, requests, -1)
+        successors = functional.embedding(candidates, selector.successor)
+        logits = base.new_full((requests, vocab_size), NO_CANDIDATE, dtype=torch.float32)
 
         def following(row: int, token_ids: Tensor) -> Tensor:
             context = functional.embedding(token_ids, selector.predecessor) * projected[row]
-            successors = functional.embedding(candidates[row], selector.successor)
-            chosen = scores[row] + (successors * context[:, None]).sum(dim=-1)
-            logits = chosen.new_full((requests, vocab_size), NO_CANDIDATE, dtype=torch.float32)
-            return logits.scatter(1, candidates[row], chosen.float())
+            chosen = scores[row] + (successors[row] * context[:, None]).sum(dim=-1)
+            if row:  # one tensor serves all rows, each after the former was drawn from
+                logits.scatter_(1, candidates[row - 1], NO_CANDIDATE)
+            return logits.scatter_(1, candidates[row], chosen.float())
 
         return following
 

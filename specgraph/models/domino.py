@@ -66,8 +66,9 @@ class DominoHead(InOrderHead):
 
 def _gru(token: Tensor, state: Tensor, cell: Correction) -> Tensor:
     """Return the state after a token [R, hidden_size]."""
-    of_token = ops.norm_linear(token, None, cell.taken).chunk(3, dim=-1)
-    of_state = ops.norm_linear(state, None, cell.kept).chunk(3, dim=-1)
-    reset, update = (torch.sigmoid(a + b) for a, b in zip(of_token[:2], of_state[:2], strict=True))
-    candidate = torch.tanh(of_token[2] + reset * of_state[2])
-    return candidate + update * (state - candidate)
+    size = state.shape[1]
+    of_token = ops.norm_linear(token, None, cell.taken).split((2 * size, size), dim=-1)
+    of_state = ops.norm_linear(state, None, cell.kept).split((2 * size, size), dim=-1)
+    reset, update = torch.sigmoid(of_token[0] + of_state[0]).chunk(2, dim=-1)
+    candidate = torch.tanh(torch.addcmul(of_token[1], reset, of_state[1]))
+    return torch.lerp(candidate, state, update)

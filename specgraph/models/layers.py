@@ -135,7 +135,7 @@ def _attention_and_mlp(
         attended = latent_values(attend(index, query, key, key), layer.latent)
     if rows is not None:
         attended, residual = take_rows(attended, rows), take_rows(residual, rows)
-    if _is_plain(layer):
+    if _is_fused(layer):
         norm = Norm(layer.post_norm, eps)
         residual, inner = ops.linear_norm_gate_up(attended, layer.output, residual, norm, layer.gate_up)
         if following is not None and following.input_norm is not None:
@@ -145,7 +145,7 @@ def _attention_and_mlp(
     return _general_mlp(attended, residual, layer, eps), None
 
 
-def _is_plain(layer: DecoderLayer) -> bool:
+def _is_fused(layer: DecoderLayer) -> bool:
     """Return whether nothing but a residual sum and a norm lies between attention, MLP and the next layer."""
     others = layer.attention_norm, layer.mlp_norm, layer.experts
     return layer.activation == "silu" and layer.tensor_parallel.size == 1 and all(other is None for other in others)

@@ -265,7 +265,8 @@ class ParallelHead(ModelHead, Protocol):
 
 NextLogits = Callable[[int, Tensor], Tensor]
 """`following(row, token_ids)`: the logits [R, draft_vocab_size] of row 0 to K - 1 of those that predict, called once
-for each in order, with the token before it, int64 [R]: the anchor, then each draft token."""
+for each in order, with the token before it, int64 [R]: the anchor, then each draft token. They are valid up to the next
+call."""
 
 
 class BlockHead(ParallelHead, Protocol):

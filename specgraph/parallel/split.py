@@ -99,18 +99,25 @@ class TensorParallel:
         """Return this rank's rows of an embedding or lm_head; None where they cannot be split evenly: each has all."""
         return self.share(0, rows) if rows % self.size == 0 else None
 
-    def check(self, num_heads: int, num_kv_heads: int, inner: int, what: str) -> None:
+    def check(self, heads: tuple[int, int] | None, inner: int, what: str) -> None:
         """Refuse sizes that the ranks cannot split.
+
+        Args:
+            heads: query heads and KV heads; None where attention is whole on every rank.
+            inner: columns of the MLP.
+            what: the model, for the message.
 
         Raises:
             ConfigError: a model of these sizes cannot be split over the ranks.
         """
+        num_heads, num_kv_heads = heads or (self.size, 1)
         even = num_kv_heads % self.size == 0 or self.size % num_kv_heads == 0
         each = self.size // num_kv_heads if self.size % num_kv_heads == 0 else 1
         if num_heads % self.size or inner % self.size or not even:
+            counted = "" if heads is None else f"{num_heads} heads, {num_kv_heads} KV heads and "
             raise ConfigError(
-                f"tensor parallel over {self.size} ranks: {what} has {num_heads} heads, {num_kv_heads} KV heads and an "
-                f"MLP of {inner} columns, which they cannot split evenly; choose a number that divides them"
+                f"tensor parallel over {self.size} ranks: {what} has {counted}an MLP of {inner} columns, which they "
+                "cannot split evenly; choose a number that divides them"
             )
         if self.context is not None and each % self.context.size:
             raise ConfigError(

@@ -11,7 +11,7 @@ from torch import Tensor
 from specgraph.attention import KVCache
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens
-from specgraph.errors import RankError
+from specgraph.errors import ConfigError, RankError
 from specgraph.models.protocol import DraftHead
 from specgraph.parallel import Ranks
 from specgraph.plugin.prompts import Chunk, PromptPass, PromptProgram
@@ -127,11 +127,22 @@ class FastPath:
         self.prompts.run(self.drafter, given)
 
     def fill(self, end: RoundEnd) -> None:
-        """Take the round over; nothing of the engine's is read after it but weights and KV cache."""
-        inputs = self.drafter.inputs(end.num_requests)
+        """Take the round over; nothing of the engine's is read after it but weights and KV cache.
+
+        Raises:
+            ConfigError: drafts are sampled, and `end` has no temperature or no seeds.
+        """
+        inputs, given = self.drafter.inputs(end.num_requests), dict[str, Tensor | None]()
+        if self.config.keeps_draft_probs:
+            given = {"temperature": end.temperature, "seeds": end.seeds}
+        for name, tensor in given.items():
+            if tensor is None:
+                raise ConfigError(
+                    f"drafts are sampled, and the round's end has no {name}: give RoundEnd a tensor of it"
+                )
         fill_round(end, inputs, self.config.max_model_len, self.config.block_size)
-        for name in ("temperature", "seeds") if self.config.keeps_draft_probs else ():
-            getattr(inputs, name).copy_(getattr(end, name))
+        for name, tensor in given.items():
+            getattr(inputs, name).copy_(tensor)
 
     def propose(self, num_requests: int) -> DraftTokens:
         """Draft after `fill`; the result is views of the drafter's memory, which the next propose overwrites.

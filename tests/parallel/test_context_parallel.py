@@ -126,7 +126,12 @@ def test_ranks_of_other_kv_heads_are_refused(ranks, share):
     with pytest.raises(
         ConfigError, match=f"over {share} ranks: .* has 2 KV heads, so {max(1, ranks // 2)} of {ranks} "
     ):
-        split.check(16, 2, 64, "the llama model")
+        split.check((16, 2), 64, "the llama model")
+
+
+def test_ranks_that_cannot_split_a_latent_model():
+    with pytest.raises(ConfigError, match="over 4 ranks: the deepseek_v3 model has an MLP of 30 columns, which"):
+        TensorParallel(0, 4, "all").check(None, 30, "the deepseek_v3 model")
 
 
 def test_more_ranks_than_split_the_matrices_are_refused():

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
+from draft.pairs import make_head, make_target
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specgraph import ProposeBatch
-from specgraph.plugin import RoundEnd, fill_round
+from specgraph import ProposeBatch, open_platform
+from specgraph.engine import allocate_caches
+from specgraph.errors import ConfigError
+from specgraph.plugin import FastPath, RoundEnd, fill_round
 
 MAX_LEN, BLOCK, WIDTH = 40, 4, 13
 
@@ -73,3 +79,20 @@ def test_every_request_gets_its_own(made, padding) -> None:
         last = min(start + 2 * k, MAX_LEN - 1)
         assert into.block_table[r].tolist() == (blocks[r][: last // BLOCK + 1] + [0] * WIDTH)[:WIDTH]
     assert into.num_sampled[n:].tolist() == [0] * padding
+
+
+def test_sampled_drafts_need_what_they_are_sampled_by() -> None:
+    target, platform = make_target(), open_platform("cpu")
+    head = make_head("eagle", target)
+    caches = allocate_caches(head.attention_layers, 4, BLOCK, torch.float32, platform.device)
+    sizes = {"num_speculative_tokens": 1, "max_num_requests": 1, "max_model_len": 16, "block_size": BLOCK}
+    fast = FastPath(head, caches, platform, **sizes, sampled=True, capture_sizes=[1])
+    zeros = torch.zeros(1, dtype=torch.int32)
+    end = RoundEnd(
+        token_ids=torch.zeros(2, dtype=torch.int32), num_sampled=zeros, starts=zeros, table=torch.zeros(1, 4).int(),
+        hidden_states=[torch.zeros(2, head.aux_size)],
+    )  # fmt: skip
+    for more, missing in (({}, "temperature"), ({"temperature": torch.ones(1)}, "seeds")):
+        with pytest.raises(ConfigError, match=f"the round's end has no {missing}"):
+            fast.fill(replace(end, **more))
+    fast.fill(replace(end, temperature=torch.ones(1), seeds=torch.ones(1, dtype=torch.int64)))
