@@ -32,7 +32,6 @@ from specgraph.validation import (
 
 if TYPE_CHECKING:
     import torch
-    from typing_extensions import Self
 
     DType = torch.dtype | str | None
 else:
@@ -59,30 +58,6 @@ RoundTimes = Mapping[Requests, Mapping[DraftCount, Positive]]
 """Microseconds of one round (verify of K drafts and propose of K): {padded requests: {K: time}}."""
 Progress = Callable[[str, int, int], None]
 """Takes what is waited for ("compiling kernels", "capturing"), how many of them are done, and their number in all."""
-
-
-_MODES = {
-    "NONE": "decode='eager'",
-    "PIECEWISE": "decode='piecewise'",
-    "FULL": "prefill='full'",
-    "FULL_DECODE_ONLY": "prefill='eager'",
-    "FULL_AND_PIECEWISE": "prefill='piecewise'",
-}
-"""The options to write instead of each value of the former option `mode`."""
-
-
-def refuse_former_names(given: Mapping[str, object]) -> None:
-    """Say what to write instead of an option's former name.
-
-    Raises:
-        ConfigError: `given` has a former name.
-    """
-    if (lowering := given.get("lowering")) is not None:
-        raise ConfigError(f"the option lowering is now decode: write decode='{lowering}' (--decode {lowering})")
-    if (mode := given.get("mode")) is not None:
-        now = _MODES.get(str(mode).upper(), "decode=... or prefill=...")
-        flag = "--" + now.replace("=", " ").replace("'", "")
-        raise ConfigError(f"the option mode is now decode and prefill: instead of '{mode}' write {now} ({flag})")
 
 
 def option(default: Any, text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> Any:
@@ -162,11 +137,6 @@ class RunnerOptions:
     """The values are token ids, counts, positions, block ids and hidden states. It is also checked that no two requests
     write one block, and, once this drafter has prefilled a prompt, that it has written the key of every position before
     a request's rows."""
-
-    def __new__(cls, **given: object) -> Self:
-        """Refuse the former names of options; the fields are set by the dataclass."""
-        refuse_former_names(given)
-        return object.__new__(cls)
 
 
 @dataclass(frozen=True, kw_only=True)

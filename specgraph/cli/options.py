@@ -45,7 +45,6 @@ def with_options(
     panel: str = "Options",
     only: Collection[str] = (),
     without: Collection[str] = (),
-    former: Collection[str] = (),
     **defaults: Any,
 ) -> Callable[..., Callable[..., None]]:
     """Give a command an option per field of a dataclass, in the place of its parameter `place`, which gets the object.
@@ -55,7 +54,6 @@ def with_options(
         panel: heading of the options in the command's help.
         only: the fields that the command takes; all by default.
         without: fields that the command sets itself.
-        former: names that options had, which the dataclass refuses with a message.
         defaults: values of this command, where they differ from those of the dataclass.
     """
     offered = [each for each in fields(of) if "help" in each.metadata and each.name not in without]
@@ -65,12 +63,10 @@ def with_options(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
-            old = {name: value for name in former if (value := given.pop(name)) is not None}
             values = {each.name: _parsed(each, given.pop(each.name)) for each in taken}
-            command(**given, **{place: of(**values, **old)})
+            command(**given, **{place: of(**values)})
 
         added = [_parameter(each, kinds[each.name], defaults.get(each.name, each.default), panel) for each in taken]
-        added += [_shown(name, str | None, None, typer.Option(hidden=True)) for name in former]
         shown: list[inspect.Parameter] = []
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
             shown += added if name == place else [parameter]
@@ -81,7 +77,7 @@ def with_options(
     return decorate
 
 
-with_engine_options = partial(with_options, EngineOptions, "options", panel="Engine", former=("lowering", "mode"))
+with_engine_options = partial(with_options, EngineOptions, "options", panel="Engine")
 """Give a command options for fields of `EngineOptions`, in the place of its parameter `options`."""
 
 
@@ -105,12 +101,8 @@ def _parameter(each: Field[Any], kind: Any, default: Any, panel: str) -> inspect
     option = typer.Option(
         *each.metadata["flags"], help=each.metadata["help"], case_sensitive=False, rich_help_panel=panel
     )
-    return _shown(each.name, kind, default, option)
-
-
-def _shown(name: str, kind: Any, default: Any, option: Any) -> inspect.Parameter:
     annotation = Annotated[kind, option]
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+    return inspect.Parameter(each.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
 
 def _parsed(each: Field[Any], value: Any) -> Any:
