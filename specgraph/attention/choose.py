@@ -61,10 +61,10 @@ def choose_attention(
     if layers and dtype is None:
         raise ConfigError("choose_attention: give the dtype of the layers too")
     reasons: list[str] = []
-    share = max((layer.share for layer in layers), default=1)
+    ranks = max((layer.context_size for layer in layers), default=1)
     for factory in own.values() if name == "auto" else [named[name]]:
         backend = factory(platform)
-        size = block_size or backend.preferred_block_size * share
+        size = block_size or backend.preferred_block_size * ranks
         refused = unsupported(backend, layers, dtype, size, trees, cache_dtype)
         if not refused:
             return AttentionChoice(backend, size, "; ".join(reasons))
@@ -72,7 +72,7 @@ def choose_attention(
     if name != "auto":
         raise UnsupportedError(reasons[0])
     backend = _paged(platform)
-    return AttentionChoice(backend, block_size or backend.preferred_block_size * share, "; ".join(reasons))
+    return AttentionChoice(backend, block_size or backend.preferred_block_size * ranks, "; ".join(reasons))
 
 
 def _paged(platform: Platform) -> AttentionBackend:

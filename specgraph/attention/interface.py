@@ -48,7 +48,7 @@ class AttentionLayer:
         return self.window is None and self.sinks is None and not self.latent and self.ranks is None
 
     @property
-    def share(self) -> int:
+    def context_size(self) -> int:
         """Return how many ranks share the keys of each request: a block has that many times fewer cells on each."""
         return 1 if self.ranks is None else self.ranks.size
 

@@ -68,7 +68,7 @@ def check_caches(head: Head, caches: Sequence[KVCache], config: DraftConfig, dev
                 f"max_model_len is {config.max_model_len}, and the drafter was loaded for {layer.rotary.shape[0]} "
                 "positions (its target's max_model_len)"
             )
-        wanted = (config.block_size // layer.share, layer.num_kv_heads, layer.head_dim)
+        wanted = (config.block_size // layer.context_size, layer.num_kv_heads, layer.head_dim)
         for name, tensor in (("key", cache.key), ("value", cache.value)):
             if tuple(tensor.shape[1:]) != wanted:
                 raise ConfigError(

@@ -82,7 +82,9 @@ def cache_dtype(kv_cache_dtype: KVCacheDtype, model: torch.dtype) -> torch.dtype
 
 def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
     """Return the bytes of one token's keys and values in all of these layers; this rank's share of them."""
-    return sum(-(-(1 if a.latent else 2) * a.num_kv_heads * a.head_dim * dtype.itemsize // a.share) for a in layers)
+    return sum(
+        -(-(1 if a.latent else 2) * a.num_kv_heads * a.head_dim * dtype.itemsize // a.context_size) for a in layers
+    )
 
 
 class BlockAllocator:
@@ -150,10 +152,10 @@ def allocate_caches(
     """
 
     def zeros(layer: AttentionLayer) -> torch.Tensor:
-        shape = num_blocks, block_size // layer.share, layer.num_kv_heads, layer.head_dim
+        shape = num_blocks, block_size // layer.context_size, layer.num_kv_heads, layer.head_dim
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    if (uneven := next((layer.share for layer in layers if block_size % layer.share), None)) is not None:
+    if (uneven := next((layer.context_size for layer in layers if block_size % layer.context_size), None)) is not None:
         raise ConfigError(f"KV blocks of {block_size} tokens over {uneven} ranks: choose a block_size that they divide")
     try:
         keys = [zeros(layer) for layer in layers]

@@ -1,7 +1,7 @@
 """The Domino draft head: DFlash's block, whose tokens are drawn in order and corrected by a recurrent state of them.
 
 state     = GRU(state, embed(token before))                          zeros before the anchor
-logits    = lm_head(norm(block)) + W2 @ silu(W1 @ (hidden state, state))    of rows from `pure_rows` on
+logits    = lm_head(norm(block)) + W2 @ silu(W1 @ (hidden state, state))    of rows from `uncorrected_rows` on
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Correction:
 class DominoHead(InOrderHead):
     """A Domino drafter. Implements `BlockHead`."""
 
-    def __init__(self, block: BlockParts, correction: Correction, pure_rows: int) -> None:
-        """pure_rows: rows of a block, from the first that predicts on, whose logits are not corrected."""
+    def __init__(self, block: BlockParts, correction: Correction, uncorrected_rows: int) -> None:
+        """uncorrected_rows: rows of a block, from the first that predicts on, whose logits are not corrected."""
         super().__init__(block)
-        self.correction, self._pure_rows = correction, pure_rows
+        self.correction, self._uncorrected_rows = correction, uncorrected_rows
 
     def in_order(self, hidden: Tensor) -> NextLogits:
         """See `BlockHead.in_order`."""
@@ -52,7 +52,7 @@ class DominoHead(InOrderHead):
             nonlocal state
             token = embedding(token_ids, self.embed_tokens, self.tensor_parallel, self.sizes.vocab_size)
             state = _gru(token, state, correction)
-            if row < self._pure_rows:
+            if row < self._uncorrected_rows:
                 return base[row]
             inner = functional.silu(ops.norm_linear(torch.cat((rows[row], state), dim=-1), None, correction.inner))
             return ops.norm_linear(inner, None, correction.output, base[row])

@@ -80,7 +80,7 @@ def join_layout(
         experts = ExpertParallel(ranks.rank, ranks.size, ranks.name, data_rank, data_parallel, data.name)
     context = None
     if decode_context_parallel > 1:
-        context = share_keys(ranks, decode_context_parallel)
+        context = context_parallel(ranks, decode_context_parallel)
     return ParallelLayout(
         ranks,
         TensorParallel(place, tensor_parallel, tensors.name if tensor_parallel > 1 else "", experts, context),
@@ -89,7 +89,7 @@ def join_layout(
     )
 
 
-def share_keys(ranks: Ranks, size: int) -> ContextParallel:
+def context_parallel(ranks: Ranks, size: int) -> ContextParallel:
     """Return this rank's place among `size` neighbours that share the keys of every request; all ranks call it."""
     groups = [range(first, first + size) for first in range(0, ranks.size, size)]
     part = ranks.part("context", groups)

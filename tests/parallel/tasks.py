@@ -21,7 +21,7 @@ from specgraph.draft import DraftTree
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.options import LoweringChoice
 from specgraph.parallel import WHOLE, ExpertParallel, ParallelLayout, Ranks, join_layout
-from specgraph.parallel.layout import share_keys
+from specgraph.parallel.layout import context_parallel
 
 FIXTURES = Path(__file__).parents[1] / "models" / "speculators_fixtures"
 PROMPTS = ([3, 17, 4, 9, 40, 2, 11], [8, 1, 60])
@@ -59,7 +59,7 @@ def make_decoder(
     if experts and ranks is not None:
         split = replace(split, experts=ExpertParallel(ranks.rank, ranks.size, ranks.name))
     if context > 1 and ranks is not None:
-        split = replace(split, context=share_keys(ranks, context))
+        split = replace(split, context=context_parallel(ranks, context))
     model = load_target(target, dtype=kind, max_model_len=64, tensor_parallel=split)
     drafted = target_shape(target, dtype=kind, max_model_len=64) if whole_drafter else model
     head = load_drafter(draft, drafted)

@@ -31,6 +31,7 @@ def run(draft: str = "eagle3-llama", **changes: Any) -> dict[str, Any]:
     return {"target": str(FIXTURES / "target"), "draft": str(FIXTURES / draft), **changes}
 
 
+FP8 = {"kv_cache_dtype": "fp8"}
 LOWERINGS = ({"decode": "eager"}, {"decode": "step"}, {})
 """The last is merged."""
 RUNS = [
@@ -90,7 +91,7 @@ def test_every_drafter_on_pairs_of_ranks():
 def test_random_rounds_of_ranks_that_share_one_kv_head(share, tmp_path):
     """Requests join and end at random; with prompts of one to three tokens some rank holds no key of a request."""
     target = of_one_kv_head("target", tmp_path)
-    runs = [{"target": target, "draft": target, **how} for how in ({}, {"tree": True}, {"attention": "host"})]
+    runs = [{"target": target, "draft": target, **how} for how in ({}, {"tree": True, **FP8}, {"attention": "host"})]
     if ROUNDS > 12:
         runs += [{"target": target, "draft": of_one_kv_head(name, tmp_path)} for name in DRAFTERS if name != "target"]
         latent = write_mixture("DeepseekV3", tmp_path)

@@ -51,7 +51,7 @@ class HostOpAttention:
             return no("attention sinks; it takes none: 'fia-v2' does")
         if layer.ranks is not None and (latent or not self.row.fused or layer.window or layer.sinks is not None):
             return no("keys that ranks share: 'fia' and 'fia-v2' take them, without latents, windows and sinks")
-        block_size //= layer.share
+        block_size //= layer.context_size
         if not self.row.fused:
             return _paged_support(layer, dtype, block_size)
         rope = 0 if layer.rotary is None else layer.rotary.shape[1]
@@ -105,7 +105,7 @@ class HostOpAttention:
             arguments |= {"sparse_mode": 4, "pre_tokens": layer.window - 1, "next_tokens": 0}
         if layer.sinks is not None:
             arguments["learnable_sink"] = layer.sinks.to(query.dtype)
-        room = table.shape[1] * cache.block_size * layer.share
+        room = table.shape[1] * cache.block_size * layer.context_size
         checked = partial(_checked, num_rows=query.shape[0], room=room, masked=masked)
         if by_row:
             checked = partial(_by_row, checked, causal=layer.causal, ranks=ranks)
