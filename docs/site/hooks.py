@@ -53,6 +53,11 @@ WRITTEN = {"reference/api.md": reference.api_page, "reference/commands.md": refe
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
+def on_page_content(html: str, **_: object) -> str:
+    """Mark code that is one word with hyphens, so that the style sheet keeps it on one line."""
+    return re.sub(r"<code>(?=[^\s<]*-[^\s<]*</code>)", '<code class="word">', html)
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Replace `folder/` in the navigation by the folder's pages, and append those that it leaves out."""
     nav: Any = _expanded(config.nav)

@@ -161,8 +161,6 @@ def test_a_target_alone_is_captured_without_a_drafter():
         (("--capture-sizes", "a"), "whole numbers"),
         (("--capture-sizes", "99"), "outside 1..8"),
         (("--max-num-requests", "0"), "max_num_requests must be at least 1, got 0"),
-        (("--mode", "PIECEWISE"), "write decode='piecewise' (--decode piecewise)"),
-        (("--lowering", "merged"), "write decode='merged' (--decode merged)"),
         (("--draft-schedule", "2:5"), "add an entry"),
         (("--draft-schedule", "8:0"), "drafts no token at any size"),
         (("--num-modules", "2"), "it is for mtp alone"),
