@@ -32,7 +32,10 @@ LOOKS = {
     "dumb": {"FORCE_COLOR": "1", "TERM": "dumb"},
 }
 QUICK = ("--decode", "eager", "--max-model-len", 128, "--prefill-sizes", 16, "--no-compare", "--max-tokens", 24)
-COMMANDS = [("platforms",), ("generate", *QUICK, "-k", 16)]
+OPTIONS = {"platforms": (), "generate": (*QUICK, "-k", 16)}
+OUTPUTS = [("platforms", width, look) for width in WIDTHS for look in LOOKS]
+OUTPUTS += [("generate", 80, "piped"), ("generate", 140, "colour"), ("generate", 80, "no colour")]
+OUTPUTS += [("generate", 140, "dumb")]
 
 
 @pytest.fixture(autouse=True)
@@ -60,14 +63,12 @@ def check(text: str, width: int, look: str) -> str:
     return bare
 
 
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command[0]}-{len(command)}")
+@pytest.mark.parametrize(("command", "width", "look"), OUTPUTS)
 def test_output_fits(command, width, look):
-    run = specgraph(*command, COLUMNS=str(width), **LOOKS[look])
+    run = specgraph(command, *OPTIONS[command], COLUMNS=str(width), **LOOKS[look])
     assert run.returncode == 0, run.stderr
     check(run.stdout, width, look)
-    if command[0] == "generate":
+    if command == "generate":
         marked = any("4" in code.split(";") for code in STYLE.findall(run.stdout))
         assert marked == (look in ("colour", "no colour")), "accepted text is underlined where there are styles"
         assert ("accepted draft tokens looks" in run.stdout) == marked
