@@ -36,7 +36,7 @@ LOWERINGS = ({"decode": "eager"}, {"decode": "step"}, {})
 """The last is merged."""
 RUNS = [
     *(run(**how) for how in LOWERINGS),
-    *(run(draft) for draft in DRAFTERS[1:]),
+    *(run(draft) for draft in ("dflash", "target", "peagle")),
     run("target", tree=True),
     run(temperature=0.8),
     run(whole_drafter=True),

@@ -14,8 +14,8 @@ from specgraph.checkpoints import load_target
 
 TARGET = str(FIXTURES / "target")
 DRAFTERS = ("eagle3-llama", "eagle", "mtp", "dflash", "target", "peagle")
-KINDS_IN = ("eager", "merged")
-"""Lowerings in which every kind of drafter runs."""
+IN_TWO = ("mtp", "dflash")
+"""Drafters that run eagerly too; the first of DRAFTERS runs in every lowering."""
 LOWERINGS = ("eager", "piecewise", "step", "merged", "round")
 
 
@@ -26,7 +26,7 @@ def run(draft: str = "eagle3-llama", **changes: Any) -> dict[str, Any]:
 RUNS = [
     *(run(draft) for draft in DRAFTERS),
     *(run(decode=lowering) for lowering in LOWERINGS if lowering != "merged"),
-    *(run(draft, decode=lowering) for draft in DRAFTERS[1:] for lowering in KINDS_IN[:-1]),
+    *(run(draft, decode="eager") for draft in IN_TWO),
     run(dtype="float32"),
     run("target", k_candidates=(1, 3)),
     run(tree=True),
@@ -96,9 +96,9 @@ def test_float32_differs_only_at_near_ties(two, record_property):
     assert near_ties(wrong)[1] > 1e-3, "the check can fail"
 
 
-@pytest.mark.parametrize("draft", DRAFTERS)
-def test_every_kind_is_bit_equal_in_its_lowerings(two, draft):
-    numbers = [RUNS.index(run(draft, **({} if each == "merged" else {"decode": each}))) for each in KINDS_IN]
+@pytest.mark.parametrize("draft", IN_TWO)
+def test_a_kind_is_bit_equal_in_two_lowerings(two, draft):
+    numbers = [RUNS.index(run(draft)), RUNS.index(run(draft, decode="eager"))]
     for rank in two:
         assert len({rank[n]["kv"] for n in numbers}) == 1
         assert len({str(rank[n]["tokens"]) for n in numbers}) == 1
