@@ -45,7 +45,7 @@ def is_source(path: Path) -> bool:
 
 
 def problems(path: Path) -> list[str]:
-    """What is wrong with one file, each in one line."""
+    """Return what is wrong with one file, each in one line."""
     files, found = contents(path), list[str]()
     texts = [text for name, text in files.items() if re.fullmatch(r"[^/]+(\.dist-info/METADATA|/PKG-INFO)", name)]
     if len(texts) != 1:

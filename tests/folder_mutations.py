@@ -220,7 +220,7 @@ MUTATIONS = [
 
 
 def small(path: Path) -> bytes:
-    """What a file holds; nothing where it is no file any more, or one that an earlier mutation made huge."""
+    """Return what a file holds; nothing where it is no file any more, or one that an earlier mutation made huge."""
     return path.read_bytes() if path.is_file() and path.stat().st_size < 1 << 20 else b""
 
 

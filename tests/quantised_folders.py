@@ -16,7 +16,7 @@ BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", 
 
 
 def compressed(strategy: str, **weights: object) -> dict:
-    """What the package compressed-tensors writes for FP8 with activations quantised per token."""
+    """Return the keys that the package compressed-tensors writes for FP8 with activations quantised per token."""
     activations = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
     kind = {"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": False, "symmetric": True, **weights}
     groups = {"group_0": {"targets": ["Linear"], "weights": kind, "input_activations": activations}}

@@ -1,4 +1,4 @@
-"""What `import specgraph` loads: nothing by itself, and torch, pluggy and the standard library for all public names."""
+"""`import specgraph` loads nothing by itself, and torch, pluggy and the standard library for all public names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ for number, statement in enumerate(sys.argv[1:]):
 
 
 def loaded(first: str, *statements: str) -> list[set[str]]:
-    """By statement, the modules that a fresh interpreter has after `first` and, in a fork of it, the statement."""
+    """The modules that a fresh interpreter has after `first` and, in a fork of it, each of the statements."""
     command = [sys.executable, "-c", first + FORKS, *statements]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     return [set(names) for _, names in sorted(map(json.loads, run.stdout.splitlines()))]

@@ -1,4 +1,4 @@
-"""What the commands print on terminals of 80 and 140 columns, with colour, without it, or with no style at all."""
+"""The commands' output on terminals of 80 and 140 columns, with colour, without it, or with no style at all."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_help_cuts_no_name(width):
 
 
 def shown(call, width: int, look: str, *arguments) -> str:
-    """What a function writes on a console."""
+    """Return what a function writes on a console."""
     console = Console(width=width, force_terminal=look != "piped", no_color=look == "no colour", _environ=LOOKS[look])
     with console.capture() as captured:
         call(console, *arguments)

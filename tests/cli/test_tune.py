@@ -20,7 +20,7 @@ KEPT_BEFORE, MEASURED = Tile(16, 64), Tile(64, 128)
 
 @pytest.fixture
 def compared(monkeypatch, tmp_path):
-    """What `propose_times` is asked to compare; `times` is what it answers."""
+    """The settings that `propose_times` is asked to compare; `times` is what it answers."""
     asked = {"times": []}
 
     def propose_times(platform, head, requests, k, tables):

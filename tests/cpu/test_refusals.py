@@ -1,4 +1,4 @@
-"""What a capture refuses, by name and place; afterwards everything works."""
+"""A capture refuses work by name and place; afterwards everything works."""
 
 # ruff: noqa: PT012, SIM117  (a capture or update raises from its body or at its end: both belong in the block)
 from __future__ import annotations

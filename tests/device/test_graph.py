@@ -14,7 +14,7 @@ from specgraph.errors import CaptureError, HostReadError, PlatformError
 
 
 class Vendor:
-    """What the fake backend was asked for, in order, and which of its calls raise."""
+    """The calls that the fake backend got, in order, and which of them raise."""
 
     def __init__(self):
         self.calls: list[str] = []

@@ -1,4 +1,4 @@
-"""What is dropped without `close` is freed at once: no reference cycle keeps graphs and KV caches."""
+"""A decoder that is dropped without `close` is freed at once: no reference cycle keeps graphs and KV caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What target and drafter share: the memory of the round, which no graph of the other side changes unasked."""
+"""Target and drafter share the memory of the round, which no graph of the other side changes unasked."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def target(tmp_path_factory):
 
 @torch.no_grad()
 def test_the_final_hidden_state_alone_is_taken_unchanged(target, tmp_path, dense_attend):
-    """As by a head whose `fc` is the identity."""
+    """The states are those of a head whose `fc` is the identity."""
     tokens, states, outputs = torch.arange(6), torch.randn(6, HIDDEN), []
     for name, fc in {"none": {}, "identity": {"fc.weight": torch.eye(HIDDEN)}}.items():
         folder = tiny_checkpoints.write_eagle3(tmp_path / name)

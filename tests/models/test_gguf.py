@@ -158,14 +158,14 @@ def test_llama_3_takes_a_token_as_it_is(file):
 
 
 def test_qwen_composes_characters(file):
-    """As its own tokenizer.json does, and transformers' class for it; transformers' reading of the file does not."""
+    """Its own tokenizer.json does so, and transformers' class for it; transformers' reading of the file does not."""
     tokenizer = read_tokenizer(file("Qwen2", tokenizer=byte_level("qwen2")))
     for text in ("e\u0301t\u00e9", "o\u0308 x"):
         assert tokenizer.encode(text).ids == tokenizer.encode(unicodedata.normalize("NFC", text)).ids
 
 
 def test_smollm_splits_digits_before_all_else(file):
-    """As its own tokenizer.json and llama.cpp do; transformers leaves the rule's name unread."""
+    """Its own tokenizer.json and llama.cpp do so; transformers leaves the rule's name unread."""
     from tokenizers import pre_tokenizers
 
     ours = read_tokenizer(file(tokenizer=byte_level("smollm")))

@@ -56,7 +56,7 @@ def model_pass(request, target):
 
 
 def test_weights_name_every_tensor_that_a_pass_reads(model_pass, dense_attend):
-    """What no operator of the pass produced must be a weight or an input."""
+    """A tensor that no operator of the pass produced must be a weight or an input."""
     model, run, columns = model_pass
     positions, token_ids, states = torch.arange(ROWS), torch.arange(ROWS), torch.ones(ROWS, columns)
     named = {name: tensor for name, tensor in model.weights().items() if name != "draft_to_target"}

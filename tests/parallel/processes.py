@@ -63,7 +63,7 @@ def run_ranks(size: int, task: str, **arguments: Any) -> list[dict[str, Any]]:
 
 
 def results(size: int, task: str, **arguments: Any) -> list[Any]:
-    """As `run_ranks`, where every rank must return."""
+    """The results of `run_ranks`, where every rank must return."""
     found = run_ranks(size, task, **arguments)
     for rank, each in enumerate(found):
         assert "result" in each, f"rank {rank}: {each}"

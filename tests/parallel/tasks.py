@@ -178,7 +178,7 @@ def failing_at(real: Callable[..., Any], tokens: list[int], after: int = 0) -> C
 
 
 def digest(caches: list[KVCache]) -> str:
-    """Of all blocks but the null block."""
+    """Return a digest of all blocks but the null block."""
     found = hashlib.sha256()
     for cache in caches:
         for tensor in (cache.key, cache.value):

@@ -43,7 +43,7 @@ RUNS = [
     run("target", attention="host"),
 ]
 ONE_PROCESS = ("target", "draft", "tree", "temperature", "whole_drafter")
-"""What decides about the tokens: neither lowerings nor the kind of lengths do."""
+"""Settings that decide about the tokens: neither lowerings nor the kind of lengths do."""
 
 
 def alone(runs: list[dict[str, Any]]) -> list[Any]:

@@ -11,7 +11,7 @@ from parallel.processes import results, run_ranks
 
 @pytest.fixture(scope="module")
 def errors() -> list[dict[str, Any]]:
-    """By rank, the error of each way in which two ranks differ."""
+    """The error of each way in which two ranks differ, by rank."""
     return results(2, "disagree")
 
 

@@ -19,7 +19,7 @@ FOUND = dict.fromkeys(TRIALS, "") | {
     "release": "by_own_call" if simulated.machine.release == "2.7.1" else "by_reset",
     "triton": "not tried",
 }
-"""What trials find on a sound device, without running them."""
+"""The findings of trials on a sound device, without running them."""
 
 
 def test_a_capture_over_the_budget_says_what_to_do(musa):

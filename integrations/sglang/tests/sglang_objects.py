@@ -116,7 +116,7 @@ def prompt_tails(batch: Any, next_token_ids: torch.Tensor) -> torch.Tensor:
 
 
 class StockDraftWorker:
-    """What SGLang's `EagleDraftWorker` has after its start-up, and a record of what reached its own code."""
+    """The attributes of SGLang's `EagleDraftWorker` after its start-up, and a record of what reached its own code."""
 
     topk, tree_mask_mode, gpu_id, device, target_worker = 1, "mode", 0, "cpu", "target"
 

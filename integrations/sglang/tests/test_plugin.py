@@ -1,4 +1,4 @@
-"""What the plugin registers, what it refuses while SGLang reads its arguments, and the slots that it asks for."""
+"""The plugin registers an algorithm, refuses options while SGLang reads its arguments, and asks for slots."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_release_with_other_names_is_refused_by_these_names(changes, words, mo
 
 
 class Algorithm(enum.Enum):
-    """As SGLang's: questions, and two class methods."""
+    """A copy of SGLang's: questions, and two class methods."""
 
     EAGLE = enum.auto()
     EAGLE3 = enum.auto()
@@ -113,7 +113,7 @@ class Algorithm(enum.Enum):
 
 
 class Custom:
-    """As SGLang's `CustomSpecAlgo`: says no, and makes the worker by a factory."""
+    """A copy of SGLang's `CustomSpecAlgo`: says no, and makes the worker by a factory."""
 
     def is_eagle3(self):
         return False

@@ -1,4 +1,4 @@
-"""What users give to `generate` besides a prompt: streamers, stopping criteria, end tokens, and later calls."""
+"""Users give more to `generate` than a prompt: streamers, stopping criteria, end tokens, and later calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draft(eagle3):
 
 
 class Recorder(StoppingCriteria):
-    """What a stopping criterion sees; it ends request i after `lengths[i]` tokens."""
+    """A stopping criterion that notes what it sees; it ends request i after `lengths[i]` tokens."""
 
     def __init__(self, prompt: int, lengths: list[int]) -> None:
         self.seen, self.prompt, self.lengths = [], prompt, torch.tensor(lengths)
@@ -35,7 +35,7 @@ class Recorder(StoppingCriteria):
 
 
 class Tokens:
-    """What a streamer gets."""
+    """A streamer that notes what it gets."""
 
     def __init__(self) -> None:
         self.seen = []

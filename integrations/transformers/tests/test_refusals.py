@@ -1,4 +1,4 @@
-"""What cannot be served exactly is refused in one line, before the model or the drafter runs."""
+"""A call that cannot be served exactly is refused in one line, before the model or the drafter runs."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def inputs(columns: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 def speculators_config(algorithm: str, tokens: int):
-    """What every folder embeds."""
+    """Return the settings of a speculator that every folder embeds."""
     from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.proposals.greedy import GreedyTokenProposalConfig
 
