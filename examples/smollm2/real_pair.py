@@ -4,17 +4,23 @@
     export HEAD=drafters/smollm2/specgraph_smollm2/eagle3
     specgraph conformance cpu -k "test_decoding or test_trees" --timeout 600 --json FILE
 
-Cases about other kinds of drafters, and those that compute with the tiny pair's own weights, are absent.
+Prompts are the beginnings of held-out ones, as long as the suite's. Cases about other kinds of drafters, and those that
+compute with the tiny pair's own weights, are absent.
 """
 
+import json
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from specgraph.checkpoints import load_drafter, load_target
+from specgraph.checkpoints.tokens import read_tokenizer
+from specgraph.engine import Request
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.ngram import NgramHead
 from specgraph.models.protocol import Head
@@ -49,15 +55,31 @@ def make_head(kind: str, seed: int, device: torch.device, dtype: torch.dtype, he
     return load_drafter(Path(os.environ["HEAD"]), target)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@cache
+def texts() -> list[list[int]]:
+    """Return the tokens of the held-out prompts."""
+    tokenizer = read_tokenizer(Path(os.environ["TARGET"]))
+    lines = (Path(__file__).parent / "held_out.jsonl").read_text(encoding="utf-8").splitlines()
+    return [tokenizer.encode(json.loads(line)["prompt"] * 4).ids for line in lines]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Put the pair in the tiny one's place, in everything that decodes."""
     from specgraph_conformance import decode_rig
 
+    tiny, size = decode_rig.requests, 49152
+
+    def requests(seed: int, count: int = 5, *given: Any, **options: Any) -> list[Request]:
+        asked, known = tiny(seed, count, *given, **options), texts()
+        lengths = [len(request.prompt_token_ids) for request in asked]
+        cut = [known[(29 * i + seed) % len(known)][:length] for i, length in enumerate(lengths)]
+        return [replace(request, prompt_token_ids=ids) for request, ids in zip(asked, cut, strict=True)]
+
     for item in items:
-        module = item.module
-        if vars(module).get("decoder") is decode_rig.decoder:
+        names = vars(item.module)
+        if names.get("decoder") is decode_rig.decoder:
             if (reason := OF_THE_TINY_PAIR.get(item.originalname, OF_THE_TINY_PAIR.get(item.name))) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
-            if "VOCAB" in vars(module):
-                module.VOCAB = 49152
-    decode_rig.make_target, decode_rig.make_head, decode_rig.VOCAB = make_target, make_head, 49152
+            names.update({"VOCAB": size} if "VOCAB" in names else {})
+            names.update({"requests": requests} if names.get("requests") is tiny else {})
+    decode_rig.make_target, decode_rig.make_head, decode_rig.VOCAB = make_target, make_head, size
