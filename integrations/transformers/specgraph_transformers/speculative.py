@@ -16,7 +16,7 @@ from specgraph.attention import choose_attention
 from specgraph.checkpoints import target_shape
 from specgraph.engine import AcceptanceMetrics
 from specgraph.errors import ConfigError
-from specgraph.options import DraftCount, refuse_former_names
+from specgraph.options import DraftCount
 from specgraph.validation import Count, ModelLen, Requests, checked
 from specgraph_transformers.acceptance import Acceptance
 from specgraph_transformers.output import Output
@@ -96,7 +96,6 @@ class Speculative:
         self._captured: _Captured | None = None
         self.metrics = AcceptanceMetrics(num_speculative_tokens)
         """Acceptance over all calls so far."""
-        refuse_former_names(config)
         own = {"max_num_requests", "max_model_len", "num_speculative_tokens", "sampled", "tree", "draft_schedule"} | {
             "k_candidates"
         }
