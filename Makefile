@@ -72,9 +72,9 @@ installed: packages
 conformance: $(VENV)/.dev
 	mkdir -p build && OMP_NUM_THREADS=1 $(BIN)/specgraph conformance cpu --json build/conformance-cpu.json
 
-# Reports of this commit in docs/conformance, of what runs without a device: the simulators of npu, musa and accelerator
+# Reports of this commit in conformance/reports, of what runs without a device: the simulators of npu, musa and accelerator
 # among them; cuda.json comes from a machine with a GPU. Half an hour of two idle cores
-REPORTS := $(CURDIR)/docs/conformance
+REPORTS := $(CURDIR)/conformance/reports
 RUN_NPU = env TORCH_DEVICE_BACKEND_AUTOLOAD=0 $$(cd $(NPU_DIR)/simulator && $(NPU_PYTHON) -c "import ascendsim; \
   print(*(f'{name}={value}' for name, value in ascendsim.environment('$(NPU_BUILD)').items()))") $(NPU_PYTHON)
 .PHONY: reports scoreboard
@@ -90,7 +90,7 @@ reports: npu-simulator asynccpu
 scoreboard:
 	$(BIN)/specgraph conformance verify $(REPORTS)/*.json
 	$(BIN)/python -m specgraph_conformance.scoreboard $(REPORTS)/*.json > build/scoreboard.md
-	mv build/scoreboard.md $(REPORTS)/README.md
+	mv build/scoreboard.md docs/conformance/README.md
 
 -include integrations/integrations.mk
 -include backends/npu/npu.mk

@@ -1,6 +1,6 @@
 """The scoreboard of several platforms in Markdown, made from their JSON reports, each of which is verified first.
 
-python -m specgraph_conformance.scoreboard docs/conformance/*.json > docs/conformance/README.md
+python -m specgraph_conformance.scoreboard conformance/reports/*.json > docs/conformance/README.md
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specgraph_conformance.verify import problems_of, read_report
 
 ABOUT = """# Scoreboard
 
-Made by `python -m specgraph_conformance.scoreboard` from the reports in this folder. Each was checked as
+Made by `python -m specgraph_conformance.scoreboard` from the reports in `conformance/reports`. Each was checked as
 `specgraph conformance verify REPORT` does; what a profile asks for is in
 [writing-a-backend.md](../writing-a-backend.md#7-the-standard). Cases with attention run once with
 each: the core's two, and those of the device's own.
