@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("head", type=Path, help="the folder of the EAGLE-3 head")
     parser.add_argument("--platform", default="cpu", help="NAME or NAME:INDEX")
     parser.add_argument("--contexts", type=int, default=1, help="held-out prompts of each category")
-    parser.add_argument("--answers", type=int, default=4000, help="to each prompt")
+    parser.add_argument("--answers", type=int, default=2000, help="to each prompt")
     parser.add_argument("--requests", type=int, default=100, help="decoded at once")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -71,10 +71,10 @@ def main() -> None:
                     row |= exact.compare(prompt, answers, temperature, top_p)
                     row["p_wrong"] = exact.compare(prompt, answers, 1.1 * temperature, top_p)["p"]
                     document["rows"].append(row)
+                    row["mean_acceptance_length"] = round(generator.decoder.metrics.mean_acceptance_length, 3)
                     print(json.dumps(row), flush=True)
-            document["rows"][-1]["mean_acceptance_length"] = generator.decoder.metrics.mean_acceptance_length
-    if asked.json:
-        asked.json.write_text(json.dumps(document, indent=1) + "\n")
+                    if asked.json:
+                        asked.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def draw(generator: TextGenerator, prompt: list[int], count: int, temperature: float, top_p: float) -> list[list[int]]:
