@@ -26,6 +26,15 @@ def own_slots(slots: Tensor, ranks: ContextParallel | None) -> Tensor:
     return torch.where(mine, slots // ranks.size, NULL_SLOT)
 
 
+def rows_of_rank(positions: Tensor, ranks: ContextParallel | None) -> Tensor | None:
+    """Return which of consecutive positions int64 [T] are a rank's own, int64 [T / ranks.size]; None for all of them,
+    also where the ranks cannot have equally many."""
+    if ranks is None or len(positions) % ranks.size:
+        return None
+    every = torch.arange(0, len(positions), ranks.size, device=positions.device)
+    return every + (ranks.rank - positions[:1]) % ranks.size
+
+
 def all_heads(query: Tensor, ranks: ContextParallel) -> Tensor:
     """Return the queries [T, heads, head_dim] of all ranks that hold keys of the same heads, in their order."""
     if not ranks.gathers_heads:

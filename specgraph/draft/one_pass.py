@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from specgraph import ops
+from specgraph.attention.context_parallel import rows_of_rank
 from specgraph.capture import BatchDescriptor, MakeAttend, StepKind
 from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows
 from specgraph.draft.config import DraftTree
@@ -90,8 +92,16 @@ class ParallelProgram(DraftProgram[ParallelT]):
         draft_block(self.head, b, hidden.flatten(0, 1), self.tree)
 
     def prefill(self, rows: PromptRows, make_attend: MakeAttend) -> None:
-        """See `DraftProgram.prefill`. Context is made from hidden states alone: tokens are not read."""
-        self.head.store_context(self.head.combine(rows.aux_hidden), self.stack.store(rows.metadata))
+        """See `DraftProgram.prefill`. Context is made from hidden states alone: tokens are not read.
+
+        No row depends on another, so of ranks that share keys each makes the rows of its own ones.
+        """
+        hidden, metadata = rows.aux_hidden, rows.metadata
+        ranks = self.stack.layers[0].ranks if rows.last_row is not None else None  # else rows of several prompts
+        if (own := rows_of_rank(metadata.positions, ranks)) is not None:
+            places = {name: getattr(metadata, name)[own] for name in ("positions", "slot_mapping")}
+            hidden, metadata = hidden[own], replace(metadata, **places)
+        self.head.store_context(self.head.combine(hidden), self.stack.store(metadata))
 
 
 class BlockProgram(ParallelProgram[BlockHead]):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from draft.pairs import make_head, make_target
+from draft.rounds import make_drafter
 from parallel.mixtures import write_mixture
 from parallel.processes import results
 from parallel.tasks import FIXTURES, TASKS, several
@@ -109,6 +112,32 @@ def test_random_rounds_of_ranks_that_share_one_kv_head(share, tmp_path):
         figures = {key: mine[-1][key] for key in ("accepted", "rounds", "rounds_with_few_keys")}
         print(json.dumps({**each, "ranks": share, "requests": len(one["tokens"]), **figures}))
     assert min(whole[0]["accepted"], whole[1]["accepted"]) > 2, "drafts are accepted, and rows of trees move"
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_ranks_make_the_context_of_their_own_positions(kind, monkeypatch):
+    """A prompt in chunks: the caches of all ranks together are those of one process, from a part of the rows each."""
+    head, made = make_head(kind, make_target(torch.float64)), []
+    stored = type(head).store_context
+    monkeypatch.setattr(
+        type(head), "store_context", lambda self, c, store: made.append(len(c)) or stored(self, c, store)
+    )
+    states = torch.randn(23, head.aux_size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    layers, caches = head.attention_layers, {}
+    for rank in (None, *range(4)):
+        ranks = None if rank is None else ContextParallel(rank, 4, "unused")
+        head.attention_layers = tuple(replace(layer, ranks=ranks) for layer in layers)
+        limits = {"num_speculative_tokens": 3, "max_num_requests": 1, "max_model_len": 32, "prefill_sizes": [8]}
+        drafter = make_drafter(head, "eager", capture=False, **limits)
+        made.clear()
+        for chunk in (range(7), range(7, 15), range(15, 23)):
+            drafter.prefill(list(range(1, 24)), chunk, [3, 1, 4, 2, 5, 6, 7, 8], states[chunk.start : chunk.stop])
+        assert made == ([8] * 3 if rank is None else [2] * 3)
+        caches[rank] = [part.clone() for cache in drafter.caches for part in cache]
+        drafter.close()
+    for whole, *parts in zip(*caches.values(), strict=True):
+        torch.testing.assert_close(torch.stack(parts, dim=2).flatten(1, 2)[1:], whole[1:], rtol=0, atol=1e-12)
+        assert whole[1:].any()
 
 
 def test_latents_are_shared_by_position(tmp_path):
