@@ -55,7 +55,7 @@ def _convolved(x: Tensor, base: Tensor, kernels: Tensor, rows: int) -> Tensor:
     weights = base.view(taps, groups, -1) + kernels.reshape(-1, rows, taps, groups, 1)
     out = blocks * weights[:, :, 0]
     for tap in range(1, min(taps, rows)):
-        out[:, tap:] += blocks[:, :-tap] * weights[:, tap:, tap]
+        out[:, tap:].addcmul_(blocks[:, :-tap], weights[:, tap:, tap])
     return out.view(x.shape)
 
 
