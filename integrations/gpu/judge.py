@@ -24,7 +24,8 @@ class Judge:
 
         torch.set_float32_matmul_precision("highest")
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(self.device)
+        made: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model = made.eval().to(self.device)
         self.seen: dict[tuple[int, ...], float] = {}
 
     def largest_gap(self, prompt: Sequence[int], tokens: Sequence[int]) -> float:

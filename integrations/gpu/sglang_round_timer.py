@@ -1,3 +1,5 @@
+# SGLang is not there where types are checked.
+# pyright: reportPrivateUsage=false, reportMissingImports=false, reportUntypedBaseClass=false
 """Times of decode rounds, taken inside SGLang's scheduler process: both ways in turns over the same requests."""
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class RoundTimer:
 
     def __init__(self, worker: Any, sizes: list[int], out: Path) -> None:
         self.draft_worker, self.sizes, self.out = worker._draft_worker, sizes, out
-        self.size, self.count, self.marks = 0, 0, []
+        self.size, self.count, self.marks, self.active = 0, 0, [], False
         forward = worker.forward_batch_generation
         dw, draft, extend = self.draft_worker, worker._draft_worker.draft, worker._draft_worker._draft_extend_for_decode
 
@@ -110,6 +112,9 @@ def run_scheduler_process(*args: Any, **options: Any) -> Any:
         self.draft_runner.model.hot_token_id = torch.arange(asked["draft_vocab_size"]) * 4
         share(self)
 
-    when_the_worker_is_made(lambda worker: RoundTimer(worker, asked["requests"], Path(asked["out"])))
+    def act(worker: Any) -> None:
+        RoundTimer(worker, asked["requests"], Path(asked["out"]))
+
+    when_the_worker_is_made(act)
     EagleDraftWorker.init_lm_head = init_lm_head
     return scheduler.run_scheduler_process(*args, **options)

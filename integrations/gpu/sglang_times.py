@@ -1,3 +1,5 @@
+# SGLang is not there where types are checked.
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
 """Times of proposes and rounds with 8B shapes and random weights, stock SGLang and the plugin in turns in one engine.
 
 python integrations/gpu/sglang_times.py --out times.json

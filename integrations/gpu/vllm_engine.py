@@ -1,10 +1,12 @@
-# type: ignore  (vLLM is not there where types are checked)
+# vLLM is not there where types are checked.
+# pyright: reportMissingImports=false
 """One vLLM engine in this process, as the scripts of this folder use it. Nothing is downloaded."""
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,11 @@ _ENVIRONMENT = {
 }
 for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)  # read when vllm is imported, in the functions below
+
+
+def call(function: Callable[[], Any]) -> Any:
+    """Call it here."""
+    return function()
 
 
 class Engine:
@@ -48,7 +55,7 @@ class Engine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        registry._run_in_subprocess = lambda fn: fn()  # model classes are inspected here: no other interpreter starts
+        registry._run_in_subprocess = call  # model classes are inspected here: no other interpreter starts
         load_general_plugins()
         import vllm.v1.worker.gpu.model_runner as runner
 
@@ -80,9 +87,13 @@ class Engine:
     @staticmethod
     def shipped(target: Path, draft: Path | None, way: str, method: str, kv_tokens: int, **options: Any) -> Engine:
         """An engine for a pair of the shipped one's sizes in float16, with a KV cache for so many tokens."""
-        memory = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": kv_tokens * KV_BYTES_PER_TOKEN}
+        memory: dict[str, Any] = {
+            "dtype": "float16",
+            "gpu_memory_utilization": 0.1,
+            "kv_cache_memory_bytes": kv_tokens * KV_BYTES_PER_TOKEN,
+        }
         folders = str(target), None if draft is None else str(draft)
-        return Engine(*folders, way, method, **{"dtype": "float16"} | memory | options)
+        return Engine(*folders, way, method, **memory | options)
 
     @staticmethod
     def dummy_8b(sizes: list[int], target: str | None = None, layers: int = 32, **options: Any) -> Engine:
@@ -97,7 +108,7 @@ class Engine:
             llama_eagle3.Eagle3LlamaForCausalLM.has_own_embed_tokens = False
             target = config_folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=layers)
             draft, method = config_folder("draft", **EAGLE3), "eagle3"
-        arguments = {
+        arguments: dict[str, Any] = {
             "load_format": "dummy", "dtype": "bfloat16", "max_num_seqs": max(sizes), "gpu_memory_utilization": 0.5,
             "kv_cache_memory_bytes": 24 << 30, "additional_config": {"specgraph": {"capture_sizes": sizes}},
         }  # fmt: skip
@@ -110,8 +121,7 @@ class Engine:
 
     def start(self, name: str, prompt: list[int], limit: int, seed: int | None = None) -> None:
         """Add a request: greedy, or at temperature 1 with a seed."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         params = SamplingParams(
             temperature=0.0 if seed is None else 1.0, seed=seed, max_tokens=limit, ignore_eos=True, detokenize=False,

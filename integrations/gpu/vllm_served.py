@@ -1,4 +1,3 @@
-# type: ignore  (vLLM is not there where types are checked)
 """vLLM under requests that arrive at random times, drafting by itself and through specgraph, in turns in one engine.
 
     python integrations/gpu/vllm_served.py --out h200-vllm-served.json
@@ -72,7 +71,12 @@ def main() -> None:
     engine = Engine.dummy_8b(
         [1, 2, 4, 8, 16, 24, 32, 48, 64], max_model_len=4096, speculative=speculative, enable_prefix_caching=False
     )
-    result = {"command": " ".join(sys.argv), "environment": environment("vllm"), "acceptance": ACCEPTANCE, "rows": []}
+    result: dict[str, Any] = {
+        "command": " ".join(sys.argv),
+        "environment": environment("vllm"),
+        "acceptance": ACCEPTANCE,
+        "rows": [],
+    }
     print("started", round(time.monotonic() - begin, 1), flush=True)
     for turn in range(-1, asked.turns):  # -1: the warm-up
         for rate in map(float, asked.rates.split(",")):

@@ -1,4 +1,4 @@
-# type: ignore  (vLLM is not there where types are checked)
+# pyright: reportPrivateUsage=false
 """Propose and round times of vLLM's own drafter and of specgraph's, in turns in one engine. 8B shapes, dummy weights.
 
     python integrations/gpu/vllm_times.py --out h200-vllm.json

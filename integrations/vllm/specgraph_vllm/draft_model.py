@@ -5,7 +5,7 @@ Which modules of vLLM these are is told by their class. Nothing of vLLM is impor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,12 @@ SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, MTP_CLASS, *LANGUAGE_MODEL_CLASSES)
 """The modules of vLLM that `draft_head` reads."""
 
 
-def draft_head(module: Any, target_hidden_size: int, ranks: TensorParallel = WHOLE) -> DraftHead:
+def draft_head(module: Any, target_hidden_size: Callable[[], int], ranks: TensorParallel = WHOLE) -> DraftHead:
     """The head over the module's own weights, with the module's own table of cosines and sines.
 
     Args:
         module: as vLLM loaded it, its weights on the device.
-        target_hidden_size: columns of the target's hidden states.
+        target_hidden_size: gives the columns of the target's hidden states, where the module does not.
         ranks: over which vLLM has split the module.
 
     Raises:
@@ -49,7 +49,7 @@ def draft_head(module: Any, target_hidden_size: int, ranks: TensorParallel = WHO
     if name == MTP_CLASS:
         return mtp_head(module, ranks)
     if name in LANGUAGE_MODEL_CLASSES:
-        return language_model_head(module, target_hidden_size, ranks)
+        return language_model_head(module, target_hidden_size(), ranks)
     if not inner.use_aux_hidden_state:
         raise UnsupportedError("eagle_config.use_aux_hidden_state is false; the head takes the target's hidden states")
     if inner.num_aux_hidden_states > MAX_STATES:

@@ -103,7 +103,7 @@ class Speculator(_Stock):
     def _read_head(self) -> DraftHead:
         self._weights = WeightAddresses(self.model)
         split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
-        return draft_head(self.model, self.vllm_config.model_config.get_hidden_size(), split)
+        return draft_head(self.model, lambda: self.vllm_config.model_config.get_hidden_size(), split)
 
     def set_attn(self, *args: Any, **options: Any) -> None:
         # vLLM 0.33 captures once over a KV cache that it then frees, to learn how much memory graphs take.

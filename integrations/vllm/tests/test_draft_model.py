@@ -43,7 +43,7 @@ def module(target):
 
 
 def test_the_head_is_the_one_that_the_core_reads_from_the_folder(module, target) -> None:
-    head, want = draft_head(module, HIDDEN), load_drafter(shipped_pair()[1], target)
+    head, want = draft_head(module, lambda: HIDDEN), load_drafter(shipped_pair()[1], target)
     got, expected = dict(head.weights()), dict(want.weights())
     torch.testing.assert_close(got.pop("rotary"), expected.pop("rotary")[:1024], atol=1e-4, rtol=0)
     embedding, wanted = got.pop("embed_tokens"), expected.pop("embed_tokens")
@@ -62,7 +62,7 @@ def test_the_head_is_the_one_that_the_core_reads_from_the_folder(module, target)
 def test_eagle_1_too(target) -> None:
     folder = Path(__file__).parents[3] / "examples/tiny-python/drafters/eagle1"
     config = json.loads((folder / "config.json").read_text())
-    head = draft_head(EagleLlamaForCausalLM(folder, config, target, torch.float32), HIDDEN)
+    head = draft_head(EagleLlamaForCausalLM(folder, config, target, torch.float32), lambda: HIDDEN)
     want = load_drafter(folder, target)
     got, expected = dict(head.weights()), dict(want.weights())
     torch.testing.assert_close(got.pop("rotary"), expected.pop("rotary")[:1024], atol=1e-4, rtol=0)
@@ -78,7 +78,7 @@ def test_mtp_too(tmp_path) -> None:
     target = load_target(folder, dtype=torch.float32)
     module = MiMoMTP(folder, json.loads((folder / "config.json").read_text()), target, torch.float32)
     module.model.layers = ["not of the drafter"]
-    head, want = draft_head(module, HIDDEN), load_drafter(folder, target)
+    head, want = draft_head(module, lambda: HIDDEN), load_drafter(folder, target)
     got, expected = dict(head.weights()), dict(want.weights())
     torch.testing.assert_close(got.pop("rotary"), expected.pop("rotary")[:1024], atol=1e-4, rtol=0)
     assert got.keys() == expected.keys()
@@ -104,7 +104,7 @@ def test_a_language_model_too(kind, tmp_path) -> None:
         (folder / "config.json").write_text(json.dumps(config | {"model_type": "qwen3", "attention_bias": False}))
     config = json.loads((folder / "config.json").read_text())
     module = kind(folder, config, None, torch.float32)
-    head, want = draft_head(module, 48), load_target(folder, dtype=torch.float32)
+    head, want = draft_head(module, lambda: 48), load_target(folder, dtype=torch.float32)
     assert (head.aux_size, head.kind, head.draft_vocab_size) == (48, "draft_model", want.vocab_size)
     got, expected = dict(head.weights()), dict(want.weights())
     table = expected.pop("rotary")
@@ -122,7 +122,7 @@ def test_a_language_model_too(kind, tmp_path) -> None:
 
 def test_no_weight_is_copied(module) -> None:
     theirs = {p.untyped_storage().data_ptr() for p in module.parameters()}
-    for name, tensor in draft_head(module, HIDDEN).weights().items():
+    for name, tensor in draft_head(module, lambda: HIDDEN).weights().items():
         assert name == "rotary" or tensor.untyped_storage().data_ptr() in theirs, name
 
 
@@ -130,7 +130,7 @@ def test_a_drafter_of_the_whole_vocabulary_has_no_map_of_ids(module) -> None:
     module.config.draft_vocab_size = module.config.vocab_size
     module.lm_head.weight = module.model.embed_tokens.weight
     module.draft_id_to_target_id = None  # as in vLLM 0.33; 0.26 has zeros
-    assert draft_head(module, HIDDEN).draft_to_target is None
+    assert draft_head(module, lambda: HIDDEN).draft_to_target is None
 
 
 def _quantised(module):
@@ -192,16 +192,16 @@ def _five(module):
 def test_what_the_head_does_not_have_is_refused_by_name(module, change, words) -> None:
     change(module)
     with pytest.raises(UnsupportedError, match=words):
-        draft_head(module, HIDDEN)
+        draft_head(module, lambda: HIDDEN)
 
 
 def test_another_model_class_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="a SimpleNamespace; served are Eagle3LlamaForCausalLM"):
-        draft_head(SimpleNamespace(), HIDDEN)
+        draft_head(SimpleNamespace(), lambda: HIDDEN)
 
 
 def test_the_cache_is_a_view_of_vllms_memory(module) -> None:
-    head = draft_head(module, HIDDEN)
+    head = draft_head(module, lambda: HIDDEN)
     theirs = kv_cache(6, 2, 16, 32, torch.float32)
     groups = [SimpleNamespace(layer_names=["other"]), SimpleNamespace(layer_names=["x", LAYER_NAME])]
     found = draft_cache(head, module, groups, [8, 16], {LAYER_NAME: SimpleNamespace(kv_cache=theirs)})
@@ -218,10 +218,14 @@ def test_another_layout_of_the_cache_is_refused(module, shape) -> None:
     groups = [SimpleNamespace(layer_names=[LAYER_NAME])]
     with pytest.raises(UnsupportedError, match="served is FlashAttention's"):
         draft_cache(
-            draft_head(module, HIDDEN), module, groups, [16], {LAYER_NAME: SimpleNamespace(kv_cache=torch.zeros(shape))}
+            draft_head(module, lambda: HIDDEN),
+            module,
+            groups,
+            [16],
+            {LAYER_NAME: SimpleNamespace(kv_cache=torch.zeros(shape))},
         )
 
 
 def test_layers_in_no_group_are_refused(module) -> None:
     with pytest.raises(UnsupportedError, match="in 0 KV cache groups"):
-        draft_cache(draft_head(module, HIDDEN), module, [SimpleNamespace(layer_names=["other"])], [16], {})
+        draft_cache(draft_head(module, lambda: HIDDEN), module, [SimpleNamespace(layer_names=["other"])], [16], {})

@@ -1,0 +1,38 @@
+"""vLLM's own tests of its speculators, with the plugin's class in front of vLLM's: a pytest plugin.
+
+What the tests make are speculators before their start-up, of which none drafts through specgraph: what is seen is that
+everything which reaches vLLM's own code through the plugin does there what vLLM expects.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+from peers.left_out import pytest_collection_modifyitems as pytest_collection_modifyitems
+from specgraph_vllm.config import Settings
+from specgraph_vllm.speculator import Speculator
+
+from specgraph.engine import ProposeCounts
+
+CLASSES = {
+    "eagle": "EagleSpeculator",
+    "mtp": "MTPSpeculator",
+    "standalone_ar": "StandaloneARSpeculator",
+    "target_dependent_ar": "TargetDependentARSpeculator",
+}
+"""By module of vLLM 0.33's `spec_decode`."""
+
+
+def with_the_plugin(stock: type) -> type:
+    """Return the class that `adopt` gives an object of `stock`, for objects that tests make without a constructor."""
+    made: Any = type(f"Specgraph{stock.__name__}", (Speculator, stock), {"draft_logits": None})
+    made.start_specgraph(made, Settings(when_unsupported="vllm"), (), None)
+    made.counts = ProposeCounts(logging.getLogger(__name__), 0)
+    return made
+
+
+for _module, _name in CLASSES.items():
+    _of: Any = importlib.import_module(f"vllm.v1.worker.gpu.spec_decode.{_module}.speculator")
+    setattr(_of, _name, with_the_plugin(getattr(_of, _name)))
