@@ -96,7 +96,8 @@ def test_random_rounds_of_ranks_that_share_one_kv_head(share, tmp_path):
     target = of_one_kv_head("target", tmp_path)
     runs = [{"target": target, "draft": target, **how} for how in ({}, {"tree": True, **FP8}, {"attention": "host"})]
     if ROUNDS > 12:
-        runs += [{"target": target, "draft": of_one_kv_head(name, tmp_path)} for name in DRAFTERS if name != "target"]
+        others = [name for name in (*DRAFTERS, "dspark", "dspark-rnn", "dflash2") if name != "target"]
+        runs += [{"target": target, "draft": of_one_kv_head(name, tmp_path)} for name in others]
         latent = write_mixture("DeepseekV3", tmp_path)
         runs += [{"target": latent, "draft": latent, **how} for how in ({}, {"attention": "host"})]
     ways = LOWERINGS if ROUNDS > 12 else LOWERINGS[2:]
