@@ -25,8 +25,9 @@ from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 SEGMENT = 16
 """Rows of a segment; the last one of a chunk may have fewer."""
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Segments of the captured passes. A pass of an engine with more rows becomes several."""
+SIZES = (8, 32, 64, 128)
+"""Segments of the captured passes: few, because each size has kernels to compile at start-up. A pass of an engine with
+more rows becomes several."""
 
 
 NumberT = TypeVar("NumberT", int, Tensor)
