@@ -203,8 +203,8 @@ def vocabulary_rows(module: Any, size: int, ranks: TensorParallel = WHOLE) -> Te
     rows, rest = divmod(size, ranks.size)
     if weight.shape[0] < rows:
         raise UnsupportedError(
-            f"{type(module).__name__} of the drafter has {weight.shape[0]} rows on this rank for a vocabulary of "
-            f"{size} over {ranks.size}"
+            f"{type(module).__name__} of the drafter has {weight.shape[0]} rows for a vocabulary of {size} over "
+            f"{ranks.size} ranks"
         )
     if ranks.size > 1 and (rest or weight.shape[0] > rows):
         raise UnsupportedError(

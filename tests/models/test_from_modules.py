@@ -102,7 +102,7 @@ def test_every_tensor_is_the_head_s_and_is_no_copy(kind):
     ("change", "message"),
     [
         (lambda m: setattr(m.config, "hidden_act", "gelu"), "hidden_act 'gelu'"),
-        (lambda m: setattr(m.lm_head, "quant_method", Fp8LinearMethod()), r"quantised drafter \(Fp8LinearMethod\)"),
+        (lambda m: setattr(m.lm_head, "quant_method", Fp8LinearMethod()), r"of the drafter \(Fp8LinearMethod\)"),
         (lambda m: setattr(m.lm_head, "weight", m.lm_head.weight[:5]), "has 5 rows for a vocabulary of"),
         (lambda m: setattr(m.model.embed_tokens, "weight", m.lm_head.weight[:5]), "has 5 rows for a vocabulary of 48"),
         (lambda m: setattr(m.model.fc, "weight", m.model.fc.weight.T), "no plain weight"),
