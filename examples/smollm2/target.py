@@ -34,6 +34,7 @@ class Target:
     def __init__(self, path: Path, device: torch.device, dtype: torch.dtype) -> None:
         model = load_target(path, device, dtype)
         self.sizes, self.layers, self.embedding, self.norm = model.sizes, model.layers, model.embed_tokens, model.norm
+        self.output = self.embedding
         self.theta, self.eps = model.sizes.rotary.theta, model.sizes.rms_norm_eps
         self.device, self.dtype = device, dtype
 
@@ -51,6 +52,10 @@ class Target:
         normed = F.rms_norm(x, (x.shape[-1],), layer.post_norm, self.eps)
         gate, up = F.linear(normed, layer.gate_up.matrix).chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * up, layer.down.matrix)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, hidden], after the last norm -> [N, vocabulary]."""
+        return F.linear(hidden, self.output)
 
     @torch.no_grad()
     def forward(

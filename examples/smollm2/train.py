@@ -8,17 +8,15 @@ another head.
 """
 
 import argparse
-import math
+import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
-from dspark import DSparkHead
-from head import Batch, DraftHead, Eagle3Head
+
+sys.path.append(str(Path(__file__).parents[1] / "training"))  # where the heads and their training are
+from lesson import Texts, teach, training_options
 from target import STOP, Answers, Prompt, Target
-from torch.nn import functional as F
 
 LONGEST = 544
 """Tokens of a prompt and its answer."""
@@ -27,20 +25,6 @@ MOST_NEW = 160
 a head that learned from 384 tokens spent most of its training on that, and its acceptance there said little."""
 MASK = 4
 """The token <file_sep>, which no prompt and no answer has: the masks of a block."""
-MEASURED = 5
-"""Draft tokens that the acceptance length is reported for."""
-
-
-class Texts(NamedTuple):
-    """Texts one after the other: tokens int32 [all], where each begins, and how much of it is the prompt."""
-
-    tokens: torch.Tensor
-    begins: torch.Tensor
-    prompts: torch.Tensor
-
-    def lengths(self) -> torch.Tensor:
-        """Return the tokens of each text."""
-        return self.begins[1:] - self.begins[:-1]
 
 
 def main() -> None:
@@ -48,20 +32,11 @@ def main() -> None:
     parser.add_argument("target", type=Path, help="a GGUF file or folder")
     parser.add_argument("--prompts", type=Path, required=True, help="written by prompts.py")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
-    parser.add_argument("--kind", choices=["eagle3", "dspark"], default="eagle3")
-    parser.add_argument("--begin", type=Path, help="the folder of a head to begin from")
     parser.add_argument("--generate-seconds", type=float, default=90, help="no prompt is begun after that time")
-    parser.add_argument("--seconds", type=float, default=300, help="of training")
     parser.add_argument("--rows", type=int, default=1024, help="prompts that are answered at once")
-    parser.add_argument("--batch", type=int, default=8192, help="tokens of a step of training")
-    parser.add_argument("--steps", type=int, default=6, help="draft steps of the training-time test, rows of a block")
-    parser.add_argument("--later", type=float, default=0.85, help="of step k counts this share, to the power of k")
-    parser.add_argument("--lost", type=float, default=0.2, help="weight of a draft after a wrong one of its chain")
-    parser.add_argument("--hard", type=float, default=0.3, help="share of the greedy token in the label")
     parser.add_argument("--draft-vocab", type=int, default=12288, help="tokens that the head can draft")
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--seed", type=int, default=0, help="of sampled answers and of training")
     parser.add_argument("--limit", type=int, help="only so many prompts")
+    training_options(parser, seconds=300)
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     torch.set_float32_matmul_precision("high")
@@ -70,68 +45,8 @@ def main() -> None:
     target = Target(arguments.target, device, torch.float32 if device.type == "cpu" else torch.bfloat16)
     arguments.out.mkdir(parents=True, exist_ok=True)
     train, held_out = written(target, arguments)
-    new, config = {"eagle3": (Eagle3Head, eagle3_config), "dspark": (DSparkHead, dspark_config)}[arguments.kind]
-    head = new(config(target, arguments.draft_vocab, arguments.steps)).to(device)
-    answers = torch.cat([text[prompt:] for text, prompt in each_text(train)])
-    counts = torch.bincount(answers.long(), minlength=target.embedding.shape[0])
-    chosen = counts.topk(arguments.draft_vocab).indices.sort().values
-    sample = next(batches(train, 8192, device))
-    inside = torch.arange(sample.tokens.shape[1], device=device) < sample.lengths[:, None]
-    inside[:, 0] = False  # the states of a first token are a thousand times larger than others
-    aux = torch.cat(target.forward(sample.tokens, head.aux_layers)[1], dim=-1)
-    head.begin(chosen.to(device), target.embedding, target.norm, aux[inside])
-    if arguments.begin is not None:
-        head.load(arguments.begin)
-    covered = counts[head.draft_ids().cpu()].sum() / counts.sum()
-    print(f"{covered:.4f} of the answers' tokens can be drafted", flush=True)
-    fit(Lesson(target, head, arguments), train, held_out, arguments)
-
-
-def layer_sizes(target: Target) -> dict[str, Any]:
-    """Return config.json's keys of the layers, which are as wide as the target's."""
-    sizes = target.sizes
-    return {
-        "vocab_size": sizes.vocab_size, "hidden_size": sizes.hidden_size, "intermediate_size": sizes.intermediate_size,
-        "num_attention_heads": sizes.num_heads, "num_key_value_heads": sizes.num_kv_heads,
-        "head_dim": sizes.head_dim, "hidden_act": "silu", "attention_bias": False, "rms_norm_eps": target.eps,
-        "max_position_embeddings": sizes.max_position_embeddings, "bos_token_id": 1, "eos_token_id": STOP,
-    }  # fmt: skip
-
-
-def eagle3_config(target: Target, drafted: int, _: int) -> dict[str, Any]:
-    """Return config.json of an EAGLE-3 head for the target, as its authors write it."""
-    sizes = target.sizes
-    return {
-        **layer_sizes(target), "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama",
-        "draft_vocab_size": drafted, "target_hidden_size": sizes.hidden_size, "num_hidden_layers": 1,
-        "mlp_bias": False, "rope_theta": target.theta, "norm_before_residual": False,
-        "eagle_config": {
-            "use_aux_hidden_state": True, "norm_before_fc": False,
-            "eagle_aux_hidden_state_layer_ids": [2, sizes.num_layers // 2, sizes.num_layers - 3],
-        },
-        "tie_word_embeddings": False, "dtype": "bfloat16",
-    }  # fmt: skip
-
-
-def dspark_config(target: Target, drafted: int, block: int) -> dict[str, Any]:
-    """Return config.json of a DSpark head for the target, as `speculators` writes it."""
-    last = target.sizes.num_layers - 3
-    return {
-        "architectures": ["DSparkDraftModel"], "speculators_model_type": "dspark", "speculators_version": "0.9.0",
-        "speculators_config": {
-            "algorithm": "dspark", "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": block}],
-            "verifier": {"name_or_path": None, "architectures": ["LlamaForCausalLM"]},
-        },
-        "transformer_layer_config": {
-            **layer_sizes(target), "model_type": "qwen3", "num_hidden_layers": 3, "tie_word_embeddings": False,
-            "rope_parameters": {"rope_theta": target.theta, "rope_type": "default"},
-        },
-        "aux_hidden_state_layer_ids": [2 + (last - 2) * i // 4 for i in range(5)], "block_size": block,
-        "draft_vocab_size": drafted, "mask_token_id": MASK, "sample_from_anchor": True, "markov_head_type": "vanilla",
-        "markov_rank": 64, "enable_confidence_head": True, "confidence_head_with_markov": True,
-        "tie_word_embeddings": False, "dtype": "bfloat16",
-    }  # fmt: skip
+    keys = {"mask_token_id": MASK, "bos_token_id": 1, "eos_token_id": STOP}
+    teach(target, train, held_out, arguments.draft_vocab, arguments, **keys)
 
 
 def written(target: Target, arguments: argparse.Namespace) -> tuple[Texts, Texts]:
@@ -165,175 +80,6 @@ def written(target: Target, arguments: argparse.Namespace) -> tuple[Texts, Texts
         torch.save({name: tuple(part) for name, part in parts.items()}, path)
     parts = {name: Texts(part[0].to(torch.int32), *part[1:]) for name, part in torch.load(path).items()}
     return parts["train"], parts["held_out"]
-
-
-def each_text(texts: Texts) -> Iterator[tuple[torch.Tensor, int]]:
-    """Yield the tokens of each text, and its prompt's length."""
-    yield from zip(texts.tokens.split(texts.lengths().tolist()), texts.prompts.tolist(), strict=True)
-
-
-def batches(texts: Texts, size: int, device: torch.device) -> Iterator[Batch]:
-    """Yield all texts once, in random order, texts of about the same length together, about `size` tokens at a time."""
-    lengths = texts.lengths()
-    noisy = lengths + 48 * torch.rand(lengths.shape)  # other texts are together in each epoch
-    known = lengths.tolist()
-    groups, group, widest = list[list[int]](), list[int](), 0
-    for index in noisy.argsort().tolist():
-        widest = max(widest, known[index])
-        if group and widest * (len(group) + 1) > size:
-            groups.append(group)
-            group, widest = [], known[index]
-        group.append(index)
-    groups.append(group)
-    for i in torch.randperm(len(groups)).tolist():
-        chosen = torch.tensor(groups[i])
-        width = (int(lengths[chosen].max()) // 8 + 2) * 8  # with some rows behind the longest text's end
-        places = texts.begins[chosen][:, None] + torch.arange(width)
-        tokens = texts.tokens[places.clamp(max=texts.tokens.numel() - 1)].long()
-        tokens.masked_fill_(torch.arange(width) >= lengths[chosen][:, None], STOP)
-        yield Batch(*(each.to(device) for each in (tokens, lengths[chosen], texts.prompts[chosen])))
-
-
-class CrossEntropy(torch.autograd.Function):
-    """Cross entropy, summed over rows with a weight each, whose backward keeps one gradient in place of its steps."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """logits, label [N, V]; weight [N]."""
-        log_shares = logits.float().log_softmax(-1)
-        loss = -(label * log_shares).sum(-1) @ weight
-        ctx.save_for_backward(((log_shares.exp_() - label) * weight[:, None]).to(logits.dtype))
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return ctx.saved_tensors[0] * gradients[0], None, None
-
-
-class Lesson:
-    """What the head learns from a batch, and what it would have drafted."""
-
-    def __init__(self, target: Target, head: DraftHead, arguments: argparse.Namespace) -> None:
-        self.target, self.head, self.steps = target, head, arguments.steps
-        self.hard, self.lost = arguments.hard, arguments.lost
-        self.draft_ids = head.draft_ids()
-
-    def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the losses [steps]; hits [S, N]: whether drafts are the target's greedy tokens; their texts [N].
-
-        N drafts of S steps, at most `steps`, begin in the answers. The label is the target's distribution over the
-        draft vocabulary, normalised, and in a part the greedy token. A draft whose label's row lies behind the
-        text's end counts for nothing in the loss, one after a wrong draft of its chain counts `lost`: a verify would
-        drop it. No draft begins where one of its hits would be unknown.
-        """
-        target, head = self.target, self.head
-        hidden, aux = target.forward(batch.tokens, head.aux_layers)
-        narrow = torch.autocast(target.device.type, dtype=torch.bfloat16, enabled=target.device.type != "cpu")
-        with narrow:
-            text, place, states = head.draft(target.embedding, batch, torch.cat(aux, dim=-1).float(), self.steps)
-        last = batch.lengths[text] - 1
-        labels, greedy, number = self._labels(batch, hidden)
-        losses, hits = hidden.new_zeros(self.steps, dtype=torch.float32), list[torch.Tensor]()
-        whole = place + len(states) <= last
-        right = torch.ones_like(whole)
-        for step, state in enumerate(states):
-            inside, before = place + step < last, batch.tokens[text, place + step]
-            which = number[text, torch.where(inside, place + step, place)]
-            weight = torch.where(right, 1.0, self.lost) * inside / inside.sum().clamp(min=1)
-            with narrow:
-                logits, confidence = head.logits(state, before), head.confidence(state, before)
-            losses[step] += CrossEntropy.apply(logits, labels[which], weight)
-            hits.append(self.draft_ids[logits.detach().argmax(-1)] == greedy[which])
-            if confidence is not None:
-                chance = hits[-1].float()
-                losses[step] += F.binary_cross_entropy_with_logits(confidence.float(), chance, weight, reduction="sum")
-            right = right & hits[-1]
-        return losses, torch.stack(hits)[:, whole], text[whole]
-
-    @torch.no_grad()
-    def _labels(self, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return labels [M, draft vocab] and greedy tokens [M] of the rows in the answers, and their numbers [B, T]."""
-        row = torch.arange(batch.tokens.shape[1], device=hidden.device)
-        wanted = (row >= batch.prompts[:, None]) & (row < batch.lengths[:, None])
-        logits = F.linear(hidden[wanted], self.target.embedding)
-        greedy = logits.argmax(-1)
-        labels = logits[:, self.draft_ids].float().softmax(-1)
-        index = torch.searchsorted(self.draft_ids, greedy).clamp_(max=self.draft_ids.numel() - 1)
-        hard = self.hard * (self.draft_ids[index] == greedy)[:, None]
-        labels.mul_(1 - hard).scatter_add_(1, index[:, None], hard)
-        return labels.to(hidden.dtype), greedy, wanted.flatten().cumsum(0).sub_(1).view(wanted.shape)
-
-
-@torch.no_grad()
-def acceptance(lesson: Lesson, texts: Texts, size: int) -> tuple[list[float], float]:
-    """Return the share of drafts, begun after every token of greedy answers, whose tokens up to step k are right; and
-    the mean acceptance length, where a draft begins where the one before it ended."""
-    lesson.head.eval()
-    chains = list[torch.Tensor]()
-    tokens = rounds = 0
-    for batch in batches(texts, size, lesson.target.device):
-        _, hits, text = lesson(batch)
-        chains.append(hits.int().cumprod(0))
-        accepted = chains[-1][:MEASURED].sum(0).tolist()
-        ends = torch.searchsorted(text, text, right=True).tolist()  # of each row's text
-        row = 0
-        while row < len(accepted):
-            following = min(row + accepted[row] + 1, ends[row])
-            tokens, rounds, row = tokens + accepted[row] + 1, rounds + 1, following
-    lesson.head.train()
-    return torch.cat(chains, dim=1).float().mean(1).tolist(), tokens / max(rounds, 1)
-
-
-def fit(lesson: Lesson, train: Texts, held_out: Texts, arguments: argparse.Namespace) -> None:
-    """Train until the time is over: AdamW, a short linear warm-up, then a cosine to 1 % of the learning rate."""
-    head, path = lesson.head, arguments.out / f"{arguments.kind}.pt"
-    matrices = [p for p in head.parameters() if p.dim() == 2]
-    vectors = [p for p in head.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
-    device = lesson.target.device
-    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=True)
-    step, before, epoch, seen, warmup = 0, 0.0, 0, 0, 0.02
-    if path.exists():
-        state = torch.load(path, map_location=device)
-        head.load_state_dict(state["head"])
-        optimizer.load_state_dict(state["optimizer"])
-        step, before, epoch, seen = state["at"]
-    start, saved = time.perf_counter(), time.perf_counter()
-    later = arguments.later ** torch.arange(arguments.steps, device=device)
-    recent = torch.zeros(arguments.steps, device=device)
-    queue: Iterator[Batch] = iter(())
-
-    def report() -> None:
-        rates, length = acceptance(lesson, held_out, arguments.batch)
-        head.save(arguments.out / arguments.kind)
-        at = step, time.perf_counter() - start + before, epoch, seen
-        torch.save({"head": head.state_dict(), "optimizer": optimizer.state_dict(), "at": at}, path)
-        print(
-            f"{at[1]:.0f} s, step {step}, epoch {epoch}, {seen / 1e6:.1f}M tokens, loss "
-            f"{' '.join(f'{x:.3f}' for x in recent.tolist())}; held out: {' '.join(f'{x:.3f}' for x in rates)}, "
-            f"length at {MEASURED}: {length:.3f}", flush=True,
-        )  # fmt: skip
-
-    report()
-    while (progress := (time.perf_counter() - start + before) / arguments.seconds) < 1:
-        batch = next(queue, None)
-        if batch is None:
-            epoch, queue = epoch + 1, batches(train, arguments.batch, device)
-            continue
-        cosine = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
-        for group in optimizer.param_groups:
-            group["lr"] = arguments.rate * (cosine if progress >= warmup else max(progress, warmup / 50) / warmup)
-        losses = lesson(batch)[0]
-        (losses * later).sum().backward()
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        recent = losses.detach() if step == 0 else recent.lerp(losses.detach(), 0.02)
-        step, seen = step + 1, seen + int(batch.lengths.sum())  # waits for the device, as the clock must
-        if time.perf_counter() - saved > 60:
-            report()
-            saved = time.perf_counter()
-    report()
 
 
 if __name__ == "__main__":

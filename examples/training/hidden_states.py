@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from lesson import default_layers
 from safetensors.torch import save_file
-from target import TargetPass, Text, answer, asked_of, asking, read_prompts
+from target_pass import TargetPass, Text, answer, asked_of, asking, read_prompts
 
 
 def main() -> None:
@@ -54,10 +55,10 @@ def hidden_states(target: TargetPass, texts: Sequence[Text], chosen: Sequence[in
 
     The last is taken before the final norm, which `speculators` applies itself.
     """
-    layers = [*(chosen or target.drafter_layers()), target.model.num_layers]
+    layers = [*(chosen or default_layers(target.sizes.num_layers)), target.sizes.num_layers]
     for text in texts:
-        states = target(torch.tensor([text.tokens], device=target.device), layers).aux_hidden[0]
-        yield states.unflatten(-1, (len(layers), -1)).cpu().contiguous()
+        states = target.forward(torch.tensor([text.tokens], device=target.device), layers)[1]
+        yield torch.cat(states).transpose(0, 1).cpu().contiguous()
 
 
 if __name__ == "__main__":

@@ -1,44 +1,185 @@
-"""What a head learns from the answers of its target, and how much of what it drafts they accept."""
+"""What a head learns from the answers of its target, how much of what it drafts they accept, and the training.
 
-import sys
-from collections.abc import Iterator, Sequence
+The training of examples/smollm2 and that for any target are this one; they differ in how the target runs.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from target import TargetPass, Text
+from dspark import DSparkHead
+from head import Batch, DraftHead, Eagle3Head
+from torch.nn import functional as F
 
-sys.path.append(str(Path(__file__).parents[1] / "smollm2"))  # where the head is
-from head import Batch, Eagle3Head
+from specgraph.models.config import ModelConfig
 
 MEASURED = 5
 """Draft tokens that the acceptance length is reported for."""
-LOST = 0.2
-"""Weight of a draft after a wrong one of its chain: a verify would drop it."""
-GREEDY = 0.3
-"""Share of the target's greedy token in the label; the rest is the target's distribution."""
 
 
-def batches(texts: Sequence[Text], size: int, device: torch.device) -> Iterator[Batch]:
+class Target(Protocol):
+    """The model that a head learns from."""
+
+    device: torch.device
+    sizes: ModelConfig
+    embedding: torch.Tensor
+    """[V, H]"""
+    output: torch.Tensor
+    """[V, H]: the embedding where they are tied."""
+    norm: torch.Tensor
+    """[H]: of the last norm."""
+
+    def forward(self, tokens: torch.Tensor, aux_layers: Sequence[int] = ()) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run over tokens [B, T]; return the state after the last norm, and those that enter `aux_layers`."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, H], after the last norm -> [N, V]."""
+        ...
+
+
+class Texts(NamedTuple):
+    """Texts one after the other: tokens int32 [all], where each begins, and how much of it is the prompt."""
+
+    tokens: torch.Tensor
+    begins: torch.Tensor
+    prompts: torch.Tensor
+
+    def lengths(self) -> torch.Tensor:
+        """Return the tokens of each text."""
+        return self.begins[1:] - self.begins[:-1]
+
+
+def training_options(parser: argparse.ArgumentParser, seconds: float) -> None:
+    """Add the options of `teach`."""
+    parser.add_argument("--kind", choices=["eagle3", "dspark"], default="eagle3")
+    parser.add_argument("--begin", type=Path, help="the folder of a head to begin from")
+    parser.add_argument("--seconds", type=float, default=seconds, help="of training")
+    parser.add_argument("--batch", type=int, default=8192, help="tokens of a step of training")
+    parser.add_argument("--steps", type=int, default=6, help="draft steps of the training-time test, rows of a block")
+    parser.add_argument("--later", type=float, default=0.85, help="of step k counts this share, to the power of k")
+    parser.add_argument("--lost", type=float, default=0.2, help="weight of a draft after a wrong one of its chain")
+    parser.add_argument("--hard", type=float, default=0.3, help="share of the greedy token in the label")
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=0, help="of sampled answers and of training")
+
+
+def teach(
+    target: Target, train: Texts, held_out: Texts, drafted: int, arguments: argparse.Namespace, **config: Any
+) -> None:
+    """Train a head that drafts the `drafted` most frequent tokens of the answers.
+
+    Args:
+        config: keys for config.json; `mask_token_id`, of a block, is by default the rarest token of the texts.
+    """
+    device, vocab_size = target.device, target.sizes.vocab_size
+    rarest = int(torch.bincount(train.tokens.long(), minlength=vocab_size).argmin())
+    config = {"mask_token_id": rarest, **config}
+    make: Callable[[dict[str, Any]], DraftHead] = Eagle3Head
+    sizes, mask = layer_sizes(target.sizes), config.pop("mask_token_id")
+    described = eagle3_config({**sizes, **config}, target.sizes.num_layers, drafted)
+    if arguments.kind == "dspark":
+        make = DSparkHead
+        described = dspark_config({**sizes, **config}, target.sizes.num_layers, drafted, arguments.steps, mask)
+    head = make(described).to(device)
+    answers = torch.cat([text[prompt:] for text, prompt in each_text(train)])
+    counts = torch.bincount(answers.long(), minlength=vocab_size)
+    chosen = counts.topk(drafted).indices.sort().values
+    sample = next(batches(train, 8192, device))
+    inside = torch.arange(sample.tokens.shape[1], device=device) < sample.lengths[:, None]
+    inside[:, 0] = False  # the states of a first token are a thousand times larger than others
+    aux = torch.cat(target.forward(sample.tokens, head.aux_layers)[1], dim=-1)
+    head.begin(chosen.to(device), target.output, target.norm, aux[inside])
+    if arguments.begin is not None:
+        head.load(arguments.begin)
+    covered = counts[head.draft_ids().cpu()].sum() / counts.sum()
+    print(f"{covered:.4f} of the answers' tokens can be drafted", flush=True)
+    fit(Lesson(target, head, arguments), train, held_out, arguments)
+
+
+def layer_sizes(sizes: ModelConfig) -> dict[str, Any]:
+    """Return config.json's keys of the layers, which are as wide as the target's."""
+    heads, kv_heads, head_dim = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
+    if sizes.latent is not None:  # which a head has not: keys and values of its own
+        heads, kv_heads, head_dim = max(1, sizes.hidden_size // 128), max(1, sizes.hidden_size // 512), 128
+    return {
+        "vocab_size": sizes.vocab_size, "hidden_size": sizes.hidden_size, "intermediate_size": sizes.intermediate_size,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "hidden_act": "silu",
+        "attention_bias": False, "rms_norm_eps": sizes.rms_norm_eps, "rope_theta": sizes.rotary.theta,
+        "max_position_embeddings": sizes.max_position_embeddings,
+    }  # fmt: skip
+
+
+def default_layers(depth: int) -> list[int]:
+    """Return the three layers of a target whose entering states a head takes."""
+    return [min(2, depth), depth // 2, max(depth - 3, 0)]
+
+
+def eagle3_config(sizes: dict[str, Any], depth: int, drafted: int) -> dict[str, Any]:
+    """Return config.json of an EAGLE-3 head for a target of `depth` layers, as its authors write it."""
+    return {
+        **sizes, "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "draft_vocab_size": drafted,
+        "target_hidden_size": sizes["hidden_size"], "num_hidden_layers": 1, "mlp_bias": False,
+        "norm_before_residual": False,
+        "eagle_config": {
+            "use_aux_hidden_state": True, "norm_before_fc": False,
+            "eagle_aux_hidden_state_layer_ids": default_layers(depth),
+        },
+        "tie_word_embeddings": False, "dtype": "bfloat16",
+    }  # fmt: skip
+
+
+def dspark_config(sizes: dict[str, Any], depth: int, drafted: int, block: int, mask: int) -> dict[str, Any]:
+    """Return config.json of a DSpark head for a target of `depth` layers, as `speculators` writes it."""
+    first, _, last = default_layers(depth)
+    layers = {name: value for name, value in sizes.items() if name != "rope_theta"}
+    return {
+        "architectures": ["DSparkDraftModel"], "speculators_model_type": "dspark", "speculators_version": "0.9.0",
+        "speculators_config": {
+            "algorithm": "dspark", "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": block}],
+            "verifier": {"name_or_path": None, "architectures": ["LlamaForCausalLM"]},
+        },
+        "transformer_layer_config": {
+            **layers, "model_type": "qwen3", "num_hidden_layers": 3, "tie_word_embeddings": False,
+            "rope_parameters": {"rope_theta": sizes["rope_theta"], "rope_type": "default"},
+        },
+        "aux_hidden_state_layer_ids": [first + (last - first) * i // 4 for i in range(5)], "block_size": block,
+        "draft_vocab_size": drafted, "mask_token_id": mask, "sample_from_anchor": True, "markov_head_type": "vanilla",
+        "markov_rank": 64, "enable_confidence_head": True, "confidence_head_with_markov": True,
+        "tie_word_embeddings": False, "dtype": "bfloat16",
+    }  # fmt: skip
+
+
+def each_text(texts: Texts) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield the tokens of each text, and its prompt's length."""
+    yield from zip(texts.tokens.split(texts.lengths().tolist()), texts.prompts.tolist(), strict=True)
+
+
+def batches(texts: Texts, size: int, device: torch.device) -> Iterator[Batch]:
     """Yield all texts once, in random order, texts of about the same length together, about `size` tokens at a time."""
-    lengths = torch.tensor([len(text.tokens) for text in texts])
+    lengths = texts.lengths()
     noisy = lengths + 48 * torch.rand(lengths.shape)  # other texts are together in each epoch
+    known = lengths.tolist()
     groups, group, widest = list[list[int]](), list[int](), 0
     for index in noisy.argsort().tolist():
-        widest = max(widest, len(texts[index].tokens))
+        widest = max(widest, known[index])
         if group and widest * (len(group) + 1) > size:
             groups.append(group)
-            group, widest = [], len(texts[index].tokens)
+            group, widest = [], known[index]
         group.append(index)
     groups.append(group)
     for i in torch.randperm(len(groups)).tolist():
-        chosen = [texts[index] for index in groups[i]]
-        width = (max(len(text.tokens) for text in chosen) // 8 + 2) * 8  # with some rows behind the longest text's end
-        tokens = torch.zeros(len(chosen), width, dtype=torch.int64)
-        for line, text in zip(tokens, chosen, strict=True):
-            line[: len(text.tokens)] = torch.tensor(text.tokens)
-        yield Batch(tokens.to(device), lengths[groups[i]].to(device),
-                    torch.tensor([text.prompt for text in chosen], device=device))  # fmt: skip
+        chosen = torch.tensor(groups[i])
+        width = (int(lengths[chosen].max()) // 8 + 2) * 8  # with some rows behind the longest text's end
+        places = texts.begins[chosen][:, None] + torch.arange(width)
+        tokens = texts.tokens[places.clamp(max=texts.tokens.numel() - 1)].long()
+        tokens.masked_fill_(torch.arange(width) >= lengths[chosen][:, None], 0)
+        yield Batch(*(each.to(device) for each in (tokens, lengths[chosen], texts.prompts[chosen])))
 
 
 class CrossEntropy(torch.autograd.Function):
@@ -60,60 +201,62 @@ class CrossEntropy(torch.autograd.Function):
 class Lesson:
     """What the head learns from a batch, and what it would have drafted."""
 
-    def __init__(self, target: TargetPass, head: Eagle3Head, steps: int) -> None:
-        """steps: of draft, in the training-time test."""
-        self.target, self.head, self.steps, self.draft_ids = target, head, steps, head.draft_ids()
-        self._autocast = {"device_type": target.device.type, "dtype": torch.bfloat16}
-        self._autocast["enabled"] = target.device.type != "cpu"
+    def __init__(self, target: Target, head: DraftHead, arguments: argparse.Namespace) -> None:
+        self.target, self.head, self.steps = target, head, arguments.steps
+        self.hard, self.lost = arguments.hard, arguments.lost
+        self.draft_ids = head.draft_ids()
 
     def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the losses [steps]; hits [steps, N]: whether drafts are the target's greedy tokens; their texts [N].
+        """Return the losses [steps]; hits [S, N]: whether drafts are the target's greedy tokens; their texts [N].
 
-        N drafts begin after each token of the answers, but the last ones. The label is the target's distribution over
-        the draft vocabulary, normalised, and in a part the greedy token. A draft whose label's row lies behind the
-        text's end counts for nothing in the loss. No draft begins where one of its hits would be unknown.
+        N drafts of S steps, at most `steps`, begin in the answers. The label is the target's distribution over the
+        draft vocabulary, normalised, and in a part the greedy token. A draft whose label's row lies behind the
+        text's end counts for nothing in the loss, one after a wrong draft of its chain counts `lost`: a verify would
+        drop it. No draft begins where one of its hits would be unknown.
         """
-        target, head, steps = self.target, self.head, self.steps
-        hidden, aux = target(batch.tokens, head.aux_layers)
-        row = torch.arange(batch.tokens.shape[1] - steps, device=target.device)
-        begins = (row >= batch.prompts[:, None] - 1) & (row < batch.lengths[:, None] - 2)
-        text, place = begins.nonzero(as_tuple=True)
-        whole = place < batch.lengths[text] - 1 - steps
-        embeds = target.model.embed_tokens[batch.tokens].float()
-        with torch.autocast(**self._autocast):
-            states = [state[text, place] for state in head.unroll(embeds, aux.float(), steps)]
+        target, head = self.target, self.head
+        hidden, aux = target.forward(batch.tokens, head.aux_layers)
+        narrow = torch.autocast(target.device.type, dtype=torch.bfloat16, enabled=target.device.type != "cpu")
+        with narrow:
+            text, place, states = head.draft(target.embedding, batch, torch.cat(aux, dim=-1).float(), self.steps)
+        last = batch.lengths[text] - 1
         labels, greedy, number = self._labels(batch, hidden)
-        losses, hits = list[torch.Tensor](), list[torch.Tensor]()
+        losses, hits = hidden.new_zeros(self.steps, dtype=torch.float32), list[torch.Tensor]()
+        whole = place + len(states) <= last
         right = torch.ones_like(whole)
         for step, state in enumerate(states):
-            inside = place + 1 + step < batch.lengths[text] - 1
-            which = number[text, torch.where(inside, place + 1 + step, place + 1)]
-            weight = torch.where(right, 1.0, LOST) * inside / inside.sum().clamp(min=1)
-            with torch.autocast(**self._autocast):
-                logits = head.lm_head(state)
-            losses.append(CrossEntropy.apply(logits, labels[which], weight))
+            inside, before = place + step < last, batch.tokens[text, place + step]
+            which = number[text, torch.where(inside, place + step, place)]
+            weight = torch.where(right, 1.0, self.lost) * inside / inside.sum().clamp(min=1)
+            with narrow:
+                logits, confidence = head.logits(state, before), head.confidence(state, before)
+            losses[step] += CrossEntropy.apply(logits, labels[which], weight)
             hits.append(self.draft_ids[logits.detach().argmax(-1)] == greedy[which])
+            if confidence is not None:
+                chance = hits[-1].float()
+                losses[step] += F.binary_cross_entropy_with_logits(confidence.float(), chance, weight, reduction="sum")
             right = right & hits[-1]
-        return torch.stack(losses), torch.stack(hits)[:, whole], text[whole]
+        return losses, torch.stack(hits)[:, whole], text[whole]
 
     @torch.no_grad()
     def _labels(self, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return labels [M, draft vocab] and greedy tokens [M] of the rows in the answers, and their numbers [B, T]."""
         row = torch.arange(batch.tokens.shape[1], device=hidden.device)
         wanted = (row >= batch.prompts[:, None]) & (row < batch.lengths[:, None])
-        logits = self.target.model.logits(hidden[wanted])
+        logits = self.target.logits(hidden[wanted])
         greedy = logits.argmax(-1)
         labels = logits[:, self.draft_ids].float().softmax(-1)
         index = torch.searchsorted(self.draft_ids, greedy).clamp_(max=self.draft_ids.numel() - 1)
-        hard = GREEDY * (self.draft_ids[index] == greedy)[:, None]
+        hard = self.hard * (self.draft_ids[index] == greedy)[:, None]
         labels.mul_(1 - hard).scatter_add_(1, index[:, None], hard)
         return labels.to(hidden.dtype), greedy, wanted.flatten().cumsum(0).sub_(1).view(wanted.shape)
 
 
 @torch.no_grad()
-def acceptance(lesson: Lesson, texts: Sequence[Text], size: int) -> tuple[list[float], float]:
+def acceptance(lesson: Lesson, texts: Texts, size: int) -> tuple[list[float], float]:
     """Return the share of drafts, begun after every token of greedy answers, whose tokens up to step k are right; and
     the mean acceptance length, where a draft begins where the one before it ended."""
+    lesson.head.eval()
     chains = list[torch.Tensor]()
     tokens = rounds = 0
     for batch in batches(texts, size, lesson.target.device):
@@ -125,4 +268,57 @@ def acceptance(lesson: Lesson, texts: Sequence[Text], size: int) -> tuple[list[f
         while row < len(accepted):
             following = min(row + accepted[row] + 1, ends[row])
             tokens, rounds, row = tokens + accepted[row] + 1, rounds + 1, following
+    lesson.head.train()
     return torch.cat(chains, dim=1).float().mean(1).tolist(), tokens / max(rounds, 1)
+
+
+def fit(lesson: Lesson, train: Texts, held_out: Texts, arguments: argparse.Namespace) -> None:
+    """Train until the time is over: AdamW, a short linear warm-up, then a cosine to 1 % of the learning rate."""
+    head, path = lesson.head, arguments.out / f"{arguments.kind}.pt"
+    matrices = [p for p in head.parameters() if p.dim() == 2]
+    vectors = [p for p in head.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
+    device = lesson.target.device
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
+    step, before, epoch, seen, warmup = 0, 0.0, 0, 0, 0.02
+    if path.exists():
+        state = torch.load(path, map_location=device)
+        head.load_state_dict(state["head"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, before, epoch, seen = state["at"]
+    start, saved = time.perf_counter(), time.perf_counter()
+    later = arguments.later ** torch.arange(arguments.steps, device=device)
+    recent = torch.zeros(arguments.steps, device=device)
+    queue: Iterator[Batch] = iter(())
+
+    def report() -> None:
+        rates, length = acceptance(lesson, held_out, arguments.batch)
+        head.save(arguments.out / arguments.kind)
+        at = step, time.perf_counter() - start + before, epoch, seen
+        torch.save({"head": head.state_dict(), "optimizer": optimizer.state_dict(), "at": at}, path)
+        print(
+            f"{at[1]:.0f} s, step {step}, epoch {epoch}, {seen / 1e6:.1f}M tokens, loss "
+            f"{' '.join(f'{x:.3f}' for x in recent.tolist())}; held out: {' '.join(f'{x:.3f}' for x in rates)}, "
+            f"length at {MEASURED}: {length:.3f}", flush=True,
+        )  # fmt: skip
+
+    report()
+    while (progress := (time.perf_counter() - start + before) / arguments.seconds) < 1:
+        batch = next(queue, None)
+        if batch is None:
+            epoch, queue = epoch + 1, batches(train, arguments.batch, device)
+            continue
+        cosine = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
+        for group in optimizer.param_groups:
+            group["lr"] = arguments.rate * (cosine if progress >= warmup else max(progress, warmup / 50) / warmup)
+        losses = lesson(batch)[0]
+        (losses * later).sum().backward()
+        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        recent = recent.lerp(losses.detach(), max(1 / (step + 1), 0.02))
+        step, seen = step + 1, seen + int(batch.lengths.sum())  # waits for the device, as the clock must
+        if time.perf_counter() - saved > 60:
+            report()
+            saved = time.perf_counter()
+    report()

@@ -22,7 +22,7 @@ from specgraph import load_generator, open_platform, shipped_pair
 @pytest.fixture
 def scripts(monkeypatch):
     """`scripts(name)`: a module of examples/training, whose files import each other by their bare names."""
-    names = ("target", "lesson", "head", "train", "hidden_states")
+    names = ("target_pass", "lesson", "head", "dspark", "train", "hidden_states")
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples" / "training")
     yield importlib.import_module
     for name in names:
@@ -33,13 +33,13 @@ def scripts(monkeypatch):
 def test_states_are_those_of_transformers(name, tmp_path, random_model, scripts):
     architecture, config = TARGETS[name]
     model = random_model(architecture, tmp_path, **config)
-    target = scripts("target").TargetPass(tmp_path, open_platform("cpu"), torch.float32)
-    texts = [scripts("target").Text(list(range(5, 5 + length)), 3) for length in (17, 24)]
-    *three, last = *target.drafter_layers(), target.model.num_layers
+    target = scripts("target_pass").TargetPass(tmp_path, open_platform("cpu"), torch.float32)
+    texts = [scripts("target_pass").Text(list(range(5, 5 + length)), 3) for length in (17, 24)]
+    *three, last = *scripts("lesson").default_layers(target.sizes.num_layers), target.sizes.num_layers
     padded = torch.zeros(2, 24, dtype=torch.int64)
     for line, text in zip(padded, texts, strict=True):
         line[: len(text.tokens)] = torch.tensor(text.tokens)
-    together = target(padded, [*three, last])
+    hidden, together = target.forward(padded, [*three, last])
     alone = list(scripts("hidden_states").hidden_states(target, texts, None))
     for row, (text, states) in enumerate(zip(texts, alone, strict=True)):
         length = len(text.tokens)
@@ -47,8 +47,9 @@ def test_states_are_those_of_transformers(name, tmp_path, random_model, scripts)
             wanted = model(torch.tensor([text.tokens]), output_hidden_states=True)
         for place, layer in enumerate(three):
             torch.testing.assert_close(states[:, place], wanted.hidden_states[layer][0], rtol=0, atol=1e-4)
-        torch.testing.assert_close(together.aux_hidden[row, :length], states.flatten(1), rtol=0, atol=1e-4)
-        logits = target.model.logits(together.hidden[row, :length])
+        for place, entering in enumerate(together):
+            torch.testing.assert_close(entering[row, :length], states[:, place], rtol=0, atol=1e-4)
+        logits = target.logits(hidden[row, :length])
         torch.testing.assert_close(logits, wanted.logits[0], rtol=0, atol=1e-4)
 
 
@@ -65,7 +66,7 @@ def test_head_for_a_qwen3(tmp_path, scripts, monkeypatch, capsys):
     texts = [f"def {name}(self):\n" for name in ("read", "write", "close", "flush", "seek", "tell", "name", "mode")]
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     train, seconds = scripts("train"), itertools.count()
-    monkeypatch.setattr(train, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))  # no clock: steps
+    monkeypatch.setattr(scripts("lesson"), "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
     command = f"train.py {folder} --prompts {prompts} --held-out {prompts} --out {out} --platform cpu --requests 8 "
     command += "--max-tokens 24 --max-model-len 64 --temperature 0 --seconds 200 --steps 3 --rate 4e-3"
     monkeypatch.setattr(sys, "argv", command.split())

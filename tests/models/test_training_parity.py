@@ -1,6 +1,6 @@
 """Drafters as they were trained, and as they draft: the same logits from one folder, of each step.
 
-The training code is a second implementation: it unrolls all rows at once, in its own words. That of `examples/smollm2`
+The training code is a second implementation: it unrolls all rows at once, in its own words. That of `examples/training`
 is compared on the tiny-python EAGLE-3 head, whose folder has the same format, and with `speculators` for DSpark.
 """
 
@@ -49,7 +49,7 @@ def test_chain(folder, kind, target, chain_logits):
 
 @torch.no_grad()
 def test_chain_of_the_head_for_smollm2(target, monkeypatch, chain_logits):
-    monkeypatch.syspath_prepend(EXAMPLE.parent / "smollm2")
+    monkeypatch.syspath_prepend(EXAMPLE.parent / "training")
     path = shipped_pair()[1]
     head = load_drafter(path, target)
     teacher = importlib.import_module("head").Eagle3Head(json.loads((path / "config.json").read_text()))
@@ -66,7 +66,7 @@ def test_chain_of_the_head_for_smollm2(target, monkeypatch, chain_logits):
 @torch.no_grad()
 def test_blocks_of_the_dspark_head_for_smollm2(monkeypatch):
     """Blocks at three places of one sequence, as `speculators` computes them."""
-    monkeypatch.syspath_prepend(EXAMPLE.parent / "smollm2")
+    monkeypatch.syspath_prepend(EXAMPLE.parent / "training")
     folder, want = FIXTURES / "dspark", load_file(FIXTURES / "dspark.expected.safetensors")
     teacher = importlib.import_module("dspark").DSparkHead(json.loads((folder / "config.json").read_text()))
     teacher.aux_scale.uniform_(0.5, 2)

@@ -14,7 +14,6 @@ import torch
 
 from specgraph import PagedAttention, Platform, allocate_caches, load_generator, load_target, open_platform
 from specgraph.attention import AttentionMetadata, StepContext
-from specgraph.models.protocol import TargetOutput
 
 BLOCK = 16
 """Tokens of a KV block."""
@@ -114,20 +113,17 @@ class TargetPass:
 
     def __init__(self, folder: Path, platform: Platform, dtype: torch.dtype) -> None:
         self.model, self.device = load_target(folder, platform.device, dtype), platform.device
+        self.sizes, self.logits = self.model.config, self.model.logits
+        self.embedding, self.output, self.norm = self.model.embed_tokens, self.model.lm_head, self.model.norm
         self._cache = allocate_caches(self.model.attention_layers[:1], 1, BLOCK, dtype, self.device)[0]
 
-    def drafter_layers(self) -> list[int]:
-        """Return the three layers whose entering states an EAGLE-3 head takes by default."""
-        depth = self.model.num_layers
-        return [min(2, depth), depth // 2, max(depth - 3, 0)]
-
     @torch.no_grad()
-    def __call__(self, tokens: torch.Tensor, layers: Sequence[int]) -> TargetOutput:
+    def forward(self, tokens: torch.Tensor, aux_layers: Sequence[int] = ()) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run over texts, int64 [B, T] on the device, padded behind their ends.
 
         Returns:
-            The states after the final norm [B, T, H], and those that enter `layers` [B, T, len(layers) * H]; layer
-            `num_layers` names what leaves the last one, before the final norm.
+            The states after the final norm [B, T, H], and those that enter each of `aux_layers`; layer `num_layers`
+            names what leaves the last one, before the final norm.
         """
         texts, length = tokens.shape
         blocks = -(-length // BLOCK)
@@ -147,5 +143,6 @@ class TargetPass:
         def attend(index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             return attention.forward(shapes[index], index, query, key, value, self._cache, context)
 
-        out = self.model.forward(tokens.flatten(), attend, layers)
-        return TargetOutput(*(each.unflatten(0, (texts, length)) for each in out))
+        out = self.model.forward(tokens.flatten(), attend, aux_layers)
+        hidden, aux = (each.unflatten(0, (texts, length)) for each in out)
+        return hidden, list(aux.chunk(len(aux_layers), dim=-1)) if aux_layers else []
