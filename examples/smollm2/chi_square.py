@@ -2,7 +2,7 @@
 
     python examples/smollm2/chi_square.py model.gguf drafters/smollm2/specgraph_smollm2/eagle3 --platform cuda
 
-Each held-out prompt is answered many times, a few tokens, with a seed each. Wherever `LEAST` answers begin alike, the
+Each held-out prompt is answered many times, a few tokens, with a seed each. Wherever `--least` answers begin alike, the
 next tokens are counted against transformers' distribution in float64, after the temperature and top-p. The first token
 comes from the prompt's pass, those after it from drafts that were accepted, or drawn where one was rejected. `outside`
 are tokens beyond the top-p. `p_wrong` is the p of a temperature that is 10 % too high: it shows that counts would tell.
@@ -22,8 +22,6 @@ from specgraph import load_generator
 from specgraph.engine.request import Request
 from specgraph.engine.text import TextGenerator
 
-LEAST = 400
-"""Answers that must have a beginning in common, for the tokens after it to be counted."""
 NEW = 6
 """Tokens of an answer."""
 WAYS: dict[str, dict[str, Any]] = {
@@ -45,6 +43,9 @@ def main() -> None:
     parser.add_argument("--platform", default="cpu", help="NAME or NAME:INDEX")
     parser.add_argument("--contexts", type=int, default=1, help="held-out prompts of each category")
     parser.add_argument("--answers", type=int, default=2000, help="to each prompt")
+    parser.add_argument("--least", type=int, default=400, help="answers that must begin alike")
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--categories", nargs="*", default=["chat", "code", "summary", "list"])
     parser.add_argument("--requests", type=int, default=100, help="decoded at once")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -52,16 +53,16 @@ def main() -> None:
     texts = defaultdict[str, list[str]](list)
     for line in map(json.loads, held_out.read_text(encoding="utf-8").splitlines()):
         texts[line["category"]].append(line["prompt"])
-    chosen = {f"{name} {i}": text for name, each in texts.items() for i, text in enumerate(each[: asked.contexts])}
+    chosen = {f"{name} {i}": text for name in asked.categories for i, text in enumerate(texts[name][: asked.contexts])}
     document: dict[str, Any] = {"command": " ".join(["python examples/smollm2/chi_square.py", *sys.argv[1:]])}
     document |= {"answers": asked.answers, "tokens_each": NEW, "rows": []}
     exact: Exact | None = None
-    for way, options in WAYS.items():
+    for way in asked.ways:
         with load_generator(
             asked.target, asked.head, platform=asked.platform, dtype="float32", max_num_requests=asked.requests,
-            capture_sizes=[asked.requests], max_model_len=640, sampled=True, sampling_parameters=True, **options,
+            capture_sizes=[asked.requests], max_model_len=640, sampled=True, sampling_parameters=True, **WAYS[way],
         ) as generator:  # fmt: skip
-            exact = exact or Exact(asked.target, generator.platform.device)
+            exact = exact or Exact(asked.target, generator.platform.device, asked.least)
             document |= {"device": generator.platform.info.device_name, "versions": generator.platform.info.versions}
             for temperature, top_p in SETTINGS:
                 for name, text in chosen.items():
@@ -89,9 +90,10 @@ def draw(generator: TextGenerator, prompt: list[int], count: int, temperature: f
 class Exact:
     """transformers' distributions in float64."""
 
-    def __init__(self, target: Path, device: torch.device) -> None:
+    def __init__(self, target: Path, device: torch.device, least: int) -> None:
         model = AutoModelForCausalLM.from_pretrained(target.parent, gguf_file=target.name, dtype=torch.float32)
-        self.model, self.device, self.known = model.double().to(device).eval(), device, dict[Prefix, torch.Tensor]()
+        self.model, self.device, self.least = model.double().to(device).eval(), device, least
+        self.known = dict[Prefix, torch.Tensor]()
 
     @torch.no_grad()
     def logits(self, tokens: Prefix) -> torch.Tensor:
@@ -120,7 +122,7 @@ class Exact:
         total, freedom, beginnings, outside = 0.0, 0, 0, 0
         for beginning, counts in following.items():
             number = counts.total()
-            if number < LEAST:
+            if number < self.least:
                 continue
             expected = self.shares((*prompt, *beginning), temperature, top_p) * number
             seen = torch.zeros_like(expected)
