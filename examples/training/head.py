@@ -47,7 +47,7 @@ class DecoderLayer(nn.Module):
 
 
 class DraftHead(nn.Module):
-    """What all heads here have: `fc` over states of the target, a last norm, and an lm_head over a draft vocabulary.
+    """The parts of all heads: `fc` over states of the target, a last norm, and an lm_head over a draft vocabulary.
 
     A head shares the target's embedding.
     """

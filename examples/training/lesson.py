@@ -1,4 +1,4 @@
-"""What a head learns from the answers of its target, how much of what it drafts they accept, and the training.
+"""The training of a head: the labels of its target's answers, the loss, and how much of what it drafts they accept.
 
 The training of examples/smollm2 and that for any target are this one; they differ in how the target runs.
 """
@@ -199,7 +199,7 @@ class CrossEntropy(torch.autograd.Function):
 
 
 class Lesson:
-    """What the head learns from a batch, and what it would have drafted."""
+    """A lesson compares the drafts of the head in a batch with what the target says there."""
 
     def __init__(self, target: Target, head: DraftHead, arguments: argparse.Namespace) -> None:
         self.target, self.head, self.steps = target, head, arguments.steps

@@ -27,7 +27,7 @@ class Text(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """How prompts are answered."""
+    """The target and settings that prompts are answered with."""
 
     target: Path
     platform: Platform

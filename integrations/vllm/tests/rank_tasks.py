@@ -1,4 +1,4 @@
-"""What each of two ranks does in test_tensor_parallel.py."""
+"""The tasks of each of two ranks in test_tensor_parallel.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the speculator leaves to vLLM's own code, and counts; what it refuses when the drafter is loaded."""
+"""The speculator leaves some proposes to vLLM's own code, and counts them; it refuses drafters when they are loaded."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def split(module: Any, rank: int, size: int) -> None:
     """Leave a rank's part of a module, as vLLM's linears and embeddings load it; one KV head is on every rank."""
 
     def cut(at: Any, *parts: tuple[int, int], dim: int = 0) -> None:
-        """Of packed parts: their sizes, and over how many ranks each is split."""
+        """`parts`, where several are packed: their sizes, and over how many ranks each is split."""
         for name in ("weight", "bias"):
             tensor = getattr(at, name, None)
             if tensor is not None and dim < tensor.dim():
@@ -302,7 +302,7 @@ def propose_of_0_26(
 
 @dataclass
 class StockSpeculator(ABC):  # as BaseSpeculator is
-    """What `EagleSpeculator` has after vLLM's start-up, and a record of what reached its own code."""
+    """The attributes of `EagleSpeculator` after vLLM's start-up, and a record of what reached its own code."""
 
     vllm_config: Any
     device: Any
