@@ -97,7 +97,8 @@ class ParallelProgram(DraftProgram[ParallelT]):
         No row depends on another, so of ranks that share keys each makes the rows of its own ones.
         """
         hidden, metadata = rows.aux_hidden, rows.metadata
-        ranks = self.stack.layers[0].ranks if rows.last_row is not None else None  # else rows of several prompts
+        one_prompt = rows.last_row is not None and metadata.seq_lens.shape[0] == 1  # whose positions follow each other
+        ranks = self.stack.layers[0].ranks if one_prompt else None
         if (own := rows_of_rank(metadata.positions, ranks)) is not None:
             places = {name: getattr(metadata, name)[own] for name in ("positions", "slot_mapping")}
             hidden, metadata = hidden[own], replace(metadata, **places)

@@ -24,6 +24,8 @@ from specgraph.engine import allocate_caches
 from specgraph.engine.load import join
 from specgraph.errors import ConfigError
 from specgraph.parallel import ContextParallel, TensorParallel, join_layout
+from specgraph.plugin import Chunk, PromptPass
+from specgraph.plugin.prompts import PromptProgram
 
 ROUNDS = int(os.environ.get("ROUNDS", "12"))
 """Random rounds per run; with more than 12, of every kind of drafter on 2 and on 4 ranks."""
@@ -134,6 +136,30 @@ def test_ranks_make_the_context_of_their_own_positions(kind, monkeypatch):
         for chunk in (range(7), range(7, 15), range(15, 23)):
             drafter.prefill(list(range(1, 24)), chunk, [3, 1, 4, 2, 5, 6, 7, 8], states[chunk.start : chunk.stop])
         assert made == ([8] * 3 if rank is None else [2] * 3)
+        caches[rank] = [part.clone() for cache in drafter.caches for part in cache]
+        drafter.close()
+    for whole, *parts in zip(*caches.values(), strict=True):
+        torch.testing.assert_close(torch.stack(parts, dim=2).flatten(1, 2)[1:], whole[1:], rtol=0, atol=1e-12)
+        assert whole[1:].any()
+
+
+def test_prompts_of_an_engine_s_pass_in_caches_that_ranks_share():
+    """Rows of several prompts follow each other there, so a rank's own ones are not every N-th row."""
+    head = make_head("dflash", make_target(torch.float64))
+    g = torch.Generator().manual_seed(3)
+    given = PromptPass(
+        chunks=[Chunk(0, 0, 21, 0), Chunk(1, 21, 6, 3)],
+        token_ids=torch.arange(1, 28), next_tokens=torch.tensor([1, 2]),
+        hidden_states=[torch.randn(27, head.aux_size, dtype=torch.float64, generator=g)],
+        table=torch.tensor([[3, 1, 4, 2, 5, 6], [7, 8, 9, 0, 0, 0]], dtype=torch.int32),
+    )  # fmt: skip
+    layers, caches = head.attention_layers, {}
+    for rank in (None, *range(4)):
+        ranks = None if rank is None else ContextParallel(rank, 4, "unused")
+        head.attention_layers = tuple(replace(layer, ranks=ranks) for layer in layers)
+        limits = {"num_speculative_tokens": 3, "max_num_requests": 2, "max_model_len": 32}
+        drafter = make_drafter(head, "eager", capture=False, **limits)
+        PromptProgram(drafter.program, 128).run(drafter, given)
         caches[rank] = [part.clone() for cache in drafter.caches for part in cache]
         drafter.close()
     for whole, *parts in zip(*caches.values(), strict=True):
