@@ -229,9 +229,17 @@ def _fp8(module: Any) -> tuple[Tensor, Tensor]:
     """
     weight: Any = module.weight
     scale: Any = getattr(module, "weight_scale", getattr(module, "weight_scale_inv", None))
-    if isinstance(weight, Tensor) and weight.dtype == FP8 and isinstance(scale, Tensor) and scale.is_floating_point():
+    is_fp8 = isinstance(weight, Tensor) and weight.dtype == FP8 and weight.dim() == 2
+    if is_fp8 and isinstance(scale, Tensor) and scale.is_floating_point():
         matrix, scale = plain(weight if weight.stride(1) == 1 else weight.t()), plain(scale).float()
         rows, columns = matrix.shape
+        given = ("output", rows), ("input", columns)
+        sizes = [getattr(module, f"{side}_size_per_partition", size) for side, size in given]
+        if sizes != [rows, columns]:
+            raise UnsupportedError(
+                f"a quantised drafter ({_quantised_by(module)}) with weights [{rows}, {columns}] that are padded, from "
+                f"{sizes}; served are sizes that its kernel does not pad, multiples of 16"
+            )
         block: Any = getattr(module, "weight_block_size", None)
         if block is None and scale.numel() in (1, rows):
             return matrix, scale.reshape(1, -1).expand(1, rows).contiguous()
@@ -241,8 +249,9 @@ def _fp8(module: Any) -> tuple[Tensor, Tensor]:
     else:
         scales = f"{getattr(scale, 'dtype', None)}"
     raise UnsupportedError(
-        f"a quantised drafter ({_quantised_by(module)}) with weights {getattr(weight, 'dtype', None)} and scales "
-        f"{scales}; served are float8_e4m3fn with a scale per tensor, row, or block of whole columns"
+        f"a quantised drafter ({_quantised_by(module)}) with weights {getattr(weight, 'dtype', None)} "
+        f"{list(getattr(weight, 'shape', []))} and scales {scales}; served are float8_e4m3fn [out, in] with a "
+        "scale per tensor, row, or block of whole columns"
     )
 
 

@@ -146,6 +146,21 @@ def _scales(module):
     quantise(module.model.layers[0].self_attn.qkv_proj, "row").weight_scale = torch.nn.Parameter(torch.ones(3, 1))
 
 
+def _padded(module):
+    """A CUTLASS kernel pads sizes to multiples of 16: gate and up of 44 columns each would be cut at 48."""
+    down = quantise(module.model.layers[0].mlp.down_proj, "row")
+    down.input_size_per_partition = down.weight.shape[0]
+    down.weight = torch.nn.Parameter(
+        torch.nn.functional.pad(down.weight.t().float(), (0, 8)).to(torch.float8_e4m3fn).t(), False
+    )
+
+
+def _elsewhere(module):
+    """Some kernels keep their weight in a layout of their own, and leave nothing under its name."""
+    down = quantise(module.model.layers[0].mlp.down_proj, "row")
+    down.weight = torch.nn.Parameter(torch.empty(0, dtype=torch.float8_e4m3fn), False)
+
+
 def _fp8_head(module):
     quantise(module.lm_head, "row")
 
@@ -178,8 +193,10 @@ def _five(module):
     ("change", "words"),
     [
         (_quantised, "quantised Linear of the drafter .GPTQMarlinLinearMethod"),
-        (_int8, "with weights torch.int8 and scales None; served are float8_e4m3fn"),
+        (_int8, r"with weights torch.int8 \[\d+, \d+\] and scales None; served are float8_e4m3fn"),
         (_scales, r"scales \[3, 1\] and blocks None"),
+        (_padded, r"weights \[\d+, \d+\] that are padded, from \[\d+, \d+\]"),
+        (_elsewhere, r"weights torch.float8_e4m3fn \[0\] and scales"),
         (_fp8_head, "quantised Linear of the drafter .CompressedTensorsLinearMethod"),
         (_mrope, "rotary embedding MRotaryEmbedding"),
         (_gptj, "neox style False"),
