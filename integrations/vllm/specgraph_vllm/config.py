@@ -91,4 +91,6 @@ def unsupported_config(config: Any) -> str | None:
         return "calculate_kv_scales; an FP8 KV cache has scales of 1"
     if model.enforce_eager or getattr(config.compilation_config.cudagraph_mode, "name", "") == "NONE":
         return "enforce_eager, or cudagraph_mode NONE: vLLM then calls no capture at start-up, and specgraph needs one"
+    if getattr(config, "watermark_config", None) is not None:
+        return "watermark_config: vLLM draws watermarked drafts, and specgraph's would have no watermark"
     return None

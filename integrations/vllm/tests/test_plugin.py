@@ -102,6 +102,7 @@ REFUSED = [
     ({"cache_config__cache_dtype": "nvfp4"}, "kv_cache_dtype 'nvfp4'"),
     ({"model_config__enforce_eager": True}, "enforce_eager"),
     ({"compilation_config__cudagraph_mode__name": "NONE"}, "cudagraph_mode NONE"),
+    ({"watermark_config": object()}, "watermark_config"),
 ]
 
 
