@@ -95,7 +95,7 @@ class DraftHead(nn.Module):
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
-        self.aux_scale.copy_(aux.float().square().mean(0).rsqrt())
+        self.aux_scale.copy_(aux.float().square().mean(0).clamp_min(1e-12).rsqrt())
         self.d2t.copy_(draft_ids - torch.arange(draft_ids.numel(), device=draft_ids.device))
         self.t2d.zero_()
         self.t2d[draft_ids] = True

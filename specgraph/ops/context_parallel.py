@@ -95,7 +95,8 @@ def attend_part(
     """
     rows, heads, dim = query.shape
     visible, table = visible_keys(rows, lengths, block_table, mask.causal)
-    at_once = max(1, GATHER_BYTES // (_bytes_of_block(query, cache, visible.shape[1]) * table.shape[1]))
+    each = _bytes_of_block(query, cache, visible.shape[1]) * max(1, table.shape[1])
+    at_once = max(1, GATHER_BYTES // each)
     given = [query.view(-1, visible.shape[1], heads, dim), table, visible]
     if mask.ancestors is not None:
         given.append(mask.ancestors.view(visible.shape))

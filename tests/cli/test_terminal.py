@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from command import specgraph
-from conformance.reports import complete_report
 from rich.console import Console
 from specgraph_conformance.render import as_table, verdict
 
+from conformance.reports import complete_report
 from specgraph.cli import app
 from specgraph.cli.bench import _show as show_bench
 from specgraph.cli.bench import _show_report as show_bench_report

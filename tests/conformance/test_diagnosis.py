@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-from conformance.reports import complete_report
 from specgraph_conformance.diagnosis import by_cause, look_at
 from specgraph_conformance.render import SHOWN, as_markdown, print_report
 from specgraph_conformance.report import CaseResult, Report
+
+from conformance.reports import complete_report
 
 
 def failed(id: str, reason: str, cause: str = "the case's own guess") -> CaseResult:

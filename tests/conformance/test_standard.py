@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conformance.reports import complete_report
 from specgraph_conformance import standard
 from specgraph_conformance.case import GROUPS
 from specgraph_conformance.case_list import added, as_json, collect
@@ -24,6 +23,8 @@ from specgraph_conformance.standard import (
     listed_cases,
     summary,
 )
+
+from conformance.reports import complete_report
 
 
 def answers(report: Report) -> dict[str, tuple[str, ...]]:

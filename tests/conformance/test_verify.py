@@ -12,7 +12,6 @@ from typing import Any
 import command
 import pytest
 import yaml
-from conformance.reports import complete_report, source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specgraph_conformance.render import as_json
@@ -23,6 +22,7 @@ from specgraph_conformance.sources import digest_of as sources_digest
 from specgraph_conformance.standard import SUITE_VERSION
 from specgraph_conformance.verify import problems_of, read_report
 
+from conformance.reports import complete_report, source
 from specgraph.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
