@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -169,3 +173,25 @@ def test_timing_events(platform):
     assert start.query()
     with pytest.raises(UnsupportedError, match="timing=True"):
         start.elapsed_time(platform.event())
+
+
+def test_threads_on_streams_of_their_own_take_turns(platform):
+    together = threading.Barrier(4, timeout=60)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def work(number):
+        total = torch.zeros(4)
+        together.wait()
+        for _ in range(60):
+            stream = platform.stream()
+            with platform.use(stream):
+                total.add_(number)
+            platform.synchronize()
+        return float(total[0])
+
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(work, range(4))) == [60.0 * number for number in range(4)]
+    finally:
+        sys.setswitchinterval(interval)

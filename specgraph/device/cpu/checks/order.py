@@ -25,8 +25,8 @@ EXACT_LIMIT = 1 << 20
 
 
 def merge(into: Clock, other: Clock) -> None:
-    """Order `into` after everything that `other` is ordered after."""
-    for stream, tick in other.items():
+    """Order `into` after everything that `other` is ordered after. Other threads may be extending `other`."""
+    for stream, tick in other.copy().items():
         if into.get(stream, 0) < tick:
             into[stream] = tick
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,11 +24,13 @@ _PartKey = tuple[int, int]
 class Timeline:
     """Knows the last tick of every graph part on every stream, and what tracked eager work touched.
 
-    While `stream` is ordered after all work of the other streams, a replay costs two dictionary entries.
+    While `stream` is ordered after all work of the other streams, a replay costs two dictionary entries. Threads that
+    use streams of their own take turns in it.
     """
 
     def __init__(self) -> None:
         self.host: Clock = {}
+        self._turn = threading.RLock()  # a graph that is collected within a turn forgets itself in the same thread
         self._eager = EagerLog()
         self._streams: dict[int, CpuStream] = {}
         self._all_ticks = 0
@@ -42,34 +45,37 @@ class Timeline:
         Raises:
             OrderError: other work on another stream conflicts, and nothing orders the two.
         """
-        self._tick(stream)
-        key = graph.number, part
-        self._check(key, accesses, stream)
-        self._accesses[key] = accesses
-        self._ticks[key, stream.id] = stream.clock[stream.id]
+        with self._turn:
+            self._tick(stream)
+            key = graph.number, part
+            self._check(key, accesses, stream)
+            self._accesses[key] = accesses
+            self._ticks[key, stream.id] = stream.clock[stream.id]
 
     def eager(self, func: Any, tensors: list[torch.Tensor], written: set[int], stream: CpuStream) -> None:
         """Note that one eager op is about to run on `stream`. Raises OrderError as `replay` does."""
-        self._tick(stream)
         label = f"{func} at {user_line()}"
         accesses = [Access(Region.of(t), id(t) in written, label) for t in tensors if t.device.type == "cpu"]
-        self._check(None, accesses, stream)
-        for tensor, access in zip(tensors, accesses, strict=False):
-            self._eager.add(tensor, stream.id, stream.clock[stream.id], access)
+        with self._turn:
+            self._tick(stream)
+            self._check(None, accesses, stream)
+            for tensor, access in zip(tensors, accesses, strict=False):
+                self._eager.add(tensor, stream.id, stream.clock[stream.id], access)
 
     def everything(self) -> Clock:
         """Return the clock of all work so far."""
         clock: Clock = {}
-        for stream in self._streams.values():
-            merge(clock, stream.clock)
+        with self._turn:
+            for stream in self._streams.values():
+                merge(clock, stream.clock)
         return clock
 
     def forget(self, graph: CpuGraph) -> None:
         """Drop what is known of a graph whose capture was dropped."""
-        for key in [k for k in self._accesses if k[0] == graph.number]:
-            del self._accesses[key]
-        self._ticks = {k: v for k, v in self._ticks.items() if k[0][0] != graph.number}
-        self._conflicts = {k: v for k, v in self._conflicts.items() if graph.number not in (k[0][0], k[1][0])}
+        with self._turn:
+            self._accesses = {k: v for k, v in self._accesses.items() if k[0] != graph.number}
+            self._ticks = {k: v for k, v in self._ticks.items() if k[0][0] != graph.number}
+            self._conflicts = {k: v for k, v in self._conflicts.items() if graph.number not in (k[0][0], k[1][0])}
 
     def _tick(self, stream: CpuStream) -> None:
         if self.host:
@@ -102,11 +108,11 @@ class Timeline:
             if other == stream.id or stream.clock.get(other, 0) >= tick:
                 continue
             if key is None:
-                found = conflict(accesses, self._accesses[other_key])
+                found = conflict(accesses, self._accesses.get(other_key, []))
             else:
                 pair = key, other_key
                 if pair not in self._conflicts:
-                    self._conflicts[pair] = conflict(accesses, self._accesses[other_key])
+                    self._conflicts[pair] = conflict(accesses, self._accesses.get(other_key, []))
                 found = self._conflicts[pair]
             if found is not None:
                 raise order_error(found[0], str(stream), found[1], str(self._streams[other]))
