@@ -161,7 +161,7 @@ def test_re_entrance(thing: str, world: World):
     alone = [generation.token_ids for generation in engine.generate(requests)]
     inside: list[Callable[[], Any]] = [
         lambda: engine.generate(requests), lambda: engine.step(), lambda: engine.add(world.request),
-        lambda: next(engine.stream(requests)), lambda: engine.cancel(99), lambda: world.decoder.capture(),
+        lambda: next(engine.stream(requests)), lambda: engine.cancel(10**9), lambda: world.decoder.capture(),
         lambda: world.generator.text("def", max_tokens=1),
     ]  # fmt: skip
     for _ in range(10):

@@ -7,6 +7,8 @@ and so is a copy of it into any other. A copy to it must say `non_blocking`, or 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from draft.pairs import DRAFTERS, VOCAB
@@ -174,7 +176,8 @@ def test_a_round_uploads_nothing_while_nobody_joins_or_leaves(kind, decode, ahea
     uploads, launched = [], []
     launch = decoder.rounds._launch
     monkeypatch.setattr(decoder.rounds, "_launch", lambda *args: (launched.append(len(uploads)), launch(*args)))
-    rounds = transfers_by_round(decoder, monkeypatch, requests(temperature=0.7, seed=2)[1:4], uploads)
+    longer = [replace(each, max_tokens=each.max_tokens + 6) for each in requests(temperature=0.7, seed=2)[1:4]]
+    rounds = transfers_by_round(decoder, monkeypatch, longer, uploads)
     leaves = [i for i in range(1, len(rounds)) if uploads[i]]
     # Passes of 8 rows over prompts of 5, 12 and 9 tokens: 1 + 2 + 2 of the target, as many of a draft model. The other
     # drafters leave a prompt's last token to the first round, so the last prompt is one pass. And three joins of four.
