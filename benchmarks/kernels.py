@@ -31,11 +31,12 @@ from specgraph.attention import choose_attention
 from specgraph.cli.env import environment
 from specgraph.device import Graph, Platform, open_platform
 from specgraph.dispatch_mode import DispatchMode
-from specgraph.draft import DraftConfig, Drafter
+from specgraph.draft import Drafter
 from specgraph.engine.blocks import bytes_per_token
+from specgraph.options import LoweringChoice
 from specgraph.tools.floor import DeviceRates, measure_rates, propose_floor
-from specgraph.tools.propose import BenchCase, propose_batch
-from specgraph.tools.shapes import RandomHead, lone_drafter, random_head, shape_named
+from specgraph.tools.propose import BenchCase, drafter_for, propose_batch
+from specgraph.tools.shapes import RandomHead, random_head, shape_named
 from specgraph.tools.timing import device_time, in_turns
 
 CALLS, REPEATS = 8, 40
@@ -107,33 +108,23 @@ class Cold:
 
     def graph(self, call: Callable[[], Any]) -> Graph:
         """Return a graph of several calls, each after a read of other data."""
-
-        def calls() -> None:
-            for _ in range(CALLS):
-                self.read(self.other)
-                call()
-
         graph = self.platform.graph(self.pool)
         with self.platform.use(self.platform.capture_stream):
             call()
         self.platform.synchronize()
         with graph.capture():
-            calls()
+            for _ in range(CALLS):
+                self.read(self.other)
+                call()
         return graph
 
 
-def prepared(platform: Platform, case: BenchCase, head: RandomHead, lowering: str) -> tuple[Drafter, Callable[[], Any]]:
+def prepared(
+    platform: Platform, case: BenchCase, head: RandomHead, lowering: LoweringChoice
+) -> tuple[Drafter, Callable[[], Any]]:
     """Return a captured drafter and its propose, over a batch in its buffers."""
-    length = case.context + 2 * (case.k + 1)
     attention = choose_attention("auto", platform, head.attention_layers, head.dtype).backend
-    config = DraftConfig(
-        num_speculative_tokens=case.k, max_num_requests=case.requests, max_model_len=length,
-        block_size=attention.preferred_block_size, capture_sizes=[case.requests], decode=lowering,  # pyright: ignore
-    )  # fmt: skip
-    drafter = lone_drafter(platform, head, config, attention)
-    for cache in drafter.caches:
-        for part in cache:
-            part.copy_(torch.randn(part.shape, device=platform.device))
+    drafter = drafter_for(case, lowering, platform, head, attention)
     drafter.capture()
     drafter.propose(propose_batch(head, case, platform.device, attention.preferred_block_size))
     return drafter, lambda: drafter.propose(drafter.inputs(case.requests), copy=False)
@@ -142,7 +133,7 @@ def prepared(platform: Platform, case: BenchCase, head: RandomHead, lowering: st
 def measure(platform: Platform, case: BenchCase, rates: DeviceRates, cold: Cold) -> dict[str, Any]:
     """Return the times of one size."""
     dtype = torch.bfloat16
-    head = random_head(shape_named(case.shape), platform.device, dtype, case.context + 2 * (case.k + 1))
+    head = random_head(shape_named(case.shape), platform.device, dtype, case.max_model_len)
     eager, run_eager = prepared(platform, case, head, "eager")
     merged, run_merged = prepared(platform, case, head, "merged")
     with Recorder(head, case.requests, case.context) as recorded:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "training"))  # where the heads and their training are
-from lesson import Texts, teach, training_options
+from lesson import Texts, teach, training_arguments
 from target import STOP, Answers, Prompt, Target
 
 LONGEST = 544
@@ -36,10 +36,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1024, help="prompts that are answered at once")
     parser.add_argument("--draft-vocab", type=int, default=12288, help="tokens that the head can draft")
     parser.add_argument("--limit", type=int, help="only so many prompts")
-    training_options(parser, seconds=300)
-    arguments = parser.parse_args()
-    torch.manual_seed(arguments.seed)
-    torch.set_float32_matmul_precision("high")
+    arguments = training_arguments(parser, seconds=300)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans each of many shapes anew
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     target = Target(arguments.target, device, torch.float32 if device.type == "cpu" else torch.bfloat16)

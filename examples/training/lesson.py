@@ -54,8 +54,8 @@ class Texts(NamedTuple):
         return self.begins[1:] - self.begins[:-1]
 
 
-def training_options(parser: argparse.ArgumentParser, seconds: float) -> None:
-    """Add the options of `teach`."""
+def training_arguments(parser: argparse.ArgumentParser, seconds: float) -> argparse.Namespace:
+    """Add the options of `teach`, parse all, and set the seed and the precision of products."""
     parser.add_argument("--kind", choices=["eagle3", "dspark"], default="eagle3")
     parser.add_argument("--begin", type=Path, help="the folder of a head to begin from")
     parser.add_argument("--seconds", type=float, default=seconds, help="of training")
@@ -66,6 +66,10 @@ def training_options(parser: argparse.ArgumentParser, seconds: float) -> None:
     parser.add_argument("--hard", type=float, default=0.3, help="share of the greedy token in the label")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0, help="of sampled answers and of training")
+    arguments = parser.parse_args()
+    torch.manual_seed(arguments.seed)
+    torch.set_float32_matmul_precision("high")
+    return arguments
 
 
 def teach(

@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     requests: int
     """Prompts that are answered at once."""
     max_tokens: int
-    """Of an answer."""
+    """The most tokens of an answer."""
     max_model_len: int
     """Tokens of a prompt and its answer."""
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from lesson import Texts, teach, training_options
+from lesson import Texts, teach, training_arguments
 from target_pass import TargetPass, Text, answer, asked_of, asking, read_prompts
 
 
@@ -24,10 +24,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.7, help="of a second answer to each prompt; 0: none")
     parser.add_argument("--generate-seconds", type=float, default=120, help="no prompts are begun after that time")
     parser.add_argument("--draft-vocab-size", type=int, help="tokens that the head can draft; default: a quarter")
-    training_options(parser, seconds=400)
-    arguments = parser.parse_args()
-    torch.manual_seed(arguments.seed)
-    torch.set_float32_matmul_precision("high")
+    arguments = training_arguments(parser, seconds=400)
     asked = asked_of(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "answers.pt"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from specgraph.checkpoints.config_source import ConfigSource
@@ -124,27 +125,14 @@ _QWEN_HYBRID = {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
 }
-_HYBRID_MODEL = {"qk_norm": True, "norm_offset": 1.0}
+_hybrid = partial(Architecture, model={"qk_norm": True, "norm_offset": 1.0}, partly_rotated=0.25, hybrid=True)
 
 MTP_ARCHITECTURES: Mapping[str, Architecture] = {
     **ARCHITECTURES,
-    "qwen3_next": Architecture(
-        {**_QWEN_HYBRID, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10},
-        _HYBRID_MODEL,
-        partly_rotated=0.25,
-        hybrid=True,
-    ),
-    "qwen3_5_text": Architecture(
-        {"max_position_embeddings": 32768, "head_dim": 256, "num_key_value_heads": 4},
-        _HYBRID_MODEL,
-        partly_rotated=0.25,
-        hybrid=True,
-    ),
-    "qwen3_5_moe_text": Architecture(
-        {**_QWEN_HYBRID, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8},
-        _HYBRID_MODEL,
-        partly_rotated=0.25,
-        hybrid=True,
+    "qwen3_next": _hybrid({**_QWEN_HYBRID, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10}),
+    "qwen3_5_text": _hybrid({"max_position_embeddings": 32768, "head_dim": 256, "num_key_value_heads": 4}),
+    "qwen3_5_moe_text": _hybrid(
+        {**_QWEN_HYBRID, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8}
     ),
     "deepseek_v32": Architecture(
         {**ARCHITECTURES["deepseek_v3"].absent_keys, "max_position_embeddings": 163840, "index_topk": 2048}

@@ -47,6 +47,11 @@ class BenchCase:
     tensor_parallel: TensorParallel = WHOLE
     """The ranks that split the head; all of them time together."""
 
+    @property
+    def max_model_len(self) -> int:
+        """Return the KV slots of a request: the context, the rows of two rounds and the nodes of a tree."""
+        return self.context + 2 * (self.k + 1) + (0 if self.tree is None else self.tree.scratch_tokens)
+
 
 def bench_propose(
     platform: Platform,
@@ -70,7 +75,7 @@ def bench_propose(
         do has a row with `refused`, the reason.
     """
     shape, ranks = shape_named(case.shape), case.tensor_parallel
-    head = random_head(shape, platform.device, dtype, _length(case), ranks, case.weights)
+    head = random_head(shape, platform.device, dtype, case.max_model_len, ranks, case.weights)
     cached = cache_dtype(case.kv_cache_dtype, head.dtype)
     attention = choose_attention("auto", platform, head.attention_layers, head.dtype).backend
     batch = propose_batch(head, case, platform.device, attention.preferred_block_size)
@@ -85,7 +90,7 @@ def bench_propose(
         for name, lowering, ops in ways:
             row = {field: getattr(case, field) for field in ("shape", "requests", "k", "context")} | {"lowering": name}
             try:
-                drafter = _drafter(platform, head, case, lowering, attention, cached)
+                drafter = drafter_for(case, lowering, platform, head, attention, cached)
             except UnsupportedError as error:
                 rows.append(row | {"refused": str(error)})
                 continue
@@ -125,18 +130,19 @@ class _Prepared:
     """Microseconds of every call, by the name of their median in the row."""
 
 
-def _drafter(
-    platform: Platform,
-    head: RandomHead,
+def drafter_for(
     case: BenchCase,
     lowering: LoweringChoice,
+    platform: Platform,
+    head: RandomHead,
     attention: AttentionBackend,
-    cached: torch.dtype,
+    cached: torch.dtype | None = None,
 ) -> Drafter:
+    """Return a drafter for this case, not captured, with random KV in the dtype `cached` (the head's when None)."""
     config = DraftConfig(
         num_speculative_tokens=case.k,
         max_num_requests=case.requests,
-        max_model_len=_length(case),
+        max_model_len=case.max_model_len,
         block_size=attention.preferred_block_size,
         capture_sizes=[case.requests],
         decode=lowering,
@@ -186,7 +192,7 @@ def propose_batch(head: RandomHead, case: BenchCase, device: torch.device, block
     """Return a batch in which every other request has one accepted draft token; all requests end at `context`
     tokens."""
     n, q = case.requests, case.k + 1
-    per_request = -(-_length(case) // block_size)
+    per_request = -(-case.max_model_len // block_size)
     counts, starts = _host_numbers(case)
     g = torch.Generator().manual_seed(0)
     vocab = shape_named(case.shape).vocab_size
@@ -205,8 +211,3 @@ def _host_numbers(case: BenchCase) -> tuple[list[int], list[int]]:
     """Return `num_sampled` and the start positions of the round."""
     counts = [1 + r % 2 for r in range(case.requests)]
     return counts, [case.context - count for count in counts]
-
-
-def _length(case: BenchCase) -> int:
-    """Return the KV slots of a request: the context, the rows of two rounds and the nodes of a tree."""
-    return case.context + 2 * (case.k + 1) + (0 if case.tree is None else case.tree.scratch_tokens)

@@ -59,7 +59,7 @@ def recorded(ops: TritonOps, found: dict[Compilation, None]) -> TritonOps:
 
 
 class _NoAddresses(TorchFunctionMode):
-    """A mode of one thread in which a tensor without memory refuses to give an address to launch a kernel on."""
+    """Raises where a kernel that is none of our ops asks a tensor without memory for its address; in one thread."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.data_ptr and args[0].is_meta:

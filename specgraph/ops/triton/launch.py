@@ -188,7 +188,7 @@ class Launcher:
             _LOG.warning(message)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> Any:
-        """Launch a kernel that takes OVERLAP, and return the compiled kernel; None where it is only recorded."""
+        """Launch a kernel that has the parameter OVERLAP. Returns the compiled kernel, or None if `record` took it."""
         options |= {"OVERLAP": self.options.overlap, **self.options.extra}
         if self.record is None:
             return kernel[grid](*arguments, **options)
