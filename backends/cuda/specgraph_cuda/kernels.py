@@ -28,7 +28,6 @@ from specgraph.ops.triton.launch import (
     default_attention,
     default_tile,
 )
-from specgraph.ops.triton.tile_table import TileTable, cache_file, read_tiles
 from specgraph_cuda.many_rows_plan import BLOCKS
 
 _log = logging.getLogger(__name__)
@@ -181,7 +180,6 @@ def register_kernels(device: torch.device) -> str:
     """
     properties = torch.cuda.get_device_properties(device)
     overlap = properties.major >= 9
-    tuned = read_tiles(cache_file(properties.name, triton.__version__))
     chosen, shipped = tile_for, "those tuned on an NVIDIA H200"
     if properties.shared_memory_per_block_optin < 163 << 10:  # GeForce and RTX, A10, L4, L40S: 99 KiB
         chosen, shipped = default_tile, "small ones that nobody tuned"
@@ -194,7 +192,7 @@ def register_kernels(device: torch.device) -> str:
     options = LaunchOptions(
         overlap=overlap_previous if overlap else None,
         extra={"launch_pdl": True} if overlap else {},
-        tile=TileTable(chosen, tuned),
+        tile=chosen,
         many_rows=own,
         two_linears=two_linears,
         few_rows=few,
@@ -204,7 +202,7 @@ def register_kernels(device: torch.device) -> str:
         keep_compiled=True,
     )
     register("CUDA", options, around=on_its_device)
-    return f"{len(tuned)} shapes from `specgraph tune`, else {shipped}" if tuned else shipped
+    return shipped
 
 
 def compile_ahead(bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> None:
