@@ -37,7 +37,6 @@ def conformance(
     ] = None,
     json: JsonOption = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown.")] = None,
-    badge: Annotated[Path | None, typer.Option(help="Write an SVG badge.")] = None,
 ) -> None:
     """Test a backend: exit status 0 only if nothing undeclared failed.
 
@@ -82,7 +81,6 @@ def conformance(
         profile=profile,
         json=json,
         markdown=markdown,
-        badge=badge,
     )
     if not green:
         sys.exit(1)
