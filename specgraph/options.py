@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from specgraph.draft_tree import DraftTree
 from specgraph.errors import ConfigError, first_line
 from specgraph.validation import (
     Count,
@@ -48,6 +49,14 @@ Fp8Weights = Literal["dequantise", "keep"]
 StoredWeights = Literal["plain", "fp8", "fp8-blocks"]
 """The storage of a random head's matrices: in its dtype; as FP8 with a scale per row; or with a scale per row and 128
 columns. Embedding and lm_head are never FP8, as in checkpoints."""
+DrafterShape = Literal[
+    "eagle3-tiny-python", "eagle3-tiny-128", "eagle3-llama3-8b", "eagle3-qwen3-8b", "eagle3-llama3-70b",
+    "eagle1-llama3-8b", "mtp-7b", "mtp-glm-4.5-air", "dflash-qwen3-8b", "dspark-qwen3-8b", "dflash2-qwen3-8b",
+    "domino-qwen3-8b",
+]  # fmt: skip
+"""The shapes of drafters with random weights, `specgraph.tools.shapes.SHAPES`."""
+RandomTarget = Literal["llama3-8b", "qwen3-8b", "tiny-python"]
+"""Targets with random weights, `specgraph.tools.rounds.TARGETS`."""
 DraftSampling = Literal["sampled", "greedy"]
 BlockCount = Annotated[int, Range(2, (1 << 31) - 1)]
 RoundsAhead = Annotated[int, Range(0, 1)]
@@ -276,6 +285,66 @@ class EngineOptions(DecoderOptions):
     def __post_init__(self) -> None:
         if self.dtype is not None and not (isinstance(self.dtype, str) and self.dtype in DTYPES):
             dtype_named(self.dtype)  # not asked of a name: torch takes long to import
+        check_ngrams(self.prompt_lookup_max, self.prompt_lookup_min)
+        size, draft = self.tensor_parallel, self.draft_tensor_parallel
+        check_layout(size, self.data_parallel, self.enable_expert_parallel, self.decode_context_parallel)
+        if draft not in (None, 1, size):
+            raise ConfigError(
+                f"tensor_parallel {size}, draft_tensor_parallel {draft}: the target is split over 1 or more ranks, the "
+                "drafter over as many or over 1"
+            )
+        if self.k_candidates is not None and self.num_speculative_tokens != "auto":
+            raise ConfigError("k_candidates are for num_speculative_tokens='auto' (-k auto)")
+        _ = self.draft_tree
+
+    @property
+    def draft_tree(self) -> DraftTree | None:
+        """Return the draft trees that are asked for; None for chains.
+
+        Raises:
+            ConfigError: some of the three numbers are missing, or out of range.
+        """
+        names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+        given: dict[str, int | None] = {name: getattr(self, name) for name in names}
+        missing = [name for name, value in given.items() if value is None]
+        if len(missing) == len(names):
+            return None
+        if missing:
+            raise ConfigError(f"a draft tree needs {', '.join(names)}; missing: {', '.join(missing)}")
+        steps, top_k, tokens = (int(value) for value in given.values() if value is not None)
+        return DraftTree(num_steps=steps, top_k=top_k, num_draft_tokens=tokens)
+
+
+def check_ngrams(prompt_lookup_max: int, prompt_lookup_min: int) -> None:
+    """Refuse lengths of n-grams of which the shortest is longer than the longest.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if prompt_lookup_min > prompt_lookup_max:
+        raise ConfigError(
+            f"prompt_lookup_min {prompt_lookup_min} is more than prompt_lookup_max {prompt_lookup_max}: n-grams are "
+            "looked for from the longest down to the shortest"
+        )
+
+
+def check_layout(tensor_parallel: int, data_parallel: int, expert_parallel: bool, decode_context_parallel: int) -> None:
+    """Refuse ranks that cannot be laid out so.
+
+    Raises:
+        ConfigError: data parallel ranks that share nothing, or context parallel ranks that don't divide the tensor
+            parallel ones.
+    """
+    if data_parallel > 1 and not expert_parallel:
+        raise ConfigError(
+            f"data_parallel {data_parallel} without enable_expert_parallel: these ranks would share nothing. Give "
+            "both for a mixture of experts; for independent replicas start each as a run of its own"
+        )
+    if tensor_parallel % decode_context_parallel:
+        raise ConfigError(
+            f"decode_context_parallel {decode_context_parallel}, tensor_parallel {tensor_parallel}: ranks that share "
+            "keys are some of those that split the matrices; choose a divisor"
+        )
 
 
 MIN_TEMPERATURE = 1e-5

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
+from specgraph.errors import ConfigError
 
 MARKER = "specgraph_case"
 
@@ -29,6 +30,22 @@ GROUPS = (
 
 CORE_ATTENTION = ("paged", "paged-host")
 """The attention backends of the core, which cases run with besides the platform's own."""
+
+
+def attention_place(word: str) -> str:
+    """Return MODULE:FUNCTION of NAME=MODULE:FUNCTION.
+
+    Raises:
+        ConfigError: it is written differently, or the name is one of the core's.
+    """
+    name, equals, place = word.partition("=")
+    if not (name and equals and all(place.partition(":"))) or name in CORE_ATTENTION:
+        raise ConfigError(
+            f"attention '{word}' must be NAME=MODULE:FUNCTION, where FUNCTION(platform) makes an AttentionBackend "
+            f"and NAME is none of the core's {', '.join(CORE_ATTENTION)}"
+        )
+    return place
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from specgraph.errors import ConfigError
 
-from specgraph_conformance.case import GROUPS
+from specgraph_conformance.case import GROUPS, attention_place
 from specgraph_conformance.render import (
+    as_badge,
     as_json,
     as_markdown,
     check_writable,
@@ -19,10 +22,14 @@ from specgraph_conformance.render import (
 )
 from specgraph_conformance.report import Report
 from specgraph_conformance.run import Selection, run_suite
-from specgraph_conformance.standard import PROFILES, conformance
+from specgraph_conformance.standard import PROFILES, conformance, listed_cases
 from specgraph_conformance.verify import problems_of, read_report
+from specgraph_conformance.xfails import read_xfails
 
 __all__ = ["Selection", "run_command", "verify_command"]
+
+_HAZARD = re.compile(r'hazard="([\w-]+)"')
+"""The hazard of a case where it is declared: the modules of cases are not imported, because that imports torch."""
 
 
 def run_command(
@@ -33,6 +40,7 @@ def run_command(
     profile: str | None = None,
     json: str | None = None,
     markdown: Path | None = None,
+    badge: Path | None = None,
 ) -> bool:
     """Run the suite, show the report, write the files.
 
@@ -53,13 +61,27 @@ def run_command(
     unknown = [group for group in selection.groups if group not in GROUPS]
     if unknown:
         raise ConfigError(f"there is no group {', '.join(unknown)}; groups are {', '.join(GROUPS)}")
+    for asked in selection.cases:
+        if (name := asked.partition("[")[0]) not in (known := listed_cases()):
+            near = get_close_matches(name, known, n=3)
+            raise ConfigError(f"there is no case '{asked}'" + (f"; near it: {', '.join(near)}" if near else ""))
+    hazards = {
+        name for file in Path(__file__).parent.rglob("*.py") for name in _HAZARD.findall(file.read_text("utf-8"))
+    }
+    if unknown := [hazard for hazard in selection.hazards if hazard not in hazards]:
+        raise ConfigError(f"no case is against {', '.join(unknown)}; hazards are {', '.join(sorted(hazards))}")
+    for word in selection.attention:
+        attention_place(word)
+    if selection.xfails is not None:
+        read_xfails(selection.xfails)
+    _check_keyword(selection.keyword)
     if selection.timeout is not None and selection.timeout <= 0:
         raise ConfigError(f"timeout {selection.timeout:g} is not a number of seconds that a case can take")
     if jobs is not None and jobs < 0:
         raise ConfigError(f"jobs {jobs} is not a number of processes that can run cases")
     files = [
         (path, form)
-        for path, form in ((None if json == "-" else json, as_json), (markdown, as_markdown))
+        for path, form in ((None if json == "-" else json, as_json), (markdown, as_markdown), (badge, as_badge))
         if path is not None
     ]
     for path, _ in files:
@@ -71,6 +93,16 @@ def run_command(
     for path, form in files:
         Path(path).write_text(form(report), encoding="utf-8")
     return report.is_green and _conforms(report, profile)
+
+
+def _check_keyword(expression: str) -> None:
+    """Refuse an expression that pytest can't parse, whose words are joined by `and`, `or`, `not` and brackets."""
+    words = re.sub(r"(?<![^\s()])(?!(?:and|or|not)(?![^\s()]))[^\s()]+", "x", expression)
+    try:
+        if expression:
+            compile(words.strip(), "-k", "eval")
+    except SyntaxError:
+        raise ConfigError(f"-k '{expression}': join words by and, or, not and brackets") from None
 
 
 def _check_profile(profile: str | None) -> None:

@@ -12,9 +12,9 @@ import torch
 from specgraph.attention import AttentionBackend, AttentionLayer
 from specgraph.device import Discovered, Platform, discover, open_platform
 from specgraph.device.installed import import_named
-from specgraph.errors import ConfigError, PlatformError
+from specgraph.errors import PlatformError
 
-from specgraph_conformance.case import CORE_ATTENTION, Case
+from specgraph_conformance.case import Case, attention_place
 from specgraph_conformance.report import UNSTATED, Subject
 from specgraph_conformance.sources import Source, source_of
 from specgraph_conformance.standard import SUITE_VERSION
@@ -129,14 +129,7 @@ def tested_attention(platform: Platform) -> tuple[str, ...]:
 
 def _attention(word: str) -> Callable[[Platform], AttentionBackend]:
     """The factory that `NAME=MODULE:FUNCTION` names."""
-    name, equals, place = word.partition("=")
-    module, colon, function = place.partition(":")
-    if not (name and equals and module and colon and function) or name in CORE_ATTENTION:
-        raise ConfigError(
-            f"attention '{word}' must be NAME=MODULE:FUNCTION, where FUNCTION(platform) makes an AttentionBackend "
-            f"and NAME is none of the core's {', '.join(CORE_ATTENTION)}"
-        )
-    return import_named(place, f"attention '{word}'")
+    return import_named(attention_place(word), f"attention '{word}'")
 
 
 def environment() -> dict[str, str]:

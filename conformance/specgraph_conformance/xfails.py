@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specgraph.device import Discovered, Support
-from specgraph.device.hookspecs import ENTRY_POINT_GROUP
 from specgraph.errors import ConfigError
+from specgraph.platform_names import ENTRY_POINT_GROUP
+
+if TYPE_CHECKING:
+    from specgraph.device import Discovered, Support
 
 if sys.version_info >= (3, 11):
     import tomllib

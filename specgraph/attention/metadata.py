@@ -15,9 +15,6 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.ops.slots import NULL_BLOCK, NULL_SLOT
 
-MAX_TREE_LEN = 64
-"""Bits in a word of `AttentionMetadata.ancestors`."""
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
@@ -42,7 +39,7 @@ class AttentionMetadata:
     """int64 [T] where the rows are those of a draft tree: a row sees key seq_len - tree_len + i if bit i of its word is
     set, and every key before those. The batch is then uniform, and not every backend can run it."""
     tree_len: int = 0
-    """Keys at the end of each request that `ancestors` is about, at most MAX_TREE_LEN."""
+    """Keys at the end of each request that `ancestors` is about, at most 64, its bits."""
 
     @property
     def num_requests(self) -> int:

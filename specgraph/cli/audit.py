@@ -11,6 +11,7 @@ from specgraph.cli.load import choose_folders
 from specgraph.cli.options import JsonOption, PlatformOption, TargetOption
 from specgraph.cli.output import check_output, text_output, write_json
 from specgraph.errors import ConfigError
+from specgraph.options import DrafterShape
 
 
 def audit(
@@ -19,14 +20,17 @@ def audit(
         typer.Argument(help="Folder of a drafter, or MODULE:FACTORY, which takes a device and returns a draft head."),
     ] = None,
     target: TargetOption = None,
-    shape: Annotated[str | None, typer.Option(help="Audit random weights of this shape of `specgraph bench`.")] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Tokens of the target, for MODULE:FACTORY.")] = None,
+    shape: Annotated[
+        DrafterShape | None,
+        typer.Option(metavar="<name>", help="Audit random weights of this shape of `specgraph bench`."),
+    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(min=2, help="Tokens of the target, for MODULE:FACTORY.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Random rounds.")] = 200,
     requests: Annotated[int, typer.Option(min=1, help="Requests in the largest batch.")] = 8,
-    k: Annotated[int, typer.Option("-k", min=1, help="Draft tokens per propose.")] = 5,
+    k: Annotated[int, typer.Option("-k", min=1, max=63, help="Draft tokens per propose.")] = 5,
     max_model_len: Annotated[int, typer.Option(min=32, help="Tokens of the longest request.")] = 256,
     attention: Annotated[str, typer.Option(help="device, host, or a backend's own attention by name.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Of the rounds.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the rounds.")] = 0,
     platform: PlatformOption = None,
     json: JsonOption = None,
 ) -> None:
@@ -38,6 +42,8 @@ def audit(
     factory = drafter is not None and ":" in drafter and not Path(drafter).exists()
     if shape is not None and (drafter is not None or target is not None):
         raise ConfigError(f"--shape {shape} has random weights: give no folders with it")
+    if drafter is not None and factory and not all(drafter.partition(":")):
+        raise ConfigError(f"{drafter}: give MODULE:FACTORY, such as my_drafter:make_head")
     if factory and vocab_size is None:
         raise ConfigError(f"{drafter}: give the target's --vocab-size, so that no token is beyond it")
     if target is not None and drafter is None:

@@ -17,7 +17,8 @@ from specgraph.cli.env import environment
 from specgraph.cli.options import TREES, JsonOption, PlatformOption, parse_numbers, with_engine_options
 from specgraph.cli.output import check_output, exit_interrupted, text_output, write_json
 from specgraph.errors import ConfigError
-from specgraph.options import LoweringChoice, StoredWeights, parse_acceptance
+from specgraph.options import DrafterShape, LoweringChoice, RandomTarget, StoredWeights, parse_acceptance
+from specgraph.validation import MOST_REQUESTS, Share, check
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +43,8 @@ _SETTINGS = ("requests", "k", "context")
 def bench(
     platform: PlatformOption = None,
     shape: Annotated[
-        str | None, typer.Option(help="A drafter by name, with random weights; an unknown name lists them.")
+        DrafterShape | None,
+        typer.Option(metavar="<name>", help="A drafter with random weights; an unknown name lists them."),
     ] = None,
     requests: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,4",
     k: Annotated[str, typer.Option("-k", help="Draft tokens per propose, comma-separated.")] = "5",
@@ -54,7 +56,7 @@ def bench(
     ] = "plain",
     torch_ops: Annotated[bool, typer.Option(help="Also time eager with plain torch ops.")] = True,
     target: Annotated[
-        str | None, typer.Option(help="Also time whole rounds with a target by name, with random weights.")
+        RandomTarget | None, typer.Option(help="Also time whole rounds with a target with random weights.")
     ] = None,
     acceptance: Annotated[
         str, typer.Option(help="In whole rounds, the chance that a draft token is accepted; or a share per position.")
@@ -74,32 +76,28 @@ def bench(
     ways: Any = tuple(lowerings.split(","))
     if unknown := [way for way in ways if way not in get_args(LoweringChoice)]:
         raise ConfigError(f"--lowerings: there is no {unknown[0]!r}; there are {', '.join(get_args(LoweringChoice))}")
-    counts, steps = parse_numbers("--requests", requests), parse_numbers("-k", k)
+    counts, steps = parse_numbers("--requests", requests, MOST_REQUESTS), parse_numbers("-k", k, 63)
+    if (depth := options.speculative_num_steps) is not None and steps != [depth]:
+        raise ConfigError(f"-k {k}: trees of {depth} steps have K {depth}: give -k {depth}")
     try:
-        shares: Any = parse_acceptance(acceptance)
+        shares: Any = check("--acceptance", parse_acceptance(acceptance), Share | Sequence[Share])
     except ValueError as error:
         raise ConfigError(f"--acceptance {acceptance}: {error}") from None
     check_output("--json", json)
     import torch
 
     from specgraph.device import open_platform
-    from specgraph.engine.load import draft_tree
     from specgraph.options import dtype_named
     from specgraph.tools.propose import BenchCase
-    from specgraph.tools.shapes import shape_named
 
-    tree = draft_tree(options)
-    if tree is not None and steps != [tree.num_steps]:
-        raise ConfigError(f"-k {k}: trees of {tree.num_steps} steps have K {tree.num_steps}: give -k {tree.num_steps}")
     opened = open_platform(platform)
     accelerator = opened.device.type != "cpu"
     shape = shape or ("eagle3-llama3-8b" if accelerator else "eagle3-tiny-python")
-    shape_named(shape)
     chosen = dtype_named(options.dtype) or (torch.bfloat16 if accelerator else torch.float32)
     cases = [
         BenchCase(
             shape=shape, requests=count, k=each, context=context, lowerings=ways, sampled=sampled, weights=weights,
-            kv_cache_dtype=options.kv_cache_dtype, torch_ops=torch_ops, repeats=repeats, tree=tree,
+            kv_cache_dtype=options.kv_cache_dtype, torch_ops=torch_ops, repeats=repeats, tree=options.draft_tree,
         )
         for count in counts for each in steps
     ]  # fmt: skip

@@ -10,8 +10,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from specgraph.cli.load import choose_folders, load_pair
-from specgraph.cli.options import DraftOption, ModelOption, PlatformOption, with_engine_options, with_options
+from specgraph.cli.load import check_processes, choose_folders, load_pair
+from specgraph.cli.options import (
+    DraftOption,
+    ModelOption,
+    PlatformOption,
+    StopOption,
+    with_engine_options,
+    with_options,
+)
 from specgraph.cli.output import text_consoles
 from specgraph.cli.prompts import Prompt
 from specgraph.cli.streaming import LEGEND, Result, show_texts
@@ -29,7 +36,7 @@ def chat(
     ] = None,
     draft: DraftOption = None,
     system: Annotated[str | None, typer.Option(help="A message of the system, before all others.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End an answer before this string; repeatable.")] = None,
+    stop: StopOption = None,
     settings: Any = None,
     options: Any = None,
     platform: PlatformOption = None,
@@ -38,6 +45,7 @@ def chat(
 
     Every answer sees the whole conversation, which is prefilled again each time.
     """
+    check_processes(options)
     target, draft = choose_folders(target, draft, model)
     consoles = _, console = text_consoles(None)
     messages = [{"role": "system", "content": system}] if system else list[dict[str, str]]()

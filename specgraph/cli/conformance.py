@@ -11,6 +11,7 @@ import typer
 
 from specgraph.cli.options import JsonOption
 from specgraph.errors import ConfigError, SpecgraphError
+from specgraph.platform_names import check_platform
 
 SUITE = "specgraph_conformance"
 
@@ -26,7 +27,7 @@ def conformance(
     ] = None,
     keyword: Annotated[str, typer.Option("-k", help="Only cases that match this pytest expression.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A selection that takes less than half a minute.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of all generated inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all generated inputs.")] = 0,
     timeout: Annotated[float | None, typer.Option(help="Limit of every case, in seconds; default: its own.")] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Processes that run cases; default: 1, on the host one per core. 0: this one.")
@@ -37,6 +38,7 @@ def conformance(
     ] = None,
     json: JsonOption = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown.")] = None,
+    badge: Annotated[Path | None, typer.Option(help="Write an SVG badge.")] = None,
 ) -> None:
     """Test a backend: exit status 0 only if nothing undeclared failed.
 
@@ -64,6 +66,7 @@ def conformance(
         sys.exit(not package.verify_command(reports, profile=profile, checkout=Path.cwd()))
     if reports:
         raise ConfigError(f"one platform at a time: what is {', '.join(map(str, reports))}?")
+    check_platform(platform)
     green = package.run_command(
         platform,
         package.Selection(
@@ -81,6 +84,7 @@ def conformance(
         profile=profile,
         json=json,
         markdown=markdown,
+        badge=badge,
     )
     if not green:
         sys.exit(1)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from specgraph.cli.load import choose_folders, load_pair
+from specgraph.cli.load import check_processes, choose_folders, load_pair
 from specgraph.cli.options import (
     DraftOption,
     JsonOption,
     ModelOption,
     PlatformOption,
+    StopOption,
     TargetOption,
     with_engine_options,
     with_options,
@@ -27,7 +28,6 @@ from specgraph.cli.output import check_output, exit_interrupted, print_summary, 
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.streaming import LEGEND, Result, gather_results, show_texts
 from specgraph.cli.waiting import waiting
-from specgraph.errors import ConfigError
 from specgraph.options import EngineOptions, check_num_sequences
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def generate(
         typer.Option(help='JSON lines: {"prompt": TEXT}, each with max_tokens, temperature, top_p ... if wanted.'),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the target's chat template.")] = False,
-    stop: Annotated[list[str] | None, typer.Option(help="End the text before this string; repeatable.")] = None,
+    stop: StopOption = None,
     settings: Any = None,
     max_num_requests: Annotated[
         int | None, typer.Option(min=1, help="Prompts that run together. Default: all, at most 8.")
@@ -66,7 +66,7 @@ def generate(
 ) -> None:
     """Generate text with speculative decoding; text from accepted draft tokens is green and underlined."""
     check_output("--json", json)
-    _check_processes(options)
+    check_processes(options)
     rank = int(os.environ.get("RANK", "0"))
     if rank:
         json = None  # the first rank writes
@@ -74,8 +74,6 @@ def generate(
     asked = read_prompts(prompt, prompts, settings)
     for each in asked:
         check_num_sequences(each.n, each.temperature)
-    if not all(stop or ()):
-        raise ConfigError("--stop: a stop string is empty")
     chosen = replace(
         options,
         sampled=any(each.temperature > 0 for each in asked),
@@ -123,15 +121,6 @@ class _Run:
     tokens_per_second_alone: float | None = None
     """Speed of the same prompts without drafting; None where it is not known."""
     interrupted: bool = False
-
-
-def _check_processes(options: EngineOptions) -> None:
-    started, data = int(os.environ.get("WORLD_SIZE", "1")), options.data_parallel
-    if started != (size := options.tensor_parallel * data):
-        processes = f"{started} process{'es were' if started > 1 else ' was'} started"
-        given = f"--tensor-parallel is {options.tensor_parallel}" + (f", --data-parallel {data}" if data > 1 else "")
-        how = f"torchrun --nproc-per-node {size} -m specgraph generate" if size > 1 else f"--tensor-parallel {started}"
-        raise ConfigError(f"{processes}, and {given}: use {how}")
 
 
 def _requests(generator: TextGenerator, asked: list[Prompt], chat: bool) -> list[list[Request]]:

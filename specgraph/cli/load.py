@@ -36,9 +36,26 @@ def choose_folders(
     if target is None and draft not in (None, NGRAM):
         raise ConfigError(f"--draft {draft}: give its target too (--target or --model)")
     for option, folder in (("--target", target), ("--draft", draft)):
-        if folder not in (None, NGRAM) and not folder.exists():
-            raise ConfigError(f"{option} {folder}: there is no such file or folder")
+        if folder not in (None, NGRAM):
+            if not folder.exists():
+                raise ConfigError(f"{option} {folder}: there is no such file or folder")
+            if folder.is_dir() and not (folder / "config.json").exists():
+                raise ConfigError(f"{option} {folder}: give a folder of a model, with a config.json, or a GGUF file")
     return target, draft
+
+
+def check_processes(options: EngineOptions) -> None:
+    """Refuse ranks that were not started, before torch is imported.
+
+    Raises:
+        ConfigError: saying how to start them.
+    """
+    started, data = int(os.environ.get("WORLD_SIZE", "1")), options.data_parallel
+    if started != (size := options.tensor_parallel * data):
+        processes = f"{started} process{'es were' if started > 1 else ' was'} started"
+        given = f"--tensor-parallel is {options.tensor_parallel}" + (f", --data-parallel {data}" if data > 1 else "")
+        how = f"torchrun --nproc-per-node {size} -m specgraph ..." if size > 1 else f"--tensor-parallel {started}"
+        raise ConfigError(f"{processes}, and {given}: use {how}")
 
 
 def load_pair(

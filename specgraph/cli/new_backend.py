@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from specgraph.errors import ConfigError
+from specgraph.platform_names import installed_backends
 
 _TEMPLATE = Path(__file__).parent / "backend_template"
 _SUFFIX = ".in"
@@ -25,10 +26,8 @@ def new_backend(
     target = folder or Path(f"specgraph-{name}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} exists and is not an empty folder; give another one with --folder")
-    from specgraph.device import discover
-
-    if (other := discover().get(name)) is not None:
-        raise ConfigError(f"a platform '{name}' is installed already, by {other.distribution}; choose another name")
+    if (other := installed_backends().get(name)) is not None:
+        raise ConfigError(f"a platform '{name}' is installed already, by {other}; choose another name")
     try:
         written = write_backend(name, target)
     except OSError as error:

@@ -13,14 +13,28 @@ import typer
 
 from specgraph.errors import ConfigError
 from specgraph.options import EngineOptions
+from specgraph.platform_names import check_platform
 
-PlatformOption = Annotated[str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.")]
+PlatformOption = Annotated[
+    str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.", callback=check_platform)
+]
 TargetOption = Annotated[Path | None, typer.Option(help="Folder or GGUF file of the target. Default: a shipped one.")]
 DraftOption = Annotated[
     Path | None, typer.Option(help="Folder of the drafter, a GGUF file, or ngram. A target alone: no drafts.")
 ]
 ModelOption = Annotated[
     str | None, typer.Option(help="A model by name instead of --target: smollm2 (135M parameters, from PyPI).")
+]
+
+
+def _check_stop(strings: list[str] | None) -> list[str] | None:
+    if not all(strings or ()):
+        raise ConfigError("--stop: a stop string is empty")
+    return strings
+
+
+StopOption = Annotated[
+    list[str] | None, typer.Option(help="End the text before this string; repeatable.", callback=_check_stop)
 ]
 JsonOption = Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")]
 
@@ -81,18 +95,18 @@ with_engine_options = partial(with_options, EngineOptions, "options", panel="Eng
 """Give a command options for fields of `EngineOptions`, in the place of its parameter `options`."""
 
 
-def parse_numbers(option: str, text: str) -> list[int]:
+def parse_numbers(option: str, text: str, most: int) -> list[int]:
     """Return the comma-separated numbers of an option.
 
     Raises:
-        ConfigError: a number is no whole number of at least 1.
+        ConfigError: a number is no whole number of 1 to `most`.
     """
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 1:
-        raise ConfigError(f"{option} {text}: give whole numbers of at least 1, comma-separated")
+    if not numbers or min(numbers) < 1 or max(numbers) > most:
+        raise ConfigError(f"{option} {text}: give whole numbers of 1 to {most}, comma-separated")
     return numbers
 
 

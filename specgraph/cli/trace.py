@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from specgraph.cli.env import environment
-from specgraph.cli.load import choose_folders, load_pair
+from specgraph.cli.load import check_processes, choose_folders, load_pair
 from specgraph.cli.options import DraftOption, PlatformOption, TargetOption, with_engine_options
 from specgraph.cli.output import check_output, write_json
 from specgraph.cli.prompts import DEFAULT
@@ -33,6 +33,7 @@ def trace(
     of the device. A click on a round shows its launches, and what the platform counted in it.
     """
     check_output("--output", output)
+    check_processes(options)
     target, draft = choose_folders(target, draft)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler prints while it records
     with waiting() as captured:

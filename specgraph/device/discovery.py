@@ -14,9 +14,10 @@ from types import MappingProxyType
 import pluggy
 
 from specgraph.device import hookspecs
-from specgraph.device.hookspecs import ENTRY_POINT_GROUP, PROJECT, Backend, Probe
+from specgraph.device.hookspecs import PROJECT, Backend, Probe
 from specgraph.device.interface import PLATFORM_API
 from specgraph.errors import PlatformError
+from specgraph.platform_names import ENTRY_POINT_GROUP
 
 
 @dataclass(frozen=True, slots=True)

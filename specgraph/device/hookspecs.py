@@ -19,7 +19,6 @@ import pluggy
 
 from specgraph.device.interface import Platform
 
-ENTRY_POINT_GROUP = "specgraph.backends"
 PROJECT = "specgraph"
 
 hookspec = pluggy.HookspecMarker(PROJECT)

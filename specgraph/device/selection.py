@@ -7,21 +7,19 @@ import os
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from specgraph.device.discovery import Discovered, discover
 from specgraph.device.interface import Platform
 from specgraph.errors import PlatformError, UnknownPlatformError
+from specgraph.platform_names import how_to_install, parse_platform
 from specgraph.validation import checked
 
 ENV_VAR = "SPECGRAPH_PLATFORM"
 FALLBACK = "cpu"
 WITHOUT_GRAPHS = frozenset({"mps"})
 """Types of torch devices that have no graphs, and so no backend."""
-CHECKOUT = Path(__file__).parents[2]
-"""The folder that holds `backends/NAME` if the core was installed from a checkout with `pip install -e`."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,9 +41,9 @@ def select_platform(asked: str | None, backends: Mapping[str, Discovered], envir
         PlatformError: several accelerators are available, or the index is no number.
     """
     if asked:
-        return Selection(*_parse(asked), "asked for by name")
+        return Selection(*parse_platform(asked), "asked for by name")
     if variable := environ.get(ENV_VAR):
-        return Selection(*_parse(variable), f"{ENV_VAR}={variable}")
+        return Selection(*parse_platform(variable), f"{ENV_VAR}={variable}")
     if accelerator := _only_accelerator(backends):
         return Selection(accelerator, None, "the one accelerator that is available")
     if why := _torch_sees(backends):
@@ -81,7 +79,7 @@ def open_platform(
     item = backends.get(chosen)
     if item is None:
         raise UnknownPlatformError(
-            f"unknown platform {reprlib.repr(chosen)}.\n{_listing(backends)}{_how_to_install(chosen)}"
+            f"unknown platform {reprlib.repr(chosen)}.\n{_listing(backends)}{how_to_install(chosen)}"
         )
     probe = item.probe()
     if not probe.available or item.backend is None:
@@ -92,15 +90,6 @@ def open_platform(
     if not 0 <= index < probe.device_count:
         raise PlatformError(f"platform '{chosen}' has {probe.device_count} device(s), index {index} was asked for")
     return item.backend.open(index)
-
-
-def _parse(asked: str) -> tuple[str, int | None]:
-    name, _, index = asked.partition(":")
-    if index and not index.isdecimal():
-        raise UnknownPlatformError(
-            f"platform {reprlib.repr(asked)}: the part after ':' must be a device index, as cpu:0"
-        )
-    return name, int(index) if index else None
 
 
 def _only_accelerator(backends: Mapping[str, Discovered]) -> str | None:
@@ -126,17 +115,10 @@ def _torch_sees(backends: Mapping[str, Discovered]) -> str:
         if item := backends.get(name):
             why = f"\nThe backend '{name}' is not available: {item.probe().reason}"
             break
-        if hint := _how_to_install(name):
+        if hint := how_to_install(name):
             why = hint
             break
     return f"torch sees a device '{device.type}'.{why}"
-
-
-def _how_to_install(name: str) -> str:
-    if not (name.isidentifier() and (CHECKOUT / "backends" / name / "pyproject.toml").exists()):
-        return ""
-    parts = f"-e . -e ./conformance -e ./backends/{name}"
-    return f"\nThe backend '{name}' is in {CHECKOUT}, and not installed; there: pip install {parts}"
 
 
 def _listing(backends: Mapping[str, Discovered]) -> str:

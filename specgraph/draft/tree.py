@@ -10,8 +10,8 @@ from specgraph import ops
 from specgraph.capture import BatchDescriptor, MakeAttend
 from specgraph.draft.buffers import DraftBuffers, PassRows
 from specgraph.draft.chain import first_rows
-from specgraph.draft.config import DraftTree
 from specgraph.draft.program import DraftProgram, present
+from specgraph.draft_tree import DraftTree
 from specgraph.models.protocol import DraftHead
 from specgraph.ops.begin_rows import RowPlan
 

@@ -17,14 +17,13 @@ from specgraph.checkpoints.config_source import read_config
 from specgraph.checkpoints.model_config import config_dtype
 from specgraph.checkpoints.tokens import compare_tokenizers, read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.device import Platform, open_platform
-from specgraph.draft import DraftTree
 from specgraph.draft.buffers import past_rows_bytes
 from specgraph.engine.blocks import GIB, CacheSize, bytes_per_token, cache_dtype, size_cache
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.decoder import SpeculativeDecoder
 from specgraph.engine.text import TextGenerator
-from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
-from specgraph.models.ngram import NgramHead, check_ngrams
+from specgraph.errors import CheckpointError, UnsupportedError
+from specgraph.models.ngram import NgramHead
 from specgraph.options import NGRAM, EngineOptions, Progress, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout
 from specgraph.parallel.layout import leave_on_error
@@ -140,12 +139,7 @@ def join(platform: Platform, options: EngineOptions, also: Mapping[str, object])
         ConfigError: torchrun started another number of processes.
         RankError: an option differs between ranks, or a process did not come in time.
     """
-    size, draft = options.tensor_parallel, options.draft_tensor_parallel
-    if draft not in (None, 1, size):
-        raise ConfigError(
-            f"tensor_parallel {size}, draft_tensor_parallel {draft}: the target is split over 1 or more ranks, the "
-            "drafter over as many or over 1"
-        )
+    size = options.tensor_parallel
     if size * options.data_parallel * options.decode_context_parallel == 1:
         return None
     layout = join_layout(
@@ -213,8 +207,7 @@ def load_models(
             and the device has none.
     """
     k = engine_config(options, options.max_model_len or MOST_POSITIONS).num_speculative_tokens
-    dtype, length, tree = dtype_named(options.dtype), options.max_model_len, draft_tree(options)
-    check_ngrams(options.prompt_lookup_max, options.prompt_lookup_min)
+    dtype, length, tree = dtype_named(options.dtype), options.max_model_len, options.draft_tree
     if dtype is None and platform.device.type == "cpu":
         dtype, _ = cpu_dtype(target)
     keep_fp8 = options.fp8_weights == "keep"
@@ -278,28 +271,9 @@ def engine_config(options: EngineOptions, max_model_len: int) -> EngineConfig:
     if options.num_speculative_tokens == "auto":
         candidates = tuple(options.k_candidates or (1, 2, 3, 5))
         values |= {"k_candidates": candidates, "num_speculative_tokens": candidates[-1]}
-    elif options.k_candidates is not None:
-        raise ConfigError("k_candidates are for num_speculative_tokens='auto' (-k auto)")
-    if (tree := draft_tree(options)) is not None:
+    if (tree := options.draft_tree) is not None:
         chains = [k for k in (options.draft_schedule or {}).values() if k != "tree"]
         values |= {"tree": tree, "num_speculative_tokens": max([tree.num_steps, *chains])}
     values["max_model_len"] = options.max_model_len or max_model_len
     values["block_size"] = options.block_size or PagedAttention().preferred_block_size
     return EngineConfig(**values)
-
-
-def draft_tree(options: EngineOptions) -> DraftTree | None:
-    """Return the draft trees that the options ask for; None for chains.
-
-    Raises:
-        ConfigError: some of the three numbers are missing, or out of range.
-    """
-    names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
-    given: dict[str, int | None] = {name: getattr(options, name) for name in names}
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(names):
-        return None
-    if missing:
-        raise ConfigError(f"a draft tree needs {', '.join(names)}; missing: {', '.join(missing)}")
-    steps, top_k, tokens = (int(value) for value in given.values() if value is not None)
-    return DraftTree(num_steps=steps, top_k=top_k, num_draft_tokens=tokens)

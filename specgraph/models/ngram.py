@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import AttentionLayer
-from specgraph.errors import ConfigError
 from specgraph.models.protocol import HeadKind
 from specgraph.ops.linear import PairInput
+from specgraph.options import check_ngrams
 from specgraph.validation import Count, NgramTokens, checked_fields
 
 
@@ -80,16 +80,3 @@ class NgramHead:
     def weights(self) -> Mapping[str, Tensor]:
         """Return none."""
         return {}
-
-
-def check_ngrams(prompt_lookup_max: int, prompt_lookup_min: int) -> None:
-    """Refuse lengths of n-grams of which the shortest is longer than the longest.
-
-    Raises:
-        ConfigError: naming both.
-    """
-    if prompt_lookup_min > prompt_lookup_max:
-        raise ConfigError(
-            f"prompt_lookup_min {prompt_lookup_min} is more than prompt_lookup_max {prompt_lookup_max}: n-grams are "
-            "looked for from the longest down to the shortest"
-        )

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from specgraph.errors import ConfigError, RankError
+from specgraph.errors import RankError
+from specgraph.options import check_layout
 from specgraph.parallel.ranks import Ranks, join_ranks
 from specgraph.parallel.split import ContextParallel, ExpertParallel, TensorParallel
 from specgraph.validation import Count, Positive, checked
@@ -58,16 +59,7 @@ def join_layout(
             parallel ones, or another number of processes.
         RankError: they did not all come within `timeout`.
     """
-    if data_parallel > 1 and not expert_parallel:
-        raise ConfigError(
-            f"data_parallel {data_parallel} without enable_expert_parallel: these ranks would share nothing. Give "
-            "both for a mixture of experts; for independent replicas start each as a run of its own"
-        )
-    if tensor_parallel % decode_context_parallel:
-        raise ConfigError(
-            f"decode_context_parallel {decode_context_parallel}, tensor_parallel {tensor_parallel}: ranks that share "
-            "keys are some of those that split the matrices; choose a divisor"
-        )
+    check_layout(tensor_parallel, data_parallel, expert_parallel, decode_context_parallel)
     ranks = join_ranks(device, tensor_parallel * data_parallel, timeout=timeout, **meeting)
     data_rank, place = divmod(ranks.rank, tensor_parallel)
     tensors, data = ranks, ranks

@@ -11,6 +11,7 @@ import sys
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import get_args
 from unittest.mock import Mock
 
 import pytest
@@ -22,6 +23,9 @@ from specgraph.cli.explain import explain
 from specgraph.cli.generate import generate
 from specgraph.cli.options import RANKS
 from specgraph.errors import ConfigError, PlatformError
+from specgraph.options import DrafterShape, RandomTarget
+from specgraph.tools.rounds import TARGETS
+from specgraph.tools.shapes import SHAPES
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +178,6 @@ def test_bad_numbers():
     refused(specgraph("generate", "-k", 0), "num_speculative_tokens", "0")
     refused(specgraph("generate", "--max-tokens", 0), "max_tokens")
     refused(specgraph("bench", "--requests", "many"), "--requests", "many")
-    refused(specgraph("bench", "--shape", "eagle9"), "eagle9", "eagle3-llama3-8b")
 
 
 def test_prompt_that_does_not_fit():
@@ -262,6 +265,7 @@ def test_what_can_not_be_measured_is_refused_before_the_work(monkeypatch):
     refused(specgraph("bench", "--requests", 0), "--requests 0")
 
 
+TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "4")
 REFUSED_AT_ONCE = """
 import sys
 from specgraph.cli import main
@@ -293,6 +297,25 @@ def test_wrong_options_are_refused_before_torch_is_imported():
         "Bad": ("new-backend", "Bad"),
         "no group": ("conformance", "cpu", "--group", "none"),
         "no profile": ("conformance", "cpu", "--profile", "none"),
+        "no case 'capture.noop'": ("conformance", "cpu", "--case", "capture.noop"),
+        "against none; hazards are": ("conformance", "cpu", "--hazard", "none"),
+        "-k 'a and'": ("conformance", "cpu", "-k", "a and"),
+        "/no/such/xfails": ("conformance", "cpu", "--xfails", "/no/such/xfails"),
+        "MODULE:FUNCTION": ("conformance", "cpu", "--attention", "mine"),
+        "unknown platform 'typo'; installed are": ("conformance", "typo"),
+        "must be a device index": ("bench", "--platform", "cpu:x"),
+        "give -k 3": ("bench", *TREE, "-k", "5"),
+        "--acceptance must be at most 1": ("bench", "--acceptance", "2"),
+        "missing: speculative_eagle_topk": ("generate", "--speculative-num-steps", "3"),
+        "one path": ("explain", *TREE[:-1], "2"),
+        "choose a divisor": ("trace", "--output", "-", "--decode-context-parallel", "2"),
+        "1 process was started": ("chat", "--tensor-parallel", "2"),
+        "draft_tensor_parallel 2": ("generate", "--draft-tensor-parallel", "2"),
+        "longest down to the shortest": ("generate", "--draft", "ngram", "--prompt-lookup-min", "9"),
+        "stop string": ("chat", "--stop", ""),
+        "config.json": ("audit", "cli", "--target", "."),
+        "my_drafter:make_head": ("audit", "drafter:"),
+        "installed already": ("new-backend", "cpu"),
     }
     script = REFUSED_AT_ONCE % [list(arguments) for arguments in wrong.values()]
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -300,6 +323,16 @@ def test_wrong_options_are_refused_before_torch_is_imported():
     for name, line in zip(wrong, done.stderr.splitlines(), strict=True):
         assert line.startswith("specgraph: "), line
         assert name in line
+    wrong_values = ("bench", "--shape", "typo"), ("bench", "--target", "typo"), ("audit", "--shape", "typo")
+    script = REFUSED_AT_ONCE % [list(arguments) for arguments in wrong_values]
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["2 False"] * len(wrong_values), done.stderr
+    assert done.stderr.count("'typo' is not one of") == len(wrong_values)
+
+
+def test_names_that_commands_offer_are_those_of_the_tools():
+    assert get_args(DrafterShape) == tuple(SHAPES)
+    assert get_args(RandomTarget) == tuple(TARGETS)
 
 
 def test_a_flag_that_is_unknown_and_help():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from conformance.third_party import GOOD, install, specgraph
@@ -31,16 +32,16 @@ def test_a_good_backend_gets_its_report(tmp_path: Path) -> None:
     folder = install(tmp_path / "site", extra=extra)
     (folder / "tests").mkdir()
     (folder / "tests" / "conftest.py").write_text("raise ImportError('not the suite's')")  # of the folder it runs in
-    paths = [tmp_path / f"report.{suffix}" for suffix in ("json", "md")]
+    paths = [tmp_path / f"report.{suffix}" for suffix in ("json", "md", "svg")]
     groups = ["--group", "discovery", "--group", "device", "--group", "collectives"]
-    files = ["--json", str(paths[0]), "--markdown", str(paths[1])]
+    files = ["--json", str(paths[0]), "--markdown", str(paths[1]), "--badge", str(paths[2])]
     done = specgraph(folder, "acme", *groups, *files)
     assert done.returncode == 0, done.stderr
     report = load(paths[0])
     assert set(report) >= {"platform", "device", "versions", "capabilities", "seed", "counts", "cases"}
     assert (report["platform"], report["device"], report["seed"]) == ("acme", "a device", 0)
     assert report["device_kind"] == "a stand-in"
-    assert all("a stand-in" in text for text in (done.stdout, paths[1].read_text()))
+    assert all("a stand-in" in text for text in (done.stdout, paths[1].read_text(), paths[2].read_text()))
     assert "| kind of device | a stand-in |" in paths[1].read_text()
     assert report["versions"]["acme-backend"] == "1.2"
     assert (report["suite"], report["device_count"]) == (SUITE_VERSION, 1)
@@ -61,6 +62,7 @@ def test_a_good_backend_gets_its_report(tmp_path: Path) -> None:
     said = " ".join(done.stdout.split())  # lines are wrapped
     assert f"not run: {count} cases of collectives, because collectives_in_graph: collectives are not recorded" in said
     assert "# Conformance of `acme`" in paths[1].read_text()
+    assert ElementTree.fromstring(paths[2].read_text()).tag.endswith("svg")
 
 
 def test_a_failure_names_property_hazard_cause_and_how_to_run_it_again(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_a_device_whose_captures_have_one_stream(tmp_path: Path, monkeypatch: py
         (["acme", "--json", "missing/report.json"], "there is no folder missing", 0),
         (["acme", "--markdown", "acme_backend"], "can't be written: ", 0),
         (["acme", "-k", "nothing_of_that_name"], "no case is selected", 0),
-        (["acme", "-k", "and and"], "Wrong expression passed to '-k'", 1),
+        (["acme", "-k", "and and"], "-k 'and and': join words", 0),
         (["acme", "--timeout", "0"], "timeout 0 is not a number of seconds", 0),
         (["acme"], "jobs -1 is not a number of processes", -1),
         (["acme:4"], "index 4 was asked for", 0),
