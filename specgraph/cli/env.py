@@ -69,7 +69,7 @@ def caches() -> dict[str, str]:
     variables, home = os.environ, str(Path.home())
     ours = variables.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     triton = variables.get("TRITON_CACHE_DIR") or os.path.join(variables.get("TRITON_HOME") or home, ".triton", "cache")
-    return {"compiled kernels": triton, "trials and tiles": os.path.join(ours, "specgraph")}
+    return {"compiled kernels": triton, "trials": os.path.join(ours, "specgraph")}
 
 
 def environment(platform: Platform) -> dict[str, Any]:

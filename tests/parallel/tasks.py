@@ -11,9 +11,9 @@ from random import Random
 from typing import Any
 
 import torch
+from parallel.unequal_ranks import decoder as mixture_decoder
+from parallel.unequal_ranks import run
 
-from benchmarks.unequal_ranks import decoder as mixture_decoder
-from benchmarks.unequal_ranks import run
 from specgraph.attention import KVCache, choose_attention
 from specgraph.checkpoints import load_drafter, load_target, target_shape
 from specgraph.device.cpu.platform import CpuPlatform
@@ -135,7 +135,7 @@ def several(ranks: Ranks | None, runs: list[dict[str, Any]]) -> list[Any]:
 
 @task
 def unequal(ranks: Ranks, pair: list[str], rounds: int, lowerings: list[LoweringChoice]) -> list[dict[str, Any]]:
-    """Run `benchmarks/unequal_ranks.py` in each lowering, on data parallel ranks that share the experts."""
+    """Run `unequal_ranks.py` in each lowering, on data parallel ranks that share the experts."""
     layout = join_layout(torch.device("cpu"), data_parallel=ranks.size, expert_parallel=True)
     return [run(layout, CpuPlatform(), (pair[0], pair[1]), rounds, seed=1, decode=each) for each in lowerings]
 

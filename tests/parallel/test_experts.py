@@ -9,8 +9,7 @@ import torch
 from parallel.mixtures import write_mixture
 from parallel.processes import results
 from parallel.tasks import several
-
-from benchmarks.unequal_ranks import write_pair
+from parallel.unequal_ranks import write_pair
 
 pytest.importorskip("transformers")
 LOWERINGS = ("eager", "step", "merged")

@@ -1,33 +1,24 @@
 """Random unequal batches on data parallel ranks that share the experts of a tiny mixture, against one process.
 
-    torchrun --nproc-per-node 4 benchmarks/unequal_ranks.py --rounds 1000 --json FILE
-
 Requests of random lengths come to each rank at random times; some ranks have none for many rounds and take part in the
-others' passes. The drafter is a mixture too; float64. Greedy requests with chains whose length follows the batch size;
-with `--sampled` half of them at temperature 0.8, with chains of one length (sampled tokens depend on it). Afterwards
-each rank decodes its own requests again with the whole model in its own process: every token must be the same. Nothing
-is timed.
+others' passes. The drafter is a mixture too; float64. Greedy requests have chains whose length follows the batch size;
+of sampled ones half are at temperature 0.8, with chains of one length (sampled tokens depend on it).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from specgraph import load_drafter, load_target, open_platform
-from specgraph.cli.env import environment
+from specgraph import load_drafter, load_target
 from specgraph.device import Platform
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.options import LoweringChoice
-from specgraph.parallel import WHOLE, ParallelLayout, TensorParallel, join_layout
-from specgraph.parallel.ranks import world_size
+from specgraph.parallel import WHOLE, ParallelLayout, TensorParallel
 
 LENGTH, REQUESTS = 64, 4
 
@@ -91,7 +82,8 @@ def run(
     sampled: bool = False,
     decode: LoweringChoice = "auto",
 ) -> dict[str, Any]:
-    """`rounds` rounds and then those that finish what was begun; all ranks run it together.
+    """`rounds` rounds and then those that finish what was begun; all ranks run it together. Afterwards each decodes its
+    own requests again with the whole model in its own process.
 
     Returns:
         Of this rank: rounds, those without a request of its own, the sizes of its batches, requests, tokens, and how
@@ -124,40 +116,3 @@ def run(
         "batch_sizes": dict(sorted(sizes.items())), "requests": len(asked), "tokens": sum(map(len, given.values())),
         "acceptance_length": ours.metrics.mean_acceptance_length, "requests_that_differ": different,
     }  # fmt: skip
-
-
-def main() -> None:
-    """Every rank's figures, written by the first."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--platform", default="cpu")
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tensor-parallel", type=int, default=1)
-    parser.add_argument("--sampled", action="store_true")
-    parser.add_argument("--json", type=Path, required=True)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    platform = open_platform(given.platform)
-    size = world_size()
-    with tempfile.TemporaryDirectory() as folder:
-        pair = write_pair(Path(folder))  # before the ranks meet: transformers writes on the first rank only after that
-        layout = join_layout(
-            platform.device, tensor_parallel=given.tensor_parallel, expert_parallel=True,
-            data_parallel=size // given.tensor_parallel,
-        )  # fmt: skip
-        with torch.inference_mode():
-            result = run(layout, platform, pair, given.rounds, given.seed, given.sampled)
-    every = [json.loads(text) for text in layout.ranks.tell("the results", json.dumps(result))]
-    if layout.ranks.rank == 0:
-        command = (
-            f"torchrun --nproc-per-node {size} benchmarks/unequal_ranks.py --rounds {given.rounds} --seed {given.seed} "
-            f"--tensor-parallel {given.tensor_parallel} {'--sampled ' if given.sampled else ''}--json {given.json}"
-        )
-        report = {"command": command, **environment(platform), "dtype": "float64", "ranks": every}
-        given.json.write_text(json.dumps(report, indent=1) + "\n")
-        print(json.dumps(every, indent=1), flush=True)
-    layout.ranks.close()
-
-
-if __name__ == "__main__":
-    main()
