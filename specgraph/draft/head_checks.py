@@ -105,7 +105,7 @@ def check_passes(head: Any, rows: int, device: torch.device) -> None:
         hidden = check.call("forward", ids[None], check.attend)
         check.expect("forward(...)", hidden, rows, head.hidden_size, dtype=head.dtype)
         if head.kind == "block":
-            logits = check.call("in_order", hidden[None])(0, ids[:1])
+            logits = check.call("in_order", hidden[None])(0, ids[:1]).tensor()
             check.expect("in_order(hidden)(0, token_ids)", logits, 1, head.draft_vocab_size)
         if head.kind == "block" and head.has_confidence:
             chances = check.call("confidence", hidden[None], ids[None])

@@ -112,15 +112,20 @@ class BlockProgram(ParallelProgram[BlockHead]):
         """Draw K tokens per request in order, and say how likely each is accepted."""
         head, (requests, k) = self.head, b.draft_token_ids.shape
         following, token_ids = head.in_order(blocks), b.step_token_ids.view(requests, -1)[:, 0]
-        before, columns = [token_ids], torch.arange(k, device=hidden.device)
+        before, columns = [token_ids], torch.arange(k, dtype=torch.int32, device=hidden.device)
+        draws = draws_of(b, (b.inputs.start_positions, None))
+        later = None if draws is None else b.inputs.num_sampled + columns[:, None]
         for row in range(k):
-            column = slice(row, row + 1)
+            column, logits = slice(row, row + 1), following(row, before[row])
             drafts = ops.Drafts(b.draft_token_ids[:, column], head.draft_to_target)
-            draws = draws_of(b, (b.inputs.start_positions, b.inputs.num_sampled + row))
             if draws is not None:
-                draws = draws._replace(draft_probs=draws.draft_probs[:, column])
-            drafted = None if b.sampling is None else torch.where(columns < row, b.draft_token_ids, -1)
-            draw_from_logits(head, b, following(row, before[row]), drafts, draws, drafted)
+                probs = present(b.draft_probs)[:, column]
+                draws = draws._replace(more_positions=present(later)[row], draft_probs=probs)
+            if b.sampling is None and logits.head is not None:
+                ops.draft_from_hidden(present(logits.x), logits.head, drafts, draws)
+            else:
+                drafted = None if b.sampling is None else torch.where(columns < row, b.draft_token_ids, -1)
+                draw_from_logits(head, b, logits.tensor(), drafts, draws, drafted)
             before.append(b.draft_token_ids[:, row])
         if b.confidence is not None:
             b.confidence.copy_(head.confidence(hidden, torch.stack(before[:-1], dim=1)))

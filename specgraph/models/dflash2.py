@@ -20,7 +20,7 @@ from specgraph.attention import Attend
 from specgraph.models.decoder import named_tensors
 from specgraph.models.dflash import BlockParts, InOrderHead
 from specgraph.models.layers import rms_norm, split_heads
-from specgraph.models.protocol import NextLogits
+from specgraph.models.protocol import NextLogits, RowLogits
 from specgraph.models.split import embedding, row_parallel
 from specgraph.ops.linear import Weight
 
@@ -108,12 +108,12 @@ class DFlash2Head(InOrderHead):
         successors = functional.embedding(candidates, selector.successor)
         logits = base.new_full((requests, vocab_size), NO_CANDIDATE, dtype=torch.float32)
 
-        def following(row: int, token_ids: Tensor) -> Tensor:
+        def following(row: int, token_ids: Tensor) -> RowLogits:
             context = functional.embedding(token_ids, selector.predecessor) * projected[row]
             chosen = scores[row] + (successors[row] * context[:, None]).sum(dim=-1)
             if row:  # one tensor serves all rows, each after the former was drawn from
                 logits.scatter_(1, candidates[row - 1], NO_CANDIDATE)
-            return logits.scatter_(1, candidates[row], chosen.float())
+            return RowLogits(logits.scatter_(1, candidates[row], chosen.float()))
 
         return following
 

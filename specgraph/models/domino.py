@@ -16,7 +16,7 @@ from torch.nn import functional
 from specgraph import ops
 from specgraph.models.decoder import named_tensors
 from specgraph.models.dflash import BlockParts, InOrderHead
-from specgraph.models.protocol import NextLogits
+from specgraph.models.protocol import NextLogits, RowLogits
 from specgraph.models.split import embedding
 from specgraph.ops.linear import Weight
 
@@ -48,14 +48,14 @@ class DominoHead(InOrderHead):
         rows, base = self.base_logits(hidden)
         correction, state = self.correction, hidden.new_zeros(hidden.shape[0], self.correction.kept.matrix.shape[1])
 
-        def following(row: int, token_ids: Tensor) -> Tensor:
+        def following(row: int, token_ids: Tensor) -> RowLogits:
             nonlocal state
             token = embedding(token_ids, self.embed_tokens, self.tensor_parallel, self.sizes.vocab_size)
             state = _gru(token, state, correction)
             if row < self._uncorrected_rows:
-                return base[row]
+                return RowLogits(base[row])
             inner = functional.silu(ops.norm_linear(torch.cat((rows[row], state), dim=-1), None, correction.inner))
-            return ops.norm_linear(inner, None, correction.output, base[row])
+            return RowLogits(base[row], inner, correction.output)
 
         return following
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from specgraph import ops
 from specgraph.models.decoder import named_tensors
 from specgraph.models.dflash import BlockParts, InOrderHead
-from specgraph.models.protocol import NextLogits
+from specgraph.models.protocol import NextLogits, RowLogits
 from specgraph.ops.linear import Weight
 
 
@@ -73,11 +73,13 @@ class DSparkHead(InOrderHead):
                 taken = torch.tanh(parts[2])
             return taken
 
-        def following(row: int, token_ids: Tensor) -> Tensor:
+        def following(row: int, token_ids: Tensor) -> RowLogits:
+            if markov.gate is None and markov.cell is None:
+                return RowLogits(base[row], markov.embed, markov.output, token_ids)
             taken = functional.embedding(token_ids, markov.embed)
             if row == 0 and not self.sample_from_anchor and markov.cell is not None:
                 step(taken, hidden[:, 0])  # the cell was trained over the anchor's row too
-            return ops.norm_linear(step(taken, rows[row]), None, markov.output, base[row])
+            return RowLogits(base[row], step(taken, rows[row]), markov.output)
 
         return following
 

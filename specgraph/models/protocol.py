@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer, Store
@@ -263,10 +264,39 @@ class ParallelHead(ModelHead, Protocol):
         ...
 
 
-NextLogits = Callable[[int, Tensor], Tensor]
-"""`following(row, token_ids)`: the logits [R, draft_vocab_size] of row 0 to K - 1 of those that predict, called once
-for each in order, with the token before it, int64 [R]: the anchor, then each draft token. They are valid up to the next
-call."""
+class RowLogits(NamedTuple):
+    """The logits of one row of each block, valid up to those of the next: `base`, plus a product where there is one.
+
+    A device may draw from the sum of both without storing it.
+    """
+
+    base: Tensor
+    """[R, draft_vocab_size]"""
+    x: Tensor | None = None
+    """[R, in], or a table whose rows `row_ids` are; None without a product."""
+    weight: Weight | None = None
+    """[draft_vocab_size, in]"""
+    row_ids: Tensor | None = None
+    """int64 [R]"""
+
+    @property
+    def head(self) -> ops.Head | None:
+        """Return the head that makes them from `x`; None without a product, or where no kernel takes its weight."""
+        if self.weight is None or self.weight.scale is not None or self.weight.bias is not None:
+            return None
+        return ops.Head(None, 0.0, self.weight.matrix, self.base, self.row_ids)
+
+    def tensor(self) -> Tensor:
+        """Return them, [R, draft_vocab_size]."""
+        if self.x is None or self.weight is None:
+            return self.base
+        x = self.x if self.row_ids is None else functional.embedding(self.row_ids, self.x)
+        return ops.norm_linear(x, None, self.weight, self.base)
+
+
+NextLogits = Callable[[int, Tensor], RowLogits]
+"""`following(row, token_ids)`: the logits of row 0 to K - 1 of those that predict, called once for each in order, with
+the token before it, int64 [R]: the anchor, then each draft token."""
 
 
 class BlockHead(ParallelHead, Protocol):

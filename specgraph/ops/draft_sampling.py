@@ -16,7 +16,7 @@ from specgraph.ops.slots import advance
 
 
 class Head(NamedTuple):
-    """The projection to a drafter's logits: rms_norm(hidden) @ weight.T."""
+    """The projection to a drafter's logits: rms_norm(hidden) @ weight.T, plus others that are there already."""
 
     norm: Tensor | None
     """[in]; None for hidden states as they are."""
@@ -24,6 +24,19 @@ class Head(NamedTuple):
     """Epsilon of the norm."""
     weight: Tensor
     """[draft_vocab, in]"""
+    added: Tensor | None = None
+    """[rows, draft_vocab], in the dtype of hidden states: what is added to the product; None for nothing."""
+    row_ids: Tensor | None = None
+    """int64 [rows]: the row of the hidden states, then a table of any length, that each row of logits is made from."""
+
+    def taken(self, x: Tensor) -> Tensor:
+        """Return the hidden states [rows, in] of x, which holds them or is the table."""
+        return x if self.row_ids is None else functional.embedding(self.row_ids, x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits of x, [rows, draft_vocab]."""
+        product = functional.linear(normed(self.taken(x), self.norm, self.eps), self.weight)
+        return product if self.added is None else self.added + product
 
 
 class Drafts(NamedTuple):
@@ -117,8 +130,8 @@ def draft_from_logits(logits: Tensor, drafts: Drafts, draws: Draws | None = None
 
 @op(writes=("drafts.draft_token_ids", "drafts.token_ids", "draws.draft_probs"))
 def draft_from_hidden(x: Tensor, head: Head, drafts: Drafts, draws: Draws | None = None) -> None:
-    """`draft_from_logits` of a head's logits of hidden states x [rows, in], which need not exist in memory."""
-    draft_from_logits.reference(functional.linear(normed(x, head.norm, head.eps), head.weight), drafts, draws)
+    """`draft_from_logits` of a head's logits of hidden states x, which need not exist in memory; see `Head.logits`."""
+    draft_from_logits.reference(head.logits(x), drafts, draws)
 
 
 def _next_step_fake(

@@ -65,7 +65,7 @@ def test_logits_are_those_of_the_modules(shift_label, folder, modules, target, b
     want[0] = base[0]  # the pure prefix
     following = head.in_order(block[None])
     for row, token in enumerate(before):
-        torch.testing.assert_close(following(row, token[None])[0], want[row], rtol=0, atol=1e-4)
+        torch.testing.assert_close(following(row, token[None]).tensor()[0], want[row], rtol=0, atol=1e-4)
 
 
 @torch.inference_mode()

@@ -147,7 +147,7 @@ def test_dflash2(target, block_rows):
         block = block_rows(head, int(tokens[0]), want["aux_hidden"], int(rows[0]), 3)[None]
         following = head.in_order(block)
         for row in range(3):
-            logits = following(row, tokens[row : row + 1])[0]
+            logits = following(row, tokens[row : row + 1]).tensor()[0]
             torch.testing.assert_close(logits[candidates[row + 1]], scores[row + 1], **TOLERANCE)
             assert (logits > -1e29).sum() == 5
 
@@ -166,7 +166,7 @@ def test_dspark(name, anchor_predicts, target, block_rows):
         got, following = block[:, 1 - anchor_predicts :], head.in_order(block)
         before = tokens[: got.shape[1]][None]
         for row, wanted in enumerate(logits[1 - anchor_predicts :]):
-            torch.testing.assert_close(following(row, before[:, row])[0], wanted, **TOLERANCE)
+            torch.testing.assert_close(following(row, before[:, row]).tensor()[0], wanted, **TOLERANCE)
         assert head.has_confidence
         torch.testing.assert_close(head.confidence(got, before)[0], confidence[1 - anchor_predicts :], **TOLERANCE)
 

@@ -45,6 +45,8 @@ WEIGHTS = {
     torch.ops.aten.mm: [1],
 }
 """Which arguments of each op are weights; the first argument has a row for each row of the products."""
+ROW_IDS = {OPS.draft_from_hidden: 5}
+"""Which argument has them in place of the first, where it is there."""
 
 
 def counted(call) -> tuple[int, list[tuple[int, int]]]:
@@ -52,10 +54,12 @@ def counted(call) -> tuple[int, list[tuple[int, int]]]:
     weight and its operations."""
     products: list[tuple[int, int]] = []
 
-    def product(places):
+    def product(op, places):
         def count(*tensors, out_val=None, **named) -> int:
+            taken = tensors[ROW_IDS.get(op, 0)]
+            rows = len(tensors[0] if taken is None else taken)
             for weight in (tensors[place] for place in places):
-                products.append((weight.nbytes, 2 * tensors[0].shape[0] * weight.numel()))
+                products.append((weight.nbytes, 2 * rows * weight.numel()))
             return sum(flops for _, flops in products[-len(places) :])
 
         count._get_raw = True  # it is given tensors, not shapes
@@ -73,7 +77,7 @@ def counted(call) -> tuple[int, list[tuple[int, int]]]:
         return sum(2 * ids.numel() * each[0].numel() for each in stacked)
 
     batched._get_raw = mixture._get_raw = True
-    formulas = {op: product(places) for op, places in WEIGHTS.items()} | {
+    formulas = {op: product(op, places) for op, places in WEIGHTS.items()} | {
         torch.ops.aten.bmm: batched,
         OPS.expert_mlp: mixture,
     }

@@ -10,7 +10,8 @@ from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.ops import Drafts, Head
+from specgraph.ops import Drafts, Draws, Head
+from specgraph.ops.draft_sampling import sample_rows
 from specgraph.ops.linear import Weight, dequantised, quantised
 from specgraph.ops.triton.implement import TritonOps
 from specgraph.ops.triton.launch import LaunchOptions, ManyRows
@@ -95,6 +96,40 @@ def test_heads(rows: int) -> None:
     assert bool((logits.gather(1, token_ids[:, None])[:, 0] >= logits.amax(1) - 4e-3).all())
     assert torch.equal(drafts[:, 0], token_ids)
     assert bool((drafts[:, 1] == -7).all())
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocab", "table"),
+    [(1, 300, True), (8, 300, False), (16, 20, True), (24, 20, False), (33, 70, True), (64, 70, False)],
+)
+def test_heads_of_draws_in_order(rows: int, vocab: int, table: bool) -> None:
+    """Logits of a block plus a product, of rows of a table or of x: all are sixteenths, which no sum rounds, and many
+    are equal. Rows of the table that nothing takes are NaN."""
+    torch.manual_seed(rows)
+    dtype, steps = torch.float16 if INTERPRETED else torch.bfloat16, 3
+    x, weight = torch.randint(-2, 3, (rows, 256)), torch.randint(-1, 2, (vocab, 256)) / 16
+    base, offsets = torch.randint(-32, 33, (steps, rows, vocab)) / 16, torch.randint(0, 50, (vocab,))
+    ids = torch.randperm(2 * rows)[:rows]
+    states = torch.full((2 * rows, 256), float("nan")).index_copy(0, ids, x.float()) if table else x
+    before = torch.stack((ids, ids + 1), dim=1).to(DEVICE)  # a column of the tokens so far
+    temperature = (torch.rand(rows) + 0.3) * (torch.arange(rows) % 3 > 0)
+    seeds = torch.randint(-(2**62), 2**62, (rows,))
+    starts, more = torch.randint(0, 900, (2, rows)).int()
+    wide = base[1] + x.double() @ weight.double().T
+    head = Head(None, 0.0, weight.to(DEVICE, dtype), base.to(DEVICE, dtype)[1], before[:, 0] if table else None)
+    drafts, probs = torch.full((rows, steps), -7).to(DEVICE), torch.full((rows, steps, vocab), -7.0).to(DEVICE)
+    to = Drafts(drafts[:, 1:2], offsets.to(DEVICE))
+    ops().draft_from_hidden(states.to(DEVICE, dtype), head, to)
+    best = wide.argmax(-1)  # the first of equals
+    assert torch.equal(drafts[:, 1].cpu(), best + offsets[best])
+    how = Draws(temperature, seeds, starts, more, probs.cpu())
+    tokens, wanted = sample_rows(wide, 1, how)
+    there = Draws(*(tensor.to(DEVICE) for tensor in how[:4]), probs[:, 1:2])
+    ops().draft_from_hidden(states.to(DEVICE, dtype), head, to, there)
+    assert torch.equal(drafts[:, 1].cpu(), tokens + offsets[tokens])
+    assert bool((drafts[:, ::2] == -7).all())
+    torch.testing.assert_close(probs[:, 1].cpu(), wanted.float(), rtol=1e-4, atol=1e-6)
+    assert bool((probs[:, ::2] == -7).all())
 
 
 @pytest.mark.parametrize("residual", [True, False])

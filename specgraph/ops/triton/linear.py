@@ -24,13 +24,13 @@ def first_lines(weight, columns, depth, PREFETCH: tl.constexpr):
 
 
 @triton.jit
-def x_row_starts(x, weight, row, rows, columns, depth, x_stride, MASKED: tl.constexpr):
-    """Addresses [ROWS] of the rows of x; without a mask, rows of the tile after x's last one are rows of `weight`.
+def x_row_starts(x, weight, taken, row, rows, columns, depth, x_stride, MASKED: tl.constexpr):
+    """Addresses [ROWS] of the rows `taken` of x; without a mask, rows of the tile after the last are rows of `weight`.
 
     Their products are not stored. Under a mask a loop has a select for each copy, which it may wait for. Rows of the
     weight are other programs' lines too, and, unlike x's last row again, not the same line for all.
     """
-    start = x + row * x_stride
+    start = x + taken * x_stride
     if not MASKED:
         start = tl.where(row < rows, start, weight + tl.minimum(row, columns - 1) * depth)
     return start
@@ -73,7 +73,7 @@ def linear_kernel(
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
-    x_rows = x_row_starts(x, weight, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
+    x_rows = x_row_starts(x, weight, row, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
     w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     if squares is not None:
@@ -118,7 +118,7 @@ def gate_up_kernel(
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
-    x_rows = x_row_starts(x, weight, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
+    x_rows = x_row_starts(x, weight, row, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
     gate_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     up_rows = gate_rows + tl.cast(columns, tl.int64) * depth
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -147,11 +147,13 @@ def gate_up_kernel(
 
 @triton.jit
 def head_kernel(
-    x, weight, logits, best_value, best_index, tops, totals, temperature, seeds, seq_lens, draft_step, draft_column,
-    rows, columns, depth, x_stride, blocks, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
+    x, weight, added, row_ids, logits, best_value, best_index, tops, totals, temperature, seeds, first_position,
+    more_positions, draft_step, draft_column, rows, columns, depth, x_stride, added_stride, row_ids_stride, blocks,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Per block of columns of x @ weight.T, the best logit and its column: best_value, best_index [rows, blocks].
+    """Per block of columns of x[row_ids] @ weight.T + added, the best logit and its column: best_value, best_index
+    [rows, blocks].
 
     Logits are rounded to the model's dtype before they are compared, as if they had been stored. With a temperature,
     logits [rows, columns] are stored, and best_value, best_index, tops, totals are what `best_by_gumbel` returns.
@@ -166,7 +168,14 @@ def head_kernel(
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
-    x_rows = x_row_starts(x, weight, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
+    inside = (column < columns)[None, :]
+    taken = row
+    if row_ids is not None:
+        taken = tl.load(row_ids + row * row_ids_stride, mask=live, other=0)
+    if added is not None:
+        at = added + row.to(tl.int64)[:, None] * added_stride + column[None, :]
+        more = tl.load(at, mask=live[:, None] & inside, other=0.0)
+    x_rows = x_row_starts(x, weight, taken, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
     w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     if draft_column is not None:
         tl.store(draft_column, tl.load(draft_step, mask=block == 0, other=0), mask=block == 0)
@@ -175,13 +184,16 @@ def head_kernel(
         a = load_rows(x_rows + k, live, MASKED)
         acc = tl.dot(a, tl.trans(tl.load(w_rows + k, eviction_policy="evict_first")), acc)
     rounded = acc.to(x.dtype.element_ty)
-    inside = (column < columns)[None, :]
+    if added is not None:
+        rounded = (rounded.to(tl.float32) + more.to(tl.float32)).to(x.dtype.element_ty)
     scores = real_numbers(rounded.to(tl.float32), inside)
     if temperature is not None:
         at = logits + row.to(tl.int64)[:, None] * columns + column[None, :]
         tl.store(at, rounded, mask=live[:, None] & inside)
         warmth = tl.load(temperature + row, mask=live, other=0.0)
-        position = tl.load(seq_lens + row, mask=live, other=0).to(tl.int64) + 1
+        position = tl.load(first_position + row, mask=live, other=0).to(tl.int64) + 1
+        if more_positions is not None:
+            position += tl.load(more_positions + row, mask=live, other=0)
         seed = tl.load(seeds + row, mask=live, other=0)
         value, index, top, total = best_by_gumbel(scaled(scores, warmth), warmth, seed, position, column)
         tl.store(tops + row * blocks + block, top, mask=live)

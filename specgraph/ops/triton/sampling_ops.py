@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from specgraph.ops.draft_sampling import Drafts, Draws, Head
 from specgraph.ops.linear import Norm, Weight
@@ -67,9 +66,10 @@ class SamplingOps(LinearOps):
 
     def draft_from_hidden(self, x: Tensor, head: Head, drafts: Drafts, draws: Draws | None = None) -> None:
         """See `specgraph.ops.draft_from_hidden`."""
-        if draws is not None and drafts.draft_step is None:
+        if draws is not None and drafts.rows > 1:
             norm = None if head.norm is None else Norm(head.norm, head.eps)
-            picked = self._pick(self.norm_linear(x, norm, Weight(head.weight)), draws, drafts.rows)
+            logits = self.norm_linear(head.taken(x), norm, Weight(head.weight), head.added)
+            picked = self._pick(logits, draws, drafts.rows)
         else:
             picked = self.best_by_block(x, head, draws)
         self._finish(picked, drafts, draws)
@@ -81,26 +81,32 @@ class SamplingOps(LinearOps):
 
         step: `draft_step`, and int64 [1] that its value is copied to where a tile computes the product.
         """
-        weight = head.weight
+        _, _, weight, added, row_ids = head
         x = self._normed(x, None if head.norm is None else Norm(head.norm, head.eps))
         few, own = self.options.few_rows, self._own(x, None)
+        if added is not None or row_ids is not None:
+            few = own = None
         if few is not None and draws is None and (found := few.best(x, weight, *step)) is not None:
             return Picked(*found)
         if own is not None and draws is None and (found := own.best(x, weight, *step)) is not None:
             return Picked(*found)
-        tile = self._tile("head", x, weight, weight.shape[0])
-        if tile is None:
-            return self._pick(functional.linear(x, weight), draws)
-        if draws is not None and x.shape[0] > MAX_SAMPLED_ROWS:
-            return self._pick(self._linear(x, weight, None, None, tile), draws)
-        count, columns = x.shape[0], weight.shape[0]
+        rows = x if row_ids is None else x[:1].expand(row_ids.shape[0], -1)
+        tile = self._tile("head", rows, weight, weight.shape[0])
+        if tile is None or (draws is not None and rows.shape[0] > MAX_SAMPLED_ROWS):
+            if tile is None:
+                return self._pick(head._replace(norm=None).logits(x), draws)
+            return self._pick(self._linear(head.taken(x), weight, None, added, tile), draws)
+        count, columns = rows.shape[0], weight.shape[0]
+        added = None if added is None else contiguous_rows(added)
         logits = None if draws is None else x.new_empty(count, columns)
-        picked = _allocate_picked(x, ceil_div(columns, tile.columns), logits)
-        noise = (None, None, None) if draws is None else draws[:3]
+        picked = _allocate_picked(rows, ceil_div(columns, tile.columns), logits)
+        noise = (None, None, None, None) if draws is None else draws[:4]
+        strides = (0 if tensor is None else tensor.stride(0) for tensor in (added, row_ids))
         self.launch(
             linear.head_kernel, (picked.blocks,),
-            x, weight, logits, picked.value, picked.index, picked.top, picked.total, *noise, *step, count, columns,
-            weight.shape[1], x.stride(0), picked.blocks, **self._shape(tile, x, picked.blocks),
+            x, weight, added, row_ids, logits, picked.value, picked.index, picked.top, picked.total, *noise, *step,
+            count, columns, weight.shape[1], x.stride(0), *strides, picked.blocks,
+            **self._shape(tile, rows, picked.blocks),
         )  # fmt: skip
         return picked
 
