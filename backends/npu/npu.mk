@@ -7,13 +7,14 @@ NPU_BUILD ?= $(abspath $(NPU_DIR))/simulator/build
 NPU_BASE_PYTHON ?= python3
 NPU_TORCH ?= 2.13.0
 
-$(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml $(NPU_DIR)/npu.mk
-	$(NPU_BASE_PYTHON) -m venv $(NPU_VENV)
-	$(NPU_PYTHON) $(PIP_INSTALL) torch==$(NPU_TORCH)
-	$(NPU_PYTHON) $(PIP_INSTALL) --no-deps torch_npu==$(NPU_TORCH)
-	$(NPU_PYTHON) $(PIP_INSTALL) numpy pyyaml pytest hypothesis pluggy safetensors tokenizers typer rich \
-	  $(BUILD_TOOLS)
-	$(NPU_PYTHON) $(PIP_INSTALL) --no-build-isolation --no-deps -e . -e ./conformance -e $(NPU_DIR)
+# By the pip of the other environment
+NPU_PIP := $(BIN)/python -m pip --python $(NPU_PYTHON)
+$(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml $(NPU_DIR)/npu.mk | $(BIN)/specgraph
+	$(NPU_BASE_PYTHON) -m venv --without-pip $(NPU_VENV)
+	$(NPU_PIP) $(PIP_INSTALL) --no-deps torch==$(NPU_TORCH) torch_npu==$(NPU_TORCH)
+	$(call install,$(NPU_PYTHON),torch==$(NPU_TORCH) numpy pyyaml pytest hypothesis pluggy safetensors tokenizers typer \
+	  rich $(BUILD_TOOLS))
+	$(call install,$(NPU_PYTHON),--no-build-isolation --no-deps -e . -e ./conformance -e $(NPU_DIR))
 	touch $@
 
 .PHONY: npu-simulator test-npu
@@ -44,4 +45,4 @@ NPU_WHEELS ?= $(abspath $(NPU_VENV))/wheels
 .PHONY: npu-wheels
 npu-wheels: $(NPU_VENV)/done
 	for version in 2.12.0.post3 2.13.0 2.14.0; do \
-	  $(NPU_PYTHON) -m pip download -q --no-deps -d $(NPU_WHEELS) torch_npu==$$version || exit 1; done
+	  $(NPU_PIP) download -q --no-deps -d $(NPU_WHEELS) torch_npu==$$version || exit 1; done
