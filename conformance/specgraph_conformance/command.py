@@ -12,7 +12,6 @@ from specgraph.errors import ConfigError
 
 from specgraph_conformance.case import GROUPS, attention_place
 from specgraph_conformance.render import (
-    as_badge,
     as_json,
     as_markdown,
     check_writable,
@@ -40,7 +39,6 @@ def run_command(
     profile: str | None = None,
     json: str | None = None,
     markdown: Path | None = None,
-    badge: Path | None = None,
 ) -> bool:
     """Run the suite, show the report, write the files.
 
@@ -81,7 +79,7 @@ def run_command(
         raise ConfigError(f"jobs {jobs} is not a number of processes that can run cases")
     files = [
         (path, form)
-        for path, form in ((None if json == "-" else json, as_json), (markdown, as_markdown), (badge, as_badge))
+        for path, form in ((None if json == "-" else json, as_json), (markdown, as_markdown))
         if path is not None
     ]
     for path, _ in files:

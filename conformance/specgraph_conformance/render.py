@@ -1,11 +1,10 @@
-"""The forms of a report: a table for the terminal, JSON, Markdown, an SVG badge."""
+"""The forms of a report: a table for the terminal, JSON, Markdown."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -165,31 +164,6 @@ def source_state(source: Mapping[str, Any]) -> str:
     )
     known = {"commit": f"commit {source['commit'][:12]}", "wheel": "installed from a wheel"}
     return known.get(source["state"], "neither in a repository nor installed from a wheel") + changed
-
-
-def as_badge(report: Report) -> str:
-    """A flat two-part SVG badge; its title, which viewers show on hover, names what was tested."""
-    subject = report.subject
-    has = ", ".join(name for name, support in subject.capabilities.items() if support["level"] != "no")
-    about = f"{_title(report)}; {_pairs(subject.versions)}; seed {subject.seed}; capabilities: {has}"
-    label, counts = f"specgraph {report.subject.platform}", report.counts
-    text = f"{counts['passed']} passed" if report.is_green else f"{counts['failed']} failed"
-    if report.is_green and (best := [a.profile for a in conformance(report) if a.conforms]):
-        text = f"{best[-1]} {subject.suite}, {text}"
-    if report.is_green and counts["xfailed"]:
-        text += f", {counts['xfailed']} known"
-    colour = "#3a7d44" if report.is_green else "#b3392f"
-    left, right = 7 * len(label) + 12, 7 * len(text) + 12
-    width, style = left + right, 'fill="#fff" font-family="Verdana,sans-serif" font-size="11" text-anchor="middle"'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" '
-        f'aria-label="{escape(label)}: {escape(text)}">'
-        f"<title>{escape(about)}</title>"
-        f'<rect width="{left}" height="20" fill="#444"/>'
-        f'<rect x="{left}" width="{right}" height="20" fill="{colour}"/>'
-        f'<g {style}><text x="{left / 2}" y="14">{escape(label)}</text>'
-        f'<text x="{left + right / 2}" y="14">{escape(text)}</text></g></svg>\n'
-    )
 
 
 def as_json(report: Report) -> str:

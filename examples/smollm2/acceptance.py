@@ -1,7 +1,7 @@
 """Acceptance on the held-out prompts by category, of the EAGLE-3 head in chains and trees, and of n-gram drafts.
 
     python examples/smollm2/acceptance.py model.gguf drafters/smollm2/specgraph_smollm2/eagle3 --platform cuda
-    ... --json benchmarks/results/h100-smollm2-acceptance.json --table docs/acceptance.md
+    ... --json FILE --table docs/acceptance.md
 
 Metrics are vLLM's: mean acceptance length = 1 + accepted / drafts. Greedy outputs are compared with the target's alone.
 """

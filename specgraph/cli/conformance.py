@@ -38,7 +38,6 @@ def conformance(
     ] = None,
     json: JsonOption = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown.")] = None,
-    badge: Annotated[Path | None, typer.Option(help="Write an SVG badge.")] = None,
 ) -> None:
     """Test a backend: exit status 0 only if nothing undeclared failed.
 
@@ -84,7 +83,6 @@ def conformance(
         profile=profile,
         json=json,
         markdown=markdown,
-        badge=badge,
     )
     if not green:
         sys.exit(1)

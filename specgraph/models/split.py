@@ -5,6 +5,8 @@ For a model that is whole (`WHOLE`) each function is the plain op.
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -12,6 +14,9 @@ from torch.nn import functional
 from specgraph import ops
 from specgraph.ops.linear import Weight
 from specgraph.parallel import WHOLE, TensorParallel
+
+SPLIT = re.compile(r"(^|\.)(embed_tokens|lm_head|qkv|output|gate_up|down|sinks)(_bias|_scale)?$")
+"""The names, in `Head.weights`, of tensors that ranks split. The others are whole on every rank, and the same."""
 
 
 def row_parallel(x: Tensor, weight: Weight, residual: Tensor | None, ranks: TensorParallel) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -11,11 +13,42 @@ from torch import Tensor
 from specgraph.attention import KVCache
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens
-from specgraph.errors import ConfigError, RankError
+from specgraph.errors import ConfigError, RankError, SpecgraphError
 from specgraph.models.protocol import DraftHead
+from specgraph.models.split import SPLIT
 from specgraph.parallel import Ranks
 from specgraph.plugin.prompts import Chunk, PromptPass, PromptProgram
 from specgraph.plugin.round_end import RoundEnd, fill_round
+from specgraph.plugin.weight_addresses import WeightAddresses
+
+
+@contextmanager
+def agreed(ranks: Ranks | None) -> Generator[None]:
+    """Let every rank leave the block or none: no rank goes on to a collective to which one that refuses does not come.
+
+    All ranks enter such blocks in the same order. A block inside of another one ends with the outer one's exchange on
+    the rank that refuses before it.
+
+    Raises:
+        SpecgraphError: what the block raises, where all ranks have something to refuse.
+        RankError: on every rank, where only some have.
+    """
+    refusal: SpecgraphError | None = None
+    try:
+        yield
+    except RankError:
+        raise
+    except SpecgraphError as error:
+        refusal = error
+    if ranks is not None:
+        ready = [value for (value,) in ranks.exchange("specgraph's start-up", [refusal is None])]
+        if len(set(ready)) > 1:
+            raise RankError(
+                f"rank {ranks.members[ready.index(0)]} cannot draft with specgraph and others can: its log says why",
+                everywhere=True,
+            ) from refusal
+    if refusal is not None:
+        raise refusal
 
 
 class FastPath:
@@ -39,6 +72,7 @@ class FastPath:
         capture_sizes: Sequence[int] | None = None,
         ranks: Ranks | None = None,
         compare_every: int = 1000,
+        module: Any = None,
     ) -> None:
         """Capture.
 
@@ -51,25 +85,42 @@ class FastPath:
             ranks: those that split the head; all of them make this object, and make the same calls of it.
             compare_every: proposes from one comparison of the ranks' tokens to the next, which waits for the device;
                 0 compares at start-up only.
+            module: the torch module that has the head's weights, whose places are noted (`weights_moved`).
 
         Raises:
             ConfigError, UnsupportedError, CaptureError: as of `Drafter` and its `capture`.
+            RankError: another rank raises one of these.
         """
         self._head, self._ranks, self._compare_every = head, ranks, compare_every
+        self._weights = None if module is None else WeightAddresses(module)
         sizes = None if capture_sizes is None else sorted({min(size, max_num_requests) for size in capture_sizes})
-        self.config = DraftConfig(
-            num_speculative_tokens=num_speculative_tokens,
-            max_num_requests=max_num_requests if sizes is None else sizes[-1],
-            max_model_len=max_model_len,
-            block_size=block_size,
-            capture_sizes=sizes,
-            sampled=sampled,
-            prefill_sizes=(1,),  # `PromptProgram` takes the place of the drafter's own prompts
-        )
-        self.drafter = Drafter(head, caches, platform, self.config)
+        with agreed(ranks):
+            self.config = DraftConfig(
+                num_speculative_tokens=num_speculative_tokens,
+                max_num_requests=max_num_requests if sizes is None else sizes[-1],
+                max_model_len=max_model_len,
+                block_size=block_size,
+                capture_sizes=sizes,
+                sampled=sampled,
+                prefill_sizes=(1,),  # `PromptProgram` takes the place of the drafter's own prompts
+            )
+            self.drafter = Drafter(head, caches, platform, self.config)
         self.prompts = PromptProgram(self.drafter.program, max_num_rows)
         self.drafter.programs = [self.prompts, *self.drafter.draft_programs]
         self.drafter.capture()
+
+    def weights_moved(self) -> bool:
+        """Return whether the engine has put other tensors in the place of weights, on all ranks: then this reads old
+        memory, and another one has to take its place.
+
+        Raises:
+            RankError: another rank's are where they were.
+        """
+        if self._weights is None or not self._weights.moved():
+            return False
+        if self._ranks is not None:
+            self._ranks.exchange("the drafter's weights lie elsewhere")
+        return True
 
     def warm_up(self, *ends: RoundEnd) -> None:
         """Compile and load the kernels that hand rounds and prompts over, which no graph has; call it at start-up.
@@ -93,30 +144,31 @@ class FastPath:
             )
         )
         if self._ranks is not None:
-            self._compare("start-up", *self._draft_without_blocks())
+            whole = [tensor for name, tensor in self._head.weights().items() if not SPLIT.search(name)]
+            self._compare("start-up", *whole, self._draft_without_blocks())
 
     @torch.no_grad()
-    def _draft_without_blocks(self) -> tuple[Tensor, Tensor]:
-        """Draft for a made-up request, the same on every rank, which writes no key: what the head makes of its hidden
-        states by itself, and the draft tokens."""
+    def _draft_without_blocks(self) -> Tensor:
+        """Draft for a made-up request, the same on every rank, which writes no key: the draft tokens."""
         inputs = self.drafter.inputs(1)
         hidden = torch.randn(inputs.aux_hidden.shape, generator=torch.Generator().manual_seed(0))
         for name, value in (("num_sampled", 1), ("sampled_token_ids", 1), ("start_positions", 0), ("block_table", 0)):
             getattr(inputs, name).fill_(value)
         inputs.aux_hidden.copy_(hidden)
-        return self._head.combine(inputs.aux_hidden).float(), self.propose(1).token_ids
+        return self.propose(1).token_ids
 
     def _compare(self, when: str, *tensors: Tensor) -> None:
         """Raise a RankError on every rank where the bits of these tensors differ."""
         assert self._ranks is not None
         digest = 0
         for tensor in tensors:
-            digest = crc32(tensor.cpu().numpy().tobytes(), digest)
+            digest = crc32(tensor.contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes(), digest)
         digests = self._ranks.exchange(f"the comparison at {when}", [digest])
         if other := [rank for rank, theirs in enumerate(digests) if theirs != digests[0]]:
+            members = self._ranks.members
             raise RankError(
-                f"rank {other[0]} and rank 0 draft from other tokens or weights, or other tokens from the same, at "
-                f"{when}: start the engine again with the same folders and versions on every rank",
+                f"rank {members[other[0]]} and rank {members[0]} draft from other tokens or weights, or other tokens "
+                f"from the same, at {when}: start the engine again with the same folders and versions on every rank",
                 everywhere=True,
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -158,12 +158,6 @@ def captured_decoder(
     decoder = SpeculativeDecoder(target, head, platform, EngineConfig(**defaults | limits), attention=attention)
     decoder.capture()
     return decoder
-
-
-def add_prompts(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -> None:
-    """Add requests with these prompts (token ids) that generate until `max_model_len`."""
-    for prompt in prompts:
-        decoder.add(Request(prompt_token_ids=prompt, max_tokens=decoder.config.max_model_len - len(prompt)))
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from specgraph.plugin.prompts import PromptProgram
 
 ROUNDS = int(os.environ.get("ROUNDS", "10"))
 """Random rounds per run; with more than 12, of every kind of drafter on 2 and on 4 ranks."""
-DRAFTERS = ("eagle3-llama", "eagle", "mtp", "dflash", "target", "peagle")
+DRAFTERS = ("eagle3-llama", "eagle", "mtp", "dflash", "peagle", "dspark", "dspark-rnn", "dflash2")
 
 
 def run(draft: str = "eagle3-llama", **changes: Any) -> dict[str, Any]:
@@ -93,30 +93,38 @@ def test_every_drafter_on_pairs_of_ranks():
     assert four[0][len(BIT_EQUAL) - 1]["launches"] == 1, "the collectives are inside the merged graph"
 
 
+KINDS = ("target", "tree", "host", *DRAFTERS, "latent", "latent-host")
+
+
+def of_kind(kind: str, folder: Path, target: str) -> dict[str, Any]:
+    """Return a run of one KV head; `target` is its own drafter in the first three kinds, as latents are of theirs."""
+    ways = {"tree": {"tree": True, **FP8}, "host": {"attention": "host"}, "latent-host": {"attention": "host"}}
+    if kind.startswith("latent"):
+        target = draft = write_mixture("DeepseekV3", folder)
+    else:
+        draft = target if kind in ("target", *ways) else of_one_kv_head(kind, folder)
+    return {"target": target, "draft": draft, **ways.get(kind, {})}
+
+
 @pytest.mark.parametrize("share", (4,) if ROUNDS <= 12 else (2, 4))
-def test_random_rounds_of_ranks_that_share_one_kv_head(share, tmp_path):
+@pytest.mark.parametrize("kinds", [KINDS[:2]] if ROUNDS <= 12 else [[kind] for kind in KINDS], ids="-".join)
+def test_random_rounds_of_ranks_that_share_one_kv_head(kinds, share, tmp_path):
     """Requests join and end at random; with prompts of one to three tokens some rank holds no key of a request."""
     target = of_one_kv_head("target", tmp_path)
-    runs = [{"target": target, "draft": target, **how} for how in ({}, {"tree": True, **FP8})]
-    if ROUNDS > 12:
-        runs.append({"target": target, "draft": target, "attention": "host"})
-        others = [name for name in (*DRAFTERS, "dspark", "dspark-rnn", "dflash2") if name != "target"]
-        runs += [{"target": target, "draft": of_one_kv_head(name, tmp_path)} for name in others]
-        latent = write_mixture("DeepseekV3", tmp_path)
-        runs += [{"target": latent, "draft": latent, **how} for how in ({}, {"attention": "host"})]
+    runs = [of_kind(kind, tmp_path, target) for kind in kinds]
     ways = LOWERINGS if ROUNDS > 12 else LOWERINGS[2:]
     shared = [{**each, "context": share, **how} for each in runs for how in ways]
     found = results(share, "random_rounds", runs=shared, rounds=ROUNDS, share=share)
     whole = TASKS["random_rounds"](None, runs=runs, rounds=ROUNDS, share=share)
-    for number, (each, one) in enumerate(zip(runs, whole, strict=True)):
+    for number, (kind, one) in enumerate(zip(kinds, whole, strict=True)):
         for rank in found:
             mine = rank[number * len(ways) : (number + 1) * len(ways)]
-            assert all(way["tokens"] == one["tokens"] for way in mine), each
-            assert len({way["kv"] for way in mine}) == 1, f"lowerings are bit-equal: {each}"
+            assert all(way["tokens"] == one["tokens"] for way in mine), kind
+            assert len({way["kv"] for way in mine}) == 1, f"lowerings are bit-equal: {kind}"
             assert mine[0]["rounds_with_few_keys"] > 0
         figures = {key: mine[-1][key] for key in ("accepted", "rounds", "rounds_with_few_keys")}
-        print(json.dumps({**each, "ranks": share, "requests": len(one["tokens"]), **figures}))
-    assert min(whole[0]["accepted"], whole[1]["accepted"]) > 2, "drafts are accepted, and rows of trees move"
+        print(json.dumps({"kind": kind, "ranks": share, "requests": len(one["tokens"]), **figures}))
+        assert one["accepted"] > 2 or kind not in KINDS[:2], "drafts are accepted, and rows of trees move"
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])

@@ -15,8 +15,7 @@ from specgraph.capture.transfers import write
 from specgraph.engine import ProposeCounts
 from specgraph.parallel import WHOLE
 from specgraph.parallel.ranks import ranks_of_groups
-from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
-from specgraph.plugin.weight_addresses import WeightAddresses
+from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd, agreed
 from specgraph_sglang.draft_model import draft_cache, draft_head
 from specgraph_sglang.names import READ_DONE
 
@@ -133,10 +132,8 @@ class DraftRounds:
 
     def follow_weights(self) -> None:
         """Where SGLang has put other tensors in the place of weights, read them, and capture again."""
-        if self.fast_path is not None and self._weights.moved():
+        if self.fast_path is not None and self.fast_path.weights_moved():
             _LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
-            if self._ranks is not None:
-                self._ranks.exchange("the drafter's weights lie elsewhere")
             self.fast_path.drafter.close()
             kept, begun = self.kept, self.begun
             self.capture()
@@ -145,15 +142,16 @@ class DraftRounds:
     def capture(self) -> None:
         """Make the fast path, when SGLang has captured its own graphs."""
         worker, runner = self.worker, self.worker.draft_runner
-        self._weights = WeightAddresses(runner.model)
         split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
-        head, page_size = draft_head(runner.model, split), runner.token_to_kv_pool.page_size
+        with agreed(self._ranks):
+            head, page_size = draft_head(runner.model, split), runner.token_to_kv_pool.page_size
+            caches = draft_cache(head, runner.model, runner.token_to_kv_pool)
         sizes, _ = self.sglang.get_batch_sizes_to_capture(runner)
         rows, table = worker.req_to_token_pool.req_to_token, head.attention_layers[0].rotary
         assert table is not None
         self.fast_path = FastPath(
             head,
-            draft_cache(head, runner.model, runner.token_to_kv_pool),
+            caches,
             open_platform(f"cuda:{worker.gpu_id}" if rows.is_cuda else "cpu"),
             num_speculative_tokens=worker.speculative_num_steps,
             max_num_requests=max(sizes),
@@ -161,6 +159,7 @@ class DraftRounds:
             block_size=page_size,
             capture_sizes=sizes,
             ranks=self._ranks,
+            module=runner.model,
         )
         config, num_slots = runner.model_config, rows.shape[0]
 

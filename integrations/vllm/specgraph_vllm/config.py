@@ -93,4 +93,6 @@ def unsupported_config(config: Any) -> str | None:
         return "enforce_eager, or cudagraph_mode NONE: vLLM then calls no capture at start-up, and specgraph needs one"
     if getattr(config, "watermark_config", None) is not None:
         return "watermark_config: vLLM draws watermarked drafts, and specgraph's would have no watermark"
+    if getattr(config, "kv_transfer_config", None) is not None:
+        return "kv_transfer_config: a KV connector transfers around vLLM's attention, and specgraph drafts without it"
     return None

@@ -15,9 +15,8 @@ from specgraph import DraftHead, open_platform
 from specgraph.engine import ProposeCounts
 from specgraph.errors import RankError, SpecgraphError
 from specgraph.parallel import WHOLE, Ranks
-from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
+from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd, agreed
 from specgraph.plugin.engine_names import parameters
-from specgraph.plugin.weight_addresses import WeightAddresses
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_logits import write_draft_logits
 from specgraph_vllm.draft_model import draft_cache, draft_head
@@ -101,7 +100,6 @@ class Speculator(_Stock):
             self._head = self._read_head()
 
     def _read_head(self) -> DraftHead:
-        self._weights = WeightAddresses(self.model)
         split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
         return draft_head(self.model, lambda: self.vllm_config.model_config.get_hidden_size(), split)
 
@@ -141,10 +139,8 @@ class Speculator(_Stock):
 
     def _follow_weights(self) -> None:
         """Where vLLM has put other tensors in the place of weights, read them, and capture again."""
-        if self.fast_path is not None and self._weights.moved():
+        if self.fast_path is not None and self.fast_path.weights_moved():
             _LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
-            if self._ranks is not None:
-                self._ranks.exchange("the drafter's weights lie elsewhere")
             self._drop_graphs()
             self._capture()
 
@@ -171,6 +167,7 @@ class Speculator(_Stock):
                 capture_sizes=self.settings.capture_sizes,
                 ranks=self._ranks,
                 compare_every=self.settings.compare_every,
+                module=self.model,
             )
             self._warm_up(fast, self._head, self.block_tables.input_block_tables[cache.group])
             self.fast_path, self._kv_group = fast, cache.group
@@ -298,23 +295,13 @@ class Speculator(_Stock):
         Raises:
             RankError: another rank found something else.
         """
-        refusal: SpecgraphError | None = None
         try:
-            yield
+            with agreed(self._ranks):
+                yield
         except RankError:
             raise
         except SpecgraphError as error:
-            refusal = error
-        if self._ranks is not None:
-            ready = [value for (value,) in self._ranks.exchange("specgraph's start-up", [refusal is None])]
-            if len(set(ready)) > 1:
-                raise RankError(
-                    f"rank {ready.index(0)} cannot draft with specgraph and others can: its log says why",
-                    everywhere=True,
-                ) from refusal
-        if refusal is None:
-            return
-        if self.settings.when_unsupported == "refuse":
-            raise refusal
-        self._head, self._left_to_vllm = None, "not supported"
-        _LOG.warning("vLLM drafts by itself: %s", refusal)
+            if self.settings.when_unsupported == "refuse":
+                raise
+            self._head, self._left_to_vllm = None, "not supported"
+            _LOG.warning("vLLM drafts by itself: %s", error)

@@ -58,9 +58,9 @@ def drift(ranks, what: str) -> str:
 
     def change(engine: Engine) -> None:
         if ranks.rank and what == "support":
-            engine.module.config.hidden_act = "gelu"
+            engine.speculator.kv_cache_config.kv_cache_groups = []
         if ranks.rank and what == "weight":
-            engine.module.model.fc.weight.data.neg_()
+            engine.module.model.layers[0].post_attention_layernorm.weight.data.mul_(2)
 
     engine = started(ranks, "shipped", change, compare_every=2, when_unsupported="vllm")
     engine.prompt(0, 9)

@@ -103,6 +103,7 @@ REFUSED = [
     ({"model_config__enforce_eager": True}, "enforce_eager"),
     ({"compilation_config__cudagraph_mode__name": "NONE"}, "cudagraph_mode NONE"),
     ({"watermark_config": object()}, "watermark_config"),
+    ({"kv_transfer_config": object()}, "kv_transfer_config"),
 ]
 
 
