@@ -16,6 +16,8 @@ import torch
 from lesson import Texts, teach, training_arguments
 from target_pass import TargetPass, Text, answer, asked_of, asking, read_prompts
 
+from specgraph.checkpoints import target_shape
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -26,6 +28,10 @@ def main() -> None:
     parser.add_argument("--draft-vocab-size", type=int, help="tokens that the head can draft; default: a quarter")
     arguments = training_arguments(parser, seconds=400)
     asked = asked_of(arguments)
+    vocab_size = target_shape(asked.target).vocab_size
+    drafted = arguments.draft_vocab_size or min(32000, -(-vocab_size // 4))
+    if not 1 <= drafted <= vocab_size:
+        parser.error(f"--draft-vocab-size {drafted}: the target has {vocab_size} tokens")
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "answers.pt"
     if not path.exists():
@@ -45,7 +51,6 @@ def main() -> None:
         path.unlink()
         parser.error(f"{len(train)} answers to train on, {len(held_out)} to measure with: give more or shorter prompts")
     target = TargetPass(asked.target, asked.platform, asked.dtype)
-    drafted = arguments.draft_vocab_size or min(32000, -(-target.sizes.vocab_size // 4))
     teach(target, joined(train), joined(held_out), drafted, arguments)
 
 

@@ -305,3 +305,9 @@ def test_the_scoreboard_says_which_reports_are_verified(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text(json.dumps({name: value for name, value in GOOD.items() if name != "suite"}))
     with pytest.raises(ConfigError):
         read_report(tmp_path / "old.json")
+
+
+def test_docs_hold_the_scoreboard_of_the_reports_and_no_report() -> None:
+    root = Path(__file__).parents[2]
+    (page,) = (root / "docs/conformance").iterdir()
+    assert page.read_text() == scoreboard(sorted((root / "conformance/reports").glob("*.json")))
