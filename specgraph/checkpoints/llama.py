@@ -49,12 +49,8 @@ def _linears(config: ModelConfig, input_size: int) -> dict[str, _Linear]:
         keys = Share(0, tuple((h * dim, (h + 1) * dim) for h in range(*heads.kv_heads(config.num_kv_heads))))
     values = query if config.latent is None else config.num_heads * config.latent.value
     rows = ranks.share(0, inner)
-    queries = [_Part("q_proj", query, heads.share(0, query))]
-    if config.output_gate:  # each head has its query's rows, then its gate's; here all gates are first
-        first, last = heads.part(config.num_heads)
-        ranges = [tuple((2 * h * dim + at, 2 * h * dim + at + dim) for h in range(first, last)) for at in (dim, 0)]
-        queries = [_Part("q_proj", 2 * query, Share(0, rows)) for rows in ranges]
-    attention = [*queries, _Part("k_proj", kv, keys), _Part("v_proj", kv, keys)]
+    gated = query * (1 + config.output_gate)
+    attention = [_Part("q_proj", gated, heads.share(0, gated)), _Part("k_proj", kv, keys), _Part("v_proj", kv, keys)]
     mlp = [_Part("gate_proj", inner, rows), _Part("up_proj", inner, rows)]
     down = [_Part("down_proj", hidden, ranks.share(1, inner))]
     output = [_Part("o_proj", hidden, heads.share(1, values))]
@@ -117,7 +113,7 @@ def load_decoder_layer(
     if config.sinks:
         share = ranks.share(0, config.num_heads)
         tensors["sinks"] = folder.weight(f"{prefix}.self_attn.sinks", (config.num_heads,), share=share)
-    layer = DecoderLayer(**tensors, activation=config.activation, output_gate=config.output_gate, tensor_parallel=ranks)
+    layer = DecoderLayer(**tensors, activation=config.activation, tensor_parallel=ranks)
     scaled = folder.kv_scales and config.latent is None
     return scale_kv(folder, f"{prefix}.self_attn", layer, config) if scaled else layer
 

@@ -235,7 +235,8 @@ class AuxDecoder(DraftDecoder):
 
 
 def named_tensors(part: Any, prefix: str = "") -> dict[str, Tensor]:
-    """Return the tensors of a dataclass of weights, or of a tuple of them, by dotted name for the read-set."""
+    """Return the tensors of a dataclass of weights, or of a tuple or mapping of them, by dotted name for the
+    read-set."""
     if isinstance(part, torch.Tensor):
         return {prefix: part}
     if isinstance(part, Weight):
@@ -243,6 +244,8 @@ def named_tensors(part: Any, prefix: str = "") -> dict[str, Tensor]:
     items: list[tuple[object, Any]] = []
     if isinstance(part, tuple):
         items = list(enumerate(cast("tuple[Any, ...]", part)))
+    elif isinstance(part, Mapping):
+        items = list(cast("Mapping[str, Any]", part).items())
     elif is_dataclass(part):
         items = [(field.name, getattr(part, field.name)) for field in fields(part)]
     named: dict[str, Tensor] = {}

@@ -91,8 +91,8 @@ class DFlash2Head(InOrderHead):
         ):
             assert layer.input_norm is not None
             taken, kernels = attention.before(rms_norm(x, layer.input_norm, eps), rows)
-            heads = split_heads(ops.norm_linear(taken, None, layer.qkv), layer, shape, eps)
-            attended = attend(index, *heads).reshape(x.shape[0], -1)
+            query, key, value, _ = split_heads(ops.norm_linear(taken, None, layer.qkv), layer, shape, eps)
+            attended = attend(index, query, key, value).reshape(x.shape[0], -1)
             x = x + attention.after(row_parallel(attended, layer.output, None, ranks), kernels, rows)
             taken, kernels = mlp.before(rms_norm(x, layer.post_norm, eps), rows)
             inner = ops.norm_gate_up(taken, None, layer.gate_up)

@@ -9,7 +9,7 @@ Many engines hold a Llama-shaped drafter as torch modules of the same names, wit
     module.model.layers[i]         self_attn, mlp, post_attention_layernorm; input_layernorm, hidden_norm (EAGLE-3)
     layer.self_attn                qkv_proj, o_proj, rotary_emb, attn, num_heads, num_kv_heads, head_dim, scaling;
                                    q_norm, k_norm where heads are normalised
-    layer.mlp                      gate_up_proj, down_proj
+    layer.mlp                      gate_up_proj, down_proj; or a mixture of experts, which the engine's module computes
 
 Rows of a vocabulary may be padded: those past its size are not read. Where the engine has split the module over ranks,
 each hands over its own part: heads, MLP columns, and equally many rows of each vocabulary. Everything else that a
@@ -19,9 +19,10 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -31,7 +32,7 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import AuxWeights, DecoderModel
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
-from specgraph.models.layers import DecoderLayer
+from specgraph.models.layers import DecoderLayer, EngineMlp
 from specgraph.ops.linear import FP8, Weight
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.validation import checked
@@ -43,6 +44,9 @@ ROTARY_CLASSES = (
     "YaRNScalingRotaryEmbedding",
 )
 """Rotations whose `cos_sin_cache` [positions, rotary_dim] holds cosines, then sines, one row per position."""
+
+CallMlp = Callable[[Any, Tensor], Tensor]
+"""Calls an engine's MLP module over rows [T, hidden_size], in the context that the engine's modules need."""
 
 
 @contextmanager
@@ -116,7 +120,9 @@ def eagle_head_from_module(module: Any, ranks: TensorParallel = WHOLE) -> EagleH
     return head
 
 
-def config_from_module(module: Any, ranks: TensorParallel = WHOLE) -> ModelConfig:
+def config_from_module(
+    module: Any, ranks: TensorParallel = WHOLE, rotary_classes: Sequence[str] = ROTARY_CLASSES
+) -> ModelConfig:
     """Return the sizes of the layers. `max_position_embeddings` is 1: the module has a table (`set_rotary`).
 
     Raises:
@@ -125,11 +131,12 @@ def config_from_module(module: Any, ranks: TensorParallel = WHOLE) -> ModelConfi
     config, first = module.config, module.model.layers[0]
     if config.hidden_act != "silu":
         raise UnsupportedError(f"hidden_act '{config.hidden_act}'; the drafter's MLP is gated by silu")
+    down: Any = getattr(first.mlp, "down_proj", None)
     return ModelConfig(
         architecture="llama",
         vocab_size=int(config.vocab_size),
         hidden_size=int(config.hidden_size),
-        intermediate_size=linear_of(first.mlp.down_proj).matrix.shape[1] * ranks.size,
+        intermediate_size=0 if down is None else linear_of(down).matrix.shape[1] * ranks.size,
         num_layers=len(module.model.layers),
         num_heads=first.self_attn.num_heads * ranks.size,
         num_kv_heads=first.self_attn.num_kv_heads if ranks.size == 1 else first.self_attn.total_num_kv_heads,
@@ -139,12 +146,16 @@ def config_from_module(module: Any, ranks: TensorParallel = WHOLE) -> ModelConfi
         tie_word_embeddings=False,
         dtype=linear_weight(module.model.embed_tokens).dtype,
         attention_scale=float(first.self_attn.scaling),
-        rotary_dim=rotary_from_module(first.self_attn).shape[1],
+        rotary_dim=rotary_from_module(first.self_attn, rotary_classes).shape[1],
     ).split(ranks)
 
 
-def layer_from_module(layer: Any, ranks: TensorParallel = WHOLE) -> DecoderLayer:
-    """Return one decoder layer's weights; options of its attention that change its scores are refused."""
+def layer_from_module(layer: Any, ranks: TensorParallel = WHOLE, call: CallMlp | None = None) -> DecoderLayer:
+    """Return one decoder layer's weights; options of its attention that change its scores are refused.
+
+    Args:
+        call: runs a mixture of experts; None where none is served.
+    """
     attention, mlp, attend = layer.self_attn, layer.mlp, layer.self_attn.attn
     for name in ("sliding_window", "sliding_window_size"):
         if (window := getattr(attend, name, None)) not in (None, -1):
@@ -153,19 +164,38 @@ def layer_from_module(layer: Any, ranks: TensorParallel = WHOLE) -> DecoderLayer
         raise UnsupportedError(f"logit_cap {attend.logit_cap} in the drafter's attention")
     if getattr(attention, "do_llama_4_scaling", False):
         raise UnsupportedError("the drafter scales its queries by position (llama_4_scaling)")
+    if getattr(layer, "layer_scale", False):
+        raise UnsupportedError("the drafter scales what its attention and MLP add (layer_scale)")
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-    norm: Tensor | None = getattr(getattr(layer, "input_layernorm", None), "weight", None)  # EAGLE-1's first has none
+    first_norm: Any = getattr(layer, "input_layernorm", None)  # EAGLE-1's first layer has one without a weight
+    output, engine_mlp = linear_of(attention.o_proj), None
+    if call is not None and getattr(mlp, "down_proj", None) is None:
+        if ranks.size > 1:
+            raise UnsupportedError(
+                f"a mixture of experts ({type(mlp).__name__}) in the drafter over {ranks.size} ranks"
+            )
+        engine_mlp = EngineMlp(partial(call, mlp), {name: plain(weight) for name, weight in mlp.named_parameters()})
+        gate_up = down = Weight(output.matrix.new_empty(0))
+    else:
+        gate_up, down = linear_of(mlp.gate_up_proj), linear_of(mlp.down_proj)
     return DecoderLayer(
         qkv=linear_of(attention.qkv_proj),
-        output=linear_of(attention.o_proj),
-        post_norm=plain(layer.post_attention_layernorm.weight),
-        gate_up=linear_of(mlp.gate_up_proj),
-        down=linear_of(mlp.down_proj),
-        input_norm=None if norm is None else plain(norm),
-        query_norm=None if query_norm is None else plain(query_norm.weight),
-        key_norm=None if key_norm is None else plain(key_norm.weight),
+        output=output,
+        post_norm=norm_of(layer.post_attention_layernorm),
+        gate_up=gate_up,
+        down=down,
+        mlp=engine_mlp,
+        input_norm=None if getattr(first_norm, "weight", None) is None else norm_of(first_norm),
+        query_norm=None if query_norm is None else norm_of(query_norm),
+        key_norm=None if key_norm is None else norm_of(key_norm),
         tensor_parallel=ranks,
     )
+
+
+def norm_of(norm: Any) -> Tensor:
+    """Return the factors of an RMS norm: its weight, or a copy of 1 + weight where that is what it multiplies by."""
+    weight = plain(norm.weight)
+    return weight + 1 if type(norm).__name__ == "GemmaRMSNorm" else weight
 
 
 FP8_METHODS = (
@@ -215,8 +245,8 @@ def vocabulary_rows(module: Any, size: int, ranks: TensorParallel = WHOLE) -> Te
 
 
 def linear_of(module: Any) -> Weight:
-    """Return the weight of a linear, with its bias where it has one. Of an FP8 weight the scales are copied: they have
-    another layout here."""
+    """Return the weight of a linear, with its bias where it has one. Of an FP8 weight the scales are copied where they
+    are not one per row in float32: they have another layout here."""
     bias: Tensor | None = getattr(module, "bias", None)
     matrix, scale = _fp8(module) if _quantised_by(module) in FP8_METHODS else (linear_weight(module), None)
     return Weight(matrix, None if bias is None else plain(bias), scale)
@@ -242,7 +272,7 @@ def _fp8(module: Any) -> tuple[Tensor, Tensor]:
             )
         block: Any = getattr(module, "weight_block_size", None)
         if block is None and scale.numel() in (1, rows):
-            return matrix, scale.reshape(1, -1).expand(1, rows).contiguous()
+            return matrix, scale.reshape(1, -1).expand(1, rows).contiguous()  # a view of a scale per row
         if block is not None and scale.shape == (-(-rows // block[0]), columns / block[1]):
             return matrix, scale.repeat_interleave(block[0], 0)[:rows].t().contiguous()
         scales = f"{list(scale.shape)} and blocks {block}"
@@ -260,18 +290,18 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.detach().as_subclass(Tensor)
 
 
-def rotary_from_module(attention: Any) -> Tensor:
+def rotary_from_module(attention: Any, classes: Sequence[str] = ROTARY_CLASSES) -> Tensor:
     """Return float32 [positions, rotary_dim]: the module's own cosines and sines, rounded as the module rounds them."""
     rotary = attention.rotary_emb
-    if type(rotary).__name__ not in ROTARY_CLASSES or not rotary.is_neox_style:
+    if type(rotary).__name__ not in classes or not rotary.is_neox_style:
         raise UnsupportedError(
             f"rotary embedding {type(rotary).__name__}, neox style {getattr(rotary, 'is_neox_style', None)}; served "
-            f"are {', '.join(ROTARY_CLASSES)} in neox style"
+            f"are {', '.join(classes)} in neox style"
         )
     return rotary.cos_sin_cache.float()
 
 
-def set_rotary(model: DecoderModel, attention: Any) -> None:
+def set_rotary(model: DecoderModel, attention: Any, classes: Sequence[str] = ROTARY_CLASSES) -> None:
     """Give all layers of the model the rotary table of a module's attention."""
-    table = rotary_from_module(attention)
+    table = rotary_from_module(attention, classes)
     model.attention_layers = tuple(replace(layer, rotary=table) for layer in model.attention_layers)

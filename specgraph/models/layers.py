@@ -5,7 +5,7 @@ Where `specgraph.ops` has a fused op, it is used, so a device's own kernels appl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,20 +40,30 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineMlp:
+    """An engine's own module in place of a layer's MLP: a mixture of experts, by the engine's kernels."""
+
+    forward: Callable[[Tensor], Tensor]
+    """Normalised rows [T, hidden_size] -> [T, hidden_size], summed over the ranks; it must be capturable."""
+    weights: Mapping[str, Tensor]
+    """The tensors that it reads, by name."""
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """Weights of one layer. Query, key and value projections are packed in one matrix, gate and up in another."""
 
     qkv: Weight
-    """[(num_heads + 2 * num_kv_heads) * head_dim, input size], below the num_heads * head_dim rows of an output gate;
-    see `LatentAttention` for a layer with latents."""
+    """[(num_heads + 2 * num_kv_heads) * head_dim, input size]; or each head's query is followed by as many rows,
+    whose sigmoid is a gate of the attention's output (Qwen3-Next). See `LatentAttention` for a layer with latents."""
     output: Weight
     """[hidden_size, num_heads * head_dim]; per head the size of its value in a layer with latents."""
     post_norm: Tensor
     """[hidden_size], between attention and MLP."""
     gate_up: Weight
-    """[2 * intermediate_size, hidden_size]; with experts [num_experts, 2 * inner, hidden_size]."""
+    """[2 * intermediate_size, hidden_size]; with experts [num_experts, 2 * inner, hidden_size]; empty with `mlp`."""
     down: Weight
-    """[hidden_size, intermediate_size]; with experts [num_experts, hidden_size, inner]."""
+    """[hidden_size, intermediate_size]; with experts [num_experts, hidden_size, inner]; empty with `mlp`."""
     input_norm: Tensor | None = None
     """[hidden_size]; None where the layer takes its input as it is (EAGLE-1)."""
     query_norm: Tensor | None = None
@@ -62,6 +72,8 @@ class DecoderLayer:
     """[head_dim] (Qwen3)."""
     experts: Experts | None = None
     """The router, where the MLP is a mixture of experts."""
+    mlp: EngineMlp | None = None
+    """The MLP of a layer that an engine has loaded, where its module computes it."""
     sinks: Tensor | None = None
     """[num_heads] (gpt-oss); see `AttentionLayer.sinks`."""
     attention_norm: Tensor | None = None
@@ -72,8 +84,6 @@ class DecoderLayer:
     """Keys here are that many times smaller than the model's, a power of two that the scores are multiplied by: so an
     FP8 cache holds them within its range. The same for values is undone by `output`."""
     activation: Activation = "silu"
-    output_gate: bool = False
-    """The attention's output is multiplied by the sigmoid of the first rows of `qkv` (Qwen3-Next)."""
     latent: LatentAttention | None = None
     """The rest of the attention, where it is multi-head latent attention."""
     tensor_parallel: TensorParallel = WHOLE
@@ -125,11 +135,11 @@ def _attention_and_mlp(
     """Return a layer after its packed projection; and the projection of the layer that follows, where one op computes
     it."""
     if layer.latent is None:
-        gate, qkv = qkv.tensor_split((shape.num_heads * shape.head_dim * layer.output_gate,), dim=-1)
-        query, key, value = split_heads(qkv, layer, shape, eps)
-        attended = attend(index, query, key, value).reshape(residual.shape[0], -1)
-        if layer.output_gate:
+        query, key, value, gate = split_heads(qkv, layer, shape, eps)
+        attended = attend(index, query, key, value)
+        if gate is not None:
             attended = attended * torch.sigmoid(gate)
+        attended = attended.reshape(residual.shape[0], -1)
     else:
         query, key = latent_heads(qkv, layer.latent)
         attended = latent_values(attend(index, query, key, key), layer.latent)
@@ -147,7 +157,7 @@ def _attention_and_mlp(
 
 def _is_fused(layer: DecoderLayer) -> bool:
     """Return whether nothing but a residual sum and a norm lies between attention, MLP and the next layer."""
-    others = layer.attention_norm, layer.mlp_norm, layer.experts
+    others = layer.attention_norm, layer.mlp_norm, layer.experts, layer.mlp
     return layer.activation == "silu" and layer.tensor_parallel.size == 1 and all(other is None for other in others)
 
 
@@ -160,6 +170,8 @@ def _general_mlp(attended: Tensor, residual: Tensor, layer: DecoderLayer, eps: f
     else:
         out = row_parallel(attended, layer.output, None, heads)
         residual = residual + rms_norm(out, layer.attention_norm, eps)
+    if layer.mlp is not None:
+        return residual + layer.mlp.forward(rms_norm(residual, layer.post_norm, eps))
     if layer.experts is not None:
         x = rms_norm(residual, layer.post_norm, eps)
         return residual + mixture(x, layer.experts, layer.gate_up, layer.down, ranks)
@@ -175,15 +187,17 @@ def _general_mlp(attended: Tensor, residual: Tensor, layer: DecoderLayer, eps: f
     return residual + rms_norm(out, layer.mlp_norm, eps)
 
 
-def split_heads(qkv: Tensor, layer: DecoderLayer, shape: AttentionLayer, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(
+    qkv: Tensor, layer: DecoderLayer, shape: AttentionLayer, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the packed projection as query, key and value, each [T, heads, head_dim], normalised if the layer has
-    norms."""
-    rows, kv_size = qkv.shape[0], shape.num_kv_heads * shape.head_dim
-    query, key, value = qkv.split((shape.num_heads * shape.head_dim, kv_size, kv_size), dim=-1)
-    query = query.view(rows, shape.num_heads, shape.head_dim)
-    key = key.view(rows, shape.num_kv_heads, shape.head_dim)
+    norms, and the gate of the attention's output, as the query, if it has one."""
+    rows, kv_size, dim = qkv.shape[0], shape.num_kv_heads * shape.head_dim, shape.head_dim
+    query, key, value = qkv.split((qkv.shape[1] - 2 * kv_size, kv_size, kv_size), dim=-1)
+    query, *gates = query.view(rows, shape.num_heads, -1).split(dim, dim=-1)
+    key = key.view(rows, shape.num_kv_heads, dim)
     if layer.query_norm is not None:
         query = rms_norm(query, layer.query_norm, eps)
     if layer.key_norm is not None:
         key = rms_norm(key, layer.key_norm, eps)
-    return query, key, value.view(rows, shape.num_kv_heads, shape.head_dim)
+    return query, key, value.view(rows, shape.num_kv_heads, dim), gates[0] if gates else None

@@ -4,8 +4,8 @@
     carry  = norm(layer(x))
     logits = lm_head(carry)
 
-`hidden` is the target's final hidden state at step 0, the previous step's carry after that. A checkpoint's only module
-computes every step; of several, module k computes step k.
+`hidden` is the target's final hidden state at step 0, the previous step's carry after that (vLLM's GLM-4.5 carries
+layer(x), before the norm). A checkpoint's only module computes every step; of several, module k computes step k.
 """
 
 from __future__ import annotations
@@ -42,10 +42,17 @@ class MtpHead(DraftDecoder):
     """An MTP drafter. Implements `PairHead` with its first module, and `StepwiseHead` with all of them."""
 
     def __init__(
-        self, config: ModelConfig, modules: Sequence[MtpModule], embed_tokens: Tensor, lm_head: Tensor
+        self,
+        config: ModelConfig,
+        modules: Sequence[MtpModule],
+        embed_tokens: Tensor,
+        lm_head: Tensor,
+        *,
+        carries_normed: bool = True,
     ) -> None:
-        """embed_tokens and lm_head [vocab_size, hidden_size], the target's."""
+        """embed_tokens and lm_head [vocab_size, hidden_size], the target's. `carries_normed`: see above."""
         super().__init__(config, embed_tokens, [module.layer for module in modules], lm_head)
+        self._carries_normed = carries_normed
         self.modules, self.num_modules = tuple(modules), len(modules)
         self.kind: HeadKind = "modules" if self.num_modules > 1 else "chain"  # one is used at every step
         self.takes_pairs(self._input(self.modules[0]), self.modules[0].projection)
@@ -74,7 +81,7 @@ class MtpHead(DraftDecoder):
         x = self.pair_linear(token_ids, hidden, self._input(module), module.projection, pair)
         x = decoder_blocks(x, [module.layer], shapes, attend, eps, rows, first_index=step)[-1]
         normed = rms_norm(x, module.norm, eps)
-        return DraftOutput(normed, normed)
+        return DraftOutput(normed, normed if self._carries_normed else x)
 
     def _input(self, module: MtpModule) -> PairInput:
         return PairInput(self.embed_tokens, module.embed_norm, module.hidden_norm, self.sizes.rms_norm_eps)

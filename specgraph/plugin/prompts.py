@@ -106,10 +106,10 @@ class PromptProgram:
         """
         Args:
             program: a draft program of the head.
-            max_num_rows: of an engine's pass.
+            max_num_rows: of an engine's pass; no pass here has more, unless it is one segment.
         """
         head, config, device = program.head, program.config, program.buffers.round.seeds.device
-        most = min(-(-max_num_rows // SEGMENT), SIZES[-1])
+        most = min(max(max_num_rows // SEGMENT, 1), SIZES[-1])
         self.sizes = (*(size for size in SIZES if size < most), most)
         self._program, self._block_size = program, config.block_size
         self._plan = RowPlan(SEGMENT, config.max_model_len, config.block_size)

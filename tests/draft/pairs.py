@@ -80,7 +80,6 @@ class Draw:
         return replace(
             plain,
             qkv=Weight(torch.cat((gates, plain.qkv.matrix))),
-            output_gate=True,
             gate_up=Weight(torch.stack([self.weight(2 * inner, HIDDEN) for _ in range(3)])),
             down=Weight(torch.stack([self.weight(HIDDEN, inner) * self.gain for _ in range(3)])),
             experts=Experts(config, self.weight(3, HIDDEN), None, None, *shared),

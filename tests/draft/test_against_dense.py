@@ -24,8 +24,8 @@ def dense_attend(layers, positions, past, window=None, stored=lambda x: x):
 
     def turn(x, layer):
         cos, sin = layer.rotary.double()[positions][:, None].chunk(2, -1)
-        a, b = x.chunk(2, -1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        a, b, rest = x.tensor_split((cos.shape[-1], 2 * cos.shape[-1]), -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
     def attend(index, query, key, value):
         layer = layers[index]

@@ -15,25 +15,29 @@ from torch import Tensor
 from specgraph import DraftHead, KVCache
 from specgraph.errors import UnsupportedError
 from specgraph.models import eagle3_head_from_module, eagle_head_from_module
+from specgraph.models.from_modules import CallMlp
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.plugin.round_end import MAX_STATES
 from specgraph_vllm.config import FP8_CACHES
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head
-from specgraph_vllm.mtp import MTP_CLASS, mtp_head, mtp_module
+from specgraph_vllm.mtp import MTP_CLASSES, mtp_head, mtp_parts
 
 EAGLE3_CLASS, EAGLE_CLASS = "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM"
 
-SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, MTP_CLASS, *LANGUAGE_MODEL_CLASSES)
+SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, *MTP_CLASSES, *LANGUAGE_MODEL_CLASSES)
 """The modules of vLLM that `draft_head` reads."""
 
 
-def draft_head(module: Any, target_hidden_size: Callable[[], int], ranks: TensorParallel = WHOLE) -> DraftHead:
+def draft_head(
+    module: Any, target_hidden_size: Callable[[], int], ranks: TensorParallel = WHOLE, call: CallMlp | None = None
+) -> DraftHead:
     """The head over the module's own weights, with the module's own table of cosines and sines.
 
     Args:
         module: as vLLM loaded it, its weights on the device.
         target_hidden_size: gives the columns of the target's hidden states, where the module does not.
         ranks: over which vLLM has split the module.
+        call: runs a mixture of experts of vLLM's; None where none is served.
 
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
@@ -46,8 +50,8 @@ def draft_head(module: Any, target_hidden_size: Callable[[], int], ranks: Tensor
         raise UnsupportedError(f"logit_scale {config.logit_scale}; a greedy draft needs a positive one")
     if name == EAGLE_CLASS:
         return eagle_head_from_module(module, ranks)
-    if name == MTP_CLASS:
-        return mtp_head(module, ranks)
+    if name in MTP_CLASSES:
+        return mtp_head(module, ranks, call)
     if name in LANGUAGE_MODEL_CLASSES:
         return language_model_head(module, target_hidden_size(), ranks)
     if not inner.use_aux_hidden_state:
@@ -65,7 +69,7 @@ def draft_head(module: Any, target_hidden_size: Callable[[], int], ranks: Tensor
 
 def draft_layers(module: Any) -> Sequence[Any]:
     """The decoder layers that `draft_head` reads, in the order of its attention layers."""
-    return [mtp_module(module).mtp_block] if type(module).__name__ == MTP_CLASS else module.model.layers
+    return [mtp_parts(module).block] if type(module).__name__ in MTP_CLASSES else module.model.layers
 
 
 @dataclass(frozen=True, slots=True)

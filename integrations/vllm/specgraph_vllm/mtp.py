@@ -1,17 +1,21 @@
-"""vLLM's loaded MTP module as an `MtpHead`: views of its weights, but for one matrix."""
+"""vLLM's loaded MTP modules as an `MtpHead`: views of its weights, but for a few that the head copies."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from specgraph.errors import UnsupportedError
 from specgraph.models.from_modules import (
+    ROTARY_CLASSES,
+    CallMlp,
     config_from_module,
     layer_from_module,
+    linear_of,
     linear_weight,
-    plain,
+    norm_of,
     set_rotary,
     vocabulary_rows,
 )
@@ -19,38 +23,70 @@ from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.ops.linear import Weight
 from specgraph.parallel import TensorParallel
 
-MTP_CLASS = "MiMoMTP"
-"""MiMo's heads: one dense Qwen2 layer each."""
+MIMO, GLM, QWEN = "MiMoMTP", "Glm4MoeMTP", ("Qwen3NextMTP", "Qwen3_5MTP", "Qwen3_5MoeMTP")
+MTP_CLASSES = (MIMO, GLM, *QWEN)
+"""A dense Qwen2 layer; GLM-4.5's mixture; Qwen3-Next's and Qwen3.5's gated attention with a mixture or without."""
+
+ROTARY = (*ROTARY_CLASSES, "MRotaryEmbedding")
+"""vLLM's speculators give one position per row, for which a rotation by several is an ordinary one."""
 
 
-def mtp_module(module: Any) -> Any:
-    """The module that drafts every token. vLLM's MTP speculator runs the first one only, however many there are."""
-    return next(iter(module.model.mtp_layers.values()))
+class MtpParts(NamedTuple):
+    """The modules that draft every token. vLLM's MTP speculator runs the first MTP module only, of however many."""
+
+    embed_norm: Any
+    hidden_norm: Any
+    projection: Any
+    block: Any
+    """The decoder layer."""
+    norm: Any
+    lm_head: Any
 
 
-def mtp_head(module: Any, ranks: TensorParallel) -> MtpHead:
-    """The head over vLLM's `MiMoMTP`, split over `ranks`.
+def mtp_parts(module: Any) -> MtpParts:
+    """Find them in one of `MTP_CLASSES`."""
+    inner, name = module.model, type(module).__name__
+    if name in QWEN:
+        norms = inner.pre_fc_norm_embedding, inner.pre_fc_norm_hidden
+        return MtpParts(*norms, inner.fc, inner.layers[0], inner.norm, module.lm_head)
+    if name == MIMO:
+        first = next(iter(inner.mtp_layers.values()))
+        norms = first.token_layernorm, first.hidden_layernorm
+        return MtpParts(*norms, first.input_proj, first.mtp_block, first.final_layernorm, module.lm_head)
+    first = next(iter(inner.layers.values()))
+    last = first.shared_head
+    return MtpParts(first.enorm, first.hnorm, first.eh_proj, first.mtp_block, last.norm, last.head)
 
-    Its projection [hidden_size, 2 * hidden_size] is copied: vLLM's has the columns of the hidden state first, a head
-    here those of the embedding.
+
+def mtp_head(module: Any, ranks: TensorParallel, call: CallMlp | None) -> MtpHead:
+    """The head over one of `MTP_CLASSES`, split over `ranks`.
+
+    Copies are MiMo's projection [hidden_size, 2 * hidden_size], which has the columns of the hidden state first where a
+    head here has those of the embedding, and Qwen's norms, which multiply by 1 + weight.
+
+    Args:
+        call: runs vLLM's mixture of experts; None where none is served.
 
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
     """
-    inner, first = module.model, mtp_module(module)
-    layers = SimpleNamespace(layers=[first.mtp_block], embed_tokens=inner.embed_tokens)
-    model = config_from_module(SimpleNamespace(config=module.config, model=layers), ranks)
-    of_hidden, of_embedding = linear_weight(first.input_proj).chunk(2, dim=1)
+    inner, parts, name = module.model, mtp_parts(module), type(module).__name__
+    if ranks.size > 1 and name in QWEN:
+        raise UnsupportedError(f"{name} over {ranks.size} ranks, which split its fc; served is one")
+    layers = SimpleNamespace(layers=[parts.block], embed_tokens=inner.embed_tokens)
+    model = config_from_module(SimpleNamespace(config=module.config, model=layers), ranks, ROTARY)
+    projection = linear_of(parts.projection)
+    if name == MIMO:
+        of_hidden, of_embedding = linear_weight(parts.projection).chunk(2, dim=1)
+        projection = Weight(torch.cat((of_embedding, of_hidden), dim=1))
     tensors = MtpModule(
-        embed_norm=plain(first.token_layernorm.weight),
-        hidden_norm=plain(first.hidden_layernorm.weight),
-        projection=Weight(torch.cat((of_embedding, of_hidden), dim=1)),
-        layer=layer_from_module(first.mtp_block, ranks),
-        norm=plain(first.final_layernorm.weight),
+        embed_norm=norm_of(parts.embed_norm),
+        hidden_norm=norm_of(parts.hidden_norm),
+        projection=projection,
+        layer=layer_from_module(parts.block, ranks, call),
+        norm=norm_of(parts.norm),
     )
-    embed_tokens, lm_head = (
-        vocabulary_rows(of, model.vocab_size, ranks) for of in (inner.embed_tokens, module.lm_head)
-    )
-    head = MtpHead(model, [tensors], embed_tokens, lm_head)
-    set_rotary(head, first.mtp_block.self_attn)
+    embed_tokens, lm_head = (vocabulary_rows(of, model.vocab_size, ranks) for of in (inner.embed_tokens, parts.lm_head))
+    head = MtpHead(model, [tensors], embed_tokens, lm_head, carries_normed=name != GLM)
+    set_rotary(head, parts.block.self_attn, ROTARY)
     return head

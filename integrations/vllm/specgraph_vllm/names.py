@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from specgraph.plugin.engine_names import missing_members, other_parameters
+from specgraph.plugin.engine_names import missing_members, other_parameters, parameters
 
 RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
 BATCH = "vllm.v1.worker.gpu.input_batch", "InputBatch"
 TENSOR_PARALLEL = "vllm.distributed.parallel_state", "get_tp_group"
 """Gives the group of ranks that split the model, with its process groups."""
+FORWARD_CONTEXT = "vllm.forward_context", "set_forward_context"
+"""The context that a mixture of experts of vLLM's finds itself in."""
 
 PROPOSE = (
     "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states", "num_sampled",
@@ -26,16 +28,20 @@ INPUT_BATCH = (
 )  # fmt: skip
 
 
-def differences(speculator: Any, input_batch: Any, group: Any = None) -> list[str]:
+def differences(speculator: Any, input_batch: Any, forward_context: Any, group: Any = None) -> list[str]:
     """Return a line for each name that differs from what the plugin uses.
 
     Args:
         speculator: as vLLM made it.
         input_batch: the class `InputBatch`.
+        forward_context: the function `FORWARD_CONTEXT`.
         group: what `TENSOR_PARALLEL` gives, where there are several ranks.
     """
     methods = {"propose": PROPOSE, "load_model": ("target_model",), "set_attn": (), "capture": ()}
     found = other_parameters(type(speculator), methods) + missing_members(speculator, SPECULATOR)
+    expected = ("attn_metadata", "vllm_config", "num_tokens")
+    if (given := parameters(forward_context))[:3] != expected:
+        found.append(f"{FORWARD_CONTEXT[1]} takes ({', '.join(given)}), expected ({', '.join(expected)}, ...)")
     found += [] if group is None else missing_members(group, ("device_group", "cpu_group"))
     return found + missing_members(input_batch, INPUT_BATCH)
 

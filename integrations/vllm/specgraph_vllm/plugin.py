@@ -16,7 +16,7 @@ from specgraph.errors import UnsupportedError
 from specgraph.parallel.ranks import ranks_of_groups
 from specgraph_vllm.config import KEY, read_settings, unsupported_config
 from specgraph_vllm.draft_logits import GUMBEL, divided_by_temperature
-from specgraph_vllm.names import BATCH, RUNNER_MODULE, TENSOR_PARALLEL, differences
+from specgraph_vllm.names import BATCH, FORWARD_CONTEXT, RUNNER_MODULE, TENSOR_PARALLEL, differences
 from specgraph_vllm.speculator import adopt
 
 _LOG = logging.getLogger("vllm.specgraph")
@@ -54,10 +54,11 @@ def wrapped(stock: Callable[..., Any], named: Callable[[str, str], Any]) -> Call
             made = stock(vllm_config, *args, **kwargs)
             if settings is not None:
                 group = named(*TENSOR_PARALLEL)() if vllm_config.parallel_config.tensor_parallel_size > 1 else None
-                if found := differences(made, named(*BATCH), group):
+                context = named(*FORWARD_CONTEXT)
+                if found := differences(made, named(*BATCH), context, group):
                     raise UnsupportedError(f"this release of vLLM is not served: {'; '.join(found)}")
                 ranks = None if group is None else ranks_of_groups(group.device_group, group.cpu_group)
-                adopt(made, settings, lambda: divided_by_temperature(named(*GUMBEL)), ranks)
+                adopt(made, settings, lambda: divided_by_temperature(named(*GUMBEL)), context, ranks)
         except UnsupportedError as error:
             if settings is None or settings.when_unsupported == "refuse":
                 raise

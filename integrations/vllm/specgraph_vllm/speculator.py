@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -31,11 +31,18 @@ _TENSORS = PROPOSE[: PROPOSE.index("last_sampled") + 1]
 """The parameters that `Speculator.propose` names."""
 
 
-def adopt(made: Any, settings: Settings, logits_are_divided: Callable[[], bool], ranks: Ranks | None = None) -> None:
+def adopt(
+    made: Any,
+    settings: Settings,
+    logits_are_divided: Callable[[], bool],
+    forward_context: Callable[..., AbstractContextManager[None]],
+    ranks: Ranks | None = None,
+) -> None:
     """Make one of vLLM's speculators one that asks specgraph first: it gets a subclass of its own class.
 
     Args:
         logits_are_divided: see `divided_by_temperature`; called where drafts are sampled.
+        forward_context: vLLM's `set_forward_context`.
         ranks: those that split the model; None for one.
     """
     stock = type(made)
@@ -44,7 +51,7 @@ def adopt(made: Any, settings: Settings, logits_are_divided: Callable[[], bool],
         made.stock_logits = made.draft_logits
         made.draft_logits = made.draft_logits.float()  # drafts are drawn from what the sampler reads, unrounded
     made.__class__ = type(f"Specgraph{stock.__name__}", (Speculator, stock), {})
-    made.start_specgraph(settings, parameters(stock.propose)[len(_TENSORS) :], ranks)
+    made.start_specgraph(settings, parameters(stock.propose)[len(_TENSORS) :], forward_context, ranks)
 
 
 def reason_for_vllm(
@@ -80,13 +87,20 @@ class Speculator(_Stock):
     use_vllm = False
     """Set it to leave every propose to vLLM, for comparisons in one process."""
 
-    def start_specgraph(self, settings: Settings, more_parameters: tuple[str, ...], ranks: Ranks | None) -> None:
+    def start_specgraph(
+        self,
+        settings: Settings,
+        more_parameters: tuple[str, ...],
+        forward_context: Callable[..., AbstractContextManager[None]],
+        ranks: Ranks | None,
+    ) -> None:
         """Take the place of a constructor.
 
         Args:
             more_parameters: those that vLLM's `propose` has besides `_TENSORS`.
         """
         self.settings, self._more_parameters, self._ranks = settings, more_parameters, ranks
+        self._forward_context = forward_context
         self.fast_path: FastPath | None = None
         """None before the capture, and where vLLM drafts because something is not supported."""
         self.counts = ProposeCounts(_LOG, settings.log_every)
@@ -101,7 +115,12 @@ class Speculator(_Stock):
 
     def _read_head(self) -> DraftHead:
         split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
-        return draft_head(self.model, lambda: self.vllm_config.model_config.get_hidden_size(), split)
+        return draft_head(self.model, lambda: self.vllm_config.model_config.get_hidden_size(), split, self._run_mlp)
+
+    def _run_mlp(self, module: Any, x: torch.Tensor) -> torch.Tensor:
+        """Run a mixture of experts of vLLM's, over rows [T, hidden_size]."""
+        with self._forward_context(None, self.vllm_config, num_tokens=x.shape[0]):
+            return module(x)
 
     def set_attn(self, *args: Any, **options: Any) -> None:
         # vLLM 0.33 captures once over a KV cache that it then frees, to learn how much memory graphs take.
@@ -159,7 +178,8 @@ class Speculator(_Stock):
                 cache.caches,
                 open_platform(f"{self.device.type}:{torch.cuda.current_device() if index is None else index}"),
                 num_speculative_tokens=self.num_speculative_steps,
-                max_num_requests=self.max_num_reqs,
+                # No batch has more whole rounds, and vLLM's workspaces hold no more rows.
+                max_num_requests=min(self.max_num_reqs, self.max_num_tokens // (self.num_speculative_steps + 1)),
                 max_model_len=self.max_model_len,
                 block_size=cache.block_size,
                 max_num_rows=self.max_num_tokens,

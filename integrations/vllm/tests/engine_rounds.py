@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import torch
 from draft.test_against_dense import dense_attend, dense_chain
+from mixtures import POSITIONS, Glm4MoeMTP, Qwen3NextMTP, forward_context, mixture_folder
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import draft_layers
 from specgraph_vllm.speculator import adopt
@@ -19,10 +20,15 @@ from vllm_objects import MiMoMTP as MTP
 from vllm_objects import StockSpeculator, input_batch, kv_cache, mimo_folder, split, vllm_config
 
 from specgraph import load_drafter, load_target, shipped_pair
+from specgraph.checkpoints import target_shape
+from specgraph.models.mtp import MtpHead
 
 K, BLOCK, MAX_LEN, MAX_SEQS, SLOTS, MAX_ROWS = 4, 16, 96, 3, 5, 48
 DRAFTERS = Path(__file__).parents[3] / "examples/tiny-python/drafters"
 E4M3 = torch.float8_e4m3fn
+
+
+MIXTURES = {"glm": Glm4MoeMTP, "qwen": Qwen3NextMTP}
 
 
 def in_e4m3(x: torch.Tensor) -> torch.Tensor:
@@ -60,13 +66,22 @@ class Engine:
         elif kind == "mtp":
             target_folder = draft_folder = mimo_folder(folder / "t")
             made = MTP
+        elif kind in MIXTURES:
+            target_folder = draft_folder = mixture_folder(folder / "t", kind)
+            made = MIXTURES[kind]
         elif kind == "target as drafter":
             target_folder = draft_folder = shipped_pair()[0]
             made = LM
         else:
             target_folder, draft_folder, made = shipped_pair()[0], DRAFTERS / "draft-model", LM
-        target = load_target(target_folder, dtype=torch.float32)
-        self.oracle = load_drafter(draft_folder, load_target(target_folder, dtype=torch.float64))
+        if kind in MIXTURES:
+            target = target_shape(target_folder, max_model_len=POSITIONS, dtype=torch.float32)
+            read = load_drafter(draft_folder, target_shape(target_folder, max_model_len=POSITIONS, dtype=torch.float64))
+            shared = read.embed_tokens, read.lm_head
+            self.oracle = MtpHead(read.sizes, read.modules, *shared, carries_normed=kind != "glm")  # as vLLM's do
+        else:
+            target = load_target(target_folder, dtype=torch.float32)
+            self.oracle = load_drafter(draft_folder, load_target(target_folder, dtype=torch.float64))
         config = json.loads((draft_folder / "config.json").read_text())
         self.module, self.vocab = made(draft_folder, config, target, torch.float32), target.vocab_size
         size, rank = (1, 0) if ranks is None else (ranks.size, ranks.rank)
@@ -98,7 +113,7 @@ class Engine:
         )
         if divided is not None:
             s.draft_logits = torch.zeros(SLOTS, K, self.vocab, dtype=stored)
-        adopt(s, Settings(**settings), lambda: bool(divided), ranks)
+        adopt(s, Settings(**settings), lambda: bool(divided), forward_context, ranks)
         self.temperature, self.seeds = torch.tensor([0.0, 0.7, 1.0, 1.3, 0.5]), torch.arange(SLOTS) + 99
         s.num_speculative_steps, s.max_num_reqs, s.max_model_len, s.max_num_tokens = K, MAX_SEQS, MAX_LEN, MAX_ROWS
         s.kv_cache_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["a", *self.names])])

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import torch
 from engine_rounds import Engine
+from mixtures import forward_context
 from specgraph_vllm import plugin
-from specgraph_vllm.names import TENSOR_PARALLEL
+from specgraph_vllm.names import FORWARD_CONTEXT, TENSOR_PARALLEL
 from test_prompts import Load
 from vllm_objects import StockSpeculator, batch_class, vllm_config
 
@@ -76,7 +77,7 @@ def drift(ranks, what: str) -> str:
 def wrap(ranks) -> str:
     """`init_speculator` of a configuration for two ranks."""
     group = SimpleNamespace(device_group=ranks.device, cpu_group=ranks.host)
-    named = {"InputBatch": batch_class(), TENSOR_PARALLEL[1]: lambda: group}
+    named = {"InputBatch": batch_class(), TENSOR_PARALLEL[1]: lambda: group, FORWARD_CONTEXT[1]: forward_context}
     make = plugin.wrapped(lambda *args: StockSpeculator(*args[:2]), lambda module, name: named[name])
     made = make(vllm_config(parallel_config__tensor_parallel_size=2), torch.device("cpu"), "req_states")
     return f"{type(made).__name__} {made._ranks.rank} of {made._ranks.members}"

@@ -15,8 +15,8 @@ import pytest
 from safetensors import safe_open
 from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES
-from specgraph_vllm.mtp import MTP_CLASS
-from specgraph_vllm.names import INPUT_BATCH, PROPOSE, RUNNER_MODULE, SPECULATOR, TENSOR_PARALLEL
+from specgraph_vllm.mtp import GLM, MIMO, QWEN
+from specgraph_vllm.names import FORWARD_CONTEXT, INPUT_BATCH, PROPOSE, RUNNER_MODULE, SPECULATOR, TENSOR_PARALLEL
 
 from specgraph import shipped_pair
 from specgraph.models.from_modules import ROTARY_CLASSES
@@ -158,7 +158,7 @@ def test_so_has_the_one_of_mtp(wheel) -> None:
     release, folder = wheel
     path = "vllm/model_executor/models/mimo_mtp.py"
     models = tree(folder, path)
-    assert {"config", "model", "lm_head"} <= assigned(found(models, ast.ClassDef, MTP_CLASS))
+    assert {"config", "model", "lm_head"} <= assigned(found(models, ast.ClassDef, MIMO))
     assert {"embed_tokens", "mtp_layers"} <= assigned(found(models, ast.ClassDef, "MiMoMultiTokenPredictor"))
     names = ("token_layernorm", "hidden_layernorm", "input_proj", "mtp_block", "final_layernorm")
     layer = found(models, ast.ClassDef, "MiMoMultiTokenPredictorLayer")
@@ -170,7 +170,44 @@ def test_so_has_the_one_of_mtp(wheel) -> None:
     speculator = (folder / f"{GPU}/spec_decode/{BASES[release][0]}/speculator.py").read_text()
     assert "spec_step_idx" not in speculator  # so it is 0 at every step: the first module drafts every token
     registry = (folder / "vllm/model_executor/models/registry.py").read_text()
-    assert f'"MiMoMTPModel": ("mimo_mtp", "{MTP_CLASS}")' in registry
+    assert f'"MiMoMTPModel": ("mimo_mtp", "{MIMO}")' in registry
+
+
+def test_so_have_those_with_mixtures(wheel) -> None:
+    _, folder = wheel
+    models = folder / "vllm/model_executor/models"
+    glm = tree(models, "glm4_moe_mtp.py")
+    layer = found(glm, ast.ClassDef, "Glm4MoeMultiTokenPredictorLayer")
+    assert {"enorm", "hnorm", "eh_proj", "mtp_block", "shared_head"} <= assigned(layer)
+    assert {"norm", "head"} <= assigned(found(glm, ast.ClassDef, "SharedHead"))
+    assert {"embed_tokens", "layers"} <= assigned(found(glm, ast.ClassDef, "Glm4MoeMultiTokenPredictor"))
+    for text in ("torch.cat([inputs_embeds, previous_hidden_states], dim=-1)", "return hidden_states"):  # without norm
+        assert text in ast.unparse(layer)
+    assert "config" in assigned(found(glm, ast.ClassDef, GLM))
+    attention = {"qkv_proj", "o_proj", "rotary_emb", "attn", "num_heads", "num_kv_heads", "head_dim", "scaling"}
+    normed = {"q_norm", "k_norm"}
+    assert attention | normed <= assigned(found(tree(models, "glm4_moe.py"), ast.ClassDef, "Glm4MoeAttention"))
+    qwen = tree(models, "qwen3_next.py")
+    assert attention | normed <= assigned(found(qwen, ast.ClassDef, "Qwen3NextAttention"))
+    assert "layer_scale" in assigned(found(qwen, ast.ClassDef, "Qwen3NextDecoderLayer"))
+    assert "GemmaRMSNorm as Qwen3NextRMSNorm" in (models / "qwen3_next.py").read_text()
+    for file, names, inner in (
+        ("qwen3_next_mtp.py", QWEN[:1], "Qwen3NextMultiTokenPredictor"),
+        ("qwen3_5_mtp.py", QWEN[1:2], "Qwen3_5MultiTokenPredictor"),
+    ):
+        predictor = found(tree(models, file), ast.ClassDef, inner)
+        parts = {"pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "layers", "norm", "embed_tokens"}
+        assert parts <= assigned(predictor)
+        assert "torch.cat([inputs_embeds, hidden_states], dim=-1)" in ast.unparse(predictor)
+        for name in names:
+            assert {"config", "model", "lm_head"} <= assigned(found(tree(models, file), ast.ClassDef, name))
+    more = found(tree(models, "qwen3_5_mtp.py"), ast.ClassDef, QWEN[2])
+    assert ast.unparse(more.bases[0]) == QWEN[1]
+    module, name = FORWARD_CONTEXT
+    context = found(tree(folder, f"{module.replace('.', '/')}.py"), ast.FunctionDef, name)
+    assert parameters(context)[:3] == ["attn_metadata", "vllm_config", "num_tokens"]
+    base = (folder / f"{GPU}/spec_decode/{BASES[wheel[0]][0]}/speculator.py").read_text()
+    assert "positions=input_buffers.positions[:num_tokens]" in base.replace("self.input_buffers", "input_buffers")
 
 
 def test_so_have_the_ones_of_draft_models(wheel) -> None:

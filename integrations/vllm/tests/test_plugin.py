@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from mixtures import forward_context
 from specgraph_vllm import plugin
 from specgraph_vllm.config import Settings, read_settings, unsupported_config
 from specgraph_vllm.names import RUNNER_MODULE
@@ -26,7 +27,8 @@ def gumbel_sample(logits, expanded_idx_mapping, temperature, seed, pos, apply_te
 
 
 def wrapped(make=stock, batch=batch_class, gumbel=gumbel_sample):
-    return plugin.wrapped(make, lambda module, name: batch() if name == "InputBatch" else gumbel)
+    named = {"InputBatch": batch, "set_forward_context": lambda: forward_context}
+    return plugin.wrapped(make, lambda module, name: named.get(name, lambda: gumbel)())
 
 
 def test_without_the_key_nothing_changes() -> None:

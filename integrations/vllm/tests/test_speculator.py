@@ -37,7 +37,7 @@ def test_every_form_of_a_round_is_handed_over_at_start_up(tmp_path, monkeypatch,
     assert all(form in forms[:at_start] for form in forms[at_start:])
 
 
-@pytest.mark.parametrize("engine", ["eagle3", "eagle", "mtp", "draft_model"], indirect=True)
+@pytest.mark.parametrize("engine", ["eagle3", "eagle", "mtp", "draft_model", "glm", "qwen"], indirect=True)
 def test_drafts_follow_the_whole_history_in_vllms_cache(engine) -> None:
     for slot, length in ((2, 3), (0, 15), (4, 40)):
         engine.prompt(slot, length)
@@ -64,6 +64,7 @@ def test_fp8_weights_draft_what_their_dequantised_matrices_draft(tmp_path, how) 
     engine.start()
     addresses = {tensor.data_ptr() for tensor in engine.speculator._head.weights().values()}
     assert layer.self_attn.qkv_proj.weight.data_ptr() in addresses  # a view
+    assert how != "row" or layer.self_attn.qkv_proj.weight_scale.data_ptr() in addresses
     engine.prompt(0, 9)
     engine.prompt(2, 20)
     for counts in ([2, 5], [1, 3], [4, 4]):

@@ -79,7 +79,8 @@ class DraftModule(torch.nn.Module):
         self.config = SimpleNamespace(**{k: v for k, v in config.items() if k != "eagle_config"})
         self.eps, dim = config["rms_norm_eps"], config["head_dim"]
 
-        theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+        rope = config.get("rope_parameters", {})
+        theta, dim = config.get("rope_theta") or rope["rope_theta"], int(dim * rope.get("partial_rotary_factor", 1))
         self.rotary = RotaryEmbedding(dim, config["max_position_embeddings"], theta, dtype)
         self.model = torch.nn.Module()
         self.model.layers = torch.nn.ModuleList([self.layer(self.layer_name, LAYER_NAME)])
@@ -87,24 +88,27 @@ class DraftModule(torch.nn.Module):
         if "fc.weight" in t:
             self.model.fc = Linear(t["fc.weight"])
 
+    def packed(self, prefix: str, *names: str) -> Linear:
+        parts = [[self.read.get(f"{prefix}.{name}_proj.{kind}") for name in names] for kind in ("weight", "bias")]
+        return Linear(torch.cat(parts[0]), None if parts[1][0] is None else torch.cat(parts[1]))
+
+    def mlp(self, prefix: str) -> torch.nn.Module:
+        mlp = torch.nn.Module()
+        mlp.gate_up_proj, mlp.down_proj = self.packed(prefix, "gate", "up"), self.packed(prefix, "down")
+        return mlp
+
     def layer(self, prefix: str, layer_name: str) -> torch.nn.Module:
         """One decoder layer with the tensors under `prefix`; `layer_name` is that of its KV cache."""
         t, config = self.read, self.config
-
-        def packed(*names: str) -> Linear:
-            parts = [[t.get(f"{prefix}.{name}.{kind}") for name in names] for kind in ("weight", "bias")]
-            return Linear(torch.cat(parts[0]), None if parts[1][0] is None else torch.cat(parts[1]))
-
         attention = torch.nn.Module()
-        attention.qkv_proj = packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        attention.o_proj, attention.rotary_emb = packed("self_attn.o_proj"), self.rotary
+        attention.qkv_proj = self.packed(f"{prefix}.self_attn", "q", "k", "v")
+        attention.o_proj, attention.rotary_emb = self.packed(f"{prefix}.self_attn", "o"), self.rotary
         attention.num_heads, attention.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         attention.total_num_kv_heads = config.num_key_value_heads
         attention.head_dim, attention.scaling = config.head_dim, config.head_dim**-0.5
         attention.attn = SimpleNamespace(layer_name=layer_name, sliding_window=None)
         layer = torch.nn.Module()
-        layer.self_attn, layer.mlp = attention, torch.nn.Module()
-        layer.mlp.gate_up_proj, layer.mlp.down_proj = packed("mlp.gate_proj", "mlp.up_proj"), packed("mlp.down_proj")
+        layer.self_attn, layer.mlp = attention, self.mlp(f"{prefix}.mlp")
         for at, name in (
             (layer, "input_layernorm"), (layer, "hidden_norm"), (layer, "post_attention_layernorm"),
             (attention, "self_attn.q_norm"), (attention, "self_attn.k_norm"),
