@@ -174,9 +174,13 @@ def main() -> None:
     dtype = torch.float32 if platform.device.type == "cpu" else torch.bfloat16
     command = f"torchrun --nproc-per-node {given.ranks} {' '.join(sys.argv)}"
     result: dict[str, Any] = {
-        "command": command, **environment(platform), "ranks": given.ranks, "k": K, "context": context,
+        **environment(platform), "command": command, "ranks": given.ranks, "k": K, "context": context,
         "dtype": str(dtype), "weights": "random", "seconds": {}, "left_out": [],
     }  # fmt: skip
+
+    def write() -> None:
+        if ranks.rank == 0:
+            given.output.write_text(json.dumps(result, indent=1))
 
     def section(name: str, run: Callable[[], list[dict[str, Any]]], alone: bool = False) -> None:
         if given.sections not in name:
@@ -184,14 +188,15 @@ def main() -> None:
         late = [time.monotonic() - begin > given.seconds if ranks.rank == 0 else False]
         if any(value[0] for value in ranks.exchange(f"the start of {name}", [int(late[0])])):
             result["left_out"].append(name)
+            write()
             return
         start = time.monotonic()
         found = run() if ranks.rank == 0 or not alone else []
         ranks.exchange(f"the end of {name}")
         result[name] = found
         result["seconds"][name] = round(time.monotonic() - start, 1)
+        write()
         if ranks.rank == 0:
-            given.output.write_text(json.dumps(result, indent=1))
             print(f"{time.monotonic() - begin:6.1f} s  {name}", *found, sep="\n    ", flush=True)
 
     with torch.inference_mode(), mock.patch.dict(SHAPES, ONE_KV_HEAD):
