@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -14,6 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
+from engines import EAGLE3, config_folder
 
 K, MAX_LEN = 5, 1024
 
@@ -46,9 +50,20 @@ def options(target: str, draft: str, way: str, method: str = "eagle3", **changes
         "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 64],
         "disable_prefill_cuda_graph": True,
         "skip_tokenizer_init": True,
+        "incremental_streaming_output": True,
         "random_seed": 0,
         "log_level": "info",
     } | changes
+
+
+def dummy_8b(way: str, sizes: list[int], layers: int = 32, **changes: Any) -> dict[str, Any]:
+    """Arguments for Llama 3 8B's shapes with an EAGLE-3 drafter, dummy weights, bfloat16, no prefix cache."""
+    return options(
+        config_folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=layers),
+        config_folder("draft", **EAGLE3),
+        way, dtype="bfloat16", load_format="dummy", mem_fraction_static=0.6, cuda_graph_bs_decode=sizes,
+        disable_radix_cache=True, **changes,
+    )  # fmt: skip
 
 
 def sglang_draft(folder: Path) -> str:
@@ -86,10 +101,12 @@ class Engine:
         class CountedEngine(engine.Engine):
             run_scheduler_process_func = staticmethod(run_scheduler_process)
 
-        self.counts = Path(tempfile.mkdtemp()) / "counts"
-        os.environ["SPECGRAPH_COUNTS"] = str(self.counts)
+        self.folder = Path(tempfile.mkdtemp())
+        os.environ["SPECGRAPH_FOLDER"] = str(self.folder)
         self.sglang = CountedEngine(**arguments)
-        self.tasks: dict[str, asyncio.Task[Any]] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.outputs: list[tuple[str, list[int], bool, int]] = []
+        self.woken = asyncio.Event()
 
     @staticmethod
     def shipped(target: Path, draft: Path | None, way: str, method: str, kv_tokens: int, **changes: Any) -> Engine:
@@ -100,6 +117,22 @@ class Engine:
         return Engine(options(str(target), sglang_draft(draft), way, method, **sizes | changes))
 
     @staticmethod
+    def served(sizes: list[int], acceptance: float) -> Engine:
+        """An engine of 8B shapes without a prefix cache, for both ways in turns.
+
+        SGLang draws one number of accepted drafts for all requests of a round; its mean is that of drafts which are
+        accepted with that probability each.
+        """
+        os.environ["SGLANG_SIMULATE_ACC_LEN"] = str(sum(acceptance**i for i in range(K + 1)))
+        os.environ["SGLANG_SIMULATE_ACC_TOKEN_MODE"] = "real-draft-token"
+        return Engine(dummy_8b("specgraph", sizes, context_length=4096, max_total_tokens=64 * 2304))
+
+    def switch(self, way: str) -> None:
+        """Draft in that way from now on: "stock" or "specgraph". The scheduler reads it once a second."""
+        (self.folder / "way").write_text(way)
+        time.sleep(2)
+
+    @staticmethod
     def room(prompt: list[int]) -> int:
         """The most new tokens that a prompt may ask for: SGLang keeps K + 1 positions of the context free."""
         return MAX_LEN - K - 1 - len(prompt)
@@ -107,22 +140,37 @@ class Engine:
     def start(self, name: str, prompt: list[int], limit: int, seed: int | None = None) -> None:
         """Add a request: greedy, or at temperature 1 where there is a seed (which SGLang does not take)."""
         params = {"temperature": 0.0 if seed is None else 1.0, "max_new_tokens": limit, "ignore_eos": True}
-        made = self.sglang.async_generate(input_ids=prompt, sampling_params=params, rid=name)
-        self.tasks[name] = self.sglang.loop.create_task(made)
+        self.tasks[name] = self.sglang.loop.create_task(self.follow(name, prompt, params))
+
+    async def follow(self, name: str, prompt: list[int], params: dict[str, Any]) -> None:
+        """Keep what comes of a request until it ends or is aborted."""
+        async for output in await self.sglang.async_generate(
+            input_ids=prompt, sampling_params=params, rid=name, stream=True
+        ):
+            about = output["meta_info"]
+            reason = about["finish_reason"]
+            if reason is not None and reason["type"] == "abort":
+                return
+            cached = about.get("cached_tokens") or 0
+            self.outputs.append((name, list(output["output_ids"]), reason is not None, cached))
+            self.woken.set()
 
     def abort(self, name: str) -> None:
         """Abort every request whose name begins so."""
         self.sglang.tokenizer_manager.abort_request(rid=name)
 
     def step(self) -> list[tuple[str, list[int], bool, int]]:
-        """Some milliseconds; (name, its tokens, True, tokens of its prompt that were cached) of requests that ended."""
-        self.sglang.loop.run_until_complete(asyncio.sleep(0.002))
-        found: list[tuple[str, list[int], bool, int]] = []
+        """At most 2 ms; (name, its new tokens, whether it ended, tokens of its prompt that were cached) of requests."""
+
+        async def wait() -> None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.woken.wait(), 0.002)
+            self.woken.clear()
+
+        self.sglang.loop.run_until_complete(wait())
         for name in [name for name, task in self.tasks.items() if task.done()]:
-            output = self.tasks.pop(name).result()
-            about = output["meta_info"]
-            if about["finish_reason"]["type"] != "abort":
-                found.append((name, list(output["output_ids"]), True, about.get("cached_tokens") or 0))
+            self.tasks.pop(name).result()
+        found, self.outputs = self.outputs, []
         return found
 
     def generate(
@@ -146,7 +194,8 @@ class Engine:
     def proposes(self) -> dict[str, int]:
         """Proposes by who drafted, and why; empty for stock SGLang. The scheduler writes them once a second."""
         time.sleep(2)
-        return json.loads(self.counts.read_text()) if self.counts.exists() else {}
+        counts = self.folder / "counts"
+        return json.loads(counts.read_text()) if counts.exists() else {}
 
     def close(self) -> None:
         self.sglang.shutdown()
@@ -165,22 +214,40 @@ def when_the_worker_is_made(act: Callable[[Any], None]) -> None:
     scheduler.Scheduler.maybe_init_draft_worker = maybe_init_draft_worker
 
 
+def map_dummy_ids() -> None:
+    """In this scheduler process, give a drafter with dummy weights the id map that every real EAGLE-3 head of a reduced
+    vocabulary has."""
+    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+
+    share = EagleDraftWorker.init_lm_head
+
+    def init_lm_head(self: Any) -> None:
+        self.draft_runner.model.hot_token_id = torch.arange(EAGLE3["draft_vocab_size"]) * 4
+        share(self)
+
+    EagleDraftWorker.init_lm_head = init_lm_head
+
+
 def run_scheduler_process(*args: Any, **options: Any) -> Any:
-    """SGLang's, with a thread that writes the plugin's counts to the file that SPECGRAPH_COUNTS names."""
+    """SGLang's, with a thread that writes the plugin's counts to the file `counts` of the folder that SPECGRAPH_FOLDER
+    names, and leaves proposes to SGLang while its file `way` says "stock"."""
     from sglang.srt.managers import scheduler
 
     def act(worker: Any) -> None:
         drafting = getattr(worker._draft_worker, "specgraph", None)
         if drafting is not None:
-            threading.Thread(target=write, args=(drafting.counts,), daemon=True).start()
+            threading.Thread(target=exchange, args=(drafting,), daemon=True).start()
 
-    def write(counts: Any) -> None:
-        path = Path(os.environ["SPECGRAPH_COUNTS"])
+    def exchange(drafting: Any) -> None:
+        folder = Path(os.environ["SPECGRAPH_FOLDER"])
         while True:
             time.sleep(1)
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps(dict(counts.by_reason)))
-            part.rename(path)
+            with contextlib.suppress(FileNotFoundError):
+                drafting.use_sglang = (folder / "way").read_text() == "stock"
+            (folder / "part").write_text(json.dumps(dict(drafting.counts.by_reason)))
+            (folder / "part").rename(folder / "counts")
 
     when_the_worker_is_made(act)
+    if args[0].load_format == "dummy":
+        map_dummy_ids()
     return scheduler.run_scheduler_process(*args, **options)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sglang_engine import when_the_worker_is_made
+from sglang_engine import map_dummy_ids, when_the_worker_is_made
 
 WAYS = ("stock", "specgraph")
 WARM, MEASURED = 4, 12
@@ -102,19 +102,12 @@ class RoundTimer:
 def run_scheduler_process(*args: Any, **options: Any) -> Any:
     """SGLang's, with a timer on its worker. SPECGRAPH_TIMES names the file and the numbers of requests."""
     from sglang.srt.managers import scheduler
-    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
     asked: dict[str, Any] = json.loads(os.environ["SPECGRAPH_TIMES"])
-    share = EagleDraftWorker.init_lm_head
-
-    def init_lm_head(self: Any) -> None:
-        # Dummy weights have no id map, which every real EAGLE-3 head of a reduced vocabulary has.
-        self.draft_runner.model.hot_token_id = torch.arange(asked["draft_vocab_size"]) * 4
-        share(self)
 
     def act(worker: Any) -> None:
         RoundTimer(worker, asked["requests"], Path(asked["out"]))
 
     when_the_worker_is_made(act)
-    EagleDraftWorker.init_lm_head = init_lm_head
+    map_dummy_ids()
     return scheduler.run_scheduler_process(*args, **options)

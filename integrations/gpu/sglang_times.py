@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines import EAGLE3, config_folder, environment
-from sglang_engine import K, options
+from engines import environment
+from sglang_engine import K, dummy_8b
 from sglang_round_timer import MEASURED, WARM, run_scheduler_process
 
 
@@ -44,14 +44,9 @@ def main() -> None:
     begin, sizes = time.monotonic(), [int(n) for n in asked.requests.split(",")]
     raw = asked.out.with_suffix(".jsonl")
     raw.unlink(missing_ok=True)
-    os.environ["SPECGRAPH_TIMES"] = json.dumps(
-        {"out": str(raw), "requests": sizes, "draft_vocab_size": EAGLE3["draft_vocab_size"]}
-    )
-    arguments = options(
-        config_folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=asked.layers),
-        config_folder("draft", **EAGLE3),
-        "specgraph", dtype="bfloat16", load_format="dummy", context_length=4096, mem_fraction_static=0.6,
-        max_total_tokens=64 * 2048, cuda_graph_bs_decode=sizes, disable_radix_cache=True,
+    os.environ["SPECGRAPH_TIMES"] = json.dumps({"out": str(raw), "requests": sizes})
+    arguments = dummy_8b(
+        "specgraph", sizes, asked.layers, context_length=4096, max_total_tokens=64 * 2048,
         disable_overlap_schedule=asked.no_overlap, port=32000,
     )  # fmt: skip
     engine = TimedEngine(**arguments)

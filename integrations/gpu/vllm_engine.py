@@ -115,6 +115,18 @@ class Engine:
         return Engine(target, draft, "specgraph", method, **arguments | options)
 
     @staticmethod
+    def served(sizes: list[int], acceptance: float) -> Engine:
+        """An engine of 8B shapes without a prefix cache, for both ways in turns; each draft is accepted with that
+        probability, by vLLM's synthetic rejection sampling."""
+        rates = [acceptance**i for i in range(1, K + 1)]
+        speculative = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+        return Engine.dummy_8b(sizes, max_model_len=4096, speculative=speculative, enable_prefix_caching=False)
+
+    def switch(self, way: str) -> None:
+        """Draft in that way from now on: "stock" or "specgraph"."""
+        self.speculator.use_vllm = way == "stock"
+
+    @staticmethod
     def room(prompt: list[int]) -> int:
         """The most new tokens that a prompt may ask for."""
         return MAX_LEN - len(prompt)

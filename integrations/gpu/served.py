@@ -1,10 +1,11 @@
-"""vLLM under requests that arrive at random times, drafting by itself and through specgraph, in turns in one engine.
+"""Requests that arrive at random times at an engine which drafts by itself and through specgraph, in turns.
 
-    python integrations/gpu/vllm_served.py --out h200-vllm-served.json
+    python integrations/gpu/served.py --engine vllm --out h200-vllm-served.json
 
-8B shapes with dummy weights, K = 5, each draft accepted with probability 0.7 (vLLM's synthetic rejection sampling),
-prompts of 64 to 2,048 tokens, outputs of 128. The client is in the engine's process: `ttft` is from a request's arrival
-to its first token, `tpot` the mean time per token after it, in ms; requests of the warm-up are not counted.
+8B shapes with dummy weights, K = 5, no prefix cache, prompts of 64 to 2,048 tokens, outputs of 128. How many drafts are
+accepted is drawn by the engine, as many on average as where each one is accepted with probability 0.7. The client is in
+the engine's process: `ttft` is from a request's arrival to its first token, `tpot` the mean time per token after it, in
+ms; requests of the warm-up are not counted.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from engines import environment
-from vllm_engine import Engine, K
+from engines import ENGINES, engine_class, environment
 
 NEW_TOKENS, ACCEPTANCE = 128, 0.7
+SIZES = [1, 2, 4, 8, 16, 24, 32, 48, 64]
 
 
 def served(engine: Any, rate: float, seconds: float, seed: int) -> dict[str, float]:
     """Let requests arrive for that long, and wait for the last one."""
     draw, arrived, first, last = random.Random(seed), {}, {}, {}
     begin, due, counts = time.perf_counter(), 0.0, Counter()
-    while due < seconds or len(last) < len(arrived) or engine.llm.has_unfinished_requests():
+    while due < seconds or len(last) < len(arrived):
         while due < min(seconds, time.perf_counter() - begin):
-            name = f"{seed}-{rate}-{len(arrived)}"
+            name = f"{seed}-{rate}-{len(arrived):06d}"
             engine.start(name, [draw.randrange(1000, 120000) for _ in range(draw.randrange(64, 2049))], NEW_TOKENS)
             arrived[name] = begin + due
             due += draw.expovariate(rate)
-        if not engine.llm.has_unfinished_requests():
+        if len(last) == len(arrived):
             time.sleep(0.0005)
             continue
         for name, new, finished, _ in engine.step():
@@ -58,22 +59,17 @@ def served(engine: Any, rate: float, seconds: float, seed: int) -> dict[str, flo
 def main() -> None:
     """Run both ways at each rate, turn by turn."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", choices=ENGINES, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rates", default="2,6,10", help="requests per second")
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--turns", type=int, default=2)
     asked = parser.parse_args()
     begin = time.monotonic()
-    speculative = {
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": [ACCEPTANCE**i for i in range(1, K + 1)],
-    }
-    engine = Engine.dummy_8b(
-        [1, 2, 4, 8, 16, 24, 32, 48, 64], max_model_len=4096, speculative=speculative, enable_prefix_caching=False
-    )
+    engine = engine_class(asked.engine).served(SIZES, ACCEPTANCE)
     result: dict[str, Any] = {
         "command": " ".join(sys.argv),
-        "environment": environment("vllm"),
+        "environment": environment(asked.engine),
         "acceptance": ACCEPTANCE,
         "rows": [],
     }
@@ -81,7 +77,7 @@ def main() -> None:
     for turn in range(-1, asked.turns):  # -1: the warm-up
         for rate in map(float, asked.rates.split(",")):
             for way in ("stock", "specgraph") if turn % 2 else ("specgraph", "stock"):
-                engine.speculator.use_vllm = way == "stock"
+                engine.switch(way)
                 before = Counter(engine.proposes())
                 row = served(engine, rate, asked.seconds if turn >= 0 else 2, turn)
                 if turn >= 0:
@@ -89,6 +85,7 @@ def main() -> None:
                     result["rows"].append({"rate": rate, "way": way, "turn": turn} | row | {"proposes": proposes})
                     print(result["rows"][-1], flush=True)
                     asked.out.write_text(json.dumps(result) + "\n")
+    engine.close()
 
 
 if __name__ == "__main__":
