@@ -77,7 +77,7 @@ def make_decoder(
 
 
 @task
-def generate(ranks: Ranks | None, max_tokens: int = 12, temperature: float = 0.0, **made: Any) -> dict[str, Any]:
+def generate(ranks: Ranks | None, max_tokens: int = 8, temperature: float = 0.0, **made: Any) -> dict[str, Any]:
     """Tokens of two prompts, and a digest of the KV caches, whose bits depend on everything that ran."""
     decoder = make_decoder(ranks, temperature=temperature, **made)
     adaptive = getattr(decoder.rounds, "adaptive", None)

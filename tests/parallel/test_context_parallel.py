@@ -27,7 +27,7 @@ from specgraph.parallel import ContextParallel, TensorParallel, join_layout
 from specgraph.plugin import Chunk, PromptPass
 from specgraph.plugin.prompts import PromptProgram
 
-ROUNDS = int(os.environ.get("ROUNDS", "10"))
+ROUNDS = int(os.environ.get("ROUNDS", "6"))
 """Random rounds per run; with more than 12, of every kind of drafter on 2 and on 4 ranks."""
 DRAFTERS = ("eagle3-llama", "eagle", "mtp", "dflash", "peagle", "dspark", "dspark-rnn", "dflash2")
 
@@ -39,13 +39,10 @@ def run(draft: str = "eagle3-llama", **changes: Any) -> dict[str, Any]:
 FP8 = {"kv_cache_dtype": "fp8"}
 LOWERINGS = ({"decode": "eager"}, {"decode": "step"}, {})
 """The last is merged."""
-BIT_EQUAL = LOWERINGS[0], LOWERINGS[2]
 RUNS = [
-    *(run(**how) for how in BIT_EQUAL),
+    run(),
     run("dflash"),
-    run("target", tree=True),
-    run(temperature=0.8),
-    run(whole_drafter=True),
+    run(whole_drafter=True, temperature=0.8),
     run("target", attention="host"),
 ]
 ONE_PROCESS = ("target", "draft", "tree", "temperature", "whole_drafter")
@@ -87,10 +84,8 @@ def test_every_drafter_on_pairs_of_ranks():
     """Four ranks of two KV heads: two share the keys of each head, and gather each other's query heads."""
     four = results(4, "several", runs=[{**each, "context": 2} for each in RUNS])
     check(RUNS, four, alone(RUNS))
-    for rank in four:
-        assert len({rank[n]["kv"] for n in range(len(BIT_EQUAL))}) == 1, "lowerings are bit-equal"
     assert len({rank[0]["kv"] for rank in four}) == 4, "every rank has keys of its own"
-    assert four[0][len(BIT_EQUAL) - 1]["launches"] == 1, "the collectives are inside the merged graph"
+    assert four[0][0]["launches"] == 1, "the collectives are inside the merged graph"
 
 
 KINDS = ("target", "tree", "host", *DRAFTERS, "latent", "latent-host")
@@ -183,7 +178,7 @@ def test_latents_are_shared_by_position(tmp_path):
     runs = [{"target": folder, "draft": folder, **how} for how in ({}, {"decode": "eager"}, {"attention": "host"})]
     found = results(2, "several", runs=[{**each, "context": 2} for each in runs])
     check(runs, found, alone(runs))
-    assert found[0][0]["kv"] == found[0][1]["kv"]
+    assert found[0][0]["kv"] == found[0][1]["kv"], "lowerings are bit-equal"
     assert found[0][0]["kv"] != found[1][0]["kv"]
 
 

@@ -7,16 +7,12 @@ from typing import Any
 import pytest
 import torch
 from parallel.processes import results
-from parallel.tasks import FIXTURES, PROMPTS, several
-from specgraph_conformance.oracles import DenseKeys
-
-from specgraph.checkpoints import load_target
+from parallel.tasks import FIXTURES, several
 
 TARGET = str(FIXTURES / "target")
 DRAFTERS = ("eagle3-llama", "eagle", "mtp", "dflash", "target", "peagle")
-IN_TWO = ("mtp", "dflash")
-"""Drafters that run eagerly too; the first of DRAFTERS runs in every lowering."""
-LOWERINGS = ("eager", "piecewise", "step", "merged", "round")
+LOWERINGS = ("eager", "piecewise", "merged", "round")
+"""Those of the first of DRAFTERS."""
 
 
 def run(draft: str = "eagle3-llama", **changes: Any) -> dict[str, Any]:
@@ -26,13 +22,10 @@ def run(draft: str = "eagle3-llama", **changes: Any) -> dict[str, Any]:
 RUNS = [
     *(run(draft) for draft in DRAFTERS),
     *(run(decode=lowering) for lowering in LOWERINGS if lowering != "merged"),
-    *(run(draft, decode="eager") for draft in IN_TWO),
-    run(dtype="float32"),
     run("target", k_candidates=(1, 3)),
     run(tree=True),
     run(whole_drafter=True),
     run(temperature=0.8),
-    run(logprobs=True),
 ]
 
 
@@ -58,10 +51,8 @@ def two() -> list[list[Any]]:
 
 @pytest.mark.parametrize("number", range(len(RUNS)), ids=lambda n: "-".join(map(str, list(RUNS[n].values())[1:]))[-40:])
 def test_two_ranks_give_the_tokens_of_one(whole, two, number):
-    """float64, so that the order in which partial sums are added up decides no token."""
+    """float64, so that the order in which partial sums are added up decides no token; the suite has float32."""
     assert two[0][number]["tokens"] == two[1][number]["tokens"]
-    if "dtype" in RUNS[number]:
-        return  # see the near-ties of float32 below
     assert two[0][number]["tokens"] == whole[number]["tokens"]
     if "k_candidates" not in RUNS[number]:
         assert two[0][number]["accepted"] == whole[number]["accepted"]
@@ -72,36 +63,6 @@ def test_ranks_choose_k_by_the_times_of_the_first(two):
     of_both = [rank[RUNS.index(run("target", k_candidates=(1, 3)))]["times"] for rank in two]
     assert of_both[0] is not None
     assert of_both[0] == of_both[1]
-
-
-def near_ties(tokens: list[list[int]]) -> tuple[int, float]:
-    """Tokens that are not the whole float64 target's most likely ones after those before them, and how far the worst
-    of them falls short of the best logit."""
-    model = load_target(TARGET, dtype=torch.float64, max_model_len=64)
-    short: list[float] = []
-    for prompt, generated in zip(PROMPTS, tokens, strict=True):
-        keys, ids = DenseKeys.empty(model.attention_layers), [*prompt, *generated[:-1]]
-        keys.at(range(len(ids)))
-        logits = model.logits(model.forward(torch.tensor(ids), keys.attend).hidden[len(prompt) - 1 :])
-        short += (logits.max(-1).values - logits.gather(1, torch.tensor(generated)[:, None])[:, 0]).tolist()
-    return sum(each > 0 for each in short), max(short)
-
-
-def test_float32_differs_only_at_near_ties(two, record_property):
-    number = next(n for n, each in enumerate(RUNS) if "dtype" in each)
-    count, worst = near_ties(two[0][number]["tokens"])
-    record_property("near_ties", count)
-    assert worst < 1e-4, f"{count} near-ties"
-    wrong = [[*each[:-1], each[-1] ^ 1] for each in two[0][number]["tokens"]]
-    assert near_ties(wrong)[1] > 1e-3, "the check can fail"
-
-
-@pytest.mark.parametrize("draft", IN_TWO)
-def test_a_kind_is_bit_equal_in_two_lowerings(two, draft):
-    numbers = [RUNS.index(run(draft)), RUNS.index(run(draft, decode="eager"))]
-    for rank in two:
-        assert len({rank[n]["kv"] for n in numbers}) == 1
-        assert len({str(rank[n]["tokens"]) for n in numbers}) == 1
 
 
 def test_lowerings_are_bit_equal_on_every_rank(two):
@@ -123,9 +84,7 @@ def test_a_rank_holds_half_of_the_matrices(whole, two):
 
 def test_four_ranks_share_kv_heads(whole):
     """Two KV heads on four ranks: each head on two of them."""
-    drafters = (DRAFTERS[0], "dflash")
-    four = results(4, "several", runs=[run(draft) for draft in drafters])
-    for number, draft in enumerate(drafters):
-        assert all(rank[number]["tokens"] == whole[DRAFTERS.index(draft)]["tokens"] for rank in four)
+    four = results(4, "several", runs=[run()])
+    assert all(rank[0]["tokens"] == whole[0]["tokens"] for rank in four)
     heads = [rank[0]["kv"] for rank in four]
     assert heads[0] == heads[1] != heads[2] == heads[3]
