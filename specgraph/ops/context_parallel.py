@@ -36,19 +36,15 @@ def _part(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tens
     return torch.cat((out, total.permute(0, 3, 1, 2, 4).reshape(requests, rows, heads, 1)), dim=-1)
 
 
-def _bytes_of_block(query: Tensor, cache: KVCache, rows: int) -> int:
-    """Return the bytes that `_part` takes for each block of a request of `rows` rows: keys, values, scores, weights."""
-    numbers = 2 * cache.key[0].numel() + 2 * cache.block_size * rows * query.shape[-2]
-    return numbers * torch.promote_types(query.dtype, torch.float32).itemsize
-
-
 def _by_blocks(
     query: Tensor, cache: KVCache, table: Tensor, visible: Tensor, mask: Mask, rank: int, ranks: int, scale: float
 ) -> Tensor:
-    """`_part` of query [R, n, heads, dim] over the blocks of table [R, blocks], some at a time: a request may have more
-    keys than there is memory for. Ancestors of the mask are in the shape of `visible` [R, n]."""
-    requests, rows, blocks = *query.shape[:2], table.shape[1]
-    at_once = max(1, GATHER_BYTES // (_bytes_of_block(query, cache, rows) * requests))
+    """`_part` of query [R, n, heads, dim] over the blocks of table [R, blocks], as many of each request at a time as
+    there is memory for, at least one. Ancestors of the mask are in the shape of `visible` [R, n]."""
+    requests, rows, heads, _ = query.shape
+    numbers = 2 * cache.key[0].numel() + 2 * cache.block_size * rows * heads  # keys, values, scores, weights
+    each = max(1, requests) * numbers * torch.promote_types(query.dtype, torch.float32).itemsize
+    blocks, at_once = table.shape[1], max(1, GATHER_BYTES // each)
     found = None
     for first in range(0, max(blocks, 1), at_once):
         some = table[:, first : first + at_once]
@@ -95,16 +91,10 @@ def attend_part(
     """
     rows, heads, dim = query.shape
     visible, table = visible_keys(rows, lengths, block_table, mask.causal)
-    each = _bytes_of_block(query, cache, visible.shape[1]) * max(1, table.shape[1])
-    at_once = max(1, GATHER_BYTES // each)
-    given = [query.view(-1, visible.shape[1], heads, dim), table, visible]
     if mask.ancestors is not None:
-        given.append(mask.ancestors.view(visible.shape))
-    parts = [
-        _by_blocks(q, cache, t, v, mask._replace(ancestors=words[0] if words else None), rank, ranks, scale)
-        for q, t, v, *words in zip(*(each.split(at_once) for each in given), strict=True)
-    ]
-    return torch.cat(parts).view(rows, heads, dim + 1)
+        mask = mask._replace(ancestors=mask.ancestors.view(visible.shape))
+    part = _by_blocks(query.view(*visible.shape, heads, dim), cache, table, visible, mask, rank, ranks, scale)
+    return part.view(rows, heads, dim + 1)
 
 
 @op(writes=("out",))
