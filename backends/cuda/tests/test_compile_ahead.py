@@ -43,7 +43,7 @@ def from_odd_addresses(norm_linear: Callable[..., Tensor]) -> None:
 
 def test_what_is_compiled_ahead_is_found_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     compile_for(90, monkeypatch)
     ops, seen = TritonOps(HOPPER[1]), list[tuple[int, int]]()
     work = compilations(ops, [body, body, lambda: from_odd_addresses(declared.norm_linear)])
@@ -94,7 +94,7 @@ def test_a_kernel_of_somebody_else_s_is_not_launched_without_memory(monkeypatch:
 
 def test_a_process_that_dies_takes_one_kernel_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     fatal = Compilation(digest("fatal"), partial(os._exit, 1))
     others = [Compilation(digest(i), partial(bytes, i)) for i in range(8)]
     seen = list[tuple[int, int]]()

@@ -83,7 +83,7 @@ def compile_all(work: Iterable[Compilation], progress: Callable[[int, int], None
 def _compile_missing(missing: list[Compilation], progress: Callable[[int, int], None]) -> None:
     """Compile these, unless they are too few for processes of their own."""
     random.Random(os.getpid()).shuffle(missing)  # ranks of one machine need the same, and so share the work
-    cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    cores = _cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     count = min(len(missing) // 2, cores, _MOST_PROCESSES)  # each takes seconds to start
     if count < 2:
         return
@@ -106,6 +106,13 @@ def _compile_missing(missing: list[Compilation], progress: Callable[[int, int], 
             if error:
                 _log.debug("a kernel was not compiled ahead: %s", error)
             progress(done := done + 1, len(missing))
+
+
+def _cores() -> int:
+    """Return how many CPU cores this process may use: all of them on a system without affinity."""
+    with suppress(AttributeError):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _have_compiled(
