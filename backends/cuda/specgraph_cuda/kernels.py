@@ -82,6 +82,10 @@ def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
 def attention_for(shape: AttentionShape) -> AttentionTile:
     """Return the tile of one attention, for multiprocessors with 227 KiB of shared memory; see
     benchmarks/LESSONS.md."""
+    if shape.head_dim > 256:  # latents; of the tiles that fit, the fastest on an H100 at 131,072 keys
+        if shape.rows <= 16:
+            return AttentionTile(16, 16, attention_splits(shape, 16, 16, per_unit=2))
+        return AttentionTile(32, 32, attention_splits(shape, 32, 32, per_unit=1), warps=8)
     if shape.itemsize != 2 or shape.head_dim > 128:
         return default_attention(shape)
     if shape.cache_itemsize == 1:
@@ -189,6 +193,7 @@ def register_kernels(device: torch.device) -> str:
         from specgraph_cuda.two_linears import two_linears_in_one
 
         two_linears, few = two_linears_in_one(), few_rows()
+    wide = properties.shared_memory_per_block_optin >= 227 << 10
     options = LaunchOptions(
         overlap=overlap_previous if overlap else None,
         extra={"launch_pdl": True} if overlap else {},
@@ -196,7 +201,8 @@ def register_kernels(device: torch.device) -> str:
         many_rows=own,
         two_linears=two_linears,
         few_rows=few,
-        attention=attention_for if properties.shared_memory_per_block_optin >= 227 << 10 else default_attention,
+        attention=attention_for if wide else default_attention,
+        most_head_dim=576 if wide else 256,
         compute_units=properties.multi_processor_count,
         float8=(properties.major, properties.minor) >= (8, 9),
         keep_compiled=True,

@@ -144,10 +144,11 @@ class AttentionOps(Launcher):
     def _refuses(self, what: str, cache: KVCache, head_dim: int = 0) -> bool:
         """Say once why the kernels cannot use these caches, or with `head_dim` attend over them; whether it is so."""
         reason = unsupported(*cache)
+        most = self.options.most_head_dim if cache.key.element_size() == 2 else 256
         if cache.key.dtype == FP8 and not self.options.float8:
             reason = "this device does not convert e4m3, the dtype of the KV caches"
-        elif head_dim > 256 or head_dim % 2:
-            reason = f"head_dim is {head_dim}, the attention kernel takes even numbers up to 256"
+        elif head_dim > most or head_dim % 2:
+            reason = f"head_dim is {head_dim}, the attention kernel takes even numbers up to {most}"
         if reason is not None:
             self.say_once(f"{what} runs on plain torch ops, slower: {reason}")
         return reason is not None

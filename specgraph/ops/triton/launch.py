@@ -160,6 +160,8 @@ class LaunchOptions:
     two_linears: TwoLinears | None = None
     few_rows: FewRows | None = None
     attention: ChooseAttention = default_attention
+    most_head_dim: int = 256
+    """Elements of the widest heads that `attention` has tiles for, those above 256 in caches of 2 bytes per element."""
     compute_units: int = 128
     """Multiprocessors of the device: how far to split attention."""
     float8: bool = False
