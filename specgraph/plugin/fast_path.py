@@ -14,7 +14,7 @@ from specgraph.attention import KVCache
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens
 from specgraph.errors import ConfigError, RankError, SpecgraphError
-from specgraph.models.protocol import DraftHead
+from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.models.split import SPLIT
 from specgraph.parallel import Ranks
 from specgraph.plugin.prompts import Chunk, PromptPass, PromptProgram
@@ -59,7 +59,7 @@ class FastPath:
 
     def __init__(
         self,
-        head: DraftHead,
+        head: DraftHead | ParallelHead,
         caches: Sequence[KVCache],
         platform: Platform,
         *,
@@ -192,7 +192,8 @@ class FastPath:
                 raise ConfigError(
                     f"drafts are sampled, and the round's end has no {name}: give RoundEnd a tensor of it"
                 )
-        fill_round(end, inputs, self.config.max_model_len, self.config.block_size)
+        reach = 2 * self.config.query_len - (self._head.kind != "parallel")  # whose block has the last draft token too
+        fill_round(end, inputs, self.config.max_model_len, self.config.block_size, reach)
         for name, tensor in given.items():
             getattr(inputs, name).copy_(tensor)
 

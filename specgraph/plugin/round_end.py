@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specgraph.draft import ProposeBatch
 
-MAX_STATES = 4
+MAX_STATES = 8
 """Hidden states that `RoundEnd.hidden_states` holds at most."""
 
 
@@ -55,25 +55,26 @@ class RoundEnd:
         return self.num_sampled.shape[0]
 
 
-def fill_round(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int) -> None:
+def fill_round(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int, reach: int) -> None:
     """Write the round into the drafter's memory. `into` may be padded: requests past n become inert.
 
     Of a request's blocks only those that this round and its drafts can reach are taken,
-    ceil(min(start + 2 * K + 1, max_model_len) / block_size), which the engine has allocated; the rest is block 0.
+    ceil(min(start + reach, max_model_len) / block_size), which the engine has allocated; the rest is block 0.
 
     Args:
         into: at least n requests, of the drafter's `inputs`.
         max_model_len, block_size: in tokens.
+        reach: 2 * K + 1 positions from the first row's on; 2 * K + 2 where the drafter has a row for the last token.
     """
     if end.num_sampled.device.type == "cpu":
-        fill_round_reference(end, into, max_model_len, block_size)
+        fill_round_reference(end, into, max_model_len, block_size, reach)
     else:
         from specgraph.plugin.round_end_triton import fill_round_by_kernel
 
-        fill_round_by_kernel(end, into, max_model_len, block_size)
+        fill_round_by_kernel(end, into, max_model_len, block_size, reach)
 
 
-def fill_round_reference(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int) -> None:
+def fill_round_reference(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int, reach: int) -> None:
     """Do `fill_round` in plain torch."""
     n, query_len = end.num_requests, into.query_len
     count = end.num_sampled.long()[:, None]
@@ -94,7 +95,7 @@ def fill_round_reference(end: RoundEnd, into: ProposeBatch, max_model_len: int, 
     table = end.table[:n] if end.table_rows is None else end.table[end.table_rows.long()]
     if end.table_of_slots:
         table = table[:, ::block_size] // block_size
-    ends = (end.starts.long() + 2 * query_len - 1).clamp(max=max_model_len)
+    ends = (end.starts.long() + reach).clamp(max=max_model_len)
     width = min(table.shape[1], into.block_table.shape[1])
     owned = torch.arange(width, device=table.device) * block_size < ends[:, None]
     into.block_table[:n] = 0

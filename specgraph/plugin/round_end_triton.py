@@ -10,12 +10,14 @@ from specgraph.draft import ProposeBatch
 from specgraph.plugin.round_end import MAX_STATES, RoundEnd
 
 
-@triton.jit(do_not_specialize=["n", "query_len", "most", "start_stride", "table_stride", "columns", "max_model_len"])
+@triton.jit(
+    do_not_specialize=["n", "query_len", "most", "start_stride", "table_stride", "columns", "max_model_len", "reach"]
+)
 def fill_round_kernel(
     token_ids, num_sampled, starts, first_rows, last_tokens, last_rows, table, table_rows,
-    state0, state1, state2, state3,
+    state0, state1, state2, state3, state4, state5, state6, state7,
     to_sampled_token_ids, to_num_sampled, to_start_positions, to_aux_hidden, to_block_table,
-    n, query_len, most, start_stride, table_stride, columns, max_model_len,
+    n, query_len, most, start_stride, table_stride, columns, max_model_len, reach,
     SIZE: tl.constexpr, COUNT: tl.constexpr, TO_WIDTH: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
     HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr, HAS_ROWS: tl.constexpr, ROW: tl.constexpr, TABLE: tl.constexpr,
     PART: tl.constexpr,
@@ -48,7 +50,7 @@ def fill_round_kernel(
                 token = tl.load(token_ids + first + offset, mask=offset < count, other=0).to(tl.int64)
             tl.store(to_sampled_token_ids + own + offset, token, mask=offset < query_len)
     if live:
-        reach = tl.minimum(tl.load(starts + request * start_stride).to(tl.int64) + 2 * query_len - 1, max_model_len)
+        end = tl.minimum(tl.load(starts + request * start_stride).to(tl.int64) + reach, max_model_len)
         place = request.to(tl.int64)
         if HAS_ROWS:
             place = tl.load(table_rows + request).to(tl.int64)
@@ -56,7 +58,7 @@ def fill_round_kernel(
         parts = tl.num_programs(2)
         for begin in range((row * parts + part) * TABLE, TO_WIDTH, query_len * parts * TABLE):
             block = begin + tl.arange(0, TABLE)
-            owned = (block * STEP < columns) & (block * BLOCK < reach)
+            owned = (block * STEP < columns) & (block * BLOCK < end)
             entry = tl.load(entries + block * STEP, mask=owned, other=0)
             tl.store(to_block_table + request * TO_WIDTH + block, entry // STEP, mask=block < TO_WIDTH)
         at = (request * query_len + row).to(tl.int64)
@@ -70,12 +72,21 @@ def fill_round_kernel(
             source = state2
         if state == 3:
             source = state3
+        if COUNT > 4:
+            if state == 4:
+                source = state4
+            if state == 5:
+                source = state5
+            if state == 6:
+                source = state6
+            if state == 7:
+                source = state7
         element = part % parts_of_a_state * PART + tl.arange(0, PART)
         values = tl.load(source + taken * SIZE + element, mask=element < SIZE)
         tl.store(to_aux_hidden + (at * COUNT + state) * SIZE + element, values, mask=element < SIZE)
 
 
-def fill_round_by_kernel(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int) -> None:
+def fill_round_by_kernel(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int, reach: int) -> None:
     """See `specgraph.plugin.fill_round`."""
     states, query_len = [state.contiguous() for state in end.hidden_states], into.query_len
     count, size = len(states), states[0].shape[1]
@@ -88,7 +99,7 @@ def fill_round_by_kernel(end: RoundEnd, into: ProposeBatch, max_model_len: int, 
         end.table, end.table_rows if has_rows else end.num_sampled,
         *padded, into.sampled_token_ids, into.num_sampled, into.start_positions, into.aux_hidden, into.block_table,
         end.num_requests, query_len, states[0].shape[0] - 1, end.starts.stride(0), end.table.stride(0),
-        end.table.shape[1], max_model_len,
+        end.table.shape[1], max_model_len, reach,
         SIZE=size, COUNT=count, TO_WIDTH=into.block_table.shape[1], BLOCK=block_size,
         STEP=block_size if end.table_of_slots else 1, HAS_FIRST=has_first, HAS_LAST=has_last, HAS_ROWS=has_rows,
         ROW=triton.next_power_of_2(query_len), TABLE=512, PART=part, num_warps=4,

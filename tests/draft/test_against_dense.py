@@ -18,8 +18,8 @@ from specgraph.engine import allocate_caches
 LENGTH, BLOCK = 64, 4
 
 
-def dense_attend(layers, positions, past, window=None, stored=lambda x: x):
-    """Causal attention in float64 over `past` and these rows, at most `window` keys; `past` gets keys and values, as
+def dense_attend(layers, positions, past, window=None, stored=lambda x: x, causal=True):
+    """Attention in float64 over `past` and these rows, at most `window` keys; `past` gets keys and values, as
     `stored` leaves them."""
 
     def turn(x, layer):
@@ -36,7 +36,7 @@ def dense_attend(layers, positions, past, window=None, stored=lambda x: x):
         group = layer.num_heads // layer.num_kv_heads
         scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(group, 1)) * layer.scale
         rows, columns = query.shape[0], key.shape[0]
-        seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+        seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows if causal else columns)
         if window is not None:
             seen = seen.triu(columns - rows - window + 1)
         weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)

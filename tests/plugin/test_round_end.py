@@ -67,7 +67,8 @@ def test_every_request_gets_its_own(made, padding) -> None:
         aux_hidden=torch.full(((n + padding) * q, 3 * len(end.hidden_states)), -9.0),
         block_table=torch.full((n + padding, WIDTH), -9, dtype=torch.int32),
     )
-    fill_round(end, into, MAX_LEN, BLOCK)
+    reach = 2 * k + 1 + padding % 2
+    fill_round(end, into, MAX_LEN, BLOCK, reach)
     for r in range(n):
         count, start = int(end.num_sampled[r]), int(end.starts[r])
         assert into.sampled_token_ids[r].tolist() == tokens[r] + [0] * (q - count)
@@ -75,8 +76,7 @@ def test_every_request_gets_its_own(made, padding) -> None:
         for j in range(count if end.first_rows is not None else q):
             at = first[r] + j
             assert into.aux_hidden[r * q + j].tolist() == [x for part in end.hidden_states for x in part[at].tolist()]
-        # The last position that this propose can write: K + 1 rows, then K - 1 more steps after the last accepted one.
-        last = min(start + 2 * k, MAX_LEN - 1)
+        last = min(start + reach, MAX_LEN) - 1  # that this propose can write
         assert into.block_table[r].tolist() == (blocks[r][: last // BLOCK + 1] + [0] * WIDTH)[:WIDTH]
     assert into.num_sampled[n:].tolist() == [0] * padding
 

@@ -16,21 +16,23 @@ from specgraph import DraftHead, KVCache
 from specgraph.errors import UnsupportedError
 from specgraph.models import eagle3_head_from_module, eagle_head_from_module
 from specgraph.models.from_modules import CallMlp
+from specgraph.models.protocol import ParallelHead
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.plugin.round_end import MAX_STATES
 from specgraph_vllm.config import FP8_CACHES
+from specgraph_vllm.dflash import DFLASH_CLASS, dflash_head
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head
 from specgraph_vllm.mtp import MTP_CLASSES, mtp_head, mtp_parts
 
 EAGLE3_CLASS, EAGLE_CLASS = "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM"
 
-SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, *MTP_CLASSES, *LANGUAGE_MODEL_CLASSES)
+SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, DFLASH_CLASS, *MTP_CLASSES, *LANGUAGE_MODEL_CLASSES)
 """The modules of vLLM that `draft_head` reads."""
 
 
 def draft_head(
     module: Any, target_hidden_size: Callable[[], int], ranks: TensorParallel = WHOLE, call: CallMlp | None = None
-) -> DraftHead:
+) -> DraftHead | ParallelHead:
     """The head over the module's own weights, with the module's own table of cosines and sines.
 
     Args:
@@ -42,6 +44,15 @@ def draft_head(
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
     """
+    head = _read(module, target_hidden_size, ranks, call)
+    if len(head.aux_layers) > MAX_STATES:
+        raise UnsupportedError(f"the drafter takes {len(head.aux_layers)} hidden states, at most {MAX_STATES}")
+    return head
+
+
+def _read(
+    module: Any, target_hidden_size: Callable[[], int], ranks: TensorParallel, call: CallMlp | None
+) -> DraftHead | ParallelHead:
     name = type(module).__name__
     if name not in SERVED_CLASSES:
         raise UnsupportedError(f"the draft model is a {name}; served are {', '.join(SERVED_CLASSES)}")
@@ -54,10 +65,10 @@ def draft_head(
         return mtp_head(module, ranks, call)
     if name in LANGUAGE_MODEL_CLASSES:
         return language_model_head(module, target_hidden_size(), ranks)
+    if name == DFLASH_CLASS:
+        return dflash_head(module, ranks)
     if not inner.use_aux_hidden_state:
         raise UnsupportedError("eagle_config.use_aux_hidden_state is false; the head takes the target's hidden states")
-    if inner.num_aux_hidden_states > MAX_STATES:
-        raise UnsupportedError(f"the drafter takes {inner.num_aux_hidden_states} hidden states, at most {MAX_STATES}")
     whole = int(config.draft_vocab_size) == int(config.vocab_size)  # vLLM 0.26 keeps zeros there
     return eagle3_head_from_module(
         module,
@@ -85,7 +96,7 @@ class DraftCache:
 
 
 def draft_cache(
-    head: DraftHead,
+    head: DraftHead | ParallelHead,
     module: Any,
     groups: Sequence[Any],
     block_sizes: Sequence[int],

@@ -14,6 +14,7 @@ import torch
 from specgraph import DraftHead, open_platform
 from specgraph.engine import ProposeCounts
 from specgraph.errors import RankError, SpecgraphError
+from specgraph.models.protocol import ParallelHead
 from specgraph.parallel import WHOLE, Ranks
 from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd, agreed
 from specgraph.plugin.engine_names import parameters
@@ -105,7 +106,7 @@ class Speculator(_Stock):
         """None before the capture, and where vLLM drafts because something is not supported."""
         self.counts = ProposeCounts(_LOG, settings.log_every)
         self._kv_group = 0
-        self._head: DraftHead | None = None
+        self._head: DraftHead | ParallelHead | None = None
         self._left_to_vllm = "no captured graphs"
 
     def load_model(self, target_model: Any) -> None:
@@ -113,7 +114,7 @@ class Speculator(_Stock):
         with self._refusals():
             self._head = self._read_head()
 
-    def _read_head(self) -> DraftHead:
+    def _read_head(self) -> DraftHead | ParallelHead:
         split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
         return draft_head(self.model, lambda: self.vllm_config.model_config.get_hidden_size(), split, self._run_mlp)
 
@@ -195,7 +196,7 @@ class Speculator(_Stock):
             graphs = len(sizes) + len(fast.prompts.sizes)
             _LOG.info("specgraph drafts for up to %d requests (%d graphs)", sizes[-1], graphs)
 
-    def _warm_up(self, fast: FastPath, head: DraftHead, table: Any) -> None:
+    def _warm_up(self, fast: FastPath, head: DraftHead | ParallelHead, table: Any) -> None:
         """Hand over one request without blocks in both forms of `_round_end`, whose kernels vLLM would otherwise have
         compiled while it serves."""
 

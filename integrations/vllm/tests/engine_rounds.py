@@ -13,6 +13,7 @@ from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import draft_layers
 from specgraph_vllm.speculator import adopt
 from tiny_checkpoints import write_eagle3, write_target
+from vllm_objects import DFlashQwen3ForCausalLM as DFLASH
 from vllm_objects import Eagle3LlamaForCausalLM as EAGLE3
 from vllm_objects import EagleLlamaForCausalLM as EAGLE
 from vllm_objects import LlamaForCausalLM as LM
@@ -33,6 +34,22 @@ MIXTURES = {"glm": Glm4MoeMTP, "qwen": Qwen3NextMTP}
 
 def in_e4m3(x: torch.Tensor) -> torch.Tensor:
     return x.float().to(E4M3).double()
+
+
+def dense_context(head, aux, past):
+    """Store the context of rows at positions 0.. in `past`."""
+    rows = dense_attend(head.attention_layers, torch.arange(len(aux)), past)
+    query = aux.new_zeros(len(aux), head.attention_layers[0].num_heads, head.attention_layers[0].head_dim)
+    head.store_context(head.combine(aux), lambda index, key, value: rows(index, query, key, value))
+
+
+def dense_block(head, tokens, aux, k):
+    """The drafts of a block behind rows (tokens[i], aux[i]) at positions 0.., whose last token is the anchor."""
+    past: dict = {}
+    dense_context(head, aux, past)
+    ids = torch.tensor([[int(tokens[-1]), *[head.mask_token_id] * k]])
+    rows = dense_attend(head.attention_layers, torch.arange(len(aux), len(aux) + k + 1), past, causal=False)
+    return head.logits(head.forward(ids, rows)[1:]).argmax(-1).tolist()
 
 
 class Engine:
@@ -66,6 +83,8 @@ class Engine:
         elif kind == "mtp":
             target_folder = draft_folder = mimo_folder(folder / "t")
             made = MTP
+        elif kind == "dflash":
+            target_folder, draft_folder, made = shipped_pair()[0], DRAFTERS / "dflash", DFLASH
         elif kind in MIXTURES:
             target_folder = draft_folder = mixture_folder(folder / "t", kind)
             made = MIXTURES[kind]
@@ -136,8 +155,11 @@ class Engine:
             self.first[slot] = torch.randint(0, self.vocab, (1,), generator=self.g)
         past: dict = {}
         ids, aux = self.history(slot)
-        rows = dense_attend(self.oracle.attention_layers, torch.arange(len(ids)), past)
-        self.oracle.forward(ids, self.oracle.combine(aux), rows)
+        if self.oracle.kind == "parallel":
+            dense_context(self.oracle, aux, past)
+        else:
+            rows = dense_attend(self.oracle.attention_layers, torch.arange(len(ids)), past)
+            self.oracle.forward(ids, self.oracle.combine(aux), rows)
         for position in range(len(ids)):
             block = self.blocks[slot, position // BLOCK]
             for layer, tensor in enumerate(self.tensors):
@@ -150,6 +172,12 @@ class Engine:
             return self.tokens[slot], self.aux[slot].double()
         tokens = torch.cat([self.first[slot], self.tokens[slot]])
         return tokens, torch.zeros(len(tokens), self.oracle.aux_size, dtype=torch.float64)
+
+    def drafted(self, slot: int) -> list[int]:
+        """The drafts over the whole history, dense."""
+        if self.oracle.kind == "parallel":
+            return dense_block(self.oracle, *self.history(slot), K)
+        return dense_chain(self.oracle, *self.history(slot), K, stored=self.stored)[1]
 
     def round(self, slots: list[int], counts: list[int]) -> tuple[torch.Tensor, list[list[int]]]:
         """One decode round: the drafts of specgraph, and those of the dense chain over each whole history."""
@@ -175,7 +203,7 @@ class Engine:
         states = torch.cat([*aux, padding])
         parts = [part.contiguous() for part in states.chunk(3, dim=1)] if self.oracle.aux_layers else None
         drafts = self.propose(batch, parts, counts, last=states)
-        want = [dense_chain(self.oracle, *self.history(slot), K)[1] for slot in slots]
+        want = [self.drafted(slot) for slot in slots]
         return drafts, want
 
     def mixed(self, work: dict[int, tuple[torch.Tensor, int, int]]) -> tuple[torch.Tensor, list[list[int] | None]]:
@@ -212,10 +240,7 @@ class Engine:
         made = self.propose(
             input_batch(rows, starts, slots, drafts, prefilling), parts, counts, last=states, rejected=rejected
         )
-        return made, [
-            dense_chain(self.oracle, *self.history(slot), K, stored=self.stored)[1] if count else None
-            for slot, count in zip(slots, counts, strict=True)
-        ]
+        return made, [self.drafted(slot) if count else None for slot, count in zip(slots, counts, strict=True)]
 
     def propose(self, batch, aux, counts, *extra, last=None, rejected=None, **options):
         sampled = torch.tensor(counts, dtype=torch.int32)

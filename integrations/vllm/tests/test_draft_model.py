@@ -13,6 +13,7 @@ from specgraph_vllm.draft_model import draft_cache, draft_head, draft_layers
 from tiny_checkpoints import HEAD_DIM, HIDDEN, write_target
 from vllm_objects import (
     LAYER_NAME,
+    DFlashQwen3ForCausalLM,
     Eagle3LlamaForCausalLM,
     EagleLlamaForCausalLM,
     Fp8LinearMethod,
@@ -89,6 +90,35 @@ def test_mtp_too(tmp_path) -> None:
     assert copied == {"modules.0.projection"}
     assert (head.aux_layers, head.aux_size, head.draft_vocab_size) == ((), want.aux_size, want.draft_vocab_size)
     assert [layer.self_attn.attn.layer_name for layer in draft_layers(module)] == [LAYER_NAME]
+
+
+def test_dflash_too(target) -> None:
+    folder = Path(__file__).parents[3] / "examples/tiny-python/drafters/dflash"
+    config = json.loads((folder / "config.json").read_text())
+    module = DFlashQwen3ForCausalLM(folder, config, target, torch.float32)
+    head, want = draft_head(module, lambda: HIDDEN), load_drafter(folder, target)
+    got, expected = dict(head.weights()), dict(want.weights())
+    torch.testing.assert_close(got.pop("rotary"), expected.pop("rotary")[:1024], atol=1e-4, rtol=0)
+    assert got.keys() == expected.keys()
+    theirs = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    for name, tensor in got.items():
+        assert torch.equal(tensor[: len(expected[name])], expected[name]), name
+        assert tensor.untyped_storage().data_ptr() in theirs, name
+    for name in ("max_speculative_tokens", "mask_token_id", "sample_from_anchor", "aux_size", "draft_vocab_size"):
+        assert getattr(head, name) == getattr(want, name), name
+    assert len(head.aux_layers) == 3
+    attention = module.model.layers[1].self_attn
+    for owner, name, value, words in (
+        (module.model, "has_separate_mask_embedding", True, "mask_embedding.pt"),
+        (module.model, "use_aux_hidden_state", False, "use_aux_hidden_state"),
+        (attention, "causal", True, "causal layers"), (attention, "v_scale", 2.0, "attention_value_scale"),
+        (attention, "attention_sink_bias", torch.zeros(6), "attention_sink_bias"),
+    ):  # fmt: skip
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        with pytest.raises(UnsupportedError, match=words):
+            draft_head(module, lambda: HIDDEN)
+        setattr(owner, name, before)
 
 
 @pytest.mark.parametrize("kind", [LlamaForCausalLM, Qwen3ForCausalLM])
@@ -185,8 +215,8 @@ def _no_aux(module):
     module.model.use_aux_hidden_state = False
 
 
-def _five(module):
-    module.model.num_aux_hidden_states = 5
+def _nine(module):
+    module.model.num_aux_hidden_states = 9
 
 
 @pytest.mark.parametrize(
@@ -203,7 +233,7 @@ def _five(module):
         (_window, "sliding window of 128"),
         (_gelu, "hidden_act 'gelu'"),
         (_no_aux, "use_aux_hidden_state is false"),
-        (_five, "5 hidden states"),
+        (_nine, "9 hidden states"),
     ],
 )
 def test_what_the_head_does_not_have_is_refused_by_name(module, change, words) -> None:

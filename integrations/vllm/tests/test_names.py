@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from specgraph_vllm.dflash import DFLASH_CLASS
 from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES
 from specgraph_vllm.mtp import GLM, MIMO, QWEN
@@ -208,6 +209,23 @@ def test_so_have_those_with_mixtures(wheel) -> None:
     assert parameters(context)[:3] == ["attn_metadata", "vllm_config", "num_tokens"]
     base = (folder / f"{GPU}/spec_decode/{BASES[wheel[0]][0]}/speculator.py").read_text()
     assert "positions=input_buffers.positions[:num_tokens]" in base.replace("self.input_buffers", "input_buffers")
+
+
+def test_so_has_the_one_of_dflash(wheel) -> None:
+    release, folder = wheel
+    models = tree(folder, "vllm/model_executor/models/qwen3_dflash.py")
+    whole = {"config", "model", "lm_head", "draft_id_to_target_id"}
+    assert whole <= assigned(found(models, ast.ClassDef, DFLASH_CLASS))
+    inner = {"embed_tokens", "layers", "fc", "hidden_norm", "norm", "mask_token_id", "has_separate_mask_embedding"}
+    assert inner | {"use_aux_hidden_state"} <= assigned(found(models, ast.ClassDef, "DFlashQwen3Model"))
+    names = {"qkv_proj", "o_proj", "rotary_emb", "attn", "num_heads", "num_kv_heads", "head_dim", "scaling", "q_norm"}
+    names |= {"k_norm", "total_num_kv_heads", "causal", "attention_sink_bias"}
+    attention = assigned(found(models, ast.ClassDef, "DFlashQwen3Attention"))
+    assert names | ({"v_scale"} if release == "0.33" else set()) <= attention
+    speculator = tree(folder, f"{GPU}/spec_decode/dflash/speculator.py")
+    assert tuple(parameters(found(speculator, ast.FunctionDef, "propose")))[: len(PROPOSE)] == PROPOSE
+    reserved = {"0.26": "v1/core/sched/scheduler.py", "0.33": "config/vllm.py"}[release]  # the slots of a block
+    assert "num_speculative_tokens + 1" in (folder / "vllm" / reserved).read_text()
 
 
 def test_so_have_the_ones_of_draft_models(wheel) -> None:

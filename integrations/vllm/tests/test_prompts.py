@@ -68,7 +68,7 @@ class Load:
 
 
 @pytest.mark.parametrize(("engine", "budget"), [
-    ("eagle3", 24), ("eagle3", 80), ("fp8", 40), ("mtp", 40), ("draft_model", 40),
+    ("eagle3", 24), ("eagle3", 80), ("fp8", 40), ("mtp", 40), ("draft_model", 40), ("dflash", 40),
 ], indirect=["engine"])  # fmt: skip
 def test_prompts_and_rounds_of_any_length_draft_in_one_batch(engine, budget) -> None:
     """A budget of 80 rows is more than one captured pass of 48 holds."""

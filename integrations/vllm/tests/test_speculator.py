@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from draft.test_against_dense import dense_attend
-from engine_rounds import MAX_LEN, Engine, K
+from engine_rounds import BLOCK, MAX_LEN, Engine, K
 from tiny_checkpoints import VOCAB
 from vllm_objects import input_batch, quantise
 
@@ -37,7 +37,7 @@ def test_every_form_of_a_round_is_handed_over_at_start_up(tmp_path, monkeypatch,
     assert all(form in forms[:at_start] for form in forms[at_start:])
 
 
-@pytest.mark.parametrize("engine", ["eagle3", "eagle", "mtp", "draft_model", "glm", "qwen"], indirect=True)
+@pytest.mark.parametrize("engine", ["eagle3", "eagle", "mtp", "draft_model", "dflash", "glm", "qwen"], indirect=True)
 def test_drafts_follow_the_whole_history_in_vllms_cache(engine) -> None:
     for slot, length in ((2, 3), (0, 15), (4, 40)):
         engine.prompt(slot, length)
@@ -46,7 +46,10 @@ def test_drafts_follow_the_whole_history_in_vllms_cache(engine) -> None:
         counts = torch.randint(1, K + 2, (len(slots),), generator=draw).tolist()
         drafts, want = engine.round(slots, counts)
         assert drafts.tolist() == want
-    assert engine.speculator.counts.by_reason == {"specgraph": 7}
+    engine.prompt(1, 2 * BLOCK - 2 * K - 1)  # a block's row for the last draft token is the first of the next block
+    drafts, want = engine.round([1], [K + 1])
+    assert drafts.tolist() == want
+    assert engine.speculator.counts.by_reason == {"specgraph": 8}
     assert engine.speculator.captured
     assert engine.speculator.proposed == []
 

@@ -142,6 +142,25 @@ class EagleLlamaForCausalLM(DraftModule):
         self.lm_head = Linear(padded_to_64(target.lm_head.to(dtype)))
 
 
+class DFlashQwen3ForCausalLM(DraftModule):
+    """A folder in the authors' layout; embedding and lm_head are the target's."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], target: Any, dtype: torch.dtype) -> None:
+        vocab = {"draft_vocab_size": config["vocab_size"]}
+        super().__init__(folder, config | vocab, target, dtype)
+        self.model.layers = torch.nn.ModuleList(
+            self.layer(f"layers.{i}", f"model.layers.{8 + i}.self_attn.attn")
+            for i in range(config["num_hidden_layers"])
+        )
+        for layer in self.model.layers:
+            of = layer.self_attn
+            of.causal, of.attention_sink_bias, of.v_scale = False, None, None
+        self.model.norm, self.model.hidden_norm = self.norm("norm"), self.norm("hidden_norm")
+        self.model.use_aux_hidden_state, self.model.has_separate_mask_embedding = True, False
+        self.model.mask_token_id = config["dflash_config"]["mask_token_id"]
+        self.lm_head, self.draft_id_to_target_id = Linear(padded_to_64(target.lm_head.to(dtype))), None
+
+
 def mimo_folder(folder: Path) -> Path:
     """The shipped target and its MTP drafter in MiMo's layout, with biases that are not zero."""
     write_mimo(folder, Path(__file__).parents[3] / "examples/tiny-python/drafters/mtp")

@@ -1,0 +1,67 @@
+"""vLLM's loaded DFlash drafter as a `DFlashHead`: views of its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specgraph.errors import UnsupportedError
+from specgraph.models.decoder import AuxWeights
+from specgraph.models.dflash import BlockParts, DFlashHead
+from specgraph.models.from_modules import (
+    config_from_module,
+    layer_from_module,
+    linear_of,
+    plain,
+    set_rotary,
+    vocabulary_rows,
+)
+from specgraph.parallel import TensorParallel
+
+DFLASH_CLASS = "DFlashQwen3ForCausalLM"
+
+ANY_BLOCK = 1 << 10
+"""Rows of a block where the configuration names no number: vLLM takes whatever K it is given."""
+
+
+def dflash_head(module: Any, ranks: TensorParallel) -> DFlashHead:
+    """The head over vLLM's `DFLASH_CLASS`, split over `ranks`.
+
+    Raises:
+        UnsupportedError: an option or a tensor of the module that the head does not have.
+    """
+    config, inner = module.config, module.model
+    if not inner.use_aux_hidden_state:
+        raise UnsupportedError("use_aux_hidden_state is false; the head takes hidden states of the target's layers")
+    if inner.has_separate_mask_embedding:
+        raise UnsupportedError("an embedding of the mask token of its own (mask_embedding.pt)")
+    for layer in inner.layers:
+        attention = layer.self_attn
+        for name, found, served in (
+            ("causal layers", attention.causal, False),
+            ("attention_sink_bias", attention.attention_sink_bias is not None, False),
+            ("attention_value_scale", getattr(attention, "v_scale", None), None),
+        ):
+            if found != served:
+                raise UnsupportedError(f"{name} in the DFlash drafter")
+    draft_vocab, offsets = int(config.draft_vocab_size), module.draft_id_to_target_id
+    sizes, target_size = config_from_module(module, ranks), getattr(config, "target_hidden_size", None)
+    fc = linear_of(inner.fc)
+    weights = AuxWeights(
+        embed_tokens=vocabulary_rows(inner.embed_tokens, sizes.vocab_size, ranks),
+        fc=fc,
+        hidden_norm=plain(inner.hidden_norm.weight),
+        norm=plain(inner.norm.weight),
+        lm_head=vocabulary_rows(module.lm_head, draft_vocab, ranks),
+        draft_to_target=None if offsets is None else plain(offsets),
+    )
+    block = BlockParts(
+        sizes,
+        weights,
+        [layer_from_module(layer, ranks) for layer in inner.layers],
+        range(fc.matrix.shape[1] // (target_size or sizes.hidden_size)),  # vLLM's target hands them over
+        block_size=int(getattr(config, "block_size", None) or ANY_BLOCK),
+        mask_token_id=int(inner.mask_token_id),
+    )
+    head = DFlashHead(block, in_one=False)
+    set_rotary(head, inner.layers[0].self_attn)
+    return head
