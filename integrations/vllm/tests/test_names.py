@@ -224,8 +224,11 @@ def test_so_has_the_one_of_dflash(wheel) -> None:
     assert names | ({"v_scale"} if release == "0.33" else set()) <= attention
     speculator = tree(folder, f"{GPU}/spec_decode/dflash/speculator.py")
     assert tuple(parameters(found(speculator, ast.FunctionDef, "propose")))[: len(PROPOSE)] == PROPOSE
-    reserved = {"0.26": "v1/core/sched/scheduler.py", "0.33": "config/vllm.py"}[release]  # the slots of a block
-    assert "num_speculative_tokens + 1" in (folder / "vllm" / reserved).read_text()
+    file, slots = {
+        "0.26": ("v1/core/sched/scheduler.py", "self.num_spec_tokens + 1"),
+        "0.33": ("config/vllm.py", "self.num_speculative_tokens + 1"),
+    }[release]
+    assert slots in (folder / "vllm" / file).read_text()  # reserved for the block
 
 
 def test_so_have_the_ones_of_draft_models(wheel) -> None:
