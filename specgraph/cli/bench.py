@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -31,8 +31,8 @@ _TABLE = (
     "syncs", "floor_us", "ratio",
 )  # fmt: skip
 _ROUNDS = (
-    "requests", "k", "lowering", "tokens_per_second", "round_ms", "kernel_floor_us", "mean_acceptance_length",
-    "same_tokens",
+    "requests", "k", "lowering", "tokens_per_second", "tokens_per_second_least", "tokens_per_second_most", "round_ms",
+    "kernel_floor_us", "mean_acceptance_length", "same_tokens",
 )  # fmt: skip
 _STARTUP = ("target", "sizes", "graphs", "cache", "seconds", "compile_s", "capture_s", "memory_mb", "further_mb")
 _SETTINGS = ("requests", "k", "context")
@@ -181,26 +181,27 @@ def _show_report(console: Console, report: dict[str, Any], shape: str, target: s
         console.print(f"tiles of linears: {report['tiles']}")
     rows = report["rows"]
     _show(console, f"propose, {shape}, {device}", rows, _TABLE)
-    for line in _within_spread(rows):
-        console.print(line)
+    _show_spread(console, rows, "device_us", "us")
     issued = [{**row, **row["issued"]} for row in rows if "issued" in row]
     names = dict.fromkeys(name for row in rows for name in row.get("issued", {}))
     columns = ("requests", "k", "lowering", *names, "propose_host_us")
     _show(console, f"issued per propose, accepted counts on the device only, {device}", issued, columns)
     _show(console, f"start-up, {shape}, {device}", report.get("startup", []), _STARTUP)
     _show(console, f"whole rounds, {target} and {shape}, {device}", report.get("rounds", []), _ROUNDS)
+    _show_spread(console, report.get("rounds", []), "tokens_per_second", "tokens/s")
 
 
-def _within_spread(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each two neighbouring rows of one case whose medians differ by less than the times of either."""
-    timed = [row for row in rows if "device_us_least" in row]
+def _show_spread(console: Console, rows: list[dict[str, Any]], figure: str, unit: str) -> None:
+    """Print a line for each two neighbouring rows of one case whose medians differ by less than either's figures."""
+    timed = [row for row in rows if f"{figure}_least" in row]
     for one, other in pairwise(timed):
         if all(one[name] == other[name] for name in _SETTINGS):
-            apart = abs(one["device_us"] - other["device_us"])
-            spread = max(row["device_us_most"] - row["device_us_least"] for row in (one, other))
+            apart = abs(one[figure] - other[figure])
+            spread = max(row[f"{figure}_most"] - row[f"{figure}_least"] for row in (one, other))
             if apart < spread:
                 both = f"{one['requests']} requests: {one['lowering']} and {other['lowering']}"
-                yield f"{both} are {apart:.1f} us apart, less than the spread of their times, {spread:.1f} us"
+                line = f"{both} are {apart:.1f} {unit} apart, less than the spread of either, {spread:.1f}"
+                console.print(line, soft_wrap=True)
 
 
 def _show(console: Console, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:

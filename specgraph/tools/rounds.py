@@ -59,7 +59,8 @@ def bench_rounds(
         repeats: timed stretches.
 
     Returns:
-        One row per lowering, and one of the target alone, with `tokens_per_second` and `round_ms` (medians).
+        One row per lowering, and one of the target alone, with `tokens_per_second` and `round_ms` (medians), and the
+        least and the most of the former.
         `same_tokens` is whether a lowering generated the same tokens as the first one; it must be true. With `rates`,
         rows without trees also have the figures of `round_floor` at a context of `case.context` tokens, though contexts
         grow from round to round.
@@ -101,6 +102,8 @@ def bench_rounds(
         row |= {"context": case.context, "lowering": lowering if drafter else "target alone"}
         row |= {
             "tokens_per_second": round(statistics.median(way.rates), 1),
+            "tokens_per_second_least": round(min(way.rates), 1),
+            "tokens_per_second_most": round(max(way.rates), 1),
             "round_ms": round(statistics.median(way.seconds) / rounds * 1e3, 3),
         }
         if drafter is not None:

@@ -117,16 +117,24 @@ def test_why_a_lowering_was_refused_is_said_once():
     assert "merged, 1 requests: refused: the platform" in text
 
 
+RATES = ("tokens_per_second", "tokens_per_second_least", "tokens_per_second_most")
+
+
 def test_a_difference_within_the_spread_is_said():
     same = {"requests": 1, "k": 5, "context": 9, "host_us": 1.0}
     rows = [
         {**same, "lowering": lowering, "device_us": middle, "device_us_least": middle - 5, "device_us_most": middle + 9}
         for lowering, middle in (("eager", 300.0), ("step", 100.0), ("merged", 95.0))
     ]
-    report = {"device": "one", "device_kind": "GPU", "rows": [*rows, {**rows[2], "requests": 2}]}
-    text = " ".join(shown(show_bench_report, 80, "piped", report, "a shape", None).split())
-    assert "step and merged are 5.0 us apart, less than the spread of their times, 14.0 us" in text
-    assert text.count("apart") == 1
+    rounds = [
+        {**same, "lowering": lowering, **dict(zip(RATES, rates, strict=True))}
+        for lowering, rates in (("step", (50, 49, 51)), ("merged", (70, 66, 74)), ("round", (73, 72, 75)))
+    ]
+    report = {"device": "one", "device_kind": "GPU", "rows": [*rows, {**rows[2], "requests": 2}], "rounds": rounds}
+    lines = shown(show_bench_report, 80, "piped", report, "a shape", None).splitlines()
+    assert "1 requests: step and merged are 5.0 us apart, less than the spread of either, 14.0" in lines
+    assert "1 requests: merged and round are 3.0 tokens/s apart, less than the spread of either, 8.0" in lines
+    assert len([line for line in lines if "apart" in line]) == 2
 
 
 @pytest.fixture(scope="module")
