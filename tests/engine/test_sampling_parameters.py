@@ -20,13 +20,14 @@ from specgraph.errors import ConfigError
 PROMPT, LENGTH, SMALL = [3, 1], 3, 6
 MIXED = [
     {"temperature": 3.0, "top_k": 3},
-    {"temperature": 4.0, "top_p": 0.7, "frequency_penalty": -2.0},
+    {"temperature": 4.0, "top_p": 0.5, "frequency_penalty": -2.0},
     {"temperature": 3.0, "min_p": 0.3, "logit_bias": {2: 4.0, 0: -2.0}},
-    {"temperature": 3.0, "repetition_penalty": 1.8, "presence_penalty": 4.0},
+    {"temperature": 3.0, "repetition_penalty": 1.8, "presence_penalty": 8.0},
 ]
-ROUND = {"decode": "round", "capture_sizes": [4, 64]}
-TREE = {"num_speculative_tokens": 2, "tree": DraftTree(num_steps=2, top_k=2, num_draft_tokens=5)}
-SETTINGS = {"sampled": True, "sampling_parameters": True, "max_num_requests": 64, "num_speculative_tokens": 2}
+SETTINGS = {
+    "sampled": True, "sampling_parameters": True, "max_num_requests": 64, "decode": "round", "capture_sizes": [64],
+    "prefill_sizes": [4], "num_speculative_tokens": 2, "tree": DraftTree(num_steps=2, top_k=2, num_draft_tokens=5),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +72,11 @@ def mixed_batch(n: int) -> list[Request]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["round", "tree"])
-def test_mixed_parameters_in_one_batch_follow_their_distributions(make_decoder, small_pair, small_model, way):
+def test_mixed_parameters_in_one_batch_follow_their_distributions(make_decoder, small_pair, small_model):
+    """With trees; chains draw from such distributions in specgraph-transformers' tests, against `generate`."""
     target, head = small_pair
-    changes = {"round": {**ROUND, "draft_sampling": "greedy"}, "tree": TREE}[way]
-    decoder = make_decoder(head, target=target, **SETTINGS | changes)
-    results = decoder.generate(mixed_batch(240))
+    decoder = make_decoder(head, target=target, **SETTINGS)
+    results = decoder.generate(mixed_batch(160))
     assert 0 < decoder.metrics.accepted[1] < decoder.metrics.num_drafts
     for place, parameters in enumerate(MIXED):
         got = counts(results[place :: len(MIXED)])

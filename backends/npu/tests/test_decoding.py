@@ -47,12 +47,12 @@ def generate(
     return results[0], decoder.metrics.acceptance_per_position
 
 
-@pytest.mark.parametrize(("k", "lowerings"), [(1, ("merged",)), (4, ("eager", "step", "round"))])
-def test_text_and_acceptance_as_on_cpu(npu, runtime, folders, k, lowerings):
-    expected = generate(folders, CpuPlatform(), "eager", k)
+def test_text_and_acceptance_as_on_cpu(npu, runtime, folders):
+    """In two lowerings; the merged one is below, under random schedules."""
+    expected = generate(folders, CpuPlatform(), "eager", 4)
     assert len(expected[0]) == 5
-    for lowering in lowerings:
-        assert generate(folders, npu, lowering, k, make_attention(npu, "fia")) == expected, lowering
+    for lowering in ("step", "round"):
+        assert generate(folders, npu, lowering, 4, make_attention(npu, "fia")) == expected, lowering
 
 
 def test_blocks_of_128_tokens(npu, runtime, tmp_path, monkeypatch):
