@@ -55,7 +55,9 @@ def _read(
 ) -> DraftHead | ParallelHead:
     name = type(module).__name__
     if name not in SERVED_CLASSES:
-        raise UnsupportedError(f"the draft model is a {name}; served are {', '.join(SERVED_CLASSES)}")
+        latent = getattr(getattr(module, "config", None), "kv_lora_rank", None)
+        why = "" if latent is None else ", whose attention is to latents, for which specgraph has no kernel on a GPU"
+        raise UnsupportedError(f"the draft model is a {name}{why}; served are {', '.join(SERVED_CLASSES)}")
     config, inner = module.config, module.model
     if getattr(config, "logit_scale", 1.0) <= 0:
         raise UnsupportedError(f"logit_scale {config.logit_scale}; a greedy draft needs a positive one")

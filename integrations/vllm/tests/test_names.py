@@ -153,6 +153,7 @@ def test_so_has_the_one_of_eagle_1(wheel) -> None:
     assert "self.input_layernorm = nn.Identity()" in (folder / "vllm/model_executor/models/llama_eagle.py").read_text()
     sharing = (folder / f"{GPU}/spec_decode/eagle/utils.py").read_text()
     assert "eagle_model.lm_head = " in sharing
+    assert "target_embed = target_embed.base_layer" in sharing  # the drafter does not see the target's LoRA
 
 
 def test_so_has_the_one_of_mtp(wheel) -> None:

@@ -55,7 +55,7 @@ def test_drafts_follow_the_whole_history_in_vllms_cache(engine) -> None:
 
 
 @pytest.mark.parametrize("how", ["tensor", "row", "block"])
-def test_fp8_weights_draft_what_their_dequantised_matrices_draft(tmp_path, how) -> None:
+def test_fp8_weights_draft_what_their_dequantised_matrices_draft_also_with_new_scales(tmp_path, how) -> None:
     engine = Engine(tmp_path)
     layer, of_oracle = engine.module.model.layers[0], engine.oracle.layers[0]
     for linear, weight in (
@@ -73,6 +73,17 @@ def test_fp8_weights_draft_what_their_dequantised_matrices_draft(tmp_path, how) 
     for counts in ([2, 5], [1, 3], [4, 4]):
         drafts, want = engine.round([0, 2], counts)
         assert drafts.tolist() == want
+    linear, name = layer.self_attn.qkv_proj, "weight_scale_inv" if how == "block" else "weight_scale"
+    with torch.no_grad():
+        of_oracle.qkv.matrix.mul_(2)
+        scale = getattr(linear, name)
+        if how == "row":
+            scale.mul_(2)  # which the head reads itself
+        else:
+            setattr(linear, name, torch.nn.Parameter(scale * 2, requires_grad=False))
+    engine.prompt(1, 9)
+    drafts, want = engine.round([1], [3])
+    assert drafts.tolist() == want
 
 
 def test_what_was_accepted_near_max_model_len_writes_no_other_block(engine) -> None:
