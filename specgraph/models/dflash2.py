@@ -39,24 +39,19 @@ class Convolution:
 
     def before(self, x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """x [T, hidden_size], blocks of `rows` rows -> what the sublayer takes, and the kernels of its output."""
-        taps = self.base.shape[1]
-        kernels = ops.norm_linear(x, None, self.projection).view(x.shape[0], 2, taps, -1)
-        return _convolved(x, self.base[0], kernels[:, 0], rows), kernels[:, 1]
+        shape = 2, self.base.shape[1], self.projection.matrix.shape[0] // (2 * self.base.shape[1])
+        groups = ops.norm_linear(x, None, self.projection).view(-1, rows, *shape, 1)
+        kernels = self.base.view(*shape, -1) + groups
+        return self.after(x, kernels[:, :, 0], rows), kernels[:, :, 1]
 
     def after(self, x: Tensor, kernels: Tensor, rows: int) -> Tensor:
-        """Return the sublayer's output [T, hidden_size], convolved."""
-        return _convolved(x, self.base[1], kernels, rows)
-
-
-def _convolved(x: Tensor, base: Tensor, kernels: Tensor, rows: int) -> Tensor:
-    """x [T, hidden_size], base [taps, hidden_size], kernels [T, taps, groups] -> [T, hidden_size]."""
-    taps, groups = kernels.shape[1:]
-    blocks = x.view(-1, rows, groups, x.shape[1] // groups)
-    weights = base.view(taps, groups, -1) + kernels.reshape(-1, rows, taps, groups, 1)
-    out = blocks * weights[:, :, 0]
-    for tap in range(1, min(taps, rows)):
-        out[:, tap:].addcmul_(blocks[:, :-tap], weights[:, tap:, tap])
-    return out.view(x.shape)
+        """Return the sublayer's output [T, hidden_size], convolved by kernels [T / rows, rows, taps, groups, channels
+        of a group]."""
+        blocks = x.view(-1, rows, *kernels.shape[3:])
+        out = blocks * kernels[:, :, 0]
+        for tap in range(1, min(kernels.shape[2], rows)):
+            out[:, tap:].addcmul_(blocks[:, :-tap], kernels[:, tap:, tap])
+        return out.view(x.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +97,17 @@ class DFlash2Head(InOrderHead):
     def in_order(self, hidden: Tensor) -> NextLogits:
         """See `BlockHead.in_order`."""
         rows, base = self.base_logits(hidden)
-        selector, (steps, requests, vocab_size) = self.selector, base.shape
+        selector = self.selector
         scores, candidates = base.topk(selector.top_k, dim=-1)
-        projected = ops.norm_linear(rows.flatten(0, 1), None, selector.projection).view(steps, requests, -1)
+        projected = ops.norm_linear(rows.flatten(0, 1), None, selector.projection)
         successors = functional.embedding(candidates, selector.successor)
-        logits = base.new_full((requests, vocab_size), NO_CANDIDATE, dtype=torch.float32)
+        successors *= projected.view(*candidates.shape[:2], 1, -1)
+        base.fill_(max(NO_CANDIDATE, torch.finfo(base.dtype).min))
 
         def following(row: int, token_ids: Tensor) -> RowLogits:
-            context = functional.embedding(token_ids, selector.predecessor) * projected[row]
-            chosen = scores[row] + (successors[row] * context[:, None]).sum(dim=-1)
-            if row:  # one tensor serves all rows, each after the former was drawn from
-                logits.scatter_(1, candidates[row - 1], NO_CANDIDATE)
-            return RowLogits(logits.scatter_(1, candidates[row], chosen.float()))
+            before = functional.embedding(token_ids, selector.predecessor)[..., None]
+            chosen = torch.baddbmm(scores[row][..., None], successors[row], before)[..., 0]
+            return RowLogits(base[row].scatter_(1, candidates[row], chosen))
 
         return following
 

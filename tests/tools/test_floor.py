@@ -76,9 +76,14 @@ def counted(call) -> tuple[int, list[tuple[int, int]]]:
         products.extend([(each.nbytes, 2 * ids.numel() * each[0].numel()) for each in stacked])
         return sum(2 * ids.numel() * each[0].numel() for each in stacked)
 
-    batched._get_raw = mixture._get_raw = True
+    def scores(*tensors, out_val=None, **named) -> int:
+        """The choice among candidates, by rows of tables, which are no weights."""
+        return 0
+
+    batched._get_raw = mixture._get_raw = scores._get_raw = True
     formulas = {op: product(op, places) for op, places in WEIGHTS.items()} | {
         torch.ops.aten.bmm: batched,
+        torch.ops.aten.baddbmm: scores,
         OPS.expert_mlp: mixture,
     }
     with torch.inference_mode(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
