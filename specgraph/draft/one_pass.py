@@ -122,7 +122,7 @@ class BlockProgram(ParallelProgram[BlockHead]):
                 probs = present(b.draft_probs)[:, column]
                 draws = draws._replace(more_positions=present(later)[row], draft_probs=probs)
             if b.sampling is None and logits.head is not None:
-                ops.draft_from_hidden(present(logits.x), logits.head, drafts, draws)
+                ops.draft_from_hidden(present(logits.x), logits.head._replace(turn=row), drafts, draws)
             else:
                 drafted = None if b.sampling is None else torch.where(columns < row, b.draft_token_ids, -1)
                 draw_from_logits(head, b, logits.tensor(), drafts, draws, drafted)

@@ -28,6 +28,9 @@ class Head(NamedTuple):
     """[rows, draft_vocab], in the dtype of hidden states: what is added to the product; None for nothing."""
     row_ids: Tensor | None = None
     """int64 [rows]: the row of the hidden states, then a table of any length, that each row of logits is made from."""
+    turn: int | None = None
+    """The number of this draw among draws in order by the same weight; None for one alone. A device may read the weight
+    in the other direction every second turn, and finds in its cache what it read last."""
 
     def taken(self, x: Tensor) -> Tensor:
         """Return the hidden states [rows, in] of x, which holds them or is the table."""

@@ -116,7 +116,8 @@ def test_heads_of_draws_in_order(rows: int, vocab: int, table: bool) -> None:
     seeds = torch.randint(-(2**62), 2**62, (rows,))
     starts, more = torch.randint(0, 900, (2, rows)).int()
     wide = base[1] + x.double() @ weight.double().T
-    head = Head(None, 0.0, weight.to(DEVICE, dtype), base.to(DEVICE, dtype)[1], before[:, 0] if table else None)
+    head = Head(None, 0.0, weight.to(DEVICE, dtype), base.to(DEVICE, dtype)[1])
+    head = head._replace(row_ids=before[:, 0] if table else None, turn=None if rows == 24 else rows)
     drafts, probs = torch.full((rows, steps), -7).to(DEVICE), torch.full((rows, steps, vocab), -7.0).to(DEVICE)
     to = Drafts(drafts[:, 1:2], offsets.to(DEVICE))
     ops().draft_from_hidden(states.to(DEVICE, dtype), head, to)

@@ -149,17 +149,20 @@ def gate_up_kernel(
 def head_kernel(
     x, weight, added, row_ids, logits, best_value, best_index, tops, totals, temperature, seeds, first_position,
     more_positions, draft_step, draft_column, rows, columns, depth, x_stride, added_stride, row_ids_stride, blocks,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
-    MASKED: tl.constexpr,
+    TURN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Per block of columns of x[row_ids] @ weight.T + added, the best logit and its column: best_value, best_index
     [rows, blocks].
 
     Logits are rounded to the model's dtype before they are compared, as if they had been stored. With a temperature,
     logits [rows, columns] are stored, and best_value, best_index, tops, totals are what `best_by_gumbel` returns.
-    `draft_column` gets the value of `draft_step`, for a kernel that writes it.
+    `draft_column` gets the value of `draft_step`, for a kernel that writes it. With a TURN other launches read the same
+    weight: 0 from its first block on, 1 from its last.
     """
     block = tl.program_id(0)
+    if TURN == 1:
+        block = tl.num_programs(0) - 1 - block
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP is not None:
@@ -182,7 +185,8 @@ def head_kernel(
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
         a = load_rows(x_rows + k, live, MASKED)
-        acc = tl.dot(a, tl.trans(tl.load(w_rows + k, eviction_policy="evict_first")), acc)
+        w = tl.load(w_rows + k, eviction_policy="evict_first" if TURN is None else "")
+        acc = tl.dot(a, tl.trans(w), acc)
     rounded = acc.to(x.dtype.element_ty)
     if added is not None:
         rounded = (rounded.to(tl.float32) + more.to(tl.float32)).to(x.dtype.element_ty)

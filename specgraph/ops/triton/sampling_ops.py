@@ -81,7 +81,7 @@ class SamplingOps(LinearOps):
 
         step: `draft_step`, and int64 [1] that its value is copied to where a tile computes the product.
         """
-        _, _, weight, added, row_ids = head
+        _, _, weight, added, row_ids, turn = head
         x = self._normed(x, None if head.norm is None else Norm(head.norm, head.eps))
         few, own = self.options.few_rows, self._own(x, None)
         if added is not None or row_ids is not None:
@@ -105,7 +105,7 @@ class SamplingOps(LinearOps):
         self.launch(
             linear.head_kernel, (picked.blocks,),
             x, weight, added, row_ids, logits, picked.value, picked.index, picked.top, picked.total, *noise, *step,
-            count, columns, weight.shape[1], x.stride(0), *strides, picked.blocks,
+            count, columns, weight.shape[1], x.stride(0), *strides, picked.blocks, None if turn is None else turn % 2,
             **self._shape(tile, rows, picked.blocks),
         )  # fmt: skip
         return picked
