@@ -116,7 +116,6 @@ def follow_oracle(
         if kind != "eagle":
             batch = away_from_the_end(made.config, batch)
         expect_oracle(made, batch, float64_head(made, kind))
-    made.close()
 
 
 def expect_oracle(made: DraftRig, batch: HostBatch, reference: Head, rows: Sequence[int] | None = None) -> DraftTokens:

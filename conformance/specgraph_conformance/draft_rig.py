@@ -189,8 +189,17 @@ def _engine_tensors(config: DraftConfig, head: Head, device: torch.device) -> Pr
     )
 
 
+_OPEN: list[DraftRig] = []
+
+
+def close_rigs() -> None:
+    """Release the graphs of every rig that is still open."""
+    while _OPEN:
+        _OPEN[-1].close()
+
+
 class DraftRig:
-    """A drafter on a platform with caches of its own."""
+    """A drafter on a platform with caches of its own. After each case of the suite all of them are closed."""
 
     def __init__(
         self,
@@ -218,6 +227,7 @@ class DraftRig:
             self.drafter.capture()
         except UnsupportedError as error:
             raise Absent(str(error)) from error
+        _OPEN.append(self)
 
     def propose(self, batch: HostBatch, *, host_numbers: bool = True, k: int | None = None) -> DraftTokens:
         """Draft for one round, `k` tokens where it is given; `host_numbers` False leaves out the numbers as the host
@@ -277,4 +287,6 @@ class DraftRig:
 
     def close(self) -> None:
         """Release the drafter's graphs."""
+        if self in _OPEN:
+            _OPEN.remove(self)
         self.drafter.close()

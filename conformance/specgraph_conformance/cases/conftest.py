@@ -9,6 +9,7 @@ import torch
 from specgraph.device import Discovered, Platform
 
 from specgraph_conformance.case import CORE_ATTENTION
+from specgraph_conformance.draft_rig import close_rigs
 from specgraph_conformance.plugin import SESSION
 from specgraph_conformance.session import tested_attention
 from specgraph_conformance.task_rig import Tasks
@@ -16,12 +17,13 @@ from specgraph_conformance.task_rig import Tasks
 
 @pytest.fixture
 def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
-    """The platform under test, idle before and after each case."""
+    """The platform under test, idle before and after each case, which leaves no rig open."""
     opened: Platform = request.config.stash[SESSION].platform
     opened.synchronize()
     with torch.no_grad():
         yield opened
     if not opened.is_capturing():
+        close_rigs()
         opened.synchronize()
 
 

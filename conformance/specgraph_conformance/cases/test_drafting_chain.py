@@ -50,7 +50,6 @@ def test_chain_writes(platform: Platform, attention: str, lowering: str, seed: i
         for (key, value), (old_key, old_value) in zip(made.host_caches(), before, strict=True):
             assert not torch.equal(key[index, offset], old_key[index, offset]), f"no key of draft step {step + 1}"
             assert not torch.equal(value[index, offset], old_value[index, offset]), f"no value of step {step + 1}"
-    made.close()
 
 
 @pytest.mark.parametrize("numbers", ["host", "device"])
@@ -72,8 +71,6 @@ def test_rejected(platform: Platform, attention: str, numbers: str, seed: int) -
     b = other.round(replace(batch, aux_hidden=aux.flatten(0, 1)), host_numbers=numbers == "host")
     expect_equal(a.token_ids, b.token_ids, "drafts after other rejected tokens")
     expect_equal(a.hidden, b.hidden, "hidden states after other rejected tokens")
-    made.close()
-    other.close()
 
 
 @pytest.mark.parametrize("lowering", LOOPS)
@@ -102,4 +99,3 @@ def test_max_len(platform: Platform, attention: str, lowering: str, seed: int) -
             rows = start % config.block_size
             expect_equal(key[1, :rows], old[1, :rows], "a position before the rows")
             expect_equal(key[0], old[0], "the first block, which no row is in")
-    made.close()

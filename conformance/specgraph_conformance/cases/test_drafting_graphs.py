@@ -29,7 +29,6 @@ def test_sizes(platform: Platform) -> None:
     seen = made.drafter.graphs.descriptors
     captured = sorted({d.num_requests for d in seen if d.phase != "prefill"})
     assert captured == list(sizes), f"sizes {list(sizes)} were named and {captured} captured"
-    made.close()
 
 
 @case(
@@ -48,7 +47,6 @@ def test_keys(platform: Platform, seed: int) -> None:
         assert made.round(batch).from_graph
         assert runner.launches > launched
     assert runner.descriptors == before
-    made.close()
 
 
 @case(
@@ -66,7 +64,6 @@ def test_request_time(platform: Platform, seed: int) -> None:
     with pytest.raises(CaptureError):
         made.propose(batch)
     assert made.drafter.graphs.graph_count == 0
-    made.close()
 
 
 @case(
@@ -153,4 +150,3 @@ def test_growth(platform: Platform, seed: int) -> None:
     after = platform.memory()
     assert after.reserved <= before.reserved
     assert after.allocated <= before.allocated
-    made.close()

@@ -93,7 +93,6 @@ def test_confidence(platform: Platform, attention: str, seed: int) -> None:
             rows = block_rows(head, tokens, aux, start, keys, values, len(drafted))
             wanted = dense_confidence(head, rows, [int(tokens[-1]), *drafted[:-1].tolist()])
             expect_close(on_host(drafts.confidence[r]).double(), wanted, TOLERANCE[made.head.dtype], f"request {r}")
-    made.close()
 
 
 @case(
@@ -138,7 +137,6 @@ def test_schedule(platform: Platform, attention: str, kind: str, seed: int) -> N
         assert drafts.token_ids.shape == (batch.num_requests, k)
         assert drafts.dispatch.captured
         rows = k + 1
-    made.close()
 
 
 def _of_rows(batch: HostBatch, rows: int) -> HostBatch:
@@ -181,7 +179,6 @@ def test_prompts(platform: Platform, attention: str, kind: str, seed: int) -> No
             assert close.all(), f"{name} of layer {layer} differ at positions {(~close).nonzero().flatten().tolist()}"
             rest = [slot for slot in range(new.shape[0]) if slot not in written]
             expect_equal(new[rest], kept[rest], f"{name} of layer {layer} that are no prompt row's")
-    made.close()
 
 
 @pytest.mark.parametrize("kind", ["eagle", "mtp-modules"])
@@ -213,7 +210,6 @@ def test_ragged(platform: Platform, kind: str, seed: int) -> None:
         wanted = dense.keys[layer]
         stored = key.flatten(0, 1)[[slot - size for slot in slots]][: wanted.shape[0]]
         expect_close(stored, wanted, tolerance, f"keys of layer {layer}")
-    made.close()
 
 
 @pytest.mark.parametrize("mode", GRAPH_MODES)
@@ -284,5 +280,3 @@ def test_samples(platform: Platform, kind: str, seed: int) -> None:
     one_seed = made.round(replace(hot, seeds=torch.full((4,), 9))).token_ids
     assert len({tuple(row) for row in one_seed.tolist()}) > 1, "other positions, the same noise"
     assert any(len(set(row)) > 1 for row in one_seed.tolist()), "every draft step has the same noise"
-    made.close()
-    eager.close()

@@ -84,8 +84,6 @@ def test_past(platform: Platform, seed: int) -> None:
     assert re.search(r"\b3\b.*\b4\b", reason), f"the reason names other sizes than 3 and 4: {reason}"
     eager = rig(platform, make_config(capture_sizes=(1, 3), fallback="eager"), "paged")
     expect_equal(drafts.token_ids, eager.propose(batch).token_ids, "the drafts")
-    made.close()
-    eager.close()
 
 
 @case(
@@ -178,8 +176,6 @@ def test_wrong_tensors(platform: Platform, wrong: str, seed: int) -> None:
     fresh = rig(platform, make_config(), "paged")
     fresh.propose(first)
     expect_equal(after.token_ids, fresh.round(second).token_ids, "the drafts of the next round")
-    made.close()
-    fresh.close()
 
 
 WRONG_CACHES: dict[str, Callable[[list[KVCache]], list[KVCache]]] = {
@@ -245,4 +241,3 @@ def test_wrong_passes(platform: Platform, seed: int) -> None:
         )
     for seen, kept in zip(made.host_caches(), before, strict=True):
         expect_equal(seen[0], kept[0], "keys after refused passes")
-    made.close()

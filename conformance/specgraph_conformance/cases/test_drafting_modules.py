@@ -101,4 +101,3 @@ def _follow_text(
                     seen = gather_request(on_host(stored), blocks[r], exact).double()
                     what = f"{name} of module {module} of request {r} after round {number}"
                     expect_close(seen, wanted[module][:exact], TOLERANCE[made.head.dtype], what)
-    made.close()

@@ -40,7 +40,6 @@ def test_padding_writes(platform: Platform, attention: str, seed: int) -> None:
         for new, old in ((key, old_key), (value, old_value)):
             changed = (new != old).flatten(2).any(dim=-1).flatten().nonzero().flatten().tolist()
             assert set(changed) <= allowed, f"slots {sorted(set(changed) - allowed)} were written"
-    made.close()
 
 
 @case(
@@ -62,8 +61,6 @@ def test_idle(platform: Platform, attention: str, seed: int) -> None:
         ours, expected = made.round(batch), busy.round(batch)
         assert sum(made.drafter.launches.values()) - before == 2 * idle
         assert ours.token_ids.tolist() == expected.token_ids.tolist()
-    made.close()
-    busy.close()
 
 
 @case(
@@ -78,7 +75,6 @@ def test_shrinking(platform: Platform, seed: int) -> None:
     assert counts == [0, 0, 0], f"padded requests keep num_sampled {counts} of the larger batch: they are not inert"
     slots = on_host(made.drafter.buffers.first.slot_mapping)[made.config.query_len :].unique().tolist()
     assert slots == [NULL_SLOT], f"padded rows keep slots {slots}"
-    made.close()
 
 
 @case(
@@ -100,7 +96,7 @@ def test_shrinking_in_place(platform: Platform, seed: int) -> None:
         )
         return drafts.token_ids
 
-    _after_larger(platform, seed, propose).close()
+    _after_larger(platform, seed, propose)
 
 
 def _after_larger(platform: Platform, seed: int, propose: Callable[[DraftRig, HostBatch], Tensor]) -> DraftRig:
@@ -114,7 +110,6 @@ def _after_larger(platform: Platform, seed: int, propose: Callable[[DraftRig, Ho
     full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
     fresh = [tuple(tensor[small.blocks[0]].clone() for tensor in cache) for cache in alone.caches]
     wanted = alone.round(small).token_ids
-    alone.close()
     others = [block for block in range(num_blocks(config) - 1) if block + 1 not in small.blocks[0]]
     for time in range(3):
         made.round(full)
@@ -180,7 +175,6 @@ def test_rows(platform: Platform, lowering: str, seed: int) -> None:
         f"no pass had {sorted(missing)} rows: batches of 2 and 5 requests ran passes of {set(head.rows)}"
     )
     assert head.rows.count(2) >= head.rows.count(2 * q), "later steps of 2 requests ran with the rows of the first"
-    made.close()
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 7])
@@ -203,4 +197,3 @@ def test_alignment(platform: Platform, k: int) -> None:
     for n in range(1, made.config.max_num_requests + 1):
         found = made.drafter.dispatch(n).descriptor
         assert found.num_tokens % (k + 1) == 0, f"{n} requests run at {found.num_tokens} rows, no multiple of {k + 1}"
-    made.close()

@@ -77,7 +77,6 @@ def test_between(platform: Platform, attention: str, seed: int) -> None:
     for r in (0, 2, 3):
         expect_equal(seen.token_ids[r], expected.token_ids[r], f"drafts of request {r}, with request 1 inert")
         expect_equal(seen.hidden[r], expected.hidden[r], f"carried state of request {r}, with request 1 inert")
-    made.close()
 
 
 @pytest.mark.parametrize("lowering", ["step", "merged"])
@@ -127,7 +126,6 @@ def test_moved(platform: Platform, seed: int) -> None:
     expect_refusal(
         lambda: made.drafter.propose(made.drafter.inputs(3, bound=bound)), "a moved tensor", "start_positions"
     )
-    made.close()
 
 
 @case(

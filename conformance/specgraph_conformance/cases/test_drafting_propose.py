@@ -42,7 +42,6 @@ def test_blocks(platform: Platform, seed: int) -> None:
         again = made.round(batch)
         expect_equal(again.token_ids, first.token_ids, "the drafts after the requests' KV moved to other blocks")
         expect_equal(again.hidden, first.hidden, "the hidden states after the requests' KV moved to other blocks")
-    made.close()
 
 
 @pytest.mark.parametrize("lowering", CAPTURED)
@@ -95,7 +94,6 @@ def test_attends(platform: Platform, seed: int) -> None:
     assert not torch.equal(made.round(batch).hidden, first.hidden), (
         "all values in the KV cache changed, and the hidden states did not: the graph has no attention"
     )
-    made.close()
 
 
 @case(
@@ -116,7 +114,6 @@ def test_weights(platform: Platform, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:  # other cases have the same head
         patch.setattr(head, "layers", (moved,))
         expect_refusal(lambda: made.propose(batch), what, "", (StaleInputError,))
-    made.close()
 
 
 RESULTS: dict[str, dict[str, Any]] = {
@@ -146,4 +143,3 @@ def test_results(platform: Platform, lowering: str, shape: str, seed: int) -> No
     platform.synchronize()
     for name, (tensor, before) in kept.items():
         expect_equal(on_host(tensor), before, f"the first round's {name}, after others")
-    made.close()

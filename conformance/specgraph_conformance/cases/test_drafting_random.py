@@ -148,5 +148,3 @@ def test_random(platform: Platform, attention: str, kind: str, seed: int) -> Non
     eager = rig(platform, replace(config, decode="eager"), attention, kind)
     members = {"captured": captured, "eager": eager, "reference": float64_head(captured, kind)}
     run_machine(RandomRounds, members, seed, EXAMPLES, STEPS)
-    captured.close()
-    eager.close()

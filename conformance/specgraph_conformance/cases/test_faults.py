@@ -59,7 +59,6 @@ def test_drafter(platform: Platform, passes: int, seed: int) -> None:
     made, eager = DraftRig(platform, head, config), DraftRig(platform, head, make_config())
     (batch,) = make_batches(config, head.aux_size, seed, [3])
     expect_equal(made.round(batch).token_ids, eager.round(batch).token_ids)
-    made.close()
 
 
 @case(

@@ -98,4 +98,3 @@ def test_texts(platform: Platform, lowering: str, seed: int) -> None:
             assert drafts[row] == wanted, f"round {number}, request {row}: {drafts[row]} after {texts.texts[row]}"
             texts.accept(row, drafts[row])
     assert matched > 30, "too few texts repeat themselves for this to say much"
-    made.close()

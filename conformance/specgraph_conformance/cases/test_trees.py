@@ -82,7 +82,6 @@ def _expect_searched(platform: Platform, kind: str, seed: int, search: Callable[
             if wanted.margin > MARGIN[made.head.dtype]:
                 assert set(paths_of(tokens[r], parents[r])) == wanted.paths, f"the tree of request {r}"
                 compared += 1
-    made.close()
     assert compared > 0, "every tree had scores as good as tied"
 
 
@@ -141,7 +140,6 @@ def test_blocks(platform: Platform, seed: int) -> None:
             expect_equal(key[other - 1], old_key[other - 1], f"keys of block {other}, which is another request's")
             expect_equal(value[other - 1], old_value[other - 1], f"values of block {other}")
         assert not torch.equal(key[2, : block // 2], old_key[2, : block // 2]), "no node behind the end of a block"
-    made.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
