@@ -16,7 +16,7 @@ from vllm_objects import StockSpeculator, batch_class, vllm_config
 
 from specgraph.parallel.ranks import ranks_of_groups
 
-KINDS = {"shipped": 8, "mtp": 6, "target as drafter": 3}
+KINDS = {"shipped": 6, "mtp": 4, "dflash": 3, "target as drafter": 3}
 """Proposes of each kind; the last one is a language model of eight layers."""
 
 
