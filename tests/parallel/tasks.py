@@ -19,6 +19,7 @@ from specgraph.checkpoints import load_drafter, load_target, target_shape
 from specgraph.device.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.models.ngram import NgramHead
 from specgraph.options import LoweringChoice
 from specgraph.parallel import WHOLE, ExpertParallel, ParallelLayout, Ranks, join_layout
 from specgraph.parallel.layout import context_parallel
@@ -62,7 +63,7 @@ def make_decoder(
         split = replace(split, context=context_parallel(ranks, context))
     model = load_target(target, dtype=kind, max_model_len=64, tensor_parallel=split)
     drafted = target_shape(target, dtype=kind, max_model_len=64) if whole_drafter else model
-    head = load_drafter(draft, drafted)
+    head = NgramHead(model.vocab_size) if draft == "ngram" else load_drafter(draft, drafted)
     if tree:
         options["tree"] = DraftTree(num_steps=3, top_k=2, num_draft_tokens=6)
     config = EngineConfig(
@@ -100,27 +101,33 @@ def random_rounds(ranks: Ranks | None, runs: list[dict[str, Any]], rounds: int, 
     """Requests of random lengths that join and end at random times, for so many rounds and until all have ended.
 
     Returns:
-        Per run the tokens of each request, a digest of the KV caches, acceptance, rounds, and how many of them had a
-        request with fewer keys than the `share` ranks that share them.
+        Per run the tokens of each request, the drafts of each round (of requests that ran before it), a digest of the
+        KV caches, acceptance, rounds, and how many of them had a request with fewer keys than the `share` ranks that
+        share them.
     """
     found: list[dict[str, Any]] = []
     for each in runs:
         decoder = make_decoder(ranks, max_num_requests=3, capture_sizes=(1, 3), **each)
+        assert decoder.drafter is not None
         rng, given, lengths, done, few = Random(rounds), dict[int, list[int]](), dict[int, int](), 0, 0
+        drafts: list[Any] = []
         while done < rounds or decoder.num_unfinished:
             if done < rounds and rng.random() < 0.3:
                 prompt = [rng.randrange(1, 60) for _ in range(rng.choice((1, 1, 2, 3, 7, 20)))]
                 number = decoder.add(Request(prompt_token_ids=prompt, max_tokens=rng.randint(1, 20)))
                 given[number], lengths[number] = [], len(prompt)
             few += any(lengths[key] + len(tokens) < share for key, tokens in given.items())
+            before = [state for state in decoder.rounds.rows if state is not None]
             for chunk in decoder.step():
                 given[chunk.request] += chunk.token_ids
                 if chunk.finish_reason is not None:
                     lengths[chunk.request] = share
+            drafted, rows = decoder.drafter.buffers.draft_token_ids.tolist(), decoder.rounds.rows
+            drafts.append([drafted[row] for row, state in enumerate(rows) if state in before])
             done += 1
-        assert decoder.drafter is not None
+        caches = [*decoder.target.caches, *decoder.drafter.caches]
         found.append(
-            {"tokens": list(given.values()), "kv": digest([*decoder.target.caches, *decoder.drafter.caches]),
+            {"tokens": list(given.values()), "drafts": drafts, "kv": digest(caches),
              "accepted": decoder.metrics.mean_acceptance_length, "rounds": done, "rounds_with_few_keys": few}
         )  # fmt: skip
         decoder.close()

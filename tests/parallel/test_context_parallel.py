@@ -88,7 +88,20 @@ def test_every_drafter_on_pairs_of_ranks():
     assert four[0][0]["launches"] == 1, "the collectives are inside the merged graph"
 
 
-KINDS = ("target", "tree", "host", *DRAFTERS, "latent", "latent-host")
+KINDS = ("target", "tree", "host", *DRAFTERS, "domino", "ngram", "latent", "latent-host")
+
+
+def add_domino(folder: Path) -> None:
+    """Make a DFlash folder one of Domino, in its authors' layout."""
+    tensors, g = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(5)
+    shapes = {"prefix_gru.weight_ih_l0": (18, 32), "prefix_gru.weight_hh_l0": (18, 6)}
+    shapes |= {"embed_proj.0.weight": (5, 38), "embed_proj.2.weight": (64, 5)}
+    tensors |= {name: torch.randn(*shape, generator=g) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
+    section = {"projector_type": "domino", "gru_hidden_dim": 6, "emb_dim": 5, "pure_draft_prefix_len": 1}
+    section |= {"shift_label": True, "target_layer_ids": [0, 2], "mask_token_id": 63}
+    (folder / "config.json").write_text(json.dumps({**config, "block_size": 5, "dflash_config": section}))
 
 
 def of_kind(kind: str, folder: Path, target: str) -> dict[str, Any]:
@@ -96,8 +109,13 @@ def of_kind(kind: str, folder: Path, target: str) -> dict[str, Any]:
     ways = {"tree": {"tree": True, **FP8}, "host": {"attention": "host"}, "latent-host": {"attention": "host"}}
     if kind.startswith("latent"):
         target = draft = write_mixture("DeepseekV3", folder)
+    elif kind in ("target", "ngram", *ways):
+        draft = kind if kind == "ngram" else target
+    elif kind == "domino":
+        draft = of_one_kv_head("dflash", folder)
+        add_domino(Path(draft))
     else:
-        draft = target if kind in ("target", *ways) else of_one_kv_head(kind, folder)
+        draft = of_one_kv_head(kind, folder)
     return {"target": target, "draft": draft, **ways.get(kind, {})}
 
 
@@ -114,7 +132,7 @@ def test_random_rounds_of_ranks_that_share_one_kv_head(kinds, share, tmp_path):
     for number, (kind, one) in enumerate(zip(kinds, whole, strict=True)):
         for rank in found:
             mine = rank[number * len(ways) : (number + 1) * len(ways)]
-            assert all(way["tokens"] == one["tokens"] for way in mine), kind
+            assert all(way["tokens"] == one["tokens"] and way["drafts"] == one["drafts"] for way in mine), kind
             assert len({way["kv"] for way in mine}) == 1, f"lowerings are bit-equal: {kind}"
             assert mine[0]["rounds_with_few_keys"] > 0
         figures = {key: mine[-1][key] for key in ("accepted", "rounds", "rounds_with_few_keys")}
