@@ -94,6 +94,13 @@ def _tokens(text: str) -> int | Literal["auto"]:
         raise ValueError("give a whole number, or auto") from None
 
 
+def _verified(text: str) -> float | Literal["auto"]:
+    try:
+        return "auto" if text == "auto" else float(text)
+    except ValueError:
+        raise ValueError("give a number, or auto") from None
+
+
 def _times(text: str) -> dict[int, dict[int, float]]:
     try:
         table = json.loads(Path(text).read_text(encoding="utf-8"))
@@ -205,12 +212,14 @@ class DecoderOptions(DraftOptions):
         parse=_times,
     )
     """The choice of K by a given table follows from nothing but the tokens."""
-    verified_drafts: Positive | None = option(
+    verified_drafts: Positive | Literal["auto"] | None = option(
         None,
         "Draft tokens that a verify takes per request on average: those likeliest accepted, by the drafter's "
-        "confidence; below K. Default: all.",
+        "confidence; below K. auto, with -k auto, chooses that number instead of K. Default: all.",
+        parse=_verified,
     )
-    """Needs a drafter with confidence (DSpark), and attention with device lengths."""
+    """Needs a drafter with confidence (DSpark), and attention with device lengths. With "auto" every propose drafts the
+    largest of k_candidates, and each of them is captured as a number of drafts that a verify takes per request."""
     sampling_parameters: bool = option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
     logprobs: bool = option(False, "Give the log-probability of each generated token.")
     """It is under the target's own distribution, before all parameters."""

@@ -36,18 +36,24 @@ class BatchDescriptor:
     """The drafts are a tree and K is its depth; else a chain."""
     binding: int = 0
     """Number of the bound tensors (`Drafter.bind`) that a propose copies first; 0: it copies none."""
+    verified: int = 0
+    """Drafts of all requests together that a ragged verify takes; 0: all of them."""
 
     @property
     def num_tokens(self) -> int:
-        """Return the rows that enter the graph: always num_requests * query_len, never rounded on their own."""
+        """Return the rows that enter the graph: num_requests * query_len, never rounded on their own; fewer in a ragged
+        verify."""
+        if self.phase == "verify" and self.verified:
+            return self.num_requests + self.verified
         return self.num_requests * self.query_len
 
     def __str__(self) -> str:
         step = f", step {self.step}" if self.step else ""
         tree = ", tree" if self.tree else ""
         bound = f", bound {self.binding}" if self.binding else ""
+        verified = f", {self.verified} drafts verified" if self.verified else ""
         k = self.num_speculative_tokens
-        return f"{self.phase}[{self.num_requests} x {self.query_len}, K={k}{tree}{step}{bound}]"
+        return f"{self.phase}[{self.num_requests} x {self.query_len}, K={k}{tree}{step}{bound}{verified}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ def dispatch(
     num_speculative_tokens: int,
     sizes: Sequence[int],
     tree: bool = False,
+    verified: int = 0,
 ) -> Dispatch:
     """Pad a uniform batch to the least captured size that holds it, or leave it at its own size for eager.
 
@@ -76,9 +83,11 @@ def dispatch(
         num_speculative_tokens: K.
         sizes: captured numbers of requests, ascending; empty when nothing is captured.
         tree: whether the drafts are a tree.
+        verified: drafts of the padded batch that a ragged verify takes.
     """
     size = padded_size(num_requests, sizes)
-    descriptor = BatchDescriptor(phase, size or num_requests, query_len, num_speculative_tokens, tree=tree)
+    n, k = size or num_requests, num_speculative_tokens
+    descriptor = BatchDescriptor(phase, n, query_len, k, tree=tree, verified=verified)
     if size is not None:
         return Dispatch(descriptor, captured=True)
     reason = f"the largest captured size is {sizes[-1]} requests, the batch has {num_requests}" if sizes else "no sizes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any, get_args
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from specgraph.capture.attend import PassMode
 from specgraph.device import Capabilities, LoweringName
 from specgraph.draft import DraftConfig
 from specgraph.engine import SpeculativeDecoder
-from specgraph.engine.adaptive_k import best_k
+from specgraph.engine.adaptive_k import best_k, expected_tokens
 from specgraph.errors import UnsupportedError
 from specgraph.options import Progress, RoundTimes
 
@@ -50,6 +51,7 @@ def describe(decoder: SpeculativeDecoder, progress: Progress | None = None) -> d
         "num_speculative_tokens": {
             size: config.shape(size).num_speculative_tokens if drafter else 0 for size in config.sizes
         },
+        "verified_drafts": config.verified_drafts,
         "tree": None if config.tree is None else asdict(config.tree),
         "tree_sizes": [size for size in config.sizes if config.shape(size).tree],
         "max_num_requests": config.max_num_requests,
@@ -69,8 +71,8 @@ def describe(decoder: SpeculativeDecoder, progress: Progress | None = None) -> d
 
 def k_by_acceptance(times: RoundTimes) -> dict[int, dict[str, int]]:
     """Return what `-k auto` drafts for each captured size for chances of acceptance of 0.3, 0.6 and 0.9."""
-    rates = (0.3, 0.6, 0.9)
-    return {size: {str(rate): best_k([rate] * max(row), row) for rate in rates} for size, row in times.items()}
+    by_rate = {rate: partial(expected_tokens, [rate] * max(map(max, times.values()))) for rate in (0.3, 0.6, 0.9)}
+    return {size: {str(rate): best_k(tokens, row) for rate, tokens in by_rate.items()} for size, row in times.items()}
 
 
 def _launches(runner: ModelRunner) -> dict[int, int]:

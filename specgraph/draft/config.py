@@ -117,7 +117,7 @@ class DraftConfig(RunnerConfig, DraftOptions):
         """Return the drafts that a batch of this padded size may have: one shape, or one for each of k_candidates."""
         if self.k_candidates is None:
             return (self.shape(num_requests),)
-        return tuple(map(DraftShape, self.k_candidates))
+        return tuple(sorted(self.shapes))
 
     def shape(self, num_requests: int) -> DraftShape:
         """Return the drafts of a batch of this padded size where no K is asked for: the largest of k_candidates."""

@@ -1,5 +1,7 @@
 """K that follows acceptance (`-k auto`): which of the captured K gives the most tokens per second now.
 
+With `verified_drafts` "auto" K is fixed, and the same candidates are the drafts per request that a verify takes.
+
 A round of K draft tokens takes a time that depends on the batch size, and gives 1 + a_1 + a_1 a_2 + ... tokens per
 request, where a_i is the chance that draft token i is accepted when all before it are. Times are measured once, after
 the capture; the chances are followed while requests run.
@@ -7,7 +9,7 @@ the capture; the chances are followed while requests run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -38,17 +40,18 @@ class AcceptanceRates:
         self._reached = [0.0] * num_speculative_tokens
         self._accepted = [0.0] * num_speculative_tokens
 
-    def observe(self, num_speculative_tokens: int, accepted: Sequence[int]) -> None:
+    def observe(self, candidate: int, accepted: Sequence[int], expected: Sequence[float] = ()) -> None:
         """Count one round.
 
         Args:
-            num_speculative_tokens: K of its drafts.
+            candidate: K of its drafts.
             accepted: draft tokens accepted, per request.
+            expected: not looked at.
         """
         kept = 0.5 ** (len(accepted) / HALF_LIFE)
-        reached = at_least(accepted, num_speculative_tokens)
+        reached = at_least(accepted, candidate)
         for place in range(len(self._reached)):
-            seen = place < num_speculative_tokens
+            seen = place < candidate
             self._reached[place] = kept * self._reached[place] + (reached[place] if seen else 0)
             self._accepted[place] = kept * self._accepted[place] + (reached[place + 1] if seen else 0)
 
@@ -61,39 +64,75 @@ class AcceptanceRates:
             rates.append((accepted + _WEIGHT * before) / (reached + _WEIGHT))
         return rates
 
+    def tokens(self, candidate: int) -> float:
+        """Return a request's expected tokens per round of this K, the target's own included."""
+        return expected_tokens(self.rates, candidate)
+
+
+class AcceptanceByConfidence:
+    """The drafts accepted per request for each number that is verified: those that the drafter's confidences expect,
+    followed exponentially, times the share of expected ones that were accepted.
+
+    The confidences of a round say it of every number, also of those that are not tried; that share corrects a drafter
+    which is too sure, or not sure enough.
+    """
+
+    def __init__(self, candidates: Sequence[int]) -> None:
+        """candidates: drafts verified per request, ascending."""
+        self._expected = {k: _WEIGHT * (expected_tokens([_FIRST] * k, k) - 1) for k in candidates}
+        self._seen = self._accepted = self._promised = _WEIGHT
+
+    def observe(self, candidate: int, accepted: Sequence[int], expected: Sequence[float]) -> None:
+        """Count one round.
+
+        Args:
+            candidate: drafts that it verified per request.
+            accepted: draft tokens accepted, per request.
+            expected: for each candidate, `VerifyBuffers.expected` of that round.
+        """
+        n, kept = len(accepted), 0.5 ** (len(accepted) / HALF_LIFE)
+        now = dict(zip(self._expected, expected, strict=True))
+        self._expected = {k: kept * before + n * now[k] for k, before in self._expected.items()}
+        self._seen = kept * self._seen + n
+        self._accepted = kept * self._accepted + sum(accepted)
+        self._promised = kept * self._promised + n * now[candidate]
+
+    def tokens(self, candidate: int) -> float:
+        """Return a request's expected tokens per round that verifies this number, the target's own included."""
+        return 1 + self._expected[candidate] / self._seen * self._accepted / self._promised
+
 
 def expected_tokens(rates: Sequence[float], num_speculative_tokens: int) -> float:
     """Return a request's tokens per round of K drafts, the target's own included: 1 + a_1 + a_1 a_2 + ..."""
     return 1 + sum(accumulate(rates[:num_speculative_tokens], mul))
 
 
-def best_k(rates: Sequence[float], times: Mapping[int, float]) -> int:
+def best_k(tokens: Callable[[int], float], times: Mapping[int, float]) -> int:
     """Return the K of `times` with the most expected tokens per second; the smallest of equals.
 
     Args:
-        rates: a_1 to a_K.
+        tokens: a request's expected tokens per round by K.
         times: microseconds of a round by K.
     """
-    return min(times, key=lambda k: (-expected_tokens(rates, k) / times[k], k))
+    return min(times, key=lambda k: (-tokens(k) / times[k], k))
 
 
 class AdaptiveK:
     """Chooses K for each propose of one decoder; in the lowering `round` for each launch, before the round in flight
     was read. What it chooses follows from times and observed counts."""
 
-    def __init__(self, times: RoundTimes, num_speculative_tokens: int) -> None:
+    def __init__(self, times: RoundTimes, acceptance: AcceptanceRates | AcceptanceByConfidence) -> None:
         """
         Args:
             times: for every captured size and K.
-            num_speculative_tokens: the largest K.
+            acceptance: what is known of drafts so far.
         """
-        self.times, self._sizes = times, sorted(times)
-        self.rates = AcceptanceRates(num_speculative_tokens)
+        self.times, self._sizes, self.acceptance = times, sorted(times), acceptance
 
     def choose(self, num_requests: int) -> int:
         """Return K for a batch: by the times of the captured size that holds it, or of the largest where none does."""
         size = padded_size(num_requests, self._sizes) or self._sizes[-1]
-        return best_k(self.rates.rates, self.times[size])
+        return best_k(self.acceptance.tokens, self.times[size])
 
 
 def check_times(times: RoundTimes, sizes: Sequence[int], candidates: Sequence[int] | None) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from specgraph.draft import DraftConfig
+from specgraph.draft.config import DraftShape
 from specgraph.engine.adaptive_k import check_times
 from specgraph.errors import ConfigError
 from specgraph.options import DecoderOptions
@@ -35,6 +36,11 @@ class EngineConfig(DraftConfig, DecoderOptions):
                     f"{name} is about the target's tokens, and with synthetic_acceptance the output is not the "
                     f"target's: leave out one of the two"
                 )
+        if self.verified_drafts == "auto" and self.k_candidates is None:
+            raise ConfigError(
+                "verified_drafts 'auto' chooses among k_candidates, and there are none: ask for K 'auto', or give the "
+                "number of drafts that a verify takes per request"
+            )
         if self.round_times is not None:
             check_times(self.round_times, self.sizes, self.k_candidates)
         if self.synthetic_acceptance is not None:
@@ -43,6 +49,35 @@ class EngineConfig(DraftConfig, DecoderOptions):
             if self.tree is None or self.synthetic_acceptance is None:
                 raise ConfigError("synthetic_tree_acceptance needs a draft tree, and synthetic_acceptance for chains")
             acceptance_chances(self.synthetic_tree_acceptance, self.tree.num_steps)
+
+    @property
+    def shapes(self) -> frozenset[DraftShape]:
+        """See `DraftConfig.shapes`: where verified_drafts is "auto", every propose drafts the largest K."""
+        if self.verified_drafts == "auto":
+            return frozenset([DraftShape(self.num_speculative_tokens)])
+        return super().shapes
+
+    def drafted(self, candidate: int) -> int:
+        """Return the K of a propose for one of k_candidates: the same, or the largest where verified_drafts is
+        "auto"."""
+        return self.num_speculative_tokens if self.verified_drafts == "auto" else candidate
+
+    def verified(self, num_requests: int, num_drafts: int, candidate: int | None) -> int:
+        """Return the drafts that a verify of a padded batch takes.
+
+        Args:
+            num_drafts: all of the batch.
+            candidate: one of k_candidates; None takes as many as any of them.
+
+        Returns:
+            0 where verifies take all drafts, as `BatchDescriptor.verified`.
+        """
+        average = self.verified_drafts
+        if average is None:
+            return 0
+        if average == "auto":
+            average = self.num_speculative_tokens if candidate is None else candidate
+        return min(num_drafts, max(1, int(num_requests * average)))
 
 
 def acceptance_chances(synthetic: float | Sequence[float], num_speculative_tokens: int) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from specgraph.attention import AttentionBackend, PagedAttention
 from specgraph.capture import report_captures
 from specgraph.device import Platform
 from specgraph.draft.head_checks import check_members
-from specgraph.engine.adaptive_k import AdaptiveK
+from specgraph.engine.adaptive_k import AcceptanceByConfidence, AcceptanceRates, AdaptiveK
 from specgraph.engine.admission import admissible, blocks_needed, check_request
 from specgraph.engine.agreement import agree, check_sharing, compare_captures, same_times
 from specgraph.engine.blocks import BlockAllocator
@@ -129,12 +129,15 @@ class SpeculativeDecoder(OneCall):
         Returns:
             The times, measured or given; None where K is fixed.
         """
-        if self.drafter is None or self.config.k_candidates is None:
+        candidates = self.config.k_candidates
+        if self.drafter is None or candidates is None:
             return None
         times = self.config.round_times or measure_round_times(self.steps, self.drafter)
         if self._ranks is not None:
             times = same_times(self._ranks, times)
-        self.rounds.adaptive = AdaptiveK(times, self.config.num_speculative_tokens)
+        by_confidence = self.config.verified_drafts == "auto"
+        acceptance = AcceptanceByConfidence(candidates) if by_confidence else AcceptanceRates(candidates[-1])
+        self.rounds.adaptive = AdaptiveK(times, acceptance)
         return times
 
     @checked

@@ -85,13 +85,17 @@ class RoundProgram:
 
     def batches(self) -> list[BatchDescriptor]:
         """Return every captured size after rounds of every length, largest first."""
-        return [replace(batch, phase="round") for batch in self.draft.batches()]
+        return [
+            replace(batch, phase="round", verified=total)
+            for batch in self.draft.batches()
+            for total in reversed(self.verify.totals(batch.num_requests, batch.num_speculative_tokens + 1))
+        ]
 
     def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Return the round: propose; the next verify's inputs; verify and accept."""
         n, k, last = batch.num_requests, batch.num_speculative_tokens, self.num_steps(batch) - 1
         hand_over = HandOver(self.verify, self.draft, n, batch.query_len, k)
-        propose = self.draft.work_of(replace(batch, phase="propose"))
+        propose = self.draft.work_of(replace(batch, phase="propose", verified=0))
         verify = self.verify.work_of(replace(batch, phase="verify", query_len=self.verify.rows(k + 1)))
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
@@ -132,13 +136,15 @@ class RoundRunner(ModelRunner):
         """The rounds of chains, of trees, or both, by whether they are of trees."""
         self.programs += self.round_programs.values()
 
-    def dispatch(self, num_requests: int, query_len: int, num_speculative_tokens: int, tree: bool) -> Pass:
+    def dispatch(self, num_requests: int, query_len: int, k: int, tree: bool, verified: int = 0) -> Pass:
         """Return the padded round over the first `num_requests` rows of the round's memory.
 
         Args:
             query_len: rows per request in the round before.
+            k: K of the drafts, or the depth of their trees.
+            verified: see `BatchDescriptor.verified`.
         """
-        found = dispatch("round", num_requests, query_len, num_speculative_tokens, self.config.sizes, tree)
+        found = dispatch("round", num_requests, query_len, k, self.config.sizes, tree, verified)
         return self.prepare(self.round_programs[tree], found.descriptor, found.captured)
 
     def launch(self, ready: Pass, host: HostState | None) -> None:

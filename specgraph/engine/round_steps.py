@@ -94,31 +94,34 @@ class RoundSteps:
                 self._whole = self.runners["round"] = RoundRunner(self.target, drafter)
         self._found: dict[tuple[int, int, int | None], Round] = {}
 
-    def find(self, num_requests: int, query_len: int, num_speculative_tokens: int | None = None) -> Round:
+    def find(self, num_requests: int, query_len: int, candidate: int | None = None) -> Round:
         """Return the round over the first `num_requests` rows of the round's memory.
 
         Args:
             query_len: rows per request in the round before.
-            num_speculative_tokens: K, one of `EngineConfig.k_candidates`; by default the config chooses.
+            candidate: one of `EngineConfig.k_candidates`; by default the config chooses.
         """
-        key = num_requests, query_len, num_speculative_tokens
+        key = num_requests, query_len, candidate
         if (known := self._found.get(key)) is None:
             known = self._found[key] = self._make(*key)
         return known
 
-    def _make(self, num_requests: int, query_len: int, asked: int | None) -> Round:
+    def _make(self, num_requests: int, query_len: int, candidate: int | None) -> Round:
         n, target, drafter = padded_size(num_requests, self._config.sizes) or num_requests, self.target, self.drafter
         k, tree = (self.query_len - 1, False) if drafter is None else self._config.shape(n)
-        k = k if asked is None else asked
+        k = k if candidate is None else self._config.drafted(candidate)
+        verified = target.verify_programs[tree].verified(n, k + 1, candidate)
         if self._whole is not None:
-            return Round(k + 1, (partial(self._whole.launch, self._whole.dispatch(num_requests, query_len, k, tree)),))
+            ready = self._whole.dispatch(num_requests, query_len, k, tree, verified)
+            return Round(k + 1, (partial(self._whole.launch, ready),))
         propose: tuple[Step, ...] = ()
         draft = None
         if drafter is not None:
             draft = next(program for program in drafter.draft_programs if program.draws_trees == tree)
+            asked = None if candidate is None else k
             propose = (partial(_propose, drafter, drafter.inputs(num_requests, query_len), asked),)
         hand_over = HandOver(target.verify_programs[tree], draft, n, query_len, k)
-        verify = partial(_verify, target, target.dispatch(tree, num_requests, k + 1))
+        verify = partial(_verify, target, target.dispatch(tree, num_requests, k + 1, verified))
         return Round(k + 1, (*propose, hand_over, verify))
 
 

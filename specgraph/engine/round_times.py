@@ -36,7 +36,7 @@ def measure_round_times(steps: RoundSteps, drafter: Drafter) -> RoundTimes:
     target = steps.target
     for size in target.config.sizes:
         times[size] = {}
-        for k, _ in target.config.shapes_at(size):
+        for k in target.config.k_candidates or ():
             _make_live(target, size)
             times[size][k] = _time(target.platform, _rounds(steps, size, k))
     memory = target.round
@@ -68,7 +68,7 @@ def _make_live(target: TargetRunner, size: int) -> None:
 
 def _rounds(steps: RoundSteps, size: int, k: int) -> Callable[[], None]:
     """Return a function that launches rounds, for requests that have just sampled one token."""
-    memory, ready = steps.target.round, steps.find(size, k + 1, k)
+    memory, ready = steps.target.round, steps.find(size, steps.target.config.drafted(k) + 1, k)
 
     def run() -> None:
         memory.num_sampled[:size].fill_(1)

@@ -83,15 +83,16 @@ class TargetRunner(ModelRunner):
         """Return every persistent tensor that a target graph may touch, by name."""
         return super().read_set() | {"prefill.logits": self.prompt_logits}
 
-    def dispatch(self, tree: bool, num_requests: int, query_len: int) -> Pass:
+    def dispatch(self, tree: bool, num_requests: int, query_len: int, verified: int = 0) -> Pass:
         """Return the padded verify over the first `num_requests` rows of the round's memory.
 
         Args:
             tree: whether trees are verified.
             query_len: rows per request of the round, K + 1; a pass over trees has more.
+            verified: see `BatchDescriptor.verified`.
         """
-        program = self.verify_programs[tree]
-        found = dispatch("verify", num_requests, program.rows(query_len), query_len - 1, self.config.sizes, tree)
+        program, sizes = self.verify_programs[tree], self.config.sizes
+        found = dispatch("verify", num_requests, program.rows(query_len), query_len - 1, sizes, tree, verified)
         return self.prepare(program, found.descriptor, found.captured)
 
     def verify(self, ready: Pass, start_positions: Sequence[int] = ()) -> None:

@@ -50,6 +50,9 @@ class VerifyBuffers:
     metadata: AttentionMetadata
     ragged: ops.RaggedRows | None = None
     """The split of the rows where requests have as many as their confidence says; the pass then has fewer rows."""
+    expected: Tensor | None = None
+    """float32 [candidates], the result of a ragged verify: drafts per live request that the confidences of this round
+    expect to be accepted if each of k_candidates were the number verified per request. None where nobody chooses."""
 
     def copied(self, drafts: DraftBuffers) -> list[tuple[Tensor, Tensor]]:
         """Return the tensors that are copies of a drafter's besides its tokens, each with what is copied."""
@@ -123,6 +126,10 @@ class VerifyProgram:
         if config.verified_drafts is not None:
             self._confidence = zeros(requests * (rows - 1), dtype=torch.float32)
             self._columns, self._ends = zeros(requests * rows), zeros(requests + 1, dtype=torch.int32)
+        self.expected: Tensor | None = None
+        """See `VerifyBuffers.expected`."""
+        if config.verified_drafts == "auto":
+            self.expected = zeros(len(config.k_candidates or ()), dtype=torch.float32)
         self._metadata = allocate_metadata(requests, rows, memory.block_table, 0 if tree is None else rows)
         self._starts = {
             n: torch.arange(0, requests * n + 1, n, dtype=torch.int32, device=device)
@@ -135,16 +142,16 @@ class VerifyProgram:
                 chances = acceptance_chances(config.synthetic_tree_acceptance, tree.num_steps)
             self._chances[: len(chances)] = torch.tensor(chances)
 
-    def sliced(self, num_requests: int, query_len: int) -> VerifyBuffers:
-        """Return the buffers of the first `num_requests` requests of a round of `query_len` rows each: contiguous
-        views."""
+    def sliced(self, num_requests: int, query_len: int, verified: int = 0) -> VerifyBuffers:
+        """Return the buffers of the first `num_requests` requests of a round of `query_len` rows each, of whose drafts
+        `verified` are (0: all): contiguous views."""
         n, rows = num_requests, self.rows(query_len)
         steps, probs, parents, path = rows - 1, self._probs, self._parents, self._path
         if path is not None:
             s = query_len - 1
             path = ops.AcceptedPath(path.rows[: n * query_len], path.from_slots[: n * s], path.to_slots[: n * s])
         metadata = replace(self._metadata, query_start_loc=self._starts[rows], query_len=rows).sliced(n)
-        total, ragged = self.total_rows(n, query_len), None
+        total, ragged = n + (verified or n * steps), None
         if self._confidence is not None and self._columns is not None and self._ends is not None and steps:
             confidence, ends = self._confidence[: n * steps].view(n, steps), self._ends[: n + 1]
             ragged = ops.RaggedRows(confidence, ends, self._columns[: n * rows])
@@ -160,14 +167,18 @@ class VerifyProgram:
             path=path,
             metadata=metadata,
             ragged=ragged,
+            expected=None if ragged is None else self.expected,
         )
 
-    def total_rows(self, num_requests: int, query_len: int) -> int:
-        """Return the rows of the pass over `num_requests` requests after which the round has `query_len` rows per
-        request: as many for each, or fewer where they are ragged."""
-        rows, verified = self.rows(query_len), self.config.verified_drafts
-        drafts = num_requests * (rows - 1)
-        return num_requests + (drafts if verified is None else min(drafts, max(1, int(num_requests * verified))))
+    def verified(self, num_requests: int, query_len: int, candidate: int | None = None) -> int:
+        """Return the drafts of a padded batch that the pass takes, after which the round has `query_len` rows per
+        request; see `EngineConfig.verified`."""
+        return self.config.verified(num_requests, num_requests * (self.rows(query_len) - 1), candidate)
+
+    def totals(self, num_requests: int, query_len: int) -> list[int]:
+        """Return what `verified` gives for each candidate that is captured, ascending."""
+        candidates = (self.config.k_candidates or ()) if self.config.verified_drafts == "auto" else (None,)
+        return [self.verified(num_requests, query_len, candidate) for candidate in candidates]
 
     def rows(self, query_len: int) -> int:
         """Return the rows per request of the pass after which the round has `query_len` rows per request: as many, or
@@ -185,10 +196,12 @@ class VerifyProgram:
 
     def batches(self) -> list[BatchDescriptor]:
         """Return every captured size with every number of rows, largest first."""
+        tree = self.tree is not None
         return [
-            BatchDescriptor("verify", size, self.rows(query_len), query_len - 1, tree=self.tree is not None)
+            BatchDescriptor("verify", size, self.rows(length), length - 1, tree=tree, verified=total)
             for size in reversed(self.config.sizes)
-            for query_len in reversed(self._query_lens)
+            for length in reversed(self._query_lens)
+            for total in reversed(self.totals(size, length))
         ]
 
     def make_inert(self) -> None:
@@ -211,15 +224,19 @@ class VerifyProgram:
             f"{name}.confidence": self._confidence,
             f"{name}.columns": self._columns,
             f"{name}.ragged_query_start_loc": self._ends,
+            f"{name}.expected": self.expected,
         }
         return named | {key: tensor for key, tensor in optional.items() if tensor is not None}
 
     def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Return the pass: rows, the target, its hidden states for the drafter, and acceptance."""
         query_len = batch.num_speculative_tokens + 1
-        b, plan = self.sliced(batch.num_requests, query_len), self.plan(query_len)
+        b, plan = self.sliced(batch.num_requests, query_len, batch.verified), self.plan(query_len)
+        totals = self.totals(batch.num_requests, query_len)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
+            if b.ragged is not None and b.expected is not None:
+                b.expected.copy_(ops.expected_accepted(b.ragged.confidence, b.round.start_positions >= 0, totals))
             self._begin(b, plan)
             out = self.target.forward(b.token_ids, make_attend(b.metadata, 0), self.aux_layers)
             hidden = self.drafter_hidden(out)

@@ -6,6 +6,7 @@ that one captured graph serves every split. Inert requests get rows only where a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,6 +43,19 @@ def choose_drafts(confidence: Tensor, live: Tensor, num_drafts: int) -> Tensor:
     chance = torch.where(live[:, None], confidence.cumprod(dim=1), -1.0).t().flatten()
     order = chance.sort(descending=True, stable=True).indices[:num_drafts]
     return order.new_zeros(steps * requests).index_fill(0, order, 1).view(steps, requests).sum(dim=0)
+
+
+def expected_accepted(confidence: Tensor, live: Tensor, totals: Sequence[int]) -> Tensor:
+    """Return how many drafts per live request are accepted by their confidences if the likeliest of all requests are
+    verified, float32 [len(totals)].
+
+    Args:
+        confidence, live: as in `choose_drafts`.
+        totals: numbers of drafts that might be verified, each at least 1.
+    """
+    chance = torch.where(live[:, None], confidence.cumprod(dim=1), 0.0).flatten()
+    summed = chance.sort(descending=True).values.cumsum(dim=0)
+    return torch.stack([summed[total - 1] for total in totals]) / live.sum().clamp(min=1)
 
 
 @op(writes=("ragged.query_start_loc", "ragged.columns", "rows", "given.draft_token_ids"))

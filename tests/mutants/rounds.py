@@ -59,10 +59,10 @@ def counted_by_the_latest(real: Any, self: Any, unread: Any) -> Any:
     """Acceptance is counted for the K of the latest launch."""
     if self.adaptive is None:
         return real(self, unread)
-    observe, latest = self.adaptive.rates.observe, self._query_len - 1
+    observe, latest = self.adaptive.acceptance.observe, self._query_len - 1
     with pytest.MonkeyPatch.context() as inner:
         inner.setattr(
-            self.adaptive.rates, "observe", lambda _, counts: observe(latest, [min(c, latest) for c in counts])
+            self.adaptive.acceptance, "observe", lambda _, counts, __: observe(latest, [min(c, latest) for c in counts])
         )
         return real(self, unread)
 
