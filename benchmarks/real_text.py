@@ -72,6 +72,8 @@ def main() -> None:
         wanted = next((results[way][0]["tokens"] for way in ("alone", "plain") if way in results), None)
         rows = [row(names[way], taken, wanted) for way, taken in results.items()]
         if asked.json:
+            from specgraph.cli.env import cpu_name  # not at the top: --llama-python may lack specgraph
+
             versions = {name: version(name) for name in ("torch", "transformers")}
             versions |= {name: v for taken in results.values() for name, v in taken[0]["versions"].items()}
             document = {
@@ -192,12 +194,6 @@ def load_llama(way: str, asked: argparse.Namespace) -> Loaded:
             return json.load(reply)["tokens"]
 
     return answer, lambda: None, {"xllamacpp": version("xllamacpp")}
-
-
-def cpu_name() -> str:
-    """Return the processor's name, where Linux says it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 if __name__ == "__main__":

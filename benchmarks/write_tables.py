@@ -105,14 +105,7 @@ def engine(report: dict[str, Any]) -> str:
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    table.__name__: table
-    for table in (
-        propose,
-        rounds,
-        kernels,
-        peer_rounds,
-        engine,
-    )
+    table.__name__: table for table in (propose, rounds, kernels, peer_rounds, engine)
 }
 
 

@@ -4,6 +4,7 @@ gave the right numbers on the device at hand. Each trial takes a few millisecond
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +42,7 @@ def replays_follow_their_input(platform: Platform) -> str | None:
     """Replay one graph with a result and an update in place on new input each time."""
     x, total = torch.zeros(8, device=platform.device), torch.zeros(8, device=platform.device)
     _warm_up(platform, lambda: x * 3 + 1)
-    graph = platform.graph()
-    try:
+    with closing(platform.graph()) as graph:
         with graph.capture():
             y = x * 3 + 1
             total.add_(y)
@@ -54,16 +54,13 @@ def replays_follow_their_input(platform: Platform) -> str | None:
             if not torch.equal(on_host(y), torch.full((8,), 3 * value + 1)):
                 return f"a captured x * 3 + 1, replayed with x = {value}, gave {on_host(y)[0].item()}"
         return None if torch.equal(on_host(total), expected) else "updates in place did not add up over replays"
-    finally:
-        graph.close()
 
 
 def graphs_share_a_pool(platform: Platform) -> str | None:
     """Replay two graphs of one pool whose results both live on: neither may write over the other's."""
     x = torch.arange(64, dtype=torch.float32, device=platform.device)
     pool = platform.graph_pool()
-    first, second = platform.graph(pool), platform.graph(pool)
-    try:
+    with closing(pool), closing(platform.graph(pool)) as first, closing(platform.graph(pool)) as second:
         with first.capture():
             large = x.repeat(16) + 1
         with second.capture():
@@ -77,10 +74,6 @@ def graphs_share_a_pool(platform: Platform) -> str | None:
         if not torch.equal(on_host(large), host.repeat(16) + 1):
             return "of two graphs in one pool, the first's result was wrong after the second ran"
         return None
-    finally:
-        first.close()
-        second.close()
-        pool.close()
 
 
 def a_loop_in_one_graph(platform: Platform, steps: int = 24) -> str | None:
@@ -89,8 +82,7 @@ def a_loop_in_one_graph(platform: Platform, steps: int = 24) -> str | None:
     state = torch.arange(1, 5, dtype=torch.int64, device=device)
     step = torch.zeros(1, dtype=torch.int64, device=device)
     out = torch.zeros(4, steps, dtype=torch.int64, device=device)
-    graph = platform.graph()
-    try:
+    with closing(platform.graph()) as graph:
         with graph.capture():
             step.zero_()
             for _ in range(steps):
@@ -106,8 +98,6 @@ def a_loop_in_one_graph(platform: Platform, steps: int = 24) -> str | None:
                 if not torch.equal(seen[:, k], expected):
                     return f"of {steps} dependent steps in one graph, step {k} of replay {replay} is wrong"
         return None
-    finally:
-        graph.close()
 
 
 def random_goes_on(
