@@ -1,10 +1,10 @@
-"""Have SmolLM2 answer prompts, and train an EAGLE-3 or DSpark head on the answers.
+"""Have SmolLM2 answer prompts, and train an EAGLE-3, DFlash or DSpark head on the answers.
 
-    python examples/smollm2/train.py MODEL.gguf --prompts PROMPTS.pt --out OUT [--kind dspark]
+    python examples/smollm2/train.py MODEL.gguf --prompts PROMPTS.pt --out OUT [--kind dflash|dspark]
 
-OUT/answers.pt holds what the target wrote; a folder that has it writes nothing again. OUT/eagle3 or OUT/dspark is the
-head, saved every minute. The same command continues from OUT/KIND.pt what was broken off; `--begin FOLDER` begins from
-another head.
+OUT/answers.pt holds what the target wrote; a folder that has it writes nothing again. OUT/KIND is the head, of kind
+eagle3 by default, saved every minute. The same command continues from OUT/KIND.pt what was broken off; `--begin FOLDER`
+begins from another head.
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""The DSpark head (deepseek-ai) in plain torch, in the folder format of `speculators` 0.9.
+"""The DFlash and DSpark heads in plain torch, in the folder format of `speculators` 0.9.
 
 A block's rows are the last known token and masks, at the positions from that token on; each sees the target's states
-before the block and the whole block. Row j drafts the token after its position:
+before the block and the whole block. In DFlash a mask drafts the token at its own position, and logits are lm_head(x).
+In DSpark (deepseek-ai) row j drafts the token after its position:
 
 logits     = lm_head(x) + W2 @ W1[token before]      x: the row after all layers, normalised
 confidence = sigmoid(w @ (x, W1[token before]))
@@ -16,32 +17,31 @@ from torch import nn
 from torch.nn import functional as F
 
 
-class DSparkHead(DraftHead):
-    """The head. In training a block begins after every second token of the answers, otherwise after every one."""
+class DFlashHead(DraftHead):
+    """The DFlash head. In training a block begins after every second token of the answers, otherwise after every
+    one."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         sizes = config["transformer_layer_config"]
         super().__init__(config, sizes, config["aux_hidden_state_layer_ids"])
-        size, rank, norm = sizes["hidden_size"], config["markov_rank"], {"eps": sizes["rms_norm_eps"]}
+        size, norm = sizes["hidden_size"], {"eps": sizes["rms_norm_eps"]}
         self.hidden_norm = nn.RMSNorm(size, **norm)
         self.layers = nn.ModuleList([DecoderLayer(sizes, size) for _ in range(sizes["num_hidden_layers"])])
         for layer in self.layers:
             layer.self_attn.update({f"{name}_norm": nn.RMSNorm(sizes["head_dim"], **norm) for name in "qk"})
-        embed, output = nn.Embedding(sizes["vocab_size"], rank), nn.Linear(rank, config["draft_vocab_size"], bias=False)
-        self.markov_head = nn.ModuleDict({"markov_w1": embed, "markov_w2": output})
-        self.confidence_head = nn.ModuleDict({"proj": nn.Linear(size + rank, 1)})
 
     def draft(
         self, embedding: torch.Tensor, batch: Batch, aux: torch.Tensor, steps: int
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        """See `DraftHead.draft`. In training blocks have 3 to `steps` rows: an engine asks for K."""
-        stride, rows = (2, random.randint(min(3, steps), steps)) if self.training else (1, steps)
+        """See `DraftHead.draft`. In training blocks make 3 to `steps` drafts: an engine asks for K."""
+        stride, drafts = (2, random.randint(min(3, steps), steps)) if self.training else (1, steps)
         count = int((batch.lengths - 1 - batch.prompts).max())
         offsets = torch.arange(random.randrange(stride), count, stride, device=aux.device)
         anchors = batch.prompts[:, None] + offsets
         text, which = (anchors < batch.lengths[:, None] - 1).nonzero(as_tuple=True)
-        x = self.blocks(embedding, batch.tokens, aux, anchors, rows)[text, which]
-        return text, anchors[text, which], list(x.unbind(1))
+        silent = 0 if self.config["sample_from_anchor"] else 1
+        x = self.blocks(embedding, batch.tokens, aux, anchors, drafts + silent)[text, which]
+        return text, anchors[text, which], list(x[:, silent:].unbind(1))
 
     def blocks(
         self, embedding: torch.Tensor, tokens: torch.Tensor, aux: torch.Tensor, anchors: torch.Tensor, rows: int
@@ -53,7 +53,7 @@ class DSparkHead(DraftHead):
             tokens: [B, T].
             aux: hidden states of the target, side by side [B, T, n * H].
             anchors: positions of the blocks' first tokens, [B, A].
-            rows: of a block, the drafts that it makes.
+            rows: of a block.
         """
         (batch, length), count = tokens.shape, anchors.shape[1]
         block = tokens.new_full((batch, count, rows), self.config["mask_token_id"])
@@ -83,6 +83,17 @@ class DSparkHead(DraftHead):
         if positions is None:
             return projected
         return rotate(attn[f"{name}_norm"](projected), positions, self.sizes["rope_parameters"]["rope_theta"])
+
+
+class DSparkHead(DFlashHead):
+    """The DSpark head: a DFlash head whose last known token's row drafts too, with the heads for what is before."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        size, vocab, rank = self.sizes["hidden_size"], self.sizes["vocab_size"], config["markov_rank"]
+        embed, output = nn.Embedding(vocab, rank), nn.Linear(rank, config["draft_vocab_size"], bias=False)
+        self.markov_head = nn.ModuleDict({"markov_w1": embed, "markov_w2": output})
+        self.confidence_head = nn.ModuleDict({"proj": nn.Linear(size + rank, 1)})
 
     def logits(self, state: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
         """See `DraftHead.logits`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from dspark import DSparkHead
+from dspark import DFlashHead, DSparkHead
 from head import Batch, DraftHead, Eagle3Head
 from torch.nn import functional as F
 
@@ -56,7 +56,7 @@ class Texts(NamedTuple):
 
 def training_arguments(parser: argparse.ArgumentParser, seconds: float) -> argparse.Namespace:
     """Add the options of `teach`, parse all, and set the seed and the precision of products."""
-    parser.add_argument("--kind", choices=["eagle3", "dspark"], default="eagle3")
+    parser.add_argument("--kind", choices=["eagle3", "dflash", "dspark"], default="eagle3")
     parser.add_argument("--begin", type=Path, help="the folder of a head to begin from")
     parser.add_argument("--seconds", type=float, default=seconds, help="of training")
     parser.add_argument("--batch", type=int, default=8192, help="tokens of a step of training")
@@ -86,9 +86,10 @@ def teach(
     make: Callable[[dict[str, Any]], DraftHead] = Eagle3Head
     sizes, mask = layer_sizes(target.sizes), config.pop("mask_token_id")
     described = eagle3_config({**sizes, **config}, target.sizes.num_layers, drafted)
-    if arguments.kind == "dspark":
-        make = DSparkHead
-        described = dspark_config({**sizes, **config}, target.sizes.num_layers, drafted, arguments.steps, mask)
+    if arguments.kind != "eagle3":
+        make = DSparkHead if arguments.kind == "dspark" else DFlashHead
+        block = {"draft_vocab_size": drafted, "mask_token_id": mask}
+        described = block_config({**sizes, **config}, target.sizes.num_layers, arguments.kind, arguments.steps, block)
     head = make(described).to(device)
     answers = torch.cat([text[prompt:] for text, prompt in each_text(train)])
     counts = torch.bincount(answers.long(), minlength=vocab_size)
@@ -137,24 +138,28 @@ def eagle3_config(sizes: dict[str, Any], depth: int, drafted: int) -> dict[str, 
     }  # fmt: skip
 
 
-def dspark_config(sizes: dict[str, Any], depth: int, drafted: int, block: int, mask: int) -> dict[str, Any]:
-    """Return config.json of a DSpark head for a target of `depth` layers, as `speculators` writes it."""
+def block_config(sizes: dict[str, Any], depth: int, kind: str, drafts: int, own: dict[str, Any]) -> dict[str, Any]:
+    """Return config.json of a DFlash or DSpark head for a target of `depth` layers, as `speculators` writes it."""
     first, _, last = default_layers(depth)
+    if kind == "dspark":
+        own = own | {"markov_head_type": "vanilla", "markov_rank": 64, "enable_confidence_head": True}
+        own |= {"confidence_head_with_markov": True}
+    drafting = kind == "dspark"  # the last known token's row
     layers = {name: value for name, value in sizes.items() if name != "rope_theta"}
     return {
-        "architectures": ["DSparkDraftModel"], "speculators_model_type": "dspark", "speculators_version": "0.9.0",
+        "architectures": ["DSparkDraftModel" if drafting else "DFlashDraftModel"], "speculators_model_type": kind,
+        "speculators_version": "0.9.0",
         "speculators_config": {
-            "algorithm": "dspark", "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": block}],
+            "algorithm": kind, "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": drafts}],
             "verifier": {"name_or_path": None, "architectures": ["LlamaForCausalLM"]},
         },
         "transformer_layer_config": {
             **layers, "model_type": "qwen3", "num_hidden_layers": 3, "tie_word_embeddings": False,
             "rope_parameters": {"rope_theta": sizes["rope_theta"], "rope_type": "default"},
         },
-        "aux_hidden_state_layer_ids": [first + (last - first) * i // 4 for i in range(5)], "block_size": block,
-        "draft_vocab_size": drafted, "mask_token_id": mask, "sample_from_anchor": True, "markov_head_type": "vanilla",
-        "markov_rank": 64, "enable_confidence_head": True, "confidence_head_with_markov": True,
+        "aux_hidden_state_layer_ids": [first + (last - first) * i // 4 for i in range(5)],
+        "block_size": drafts if drafting else drafts + 1, "sample_from_anchor": drafting, **own,
         "tie_word_embeddings": False, "dtype": "bfloat16",
     }  # fmt: skip
 

@@ -1,10 +1,10 @@
-"""Have a target answer prompts, and train an EAGLE-3 or DSpark head on the answers.
+"""Have a target answer prompts, and train an EAGLE-3, DFlash or DSpark head on the answers.
 
     python examples/training/train.py TARGET --prompts PROMPTS.jsonl --chat --out OUT
     specgraph generate --target TARGET --draft OUT/eagle3 --chat --prompt "Hello"
 
 TARGET is any target that specgraph loads; its platform runs it. OUT/answers.pt holds what it wrote; a folder that has
-it writes nothing again. OUT/eagle3 (with --kind dspark OUT/dspark) is the head, saved every minute. The
+it writes nothing again. OUT/eagle3 is the head (OUT/dflash or OUT/dspark with that --kind), saved every minute. The
 same command continues from OUT/KIND.pt what was broken off; `--begin FOLDER` begins from another head.
 """
 

@@ -1,7 +1,8 @@
 """Drafters as they were trained, and as they draft: the same logits from one folder, of each step.
 
 The training code is a second implementation: it unrolls all rows at once, in its own words. That of `examples/training`
-is compared on the tiny-python EAGLE-3 head, whose folder has the same format, and with `speculators` for DSpark.
+is compared on the tiny-python EAGLE-3 head, whose folder has the same format, on a random DFlash head, and with
+`speculators` for DSpark.
 """
 
 from __future__ import annotations
@@ -77,6 +78,36 @@ def test_blocks_of_the_dspark_head_for_smollm2(monkeypatch):
     before = tokens[rows.flatten()]
     torch.testing.assert_close(teacher.logits(states, before), want["logits"], **TOLERANCE)
     torch.testing.assert_close(teacher.confidence(states, before).sigmoid(), want["confidence"], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_blocks_of_a_dflash_head_for_smollm2(monkeypatch, tmp_path, target, block_logits):
+    """A head as training saves it, with a draft vocabulary; specgraph's are those of `speculators`."""
+    monkeypatch.syspath_prepend(EXAMPLE.parent / "training")
+    lesson = importlib.import_module("lesson")
+    own = {"draft_vocab_size": 40, "mask_token_id": 7}
+    sizes = lesson.layer_sizes(target.sizes)
+    config = lesson.block_config(sizes, target.sizes.num_layers, "dflash", 4, own)
+    torch.manual_seed(1)
+    teacher = importlib.import_module("dspark").DFlashHead(config)
+    teacher.begin(
+        torch.arange(0, 80, 2),
+        target.lm_head,
+        torch.ones(sizes["hidden_size"]),
+        torch.ones(1, 5 * sizes["hidden_size"]),
+    )
+    for parameter in teacher.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.1)
+    teacher.save(tmp_path)
+    teacher.load(tmp_path)
+    head = load_drafter(tmp_path, target)
+    assert (head.max_speculative_tokens, head.sample_from_anchor) == (4, False)
+    tokens, states = round_of(target, head)
+    anchors = torch.tensor([1, 6, 13])
+    blocks = teacher.blocks(target.embed_tokens, tokens[None], states[None], anchors[None], 5)[0]
+    for anchor, block in zip(anchors.tolist(), blocks, strict=True):
+        got = block_logits(head, int(tokens[anchor]), states, anchor, 4)
+        torch.testing.assert_close(got[1:], teacher.logits(block[1:], tokens[:4]), **TOLERANCE)
 
 
 @pytest.mark.parametrize("drafts", [1, 5, 7])
