@@ -10,6 +10,7 @@ docs/training.md goes on from there.
 
 import argparse
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -24,6 +25,8 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--layers", type=int, nargs=3, help="that the drafter reads; default: 2, the middle, last - 3")
     arguments = parser.parse_args()
+    if find_spec("datasets") is None:
+        parser.error("what it writes is a dataset: pip install datasets")
     asked = asked_of(arguments)
     texts = answer(asked, [read_prompts(arguments.prompts)], [arguments.temperature])[0]
     target = TargetPass(asked.target, asked.platform, asked.dtype)
