@@ -170,28 +170,20 @@ class Ranks:
                 others[0].started = True
             elif self.started:
                 _dist.destroy_process_group()
+                for each in (self, *self.parts):
+                    each.device = each.host = None  # the last references: now the others see that this rank has left
 
     def tell(self, what: str, text: str) -> list[str]:
-        """Return every rank's text, by rank, through the store: any length, and a rank that is missing is known by
-        name.
+        """Return every rank's text of any length, by rank, through the store; an exchange first, which a rank that has
+        left ends at once.
 
         Raises:
-            RankError: a rank did not come within `timeout`.
+            RankError: as `exchange`.
         """
-        self.exchanges += 1
         key = f"{self.name}/{self.exchanges}"
         self.store.set(f"{key}/{self.rank}", text)
-        found: list[str] = []
-        for rank in range(self.size):
-            try:
-                self.store.wait([f"{key}/{rank}"], self.timeout)
-                found.append(self.store.get(f"{key}/{rank}").decode())
-            except RuntimeError as error:  # torch's errors of the store are RuntimeErrors
-                raise RankError(
-                    f"rank {self.members[rank]} did not come to {what} within {self.timeout.total_seconds():g} s; "
-                    f"{_reason(error)}"
-                ) from error
-        return found
+        self.exchange(what)
+        return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
 
     def _absent(self, what: str) -> str:
         """Return which ranks are elsewhere: each rank that gives up says where it was."""

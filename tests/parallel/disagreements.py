@@ -95,3 +95,20 @@ def killed(ranks: Ranks) -> str:
     except RankError as error:
         return str(error)
     return "no error"
+
+
+@task
+def left(ranks: Ranks, flag: str) -> str:
+    """Rank 1 refuses to start, leaves its group and lives on until rank 0 has noticed."""
+    if ranks.rank == 1:
+        ranks.close()
+        while not Path(flag).exists():
+            time.sleep(0.05)
+        return "left"
+    try:
+        ranks.same("the comparison of what is captured", {})
+    except RankError as error:
+        return str(error)
+    finally:
+        Path(flag).touch()
+    return "no error"

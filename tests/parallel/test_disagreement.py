@@ -44,3 +44,10 @@ def test_a_rank_that_ends_takes_the_others_with_it():
     survivor, dead = run_ranks(2, "killed")
     assert dead == {"exit": 3}
     assert "rank 0 waited at all_reduce of float32 [3]: rank 1 did not come there" in survivor["result"]
+
+
+def test_a_rank_that_leaves_is_not_waited_for(tmp_path):
+    waited, left = results(2, "left", flag=str(tmp_path / "done"))
+    assert left == "left"
+    assert "rank 0 waited at the comparison of what is captured: rank 1 did not come there" in waited
+    assert "Timed out" not in waited, "the connection is closed"
