@@ -52,18 +52,9 @@ def uniform(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tenso
     Returns:
         float32 [..., count], from 2^-63 to 1 - 2^-24.
     """
-    ordinals = torch.arange(1, count + 1, dtype=torch.int64, device=seeds.device)
-    return numbers(key(seeds, positions, purpose)[..., None], ordinals)
-
-
-def key(seeds: Tensor, positions: Tensor, purpose: int) -> Tensor:
-    """Return the int64 key of each position's row of numbers."""
-    return _mix(_mix(_mix(seeds) + purpose) + positions * _GOLDEN)
-
-
-def numbers(key: Tensor, ordinals: Tensor) -> Tensor:
-    """Return the uniform numbers with these ordinals, int64 from 1, in the rows of these keys: the shapes broadcast."""
-    bits = _shift(_mix(key + ordinals * _GOLDEN), 1) | 1
+    key = _mix(_mix(_mix(seeds) + purpose) + positions * _GOLDEN)
+    index = torch.arange(count, dtype=torch.int64, device=seeds.device)
+    bits = _shift(_mix(key[..., None] + (index + 1) * _GOLDEN), 1) | 1
     return (bits.to(torch.float32) * 2.0**-63).clamp(max=1 - 2.0**-24)
 
 
