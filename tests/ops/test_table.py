@@ -1,4 +1,8 @@
-"""The rows of the op table on the plain torch references, whose schemas and fakes are checked on the way."""
+"""The rows of the op table on the plain torch references, whose schemas and fakes are checked on the way.
+
+With the first and the last of a row's parameters: the suite runs them all on the cpu platform, whose ops are these
+references but for the few that host memory has a faster implementation of.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ SETS = [
     pytest.param(row, parameters, id=f"{row.case.id}[{id}]")
     for row in ROWS
     if not row.large
-    for id, parameters in row.parameter_sets()
+    for id, parameters in dict([*row.parameter_sets()][:: max(1, len([*row.parameter_sets()]) - 1)]).items()
 ]
 REFERENCE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse2)
 """A key that no device implements the ops for."""
