@@ -228,9 +228,9 @@ def map_dummy_ids() -> None:
     EagleDraftWorker.init_lm_head = init_lm_head
 
 
-def run_scheduler_process(*args: Any, **options: Any) -> Any:
-    """SGLang's, with a thread that writes the plugin's counts to the file `counts` of the folder that SPECGRAPH_FOLDER
-    names, and leaves proposes to SGLang while its file `way` says "stock"."""
+def run_scheduler_process(server_args: Any, port_args: Any, gpu_id: int, tp_rank: int, *args: Any) -> Any:
+    """SGLang's, with a thread that leaves proposes to SGLang while the file `way` of the folder that SPECGRAPH_FOLDER
+    names says "stock"; on rank 0 it writes the plugin's counts to the file `counts`."""
     from sglang.srt.managers import scheduler
 
     def act(worker: Any) -> None:
@@ -244,10 +244,11 @@ def run_scheduler_process(*args: Any, **options: Any) -> Any:
             time.sleep(0.25)
             with contextlib.suppress(FileNotFoundError):
                 drafting.use_sglang = (folder / "way").read_text() == "stock"
-            (folder / "part").write_text(json.dumps(dict(drafting.counts.by_reason)))
-            (folder / "part").rename(folder / "counts")
+            if tp_rank == 0:
+                (folder / "part").write_text(json.dumps(dict(drafting.counts.by_reason)))
+                (folder / "part").rename(folder / "counts")
 
     when_the_worker_is_made(act)
-    if args[0].load_format == "dummy":
+    if server_args.load_format == "dummy":
         map_dummy_ids()
-    return scheduler.run_scheduler_process(*args, **options)
+    return scheduler.run_scheduler_process(server_args, port_args, gpu_id, tp_rank, *args)

@@ -24,10 +24,10 @@ class RoundTimer:
     """Events around the two halves of drafting, `draft` and `_draft_extend_for_decode`, of rounds of a wanted size.
 
     Each phase is WARM + MEASURED rounds of one way; every second pair of phases is primed, so that its events hold
-    device time alone. Rows are written as JSON lines.
+    device time alone. Rows are written as JSON lines, where there is a file.
     """
 
-    def __init__(self, worker: Any, sizes: list[int], out: Path) -> None:
+    def __init__(self, worker: Any, sizes: list[int], out: Path | None) -> None:
         self.draft_worker, self.sizes, self.out = worker._draft_worker, sizes, out
         self.size, self.count, self.marks, self.active = 0, 0, [], False
         forward = worker.forward_batch_generation
@@ -94,20 +94,21 @@ class RoundTimer:
                 "host_us": [(m[0][2] + m[1][2]) * 1e6 for m in self.rows],
                 "round_us": [a.elapsed_time(b) * 1e3 for a, b in itertools.pairwise(starts)],
             }
-            with self.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            if self.out is not None:
+                with self.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
             self.rows, self.starts = [], []
 
 
-def run_scheduler_process(*args: Any, **options: Any) -> Any:
-    """SGLang's, with a timer on its worker. SPECGRAPH_TIMES names the file and the numbers of requests."""
+def run_scheduler_process(server_args: Any, port_args: Any, gpu_id: int, tp_rank: int, *args: Any) -> Any:
+    """SGLang's, with a timer on its worker. SPECGRAPH_TIMES names the numbers of requests, and the file of rank 0."""
     from sglang.srt.managers import scheduler
 
     asked: dict[str, Any] = json.loads(os.environ["SPECGRAPH_TIMES"])
 
     def act(worker: Any) -> None:
-        RoundTimer(worker, asked["requests"], Path(asked["out"]))
+        RoundTimer(worker, asked["requests"], None if tp_rank else Path(asked["out"]))
 
     when_the_worker_is_made(act)
     map_dummy_ids()
-    return scheduler.run_scheduler_process(*args, **options)
+    return scheduler.run_scheduler_process(server_args, port_args, gpu_id, tp_rank, *args)

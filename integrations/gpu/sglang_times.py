@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--requests", default="1,8,32,64")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--no-overlap", action="store_true", help="SGLang's --disable-overlap-schedule")
     asked = parser.parse_args()
     from sglang.srt.entrypoints.engine import Engine
@@ -47,12 +48,13 @@ def main() -> None:
     os.environ["SPECGRAPH_TIMES"] = json.dumps({"out": str(raw), "requests": sizes})
     arguments = dummy_8b(
         "specgraph", sizes, asked.layers, context_length=4096, max_total_tokens=64 * 2048,
-        disable_overlap_schedule=asked.no_overlap, port=32000,
+        disable_overlap_schedule=asked.no_overlap, tp_size=asked.tensor_parallel, port=32000,
     )  # fmt: skip
     engine = TimedEngine(**arguments)
     result: dict[str, Any] = {
         "command": " ".join(sys.argv), "environment": environment("sglang"), "num_speculative_tokens": K,
         "context": 1024, "layers": asked.layers, "overlap": not asked.no_overlap,
+        "tensor_parallel": asked.tensor_parallel,
         "start_up_s": round(time.monotonic() - begin, 1),
         "rows": [],
     }  # fmt: skip
