@@ -36,7 +36,7 @@ class LatentConfig:
     in_pairs: bool = False
     """The checkpoint rotates elements 2i and 2i + 1 together; weights are reordered when they are loaded."""
     eps: float = 1e-6
-    """The eps of the norms of latents; not the model's."""
+    """The eps of the norms of latents: transformers' number, where vLLM takes the model's."""
     index_topk: int | None = None
     """Keys that an indexer would leave of a longer text (DeepSeek-V3.2); None without one."""
 
