@@ -110,8 +110,8 @@ class Exact:
 
     def compare(
         self, prompt: list[int], answers: list[list[int]], temperature: float, top_p: float
-    ) -> dict[str, float]:
-        """Return chi-square, summed over all beginnings, its degrees of freedom and its p.
+    ) -> dict[str, float | None]:
+        """Return chi-square, summed over all beginnings, its degrees of freedom and its p, None without any.
 
         Tokens that fewer than 5 are expected of are counted together.
         """
@@ -137,8 +137,8 @@ class Exact:
             total += float(((got - wanted) ** 2 / wanted).sum())
             freedom, beginnings = freedom + len(got) - 1, beginnings + 1
         p = float(torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(total / 2.0, dtype=torch.float64)))
-        return {"beginnings": beginnings, "chi_square": round(total, 1), "degrees_of_freedom": freedom, "p": p,
-                "outside": outside}  # fmt: skip
+        return {"beginnings": beginnings, "chi_square": round(total, 1), "degrees_of_freedom": freedom,
+                "p": p if freedom else None, "outside": outside}  # fmt: skip
 
 
 if __name__ == "__main__":
