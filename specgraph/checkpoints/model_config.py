@@ -159,9 +159,9 @@ def _sliding_layers(
         window = None
     source.taken.update(("sliding_window_pattern", "_sliding_window_pattern"))
     types = source.strings("layer_types")
-    known = {"full_attention", "sliding_attention"} | (
-        {"indexed_attention"} if architecture == "deepseek_v32" else set()
-    )
+    known = {"full_attention", "sliding_attention"}
+    if architecture == "deepseek_v32":
+        known |= {"indexed_attention", "deepseek_sparse_attention"}  # what transformers 5.24 and 5.17 write
     others = sorted(set(types) - known)
     if others:
         raise source.fail("layer_types", f"has {shown(others)}; 'full_attention' and 'sliding_attention' are supported")

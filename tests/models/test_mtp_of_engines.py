@@ -253,6 +253,8 @@ def test_what_is_refused(tmp_path):
 def test_an_indexer_that_would_choose(tmp_path):
     """DeepSeek-V3.2: beyond `index_topk` keys its attention is to chosen ones."""
     write(tmp_path, "deepseek_v32", 0)
-    load_drafter(tmp_path, target_shape(tmp_path, max_model_len=32))
+    for written in ("indexed_attention", "deepseek_sparse_attention"):  # by transformers 5.24 and 5.17
+        change_config(tmp_path, layer_types=[written] * LAYERS)
+        load_drafter(tmp_path, target_shape(tmp_path, max_model_len=32))
     with refused("'index_topk' is 32", "max_model_len 33", "max_model_len=32 or less"):
         load_drafter(tmp_path, target_shape(tmp_path, max_model_len=33))
