@@ -304,6 +304,11 @@ class EngineOptions(DecoderOptions):
             )
         if self.k_candidates is not None and self.num_speculative_tokens != "auto":
             raise ConfigError("k_candidates are for num_speculative_tokens='auto' (-k auto)")
+        if self.verified_drafts == "auto" and self.num_speculative_tokens != "auto":
+            raise ConfigError(
+                "verified_drafts 'auto' is for num_speculative_tokens='auto' (-k auto): give that too, or the number "
+                "of drafts that a verify takes per request"
+            )
         _ = self.draft_tree
 
     @property

@@ -53,9 +53,10 @@ def expected_accepted(confidence: Tensor, live: Tensor, totals: Sequence[int]) -
         confidence, live: as in `choose_drafts`.
         totals: numbers of drafts that might be verified, each at least 1.
     """
-    chance = torch.where(live[:, None], confidence.cumprod(dim=1), 0.0).flatten()
-    summed = chance.sort(descending=True).values.cumsum(dim=0)
-    return torch.stack([summed[total - 1] for total in totals]) / live.sum().clamp(min=1)
+    chance = torch.where(live[:, None], confidence.cumprod(dim=1), 0.0).flatten().sort(descending=True).values
+    # Ranks choose by these sums and must choose the same: those of whole numbers are the same in any order.
+    summed = (chance * 2**20).round().long().cumsum(dim=0)
+    return torch.stack([summed[total - 1] for total in totals]) / (live.sum().clamp(min=1) * 2**20)
 
 
 @op(writes=("ragged.query_start_loc", "ragged.columns", "rows", "given.draft_token_ids"))

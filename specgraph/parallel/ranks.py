@@ -25,6 +25,7 @@ _NUMBERS = 16
 """Integers that such an exchange may carry."""
 _GRACE = timedelta(seconds=5)
 """Seconds that a rank which gave up waiting looks for where the others are."""
+_GONE = "the store of the ranks is gone, so the rank that held it has ended"
 
 
 @dataclass(slots=True)
@@ -178,12 +179,15 @@ class Ranks:
         left ends at once.
 
         Raises:
-            RankError: as `exchange`.
+            RankError: as `exchange`, or the rank that holds the store ended before its texts were read.
         """
         key = f"{self.name}/{self.exchanges}"
         self.store.set(f"{key}/{self.rank}", text)
         self.exchange(what)
-        return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
+        try:
+            return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
+        except RuntimeError as error:  # torch's errors of the store are RuntimeErrors
+            raise RankError(f"{_GONE} at {what}. {_reason(error)}") from error
 
     def _absent(self, what: str) -> str:
         """Return which ranks are elsewhere: each rank that gives up says where it was."""
@@ -198,7 +202,7 @@ class Ranks:
                 except RuntimeError:
                     places[rank] = ""
         except RuntimeError:
-            return "the store of the ranks is gone, so the rank that held it has ended"
+            return _GONE
         if gone := [self.members[rank] for rank, place in places.items() if not place]:
             return f"rank {', '.join(map(str, gone))} did not come there (ended, or runs other passes)"
         elsewhere = {place: self.members[rank] for rank, place in places.items() if place != what}

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from parallel.processes import results, run_ranks
+
+from specgraph.errors import RankError
+from specgraph.parallel import Ranks
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +56,16 @@ def test_a_rank_that_leaves_is_not_waited_for(tmp_path):
     assert left == "left"
     assert "rank 0 waited at the comparison of what is captured: rank 1 did not come there" in waited
     assert "Timed out" not in waited, "the connection is closed"
+
+
+def test_a_rank_that_takes_the_store_with_it_is_named(monkeypatch):
+    """It ends between the exchange and what the others read."""
+
+    def closed(key):
+        raise RuntimeError("Connection was likely closed.")
+
+    store = SimpleNamespace(set=lambda key, text: None, get=closed)
+    monkeypatch.setattr(Ranks, "exchange", lambda self, what: [[], []])
+    ranks = Ranks("two", 1, 2, None, None, store, timedelta(seconds=1), True, False, (0, 1))
+    with pytest.raises(RankError, match=r"the rank that held it has ended at a comparison\. The .* likely closed"):
+        ranks.same("a comparison", {})

@@ -56,7 +56,7 @@ def _read(
     name = type(module).__name__
     if name not in SERVED_CLASSES:
         latent = getattr(getattr(module, "config", None), "kv_lora_rank", None)
-        why = "" if latent is None else ", whose attention is to latents, for which specgraph has no kernel on a GPU"
+        why = "" if latent is None else ", whose attention is to latents, which the plugin does not read"
         raise UnsupportedError(f"the draft model is a {name}{why}; served are {', '.join(SERVED_CLASSES)}")
     config, inner = module.config, module.model
     if getattr(config, "logit_scale", 1.0) <= 0:

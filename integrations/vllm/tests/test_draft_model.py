@@ -245,7 +245,7 @@ def test_what_the_head_does_not_have_is_refused_by_name(module, change, words) -
 def test_another_model_class_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="a SimpleNamespace; served are Eagle3LlamaForCausalLM"):
         draft_head(SimpleNamespace(), lambda: HIDDEN)
-    with pytest.raises(UnsupportedError, match="a SimpleNamespace, whose attention is to latents"):
+    with pytest.raises(UnsupportedError, match="a SimpleNamespace, whose attention is to latents, which the plugin"):
         draft_head(SimpleNamespace(config=SimpleNamespace(kv_lora_rank=512)), lambda: HIDDEN)
 
 
