@@ -25,7 +25,7 @@ RUNS = [
     run("target", k_candidates=(1, 3)),
     run(tree=True),
     run(whole_drafter=True),
-    run(temperature=0.8),
+    run(temperature=0.8, decode="step"),
 ]
 
 
