@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from specgraph.engine.request import Running
 def one_copy(real: Any, self: Any, *args: Any) -> None:
     """The results of all rounds in flight are copied to the same memory."""
     real(self, *args)
-    self._copies = [type(first)(first.results, first.logprobs) for first in self._copies[:1] * len(self._copies)]
+    self._copies = [replace(first) for first in self._copies[:1] * len(self._copies)]
 
 
 @mutant("round-row-reused", "engine.rounds:Rounds._read")
