@@ -11,7 +11,7 @@ from specgraph.draft import DraftConfig
 
 from specgraph_conformance.case import Absent
 from specgraph_conformance.draft_comparison import assert_same, away_from_the_end, expect_oracle, run
-from specgraph_conformance.draft_rig import DraftRig, make_batches, make_config
+from specgraph_conformance.draft_rig import DraftRig, close_rigs, make_batches, make_config
 from specgraph_conformance.rig import expect_equal
 from specgraph_conformance.tiny_models import VOCAB, Head
 
@@ -46,7 +46,15 @@ def check_head(
         AssertionError: what differs, where and by how much.
         SpecgraphError: the head does something that can't be captured, such as reading a device value on the host.
     """
-    config = config or make_config()
+    try:
+        return _compare_lowerings(platform, make, config or make_config(), dtype, seed)
+    finally:
+        close_rigs()
+
+
+def _compare_lowerings(
+    platform: Platform, make: MakeHead, config: DraftConfig, dtype: torch.dtype, seed: int
+) -> list[str]:
     head, reference = make(platform.device, dtype), make(torch.device("cpu"), torch.float64)
     batches = make_batches(config, head.aux_size, seed, SIZES)
     eager = run(DraftRig(platform, head, replace(config, decode="eager")), batches)
@@ -64,7 +72,6 @@ def check_head(
     for batch in make_batches(config, head.aux_size, seed + 1, SIZES):
         expect_oracle(made, away_from_the_end(config, batch), reference)
     _expect_repeatable(made, seed)
-    made.close()
     return compared
 
 

@@ -38,8 +38,8 @@ class EngineConfig(DraftConfig, DecoderOptions):
                 )
         if self.verified_drafts == "auto" and self.k_candidates is None:
             raise ConfigError(
-                "verified_drafts 'auto' chooses among k_candidates, and there are none: ask for K 'auto', or give the "
-                "number of drafts that a verify takes per request"
+                "verified_drafts 'auto' chooses among k_candidates, and there are none: give them, or the number of "
+                "drafts that a verify takes per request"
             )
         if self.round_times is not None:
             check_times(self.round_times, self.sizes, self.k_candidates)

@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 import torch
 from conformance.third_party import install, specgraph
-from specgraph_conformance import session
+from specgraph_conformance import draft_rig, session
 from specgraph_conformance.case import GROUPS
 from specgraph_conformance.head_checks import check_head
 from torch import Tensor
@@ -113,6 +113,7 @@ def test_a_head_of_one_s_own() -> None:
 def test_a_head_that_does_not_fit_a_graph(head: type[OneLayer], error: type[Exception]) -> None:
     with torch.no_grad(), pytest.raises((error, SpecgraphError) if error is HostReadError else error):
         check_head(open_platform("cpu"), head)
+    assert not draft_rig._OPEN, "its graphs and caches live on"
 
 
 def test_attention_of_one_s_own(tmp_path: Path) -> None:
