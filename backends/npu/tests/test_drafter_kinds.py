@@ -48,7 +48,7 @@ def on_cpu(kind, k):
 @pytest.mark.parametrize("name", ["fia", "atb-paged"])
 @pytest.mark.parametrize(
     ("kind", "k"),
-    [("eagle", 2), ("mtp", 3), ("mtp-modules", 3), ("dflash", 5), ("dspark", 4), ("dflash2", 3), ("draft-model", 3)],
+    [("eagle", 1), ("mtp", 3), ("mtp-modules", 3), ("dflash", 5), ("dspark", 4), ("dflash2", 3), ("draft-model", 3)],
 )
 def test_tokens_and_acceptance_as_on_cpu(npu, runtime, kind, k, name):
     """Verify passes and all steps of `mtp-modules` run K + 1 rows per request; `dflash` is not causal. To `atb-paged`
