@@ -6,7 +6,7 @@
 
 `hidden` is the target's final hidden state at step 0, the previous step's carry after that (vLLM's GLM-4.5 carries
 layer(x), before the norm). A checkpoint's only module computes every step; of several, module k computes step k.
-vLLM's GLM-4.5 and DeepSeek-V3 have zeros for embed(token) at position 0; here it is embedded like every other.
+vLLM's GLM-4.5, MiMo and DeepSeek-V3 have zeros for embed(token) at position 0; here it is embedded like every other.
 """
 
 from __future__ import annotations

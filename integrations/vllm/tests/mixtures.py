@@ -132,7 +132,7 @@ class Mixture(nn.Module):
 
 
 class MtpModule(DraftModule):
-    """What both classes share; `kind` as in `mixture_folder`."""
+    """The two classes below without their own names of parts; `kind` as in `mixture_folder`."""
 
     kind = "glm"
 
