@@ -99,7 +99,8 @@ class AcceptanceByConfidence:
 
     def tokens(self, candidate: int) -> float:
         """Return a request's expected tokens per round that verifies this number, the target's own included."""
-        return 1 + self._expected[candidate] / self._seen * self._accepted / self._promised
+        promised = max(self._promised, 1e-6)  # 0 of a drafter that has been sure of nothing for long
+        return 1 + self._expected[candidate] / self._seen * self._accepted / promised
 
 
 def expected_tokens(rates: Sequence[float], num_speculative_tokens: int) -> float:

@@ -110,6 +110,12 @@ def test_expected_drafts_are_those_of_the_likeliest(rows, data):
     assert got.tolist() == pytest.approx([best / max(1, sum(row[0] for row in rows))] * 2, abs=1e-5)
 
 
+def test_a_drafter_that_is_sure_of_nothing_has_the_fewest_verified():
+    policy = AdaptiveK({4: {1: 1.0, 2: 1.1}}, AcceptanceByConfidence((1, 2)))
+    policy.acceptance.observe(2, [0] * 300_000, [0.0, 0.0])
+    assert policy.choose(4) == 1
+
+
 @pytest.mark.parametrize(("power", "cost"), list(product((0.7, 2.0), (0.02, 0.1, 0.3))))
 def test_within_3_percent_of_the_best_fixed_number(power, cost):
     """Drafts are accepted by a power of what the drafter is sure of: it may be too sure, or not sure enough. A round
