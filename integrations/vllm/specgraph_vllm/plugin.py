@@ -31,7 +31,10 @@ def register() -> None:
 
 
 def _named(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(f"this release of vLLM is not served: it has no {module}.{name} ({error})") from error
 
 
 def wrapped(stock: Callable[..., Any], named: Callable[[str, str], Any]) -> Callable[..., Any]:

@@ -86,6 +86,11 @@ def test_a_release_with_other_names_is_refused_by_these_names_or_left_to_vllm(ca
     config = vllm_config(additional_config={"specgraph": {"when_unsupported": "vllm"}})
     assert type(wrapped(make, lambda: InputBatch)(config, CPU)) is OtherNames
     assert "OtherNames.capture is missing" in caplog.text
+    for module in ("json", "json.elsewhere"):  # a function that moved
+        absent = plugin.wrapped(stock, lambda *_, module=module: plugin._named(module, "set_forward_context"))
+        with pytest.raises(UnsupportedError, match=rf"it has no {module}\.set_forward_context"):
+            absent(vllm_config(), CPU)
+        assert type(absent(config, CPU)) is StockSpeculator
 
 
 REFUSED = [
