@@ -264,7 +264,10 @@ def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lowering, length
 
 
 def test_requests_go_on_through_all_timed_rounds_where_max_model_len_is_small(monkeypatch):
-    decoder = make_decoder("eagle", "round", max_model_len=20, synthetic_acceptance=1.0)
+    times = {size: {1: 1.0, 3: 1.0} for size in (1, 2, 4)}
+    decoder = make_decoder(
+        "eagle", "round", max_model_len=20, synthetic_acceptance=1.0, k_candidates=(1, 3), round_times=times
+    )
     going_on = []
 
     def run_once(platform, run):
@@ -274,7 +277,7 @@ def test_requests_go_on_through_all_timed_rounds_where_max_model_len_is_small(mo
 
     monkeypatch.setattr(round_times, "_time", run_once)
     round_times.measure_round_times(decoder.steps, decoder.drafter)
-    assert going_on == [1, 2, 4]
+    assert going_on == [1, 1, 2, 2, 4, 4]
 
 
 @pytest.mark.parametrize(("ahead", "sampled"), [(0, True), (1, False)])
