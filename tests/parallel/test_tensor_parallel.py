@@ -12,7 +12,7 @@ from parallel.tasks import FIXTURES, several
 TARGET = str(FIXTURES / "target")
 DRAFTERS = ("eagle3-llama", "eagle", "mtp", "dflash", "target", "peagle")
 LOWERINGS = ("eager", "piecewise", "merged", "round")
-"""Those of the first of DRAFTERS."""
+"""The lowerings that the first of DRAFTERS runs in; the others run in some of them."""
 
 
 def run(draft: str = "eagle3-llama", **changes: Any) -> dict[str, Any]:
