@@ -49,11 +49,11 @@ class RoundTimer:
     def timed(self, call: Any) -> Any:
         """`call` between two events, with the time that it holds the host."""
 
-        def between(*args: Any) -> Any:
+        def between(*args: Any, **options: Any) -> Any:
             first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             first.record()
             host = time.perf_counter()
-            result = call(*args)
+            result = call(*args, **options)
             host = time.perf_counter() - host
             last.record()
             self.marks.append((first, last, host))

@@ -13,7 +13,7 @@ def unsupported_arguments(args: Any) -> str | None:
     None where it does."""
     if args.speculative_draft_model_path is None:
         return "no --speculative-draft-model-path; the drafter is an EAGLE folder of its own"
-    if (topk := args.speculative_eagle_topk) not in (None, 1):
+    if (topk := args.speculative_eagle_topk) != 1:  # left out, SGLang makes trees for most targets
         return f"--speculative-eagle-topk {topk}; chains (1) are drafted"
     for name in ("pp_size", "dp_size", "attn_cp_size"):
         if (size := getattr(args, name, 1)) != 1:

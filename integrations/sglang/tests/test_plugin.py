@@ -30,6 +30,7 @@ from specgraph.errors import UnsupportedError
     [
         ({"speculative_draft_model_path": None}, "no --speculative-draft-model-path"),
         ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4; chains"),
+        ({"speculative_eagle_topk": None}, "--speculative-eagle-topk None; chains"),
         ({"dp_size": 2}, "--dp-size 2; one GPU is served, or several with --tp-size"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8_e5m2; the KV cache has the model's dtype, or fp8_e4m3"),
         ({"disaggregation_mode": "prefill"}, "--disaggregation-mode prefill"),
