@@ -187,8 +187,10 @@ class Engine:
             ]
             for output in self.sglang.generate(input_ids=part, sampling_params=params):
                 tokens.append(list(output["output_ids"]))
-                for accepted, rounds in enumerate(output["meta_info"].get("spec_accept_histogram") or []):
-                    histogram[accepted] += rounds
+                about = output["meta_info"]  # the second name is that of 0.5.17
+                rounds = about.get("spec_correct_drafts_histogram") or about.get("spec_accept_histogram") or []
+                for accepted, count in enumerate(rounds):
+                    histogram[accepted] += count
         return tokens, histogram
 
     def proposes(self) -> dict[str, int]:
