@@ -28,9 +28,9 @@ from specgraph.models.protocol import Head
 TINY = "computes with the tiny pair's own weights or vocabulary"
 OF_THE_TINY_PAIR = {
     "test_first_drafts": TINY, "test_prompt_keys": TINY, "test_compacted": TINY,
-    "test_sampled": "its chi-square needs a pass per token of the vocabulary; see chi_square.py",
+    "test_sampled": "its chi-square needs a pass per token of the vocabulary",
     "test_wrong[token-past-the-vocabulary]": TINY,
-    "test_top_k": "its chi-square needs a pass per token of the vocabulary; see chi_square.py",
+    "test_top_k": "its chi-square needs a pass per token of the vocabulary",
 }  # fmt: skip
 """Tests that say nothing about another pair, and why."""
 

@@ -23,8 +23,9 @@ def unclear(result: dict[str, Any]) -> str:
             continue
         if not re.match(r"(\w+=\S* )*(specgraph|torchrun|python) ", line):
             return f"no command: {line!r}"
-        if missing := [each for each in re.findall(r"python (\S+\.py)", line) if not (ROOT / each).exists()]:
-            return f"no script {missing[0]}"
+        gone = [each for each in re.findall(r"python (\S+\.py)", line) if not (ROOT / each).exists()]
+        if gone and not re.fullmatch("[0-9a-f]{8}", result.get("scripts_at", "")):  # a commit that has them
+            return f"no script {gone[0]}"
         if found := re.search(r"(?<!\w)(/\w+/\S+|OUT)(?!\w)", line):
             return f"a path of one machine: {found[0]}"
     return "" if lines else "no command"
