@@ -34,7 +34,6 @@ _ROUNDS = (
     "requests", "k", "lowering", "tokens_per_second", "tokens_per_second_least", "tokens_per_second_most", "round_ms",
     "kernel_floor_us", "mean_acceptance_length", "same_tokens",
 )  # fmt: skip
-_STARTUP = ("target", "sizes", "graphs", "cache", "seconds", "compile_s", "capture_s", "memory_mb", "further_mb")
 _SETTINGS = ("requests", "k", "context")
 """Columns that go into the title of a table where all rows have the same."""
 
@@ -62,10 +61,6 @@ def bench(
         str, typer.Option(help="In whole rounds, the chance that a draft token is accepted; or a share per position.")
     ] = "0.7",
     repeats: Annotated[int, typer.Option(min=1, help="Timed calls per lowering; the median counts.")] = 50,
-    startup: Annotated[
-        bool,
-        typer.Option(help="Instead time a start-up that captures all of --requests: with a cold kernel cache, warm."),
-    ] = False,
     options: Any = None,
     json: JsonOption = None,
 ) -> None:
@@ -103,10 +98,7 @@ def bench(
     ]  # fmt: skip
     report: dict[str, Any] = {**environment(opened), "dtype": str(chosen), "rows": []}
     try:
-        if startup:
-            _measure_startup(report, platform, shape, target, counts, steps, context)
-        else:
-            _measure(opened, chosen, cases, target, shares, report)
+        _measure(opened, chosen, cases, target, shares, report)
     except KeyboardInterrupt:
         report["interrupted"] = True
     if (tiles := opened.capabilities.notes.get("tiles")) is not None:
@@ -146,35 +138,6 @@ def _measure(
         report["rounds"] = report.get("rounds", []) + rows
 
 
-def _measure_startup(
-    report: dict[str, Any],
-    platform: str | None,
-    shape: str,
-    target: str | None,
-    sizes: Sequence[int],
-    steps: Sequence[int],
-    context: int,
-) -> None:
-    """Time the start-up of the drafter alone for each K, and with a target; `report` gets the rows as they are done."""
-    from specgraph.tools.startup import StartupCase, measure_startup
-
-    report["startup"] = []
-    for k in steps:
-        for beside in (None,) if target is None else (None, target):
-            print(f"start-up: {len(sizes)} sizes, K {k}, {beside or 'no target'}", file=sys.stderr)
-            asked = StartupCase(
-                platform=platform,
-                shape=shape,
-                target=beside,
-                sizes=sizes,
-                k=k,
-                context=context,
-                dtype=report["dtype"].removeprefix("torch."),
-            )
-            for row in measure_startup(asked):
-                report["startup"].append({"target": beside, "k": k, "context": context, **row})
-
-
 def _show_report(console: Console, report: dict[str, Any], shape: str, target: str | None) -> None:
     device = f"{report['device']}, {report['device_kind']}"
     if "tiles" in report:
@@ -186,7 +149,6 @@ def _show_report(console: Console, report: dict[str, Any], shape: str, target: s
     names = dict.fromkeys(name for row in rows for name in row.get("issued", {}))
     columns = ("requests", "k", "lowering", *names, "propose_host_us")
     _show(console, f"issued per propose, accepted counts on the device only, {device}", issued, columns)
-    _show(console, f"start-up, {shape}, {device}", report.get("startup", []), _STARTUP)
     _show(console, f"whole rounds, {target} and {shape}, {device}", report.get("rounds", []), _ROUNDS)
     _show_spread(console, report.get("rounds", []), "tokens_per_second", "tokens/s")
 
