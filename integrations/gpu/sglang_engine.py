@@ -236,14 +236,16 @@ def run_scheduler_process(server_args: Any, port_args: Any, gpu_id: int, tp_rank
     from sglang.srt.managers import scheduler
 
     def act(worker: Any) -> None:
-        drafting = getattr(worker._draft_worker, "specgraph", None)
-        if drafting is not None:
-            threading.Thread(target=exchange, args=(drafting,), daemon=True).start()
+        threading.Thread(target=exchange, args=(worker._draft_worker,), daemon=True).start()
 
-    def exchange(drafting: Any) -> None:
+    def exchange(draft_worker: Any) -> None:
         folder = Path(os.environ["SPECGRAPH_FOLDER"])
         while True:
             time.sleep(0.25)
+            if (
+                drafting := getattr(draft_worker, "specgraph", None)
+            ) is None:  # SGLang's own class, or not yet captured
+                continue
             with contextlib.suppress(FileNotFoundError):
                 drafting.use_sglang = (folder / "way").read_text() == "stock"
             if tp_rank == 0:

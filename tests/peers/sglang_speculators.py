@@ -8,13 +8,12 @@ through the plugin does there what SGLang expects.
 from __future__ import annotations
 
 import importlib
-from types import SimpleNamespace
 from typing import Any
 
 from peers.left_out import pytest_collection_modifyitems as pytest_collection_modifyitems
 from specgraph_sglang.names import SIZING_MODULE, WORKER_MODULE, differences
 from specgraph_sglang.plugin import register
-from specgraph_sglang.worker import DraftRounds, draft_worker_class, worker_class
+from specgraph_sglang.worker import draft_worker_class, worker_class
 
 _worker: Any = importlib.import_module(WORKER_MODULE)
 if _found := differences(_worker, importlib.import_module(SIZING_MODULE)):
@@ -23,8 +22,6 @@ register()
 _hooks: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
 _hooks.HookRegistry.apply_hooks()
 
-_taken = SimpleNamespace(tp_group=None)
-_draft_worker: Any = draft_worker_class(_worker.EagleDraftWorker, _taken)
-_draft_worker.specgraph = DraftRounds(None, _taken)  # for workers that tests make without a constructor
+_draft_worker: Any = draft_worker_class(_worker.EagleDraftWorker, None)
 _worker.EAGLEWorkerV2 = worker_class(_worker.EAGLEWorkerV2, _draft_worker)
 _worker.EagleDraftWorker = _draft_worker

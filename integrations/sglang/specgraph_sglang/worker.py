@@ -34,26 +34,30 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
     """
 
     class SpecgraphDraftWorker(stock):
-        specgraph: DraftRounds
-
-        def start_specgraph(self) -> None:
-            """Once, before anything is loaded onto the device by the plugin."""
-            self.specgraph = DraftRounds(self, sglang)
+        specgraph: DraftRounds | None = None
+        """None before the capture."""
 
         def init_cuda_graphs(self) -> None:
             super().init_cuda_graphs()
-            self.specgraph.capture()
+            self.specgraph = DraftRounds(self, sglang)
 
         def draft(self, batch: Any, **options: Any) -> Any:
-            return self.specgraph.draft(batch, super().draft) if not options else super().draft(batch, **options)
+            if (rounds := rounds_of(self, batch)) is None or options:
+                return super().draft(batch, **options)
+            return rounds.draft(batch, super().draft)
 
         def _draft_extend_for_prefill(self, batch: Any, *args: Any, **options: Any) -> Any:
-            begun = self.specgraph.begin(batch, *args)
+            rounds = rounds_of(self, batch)
+            begun = None if rounds is None else rounds.begin(batch, *args)
             return super()._draft_extend_for_prefill(batch, *args, **options) if begun is None else begun
 
         def _draft_extend_for_decode(self, batch: Any, batch_result: Any, **options: Any) -> None:
-            if not self.specgraph.end(batch, batch_result):
+            if (rounds := rounds_of(self, batch)) is None or not rounds.end(batch, batch_result):
                 super()._draft_extend_for_decode(batch, batch_result, **options)
+
+    def rounds_of(worker: SpecgraphDraftWorker, batch: Any) -> DraftRounds | None:
+        """None where the batch has no request, besides."""
+        return None if worker.specgraph is None or batch.forward_mode.is_idle() else worker.specgraph
 
     return SpecgraphDraftWorker
 
@@ -67,7 +71,6 @@ def worker_class(stock: Any, draft_worker: Any) -> Any:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             self._draft_worker.__class__ = draft_worker
-            self._draft_worker.start_specgraph()
 
     return SpecgraphWorker
 
@@ -112,7 +115,8 @@ class DraftRounds:
     """
 
     def __init__(self, worker: Any, sglang: Any) -> None:
-        """
+        """Capture; SGLang has captured its own graphs.
+
         Args:
             worker: SGLang's draft worker.
             sglang: see `draft_worker_class`.
@@ -121,26 +125,33 @@ class DraftRounds:
         self._ranks = None if group is None else ranks_of_groups(group.device_group, group.cpu_group)
         self.worker, self.sglang = worker, sglang
         self.counts = ProposeCounts(_LOG)
-        self.fast_path: FastPath | None = None
-        """None before the capture."""
-        self.kept: BySlot | None = None
-        """The draft tokens of a request's last round, int64 [slots, K]."""
-        self.begun: BySlot | None = None
-        """What a prompt's last row takes: the token after it, its position, and the target's hidden states."""
         self.use_sglang = False
         """Set it to leave every propose to SGLang, for comparisons in one process."""
+        self.fast_path = fast = self._captured()
+        rows, head, config = worker.req_to_token_pool.req_to_token, fast.drafter.head, worker.draft_runner.model_config
 
-    def follow_weights(self) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(rows.shape[0], *shape, dtype=dtype, device=rows.device)
+
+        self.kept = BySlot(zeros(worker.speculative_num_steps))
+        """The draft tokens of a request's last round, int64 [slots, K]."""
+        self.begun = BySlot(zeros(), zeros(), zeros(head.aux_size, dtype=head.dtype))
+        """What a prompt's last row takes: the token after it, its position, and the target's hidden states."""
+        hidden = zeros(config.spec_hidden_size, dtype=config.dtype)
+        self._stand_ins = {"topk_p": zeros(1, dtype=torch.float32), "topk_index": zeros(1), "hidden_states": hidden}
+        """Zeros of the shapes that SGLang stores per request slot, and reads only where it drafts itself."""
+        graphs = len(fast.config.sizes) + len(fast.prompts.sizes)
+        _LOG.info("specgraph drafts for up to %d requests (%d graphs)", fast.config.sizes[-1], graphs)
+
+    def _follow_weights(self) -> None:
         """Where SGLang has put other tensors in the place of weights, read them, and capture again."""
-        if self.fast_path is not None and self.fast_path.weights_moved():
+        if self.fast_path.weights_moved():
             _LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
             self.fast_path.drafter.close()
-            kept, begun = self.kept, self.begun
-            self.capture()
-            self.kept, self.begun = kept, begun
+            self.fast_path = self._captured()
 
-    def capture(self) -> None:
-        """Make the fast path, when SGLang has captured its own graphs."""
+    def _captured(self) -> FastPath:
+        """The fast path over what SGLang has loaded, with its kernels compiled."""
         worker, runner = self.worker, self.worker.draft_runner
         split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
         with agreed(self._ranks):
@@ -149,7 +160,7 @@ class DraftRounds:
         sizes, _ = self.sglang.get_batch_sizes_to_capture(runner)
         rows, table = worker.req_to_token_pool.req_to_token, head.attention_layers[0].rotary
         assert table is not None
-        self.fast_path = FastPath(
+        fast = FastPath(
             head,
             caches,
             open_platform(f"cuda:{worker.gpu_id}" if rows.is_cuda else "cpu"),
@@ -161,19 +172,8 @@ class DraftRounds:
             ranks=self._ranks,
             module=runner.model,
         )
-        config, num_slots = runner.model_config, rows.shape[0]
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(num_slots, *shape, dtype=dtype, device=rows.device)
-
-        self.kept = BySlot(zeros(worker.speculative_num_steps))
-        self.begun = BySlot(zeros(), zeros(), zeros(head.aux_size, dtype=head.dtype))
-        hidden = zeros(config.spec_hidden_size, dtype=config.dtype)
-        self._warm_up(self.fast_path, rows, head.dtype)
-        self._stand_ins = {"topk_p": zeros(1, dtype=torch.float32), "topk_index": zeros(1), "hidden_states": hidden}
-        """Zeros of the shapes that SGLang stores per request slot, and reads only where it drafts itself."""
-        graphs = len(sizes) + len(self.fast_path.prompts.sizes)
-        _LOG.info("specgraph drafts for up to %d requests (%d graphs)", max(sizes), graphs)
+        self._warm_up(fast, rows, head.dtype)
+        return fast
 
     @staticmethod
     def _warm_up(fast: FastPath, rows: Tensor, dtype: torch.dtype) -> None:
@@ -194,9 +194,7 @@ class DraftRounds:
     def draft(self, batch: Any, stock: Callable[[Any], Any]) -> Any:
         """The verify input of a round, of kept tokens; by SGLang's own code (`stock`) where some are missing."""
         kept, worker = self.kept, self.worker
-        if kept is None or batch.forward_mode.is_idle():
-            return stock(batch)
-        self.follow_weights()
+        self._follow_weights()
         slots = batch.req_pool_indices_cpu.tolist()
         self._draft_begun(slots)
         held = kept.holds(slots)
@@ -226,8 +224,6 @@ class DraftRounds:
     def _draft_begun(self, slots: Sequence[int]) -> None:
         """Draft for those of the slots whose prompts have just ended, and keep the tokens."""
         fast, kept, begun = self.fast_path, self.kept, self.begun
-        if fast is None or kept is None or begun is None:
-            return
         new = [slot for slot, has in zip(slots, begun.holds(slots), strict=True) if has]
         for first in range(0, len(new), fast.config.sizes[-1]):
             part = new[first : first + fast.config.sizes[-1]]
@@ -260,21 +256,18 @@ class DraftRounds:
         Returns:
             SGLang's `EagleDraftInput`.
         """
-        self.follow_weights()
-        reason = self._reason_for_sglang(batch, embeddings)
+        self._follow_weights()
+        reason = self._reason_for_sglang(embeddings)
         self.counts.add(reason)
-        fast, kept, begun = self.fast_path, self.kept, self.begun
-        if fast is None or kept is None or begun is None or batch.forward_mode.is_idle():
-            return None
         slots, indices, chunks, row = batch.req_pool_indices_cpu.tolist(), batch.req_pool_indices, [], 0
-        kept.forget(slots)
-        begun.forget(slots)
+        self.kept.forget(slots)
+        self.begun.forget(slots)
         if reason is not None:
             return None
         for request, (length, start) in enumerate(zip(batch.extend_lens, batch.prefix_lens, strict=True)):
             chunks.append(Chunk(request, row, length, start))
             row += length
-        fast.write_prompts(
+        self.fast_path.write_prompts(
             PromptPass(
                 chunks=chunks,
                 token_ids=batch.input_ids,
@@ -288,7 +281,7 @@ class DraftRounds:
         last = torch.empty(2, len(chunks), dtype=torch.int64, device=indices.device)
         ends = [chunk.first_row + chunk.num_rows - 1 for chunk in chunks]
         write(last, [ends, [chunk.position + chunk.num_rows - 1 for chunk in chunks]])
-        begun.keep(slots, indices, next_token_ids, last[1], hidden_states[last[0]])
+        self.begun.keep(slots, indices, next_token_ids, last[1], hidden_states[last[0]])
         zeros = {name: tensor[: len(slots)] for name, tensor in self._stand_ins.items()}
         return self.sglang.EagleDraftInput(
             **zeros, bonus_tokens=next_token_ids, num_tokens_per_req=1, num_tokens_for_logprob_per_req=1
@@ -296,14 +289,12 @@ class DraftRounds:
 
     def end(self, batch: Any, batch_result: Any) -> bool:
         """Draft after a decode round and keep the tokens; False where SGLang's own code must."""
-        reason, n = self._reason_for_sglang(batch), len(batch.seq_lens)
-        if reason is None and self.fast_path is not None and n > self.fast_path.config.sizes[-1]:
+        fast, reason, slots = self.fast_path, self._reason_for_sglang(), batch.req_pool_indices_cpu.tolist()
+        if (n := len(slots)) > fast.config.sizes[-1]:
             reason = "more requests than the largest captured size"
         self.counts.add(reason)
-        fast, kept = self.fast_path, self.kept
-        if reason is not None or fast is None or kept is None:
-            if kept is not None and not batch.forward_mode.is_idle():
-                kept.forget(batch.req_pool_indices_cpu.tolist())
+        if reason is not None:
+            self.kept.forget(slots)
             return False
         fast.fill(
             RoundEnd(
@@ -324,19 +315,13 @@ class DraftRounds:
             for name in READ_DONE:
                 if hasattr(runner, name):
                     setattr(runner, name, event)
-        kept.keep(batch.req_pool_indices_cpu.tolist(), batch.req_pool_indices, fast.propose(n).token_ids)
+        self.kept.keep(slots, batch.req_pool_indices, fast.propose(n).token_ids)
         for name, zeros in self._stand_ins.items():
             setattr(batch_result.next_draft_input, name, zeros[:n])
         return True
 
-    def _reason_for_sglang(self, batch: Any, embeddings: Any = None) -> str | None:
+    def _reason_for_sglang(self, embeddings: Any = None) -> str | None:
         """Why SGLang's own code must run after this pass; None where specgraph's does."""
-        if batch.forward_mode.is_idle():
-            return "idle"
-        if self.fast_path is None:
-            return "no captured graphs"
         if self.use_sglang:
             return "switched off"
-        if embeddings is not None:
-            return "multimodal inputs"
-        return None
+        return None if embeddings is None else "multimodal inputs"

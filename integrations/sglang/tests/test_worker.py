@@ -60,7 +60,6 @@ class Engine:
             tp_group=ranks and (lambda: SimpleNamespace(device_group=ranks.device, cpu_group=ranks.host)),
         ))  # fmt: skip
         w = self.worker = made()
-        w.start_specgraph()
         w.server_args, w.speculative_num_steps, w.speculative_num_draft_tokens = server_args(page_size=page), K, K + 1
         w.req_to_token_pool = SimpleNamespace(req_to_token=torch.cat([slots, stale], 1).int())
         model = module(draft_folder, config, target, torch.float32)
@@ -266,7 +265,7 @@ def test_requests_without_tokens_are_drafted_by_sglang_and_the_others_keep_their
     assert torch.equal(verify.draft_token, engine.worker.drafted)
 
 
-@pytest.mark.parametrize("why", ["switched off", "more requests than the largest captured size", "no captured graphs"])
+@pytest.mark.parametrize("why", ["switched off", "more requests than the largest captured size"])
 def test_everything_else_goes_to_sglang_and_is_counted(engine, why) -> None:
     slots = [0, 1, 2, 3] if why.startswith("more") else [0, 1]
     for slot in slots:
@@ -274,8 +273,6 @@ def test_everything_else_goes_to_sglang_and_is_counted(engine, why) -> None:
     engine.round([0], [1])
     if why == "switched off":
         engine.worker.specgraph.use_sglang = True
-    if why == "no captured graphs":
-        engine.worker.specgraph.fast_path = None
     _, result, _ = engine.round(slots, [1] * len(slots))
     assert result.next_draft_input.topk_p == "SGLang's"
     assert engine.worker.specgraph.counts.by_reason[why] == 1
