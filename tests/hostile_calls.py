@@ -196,8 +196,7 @@ CALLS = [
     call("target_shape", "none", "device", valid=lambda w: {
         "target": w.target_folder, "device": "cpu", **FLOAT, "max_model_len": 64, "num_layers": 4}),
     call("load_target", "none", "device", valid=lambda w: {
-        "folder": w.target_folder, "device": "cpu", **FLOAT, "max_model_len": 64, "keep_fp8": False,
-        "kv_scales": False}),
+        "folder": w.target_folder, "device": "cpu", **FLOAT, "max_model_len": 64, "keep_fp8": False}),
     call("load_drafter", "none", valid=lambda w: {
         "folder": w.draft_folder, "target": w.target, **FLOAT, "keep_fp8": False}),
     call("drafter_format", valid=lambda w: {"folder": w.draft_folder}),

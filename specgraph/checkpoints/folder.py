@@ -32,7 +32,7 @@ LARGEST_WEIGHT = 65504.0
 
 ALWAYS_IGNORED: dict[str, str] = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "a buffer, computed from config.json",
-    r"(.*\.)?self_attn\.(k_scale|v_scale)": "a scale of FP8 KV caches, read with kv_cache_dtype fp8",
+    r"(.*\.)?self_attn\.(k_scale|v_scale)": "a scale of FP8 KV caches, which are refused for it",
     r"rope_freqs\.weight": "divisors of frequencies in a GGUF file, read with its configuration",
 }
 """Pattern of tensor names -> why they may be ignored in every format."""
@@ -54,8 +54,6 @@ class CheckpointFolder:
     """Matrices of linears that are stored as FP8 stay so: see `matrix`."""
     kept_fp8: set[str] = field(default_factory=set[str])
     """Names of those that did."""
-    kv_scales: bool = False
-    """The KV cache will be FP8: scales of keys and values go into the weights (`scale_kv`)."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors

@@ -9,7 +9,6 @@ import torch
 from specgraph.checkpoints.drafter import DrafterFolder
 from specgraph.checkpoints.experts import load_experts
 from specgraph.checkpoints.folder import CheckpointFolder
-from specgraph.checkpoints.kv_scales import scale_kv
 from specgraph.checkpoints.latent import load_latent
 from specgraph.checkpoints.model_config import model_config
 from specgraph.errors import CheckpointError
@@ -113,9 +112,7 @@ def load_decoder_layer(
     if config.sinks:
         share = ranks.share(0, config.num_heads)
         tensors["sinks"] = folder.weight(f"{prefix}.self_attn.sinks", (config.num_heads,), share=share)
-    layer = DecoderLayer(**tensors, activation=config.activation, tensor_parallel=ranks)
-    scaled = folder.kv_scales and config.latent is None
-    return scale_kv(folder, f"{prefix}.self_attn", layer, config) if scaled else layer
+    return DecoderLayer(**tensors, activation=config.activation, tensor_parallel=ranks)
 
 
 def _read(folder: CheckpointFolder, prefix: str, linear: _Linear, packed: bool) -> Weight:

@@ -57,7 +57,6 @@ def load_target(
     max_model_len: Tokens | None = None,
     tensor_parallel: TensorParallel = WHOLE,
     keep_fp8: bool = False,
-    kv_scales: bool = False,
 ) -> LlamaTarget:
     """Read a target from a Hugging Face folder or a GGUF file.
 
@@ -69,8 +68,6 @@ def load_target(
         tensor_parallel: the ranks that split the model, and this one's place: it reads its share only.
         keep_fp8: the matrices of dense layers that are stored as FP8 stay so, and take half the memory; a device
             without ops of its own for them turns each into `dtype` whenever it is used. All are turned when False.
-        kv_scales: the KV cache will be FP8: the folder's `k_scale` and `v_scale` of each layer, rounded up to a power
-            of two, divide its keys and values. Without them, and where False, these are stored as they are.
 
     Raises:
         CheckpointError: unknown architecture or quantisation, or a missing, truncated or misshapen part.
@@ -103,7 +100,6 @@ def load_target(
         dtype_named(dtype) or config.dtype,
         quantisation=stored,
         keep_fp8=keep_fp8,
-        kv_scales=kv_scales,
     )
     target = load_llama(checkpoint, config)
     checkpoint.ignore(mtp_tensors(checkpoint, config.num_layers))

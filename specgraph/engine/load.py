@@ -15,6 +15,7 @@ from specgraph.attention import AttentionChoice, PagedAttention, choose_attentio
 from specgraph.checkpoints import TargetShape, drafter_format, load_drafter, load_target, target_shape
 from specgraph.checkpoints.config_source import read_config
 from specgraph.checkpoints.model_config import config_dtype
+from specgraph.checkpoints.stored import stored_tensors
 from specgraph.checkpoints.tokens import compare_tokenizers, read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.device import Platform, open_platform
 from specgraph.draft.buffers import past_rows_bytes
@@ -214,8 +215,15 @@ def load_models(
     if (keep_fp8 or options.kv_cache_dtype == "fp8") and not (support := platform.capabilities.float8):
         asked = "--fp8-weights keep" if keep_fp8 else "--kv-cache-dtype fp8"
         raise UnsupportedError(f"{asked}: '{platform.info.name}' has no FP8: {support.reason}")
+    if options.kv_cache_dtype == "fp8":
+        scales = [name for name in stored_tensors(target) if name.endswith((".k_scale", ".v_scale"))]
+        if scales:
+            raise CheckpointError(
+                f"--kv-cache-dtype fp8: {target} has scales for such a cache ({scales[0]}), which are not read: it has "
+                "scales of 1; use --kv-cache-dtype auto"
+            )
     split = WHOLE if layout is None else layout.tensor_parallel
-    model = load_target(target, platform.device, dtype, length, split, keep_fp8, options.kv_cache_dtype == "fp8")
+    model = load_target(target, platform.device, dtype, length, split, keep_fp8)
     head, decoders = None, [model]
     if draft == NGRAM:
         head = NgramHead(model.vocab_size, options.prompt_lookup_max, options.prompt_lookup_min)

@@ -59,7 +59,7 @@ class DecoderModel:
                 num_heads=sizes.local_heads,
                 num_kv_heads=sizes.local_kv_heads,
                 head_dim=sizes.head_dim,
-                scale=(sizes.attention_scale or sizes.head_dim**-0.5) * layer.key_scale,
+                scale=sizes.attention_scale or sizes.head_dim**-0.5,
                 rotary=local if any(sizes.sliding[index : index + 1]) else table,
                 causal=self._causal,
                 window=sizes.window(index),

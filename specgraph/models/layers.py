@@ -80,9 +80,6 @@ class DecoderLayer:
     """[hidden_size]: norm of the attention's output (Gemma 3)."""
     mlp_norm: Tensor | None = None
     """[hidden_size]: norm of the MLP's output (Gemma 3)."""
-    key_scale: float = 1.0
-    """Keys here are that many times smaller than the model's, a power of two that the scores are multiplied by: so an
-    FP8 cache holds them within its range. The same for values is undone by `output`."""
     activation: Activation = "silu"
     latent: LatentAttention | None = None
     """The rest of the attention, where it is multi-head latent attention."""

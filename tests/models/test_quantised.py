@@ -151,55 +151,13 @@ def test_ranks_have_their_part_of_fp8_matrices(block, size, tmp_path, random_mod
         assert torch.equal(got.double(), part if part.shape[1] % block[1] == 0 else part.float().double())
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("keep_fp8", [True, False])
-@pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Qwen3"])  # plain, with biases, with norms of key heads
-def test_scales_of_the_kv_cache_go_into_the_weights(architecture, keep_fp8, tmp_path, random_model, dense_attend):
-    """Keys and values are smaller by the next power of two, bit for bit, and what attention makes of them is equal."""
-    random_model(architecture, tmp_path)
-    quantise(tmp_path, compressed("channel"), "scale")
-    given = {"0.self_attn.k": 0.031, "0.self_attn.v": 3.0, "2.self_attn.k": 1.0, "2.self_attn.v": 0.5}  # 1 has none
-    scales = {f"model.layers.{name}_scale": torch.tensor([scale]) for name, scale in given.items()}
-    change_tensors(tmp_path, lambda tensors: tensors.update(scales))
-    tokens = torch.randint(0, 120, (20,), generator=torch.Generator().manual_seed(1))
-    results = []
-    for kv_scales in (False, True):
-        model = load_target(tmp_path, dtype=torch.float32, keep_fp8=keep_fp8, kv_scales=kv_scales)
-        attend, seen = dense_attend(model.attention_layers, torch.arange(20)), {}
-
-        def watched(index, query, key, value, attend=attend, seen=seen):
-            seen[index] = key.clone(), value.clone()
-            return attend(index, query, key, value)
-
-        results.append((seen, model.logits(model.forward(tokens, watched).hidden)))
-    (plain, wanted), (scaled, got) = results
-    assert torch.equal(got, wanted)
-    for i in plain:
-        for (now, then), power in zip(
-            zip(scaled[i], plain[i], strict=True), {0: (2**-5, 4), 2: (1, 0.5)}.get(i, (1, 1)), strict=True
-        ):
-            assert torch.equal(now * power, then)
-
-
-def test_a_scale_of_the_kv_cache_that_is_none(copied):
+def test_scales_of_the_kv_cache_are_refused_only_with_an_fp8_cache(copied):
     folder = copied("target")
-    quantise(folder, compressed("channel"), "scale")
-    scale = {"model.layers.1.self_attn.v_scale": torch.tensor(float("inf"))}
-    change_tensors(folder, lambda tensors: tensors.update(scale))
-    with refused("v_scale"):
-        load_target(folder, kv_scales=True)
-    load_target(folder)  # not used
-
-
-def test_scales_of_the_kv_cache_in_a_folder_that_is_not_quantised(copied):
-    """They are used for an FP8 cache and ignored otherwise; a weight that no longer fits float16 is named."""
-    folder, scale = copied("target"), 2.0**-18
-    scales = {"model.layers.1.self_attn.k_scale": torch.tensor(scale)}
+    scales = {"model.layers.1.self_attn.k_scale": torch.tensor(3.0)}
     change_tensors(folder, lambda tensors: tensors.update(scales))
-    assert load_target(folder).layers[1].key_scale == 1.0
-    assert load_target(folder, kv_scales=True).layers[1].key_scale == scale
-    with refused("layers.1.self_attn", "overflow float16", "bfloat16"):
-        load_target(folder, dtype=torch.float16, kv_scales=True)
+    load_target(folder)
+    with refused("--kv-cache-dtype fp8", "model.layers.1.self_attn.k_scale", "auto"):
+        load_generator(folder, shipped_pair()[1], kv_cache_dtype="fp8")
 
 
 def restore(folder, products, chosen):
