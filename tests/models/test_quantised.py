@@ -151,13 +151,14 @@ def test_ranks_have_their_part_of_fp8_matrices(block, size, tmp_path, random_mod
         assert torch.equal(got.double(), part if part.shape[1] % block[1] == 0 else part.float().double())
 
 
-def test_scales_of_the_kv_cache_are_refused_only_with_an_fp8_cache(copied):
-    folder = copied("target")
+def test_scales_of_the_kv_cache_are_refused_only_with_an_fp8_cache(tmp_path):
+    target, drafter = shipped_pair()
+    folder = shutil.copytree(target, tmp_path / "target")
     scales = {"model.layers.1.self_attn.k_scale": torch.tensor(3.0)}
     change_tensors(folder, lambda tensors: tensors.update(scales))
     load_target(folder)
     with refused("--kv-cache-dtype fp8", "model.layers.1.self_attn.k_scale", "auto"):
-        load_generator(folder, shipped_pair()[1], kv_cache_dtype="fp8")
+        load_generator(folder, drafter, kv_cache_dtype="fp8")
 
 
 def restore(folder, products, chosen):
