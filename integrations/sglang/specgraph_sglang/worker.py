@@ -56,7 +56,7 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
                 super()._draft_extend_for_decode(batch, batch_result, **options)
 
     def rounds_of(worker: SpecgraphDraftWorker, batch: Any) -> DraftRounds | None:
-        """None where the batch has no request, besides."""
+        """The worker's, where it has captured and the batch has requests."""
         return None if worker.specgraph is None or batch.forward_mode.is_idle() else worker.specgraph
 
     return SpecgraphDraftWorker
