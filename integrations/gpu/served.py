@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--rates", default="2,6,10", help="requests per second")
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--first-turn", type=int, default=0, help="1 begins with the other way, for a second GPU")
     asked = parser.parse_args()
     begin = time.monotonic()
     engine = engine_class(asked.engine).served(SIZES, ACCEPTANCE)
@@ -74,7 +75,7 @@ def main() -> None:
         "rows": [],
     }
     print("started", round(time.monotonic() - begin, 1), flush=True)
-    for turn in range(-1, asked.turns):  # -1: the warm-up
+    for turn in (-1, *range(asked.first_turn, asked.first_turn + asked.turns)):  # -1: the warm-up
         for rate in map(float, asked.rates.split(",")):
             for way in ("stock", "specgraph") if turn % 2 else ("specgraph", "stock"):
                 engine.switch(way)

@@ -127,6 +127,11 @@ class Engine:
         os.environ["SGLANG_SIMULATE_ACC_TOKEN_MODE"] = "real-draft-token"
         return Engine(dummy_8b("specgraph", sizes, context_length=4096, max_total_tokens=64 * 2304))
 
+    @staticmethod
+    def agreed(answer: bool) -> bool:
+        """The answer itself: SGLang's ranks have one client."""
+        return answer
+
     def switch(self, way: str) -> None:
         """Draft in that way from now on: "stock" or "specgraph". The scheduler reads it four times a second."""
         (self.folder / "way").write_text(way)

@@ -49,7 +49,7 @@ def soak(
     counts: dict[str, Any] = dict.fromkeys((*names, "requests_with_cached_prompt"), 0) | {"memory_mib": []}
     differing: dict[tuple[int, ...], int] = {}
     begin = saved = time.monotonic()
-    while (running := time.monotonic() < begin + seconds) or live:
+    while (running := engine.agreed(time.monotonic() < begin + seconds)) or live:
         while running and len(live) < AT_ONCE and draw.random() < 0.3:
             serial += 1
             prompt, sampled = draw.randrange(len(prompts)), draw.random() < 0.15

@@ -45,11 +45,14 @@ class Engine:
         way: str,
         method: str = "eagle3",
         speculative: dict[str, Any] | None = None,
+        lora: str | None = None,
         **arguments: Any,
     ) -> None:
-        """`draft` None takes the target's folder (MTP); `speculative`: more keys of `speculative_config`."""
+        """`draft` None takes the target's folder (MTP); `speculative`: more keys of `speculative_config`; `lora`: the
+        folder of an adapter, with which prompts of odd lengths run."""
         os.environ["VLLM_PLUGINS"] = "" if way == "stock" else "specgraph"
         from vllm.engine.arg_utils import EngineArgs
+        from vllm.lora.request import LoRARequest
         from vllm.model_executor.models import registry
         from vllm.plugins import load_general_plugins
         from vllm.usage.usage_lib import UsageContext
@@ -81,6 +84,9 @@ class Engine:
             "speculative_config": speculation | (speculative or {}),
             "additional_config": {"specgraph": settings} if way == "specgraph" else {},
         }
+        self.lora = None if lora is None else LoRARequest("adapter", 1, lora)
+        if lora is not None:
+            options |= {"enable_lora": True, "max_lora_rank": 8}
         self.llm = LLMEngine.from_engine_args(EngineArgs(**options | arguments), usage_context=UsageContext.LLM_CLASS)
         self.speculator = made[0]
 
@@ -122,6 +128,13 @@ class Engine:
         speculative = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
         return Engine.dummy_8b(sizes, max_model_len=4096, speculative=speculative, enable_prefix_caching=False)
 
+    @staticmethod
+    def agreed(answer: bool) -> bool:
+        """Rank 0's answer: every rank of an engine has to add the same requests before the same step."""
+        from vllm.distributed.parallel_state import get_tp_group
+
+        return get_tp_group().broadcast_object(answer)
+
     def switch(self, way: str) -> None:
         """Draft in that way from now on: "stock" or "specgraph"."""
         self.speculator.use_vllm = way == "stock"
@@ -139,7 +152,8 @@ class Engine:
             temperature=0.0 if seed is None else 1.0, seed=seed, max_tokens=limit, ignore_eos=True, detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )  # fmt: skip
-        self.llm.add_request(name, {"prompt_token_ids": prompt}, params)
+        lora = self.lora if len(prompt) % 2 else None
+        self.llm.add_request(name, {"prompt_token_ids": prompt}, params, lora_request=lora)
 
     def abort(self, name: str) -> None:
         self.llm.abort_request([name])

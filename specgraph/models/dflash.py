@@ -115,9 +115,9 @@ class InOrderHead(DFlashHead):
     kind: HeadKind = "block"
     has_confidence = False
 
-    def __init__(self, block: BlockParts) -> None:
+    def __init__(self, block: BlockParts, *, in_one: bool = True) -> None:
         """See `DFlashHead`."""
-        super().__init__(block)
+        super().__init__(block, in_one=in_one)
         self.output_norm = None  # `forward` applies it
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:

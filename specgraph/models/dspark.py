@@ -50,9 +50,11 @@ class ConfidenceHead:
 class DSparkHead(InOrderHead):
     """A DSpark drafter. Implements `BlockHead`."""
 
-    def __init__(self, block: BlockParts, markov: MarkovHead, confidence: ConfidenceHead | None) -> None:
-        """markov, confidence: the two heads on top of the block."""
-        super().__init__(block)
+    def __init__(
+        self, block: BlockParts, markov: MarkovHead, confidence: ConfidenceHead | None, *, in_one: bool = True
+    ) -> None:
+        """markov, confidence: the two heads on top of the block. `in_one`: see `DFlashHead`."""
+        super().__init__(block, in_one=in_one)
         self.markov, self.confidence_head = markov, confidence
         self.has_confidence = confidence is not None
 

@@ -58,7 +58,7 @@ def read_settings(additional_config: Any) -> Settings | None:
 FP8_CACHES = ("fp8", "fp8_e4m3")
 """The values of `kv_cache_dtype` for a KV cache in e4m3."""
 
-METHODS = ("eagle3", "eagle", "mtp", "dflash", "draft_model")
+METHODS = ("eagle3", "eagle", "mtp", "dflash", "dspark", "draft_model")
 """The speculative methods that are served, where vLLM's V2 model runner has them."""
 
 
@@ -72,7 +72,8 @@ def unsupported_config(config: Any) -> str | None:
         if (asked := getattr(speculative, name, None)) is not None and asked():
             return f"speculative method '{speculative.method}' with several modules, or Gemma 4's ({name})"
     for name in ("parallel_drafting", "use_heterogeneous_vocab", "enable_adaptive_verification"):
-        if getattr(speculative, name, False) and (name, speculative.method) != ("parallel_drafting", "dflash"):
+        in_parallel = name == "parallel_drafting" and speculative.method in ("dflash", "dspark")
+        if getattr(speculative, name, False) and not in_parallel:
             return f"speculative option {name}"
     for name in (
         "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size",

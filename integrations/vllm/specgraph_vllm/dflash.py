@@ -1,4 +1,4 @@
-"""vLLM's loaded DFlash drafter as a `DFlashHead`: views of its weights."""
+"""vLLM's loaded DFlash and DSpark drafters as a `DFlashHead` and a `DSparkHead`: views of their weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from specgraph.errors import UnsupportedError
 from specgraph.models.decoder import AuxWeights
 from specgraph.models.dflash import BlockParts, DFlashHead
+from specgraph.models.dspark import DSparkHead, MarkovHead
 from specgraph.models.from_modules import (
     config_from_module,
     layer_from_module,
@@ -15,9 +16,10 @@ from specgraph.models.from_modules import (
     set_rotary,
     vocabulary_rows,
 )
+from specgraph.ops.linear import Weight
 from specgraph.parallel import TensorParallel
 
-DFLASH_CLASS = "DFlashQwen3ForCausalLM"
+DFLASH_CLASS, DSPARK_CLASS = "DFlashQwen3ForCausalLM", "Qwen3DSparkForCausalLM"
 
 ANY_BLOCK = 1 << 10
 """Rows of a block where the configuration names no number: vLLM takes whatever K it is given."""
@@ -29,6 +31,40 @@ def dflash_head(module: Any, ranks: TensorParallel) -> DFlashHead:
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
     """
+    head = DFlashHead(_block(module, ranks), in_one=False)
+    set_rotary(head, module.model.layers[0].self_attn)
+    return head
+
+
+def dspark_head(module: Any, ranks: TensorParallel) -> DSparkHead:
+    """The head over vLLM's `DSPARK_CLASS`, whose confidence head is not read.
+
+    Raises:
+        UnsupportedError: an option or a tensor of the module that the head does not have.
+    """
+    config, table = module.config, module.model.markov_head
+    if ranks.size > 1:
+        raise UnsupportedError(
+            f"{DSPARK_CLASS} over {ranks.size} ranks, each with the whole Markov head; served is one"
+        )
+    for name, found, served in (
+        ("dspark_draft_topk", getattr(config, "dspark_draft_topk", None), None),
+        ("markov_head_type", getattr(config, "markov_head_type", "vanilla"), "vanilla"),
+        ("logit_scale", getattr(config, "logit_scale", 1.0), 1.0),
+    ):
+        if found != served:
+            raise UnsupportedError(f"{name} {found} in the DSpark drafter; served is {served}")
+    fills_in = getattr(config, "dspark_bonus_anchor", False)  # its name in vLLM 0.26
+    block = _block(module, ranks)._replace(sample_from_anchor=bool(getattr(config, "sample_from_anchor", not fills_in)))
+    embed = plain(table.markov_w1.weight)
+    markov = MarkovHead(embed, Weight(vocabulary_rows(table.markov_w2, block.draft_vocab_size)))
+    head = DSparkHead(block, markov, None, in_one=False)
+    set_rotary(head, module.model.layers[0].self_attn)
+    return head
+
+
+def _block(module: Any, ranks: TensorParallel) -> BlockParts:
+    """The part that both have: a block of masks in layers that are not causal."""
     config, inner = module.config, module.model
     if not inner.use_aux_hidden_state:
         raise UnsupportedError("use_aux_hidden_state is false; the head takes hidden states of the target's layers")
@@ -42,7 +78,7 @@ def dflash_head(module: Any, ranks: TensorParallel) -> DFlashHead:
             ("attention_value_scale", getattr(attention, "v_scale", None), None),
         ):
             if found != served:
-                raise UnsupportedError(f"{name} in the DFlash drafter")
+                raise UnsupportedError(f"{name} in the {type(module).__name__} drafter")
     draft_vocab, offsets = int(config.draft_vocab_size), module.draft_id_to_target_id
     sizes, target_size = config_from_module(module, ranks), getattr(config, "target_hidden_size", None)
     fc = linear_of(inner.fc)
@@ -54,14 +90,12 @@ def dflash_head(module: Any, ranks: TensorParallel) -> DFlashHead:
         lm_head=vocabulary_rows(module.lm_head, draft_vocab, ranks),
         draft_to_target=None if offsets is None else plain(offsets),
     )
-    block = BlockParts(
+    mask = config.dspark_noise_token_id if inner.mask_token_id is None else inner.mask_token_id
+    return BlockParts(
         sizes,
         weights,
         [layer_from_module(layer, ranks) for layer in inner.layers],
         range(fc.matrix.shape[1] // (target_size or sizes.hidden_size)),  # vLLM's target hands them over
         block_size=int(getattr(config, "block_size", None) or ANY_BLOCK),
-        mask_token_id=int(inner.mask_token_id),
+        mask_token_id=int(mask),
     )
-    head = DFlashHead(block, in_one=False)
-    set_rotary(head, inner.layers[0].self_attn)
-    return head

@@ -20,13 +20,13 @@ from specgraph.models.protocol import ParallelHead
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.plugin.round_end import MAX_STATES
 from specgraph_vllm.config import FP8_CACHES
-from specgraph_vllm.dflash import DFLASH_CLASS, dflash_head
+from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS, dflash_head, dspark_head
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head
 from specgraph_vllm.mtp import MTP_CLASSES, mtp_head, mtp_parts
 
 EAGLE3_CLASS, EAGLE_CLASS = "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM"
 
-SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, DFLASH_CLASS, *MTP_CLASSES, *LANGUAGE_MODEL_CLASSES)
+SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, DFLASH_CLASS, DSPARK_CLASS, *MTP_CLASSES, *LANGUAGE_MODEL_CLASSES)
 """The modules of vLLM that `draft_head` reads."""
 
 
@@ -69,6 +69,8 @@ def _read(
         return language_model_head(module, target_hidden_size(), ranks)
     if name == DFLASH_CLASS:
         return dflash_head(module, ranks)
+    if name == DSPARK_CLASS:
+        return dspark_head(module, ranks)
     if not inner.use_aux_hidden_state:
         raise UnsupportedError("eagle_config.use_aux_hidden_state is false; the head takes the target's hidden states")
     whole = int(config.draft_vocab_size) == int(config.vocab_size)  # vLLM 0.26 keeps zeros there

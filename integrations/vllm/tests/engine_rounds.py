@@ -18,7 +18,8 @@ from vllm_objects import Eagle3LlamaForCausalLM as EAGLE3
 from vllm_objects import EagleLlamaForCausalLM as EAGLE
 from vllm_objects import LlamaForCausalLM as LM
 from vllm_objects import MiMoMTP as MTP
-from vllm_objects import StockSpeculator, input_batch, kv_cache, mimo_folder, split, vllm_config
+from vllm_objects import Qwen3DSparkForCausalLM as DSPARK
+from vllm_objects import StockSpeculator, dspark_folder, input_batch, kv_cache, mimo_folder, split, vllm_config
 
 from specgraph import load_drafter, load_target, shipped_pair
 from specgraph.checkpoints import target_shape
@@ -47,9 +48,15 @@ def dense_block(head, tokens, aux, k):
     """The drafts of a block behind rows (tokens[i], aux[i]) at positions 0.., whose last token is the anchor."""
     past: dict = {}
     dense_context(head, aux, past)
-    ids = torch.tensor([[int(tokens[-1]), *[head.mask_token_id] * k]])
-    rows = dense_attend(head.attention_layers, torch.arange(len(aux), len(aux) + k + 1), past, causal=False)
-    return head.logits(head.forward(ids, rows)[1:]).argmax(-1).tolist()
+    first = 0 if head.sample_from_anchor else 1
+    ids = torch.tensor([[int(tokens[-1]), *[head.mask_token_id] * (k + first - 1)]])
+    rows = dense_attend(head.attention_layers, torch.arange(len(aux), len(aux) + k + first), past, causal=False)
+    logits, drafts = head.logits(head.forward(ids, rows)[first:]), [int(tokens[-1])]
+    for row in logits:
+        if head.kind == "block":  # DSpark's table of which token follows which
+            row = row + head.markov.output.matrix @ head.markov.embed[drafts[-1]]
+        drafts.append(int(row.argmax()))
+    return drafts[1:]
 
 
 class Engine:
@@ -85,6 +92,8 @@ class Engine:
             made = MTP
         elif kind == "dflash":
             target_folder, draft_folder, made = shipped_pair()[0], DRAFTERS / "dflash", DFLASH
+        elif kind == "dspark":
+            target_folder, draft_folder, made = shipped_pair()[0], dspark_folder(folder / "d"), DSPARK
         elif kind in MIXTURES:
             target_folder = draft_folder = mixture_folder(folder / "t", kind)
             made = MIXTURES[kind]
@@ -155,7 +164,7 @@ class Engine:
             self.first[slot] = torch.randint(0, self.vocab, (1,), generator=self.g)
         past: dict = {}
         ids, aux = self.history(slot)
-        if self.oracle.kind == "parallel":
+        if self.oracle.kind in ("parallel", "block"):
             dense_context(self.oracle, aux, past)
         else:
             rows = dense_attend(self.oracle.attention_layers, torch.arange(len(ids)), past)
@@ -175,7 +184,7 @@ class Engine:
 
     def drafted(self, slot: int) -> list[int]:
         """The drafts over the whole history, dense."""
-        if self.oracle.kind == "parallel":
+        if self.oracle.kind in ("parallel", "block"):
             return dense_block(self.oracle, *self.history(slot), K)
         return dense_chain(self.oracle, *self.history(slot), K, stored=self.stored)[1]
 

@@ -21,7 +21,9 @@ from vllm_objects import (
     LlamaForCausalLM,
     MiMoMTP,
     MRotaryEmbedding,
+    Qwen3DSparkForCausalLM,
     Qwen3ForCausalLM,
+    dspark_folder,
     kv_cache,
     mimo_folder,
     quantise,
@@ -247,6 +249,32 @@ def test_another_model_class_is_refused() -> None:
         draft_head(SimpleNamespace(), lambda: HIDDEN)
     with pytest.raises(UnsupportedError, match="a SimpleNamespace, whose attention is to latents, which the plugin"):
         draft_head(SimpleNamespace(config=SimpleNamespace(kv_lora_rank=512)), lambda: HIDDEN)
+
+
+def test_dspark_is_read_where_vllm_computes_what_the_head_does(tmp_path, target) -> None:
+    folder = dspark_folder(tmp_path / "d")
+    config = json.loads((folder / "config.json").read_text())
+    module = Qwen3DSparkForCausalLM(folder, config, target, torch.float32)
+    head, want = draft_head(module, lambda: HIDDEN), load_drafter(folder, target)
+    got, expected = dict(head.weights()), dict(want.weights())
+    assert {*got} == {*expected}
+    theirs = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    for name in got.keys() - {"rotary"}:
+        assert torch.equal(got[name][: len(expected[name])], expected[name]), name
+        assert got[name].untyped_storage().data_ptr() in theirs, name
+    assert (head.sample_from_anchor, head.max_speculative_tokens, head.has_confidence) == (True, 8, False)
+    with pytest.raises(UnsupportedError, match="Qwen3DSparkForCausalLM over 2 ranks"):
+        draft_head(module, lambda: HIDDEN, SimpleNamespace(size=2))
+    for name, value in (("dspark_draft_topk", 4), ("markov_head_type", "rnn"), ("logit_scale", 0.5)):
+        setattr(module.config, name, value)
+        with pytest.raises(UnsupportedError, match=f"{name} {value} in the DSpark drafter"):
+            draft_head(module, lambda: HIDDEN)
+        delattr(module.config, name)
+    module.config.dspark_bonus_anchor, module.model.mask_token_id, module.config.dspark_noise_token_id = True, None, 9
+    assert not draft_head(module, lambda: HIDDEN).sample_from_anchor
+    module.config.dspark_bonus_anchor, module.config.sample_from_anchor = False, False
+    head = draft_head(module, lambda: HIDDEN)
+    assert (head.sample_from_anchor, head.max_speculative_tokens, head.mask_token_id) == (False, 7, 9)
 
 
 def test_the_cache_is_a_view_of_vllms_memory(module) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from specgraph_vllm.dflash import DFLASH_CLASS
+from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS
 from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES
 from specgraph_vllm.mtp import GLM, MIMO, QWEN
@@ -230,6 +230,23 @@ def test_so_has_the_one_of_dflash(wheel) -> None:
         "0.33": ("config/vllm.py", "self.num_speculative_tokens + 1"),
     }[release]
     assert slots in (folder / "vllm" / file).read_text()  # reserved for the block
+
+
+def test_so_has_the_one_of_dspark(wheel) -> None:
+    release, folder = wheel
+    models = tree(folder, "vllm/model_executor/models/qwen3_dspark.py")
+    assert {"config", "model", "lm_head", "draft_id_to_target_id"} <= assigned(
+        found(models, ast.ClassDef, DSPARK_CLASS)
+    )
+    inner = found(models, ast.ClassDef, "Qwen3DSparkModel")
+    assert ast.unparse(inner.bases[0]) == "DFlashQwen3Model"
+    assert {"markov_head"} <= assigned(inner)
+    assert {"markov_w1", "markov_w2"} <= assigned(found(models, ast.ClassDef, "DSparkMarkovHead"))
+    speculator = tree(folder, f"{GPU}/spec_decode/dspark/speculator.py")
+    assert ast.unparse(found(speculator, ast.ClassDef, "DSparkSpeculator").bases[0]) == "DFlashSpeculator"
+    text, config = (folder / f"{GPU}/spec_decode/dspark/speculator.py").read_text(), "self.draft_model_config.hf_config"
+    assert f'{config}, "dspark_bonus_anchor", False' in text or f'{config}, "sample_from_anchor", True' in text
+    assert release == "0.26" or "dspark_draft_topk" in text
 
 
 def test_so_have_the_ones_of_draft_models(wheel) -> None:

@@ -94,7 +94,10 @@ def test_a_release_with_other_names_is_refused_by_these_names_or_left_to_vllm(ca
 
 
 REFUSED = [
-    ({"speculative_config__method": "ngram"}, "'ngram'; specgraph drafts for eagle3, eagle, mtp, dflash, draft_model"),
+    (
+        {"speculative_config__method": "ngram"},
+        "'ngram'; specgraph drafts for eagle3, eagle, mtp, dflash, dspark, ",
+    ),
     ({"speculative_config__use_multi_module_mtp": lambda: True}, "several modules"),
     ({"speculative_config__use_gemma4_mtp": lambda: True}, "Gemma 4's"),
     ({"speculative_config__parallel_drafting": True}, "parallel_drafting"),
@@ -117,8 +120,9 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "words"), REFUSED)
 def test_what_is_not_served_is_one_line_at_start_up(changes, words, caplog) -> None:
     assert unsupported_config(vllm_config()) is None
-    of_dflash = {"speculative_config__method": "dflash", "speculative_config__parallel_drafting": True}
-    assert unsupported_config(vllm_config(**of_dflash)) is None
+    for method in ("dflash", "dspark"):  # both draft in parallel; a LoRA of the target is the engine's
+        of = {"speculative_config__method": method, "speculative_config__parallel_drafting": True}
+        assert unsupported_config(vllm_config(**of, lora_config=object())) is None
     with pytest.raises(UnsupportedError, match=words) as error:
         wrapped()(vllm_config(**changes), CPU)
     assert "\n" not in str(error.value)

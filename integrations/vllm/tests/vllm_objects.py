@@ -5,6 +5,8 @@ The class names matter: the plugin asks for them.
 
 from __future__ import annotations
 
+import json
+import shutil
 from abc import ABC
 from dataclasses import dataclass, field
 from functools import wraps
@@ -159,6 +161,31 @@ class DFlashQwen3ForCausalLM(DraftModule):
         self.model.use_aux_hidden_state, self.model.has_separate_mask_embedding = True, False
         self.model.mask_token_id = config["dflash_config"]["mask_token_id"]
         self.lm_head, self.draft_id_to_target_id = Linear(padded_to_64(target.lm_head.to(dtype))), None
+
+
+def dspark_folder(folder: Path) -> Path:
+    """The shipped target's DFlash drafter with a random Markov head, in the authors' layout of DSpark."""
+    shutil.copytree(Path(__file__).parents[3] / "examples/tiny-python/drafters/dflash", folder)
+    config, file = json.loads((folder / "config.json").read_text()), folder / "model.safetensors"
+    config |= {"architectures": ["Qwen3DSparkModel"], "markov_rank": 16, "markov_head_type": "vanilla"}
+    config |= {"enable_confidence_head": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    g, tensors = torch.Generator().manual_seed(11), load_file(file)
+    for name, scale in (("markov_w1", 1.0), ("markov_w2", 0.5)):
+        table = torch.randn(config["vocab_size"], config["markov_rank"], generator=g) * scale
+        tensors[f"markov_head.{name}.weight"] = table.half()
+    save_file(tensors, file)
+    return folder
+
+
+class Qwen3DSparkForCausalLM(DFlashQwen3ForCausalLM):
+    """A folder of `dspark_folder`."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], target: Any, dtype: torch.dtype) -> None:
+        super().__init__(folder, config, target, dtype)
+        self.model.markov_head = torch.nn.Module()
+        self.model.markov_head.markov_w1 = Linear(self.read["markov_head.markov_w1.weight"])
+        self.model.markov_head.markov_w2 = Linear(padded_to_64(self.read["markov_head.markov_w2.weight"]))
 
 
 def mimo_folder(folder: Path) -> Path:
