@@ -187,7 +187,8 @@ def test_drafts_follow_the_whole_history_in_sglangs_cache(engine) -> None:
 
 @pytest.mark.parametrize(("method", "page"), [("eagle3", 16), ("fp8", 1), ("eagle", 32)])
 def test_requests_that_begin_are_drafted_for_beside_those_that_go_on(engine) -> None:
-    """Arrivals, chunks, prefixes of other requests' pages, cancels: no token is SGLang's."""
+    """Arrivals, chunks, prefixes of other requests' pages, cancels, rows of requests that go on in the pass of prompts
+    (--enable-mixed-chunk): no token is SGLang's."""
     draw, waiting, running, compared = torch.Generator().manual_seed(9), {}, [], 0
     slots_of = engine.worker.req_to_token_pool.req_to_token
     own = slots_of.clone()
@@ -212,10 +213,11 @@ def test_requests_that_begin_are_drafted_for_beside_those_that_go_on(engine) -> 
             waiting[slot] = prompt[: MAX_LEN - 4 * K - shared]
         if waiting and number(0, 1):
             lengths = {slot: min(len(prompt), number(5, 40)) for slot, prompt in waiting.items()}
+            mixed = {slot: (engine.tokens[slot][-1:], None) for slot in running if number(0, 2) == 0}
             engine.chunks({
                 slot: (prompt[: lengths[slot]], int(prompt[lengths[slot]]) if lengths[slot] < len(prompt) else None)
                 for slot, prompt in waiting.items()
-            })  # fmt: skip
+            } | mixed)  # fmt: skip
             left = {slot: prompt[lengths[slot] :] for slot, prompt in waiting.items()}
             running += [slot for slot, rest in left.items() if not len(rest)]
             waiting = {slot: rest for slot, rest in left.items() if len(rest)}
