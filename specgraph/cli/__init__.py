@@ -21,7 +21,6 @@ from specgraph.cli.explain import explain
 from specgraph.cli.generate import generate
 from specgraph.cli.new_backend import new_backend
 from specgraph.cli.platforms import platforms
-from specgraph.cli.trace import trace
 from specgraph.errors import SpecgraphError
 
 
@@ -46,7 +45,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=_SETTINGS
 )
-for command in (generate, chat, platforms, explain, trace, bench, conformance, audit, env, new_backend):
+for command in (generate, chat, platforms, explain, bench, conformance, audit, env, new_backend):
     first = " ".join((command.__doc__ or "").split("\n\n")[0].split())
     app.command(cls=_Command, short_help=first, context_settings=_SETTINGS)(command)  # in full: click would cut it
 

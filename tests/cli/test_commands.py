@@ -308,7 +308,7 @@ def test_wrong_options_are_refused_before_torch_is_imported():
         "--acceptance must be at most 1": ("bench", "--acceptance", "2"),
         "missing: speculative_eagle_topk": ("generate", "--speculative-num-steps", "3"),
         "one path": ("explain", *TREE[:-1], "2"),
-        "choose a divisor": ("trace", "--output", "-", "--decode-context-parallel", "2"),
+        "choose a divisor": ("generate", "--decode-context-parallel", "2"),
         "1 process was started": ("chat", "--tensor-parallel", "2"),
         "verified_drafts 'auto' is for": ("generate", "--verified-drafts", "auto"),
         "draft_tensor_parallel 2": ("generate", "--draft-tensor-parallel", "2"),
