@@ -7,19 +7,12 @@ import json
 import pytest
 import tiny_checkpoints
 import torch
-from example_module import example_module
 from safetensors.torch import save_file
 
 from specgraph import DraftConfig, Drafter, allocate_caches, load_drafter, load_target, shipped_pair
 from specgraph.checkpoints import TargetShape, target_shape
 from specgraph.device.cpu import CpuPlatform
 from specgraph.errors import CheckpointError, ConfigError
-
-
-@pytest.fixture(scope="module")
-def example():
-    with example_module("embed/transformers_target.py") as module:
-        yield module
 
 
 @pytest.fixture(scope="module")
@@ -38,30 +31,6 @@ def mixture():
 @pytest.fixture(scope="module")
 def head_folder(tmp_path_factory):
     return tiny_checkpoints.write_eagle3(tmp_path_factory.mktemp("head"))
-
-
-@pytest.mark.parametrize("length", [1, 7, 40])
-def test_an_eagle3_head_drafts_for_a_mixture_of_experts(example, mixture, head_folder, length):
-    """The output is transformers' own greedy output, and drafts that agree with it are accepted."""
-    prompt = torch.randint(0, tiny_checkpoints.VOCAB, (length,), generator=torch.Generator().manual_seed(length))
-    with torch.inference_mode():
-        got, _ = example.generate(mixture, head_folder, prompt.tolist(), max_tokens=30, k=3)
-        expected = mixture.generate(prompt[None], max_new_tokens=30, do_sample=False)[0, length:]
-    assert got == expected.tolist()
-
-
-def test_a_trained_head_accepts_as_with_our_own_target(example):
-    """The shipped pair through transformers: the acceptance length shows that the head gets the right states."""
-    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
-    target_folder, draft_folder = shipped_pair()
-    model = transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
-    tokenizer = tokenizers.Tokenizer.from_file(str(target_folder / "tokenizer.json"))
-    prompt = tokenizer.encode("class Counter(dict):\n    def __init__(self, iterable=None):\n").ids
-    with torch.inference_mode():
-        got, length = example.generate(model, draft_folder, prompt, max_tokens=40)
-        expected = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)[0, len(prompt) :]
-    assert got == expected.tolist()
-    assert length > 2
 
 
 def same_head(one, other) -> bool:
