@@ -92,9 +92,9 @@ class SamplingOps(LinearOps):
             return Picked(*found)
         rows = x if row_ids is None else x[:1].expand(row_ids.shape[0], -1)
         tile = self._tile("head", rows, weight, weight.shape[0])
-        if tile is None or (draws is not None and rows.shape[0] > MAX_SAMPLED_ROWS):
-            if tile is None:
-                return self._pick(head._replace(norm=None).logits(x), draws)
+        if tile is None:
+            return self._pick(head._replace(norm=None).logits(x), draws)
+        if draws is not None and rows.shape[0] > MAX_SAMPLED_ROWS:
             return self._pick(self._linear(head.taken(x), weight, None, added, tile), draws)
         count, columns = rows.shape[0], weight.shape[0]
         added = None if added is None else contiguous_rows(added)
