@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from specgraph.draft import ProposeBatch
-from specgraph.plugin.round_end import MAX_STATES, RoundEnd
+from specgraph.plugin.round_end import RoundEnd
 
 
 @triton.jit(
@@ -15,8 +15,7 @@ from specgraph.plugin.round_end import MAX_STATES, RoundEnd
 )
 def fill_round_kernel(
     token_ids, num_sampled, starts, first_rows, last_tokens, last_rows, table, table_rows,
-    state0, state1, state2, state3, state4, state5, state6, state7,
-    to_sampled_token_ids, to_num_sampled, to_start_positions, to_aux_hidden, to_block_table,
+    states, to_sampled_token_ids, to_num_sampled, to_start_positions, to_aux_hidden, to_block_table,
     n, query_len, most, start_stride, table_stride, columns, max_model_len, reach,
     SIZE: tl.constexpr, COUNT: tl.constexpr, TO_WIDTH: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
     HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr, HAS_ROWS: tl.constexpr, ROW: tl.constexpr, TABLE: tl.constexpr,
@@ -65,22 +64,10 @@ def fill_round_kernel(
         taken = tl.minimum(first + row, most).to(tl.int64)
         parts_of_a_state: tl.constexpr = (SIZE + PART - 1) // PART
         state = part // parts_of_a_state
-        source = state0
-        if state == 1:
-            source = state1
-        if state == 2:
-            source = state2
-        if state == 3:
-            source = state3
-        if COUNT > 4:
-            if state == 4:
-                source = state4
-            if state == 5:
-                source = state5
-            if state == 6:
-                source = state6
-            if state == 7:
-                source = state7
+        source = states[0]
+        for index in tl.static_range(1, COUNT):
+            if state == index:
+                source = states[index]
         element = part % parts_of_a_state * PART + tl.arange(0, PART)
         values = tl.load(source + taken * SIZE + element, mask=element < SIZE)
         tl.store(to_aux_hidden + (at * COUNT + state) * SIZE + element, values, mask=element < SIZE)
@@ -88,16 +75,15 @@ def fill_round_kernel(
 
 def fill_round_by_kernel(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int, reach: int) -> None:
     """See `specgraph.plugin.fill_round`."""
-    states, query_len = [state.contiguous() for state in end.hidden_states], into.query_len
+    states, query_len = tuple(state.contiguous() for state in end.hidden_states), into.query_len
     count, size = len(states), states[0].shape[1]
-    padded = [states[min(index, count - 1)] for index in range(MAX_STATES)]
     has_first, has_last, has_rows = (x is not None for x in (end.first_rows, end.last_tokens, end.table_rows))
     part = min(4096, triton.next_power_of_2(size))
     fill_round_kernel[(into.num_requests, query_len, count * triton.cdiv(size, part))](
         end.token_ids, end.num_sampled, end.starts, end.first_rows if has_first else end.num_sampled,
         end.last_tokens if has_last else end.num_sampled, end.last_rows if has_last else end.num_sampled,
         end.table, end.table_rows if has_rows else end.num_sampled,
-        *padded, into.sampled_token_ids, into.num_sampled, into.start_positions, into.aux_hidden, into.block_table,
+        states, into.sampled_token_ids, into.num_sampled, into.start_positions, into.aux_hidden, into.block_table,
         end.num_requests, query_len, states[0].shape[0] - 1, end.starts.stride(0), end.table.stride(0),
         end.table.shape[1], max_model_len, reach,
         SIZE=size, COUNT=count, TO_WIDTH=into.block_table.shape[1], BLOCK=block_size,
