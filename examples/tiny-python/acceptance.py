@@ -1,7 +1,6 @@
 """Acceptance of the five drafters on the held-out prompts, in chains and in trees: a table in Markdown.
 
     python examples/tiny-python/acceptance.py --table docs/acceptance.md
-    python examples/tiny-python/acceptance.py eagle3 --noise 0.3
     python examples/tiny-python/acceptance.py eagle3 --temperature 0.6 --draft-sampling greedy
 
 Greedy outputs must equal those of the target alone. Metrics are vLLM's: mean acceptance length = 1 + accepted / drafts;
@@ -13,8 +12,6 @@ import json
 import re
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from specgraph import load_generator, shipped_pair
 from specgraph.checkpoints import drafter_format
@@ -40,17 +37,6 @@ def loaded(folder: Path, arguments: argparse.Namespace, k: int, **options: Any) 
     )  # fmt: skip
 
 
-def disturb(generator: TextGenerator, noise: float) -> None:
-    """Add Gaussian noise to each matrix of the drafter, with that share of the matrix's own standard deviation."""
-    runners = generator.decoder.runners
-    shared = {tensor.data_ptr() for tensor in runners["target"].read_set().values()}
-    draw = torch.Generator().manual_seed(1)
-    for name, weight in runners["drafter"].read_set().items():
-        matrix = name.startswith("weights.") and weight.dim() == 2 and not name.endswith("rotary")
-        if matrix and weight.data_ptr() not in shared:
-            weight += noise * weight.std() * torch.randn(weight.shape, generator=draw).to(weight.device)
-
-
 def generate(generator: TextGenerator, arguments: argparse.Namespace) -> list[list[int]]:
     """Return the tokens after each held-out prompt; the decoder's metrics then say what was accepted."""
     lines = (HERE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[: arguments.limit]
@@ -67,7 +53,6 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0, help="chains only; each prompt has a seed of its own")
     parser.add_argument("--draft-sampling", default="sampled", help="sampled or greedy")
-    parser.add_argument("--noise", type=float, default=0.0, help="in the drafter's matrices")
     parser.add_argument("--table", type=Path, help="put the table in the place of the first one in this file")
     arguments = parser.parse_args()
     rows = [f"| drafter | format found | drafts | mean length | {' | '.join('1234567')} | MiB |", "|" + "---|" * 12]
@@ -83,8 +68,7 @@ def main() -> None:
         if k not in alone:
             with loaded(folder, arguments, k, speculate=False) as target:
                 alone[k] = generate(target, arguments)
-        with loaded(folder, arguments, k, **dict(zip(names, tree, strict=False))) as generator, torch.inference_mode():
-            disturb(generator, arguments.noise)
+        with loaded(folder, arguments, k, **dict(zip(names, tree, strict=False))) as generator:
             if generate(generator, arguments) != alone[k] and not arguments.temperature:
                 raise SystemExit(f"{name}, {tree or k}: an output is not the target's")
             metrics = generator.decoder.metrics
