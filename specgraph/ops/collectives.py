@@ -1,30 +1,20 @@
 """Collectives as ops, so that a graph records each as one node: over the ranks that `specgraph.parallel` knows by name.
 
-Every rank issues the same ones in the same order. On the CPU the hosts compare them before each one runs, so ranks
-that differ end with an error where devices would wait for ever.
+Every rank issues the same ones in the same order. On the CPU the hosts compare them before each one runs, in the
+exchange that carries small tensors too, so ranks that differ end with an error where devices would wait for ever.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.distributed
 from torch import Tensor
 
 from specgraph.ops.library import op
-from specgraph.parallel import Ranks
-from specgraph.parallel.ranks import ranks_named
-
-ALL_GATHER = "all_gather_single" if hasattr(torch.distributed, "all_gather_single") else "all_gather_into_tensor"
-"""The name of torch's all-gather into one tensor: the newer one where there is one."""
+from specgraph.parallel.ranks import ALL_GATHER, ranks_named
 
 
-def _met(what: str, x: Tensor, group: str) -> tuple[Ranks, str]:
-    """Return the ranks of that name, after they compared what they are about to run."""
-    ranks = ranks_named(group)
-    label = f"{what} of {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
-    if ranks.compares:
-        ranks.exchange(label)
-    return ranks, label
+def _label(what: str, x: Tensor) -> str:
+    return f"{what} of {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
 
 
 @op(writes=("x",))
@@ -35,8 +25,11 @@ def all_reduce(x: Tensor, group: str) -> None:
         x: any shape, contiguous.
         group: name of the ranks.
     """
-    ranks, label = _met("all_reduce", x, group)
-    ranks.run(label, "all_reduce", x)
+    ranks, label = ranks_named(group), _label("all_reduce", x)
+    if (parts := ranks.gather_small(label, x)) is not None:
+        x.copy_(parts.sum(dim=0))
+    else:
+        ranks.run(label, "all_reduce", x)
 
 
 def _gather_fake(x: Tensor, group: str, size: int) -> Tensor:
@@ -52,7 +45,9 @@ def all_gather(x: Tensor, group: str, size: int) -> Tensor:
         group: name of the ranks.
         size: number of ranks.
     """
-    ranks, label = _met("all_gather", x, group)
+    ranks, label = ranks_named(group), _label("all_gather", x)
+    if (parts := ranks.gather_small(label, x)) is not None:
+        return parts.flatten(0, 1)
     out = x.new_empty(size * x.shape[0], *x.shape[1:])
     ranks.run(label, ALL_GATHER, out, x.contiguous())
     return out

@@ -19,10 +19,12 @@ from specgraph.validation import Count, Positive, checked
 _dist: Any = torch.distributed
 """Without the types of torch, of which some are private or marked deprecated in some versions."""
 
+ALL_GATHER = "all_gather_single" if hasattr(_dist, "all_gather_single") else "all_gather_into_tensor"
+"""The name of torch's all-gather into one tensor: the newer one where there is one."""
 _HEADER = 224
 """Bytes of an exchange between hosts that say which exchange it is."""
-_NUMBERS = 16
-"""Integers that such an exchange may carry."""
+_PAYLOAD, _DATA = 136, 16384
+"""Bytes that every exchange carries besides: for integers, and on the CPU for tensors."""
 _GRACE = timedelta(seconds=5)
 """Seconds that a rank which gave up waiting looks for where the others are."""
 _GONE = "the store of the ranks is gone, so the rank that held it has ended"
@@ -48,7 +50,7 @@ class Ranks:
     """torch's store of key and value that all ranks reach."""
     timeout: timedelta
     compares: bool
-    """True if the hosts compare every eager collective before it runs (on the CPU: also replayed ones)."""
+    """True if the hosts compare every collective before it runs, replayed ones too: on the CPU."""
     started: bool
     """True if torch.distributed was started for these ranks."""
     members: tuple[int, ...]
@@ -73,25 +75,49 @@ class Ranks:
         Raises:
             RankError: another rank is at another exchange, ended, or did not come within `timeout`.
         """
+        numbers = torch.tensor([len(values), *values], dtype=torch.int64)
+        return [each[1 : 1 + each[0]] for each in self._gather(what, numbers).tolist()]
+
+    def gather_small(self, what: str, x: torch.Tensor) -> torch.Tensor | None:
+        """Compare a collective over the hosts before it runs, if they compare them; a small tensor goes along.
+
+        Args:
+            what: the collective, its dtype and shape.
+
+        Returns:
+            x of every rank, [size, *x.shape]; None where a collective of the device has to fetch them.
+
+        Raises:
+            RankError: as `exchange`.
+        """
+        if not self.compares:
+            return None
+        if x.nbytes > _DATA:
+            self.exchange(what)
+            return None
+        return self._gather(what, x)
+
+    def _gather(self, what: str, x: torch.Tensor) -> torch.Tensor:
+        """Return x of every rank, which is no larger than what an exchange carries."""
         self.exchanges += 1
         label = f"{what} (exchange {self.exchanges})".encode()[:_HEADER].ljust(_HEADER, b"\0")
-        numbers = torch.tensor([len(values), *values, *[0] * (_NUMBERS - len(values))], dtype=torch.int64)
-        mine = torch.cat((torch.frombuffer(bytearray(label), dtype=torch.uint8), numbers.view(torch.uint8)))
-        theirs = [torch.empty_like(mine) for _ in range(self.size)]
-        self._call(what, "all_gather", theirs, mine, group=self.host)
-        self._compare([bytes(each[:_HEADER].tolist()).rstrip(b"\0").decode(errors="replace") for each in theirs])
-        counted = [each[_HEADER:].view(torch.int64).tolist() for each in theirs]
-        return [numbers[1 : 1 + numbers[0]] for numbers in counted]
-
-    def _compare(self, labels: Sequence[str]) -> None:
-        other = next((rank for rank, label in enumerate(labels) if label != labels[0]), None)
-        if other is not None:
+        mine = torch.zeros(_HEADER + (_DATA if self.compares else _PAYLOAD), dtype=torch.uint8)
+        mine[:_HEADER] = torch.frombuffer(bytearray(label), dtype=torch.uint8)
+        mine[_HEADER : _HEADER + x.nbytes] = x.contiguous().view(-1).view(torch.uint8)
+        theirs = mine.new_empty(self.size * len(mine))
+        self._call(what, ALL_GATHER, theirs, mine, group=self.host)
+        headers, payloads = theirs.view(self.size, -1).split((_HEADER, len(mine) - _HEADER), dim=1)
+        if not torch.equal(headers, headers[:1].expand_as(headers)):
+            labels = [bytes(each).rstrip(b"\0").decode(errors="replace") for each in headers.tolist()]
+            other = next(rank for rank, label in enumerate(labels) if label != labels[0])
             raise RankError(
                 f"the ranks are not at the same point: rank {self.members[0]} is at {labels[0]}, rank "
                 f"{self.members[other]} at {labels[other]}; all ranks must run the same "
                 "passes in the same order. They end here, where devices would wait for ever",
                 everywhere=True,
             )
+        given = payloads[:, : x.nbytes].clone(memory_format=torch.contiguous_format)
+        return given.view(x.dtype).view(self.size, *x.shape)
 
     def run(self, what: str, function: str, *tensors: torch.Tensor) -> None:
         """Call a collective of torch.distributed on the device.
