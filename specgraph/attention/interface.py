@@ -39,6 +39,10 @@ class AttentionLayer:
     """Multi-head latent attention: `num_kv_heads` is 1, and a row's key, [rotated part, latent], is also its value. It
     is stored once: `KVCache.value` is `KVCache.key`. The first rotary_dim columns of the output mean nothing."""
 
+    latent_first: bool = False
+    """A latent row is [latent, rotated part], as engines store it: elements 2i and 2i + 1 of the rotated part turn
+    together, and the last rotary_dim columns of the output mean nothing."""
+
     ranks: ContextParallel | None = None
     """The ranks that share the keys of each request; None where this one has them all."""
 

@@ -27,6 +27,7 @@ from specgraph.attention.metadata import AttentionMetadata
 from specgraph.device import Platform, Support, no, yes
 from specgraph.errors import UpdateError
 from specgraph.ops import HostLengths, KVCache, Mask, NewRows
+from specgraph.ops.kv_cache import rotate_pairs
 from specgraph.parallel import ContextParallel
 
 FP8_CACHE = (torch.float8_e4m3fn,)
@@ -42,6 +43,11 @@ def _inputs(
     new = NewRows(key, value, layer.rotary, metadata.positions, metadata.slot_mapping)
     if not layer.latent or layer.rotary is None:
         return query, cache, new
+    if layer.latent_first:
+        query, key = (rotate_pairs(x, layer.rotary, metadata.positions) for x in (query, key))
+        cache = KVCache(cache.key, cache.key)
+        stored = NewRows(key, key, None, metadata.positions, metadata.slot_mapping)
+        return ops.rotate_and_store(query, stored, cache), cache, None
     rotated = layer.rotary.shape[1]  # the same numbers in the same place as the key's: written once
     query = ops.rotate_and_store(
         query, new._replace(value=value[..., rotated:]), KVCache(cache.key, cache.value[..., rotated:])

@@ -12,6 +12,7 @@ from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
 from specgraph.models.latent import LatentAttention, LatentConfig
+from specgraph.models.layers import Weight
 
 DEEPSEEK = ("deepseek_v3", "deepseek_v32")
 """Architectures with latents."""
@@ -65,8 +66,8 @@ def load_latent(
     else:
         first = folder.weight(f"{name}.q_a_proj.weight", (config.query_rank, hidden))
         query_norm = folder.weight(f"{name}.q_a_layernorm.weight", (config.query_rank,))
-        query_up = folder.weight(f"{name}.q_b_proj.weight", (heads * head, config.query_rank))
-        query_up = _reordered(query_up, heads, config)
+        up = folder.weight(f"{name}.q_b_proj.weight", (heads * head, config.query_rank))
+        query_up = Weight(_reordered(up, heads, config))
     down = folder.weight(f"{name}.kv_a_proj_with_mqa.weight", (config.rank + config.rotated, hidden))
     up = folder.weight(f"{name}.kv_b_proj.weight", (heads * (config.plain + config.value), config.rank))
     key_up, value_up = up.view(heads, -1, config.rank).split((config.plain, config.value), dim=1)

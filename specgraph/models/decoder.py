@@ -64,6 +64,7 @@ class DecoderModel:
                 causal=self._causal,
                 window=sizes.window(index),
                 latent=sizes.latent is not None,
+                latent_first=sizes.latent is not None and sizes.latent.latent_first,
                 sinks=layer.sinks,
                 ranks=sizes.context,
             )

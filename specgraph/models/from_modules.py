@@ -168,16 +168,8 @@ def layer_from_module(layer: Any, ranks: TensorParallel = WHOLE, call: CallMlp |
         raise UnsupportedError("the drafter scales what its attention and MLP add (layer_scale)")
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     first_norm: Any = getattr(layer, "input_layernorm", None)  # EAGLE-1's first layer has one without a weight
-    output, engine_mlp = linear_of(attention.o_proj), None
-    if call is not None and getattr(mlp, "down_proj", None) is None:
-        if ranks.size > 1:
-            raise UnsupportedError(
-                f"a mixture of experts ({type(mlp).__name__}) in the drafter over {ranks.size} ranks"
-            )
-        engine_mlp = EngineMlp(partial(call, mlp), {name: plain(weight) for name, weight in mlp.named_parameters()})
-        gate_up = down = Weight(output.matrix.new_empty(0))
-    else:
-        gate_up, down = linear_of(mlp.gate_up_proj), linear_of(mlp.down_proj)
+    output = linear_of(attention.o_proj)
+    gate_up, down, engine_mlp = mlp_from_module(mlp, output, call, ranks)
     return DecoderLayer(
         qkv=linear_of(attention.qkv_proj),
         output=output,
@@ -190,6 +182,18 @@ def layer_from_module(layer: Any, ranks: TensorParallel = WHOLE, call: CallMlp |
         key_norm=None if key_norm is None else norm_of(key_norm),
         tensor_parallel=ranks,
     )
+
+
+def mlp_from_module(
+    mlp: Any, output: Weight, call: CallMlp | None, ranks: TensorParallel = WHOLE
+) -> tuple[Weight, Weight, EngineMlp | None]:
+    """Return an MLP's two linears; or empty ones, beside `output`, and a mixture of experts that `call` runs."""
+    if call is None or getattr(mlp, "down_proj", None) is not None:
+        return linear_of(mlp.gate_up_proj), linear_of(mlp.down_proj), None
+    if ranks.size > 1:
+        raise UnsupportedError(f"a mixture of experts ({type(mlp).__name__}) in the drafter over {ranks.size} ranks")
+    empty = Weight(output.matrix.new_empty(0))
+    return empty, empty, EngineMlp(partial(call, mlp), {name: plain(own) for name, own in mlp.named_parameters()})
 
 
 def norm_of(norm: Any) -> Tensor:
@@ -290,18 +294,20 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.detach().as_subclass(Tensor)
 
 
-def rotary_from_module(attention: Any, classes: Sequence[str] = ROTARY_CLASSES) -> Tensor:
+def rotary_from_module(attention: Any, classes: Sequence[str] = ROTARY_CLASSES, neox_style: bool = True) -> Tensor:
     """Return float32 [positions, rotary_dim]: the module's own cosines and sines, rounded as the module rounds them."""
     rotary = attention.rotary_emb
-    if type(rotary).__name__ not in classes or not rotary.is_neox_style:
+    if type(rotary).__name__ not in classes or rotary.is_neox_style != neox_style:
         raise UnsupportedError(
             f"rotary embedding {type(rotary).__name__}, neox style {getattr(rotary, 'is_neox_style', None)}; served "
-            f"are {', '.join(classes)} in neox style"
+            f"are {', '.join(classes)}, neox style {neox_style}"
         )
     return rotary.cos_sin_cache.float()
 
 
-def set_rotary(model: DecoderModel, attention: Any, classes: Sequence[str] = ROTARY_CLASSES) -> None:
+def set_rotary(
+    model: DecoderModel, attention: Any, classes: Sequence[str] = ROTARY_CLASSES, neox_style: bool = True
+) -> None:
     """Give all layers of the model the rotary table of a module's attention."""
-    table = rotary_from_module(attention, classes)
+    table = rotary_from_module(attention, classes, neox_style)
     model.attention_layers = tuple(replace(layer, rotary=table) for layer in model.attention_layers)

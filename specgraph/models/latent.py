@@ -37,6 +37,8 @@ class LatentConfig:
     """The checkpoint rotates elements 2i and 2i + 1 together; weights are reordered when they are loaded."""
     eps: float = 1e-6
     """The eps of the norms of latents: transformers' number, where vLLM takes the model's."""
+    latent_first: bool = False
+    """Rows are [latent, rotated part], of which elements 2i and 2i + 1 are turned together: an engine's KV cache."""
     index_topk: int | None = None
     """Keys that an indexer would leave of a longer text (DeepSeek-V3.2); None without one."""
 
@@ -55,12 +57,13 @@ class LatentAttention:
     """[num_heads, rank, value]"""
     query_norm: Tensor | None
     """[query_rank]"""
-    query_up: Tensor | None
+    query_up: Weight | None
     """[num_heads * (plain + rotated), query_rank]; None with `query_norm`."""
 
 
 def latent_heads(projected: Tensor, weights: LatentAttention) -> tuple[Tensor, Tensor]:
-    """Return queries [T, num_heads, rotated + rank] and keys [T, 1, rotated + rank], which are the values too.
+    """Return queries [T, num_heads, rotated + rank] and keys [T, 1, rotated + rank], which are the values too; both
+    parts the other way round with `latent_first`.
 
     Args:
         projected: [T, rows of the packed projection].
@@ -70,14 +73,17 @@ def latent_heads(projected: Tensor, weights: LatentAttention) -> tuple[Tensor, T
     query, latent, shared = projected.split((query_size, config.rank, config.rotated), dim=-1)
     if weights.query_up is not None:
         norm = None if weights.query_norm is None else Norm(weights.query_norm, config.eps)
-        query = norm_linear(query, norm, Weight(weights.query_up))
+        query = norm_linear(query, norm, weights.query_up)
     plain, rotated = query.view(rows, -1, config.plain + config.rotated).split((config.plain, config.rotated), dim=-1)
     absorbed = torch.bmm(plain.transpose(0, 1), weights.key_up).transpose(0, 1)
     latent = functional.rms_norm(latent, (config.rank,), weights.norm, config.eps)
-    return torch.cat((rotated, absorbed), dim=-1), torch.cat((shared, latent), dim=-1).unsqueeze(1)
+    order = slice(None, None, -1 if config.latent_first else 1)
+    return torch.cat((rotated, absorbed)[order], dim=-1), torch.cat((shared, latent)[order], dim=-1).unsqueeze(1)
 
 
 def latent_values(attended: Tensor, weights: LatentAttention) -> Tensor:
     """attended [T, num_heads, rotated + rank] -> values of all heads, [T, num_heads * value]."""
-    latents = attended[..., weights.config.rotated :].transpose(0, 1)
+    config = weights.config
+    latents = attended[..., : config.rank] if config.latent_first else attended[..., config.rotated :]
+    latents = latents.transpose(0, 1)
     return torch.bmm(latents, weights.value_up).transpose(0, 1).flatten(1)

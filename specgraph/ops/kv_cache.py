@@ -48,6 +48,13 @@ def rotate(x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
     return rotated if 2 * half == x.shape[-1] else torch.cat([rotated, x[..., 2 * half :]], dim=-1)
 
 
+def rotate_pairs(x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
+    """Rotate the last rotary_dim elements of x [T, heads, dim], each one with its neighbour: 2i with 2i + 1."""
+    plain, pairs = x.tensor_split((x.shape[-1] - rotary.shape[1],), dim=-1)
+    halves = rotate(pairs.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), rotary, positions)
+    return torch.cat((plain, halves.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)), dim=-1)
+
+
 def bytes_of(cache: Tensor) -> Tensor:
     """Return the cache, or the bytes of an FP8 cache as uint8: torch has no index ops for FP8."""
     return cache.view(torch.uint8) if cache.dtype == FP8 else cache

@@ -43,6 +43,8 @@ class HostOpAttention:
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports`: the strictest of what public sources say of the op (README.md)."""
         latent, heads, dim = self.row.is_latent, layer.num_heads, layer.head_dim
+        if layer.latent_first:
+            return no("latent rows in an engine's order, [latent, rotated part]")
         if layer.latent != latent:
             return no("it takes latent layers (MLA) only" if latent else "latent layers; the rows '...-mla' take them")
         if (layer.window or layer.sinks is not None) and (latent or not self.row.fused or not layer.causal):

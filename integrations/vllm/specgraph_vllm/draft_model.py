@@ -22,6 +22,7 @@ from specgraph.plugin.round_end import MAX_STATES
 from specgraph_vllm.config import FP8_CACHES
 from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS, dflash_head, dspark_head
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head
+from specgraph_vllm.latent import LATENT_ATTENTION
 from specgraph_vllm.mtp import MTP_CLASSES, mtp_head, mtp_parts
 
 EAGLE3_CLASS, EAGLE_CLASS = "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM"
@@ -55,9 +56,7 @@ def _read(
 ) -> DraftHead | ParallelHead:
     name = type(module).__name__
     if name not in SERVED_CLASSES:
-        latent = getattr(getattr(module, "config", None), "kv_lora_rank", None)
-        why = "" if latent is None else ", whose attention is to latents, which the plugin does not read"
-        raise UnsupportedError(f"the draft model is a {name}{why}; served are {', '.join(SERVED_CLASSES)}")
+        raise UnsupportedError(f"the draft model is a {name}; served are {', '.join(SERVED_CLASSES)}")
     config, inner = module.config, module.model
     if getattr(config, "logit_scale", 1.0) <= 0:
         raise UnsupportedError(f"logit_scale {config.logit_scale}; a greedy draft needs a positive one")
@@ -85,6 +84,13 @@ def _read(
 def draft_layers(module: Any) -> Sequence[Any]:
     """The decoder layers that `draft_head` reads, in the order of its attention layers."""
     return [mtp_parts(module).block] if type(module).__name__ in MTP_CLASSES else module.model.layers
+
+
+def layer_name(layer: Any) -> str:
+    """The name under which vLLM keeps the KV cache of a decoder layer's attention."""
+    attention = layer.self_attn
+    inner = attention.mla_attn.mla_attn if type(attention).__name__ == LATENT_ATTENTION else attention.attn
+    return inner.layer_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ def draft_cache(
     Raises:
         UnsupportedError: the layers are in several groups, or a tensor has another layout.
     """
-    names: list[str] = [layer.self_attn.attn.layer_name for layer in draft_layers(module)]
+    names = [layer_name(layer) for layer in draft_layers(module)]
     found = [index for index, group in enumerate(groups) if set(names) <= set(group.layer_names)]
     if len(found) != 1:
         raise UnsupportedError(f"the draft layers {names} are in {len(found)} KV cache groups together; one is served")
@@ -124,16 +130,22 @@ def draft_cache(
     caches: list[KVCache] = []
     for name, layer in zip(names, head.attention_layers, strict=True):
         tensor: Any = _in_fp8(name, tensors[name])
-        wanted = (layer.num_kv_heads, size, 2 * layer.head_dim)
-        if not isinstance(tensor, Tensor) or tensor.dim() != 4 or tuple(tensor.shape[1:]) != wanted:
+        wanted = (size, layer.head_dim) if layer.latent else (layer.num_kv_heads, size, 2 * layer.head_dim)
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape[1:]) != wanted:
             seen = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            named = "FlashAttention's [num_blocks, num_kv_heads, block_size, 2 * head_dim]"
             raise UnsupportedError(
-                f"the KV cache of {name} is {seen}; served is FlashAttention's [num_blocks, num_kv_heads, block_size, "
-                f"2 * head_dim] = [*, {', '.join(map(str, wanted))}]"
+                f"the KV cache of {name} is {seen}; served is "
+                f"{'[num_blocks, block_size, kv_lora_rank + qk_rope_head_dim]' if layer.latent else named} = "
+                f"[*, {', '.join(map(str, wanted))}]"
             )
-        if tensor.dtype not in (head.dtype, torch.float8_e4m3fn) or tensor.stride(3) != 1:
+        dtypes = (head.dtype,) if layer.latent else (head.dtype, torch.float8_e4m3fn)
+        if tensor.dtype not in dtypes or tensor.stride(-1) != 1:
             raise UnsupportedError(f"the KV cache of {name} is {tensor.dtype} with strides {tensor.stride()}")
-        key, value = tensor.transpose(1, 2).split(layer.head_dim, dim=3)
+        if layer.latent:
+            key = value = tensor.unsqueeze(2)
+        else:
+            key, value = tensor.transpose(1, 2).split(layer.head_dim, dim=3)
         caches.append(KVCache(key, value))
     return DraftCache(tuple(caches), size, found[0])
 

@@ -22,10 +22,14 @@ from specgraph.models.from_modules import (
 from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.ops.linear import Weight
 from specgraph.parallel import TensorParallel
+from specgraph_vllm import latent
+from specgraph_vllm.latent import latent_layer, latent_model
 
 MIMO, GLM, QWEN = "MiMoMTP", "Glm4MoeMTP", ("Qwen3NextMTP", "Qwen3_5MTP", "Qwen3_5MoeMTP")
-MTP_CLASSES = (MIMO, GLM, *QWEN)
-"""A dense Qwen2 layer; GLM-4.5's mixture; Qwen3-Next's and Qwen3.5's gated attention with a mixture or without."""
+DEEPSEEK = "DeepSeekMTP"
+MTP_CLASSES = (MIMO, GLM, *QWEN, DEEPSEEK)
+"""A dense Qwen2 layer; GLM-4.5's mixture; Qwen3-Next's and Qwen3.5's gated attention with a mixture or without;
+DeepSeek-V3's latent attention."""
 
 ROTARY = (*ROTARY_CLASSES, "MRotaryEmbedding")
 """vLLM's speculators give one position per row, for which a rotation by several is an ordinary one."""
@@ -71,10 +75,17 @@ def mtp_head(module: Any, ranks: TensorParallel, call: CallMlp | None) -> MtpHea
         UnsupportedError: an option or a tensor of the module that the head does not have.
     """
     inner, parts, name = module.model, mtp_parts(module), type(module).__name__
-    if ranks.size > 1 and name in QWEN:
-        raise UnsupportedError(f"{name} over {ranks.size} ranks, which split its fc; served is one")
-    layers = SimpleNamespace(layers=[parts.block], embed_tokens=inner.embed_tokens)
-    model = config_from_module(SimpleNamespace(config=module.config, model=layers), ranks, ROTARY)
+    if ranks.size > 1 and name in (*QWEN, DEEPSEEK):
+        what = "heads of latent attention" if name == DEEPSEEK else "fc"
+        raise UnsupportedError(f"{name} over {ranks.size} ranks, which split its {what}; served is one")
+    if name == DEEPSEEK:
+        model = latent_model(module.config, parts.block, inner.embed_tokens)
+        assert model.latent is not None
+        layer, rotary, neox = latent_layer(parts.block, model.latent, call), latent.ROTARY, False
+    else:
+        layers = SimpleNamespace(layers=[parts.block], embed_tokens=inner.embed_tokens)
+        model = config_from_module(SimpleNamespace(config=module.config, model=layers), ranks, ROTARY)
+        layer, rotary, neox = layer_from_module(parts.block, ranks, call), ROTARY, True
     projection = linear_of(parts.projection)
     if name == MIMO:
         of_hidden, of_embedding = linear_weight(parts.projection).chunk(2, dim=1)
@@ -83,10 +94,10 @@ def mtp_head(module: Any, ranks: TensorParallel, call: CallMlp | None) -> MtpHea
         embed_norm=norm_of(parts.embed_norm),
         hidden_norm=norm_of(parts.hidden_norm),
         projection=projection,
-        layer=layer_from_module(parts.block, ranks, call),
+        layer=layer,
         norm=norm_of(parts.norm),
     )
     embed_tokens, lm_head = (vocabulary_rows(of, model.vocab_size, ranks) for of in (inner.embed_tokens, parts.lm_head))
     head = MtpHead(model, [tensors], embed_tokens, lm_head, carries_normed=name != GLM)
-    set_rotary(head, parts.block.self_attn, ROTARY)
+    set_rotary(head, parts.block.self_attn, rotary, neox)
     return head

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import torch
 from draft.test_against_dense import dense_attend, dense_chain
-from mixtures import POSITIONS, Glm4MoeMTP, Qwen3NextMTP, forward_context, mixture_folder
+from mixtures import POSITIONS, DeepSeekMTP, Glm4MoeMTP, Qwen3NextMTP, as_vllm_stores, forward_context, mixture_folder
 from specgraph_vllm.config import Settings
-from specgraph_vllm.draft_model import draft_layers
+from specgraph_vllm.draft_model import draft_layers, layer_name
 from specgraph_vllm.speculator import adopt
 from tiny_checkpoints import write_eagle3, write_target
 from vllm_objects import DFlashQwen3ForCausalLM as DFLASH
@@ -30,7 +30,7 @@ DRAFTERS = Path(__file__).parents[3] / "examples/tiny-python/drafters"
 E4M3 = torch.float8_e4m3fn
 
 
-MIXTURES = {"glm": Glm4MoeMTP, "qwen": Qwen3NextMTP}
+MIXTURES = {"glm": Glm4MoeMTP, "qwen": Qwen3NextMTP, "deepseek": DeepSeekMTP}
 
 
 def in_e4m3(x: torch.Tensor) -> torch.Tensor:
@@ -117,14 +117,15 @@ class Engine:
             split(self.module, rank, size)
         self.first = {} if made is LM else None
         """By slot, a prompt's first token: a language model has its key and value too."""
-        self.names = [layer.self_attn.attn.layer_name for layer in draft_layers(self.module)]
+        self.names = [layer_name(layer) for layer in draft_layers(self.module)]
         per_request, layer = MAX_LEN // BLOCK, self.oracle.attention_layers[0]
         heads = max(1, layer.num_kv_heads // size)
         first = rank * layer.num_kv_heads // size
         self.heads = slice(first, first + heads)
-        self.tensors = [
-            kv_cache(1 + SLOTS * per_request, heads, BLOCK, layer.head_dim, torch.float32) for _ in self.names
-        ]
+        blocks = 1 + SLOTS * per_request
+        self.tensors = [kv_cache(blocks, heads, BLOCK, layer.head_dim, torch.float32) for _ in self.names]
+        if layer.latent:
+            self.tensors = [torch.zeros(blocks, BLOCK, layer.head_dim)]
         if fp8:
             self.tensors = [kv.transpose(1, 2).to(E4M3).view(torch.uint8).transpose(1, 2) for kv in self.tensors]
         self.tensor = self.tensors[0]
@@ -172,6 +173,9 @@ class Engine:
         for position in range(len(ids)):
             block = self.blocks[slot, position // BLOCK]
             for layer, tensor in enumerate(self.tensors):
+                if tensor.dim() == 3:
+                    tensor[block, position % BLOCK] = as_vllm_stores(past[layer][0][position])[0].float()
+                    continue
                 pair = torch.cat([past[layer][0][position], past[layer][1][position]], -1)
                 tensor[block, :, position % BLOCK] = pair[self.heads].float()
 

@@ -32,12 +32,21 @@ CONFIGS = {
         "use_qk_norm": True, "num_nextn_predict_layers": 1,
     },
 }  # fmt: skip
-LAYER = {"qwen": "mtp.layers.0", "glm": f"model.layers.{LAYERS}"}
+QUERY_RANK, RANK, ROTATED, PLAIN, VALUE = 20, 24, 8, 12, 10
+CONFIGS["deepseek"] = CONFIGS["glm"] | {
+    "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": HEADS,
+    "q_lora_rank": QUERY_RANK, "kv_lora_rank": RANK, "qk_rope_head_dim": ROTATED, "qk_nope_head_dim": PLAIN,
+    "v_head_dim": VALUE, "head_dim": ROTATED, "use_qk_norm": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}  # fmt: skip
+LAYER = {"qwen": "mtp.layers.0", "glm": f"model.layers.{LAYERS}", "deepseek": f"model.layers.{LAYERS}"}
+OF_DEEPSEEK = tuple(f"{LAYER['deepseek']}.{name}" for name in ("enorm", "hnorm", "shared_head.norm", "eh_proj"))
 NORMS = {
     "qwen": ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
-    "glm": (f"{LAYER['glm']}.enorm", f"{LAYER['glm']}.hnorm", f"{LAYER['glm']}.shared_head.norm"),
+    "glm": OF_DEEPSEEK[:3],
+    "deepseek": OF_DEEPSEEK[:3],
 }
-PROJECTION = {"qwen": "mtp.fc", "glm": f"{LAYER['glm']}.eh_proj"}
+PROJECTION = {"qwen": "mtp.fc", "glm": OF_DEEPSEEK[3], "deepseek": OF_DEEPSEEK[3]}
 
 
 def mixture_folder(folder: Path, kind: str) -> Path:
@@ -50,21 +59,30 @@ def mixture_folder(folder: Path, kind: str) -> Path:
 
     matrices = {
         PROJECTION[kind]: (HIDDEN, 2 * HIDDEN), f"{layer}.mlp.gate": (EXPERTS, HIDDEN),
-        f"{layer}.self_attn.q_proj": ((2 if kind == "qwen" else 1) * query, HIDDEN),
-        f"{layer}.self_attn.k_proj": (KV_HEADS * DIM, HIDDEN), f"{layer}.self_attn.v_proj": (KV_HEADS * DIM, HIDDEN),
-        f"{layer}.self_attn.o_proj": (HIDDEN, query),
     }  # fmt: skip
+    attention = {
+        "q_proj": ((2 if kind == "qwen" else 1) * query, HIDDEN), "k_proj": (KV_HEADS * DIM, HIDDEN),
+        "v_proj": (KV_HEADS * DIM, HIDDEN), "o_proj": (HIDDEN, query),
+    }  # fmt: skip
+    heads = {"q_norm": DIM, "k_norm": DIM}
+    if kind == "deepseek":
+        attention = {
+            "q_a_proj": (QUERY_RANK, HIDDEN), "q_b_proj": (HEADS * (PLAIN + ROTATED), QUERY_RANK),
+            "kv_a_proj_with_mqa": (RANK + ROTATED, HIDDEN), "kv_b_proj": (HEADS * (PLAIN + VALUE), RANK),
+            "o_proj": (HIDDEN, HEADS * VALUE),
+        }  # fmt: skip
+        heads = {"q_a_layernorm": QUERY_RANK, "kv_a_layernorm": RANK}
+    matrices |= {f"{layer}.self_attn.{name}": shape for name, shape in attention.items()}
     for name in [*(f"experts.{i}" for i in range(EXPERTS)), shared]:
         matrices |= {f"{layer}.mlp.{name}.{part}_proj": (INNER, HIDDEN) for part in ("gate", "up")}
         matrices[f"{layer}.mlp.{name}.down_proj"] = (HIDDEN, INNER)
     if kind == "qwen":
         matrices[f"{layer}.mlp.shared_expert_gate"] = (1, HIDDEN)
     tensors = {f"{name}.weight": draw(*shape, gain=2.0) for name, shape in matrices.items()}
-    heads = [f"{layer}.self_attn.{name}" for name in ("q_norm", "k_norm")]
-    for name in (*NORMS[kind], f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm", *heads):
-        size = DIM if name in heads else HIDDEN
+    norms = dict.fromkeys((*NORMS[kind], f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"), HIDDEN)
+    for name, size in (norms | {f"{layer}.self_attn.{name}": size for name, size in heads.items()}).items():
         tensors[f"{name}.weight"] = torch.rand(size, generator=g) + (0.0 if kind == "qwen" else 0.5)
-    if kind == "glm":
+    if kind != "qwen":
         tensors[f"{layer}.mlp.gate.e_score_correction_bias"] = draw(EXPERTS)
     tensors |= {"model.embed_tokens.weight": draw(VOCAB, HIDDEN), "lm_head.weight": draw(VOCAB, HIDDEN, gain=4.0)}
     tensors["model.layers.1.input_layernorm.weight"] = torch.zeros(HIDDEN)
@@ -155,6 +173,45 @@ class Glm4MoeMTP(MtpModule):
         module.shared_head = nn.Module()
         module.shared_head.norm, module.shared_head.head = norm, lm_head
         self.model.layers = nn.ModuleDict({str(LAYERS): module})
+
+
+class DeepseekV2MLAAttention(nn.Module):
+    """vLLM's, whose `kv_b_proj` its inner module has split."""
+
+    def __init__(self, module: DraftModule, prefix: str, layer_name: str) -> None:
+        super().__init__()
+        read, rotary = module.read, module.rotary
+        self.num_heads, self.q_lora_rank, self.kv_lora_rank = HEADS, QUERY_RANK, RANK
+        self.qk_rope_head_dim, self.qk_nope_head_dim, self.v_head_dim = ROTATED, PLAIN, VALUE
+        self.scaling, self.rotary_emb, rotary.is_neox_style = (PLAIN + ROTATED) ** -0.5, rotary, False
+        self.q_a_layernorm, self.kv_a_layernorm = (module.norm(f"{prefix}.{x}_a_layernorm") for x in ("q", "kv"))
+        first = [read[f"{prefix}.{name}.weight"] for name in ("q_a_proj", "kv_a_proj_with_mqa")]
+        self.fused_qkv_a_proj = Linear(torch.cat(first))
+        self.q_b_proj, self.o_proj = (Linear(read[f"{prefix}.{name}_proj.weight"]) for name in ("q_b", "o"))
+        self.mla_attn, inner = nn.Module(), nn.Module()
+        self.mla_attn.mla_attn, inner.layer_name = inner, layer_name
+        both = read[f"{prefix}.kv_b_proj.weight"].t().view(RANK, HEADS, PLAIN + VALUE)
+        key, value = both.split((PLAIN, VALUE), -1)
+        inner.W_UK_T = nn.Parameter(key.permute(1, 2, 0), requires_grad=False)
+        inner.W_UV = nn.Parameter(value.transpose(0, 1), requires_grad=False)
+
+
+def as_vllm_stores(key: Tensor) -> Tensor:
+    """A latent's row [1, ROTATED + RANK], its rotated part in halves, as vLLM stores it: the latent, then pairs."""
+    rotated, latent = key.split((ROTATED, RANK), -1)
+    return torch.cat((latent, rotated.view(1, 2, -1).transpose(1, 2).reshape(1, -1)), -1)
+
+
+class DeepSeekMTP(Glm4MoeMTP):
+    kind = "deepseek"
+
+    def layer(self, prefix: str, layer_name: str) -> nn.Module:
+        layer = nn.Module()
+        layer.self_attn = DeepseekV2MLAAttention(self, f"{prefix}.self_attn", layer_name)
+        layer.mlp, layer.routed_scaling_factor = self.mlp(f"{prefix}.mlp"), 1.5
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            setattr(layer, name, self.norm(f"{prefix}.{name}"))
+        return layer
 
 
 class Qwen3NextMTP(MtpModule):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from mixtures import DeepSeekMTP, mixture_folder
 from safetensors.torch import load_file, save_file
 from specgraph_vllm.draft_model import draft_cache, draft_head, draft_layers
 from tiny_checkpoints import HEAD_DIM, HIDDEN, write_target
@@ -29,7 +30,8 @@ from vllm_objects import (
     quantise,
 )
 
-from specgraph import load_drafter, load_target, shipped_pair
+from specgraph import DraftHead, load_drafter, load_target, shipped_pair
+from specgraph.checkpoints import target_shape
 from specgraph.errors import UnsupportedError
 
 
@@ -247,8 +249,6 @@ def test_what_the_head_does_not_have_is_refused_by_name(module, change, words) -
 def test_another_model_class_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="a SimpleNamespace; served are Eagle3LlamaForCausalLM"):
         draft_head(SimpleNamespace(), lambda: HIDDEN)
-    with pytest.raises(UnsupportedError, match="a SimpleNamespace, whose attention is to latents, which the plugin"):
-        draft_head(SimpleNamespace(config=SimpleNamespace(kv_lora_rank=512)), lambda: HIDDEN)
 
 
 def test_dspark_is_read_where_vllm_computes_what_the_head_does(tmp_path, target) -> None:
@@ -275,6 +275,40 @@ def test_dspark_is_read_where_vllm_computes_what_the_head_does(tmp_path, target)
     module.config.dspark_bonus_anchor, module.config.sample_from_anchor = False, False
     head = draft_head(module, lambda: HIDDEN)
     assert (head.sample_from_anchor, head.max_speculative_tokens, head.mask_token_id) == (False, 7, 9)
+
+
+def test_latents_lie_in_vllms_cache_and_what_changes_them_is_refused(tmp_path) -> None:
+    folder = mixture_folder(tmp_path / "t", "deepseek")
+    config, target = json.loads((folder / "config.json").read_text()), target_shape(folder, max_model_len=64)
+    module = DeepSeekMTP(folder, config, target, torch.float32)
+    attention = module.model.layers["2"].mtp_block.self_attn
+
+    def head(**options) -> DraftHead:
+        return draft_head(module, lambda: HIDDEN, call=lambda mlp, x: mlp(x), **options)
+
+    theirs, groups = torch.zeros(6, 8, 32), [SimpleNamespace(layer_names=[LAYER_NAME])]
+    cache = draft_cache(head(), module, groups, [8], {LAYER_NAME: SimpleNamespace(kv_cache=theirs)}).caches[0]
+    assert cache.key.shape == (6, 8, 1, 32)
+    assert cache.key.data_ptr() == cache.value.data_ptr() == theirs.data_ptr()
+    for other in (torch.zeros(6, 8, 1, 32), torch.zeros(6, 8, 656), torch.zeros(6, 8, 32).half()):
+        with pytest.raises(UnsupportedError, match=f"the KV cache of {LAYER_NAME} is"):
+            draft_cache(head(), module, groups, [8], {LAYER_NAME: SimpleNamespace(kv_cache=other)})
+    with pytest.raises(UnsupportedError, match="DeepSeekMTP over 2 ranks, which split its heads"):
+        head(ranks=SimpleNamespace(size=2))
+    inner = attention.mla_attn.mla_attn
+    for owner, name, value, words in (
+        (module.config, "index_topk", 2048, "index_topk 2048 in a drafter with latent attention; served is None"),
+        (module.config, "hidden_act", "gelu", "hidden_act gelu"), (attention, "q_lora_rank", None, "q_lora_rank None"),
+        (attention.rotary_emb, "is_neox_style", True, "neox style True"), (inner, "W_UV", None, "without W_UK_T"),
+    ):  # fmt: skip
+        before = getattr(owner, name, None)
+        setattr(owner, name, value)
+        with pytest.raises(UnsupportedError, match=words):
+            head()
+        setattr(owner, name, before)
+    module.half()
+    with pytest.raises(UnsupportedError, match=r"routed_scaling_factor in float16 1\.5"):
+        head()
 
 
 def test_the_cache_is_a_view_of_vllms_memory(module) -> None:

@@ -16,7 +16,8 @@ from safetensors import safe_open
 from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS
 from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES
-from specgraph_vllm.mtp import GLM, MIMO, QWEN
+from specgraph_vllm.latent import LATENT_ATTENTION
+from specgraph_vllm.mtp import DEEPSEEK, GLM, MIMO, QWEN
 from specgraph_vllm.names import FORWARD_CONTEXT, INPUT_BATCH, PROPOSE, RUNNER_MODULE, SPECULATOR, TENSOR_PARALLEL
 
 from specgraph import shipped_pair
@@ -210,6 +211,32 @@ def test_so_have_those_with_mixtures(wheel) -> None:
     assert parameters(context)[:3] == ["attn_metadata", "vllm_config", "num_tokens"]
     base = (folder / f"{GPU}/spec_decode/{BASES[wheel[0]][0]}/speculator.py").read_text()
     assert "positions=input_buffers.positions[:num_tokens]" in base.replace("self.input_buffers", "input_buffers")
+
+
+def test_so_has_the_one_with_latents(wheel) -> None:
+    _, folder = wheel
+    models, layers = folder / "vllm/model_executor/models", folder / "vllm/model_executor/layers"
+    mtp, deepseek = tree(models, "deepseek_mtp.py"), tree(models, "deepseek_v2.py")
+    layer = found(mtp, ast.ClassDef, "DeepSeekMultiTokenPredictorLayer")
+    assert {"enorm", "hnorm", "eh_proj", "mtp_block", "shared_head"} <= assigned(layer)
+    for text in ("torch.cat([inputs_embeds, previous_hidden_states], dim=-1)", "self.shared_head(hidden_states)"):
+        assert text in ast.unparse(layer)  # the next step takes the state after the norm
+    assert {"embed_tokens", "layers"} <= assigned(found(mtp, ast.ClassDef, "DeepSeekMultiTokenPredictor"))
+    assert "config" in assigned(found(mtp, ast.ClassDef, DEEPSEEK))
+    names = {"fused_qkv_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_layernorm", "o_proj", "rotary_emb", "mla_attn"}
+    names |= {"num_heads", "scaling", "q_lora_rank", "kv_lora_rank"}
+    names |= {"qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"}
+    attention = found(deepseek, ast.ClassDef, LATENT_ATTENTION)
+    assert names <= assigned(attention)
+    assert "is_neox_style=False" in ast.unparse(attention)
+    block = found(deepseek, ast.ClassDef, "DeepseekV2DecoderLayer")
+    names = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm", "routed_scaling_factor"}
+    assert names <= assigned(block)
+    assert "hidden_states.dtype == torch.float16" in ast.unparse(block)
+    assert "mla_attn" in assigned(found(tree(layers, "mla.py"), ast.ClassDef, "MultiHeadLatentAttentionWrapper"))
+    text = (layers / "attention/mla_attention.py").read_text()
+    for words in ('"W_UV", W_UV.transpose(0, 1)', '"W_UK_T", W_UK.permute(1, 2, 0)', "self.layer_name = prefix"):
+        assert words in text
 
 
 def test_so_has_the_one_of_dflash(wheel) -> None:
