@@ -15,7 +15,6 @@ from torch import Tensor
 
 import specgraph as sg
 from specgraph import api, attention, checkpoints, engine, models, parallel
-from specgraph.attention import AttentionMetadata
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder, TextGenerator
 
 TOKENS = [1, 2, 3, 4, 5]
@@ -238,12 +237,6 @@ CALLS = [
     call("drafter.dispatch", "none", valid=lambda w: {"num_requests": 1, "query_len": 3}),
     call("drafter.propose_idle", "none", valid=lambda w: {"num_requests": 1, "query_len": 3}),
     call("drafter.bind", valid=lambda w: {"tensors": sg.ProposeBatch(**w.round())}),
-    call("drafter.prefill_ragged", use=lambda w, ragged: lambda token_ids, aux_hidden, lengths=None, **fields: ragged(
-        token_ids, aux_hidden, AttentionMetadata(**fields), lengths), valid=lambda w: {
-        "token_ids": torch.tensor([2, 3, 4]), "aux_hidden": w.aux[:3].clone(),
-        "query_start_loc": torch.tensor([0, 3], dtype=torch.int32), "seq_lens": torch.tensor([3], dtype=torch.int32),
-        "positions": torch.arange(3), "slot_mapping": torch.arange(4, 7),
-        "block_table": torch.tensor([[1, 2]], dtype=torch.int32), "query_len": 3}),
     call("AttentionLayer", "none", valid=lambda w: {
         "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "scale": 0.5, "rotary": torch.zeros(9, 8), "causal": True,
         "window": 3, "sinks": torch.zeros(4), "latent": False}),

@@ -24,7 +24,7 @@ from specgraph import (
     open_platform,
     shipped_pair,
 )
-from specgraph.attention import AttentionMetadata, choose_attention
+from specgraph.attention import choose_attention
 from specgraph.checkpoints import target_shape
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import CheckpointError, ConfigError
@@ -128,14 +128,6 @@ def prefill(generator, change):
     generator.decoder.drafter.prefill([1, 2], range(2), [1], change(aux))
 
 
-def ragged(generator, **changed):
-    aux = generator.decoder.drafter.prefill_buffers.aux_hidden[:2]
-    starts, lengths, table = (torch.tensor(each, dtype=torch.int32) for each in ([0, 2], [2], [[1]]))
-    rows = {"query_start_loc": starts, "seq_lens": lengths, "positions": torch.arange(2), "block_table": table}
-    metadata = AttentionMetadata(**{**rows, "slot_mapping": torch.arange(2), "query_len": 2, **changed})
-    generator.decoder.drafter.prefill_ragged(torch.tensor([1, 2]), aux, metadata)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -178,7 +170,6 @@ def ragged(generator, **changed):
             "choose_attention: give the dtype of the layers too",
         ),
         (lambda g: choose_attention("a\nb", g.platform), r"no attention 'a\\nb' on platform 'cpu'"),
-        (lambda g: g.decoder.drafter.prefill_ragged(1, 2, 3), "token_ids must be a Tensor, got 1"),
         (lambda g: g.decoder.drafter.inputs(1).join("a", None, None), "row must be an integer, got 'a'"),
         (lambda g: join(g, torch.tensor([3])), r"token_id is \[1\] torch.int64 on cpu: give one integer"),
         (lambda g: join(g, torch.tensor(3).to_sparse()), r"token_id is \[\] torch.int64 torch.sparse_coo on cpu"),
@@ -190,13 +181,6 @@ def ragged(generator, **changed):
         (lambda g: prefill(g, lambda aux: aux.to("meta")), "aux_hidden of a prefill is .* on meta, expected"),
         (lambda g: g.decoder.drafter.prefill([1, 2], range(2), [1, 2**31]), "into block 2147483648"),
         (lambda g: g.decoder.drafter.prefill([1, 2], range(10**30), [1]), "give consecutive positions of its 2 tokens"),
-        (
-            lambda g: ragged(g, positions=torch.zeros(2)),
-            r"positions is \[2\] torch.float32 on cpu, expected \[2\] torch.i",
-        ),
-        (lambda g: ragged(g, seq_lens=3), r"seq_lens is 3 \(int\): give a tensor on cpu"),
-        (lambda g: ragged(g, block_table=torch.ones(2, 1).int()), r"block_table is \[2, 1\] .*, expected \[1, 1\]"),
-        (lambda g: ragged(g, ancestors=torch.zeros(2).long()), "leave out ancestors"),
     ],
 )
 def test_a_call_of_a_generator(generator, call, message):

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from specgraph.attention import AttentionBackend, AttentionMetadata, HostLengths, KVCache, PagedAttention
+from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.capture import Dispatch, LengthsAt, ModelRunner
 from specgraph.device import Platform
 from specgraph.draft.batch_checks import check_options, check_types, check_values, vocabulary_size
@@ -301,24 +300,6 @@ class Drafter(ModelRunner):
                 nothing was run.
         """
         return self._prefill.run(self, prompt, positions, blocks, aux_hidden, at_least)
-
-    @one_call
-    @checked
-    @torch.no_grad()
-    def prefill_ragged(
-        self, token_ids: Tensor, aux_hidden: Tensor, metadata: AttentionMetadata, lengths: HostLengths | None = None
-    ) -> None:
-        """Write the drafter's KV for rows of several prompts, with metadata of the engine's own; always eager.
-
-        Args:
-            token_ids: int64 [T], what each row takes (see `prefill`). With several MTP modules it may have up to K - 1
-                tokens more, those that follow in the prompt: later modules take them at the last rows, and draft worse
-                where they are left out.
-            aux_hidden: [T, aux_size], the target's hidden states of the rows.
-            metadata: T rows; with several MTP modules, rows of one request.
-            lengths: for attention with host parameters.
-        """
-        self._prefill.run_ragged(self, token_ids, aux_hidden, metadata, lengths)
 
     def _host_lengths(
         self, ready: ProposePass, start_positions: Sequence[int] | None, num_sampled: Counts | None

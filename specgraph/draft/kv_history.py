@@ -53,12 +53,6 @@ class KVHistory:
             if position < self._config.max_model_len and column < len(blocks) and blocks[column]:
                 self._note(position, blocks[column], at)  # other rows write nothing
 
-    def wrote_slots(self, positions: Tensor, slots: Tensor) -> None:
-        """Note rows of any requests by their slots, int64 [T]; -1 writes nothing."""
-        positions, slots = positions.cpu(), slots.cpu()
-        for position, slot in zip(positions[slots >= 0].tolist(), slots[slots >= 0].tolist(), strict=True):
-            self._note(position, *divmod(slot, self._config.block_size))
-
     def _note(self, position: int, block: int, at: int) -> None:
         if at == 0:
             self.positions[block].fill_(NO_POSITION)

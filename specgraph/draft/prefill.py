@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from specgraph.attention import AttentionMetadata, HostLengths
 from specgraph.capture import MakeAttend, ModelRunner, PrefillBuffers, PrefillProgram, allocate_prefill
 from specgraph.draft.batch_checks import vocabulary_size
 from specgraph.draft.buffers import PromptRows
@@ -15,8 +14,7 @@ from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.round import described, has_rows
 from specgraph.errors import ConfigError
-from specgraph.ops.slots import NULL_SLOT
-from specgraph.validation import Count, check, checked, shown
+from specgraph.validation import check, checked
 
 
 class DraftPrefill:
@@ -32,7 +30,7 @@ class DraftPrefill:
         head, config, device = program.head, program.config, program.buffers.round.seeds.device
         self._num_blocks, self._block_size, self._history = num_blocks, config.block_size, history
         self._position_offset, self._look_ahead = program.position_offset, program.look_ahead
-        self._vocab_size, self._forward = vocabulary_size(head), program.prefill
+        self._vocab_size = vocabulary_size(head)
         self.buffers = allocate_prefill(config, head.aux_size, head.dtype, device, look_ahead=program.look_ahead)
 
         def forward(b: PrefillBuffers, make_attend: MakeAttend) -> None:
@@ -78,24 +76,6 @@ class DraftPrefill:
                 self._history.wrote_prompt(written, blocks)
         return states[last - positions.start] if last in positions else None
 
-    def run_ragged(
-        self,
-        runner: ModelRunner,
-        token_ids: Tensor,
-        aux_hidden: Tensor,
-        metadata: AttentionMetadata,
-        lengths: HostLengths | None,
-    ) -> None:
-        """See `Drafter.prefill_ragged`. `runner`: of the head."""
-        self._check_ragged(token_ids, aux_hidden, metadata)
-        if token_ids.shape[0] == 0:
-            return
-        if self._history is not None:
-            self._history.prefilled = True
-            self._history.wrote_slots(metadata.positions, metadata.slot_mapping)
-        every = {} if lengths is None else dict.fromkeys(range(self.program.num_passes), lengths)
-        self._forward(PromptRows(token_ids, aux_hidden, metadata), runner.stack.attend_in(None, "eager", every))
-
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         """Refuse ids outside of the vocabulary: the device would read memory outside of the embedding."""
         least, most = min(tokens, default=0), max(tokens, default=0)
@@ -113,50 +93,3 @@ class DraftPrefill:
                     f"prefill of positions {written.start} to {written.stop - 1} into block {block}: a request's "
                     f"blocks are 1 to {self._num_blocks - 1} in this drafter's caches, block 0 is the null block"
                 )
-
-    def _check_ragged(self, token_ids: Tensor, aux_hidden: Tensor, metadata: AttentionMetadata) -> None:
-        """Refuse rows of other shapes and dtypes than they have; with debug, values that no row can have."""
-        check("query_len", metadata.query_len, Count)
-        if metadata.ancestors is not None:
-            raise ConfigError("prefill_ragged: the rows of a prompt are no draft tree: leave out ancestors")
-        own, requests, rows = self.buffers.metadata, _sizes(metadata.seq_lens)[0], _sizes(aux_hidden)[0]
-        shapes: dict[str, tuple[Any, Tensor, tuple[int, ...]]] = {
-            "aux_hidden": (aux_hidden, self.buffers.aux_hidden, (rows, self.buffers.aux_hidden.shape[1])),
-            "seq_lens": (metadata.seq_lens, own.seq_lens, (requests,)),
-            "query_start_loc": (metadata.query_start_loc, own.query_start_loc, (requests + 1,)),
-            "positions": (metadata.positions, own.positions, (rows,)),
-            "slot_mapping": (metadata.slot_mapping, own.slot_mapping, (rows,)),
-            "block_table": (metadata.block_table, own.block_table, (requests, _sizes(metadata.block_table)[-1])),
-            "token_ids": (
-                token_ids,
-                own.positions,
-                (rows + min(max(_sizes(token_ids)[0] - rows, 0), self._look_ahead),),
-            ),
-        }
-        for name, (given, like, shape) in shapes.items():
-            if not isinstance(given, Tensor):
-                raise ConfigError(f"prefill_ragged: {name} is {shown(given)}: give a tensor on {like.device}")
-            plain = has_rows(given) and (given.dtype, given.device) == (like.dtype, like.device)
-            if not plain or given.shape != shape:
-                expected = f"{list(shape)} {like.dtype} on {like.device}"
-                raise ConfigError(f"prefill_ragged: {name} is {described(given)}, expected {expected}")
-        if self.program.config.debug:
-            self._check_ragged_values({name: given for name, (given, *_) in shapes.items()}, rows)
-
-    def _check_ragged_values(self, tensors: Mapping[str, Tensor], rows: int) -> None:
-        length, slots = self.program.config.max_model_len, self._num_blocks * self._block_size
-        limits = {
-            "positions": (0, length - 1), "slot_mapping": (NULL_SLOT, slots - 1), "seq_lens": (0, length),
-            "block_table": (0, self._num_blocks - 1), "token_ids": (0, (self._vocab_size or 1 << 62) - 1),
-        }  # fmt: skip
-        for name, (least, most) in limits.items():
-            if bool(((tensors[name] < least) | (tensors[name] > most)).any()):
-                raise ConfigError(f"prefill_ragged: {name} has a value that is not in {least} to {most}")
-        starts = tensors["query_start_loc"].tolist()
-        if starts != sorted(starts) or starts[0] != 0 or starts[-1] != rows:
-            raise ConfigError(f"prefill_ragged: query_start_loc is {shown(str(starts))}: it rises from 0 to {rows}")
-
-
-def _sizes(tensor: Any) -> tuple[int, ...]:
-    """Return the shape of what may be a tensor of one dimension or more."""
-    return tuple(tensor.shape) if isinstance(tensor, Tensor) and tensor.dim() else (0,)

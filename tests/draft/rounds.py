@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specgraph.attention import Attend, AttentionMetadata, choose_attention
+from specgraph.attention import Attend, choose_attention
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
 from specgraph.engine import allocate_caches
@@ -111,20 +111,6 @@ class Rounds:
                 self.allocator.free(state.blocks)
                 self.live.remove(state)
         return batch
-
-
-def prompt_metadata(first_position: int, count: int, blocks: Sequence[int], block_size: int) -> AttentionMetadata:
-    """Metadata of `count` consecutive rows of one request, unpadded, as an engine's own eager prefill has it."""
-    positions = range(first_position, first_position + count)
-    slots = [blocks[position // block_size] * block_size + position % block_size for position in positions]
-    return AttentionMetadata(
-        query_start_loc=torch.tensor([0, count], dtype=torch.int32),
-        seq_lens=torch.tensor([first_position + count], dtype=torch.int32),
-        positions=torch.tensor(positions, dtype=torch.int64),
-        slot_mapping=torch.tensor(slots, dtype=torch.int64),
-        block_table=torch.tensor([list(blocks)], dtype=torch.int32),
-        query_len=count,
-    )
 
 
 def caches_equal(a: Sequence[tuple[Tensor, Tensor]], b: Sequence[tuple[Tensor, Tensor]]) -> bool:

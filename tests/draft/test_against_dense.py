@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-from draft.rounds import LoggedHead, prompt_metadata
+from draft.rounds import LoggedHead
 from tiny_checkpoints import VOCAB, write_eagle3, write_target
 
-from specgraph.attention import HostLengths, PagedAttention, PagedHostAttention
+from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
@@ -90,8 +90,8 @@ def test_drafts_follow_the_whole_accepted_history(tmp_path, lowering, window, le
     tokens = [torch.randint(0, VOCAB, (n,), generator=g) for n in prompts]
     aux = [torch.randn(n, head.aux_size, generator=g) for n in prompts]
     for r, n in enumerate(prompts):  # rows 0 .. n-2; the last row enters the first propose
-        metadata = prompt_metadata(0, n - 1, order[r].tolist(), BLOCK)
-        drafter.prefill_ragged(tokens[r][:-1], aux[r][:-1], metadata, HostLengths([n - 1], [n - 1]))
+        prompt = [0, *tokens[r][:-1].tolist()]  # a row takes the token after it
+        drafter.prefill(prompt, range(n), order[r].tolist(), aux[r])
     compared = 0
     for round_ in range(8):
         n = (3, 2, 1, 3)[round_ % 4] if round_ else 3

@@ -10,6 +10,7 @@ import pytest
 import torch
 from specgraph.attention import AttentionMetadata
 from specgraph.device import Platform
+from specgraph.draft.buffers import PromptRows
 from specgraph.models.dspark import DSparkHead
 from torch import Tensor
 
@@ -203,7 +204,9 @@ def test_ragged(platform: Platform, kind: str, seed: int) -> None:
         positions=torch.arange(n, device=device),
         query_len=n,
     )
-    made.drafter.prefill_ragged(torch.tensor(tokens, device=device), aux, metadata)
+    rows = PromptRows(torch.tensor(tokens, device=device), aux, metadata)
+    with torch.no_grad():
+        made.drafter.program.prefill(rows, made.drafter.stack.attend_in(None, "eager", {}))
     dense = DenseKeys.empty(head.attention_layers)
     dense_prompt(head, dense, torch.tensor(tokens), on_host(aux), 0, made.config.num_speculative_tokens)
     for layer, (key, _) in enumerate(made.host_caches()):
