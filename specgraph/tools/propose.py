@@ -19,7 +19,6 @@ from specgraph.engine.blocks import cache_dtype
 from specgraph.errors import UnsupportedError
 from specgraph.ops.library import dispatch_key_of, has_implementations, plain_torch
 from specgraph.options import KVCacheDtype, LoweringChoice, StoredWeights
-from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.tools.floor import DeviceRates, propose_floor
 from specgraph.tools.shapes import RandomHead, lone_drafter, random_head, shape_named
 from specgraph.tools.timing import count_host_reads, count_issued, device_time, host_time, in_turns
@@ -44,8 +43,6 @@ class BenchCase:
     torch_ops: bool = True
     """Also time eager with plain torch ops instead of the device's own kernels, where it has some."""
     repeats: int = 50
-    tensor_parallel: TensorParallel = WHOLE
-    """The ranks that split the head; all of them time together."""
 
     @property
     def max_model_len(self) -> int:
@@ -74,8 +71,7 @@ def bench_propose(
         `propose_floor`; `ratio` is `device_us` over it. Rows of trees have neither. A lowering that the platform can't
         do has a row with `refused`, the reason.
     """
-    shape, ranks = shape_named(case.shape), case.tensor_parallel
-    head = random_head(shape, platform.device, dtype, case.max_model_len, ranks, case.weights)
+    head = random_head(shape_named(case.shape), platform.device, dtype, case.max_model_len, case.weights)
     cached = cache_dtype(case.kv_cache_dtype, head.dtype)
     attention = choose_attention("auto", platform, head.attention_layers, head.dtype).backend
     batch = propose_batch(head, case, platform.device, attention.preferred_block_size)

@@ -15,7 +15,6 @@ from specgraph.device import Platform
 from specgraph.engine import Chunk, EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import ConfigError
 from specgraph.models.llama import LlamaTarget
-from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.tools.floor import DeviceRates, round_floor
 from specgraph.tools.propose import BenchCase
 from specgraph.tools.shapes import (
@@ -126,17 +125,15 @@ def target_shape(name: str) -> BenchShape:
     return TARGETS[name]
 
 
-def random_target(
-    shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int, ranks: TensorParallel = WHOLE
-) -> LlamaTarget:
-    """Return a target of this shape with random weights; split over `ranks`, this rank's part of it."""
-    make = RandomWeights(device, dtype, ranks)
+def random_target(shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int) -> LlamaTarget:
+    """Return a target of this shape with random weights."""
+    make = RandomWeights(device, dtype)
     return LlamaTarget(
-        model_config(shape, dtype, max_model_len).split(ranks),
-        make.matrix(shape.vocab_size, shape.hidden_size, 0),
+        model_config(shape, dtype, max_model_len),
+        make.matrix(shape.vocab_size, shape.hidden_size),
         [make.layer(shape, shape.hidden_size) for _ in range(shape.num_layers)],
         make.norm(shape.hidden_size),
-        make.matrix(shape.vocab_size, shape.hidden_size, 0),
+        make.matrix(shape.vocab_size, shape.hidden_size),
     )
 
 

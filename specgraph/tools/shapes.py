@@ -22,13 +22,11 @@ from specgraph.models.dspark import DSparkHead, MarkovHead
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.experts import Experts, ExpertsConfig
-from specgraph.models.latent import LatentAttention, LatentConfig
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.models.protocol import Head
 from specgraph.ops.linear import Weight, quantised
 from specgraph.options import StoredWeights
-from specgraph.parallel import WHOLE, TensorParallel
 
 RandomHead = Eagle3Head | EagleHead | MtpHead | DFlashHead
 
@@ -54,9 +52,7 @@ class BenchShape:
     rank: int = 256
     """The rank of what a DSpark, DFlash2 or Domino head knows about the token before."""
     experts: ExpertsConfig | None = None
-    """The mixture in place of the layer's MLP; it is not split over ranks."""
-    latent: LatentConfig | None = None
-    """Latent attention, whole on every rank: one KV head, whose head_dim is the rotated part and the latent."""
+    """The mixture in place of the layer's MLP."""
 
 
 _LLAMA3 = BenchShape(4096, 14336, 32, 8, 128, 128256, 32000)
@@ -97,23 +93,18 @@ def shape_named(name: str) -> BenchShape:
 class RandomWeights:
     """Makes normally distributed weights with variance 1 / columns, so that activations keep their size."""
 
-    def __init__(
-        self, device: torch.device, dtype: torch.dtype, ranks: TensorParallel = WHOLE, weights: StoredWeights = "plain"
-    ) -> None:
-        self._device, self._dtype, self.ranks, self.weights = device, dtype, ranks, weights
+    def __init__(self, device: torch.device, dtype: torch.dtype, weights: StoredWeights = "plain") -> None:
+        self._device, self._dtype, self.weights = device, dtype, weights
         self._g = torch.Generator(device=device).manual_seed(0)
-        self._own = torch.Generator(device=device).manual_seed(1 + ranks.rank)
 
-    def matrix(self, rows: int, columns: int, split: int | None = None) -> Tensor:
-        """Weights [rows, columns]; with `split` this rank's part of that dimension, other numbers on every rank."""
-        own = split is not None and self.ranks.size > 1
-        parts = [size // self.ranks.size if own and dim == split else size for dim, size in enumerate((rows, columns))]
-        values = torch.randn(*parts, generator=self._own if own else self._g, device=self._device)
+    def matrix(self, rows: int, columns: int) -> Tensor:
+        """Weights [rows, columns]."""
+        values = torch.randn(rows, columns, generator=self._g, device=self._device)
         return (values * columns**-0.5).to(self._dtype)
 
-    def linear(self, rows: int, columns: int, split: int | None = None) -> Weight:
+    def linear(self, rows: int, columns: int) -> Weight:
         """Return the weights of a linear as they are stored."""
-        weight = self.matrix(rows, columns, split)
+        weight = self.matrix(rows, columns)
         return Weight(weight) if self.weights == "plain" else quantised(weight, None if self.weights == "fp8" else 128)
 
     def norm(self, size: int) -> Tensor:
@@ -132,33 +123,17 @@ class RandomWeights:
 
     def layer(self, shape: BenchShape, input_size: int, input_norm: bool = True) -> DecoderLayer:
         """Make one decoder layer."""
-        hidden, inner, latent = shape.hidden_size, shape.intermediate_size, shape.latent
-        begin, end = self.ranks.kv_heads(shape.num_kv_heads)  # a head that several ranks hold is none of their parts
-        query, kv = shape.num_heads * shape.head_dim, (end - begin) * self.ranks.size * shape.head_dim
-        own = shape.experts
-        if latent is None:
-            qkv, output = self.linear(query + 2 * kv, input_size, 0), self.linear(hidden, query, 1)
-        else:
-            each = latent.plain + latent.rotated
-            qkv = self.linear(shape.num_heads * each + latent.rank + latent.rotated, input_size)
-            output = self.linear(hidden, shape.num_heads * latent.value)
+        hidden, inner, own = shape.hidden_size, shape.intermediate_size, shape.experts
+        query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         return DecoderLayer(
-            qkv=qkv,
-            output=output,
-            latent=None if latent is None else self.latents(shape.num_heads, latent),
+            qkv=self.linear(query + 2 * kv, input_size),
+            output=self.linear(hidden, query),
             post_norm=self.norm(hidden),
-            gate_up=self.linear(2 * inner, hidden, 0) if own is None else self.stacked(own, 2 * own.inner, hidden),
-            down=self.linear(hidden, inner, 1) if own is None else self.stacked(own, hidden, own.inner),
+            gate_up=self.linear(2 * inner, hidden) if own is None else self.stacked(own, 2 * own.inner, hidden),
+            down=self.linear(hidden, inner) if own is None else self.stacked(own, hidden, own.inner),
             experts=None if own is None else self.router(own, hidden),
             input_norm=self.norm(hidden) if input_norm else None,
-            tensor_parallel=self.ranks,
         )
-
-    def latents(self, heads: int, latent: LatentConfig) -> LatentAttention:
-        """Make the rest of a latent attention; queries are projected directly."""
-        key_up = self.matrix(heads * latent.plain, latent.rank).view(heads, latent.plain, latent.rank)
-        value_up = self.matrix(heads * latent.rank, latent.value).view(heads, latent.rank, latent.value)
-        return LatentAttention(latent, self.norm(latent.rank), key_up, value_up, None, None)
 
     def stacked(self, experts: ExpertsConfig, rows: int, columns: int) -> Weight:
         """Return a linear of all experts, [num_experts, rows, columns]."""
@@ -198,42 +173,40 @@ def random_head(
     device: torch.device,
     dtype: torch.dtype,
     max_model_len: int,
-    ranks: TensorParallel = WHOLE,
     weights: StoredWeights = "plain",
 ) -> RandomHead:
-    """Return a draft head of this shape, for up to `max_model_len` positions; split over `ranks`, this rank's part of
-    it.
+    """Return a draft head of this shape, for up to `max_model_len` positions.
 
     Its random numbers do not depend on `weights`.
     """
-    make, hidden = RandomWeights(device, dtype, ranks, weights), shape.hidden_size
-    model = model_config(shape, dtype, max_model_len).split(ranks)
+    make, hidden = RandomWeights(device, dtype, weights), shape.hidden_size
+    model = model_config(shape, dtype, max_model_len)
     if shape.kind == "eagle1":
         layer = make.layer(shape, hidden, input_norm=False)
-        table, fc = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, 2 * hidden)
-        head = make.matrix(shape.vocab_size, hidden, 0)
+        table, fc = make.matrix(shape.vocab_size, hidden), make.linear(hidden, 2 * hidden)
+        head = make.matrix(shape.vocab_size, hidden)
         return EagleHead(model, table, fc, [layer], head)
     if shape.kind == "mtp":
         norms, projection = [make.norm(hidden) for _ in range(3)], make.linear(hidden, 2 * hidden)
         module = MtpModule(norms[0], norms[1], projection, make.layer(shape, hidden), norms[2])
-        table, head = make.matrix(shape.vocab_size, hidden, 0), make.matrix(shape.vocab_size, hidden, 0)
+        table, head = make.matrix(shape.vocab_size, hidden), make.matrix(shape.vocab_size, hidden)
         return MtpHead(model, [module], table, head)
     aux = tuple(range(shape.num_aux))
     if shape.kind != "eagle3":
         layers = [make.layer(shape, hidden) for _ in range(shape.num_layers)]
-        table, fc = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
+        table, fc = make.matrix(shape.vocab_size, hidden), make.linear(hidden, shape.num_aux * hidden)
         weights_of_block = AuxWeights(
-            table, fc, make.norm(hidden), make.norm(hidden), make.matrix(shape.draft_vocab_size, hidden, 0),
+            table, fc, make.norm(hidden), make.norm(hidden), make.matrix(shape.draft_vocab_size, hidden),
             make.vocabulary(shape),
         )  # fmt: skip
         return make.block_head(shape, BlockParts(model, weights_of_block, layers, aux, shape.block_size, 0))
     layer = make.layer(shape, 2 * hidden)
-    table, fc = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
+    table, fc = make.matrix(shape.vocab_size, hidden), make.linear(hidden, shape.num_aux * hidden)
     tensors = AuxWeights(
         embed_tokens=table,
         hidden_norm=make.norm(hidden),
         norm=make.norm(hidden),
-        lm_head=make.matrix(shape.draft_vocab_size, hidden, 0),
+        lm_head=make.matrix(shape.draft_vocab_size, hidden),
         fc=fc,
         draft_to_target=make.vocabulary(shape),
     )
@@ -242,7 +215,6 @@ def random_head(
 
 def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> ModelConfig:
     """Return the `ModelConfig` of a Llama of this shape."""
-    latent = shape.latent
     return ModelConfig(
         architecture="llama",
         vocab_size=shape.vocab_size,
@@ -257,9 +229,6 @@ def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> M
         tie_word_embeddings=False,
         dtype=dtype,
         rotary=RotaryConfig(theta=shape.rope_theta),
-        rotary_dim=None if latent is None else latent.rotated,
-        attention_scale=None if latent is None else (latent.plain + latent.rotated) ** -0.5,
-        latent=latent,
     )
 
 
