@@ -19,6 +19,8 @@ from specgraph.engine import ProposeCounts
 CLASSES = {
     "eagle": "EagleSpeculator",
     "mtp": "MTPSpeculator",
+    "dflash": "DFlashSpeculator",
+    "dspark": "DSparkSpeculator",
     "standalone_ar": "StandaloneARSpeculator",
     "target_dependent_ar": "TargetDependentARSpeculator",
 }
@@ -28,11 +30,12 @@ CLASSES = {
 def with_the_plugin(stock: type) -> type:
     """Return the class that `adopt` gives an object of `stock`, for objects that tests make without a constructor."""
     made: Any = type(f"Specgraph{stock.__name__}", (Speculator, stock), {"draft_logits": None})
-    made.start_specgraph(made, Settings(when_unsupported="vllm"), (), None)
+    made.start_specgraph(made, Settings(when_unsupported="vllm"), (), forward_context=None, ranks=None)
     made.counts = ProposeCounts(logging.getLogger(__name__), 0)
     return made
 
 
-for _module, _name in CLASSES.items():
-    _of: Any = importlib.import_module(f"vllm.v1.worker.gpu.spec_decode.{_module}.speculator")
+_PACKAGE = "vllm.v1.worker.gpu.spec_decode"
+_MODULES: list[Any] = [importlib.import_module(f"{_PACKAGE}.{module}.speculator") for module in CLASSES]
+for _of, _name in zip(_MODULES, CLASSES.values(), strict=True):  # imported first: some are others' bases
     setattr(_of, _name, with_the_plugin(getattr(_of, _name)))
