@@ -1,5 +1,7 @@
 #include "scheduler.h"
 
+#include <sys/prctl.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -31,6 +33,7 @@ std::atomic<unsigned long> epoch{1};
 thread_local int this_device = 0;
 
 void worker(std::shared_ptr<Stream> stream) {
+  prctl(PR_SET_TIMERSLACK, 1);
   std::unique_lock lock(world());
   for (;;) {
     stream->work.wait(lock, [&] { return stream->stop || !stream->queue.empty(); });
