@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _TABLE = (
     "requests", "k", "context", "lowering", "device_us", "device_us_least", "device_us_most", "host_us", "launches",
-    "syncs", "floor_us", "ratio",
+    "floor_us", "ratio",
 )  # fmt: skip
 _ROUNDS = (
     "requests", "k", "lowering", "tokens_per_second", "tokens_per_second_least", "tokens_per_second_most", "round_ms",

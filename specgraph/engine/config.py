@@ -11,7 +11,7 @@ from specgraph.draft.config import DraftShape
 from specgraph.engine.adaptive_k import check_times
 from specgraph.errors import ConfigError
 from specgraph.options import DecoderOptions
-from specgraph.validation import Share, Tokens, checked_fields
+from specgraph.validation import Tokens, checked_fields
 
 
 @checked_fields
@@ -25,8 +25,6 @@ class EngineConfig(DraftConfig, DecoderOptions):
 
     prefill_chunk: Tokens | None = None
     """Prompt tokens per prefill pass, at most; by default the largest prefill size."""
-    synthetic_tree_acceptance: Share | Sequence[Share] | None = None
-    """A share per depth for draft trees, as synthetic_acceptance; by default that of chains."""
 
     def __post_init__(self) -> None:
         DraftConfig.__post_init__(self)
@@ -45,10 +43,6 @@ class EngineConfig(DraftConfig, DecoderOptions):
             check_times(self.round_times, self.sizes, self.k_candidates)
         if self.synthetic_acceptance is not None:
             acceptance_chances(self.synthetic_acceptance, self.num_speculative_tokens)
-        if self.synthetic_tree_acceptance is not None:
-            if self.tree is None or self.synthetic_acceptance is None:
-                raise ConfigError("synthetic_tree_acceptance needs a draft tree, and synthetic_acceptance for chains")
-            acceptance_chances(self.synthetic_tree_acceptance, self.tree.num_steps)
 
     @property
     def shapes(self) -> frozenset[DraftShape]:

@@ -138,8 +138,6 @@ class VerifyProgram:
         self._chances = zeros(max(config.num_speculative_tokens, query_lens[-1] - 1), dtype=torch.float32)
         if config.synthetic_acceptance is not None:
             chances = acceptance_chances(config.synthetic_acceptance, config.num_speculative_tokens)
-            if tree is not None and config.synthetic_tree_acceptance is not None:
-                chances = acceptance_chances(config.synthetic_tree_acceptance, tree.num_steps)
             self._chances[: len(chances)] = torch.tensor(chances)
 
     def sliced(self, num_requests: int, query_len: int, verified: int = 0) -> VerifyBuffers:

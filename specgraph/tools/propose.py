@@ -21,7 +21,7 @@ from specgraph.ops.library import dispatch_key_of, has_implementations, plain_to
 from specgraph.options import KVCacheDtype, LoweringChoice, StoredWeights
 from specgraph.tools.floor import DeviceRates, propose_floor
 from specgraph.tools.shapes import RandomHead, lone_drafter, random_head, shape_named
-from specgraph.tools.timing import count_host_reads, count_issued, device_time, host_time, in_turns
+from specgraph.tools.timing import count_issued, device_time, host_time, in_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ def _prepare(
     propose()  # leaves the batch in the drafter's memory
     before = drafter.launches["propose"]
     call()
-    row |= {"launches": drafter.launches["propose"] - before, "syncs": count_host_reads(call)}
+    row["launches"] = drafter.launches["propose"] - before
     # Without the counts, as an engine that does not wait for its round hands it over.
     if issued := count_issued(platform, lambda: propose(num_sampled=None)):
         row["issued"] = issued

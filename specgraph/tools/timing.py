@@ -1,4 +1,4 @@
-"""Device and host time of a call, the work it issues, and how often it waits for the device."""
+"""Device and host time of a call, and the work it issues."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from random import Random
 from typing import Any, TypeVar
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specgraph.device import Platform
@@ -60,40 +59,21 @@ def in_turns(ways: Sequence[_Way], turns: int) -> Iterator[_Way]:
 
 
 class _Traffic(TorchDispatchMode):
-    """Counts copies between host and device, and the times that the host reads a device value and so waits for it."""
+    """Counts copies between host and device."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.reads = 0
         self.copies = {"copies_to_host": 0, "copies_to_device": 0}
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        from_device = first is not None and first.device.type != "cpu"
-        brought = from_device and isinstance(out, torch.Tensor) and out.device.type == "cpu"
-        self.reads += func is torch.ops.aten._local_scalar_dense.default or brought
         if func in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default):
             source = args[1] if func is torch.ops.aten.copy_.default else args[0]
             if source.device.type != out.device.type:
                 self.copies["copies_to_host" if out.device.type == "cpu" else "copies_to_device"] += 1
         return out
-
-
-class _ListReads(TorchFunctionMode):
-    """Counts `tolist` and `numpy` of host tensors, which `_Traffic` does not see: they bypass dispatch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads = 0
-
-    def __torch_function__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.reads += func in (torch.Tensor.tolist, torch.Tensor.numpy) and args[0].device.type == "cpu"
-        return func(*args, **(kwargs or {}))
 
 
 def count_issued(platform: Platform, call: Callable[[], Any]) -> dict[str, int]:
@@ -106,10 +86,3 @@ def count_issued(platform: Platform, call: Callable[[], Any]) -> dict[str, int]:
         call()
     after = platform.counts()
     return {name: after[name] - before[name] for name in after} | traffic.copies
-
-
-def count_host_reads(call: Callable[[], Any]) -> int:
-    """Return the number of times that one call reads device values on the host."""
-    with _Traffic() as traffic, _ListReads() as lists:
-        call()
-    return traffic.reads + lists.reads
