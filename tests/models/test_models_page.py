@@ -9,6 +9,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import write_models_page
 
+from specgraph.checkpoints.architectures import ARCHITECTURES
+from specgraph.checkpoints.config_source import NEUTRAL
+from specgraph.checkpoints.eagle3 import EAGLE_CONFIG
+from specgraph.checkpoints.formats import LAYOUTS
+
 
 def test_the_page_is_current():
     assert write_models_page.PAGE.read_text() == write_models_page.page(), (
@@ -18,10 +23,10 @@ def test_the_page_is_current():
 
 def test_every_architecture_is_compared_with_transformers():
     compared = {write_models_page.MODEL_TYPES[a] for a, _ in write_models_page.test_target_parity.CASES.values()}
-    assert compared == set(write_models_page.ARCHITECTURES)
+    assert compared == set(ARCHITECTURES)
 
 
-@pytest.mark.parametrize("names", ["ARCHITECTURES", "LAYOUTS", "NEUTRAL", "EAGLE_CONFIG"])
+@pytest.mark.parametrize("names", [ARCHITECTURES, LAYOUTS, NEUTRAL, EAGLE_CONFIG])
 def test_the_page_of_checkpoints_names_all(names):
     text = write_models_page.PAGE.with_name("checkpoints.md").read_text()
-    assert [name for name in getattr(write_models_page, names) if f"`{name}`" not in text] == []
+    assert [name for name in names if f"`{name}`" not in text] == []

@@ -9,25 +9,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-import test_every_pair
 import test_target_parity
-from draft.pairs import DRAFTERS
 from small_targets import TARGETS
 
 from specgraph.checkpoints.architectures import ARCHITECTURES
-from specgraph.checkpoints.config_source import NEUTRAL
-from specgraph.checkpoints.eagle3 import EAGLE_CONFIG
 from specgraph.checkpoints.folder import FLOATS
 from specgraph.checkpoints.formats import LAYOUTS
 from specgraph.checkpoints.gguf_file import ARCHITECTURES as GGUF
-from specgraph.draft import DraftTree
-from specgraph.engine import EngineConfig
 from specgraph.engine.request import UNSUPPORTED
-from specgraph.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -39,25 +31,6 @@ def names(wanted: str) -> str:
     """Return the names of the configurations of one architecture that are compared."""
     cases = test_target_parity.CASES.items()
     return "; ".join(name for name, (architecture, _) in cases if MODEL_TYPES[architecture] == wanted)
-
-
-TREE = DraftTree(num_steps=3, top_k=2, num_draft_tokens=8)
-TOGETHER: dict[str, dict[str, Any]] = {
-    "`sampling_parameters`, `synthetic_acceptance`": {"sampling_parameters": True, "synthetic_acceptance": 0.5},
-    "`logprobs`, `synthetic_acceptance`": {"logprobs": True, "synthetic_acceptance": 0.5},
-    "a tree of another depth than K": {"tree": TREE, "num_speculative_tokens": 5},
-}  # fmt: skip
-"""Options of `EngineConfig` that do not go together."""
-
-
-def refusal(**options: Any) -> str:
-    """Return the message to these options."""
-    sizes: dict[str, Any] = {"num_speculative_tokens": 3, "max_num_requests": 4, "max_model_len": 64, "block_size": 4}
-    try:
-        EngineConfig(**sizes | options)
-    except ConfigError as error:
-        return str(error)
-    raise AssertionError(f"{options} are not refused")
 
 
 def page() -> str:
@@ -102,43 +75,16 @@ def page() -> str:
         "followed the longest n-gram that ends the request's text, where it stood last before",
         "(`tests/models/test_targets_decode.py`).",
         "",
-        "| kind | in the format of speculators | its own layouts |",
-        "|---|---|---|",
-    ]
-    for name, layouts in LAYOUTS.items():
-        own = ", ".join(layout for layout in layouts if layout != "speculators")
-        lines.append(f"| `{name}` | {'yes' if 'speculators' in layouts else 'no'} | {own} |")
-    lines += [
-        "",
-        "Each pair below decoded the target's own greedy tokens in the dtype that stands there: each target and",
-        "each drafter ran in each dtype (`tests/models/test_every_pair.py`; random weights, drafters made in memory).",
-        "",
-        f"| target | {' | '.join(f'`{kind}`' for kind in DRAFTERS)} |",
-        f"|---|{'---|' * len(DRAFTERS)}",
-        *(f"| `{name}` | {' | '.join(row.values())} |" for name, row in test_every_pair.MATRIX.items()),
-    ]
-    lines += ["", "## Refused: keys of config.json", "", "With any other value than these the folder is refused.", ""]
-    lines += ["| key | accepted |", "|---|---|"]
-    for key, values in sorted(NEUTRAL.items()):
-        lines.append(f"| `{key}` | {', '.join(map(str, values)) or 'absent'} |")
-    for key, value in sorted(EAGLE_CONFIG.items()):
-        lines.append(f"| `eagle_config.{key}` | {value} |")
-    lines += [
-        "",
-        "Some architectures above read a few of these keys themselves: those of experts, `query_pre_attn_scalar`,",
-        "`partial_rotary_factor`.",
+        "Each target decoded its own greedy tokens with EAGLE, EAGLE-3, MTP (one module and several), DFlash, P-EAGLE and",
+        "a draft model, each target and each of these in float32, float16 and bfloat16, one dtype per pair",
+        "(`tests/models/test_every_pair.py`; random weights).",
+        "[checkpoints.md](checkpoints.md#drafters) lists the layouts of folders, and what is refused of them.",
         "",
         "## Refused: parameters of a request",
         "",
         "| parameter | why, or what to use |",
         "|---|---|",
         *(f"| `{name}` | {why} |" for name, why in UNSUPPORTED.items()),
-        "",
-        "## Refused: options together",
-        "",
-        "| options | message |",
-        "|---|---|",
-        *(f"| {names} | {refusal(**options)} |" for names, options in TOGETHER.items()),
     ]
     return "\n".join(lines) + "\n"
 
