@@ -23,7 +23,8 @@ from specgraph.engine.rounds import Rounds
 from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.models.protocol import Head, Target
 from specgraph.options import Progress, RoundTimes
-from specgraph.parallel import ParallelLayout
+from specgraph.parallel import ParallelLayout, agreed
+from specgraph.parallel.start_up import agreed_captures
 from specgraph.validation import Count, OneCall, checked, one_call
 
 
@@ -115,13 +116,18 @@ class SpeculativeDecoder(OneCall):
 
         Args:
             progress: called with what is waited for, how many of them are done, and their number in all.
+
+        Raises:
+            CaptureError: a capture failed.
+            RankError: one failed on another rank alone.
         """
         if self._ranks is not None:
             compare_captures(self._ranks, self.runners, self.config)
-        counted = report_captures(list(self.runners.values()), progress)
-        for runner in self.runners.values():
-            runner.capture(counted)
-        self.time_rounds()
+        with agreed(self._ranks):
+            counted = report_captures(list(self.runners.values()), agreed_captures(self._ranks, progress))
+            for runner in self.runners.values():
+                runner.capture(counted)
+            self.time_rounds()
 
     def time_rounds(self) -> RoundTimes | None:
         """Learn how long rounds take, by which K is chosen, with `EngineConfig.k_candidates`; part of `capture`.

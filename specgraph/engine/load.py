@@ -27,7 +27,7 @@ from specgraph.errors import CheckpointError, UnsupportedError
 from specgraph.models.ngram import NgramHead
 from specgraph.options import NGRAM, EngineOptions, Progress, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout
-from specgraph.parallel.layout import leave_on_error
+from specgraph.parallel.start_up import leave_on_error
 from specgraph.validation import MOST_POSITIONS, checked
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ Collectives on the device are ops (`specgraph.ops.collectives`); they find their
 from specgraph.parallel.layout import ParallelLayout, join_layout
 from specgraph.parallel.ranks import Ranks, join_ranks
 from specgraph.parallel.split import WHOLE, ContextParallel, ExpertParallel, Share, TensorParallel
+from specgraph.parallel.start_up import agreed
 
 __all__ = [
     "WHOLE",
@@ -15,6 +16,7 @@ __all__ = [
     "Ranks",
     "Share",
     "TensorParallel",
+    "agreed",
     "join_layout",
     "join_ranks",
 ]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from specgraph.errors import RankError
 from specgraph.options import check_layout
 from specgraph.parallel.ranks import Ranks, join_ranks
 from specgraph.parallel.split import ContextParallel, ExpertParallel, TensorParallel
@@ -86,15 +83,3 @@ def context_parallel(ranks: Ranks, size: int) -> ContextParallel:
     groups = [range(first, first + size) for first in range(0, ranks.size, size)]
     part = ranks.part("context", groups)
     return ContextParallel(part.rank, size, part.name)
-
-
-@contextmanager
-def leave_on_error(layout: ParallelLayout | None) -> Generator[None]:
-    """Close the ranks where the body fails, so that the others notice at once. Not where every rank raises this very
-    error: another one may still be reading what it compares."""
-    try:
-        yield
-    except BaseException as error:
-        if layout is not None and not (isinstance(error, RankError) and error.everywhere):
-            layout.ranks.close()
-        raise

@@ -25,6 +25,8 @@ _HEADER = 224
 """Bytes of an exchange between hosts that say which exchange it is."""
 _PAYLOAD, _DATA = 136, 16384
 """Bytes that every exchange carries besides: for integers, and on the CPU for tensors."""
+_FAILED = "failed: "
+"""Begins the label of a rank that can't go on."""
 _GRACE = timedelta(seconds=5)
 """Seconds that a rank which gave up waiting looks for where the others are."""
 _GONE = "the store of the ranks is gone, so the rank that held it has ended"
@@ -57,6 +59,8 @@ class Ranks:
     """Their numbers among all processes, for messages."""
     exchanges: int = 0
     """Host exchanges so far."""
+    failure: Exception | None = None
+    """The error that this rank has told the others by `fail`."""
     parts: list[Ranks] = field(default_factory=list["Ranks"])
     """Made by `part`; they leave with these ranks."""
 
@@ -73,7 +77,7 @@ class Ranks:
             values: at most 16 integers, as many on every rank.
 
         Raises:
-            RankError: another rank is at another exchange, ended, or did not come within `timeout`.
+            RankError: another rank is at another exchange, failed, ended, or did not come within `timeout`.
         """
         numbers = torch.tensor([len(values), *values], dtype=torch.int64)
         return [each[1 : 1 + each[0]] for each in self._gather(what, numbers).tolist()]
@@ -97,10 +101,24 @@ class Ranks:
             return None
         return self._gather(what, x)
 
+    def fail(self, error: Exception) -> None:
+        """Tell the other ranks, at whichever exchange they are or will be next, that this one can't go on; return where
+        each of them has an error of its own.
+
+        Raises:
+            RankError: on every rank, where only some fail: the first of them, and its error.
+        """
+        self.failure = error
+        self._gather(f"{_FAILED}{type(error).__name__}: {first_line(error)}", torch.zeros(0))
+
     def _gather(self, what: str, x: torch.Tensor) -> torch.Tensor:
         """Return x of every rank, which is no larger than what an exchange carries."""
         self.exchanges += 1
-        label = f"{what} (exchange {self.exchanges})".encode()[:_HEADER].ljust(_HEADER, b"\0")
+        label = (
+            (what if what.startswith(_FAILED) else f"{what} (exchange {self.exchanges})")
+            .encode()[:_HEADER]
+            .ljust(_HEADER, b"\0")
+        )
         mine = torch.zeros(_HEADER + (_DATA if self.compares else _PAYLOAD), dtype=torch.uint8)
         mine[:_HEADER] = torch.frombuffer(bytearray(label), dtype=torch.uint8)
         mine[_HEADER : _HEADER + x.nbytes] = x.contiguous().view(-1).view(torch.uint8)
@@ -109,15 +127,20 @@ class Ranks:
         headers, payloads = theirs.view(self.size, -1).split((_HEADER, len(mine) - _HEADER), dim=1)
         if not torch.equal(headers, headers[:1].expand_as(headers)):
             labels = [bytes(each).rstrip(b"\0").decode(errors="replace") for each in headers.tolist()]
-            other = next(rank for rank, label in enumerate(labels) if label != labels[0])
-            raise RankError(
-                f"the ranks are not at the same point: rank {self.members[0]} is at {labels[0]}, rank "
-                f"{self.members[other]} at {labels[other]}; all ranks must run the same "
-                "passes in the same order. They end here, where devices would wait for ever",
-                everywhere=True,
-            )
-        given = payloads[:, : x.nbytes].clone(memory_format=torch.contiguous_format)
-        return given.view(x.dtype).view(self.size, *x.shape)
+            failed = [rank for rank, label in enumerate(labels) if label.startswith(_FAILED)]
+            if failed and len(failed) < self.size:
+                raise RankError(f"rank {self.members[failed[0]]} {labels[failed[0]]}", everywhere=True)
+            if not failed:
+                other = next(rank for rank, label in enumerate(labels) if label != labels[0])
+                raise RankError(
+                    f"the ranks are not at the same point: rank {self.members[0]} is at {labels[0]}, rank "
+                    f"{self.members[other]} at {labels[other]}; all ranks must run the same passes in the same order. "
+                    "They end here, where devices would wait for ever",
+                    everywhere=True,
+                )
+        given = x.new_empty(self.size, x.numel())
+        given.view(torch.uint8).copy_(payloads[:, : x.nbytes])
+        return given.view(self.size, *x.shape)
 
     def run(self, what: str, function: str, *tensors: torch.Tensor) -> None:
         """Call a collective of torch.distributed on the device.

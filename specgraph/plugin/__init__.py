@@ -1,7 +1,7 @@
 """Drafting inside an engine that has loaded the drafter itself: over its weights, its KV cache and its rounds."""
 
-from specgraph.plugin.fast_path import FastPath, agreed
+from specgraph.plugin.fast_path import FastPath
 from specgraph.plugin.prompts import Chunk, PromptPass
 from specgraph.plugin.round_end import RoundEnd, fill_round, fill_round_reference
 
-__all__ = ["Chunk", "FastPath", "PromptPass", "RoundEnd", "agreed", "fill_round", "fill_round_reference"]
+__all__ = ["Chunk", "FastPath", "PromptPass", "RoundEnd", "fill_round", "fill_round_reference"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
@@ -13,42 +12,14 @@ from torch import Tensor
 from specgraph.attention import KVCache
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens
-from specgraph.errors import ConfigError, RankError, SpecgraphError
+from specgraph.errors import ConfigError, RankError
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.models.split import SPLIT
-from specgraph.parallel import Ranks
+from specgraph.parallel import Ranks, agreed
+from specgraph.parallel.start_up import agreed_captures
 from specgraph.plugin.prompts import Chunk, PromptPass, PromptProgram
 from specgraph.plugin.round_end import RoundEnd, fill_round
 from specgraph.plugin.weight_addresses import WeightAddresses
-
-
-@contextmanager
-def agreed(ranks: Ranks | None) -> Generator[None]:
-    """Let every rank leave the block or none: no rank goes on to a collective to which one that refuses does not come.
-
-    All ranks enter such blocks in the same order. A block inside of another one ends with the outer one's exchange on
-    the rank that refuses before it.
-
-    Raises:
-        SpecgraphError: what the block raises, where all ranks have something to refuse.
-        RankError: on every rank, where only some have.
-    """
-    refusal: SpecgraphError | None = None
-    try:
-        yield
-    except RankError:
-        raise
-    except SpecgraphError as error:
-        refusal = error
-    if ranks is not None:
-        ready = [value for (value,) in ranks.exchange("specgraph's start-up", [refusal is None])]
-        if len(set(ready)) > 1:
-            raise RankError(
-                f"rank {ranks.members[ready.index(0)]} cannot draft with specgraph and others can: its log says why",
-                everywhere=True,
-            ) from refusal
-    if refusal is not None:
-        raise refusal
 
 
 class FastPath:
@@ -105,9 +76,10 @@ class FastPath:
                 prefill_sizes=(1,),  # `PromptProgram` takes the place of the drafter's own prompts
             )
             self.drafter = Drafter(head, caches, platform, self.config)
-        self.prompts = PromptProgram(self.drafter.program, max_num_rows)
-        self.drafter.programs = [self.prompts, *self.drafter.draft_programs]
-        self.drafter.capture()
+            self.prompts = PromptProgram(self.drafter.program, max_num_rows)
+            self.drafter.programs = [self.prompts, *self.drafter.draft_programs]
+        with agreed(ranks):
+            self.drafter.capture(agreed_captures(ranks))
 
     def weights_moved(self) -> bool:
         """Return whether the engine has put other tensors in the place of weights, on all ranks: then this reads old

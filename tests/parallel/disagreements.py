@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from parallel.tasks import FIXTURES, generate, task
+from parallel.tasks import FIXTURES, generate, make_decoder, task
 
 from specgraph import ops
-from specgraph.errors import RankError
-from specgraph.parallel import Ranks, join_ranks
+from specgraph.device import Graph
+from specgraph.errors import CaptureError, ConfigError, RankError, SpecgraphError, UnsupportedError
+from specgraph.parallel import Ranks, agreed, join_ranks
 
 PAIR = {"target": str(FIXTURES / "target"), "draft": str(FIXTURES / "eagle3-llama")}
 
@@ -44,12 +48,39 @@ def rank_skips_a_round(ranks: Ranks) -> None:
     ranks.exchange("the end of the requests")
 
 
+def rank_refuses_elsewhere(ranks: Ranks) -> None:
+    """Each rank refuses, one before it comes to the block in which the other one does."""
+    with agreed(ranks):
+        if ranks.rank == 1:
+            raise ConfigError("no cache")
+        with agreed(ranks):
+            raise UnsupportedError("no kernel")
+
+
+def rank_fails_to_capture(ranks: Ranks) -> None:
+    """The third graph of rank 1, after its warm-up; hosts of devices don't compare the collectives of the next one."""
+    ranks.compares, made = False, count(1)
+
+    def full(self: Graph) -> AbstractContextManager[None]:
+        if next(made) == 3:
+            raise CaptureError("no room for graph 3")
+        return capture(self)
+
+    capture = Graph.capture
+    with pytest.MonkeyPatch.context() as patch:
+        if ranks.rank == 1:
+            patch.setattr(Graph, "capture", full)
+        make_decoder(ranks, **PAIR)
+
+
 DIFFER: dict[str, Callable[[Ranks], None]] = {
     "options": options_differ,
     "order": collective_order_differs,
     "size": rank_captures_other_size,
     "k": ranks_differ_in_k,
     "round": rank_skips_a_round,
+    "depth": rank_refuses_elsewhere,
+    "capture": rank_fails_to_capture,
 }
 
 
@@ -58,12 +89,12 @@ def disagree(ranks: Ranks) -> dict[str, Any]:
     """Each of DIFFER with ranks of its own: the error of this rank."""
     found: dict[str, Any] = {}
     for name, body in DIFFER.items():
-        joined = join_ranks(torch.device("cpu"), ranks.size)
+        joined = join_ranks(torch.device("cpu"), ranks.size, timeout=120.0)
         try:
             body(joined)
             found[name] = None
-        except RankError as error:
-            found[name] = [str(error), error.everywhere]
+        except SpecgraphError as error:
+            found[name] = [str(error), isinstance(error, RankError) and error.everywhere]
         joined.close()
     return found
 

@@ -28,6 +28,7 @@ def errors() -> list[dict[str, Any]]:
         ("size", r"rank 1 has capture sizes \[1, 2\], rank 0 has \[2\]"),
         ("k", r"rank 1 has rows per request of verifies \[3\], rank 0 has \[4\]"),
         ("round", r"rank 0 is at all_\w+ of \w+ \[.*, rank 1 at the end of the requests"),
+        ("capture", "rank 1 failed: CaptureError: no room for graph 3"),
     ],
 )
 def test_ranks_that_differ_end_with_the_same_error(errors, how, said):
@@ -37,6 +38,10 @@ def test_ranks_that_differ_end_with_the_same_error(errors, how, said):
     message, everywhere = errors[0][how]
     assert everywhere
     assert re.search(said, message), message
+
+
+def test_ranks_that_refuse_at_different_depths_each_say_why(errors):
+    assert [rank["depth"][0] for rank in errors] == ["no kernel", "no cache"]
 
 
 def test_a_rank_that_does_not_come_is_named(tmp_path):

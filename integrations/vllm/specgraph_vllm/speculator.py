@@ -15,8 +15,8 @@ from specgraph import DraftHead, open_platform
 from specgraph.engine import ProposeCounts
 from specgraph.errors import RankError, SpecgraphError
 from specgraph.models.protocol import ParallelHead
-from specgraph.parallel import WHOLE, Ranks
-from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd, agreed
+from specgraph.parallel import WHOLE, Ranks, agreed
+from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
 from specgraph.plugin.engine_names import parameters
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_logits import write_draft_logits

@@ -14,7 +14,7 @@ def test_every_kind_drafts_what_the_whole_module_drafts():
 
 
 @pytest.mark.parametrize(("what", "words"), [
-    ("support", "rank 1 cannot draft with specgraph and others can"),
+    ("support", "rank 1 failed: UnsupportedError: "),
     ("weight", "rank 1 and rank 0 draft from other tokens or weights, or other tokens from the same, at start-up"),
     ("token", "other tokens from the same, at propose"),
 ])  # fmt: skip
