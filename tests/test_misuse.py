@@ -25,7 +25,7 @@ from torch import Tensor
 
 from specgraph import SpecgraphError
 
-CALLS_PER_NAME = 50
+CALLS_PER_NAME = 30
 CALLS_PER_CHECK = 7
 """Hostile calls between two good ones, which take longer."""
 INTEGER_FOR = {True: ("integer",), False: ()}
@@ -224,7 +224,7 @@ def test_keyboard_interrupt(thing: str, world: World):
     before = world.good(thing)
     rng = random.Random(thing)
     functions = interrupted(lambda: world.good(thing), 0)[1]
-    for at in sorted(rng.sample(range(1, functions), 30)):
+    for at in sorted(rng.sample(range(1, functions), 15)):
         interrupted(lambda: world.good(thing), at)
         assert world.good(thing) == before, f"after an interrupt in function {at} of {functions}"
 
@@ -234,7 +234,7 @@ def test_keyboard_interrupt_loses_no_request(world: World):
     decoder = world.decoder
     before = world.good("decoder")
     rng = random.Random(5)
-    for _ in range(30):
+    for _ in range(12):
         wanted = {decoder.add(world.request) for _ in range(3)}
         ended: dict[int, str] = {}
         for _ in range(200):

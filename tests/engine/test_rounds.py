@@ -25,15 +25,25 @@ SHAPES = ((1, 6), (5, 9), (12, 4), (9, 7), (3, 1), (7, 30))
 MAX_MODEL_LEN = 32
 TREE = DraftTree(num_steps=3, top_k=2, num_draft_tokens=7)
 CANDIDATES = (1, 2, 3)
-WAYS = st.sampled_from(
-    [
-        *(("round", *way) for way in (("device", 1), ("device", 0), ("host", 1))),
-        *((lowering, "device", 1) for lowering in LOWERINGS),
-        ("merged", "host", 1),
-        ("step", "host", 0),
-    ]
-)
+WAYS = [
+    *(("round", *way) for way in (("device", 1), ("device", 0), ("host", 1))),
+    *((lowering, "device", 1) for lowering in LOWERINGS),
+    ("merged", "host", 1),
+    ("step", "host", 0),
+]
 """Lowering, lengths and rounds ahead."""
+DECODERS = [(DRAFTERS[i % len(DRAFTERS)], *way, i % 2 == 0, None if i % 4 < 2 else 13) for i, way in enumerate(WAYS)]
+"""Kind, way, sampled and KV blocks: each way and each kind, in few decoders, since capturing one takes longer than to
+decode an example."""
+CHANGING = [
+    ("eagle", "round", "device", 1, False, 16, None, (1, 3)),
+    ("peagle", "round", "host", 1, False, None, None, (1, 3)),
+    ("mtp", "merged", "device", 1, False, 16, None, (1, 3)),
+    ("eagle", "round", "device", 0, False, None, ((1, "tree"), (4, 2))),
+    ("eagle", "merged", "device", 1, False, 16, ((1, 3), (2, "tree"), (4, 0))),
+]
+"""Decoders whose K is drawn anew for each launch, or that draft trees and chains by batch; host lengths have no
+ancestor mask. Greedy, since sampled tokens depend on K."""
 
 
 def make_decoder(kind, lowering, lengths="device", **changes):
@@ -87,28 +97,20 @@ def _inference():
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_arrivals_stops_cancellations_and_kv_pressure(data):
-    kind, sampled = data.draw(st.sampled_from(DRAFTERS)), data.draw(st.booleans())
-    decode, lengths, ahead = data.draw(WAYS)
-    decoder = kept(kind, decode, lengths, ahead, sampled, data.draw(st.sampled_from([None, 13])))
-    check_random_requests(data, decoder, kind, sampled)
+    made = data.draw(st.sampled_from(DECODERS))
+    check_random_requests(data, kept(*made), kind=made[0], sampled=made[4])
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_arrivals_while_k_or_trees_change_in_flight(data):
-    """K drawn anew for each launch, or trees and chains by batch; greedy, since sampled tokens depend on K."""
-    decode, lengths, ahead = data.draw(WAYS)
-    blocks = data.draw(st.sampled_from([None, 16]))
-    if lengths == "host" or data.draw(st.booleans()):  # host lengths have no ancestor mask
-        kind = data.draw(st.sampled_from(["eagle", "peagle", "mtp"]))
-        decoder = kept(kind, decode, lengths, ahead, False, blocks, None, CANDIDATES)
+    made = data.draw(st.sampled_from(CHANGING))
+    decoder = kept(*made)
+    if decoder.rounds.adaptive is not None:
         # Not drawn by hypothesis at each launch: their number also depends on the K that the last example ended with.
         order = Random(data.draw(st.integers(0, 999)))
-        decoder.rounds.adaptive.choose = lambda num_rows: order.choice(CANDIDATES)
-    else:
-        kind, schedules = "eagle", [((1, "tree"), (4, 2)), ((1, 3), (2, "tree"), (4, 0))]
-        decoder = kept(kind, decode, lengths, ahead, False, blocks, data.draw(st.sampled_from(schedules)))
-    check_random_requests(data, decoder, kind, sampled=False, least=5)
+        decoder.rounds.adaptive.choose = lambda num_rows: order.choice(made[-1])
+    check_random_requests(data, decoder, kind=made[0], sampled=False, least=5)
 
 
 def check_random_requests(data, decoder, kind, sampled, least=1):

@@ -25,7 +25,7 @@ from specgraph.errors import SpecgraphError
 
 HEADS = ("eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash")
 TARGETS = ("target", "latents in FP8")
-BATCHES, BATCH = 10, 100
+BATCHES, BATCH = 5, 100
 MEMORY = 1 << 20
 """KiB that the process may grow by while a batch is loaded."""
 
