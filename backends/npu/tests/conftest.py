@@ -28,12 +28,15 @@ FLAVOUR: ascendsim.Flavour = "events" if os.environ.get("ASCENDSIM_FLAVOUR") == 
 SHAPES = "fia-dtype,fia-head-dim,fia-block-size,fia-latent,atb-paged"
 """Limits that are off where a test does not ask for them: to give the cpu platform's tokens, most tests run small heads
 in float32, which no device takes. `test_limits.py` runs what a device takes, with all limits on."""
-RUNTIME = ascendsim.load(BUILD, FLAVOUR, devices=2, hang_seconds=5, lenient=SHAPES)
+RUNTIME = ascendsim.load(BUILD, FLAVOUR)
+FORKED = Forked(RUNTIME)
+os.environ.update(ASCENDSIM_DEVICES="2", ASCENDSIM_HANG_SECONDS="5", ASCENDSIM_LENIENT=SHAPES)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Markers of these tests."""
     config.addinivalue_line("markers", "once: the same in all four ways of running, so npu.mk runs it in one")
+    config.addinivalue_line("markers", "events: of the flavour that has no waits for values")
 
 
 @pytest.fixture(scope="session")
@@ -69,28 +72,31 @@ def npu(loaded: ascendsim.Runtime):
     return NpuPlatform(0)
 
 
-@pytest.fixture(scope="session")
-def forked() -> Iterator[Callable[[ascendsim.Flavour], Forked]]:
-    """The process of each flavour that forks, begun at its first use."""
-    begun: dict[ascendsim.Flavour, Forked] = {}
-    yield lambda flavour: begun.get(flavour) or begun.setdefault(flavour, Forked(BUILD, flavour))
-    for each in begun.values():
-        each.close()
-
-
 @pytest.fixture
-def run_script(forked, tmp_path_factory) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_script(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`run_script(code, **options)`: run code in a process of its own, for what ends a process or its task queue.
 
     `options` in capitals are environment variables, the others are the simulator's. The code finds `runtime` loaded.
     """
 
-    def run(code: str, flavour: ascendsim.Flavour = FLAVOUR, **options: str | int):
+    def run(code: str, **options: str | int):
         simulator = {"lenient": SHAPES, **options}
         environment = {name if name.isupper() else f"ASCENDSIM_{name.upper()}": str(v) for name, v in simulator.items()}
-        return forked(flavour).run(code, tmp_path_factory.mktemp("script"), environment)
+        return FORKED.run(code, tmp_path_factory.mktemp("script"), environment)
 
     return run
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the process that forks."""
+    FORKED.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what is of the other flavour."""
+    for item in items:
+        if FLAVOUR == "values" and item.get_closest_marker("events"):
+            item.add_marker(pytest.mark.skip(reason="of the flavour events"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

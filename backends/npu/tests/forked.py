@@ -1,8 +1,5 @@
-"""Processes of their own for code that ends a process or its task queue: each is forked from one that has imported
-torch and torch_npu on the simulated runtime and done nothing else, which takes seconds.
-
-    python -u forked.py BUILD FLAVOUR    forks for each line of standard input, and prints the exit status of each fork
-"""
+"""Processes of their own for code that ends a process or its task queue. Each is forked from one that is itself a fork
+of the tests' process: torch and torch_npu are imported there, which takes seconds, and nothing has used the device."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +16,51 @@ import ascendsim
 
 
 class Forked:
-    """The process that forks, in one flavour of the runtime."""
+    """The process that forks. Make it before anything uses the device: threads are not forked."""
 
-    def __init__(self, build: Path, flavour: ascendsim.Flavour) -> None:
-        command = [sys.executable, "-u", "-W", "ignore", __file__, str(build), flavour]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
-        )
+    def __init__(self, runtime: ascendsim.Runtime) -> None:
+        import torch_npu  # noqa: F401
+
+        import draft.on_platform  # noqa: F401
+
+        theirs, ours = os.pipe()
+        answers, answer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(ours)
+            serve(runtime, theirs, answer)
+        os.close(theirs)
+        os.close(answer)
+        self.requests, self.answers = os.fdopen(ours, "w"), os.fdopen(answers)
 
     def run(self, code: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         """Run `code`, which finds `runtime` loaded, with changes of the environment; `folder` is for its output."""
         request = {"code": textwrap.dedent(code), "folder": str(folder), "environment": environment}
-        assert self.process.stdin
-        assert self.process.stdout
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        status = self.process.stdout.readline()
+        print(json.dumps(request), file=self.requests, flush=True)
+        status = self.answers.readline()
         out, err = ((folder / name).read_text(errors="replace") for name in ("stdout", "stderr"))
         return subprocess.CompletedProcess([], int(status), out, err)
 
     def close(self) -> None:
-        self.process.communicate()
+        self.requests.close()
+        os.waitpid(self.pid, 0)
 
 
-def serve(build: str, flavour: ascendsim.Flavour) -> None:
-    """Fork for each line of standard input; a fork leaves by running its code to the end, or by its exception."""
-    names: dict[str, Any] = {"runtime": ascendsim.load(build, flavour), "__name__": "__main__"}
-    import torch_npu  # noqa: F401
-
-    import draft.on_platform  # noqa: F401
-
-    for line in sys.stdin:
-        request = json.loads(line)
+def serve(runtime: ascendsim.Runtime, requests: int, answer: int) -> None:
+    """Fork for each line of requests, and answer its exit status: 0, or 1 after an exception."""
+    names: dict[str, Any] = {"runtime": runtime, "__name__": "__main__"}
+    for line in os.fdopen(requests):
+        request, status = json.loads(line), 1
         if (child := os.fork()) == 0:
             os.environ.update(request["environment"])
             for number, name in ((1, "stdout"), (2, "stderr")):
                 os.dup2(os.open(Path(request["folder"]) / name, os.O_WRONLY | os.O_CREAT), number)
-            exec(request["code"], names)
-            return
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-
-if __name__ == "__main__":
-    serve(*sys.argv[1:3])  # type: ignore[arg-type]
+            sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+            try:
+                exec(request["code"], names)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            os._exit(status)
+        os.write(answer, f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
+    os._exit(0)

@@ -61,7 +61,7 @@ os._exit(0)
 
 def caught(done) -> bool:
     """It shows by wrong tokens in the comparison, by an error, or by the runtime's own list."""
-    assert done.returncode == 0, done.stderr
+    assert "violations:" in done.stdout, done.stderr  # it went on to its last line
     return "different: 0" not in done.stdout or "error:" in done.stdout or "violations: []" not in done.stdout
 
 
@@ -78,14 +78,14 @@ def test_update_before_previous_replay_ends(run_script):
 DROPPED = "npu.waits_for_values = True"
 
 
-@pytest.mark.once
+@pytest.mark.events
 def test_update_dropped_is_refused_at_capture(run_script):
     """Without value waits in the runtime, a wait captured before the event's first record is dropped."""
-    done = run_script(MANY_ROUNDS.format(mutation=DROPPED), flavour="events", hang_seconds=3)
+    done = run_script(MANY_ROUNDS.format(mutation=DROPPED), hang_seconds=3)
     assert "torch_npu would drop its captured wait" in done.stderr
 
 
-@pytest.mark.once
+@pytest.mark.events
 def test_update_dropped_would_give_wrong_tokens(run_script):
     """That refusal has a reason: with a gate that looks created, the graph runs before its update."""
     pretend = """
@@ -103,7 +103,7 @@ def launch_to_the_end(self):
     npu.npu.current_stream().synchronize()  # nothing in the graph waits for an update, which comes after this
 graph.NpuGraph._launch = launch_to_the_end
 """
-    done = run_script(MANY_ROUNDS.format(mutation=pretend), flavour="events", hang_seconds=3)
+    done = run_script(MANY_ROUNDS.format(mutation=pretend), hang_seconds=3)
     assert "error:" not in done.stdout, done.stdout  # a wait that is there would never end
     assert "different: 0" not in done.stdout
 

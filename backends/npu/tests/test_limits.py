@@ -224,7 +224,7 @@ def test_kernels_that_an_update_may_issue(run_script, lenient, outcome):
     assert ("limit 'update-kernel-types'" in done.stdout) == bool(lenient)
 
 
-@pytest.mark.once
+@pytest.mark.events
 def test_external_events_and_the_host(run_script):
     """torch_npu turns the refusal into a warning, and returns at once: the platform's own event refuses before."""
     code = """
@@ -242,10 +242,10 @@ def test_external_events_and_the_host(run_script):
     sys.stdout.flush()
     os._exit(0)
     """
-    strict = run_script(code, flavour="events", lenient="").stdout.splitlines()[-2:]
+    strict = run_script(code, lenient="").stdout.splitlines()[-2:]
     assert strict[0] == "False"
     assert strict[1].startswith("UnsupportedError an external event of an NPU can't be queried")
-    lenient = run_script(code, flavour="events", lenient="external-event-host").stdout.splitlines()[-2:]
+    lenient = run_script(code, lenient="external-event-host").stdout.splitlines()[-2:]
     assert lenient[0] == "True"
 
 
