@@ -15,6 +15,7 @@ from torch import Tensor
 from specgraph.attention import AttentionBackend
 from specgraph.device import Platform
 from specgraph.draft import Drafter, ProposeBatch
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 
 
 def moved(model: Any, device: torch.device) -> Any:
@@ -67,3 +68,40 @@ def arguments(batch: ProposeBatch, device: torch.device, *, late: bool = True) -
         "host_start_positions": batch.start_positions.tolist(),
         "host_num_sampled": None if late else batch.num_sampled.tolist(),
     }
+
+
+RAGGED = {
+    "dspark-ragged": {"verified_drafts": 1.25},
+    "dspark-auto": {
+        "verified_drafts": "auto", "k_candidates": (1, 2, 3), "round_times": {3: {1: 10.0, 2: 11.0, 3: 12.0}},
+    },
+}  # fmt: skip
+"""Options of decoders whose verifies take the likeliest drafts."""
+
+
+def decoded(
+    platform: Platform, kind: str, lowering: str, k: int, attention: AttentionBackend | None = None
+) -> tuple[tuple[list[list[int]], list[float]], dict[str, int]]:
+    """(tokens, acceptance), and what the platform counted, of four prompts in a batch of three; every second is drawn
+    at temperature 1, from drafts that are drawn too."""
+    target = make_target()
+    head = make_head(kind.split("-")[0] if kind in RAGGED else kind, target)
+    target, head = moved((target, head), platform.device)
+    config = EngineConfig(
+        num_speculative_tokens=k, max_num_requests=3, max_model_len=48, block_size=4, decode=lowering, sampled=True,
+        capture_sizes=[3], prefill_sizes=[16], **RAGGED.get(kind, {}),
+    )  # fmt: skip
+    decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
+    g = torch.Generator().manual_seed(9)
+    prompts = [torch.randint(0, VOCAB, (n,), generator=g).tolist() for n in (3, 9, 1, 14)]
+    requests = [
+        Request(prompt_token_ids=prompt, max_tokens=8 + 2 * i, temperature=i % 2, seed=i)
+        for i, prompt in enumerate(prompts)
+    ]
+    with torch.inference_mode():
+        decoder.capture()
+        before = platform.counts()
+        results = decoder.generate(requests)
+        spent = {name: count - before[name] for name, count in platform.counts().items()}
+    decoder.close()
+    return ([result.token_ids for result in results], decoder.metrics.acceptance_per_position), spent

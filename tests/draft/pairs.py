@@ -15,6 +15,7 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import AuxWeights
 from specgraph.models.dflash import BlockParts, DFlashHead
 from specgraph.models.dflash2 import Convolution, DFlash2Head, Selector
+from specgraph.models.domino import Correction, DominoHead
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.dspark import ConfidenceHead, DSparkHead, MarkovHead
 from specgraph.models.eagle import EagleHead
@@ -24,6 +25,7 @@ from specgraph.models.latent import LatentAttention, LatentConfig
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
+from specgraph.models.ngram import NgramHead
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.ops.linear import Weight
 
@@ -102,8 +104,8 @@ def make_target(dtype: torch.dtype = torch.float32) -> LlamaTarget:
     return LlamaTarget(CONFIG, embed, [draw.layer() for _ in range(2)], draw.norm(), head)
 
 
-def make_head(kind: str, target: LlamaTarget, layers: int = 1) -> DraftHead | ParallelHead:
-    """A drafter for `make_target`; `dflash` fills up to 8 masks, `dspark` and `dflash2` draw
+def make_head(kind: str, target: LlamaTarget, layers: int = 1) -> DraftHead | ParallelHead | NgramHead:
+    """A drafter for `make_target`; `dflash` fills up to 8 masks, `dspark`, `dflash2` and `domino` draw
     such a block in order, `mtp-modules` has 8 modules, `eagle3` has `layers`.
 
     `latent` is one MTP module with multi-head latent attention (DeepSeek-V3, arXiv:2412.19437).
@@ -136,7 +138,9 @@ def make_head(kind: str, target: LlamaTarget, layers: int = 1) -> DraftHead | Pa
             for make_layer in ([draw.gated_layer] if kind == "mtp" else [draw.layer] * MODULES)
         ]
         return MtpHead(CONFIG, modules, embed, head)
-    if kind in ("dspark", "dflash2"):
+    if kind == "ngram":
+        return NgramHead(VOCAB)
+    if kind in ("dspark", "dflash2", "domino"):
         return _block(kind, draw, embed, head)
     if kind == "dflash":
         weights = AuxWeights(embed, Weight(draw.weight(HIDDEN, 2 * HIDDEN)), draw.norm(), draw.norm(), head)
@@ -165,8 +169,10 @@ def make_head(kind: str, target: LlamaTarget, layers: int = 1) -> DraftHead | Pa
 
 
 def _block(kind: str, draw: Draw, embed: Tensor, head: Tensor) -> ParallelHead:
-    """A DSpark head with a recurrent cell whose anchor predicts, or a DFlash2 head whose anchor does not; most answers
-    are the last token's successor."""
+    """A DSpark head with a recurrent cell whose anchor predicts, or a DFlash2 or Domino head whose anchor does not.
+
+    Most answers of the first two are the last token's successor.
+    """
     fc = Weight(draw.weight(HIDDEN, 2 * HIDDEN))
     weights = AuxWeights(embed, fc, draw.norm(), draw.norm(), draw.weight(VOCAB, HIDDEN))
     block = BlockParts(CONFIG, weights, [draw.layer(), draw.layer()], (1, 2), 9, VOCAB - 1, kind == "dspark")
@@ -174,6 +180,9 @@ def _block(kind: str, draw: Draw, embed: Tensor, head: Tensor) -> ParallelHead:
         cell = Weight(draw.weight(3 * HIDDEN, 3 * HIDDEN), draw.norm(3 * HIDDEN) - 1)
         confidence = ConfidenceHead(draw.weight(1, 2 * HIDDEN).float() * 3, None)
         return DSparkHead(block, MarkovHead(embed, Weight(head), cell=cell), confidence)
+    if kind == "domino":
+        shapes = (48, HIDDEN), (48, 16), (24, HIDDEN + 16), (VOCAB, 24)
+        return DominoHead(block, Correction(*(Weight(draw.weight(*shape)) for shape in shapes)), 1)
     selector = Selector(5, embed, head, Weight(draw.weight(HIDDEN, HIDDEN)))
     convolutions = [
         (Convolution(draw.weight(6, HIDDEN).view(2, 3, HIDDEN), Weight(draw.weight(2 * 3 * 4, HIDDEN))),) * 2

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft.on_platform import make_drafter, moved, on_device, propose, rounds_for
-from draft.pairs import DRAFTERS, VOCAB, make_head, make_target
+from draft.on_platform import RAGGED, decoded, make_drafter, on_device, propose, rounds_for
+from draft.pairs import DRAFTERS
 from specgraph.capture import BatchDescriptor
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import StaleInputError, UnsupportedError
 
 LOWERINGS = ["eager", "piecewise", "step", "merged"]
@@ -95,36 +94,12 @@ def test_auto_is_merged_once_it_is_allowed(forced):
     drafter.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "lowering"), [*(("eagle3", lowering) for lowering in LOWERINGS), ("dflash", "step"), ("dflash", "merged")]
-)
-def test_generation_gives_what_cpu_gives(musa, forced, cpu, kind, lowering):
-    g = torch.Generator().manual_seed(7)
-    prompts = [torch.randint(0, VOCAB, (n,), generator=g).tolist() for n in (3, 9, 1, 14)]
-    requests = [Request(prompt_token_ids=prompt, max_tokens=20) for prompt in prompts]
-
-    def generate(platform, name):
-        target = make_target()
-        target, head = moved((target, make_head(kind, target)), platform.device)
-        config = EngineConfig(
-            num_speculative_tokens=3,
-            max_num_requests=3,
-            max_model_len=64,
-            block_size=4,
-            decode=name,
-            prefill_sizes=[4, 16],
-        )
-        with torch.inference_mode():
-            decoder = SpeculativeDecoder(target, head, platform, config)
-            decoder.capture()
-            results = decoder.generate(requests)
-            decoder.close()
-        return [result.token_ids for result in results], decoder.metrics
-
-    tokens, metrics = generate(forced if lowering == "merged" else musa, lowering)
-    expected, expected_metrics = generate(cpu, "eager")
-    assert tokens == expected
-    assert metrics == expected_metrics
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "latent", "dflash", "dspark", "dflash2", "domino", "ngram", *RAGGED])
+def test_generation_gives_what_cpu_gives(musa, forced, cpu, kind):
+    expected, _ = decoded(cpu, kind, "eager", 3)
+    for lowering in LOWERINGS if kind == "eagle3" else ("step", "merged", "round"):
+        platform = musa if lowering in ("eager", "piecewise", "step") else forced
+        assert decoded(platform, kind, lowering, 3)[0] == expected, lowering
 
 
 def test_a_moved_weight_is_told_before_the_replay(musa):

@@ -9,54 +9,46 @@ import torch
 from specgraph_npu.attention import make_attention, store_latent
 from specgraph_npu.host_ops import HostOp
 
-from draft.on_platform import make_drafter, moved, propose, rounds_for
-from draft.pairs import VOCAB, make_head, make_target
-from specgraph.attention import AttentionLayer
+from draft.on_platform import RAGGED, decoded, make_drafter, propose, rounds_for
+from specgraph.attention import AttentionLayer, PagedAttention
 from specgraph.device import LOWERINGS
 from specgraph.device.cpu import CpuPlatform
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import UnsupportedError
-
-
-def generate(platform, kind, lowering, k, attention=None):
-    """(tokens, acceptance, rounds) of four prompts in a batch of three."""
-    target = make_target()
-    head = moved(make_head(kind, target), platform.device)
-    config = EngineConfig(
-        num_speculative_tokens=k, max_num_requests=3, max_model_len=48, block_size=4, decode=lowering,
-        capture_sizes=[3], prefill_sizes=[16],
-    )  # fmt: skip
-    decoder = SpeculativeDecoder(moved(target, platform.device), head, platform, config, attention=attention)
-    g = torch.Generator().manual_seed(9)
-    prompts = [torch.randint(0, VOCAB, (n,), generator=g).tolist() for n in (3, 9, 1, 14)]
-    with torch.inference_mode():
-        decoder.capture()
-        before = platform.counts()
-        results = decoder.generate([Request(prompt_token_ids=p, max_tokens=8 + 2 * i) for i, p in enumerate(prompts)])
-        spent = {name: count - before[name] for name, count in platform.counts().items()}
-    decoder.close()
-    return ([result.token_ids for result in results], decoder.metrics.acceptance_per_position), spent
 
 
 @cache
 def on_cpu(kind, k):
     """(tokens, acceptance) of the same prompts on the cpu platform."""
-    return generate(CpuPlatform(), kind, "eager", k)[0]
+    return decoded(CpuPlatform(), kind, "eager", k)[0]
+
+
+KINDS = [
+    ("eagle", 1),
+    ("mtp", 3),
+    ("mtp-modules", 3),
+    ("dflash", 5),
+    ("dspark", 4),
+    ("dflash2", 3),
+    ("domino", 3),
+    ("draft-model", 3),
+    ("ngram", 3),
+]
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("name", ["fia", "atb-paged"])
 @pytest.mark.parametrize(
-    ("kind", "k"),
-    [("eagle", 1), ("mtp", 3), ("mtp-modules", 3), ("dflash", 5), ("dspark", 4), ("dflash2", 3), ("draft-model", 3)],
+    ("kind", "k", "name"),
+    [*((*each, name) for name in ("fia", "atb-paged") for each in KINDS), *((kind, 3, "paged") for kind in RAGGED)],
 )
 def test_tokens_and_acceptance_as_on_cpu(npu, runtime, kind, k, name):
     """Verify passes and all steps of `mtp-modules` run K + 1 rows per request; `dflash` is not causal. To `atb-paged`
-    each row is a request."""
+    each row is a request. Ragged verifies need lengths on the device."""
     expected = on_cpu(kind, k)
     assert sum(map(len, expected[0])) == 44
-    for lowering in ("step", "round") if name == "fia" else ("merged",):
-        seen, spent = generate(npu, kind, lowering, k, make_attention(npu, name))
+    lowerings = {"fia": ("step", "round"), "atb-paged": ("merged",), "paged": ("step", "merged", "round")}
+    attention = PagedAttention() if name == "paged" else make_attention(npu, name)
+    for lowering in lowerings[name]:
+        seen, spent = decoded(npu, kind, lowering, k, attention)
         assert seen == expected, lowering
         assert spent["synchronizes"] == 0
 
