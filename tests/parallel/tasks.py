@@ -141,33 +141,29 @@ def several(ranks: Ranks | None, runs: list[dict[str, Any]]) -> list[Any]:
 
 
 @task
-def unequal(ranks: Ranks, pair: list[str], rounds: int, lowerings: list[LoweringChoice]) -> list[dict[str, Any]]:
-    """Run `unequal_ranks.py` in each lowering, on data parallel ranks that share the experts."""
-    layout = join_layout(torch.device("cpu"), data_parallel=ranks.size, expert_parallel=True)
-    return [run(layout, CpuPlatform(), (pair[0], pair[1]), rounds, seed=1, decode=each) for each in lowerings]
-
-
-@task
-def failing_joins(ranks: Ranks, pair: list[str]) -> list[list[Any]]:
-    """Requests of which two fail to join on rank 1 only, in the target's first pass and in the drafter's second.
+def unequal(ranks: Ranks, pair: list[str], rounds: int, lowerings: list[LoweringChoice]) -> list[list[Any]]:
+    """Run `unequal_ranks.py` in each lowering, on data parallel ranks that share the experts; then requests of which
+    two fail to join on rank 1 only, in the target's first pass and in the drafter's second.
 
     Returns:
-        Of each request how it ended, why, and whether its tokens are those of one process.
+        What each run found; and of each request how it ended, why, and whether its tokens are those of one process.
     """
-    layout = join_layout(torch.device("cpu"), data_parallel=ranks.size, expert_parallel=True, timeout=20.0)
+    layout = join_layout(torch.device("cpu"), data_parallel=ranks.size, expert_parallel=True, timeout=120.0)
+    folders, platform = (pair[0], pair[1]), CpuPlatform()
+    alone = mixture_decoder(platform, folders, WHOLE, None, False, "eager")
+    every = [mixture_decoder(platform, folders, layout.tensor_parallel, layout, False, each) for each in lowerings]
+    runs = [run(ours, alone, layout.data_rank, rounds, seed=1) for ours in every]
     prompts = [[ranks.rank + 5] * 9, [7] * 18, [8] * 18, [3, 17, 4]]
-    requests = [Request(prompt_token_ids=prompt, max_tokens=12) for prompt in prompts]
-    ours = mixture_decoder(CpuPlatform(), (pair[0], pair[1]), layout.tensor_parallel, layout, False, "merged")
-    alone = mixture_decoder(CpuPlatform(), (pair[0], pair[1]), WHOLE, None, False, "merged").generate(requests)
+    requests, ours = [Request(prompt_token_ids=prompt, max_tokens=12) for prompt in prompts], every[0]
     assert ours.drafter is not None
     if ranks.rank == 1:
         ours.target.prefill = failing_at(ours.target.prefill, [7] * 16)
         ours.drafter.prefill = failing_at(ours.drafter.prefill, [8] * 18, after=1)
-    found = ours.generate(requests)
-    return [
+    joined = [
         [each.finish_reason, each.message, each.token_ids == wanted.token_ids]
-        for each, wanted in zip(found, alone, strict=True)
+        for each, wanted in zip(ours.generate(requests), alone.generate(requests), strict=True)
     ]
+    return [runs, joined]
 
 
 def failing_at(real: Callable[..., Any], tokens: list[int], after: int = 0) -> Callable[..., Any]:

@@ -36,41 +36,49 @@ def runs(folders: dict[str, str]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def whole(folders) -> list[Any]:
-    """Each of the runs in this process."""
+def whole(folders) -> dict[str, Any]:
+    """Each of the mixtures in this process, without graphs, by folder."""
     with torch.inference_mode():
-        return several(None, runs(folders))
+        found = several(None, [{"target": each, "draft": each, "decode": "eager"} for each in folders.values()])
+    return dict(zip(folders.values(), found, strict=True))
 
 
 def test_two_ranks_give_the_tokens_of_one(folders, whole):
     """float64; whole experts and split ones; lowerings bit-equal on every rank."""
     found = results(2, "several", runs=runs(folders))
-    for number, alone in enumerate(whole):
-        assert all(rank[number]["tokens"] == alone["tokens"] for rank in found), runs(folders)[number]
+    for number, each in enumerate(runs(folders)):
+        alone = whole[each["target"]]
+        assert all(rank[number]["tokens"] == alone["tokens"] for rank in found), each
         assert found[0][number]["accepted"] == alone["accepted"] > 2
     for rank in found:
         assert len({rank[number]["kv"] for number in range(len(LOWERINGS))}) == 1
         assert rank[1]["launches"] == 1, "the exchanges between experts are inside the merged graph"
-    assert found[0][0]["bytes"] < 0.65 * whole[0]["bytes"], "a rank holds its own experts"
+    assert found[0][0]["bytes"] < 0.65 * whole[folders["Qwen3Moe"]]["bytes"], "a rank holds its own experts"
 
 
-def test_data_parallel_ranks_with_unequal_batches(tmp_path):
+@pytest.fixture(scope="module")
+def unequal(tmp_path_factory) -> list[Any]:
+    """The task of that name in the lowerings merged and round, by rank."""
+    pair = write_pair(tmp_path_factory.mktemp("pair"))
+    return results(2, "unequal", pair=pair, rounds=25, lowerings=("merged", "round"))
+
+
+def test_data_parallel_ranks_with_unequal_batches(unequal):
     """Each rank has requests of its own, or none for a while; the single process gives the same tokens. They agree on a
     round before its launch, so that it may be one graph of propose and verify too."""
-    found = results(2, "unequal", pair=write_pair(tmp_path), rounds=25, lowerings=("merged", "round"))
-    for merged, whole in found:
+    for (merged, whole), _ in unequal:
         assert merged == whole
         assert merged["requests_that_differ"] == 0
         assert merged["rounds_without_requests"] > 2
-    (first, _), (second, _) = found
+    first, second = (runs[0] for runs, _ in unequal)
     assert first["rounds"] == second["rounds"] >= 25
     assert first["requests"] + second["requests"] > 4
     assert first["tokens"] + second["tokens"] > 30
 
 
-def test_a_request_that_fails_to_join_on_one_rank_ends_alone(tmp_path):
-    first, second = results(2, "failing_joins", pair=write_pair(tmp_path))
+def test_a_request_that_fails_to_join_on_one_rank_ends_alone(unequal):
     right = ["length", "", True]
+    (_, first), (_, second) = unequal
     assert first == [right] * 4
     assert second == [right, *[["failed", "no room", False]] * 2, right]
 
@@ -78,4 +86,4 @@ def test_a_request_that_fails_to_join_on_one_rank_ends_alone(tmp_path):
 def test_four_ranks(folders, whole):
     """Whole experts of the mixture whose experts have biases."""
     found = results(4, "several", runs=[runs(folders)[-2]])
-    assert all(rank[0]["tokens"] == whole[-2]["tokens"] for rank in found)
+    assert all(rank[0]["tokens"] == whole[folders["GptOss"]]["tokens"] for rank in found)

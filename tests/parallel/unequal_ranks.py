@@ -18,7 +18,7 @@ from specgraph import load_drafter, load_target
 from specgraph.device import Platform
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.options import LoweringChoice
-from specgraph.parallel import WHOLE, ParallelLayout, TensorParallel
+from specgraph.parallel import ParallelLayout, TensorParallel
 
 LENGTH, REQUESTS = 64, 4
 
@@ -73,24 +73,19 @@ def random_request(rng: random.Random, sampled: bool) -> Request:
     )
 
 
-def run(
-    layout: ParallelLayout,
-    platform: Platform,
-    pair: tuple[str, str],
-    rounds: int,
-    seed: int,
-    sampled: bool = False,
-    decode: LoweringChoice = "auto",
-) -> dict[str, Any]:
+def run(ours: SpeculativeDecoder, alone: SpeculativeDecoder, data_rank: int, rounds: int, seed: int) -> dict[str, Any]:
     """`rounds` rounds and then those that finish what was begun; all ranks run it together. Afterwards each decodes its
     own requests again with the whole model in its own process.
+
+    Args:
+        ours: of this rank.
+        alone: of the whole model.
 
     Returns:
         Of this rank: rounds, those without a request of its own, the sizes of its batches, requests, tokens, and how
         many requests differ from the single process.
     """
-    rng = random.Random(seed * 1000 + layout.data_rank)
-    ours = decoder(platform, pair, layout.tensor_parallel, layout, sampled, decode)
+    rng, sampled = random.Random(seed * 1000 + data_rank), ours.config.sampled
     asked: dict[int, Request] = {}
     given: dict[int, list[int]] = {}
     sizes: Counter[int] = Counter()
@@ -106,13 +101,10 @@ def run(
         for chunk in ours.step():
             given.setdefault(chunk.request, []).extend(chunk.token_ids)
         done += 1
-    ours.close()
-    alone = decoder(platform, pair, WHOLE, None, sampled, "merged")
     wanted = alone.generate(list(asked.values()))
-    alone.close()
     different = sum(given[key] != each.token_ids for key, each in zip(asked, wanted, strict=True))
     return {
-        "rank": layout.ranks.rank, "rounds": done, "rounds_without_requests": sizes[0],
+        "rank": data_rank, "rounds": done, "rounds_without_requests": sizes[0],
         "batch_sizes": dict(sorted(sizes.items())), "requests": len(asked), "tokens": sum(map(len, given.values())),
         "acceptance_length": ours.metrics.mean_acceptance_length, "requests_that_differ": different,
     }  # fmt: skip
