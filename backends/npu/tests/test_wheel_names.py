@@ -95,14 +95,9 @@ def test_names_exist_in_the_wheel(version):
     path = wheel_files(FOLDER).get(version)
     if path is None:
         pytest.skip("no such wheel in ASCENDSIM_WHEELS")
-    assert missing_names(Wheel(path)) == OPTIONAL.get(version, [])
-
-
-def test_the_check_can_fail(monkeypatch):
-    path = wheel_files(FOLDER).get(KNOWN_WHEELS[1])
-    if path is None:
-        pytest.skip("no such wheel in ASCENDSIM_WHEELS")
     wheel = Wheel(path)
+    assert missing_names(wheel) == OPTIONAL.get(version, [])
+    # Names near those that are there are missing
     assert not wheel.has_public("graph_task_group_began")
     assert not wheel.has_private("_npu_releasePools")
     assert "actual_seq_length_kv" not in wheel.arguments("npu_fused_infer_attention_score")
