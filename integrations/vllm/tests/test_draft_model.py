@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mixtures import DeepSeekMTP, mixture_folder
+from mixtures import DeepSeekMTP, Glm4MoeMTP, mixture_folder
 from safetensors.torch import load_file, save_file
 from specgraph_vllm.draft_model import draft_cache, draft_head, draft_layers
 from tiny_checkpoints import HEAD_DIM, HIDDEN, write_target
@@ -33,6 +33,7 @@ from vllm_objects import (
 from specgraph import DraftHead, load_drafter, load_target, shipped_pair
 from specgraph.checkpoints import target_shape
 from specgraph.errors import UnsupportedError
+from specgraph.parallel import TensorParallel
 
 
 @pytest.fixture
@@ -275,6 +276,15 @@ def test_dspark_is_read_where_vllm_computes_what_the_head_does(tmp_path, target)
     module.config.dspark_bonus_anchor, module.config.sample_from_anchor = False, False
     head = draft_head(module, lambda: HIDDEN)
     assert (head.sample_from_anchor, head.max_speculative_tokens, head.mask_token_id) == (False, 7, 9)
+
+
+def test_a_mixture_over_ranks_is_refused(tmp_path) -> None:
+    """vLLM's blocks with their experts split, or dealt out whole, have collectives of vLLM's own."""
+    folder = mixture_folder(tmp_path / "t", "glm")
+    config, target = json.loads((folder / "config.json").read_text()), target_shape(folder, max_model_len=64)
+    module, two = Glm4MoeMTP(folder, config, target, torch.float32), TensorParallel(0, 2, "two")
+    with pytest.raises(UnsupportedError, match=r"a mixture of experts \(Mixture\) in the drafter over 2 ranks"):
+        draft_head(module, lambda: HIDDEN, two, lambda mlp, x: mlp(x))
 
 
 def test_latents_lie_in_vllms_cache_and_what_changes_them_is_refused(tmp_path) -> None:
