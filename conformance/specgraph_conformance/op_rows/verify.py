@@ -106,6 +106,7 @@ def many_drafts(run: Run, g: torch.Generator, k: int) -> None:
     cause="verify_drafts: probabilities rounded to the dtype of the logits",
     dtype={"bf16": torch.bfloat16},
     requests=[4000],
+    large=True,
 )
 def verify_mixed(
     run: Run,

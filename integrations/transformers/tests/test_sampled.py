@@ -17,9 +17,8 @@ from transformers import (
 
 REQUESTS, NEW = 512, 3
 WARPERS = {
-    "top_k": {"top_k": 4, "temperature": 1.3},
     "min_p": {"min_p": 0.1, "temperature": 0.9},
-    "all": {"temperature": 0.8, "top_k": 7, "top_p": 0.9, "min_p": 0.02},
+    "others": {"temperature": 1.3, "top_k": 5, "top_p": 0.9},
 }
 NAMES = {
     "temperature": TemperatureLogitsWarper,
