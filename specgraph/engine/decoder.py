@@ -24,7 +24,7 @@ from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.models.protocol import Head, Target
 from specgraph.options import Progress, RoundTimes
 from specgraph.parallel import ParallelLayout, agreed
-from specgraph.parallel.start_up import agreed_captures
+from specgraph.parallel.start_up import PATIENCE, agreed_captures
 from specgraph.validation import Count, OneCall, checked, one_call
 
 
@@ -123,7 +123,7 @@ class SpeculativeDecoder(OneCall):
         """
         if self._ranks is not None:
             compare_captures(self._ranks, self.runners, self.config)
-        with agreed(self._ranks):
+        with agreed(self._ranks, PATIENCE):
             counted = report_captures(list(self.runners.values()), agreed_captures(self._ranks, progress))
             for runner in self.runners.values():
                 runner.capture(counted)

@@ -101,19 +101,34 @@ class Ranks:
             return None
         return self._gather(what, x)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception, patience: timedelta | None = None) -> None:
         """Tell the other ranks, at whichever exchange they are or will be next, that this one can't go on; return where
         each of them has an error of its own.
 
+        Args:
+            patience: how long they may take to come there, where they may be waiting on the device for this rank; it
+                has to end then, so that what watches the processes ends them. None waits as every exchange does.
+
         Raises:
-            RankError: on every rank, where only some fail: the first of them, and its error.
+            RankError: on every rank, where only some fail: the first of them, and its error. Or they did not come.
         """
-        self.failure = error
-        self._gather(f"{_FAILED}{type(error).__name__}: {first_line(error)}", torch.zeros(0))
+        self.failure, said = error, f"{_FAILED}{type(error).__name__}: {first_line(error)}"
+        if patience is not None and not self.compares:
+            self._announce(self.exchanges + 1)
+            try:
+                self.store.wait([self._place(self.exchanges + 1, rank) for rank in range(self.size)], patience)
+            except RuntimeError as late:
+                raise RankError(
+                    f"rank {self.members[self.rank]} {said}; it ends without the other ranks, which did not come to "
+                    f"hear of it. {_reason(late)}"
+                ) from error
+        self._gather(said, torch.zeros(0))
 
     def _gather(self, what: str, x: torch.Tensor) -> torch.Tensor:
         """Return x of every rank, which is no larger than what an exchange carries."""
         self.exchanges += 1
+        if not self.compares:
+            self._announce(self.exchanges)
         label = (
             (what if what.startswith(_FAILED) else f"{what} (exchange {self.exchanges})")
             .encode()[:_HEADER]
@@ -141,6 +156,16 @@ class Ranks:
         given = x.new_empty(self.size, x.numel())
         given.view(torch.uint8).copy_(payloads[:, : x.nbytes])
         return given.view(self.size, *x.shape)
+
+    def _announce(self, exchange: int) -> None:
+        """Let a rank that fails know that this one is at an exchange."""
+        try:
+            self.store.set(self._place(exchange, self.rank), "")
+        except RuntimeError as error:
+            raise RankError(f"{_GONE}. {_reason(error)}") from error
+
+    def _place(self, exchange: int, rank: int) -> str:
+        return f"{self.name}/at/{exchange}/{rank}"
 
     def run(self, what: str, function: str, *tensors: torch.Tensor) -> None:
         """Call a collective of torch.distributed on the device.

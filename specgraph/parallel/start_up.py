@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from specgraph.errors import RankError
 from specgraph.options import Progress
 from specgraph.parallel.layout import ParallelLayout
 from specgraph.parallel.ranks import Ranks
 
+PATIENCE = timedelta(seconds=60)
+"""How long a rank that fails among captures waits for the others, who may wait for it in a collective of the device."""
+
 
 @contextmanager
-def agreed(ranks: Ranks | None) -> Generator[None]:
+def agreed(ranks: Ranks | None, patience: timedelta | None = None) -> Generator[None]:
     """Let every rank leave the block or none, by one exchange of the hosts at its end; ranks that fail at different
     depths of such blocks have one exchange each. All ranks enter the same blocks in the same order.
+
+    Args:
+        patience: see `Ranks.fail`; for blocks that have collectives of the device.
 
     Raises:
         Exception: what the block raises, where all ranks have something to raise.
@@ -28,7 +35,7 @@ def agreed(ranks: Ranks | None) -> Generator[None]:
         raise
     except Exception as error:
         if ranks is not None and ranks.failure is not error:
-            ranks.fail(error)
+            ranks.fail(error, patience)
         raise
 
 

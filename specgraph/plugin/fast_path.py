@@ -16,7 +16,7 @@ from specgraph.errors import ConfigError, RankError
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.models.split import SPLIT
 from specgraph.parallel import Ranks, agreed
-from specgraph.parallel.start_up import agreed_captures
+from specgraph.parallel.start_up import PATIENCE, agreed_captures
 from specgraph.plugin.prompts import Chunk, PromptPass, PromptProgram
 from specgraph.plugin.round_end import RoundEnd, fill_round
 from specgraph.plugin.weight_addresses import WeightAddresses
@@ -78,7 +78,7 @@ class FastPath:
             self.drafter = Drafter(head, caches, platform, self.config)
             self.prompts = PromptProgram(self.drafter.program, max_num_rows)
             self.drafter.programs = [self.prompts, *self.drafter.draft_programs]
-        with agreed(ranks):
+        with agreed(ranks, PATIENCE):
             self.drafter.capture(agreed_captures(ranks))
 
     def weights_moved(self) -> bool:

@@ -11,7 +11,8 @@ import pytest
 from parallel.processes import results, run_ranks
 
 from specgraph.errors import RankError
-from specgraph.parallel import Ranks
+from specgraph.parallel import Ranks, agreed
+from specgraph.parallel.start_up import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +75,19 @@ def test_a_rank_that_takes_the_store_with_it_is_named(monkeypatch):
     ranks = Ranks("two", 1, 2, None, None, store, timedelta(seconds=1), True, False, (0, 1))
     with pytest.raises(RankError, match=r"the rank that held it has ended at a comparison\. The .* likely closed"):
         ranks.same("a comparison", {})
+
+
+def test_a_rank_that_fails_ends_where_the_others_wait_for_it_on_the_device(monkeypatch):
+    """It does not go into an exchange to which they can't come."""
+
+    def late(keys, timeout):
+        raise RuntimeError("wait timeout after 60000ms")
+
+    store = SimpleNamespace(set=lambda key, text: None, wait=late)
+    monkeypatch.setattr(Ranks, "_gather", lambda *args: pytest.fail("waits in an exchange"))
+    ranks = Ranks("two", 1, 2, None, None, store, timedelta(seconds=600), False, False, (0, 1))
+    with (
+        pytest.raises(RankError, match="rank 1 failed: MemoryError: no room; it ends without"),
+        agreed(ranks, PATIENCE),
+    ):
+        raise MemoryError("no room")
