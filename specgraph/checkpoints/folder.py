@@ -32,10 +32,13 @@ LARGEST_WEIGHT = 65504.0
 
 ALWAYS_IGNORED: dict[str, str] = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "a buffer, computed from config.json",
-    r"(.*\.)?self_attn\.(k_scale|v_scale)": "a scale of FP8 KV caches, which are refused for it",
+    r"(.*\.)?self_attn\.(k_scale|v_scale)": "of an FP8 KV cache, with which a target that has one is refused",
     r"rope_freqs\.weight": "divisors of frequencies in a GGUF file, read with its configuration",
 }
 """Pattern of tensor names -> why they may be ignored in every format."""
+
+KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+"""How the names of an FP8 KV cache's scales end; the latter in folders of Quark."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import torch
 from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
 from specgraph.checkpoints import TargetShape, drafter_format, load_drafter, load_target, target_shape
 from specgraph.checkpoints.config_source import read_config
+from specgraph.checkpoints.folder import KV_SCALES
 from specgraph.checkpoints.model_config import config_dtype
 from specgraph.checkpoints.stored import stored_tensors
 from specgraph.checkpoints.tokens import compare_tokenizers, read_tokenizer, sampling_defaults, stop_token_ids
@@ -216,7 +217,7 @@ def load_models(
         asked = "--fp8-weights keep" if keep_fp8 else "--kv-cache-dtype fp8"
         raise UnsupportedError(f"{asked}: '{platform.info.name}' has no FP8: {support.reason}")
     if options.kv_cache_dtype == "fp8":
-        scales = [name for name in stored_tensors(target) if name.endswith((".k_scale", ".v_scale"))]
+        scales = [name for name in stored_tensors(target) if name.endswith(KV_SCALES)]
         if scales:
             raise CheckpointError(
                 f"--kv-cache-dtype fp8: {target} has scales for such a cache ({scales[0]}), which are not read: it has "

@@ -154,10 +154,14 @@ def test_ranks_have_their_part_of_fp8_matrices(block, size, tmp_path, random_mod
 def test_scales_of_the_kv_cache_are_refused_only_with_an_fp8_cache(tmp_path):
     target, drafter = shipped_pair()
     folder = shutil.copytree(target, tmp_path / "target")
-    scales = {"model.layers.1.self_attn.k_scale": torch.tensor(3.0)}
-    change_tensors(folder, lambda tensors: tensors.update(scales))
+    name = "model.layers.1.self_attn.k_scale"
+    change_tensors(folder, lambda tensors: tensors.update({name: torch.tensor(3.0)}))
     load_target(folder)
-    with refused("--kv-cache-dtype fp8", "model.layers.1.self_attn.k_scale", "auto"):
+    with refused("--kv-cache-dtype fp8", name, "auto"):
+        load_generator(folder, drafter, kv_cache_dtype="fp8")
+    quarks = "model.layers.1.self_attn.v_proj.output_scale"
+    change_tensors(folder, lambda tensors: tensors.update({quarks: tensors.pop(name)}))
+    with refused("--kv-cache-dtype fp8", quarks, "auto"):
         load_generator(folder, drafter, kv_cache_dtype="fp8")
 
 
