@@ -60,7 +60,7 @@ docs: $(VENV)/.dev
 packages: $(VENV)/.dev
 	rm -rf build/packages
 	set -e; for part in $(PARTS); do \
-	  $(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --out-dir build/packages $$part; done
+	  (cd $$part && $(abspath $(BIN))/python -m hatchling build --directory $(abspath build/packages)); done
 	$(BIN)/python -m twine check --strict build/packages/*
 	$(BIN)/python tests/check_packages.py build/packages
 

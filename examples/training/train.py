@@ -29,7 +29,8 @@ def main() -> None:
     arguments = training_arguments(parser, seconds=400)
     asked = asked_of(arguments)
     vocab_size = target_shape(asked.target).vocab_size
-    drafted = arguments.draft_vocab_size or min(32000, -(-vocab_size // 4))
+    given = arguments.draft_vocab_size
+    drafted = min(32000, -(-vocab_size // 4)) if given is None else given
     if not 1 <= drafted <= vocab_size:
         parser.error(f"--draft-vocab-size {drafted}: the target has {vocab_size} tokens")
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -69,10 +69,11 @@ def test_head_for_a_qwen3(tmp_path, scripts, monkeypatch, capsys):
     monkeypatch.setattr(scripts("lesson"), "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
     command = f"train.py {folder} --prompts {prompts} --held-out {prompts} --out {out} --platform cpu --requests 8 "
     command += "--max-tokens 24 --max-model-len 64 --temperature 0 --seconds 200 --steps 3 --rate 4e-3"
-    monkeypatch.setattr(sys, "argv", [*command.split(), "--draft-vocab-size", "2049"])
-    with pytest.raises(SystemExit):
-        train.main()
-    assert "--draft-vocab-size 2049: the target has 2048 tokens" in capsys.readouterr().err
+    for size in ("0", "2049"):
+        monkeypatch.setattr(sys, "argv", [*command.split(), "--draft-vocab-size", size])
+        with pytest.raises(SystemExit):
+            train.main()
+        assert f"--draft-vocab-size {size}: the target has 2048 tokens" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", command.split())
     train.main()
     lines = [line for line in capsys.readouterr().out.splitlines() if "held out" in line]
