@@ -105,7 +105,7 @@ class DFlash2Head(InOrderHead):
         base.fill_(max(NO_CANDIDATE, torch.finfo(base.dtype).min))
 
         def following(row: int, token_ids: Tensor) -> RowLogits:
-            before = functional.embedding(token_ids, selector.predecessor)[..., None]
+            before = selector.predecessor[token_ids][..., None]
             chosen = torch.baddbmm(scores[row][..., None], successors[row], before)[..., 0]
             return RowLogits(base[row].scatter_(1, candidates[row], chosen))
 

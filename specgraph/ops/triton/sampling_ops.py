@@ -20,9 +20,7 @@ MAX_SAMPLED_ROWS = 32
 """Above this many rows the noise is drawn in a kernel of its own: the linear has too few threads for so much of it."""
 
 _COLUMNS = 4096
-"""Columns of stored logits per program."""
-_PROBS_COLUMNS = 2048
-"""Columns of a distribution per program."""
+"""Columns of stored logits, or of a distribution, per program."""
 
 
 class Picked(NamedTuple):
@@ -137,10 +135,10 @@ class SamplingOps(LinearOps):
             return
         (count, vocab), probs = picked.logits.shape, draws.draft_probs
         self.launch(
-            sampling.finish_sampled_kernel, (count, ceil_div(vocab, _PROBS_COLUMNS)),
+            sampling.finish_sampled_kernel, (count, ceil_div(vocab, _COLUMNS)),
             picked.logits, picked.value, picked.index, picked.top, picked.total, draft_to_target, draws.temperature,
             draft_step, token_ids, draft_token_ids, probs, picked.blocks, vocab, picked.logits.stride(0), drafts.rows,
-            draft_token_ids.stride(0), probs.stride(0), probs.stride(1), COLUMNS=_PROBS_COLUMNS, num_warps=8, **blocks,
+            draft_token_ids.stride(0), probs.stride(0), probs.stride(1), COLUMNS=_COLUMNS, num_warps=8, **blocks,
         )  # fmt: skip
 
 
