@@ -18,7 +18,7 @@ from transformers import (
 REQUESTS, NEW = 512, 3
 WARPERS = {
     "min_p": {"min_p": 0.1, "temperature": 0.9},
-    "others": {"temperature": 1.3, "top_k": 5, "top_p": 0.9},
+    "others": {"temperature": 1.3, "top_k": 4, "top_p": 0.7},
 }
 NAMES = {
     "temperature": TemperatureLogitsWarper,
