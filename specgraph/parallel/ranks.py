@@ -61,6 +61,8 @@ class Ranks:
     """Host exchanges so far."""
     failure: Exception | None = None
     """The error that this rank has told the others by `fail`."""
+    patience: timedelta | None = None
+    """How long a rank that fails waits for the others to hear of it; None as in every exchange. See `agreed`."""
     parts: list[Ranks] = field(default_factory=list["Ranks"])
     """Made by `part`; they leave with these ranks."""
 
@@ -101,22 +103,18 @@ class Ranks:
             return None
         return self._gather(what, x)
 
-    def fail(self, error: Exception, patience: timedelta | None = None) -> None:
+    def fail(self, error: Exception) -> None:
         """Tell the other ranks, at whichever exchange they are or will be next, that this one can't go on; return where
         each of them has an error of its own.
-
-        Args:
-            patience: how long they may take to come there, where they may be waiting on the device for this rank; it
-                has to end then, so that what watches the processes ends them. None waits as every exchange does.
 
         Raises:
             RankError: on every rank, where only some fail: the first of them, and its error. Or they did not come.
         """
         self.failure, said = error, f"{_FAILED}{type(error).__name__}: {first_line(error)}"
-        if patience is not None and not self.compares:
+        if self._announces:
             self._announce(self.exchanges + 1)
             try:
-                self.store.wait([self._place(self.exchanges + 1, rank) for rank in range(self.size)], patience)
+                self.store.wait([self._place(self.exchanges + 1, rank) for rank in range(self.size)], self.patience)
             except RuntimeError as late:
                 raise RankError(
                     f"rank {self.members[self.rank]} {said}; it ends without the other ranks, which did not come to "
@@ -124,16 +122,17 @@ class Ranks:
                 ) from error
         self._gather(said, torch.zeros(0))
 
+    @property
+    def _announces(self) -> bool:
+        """True where ranks may wait for one that fails elsewhere: on the device, or at an exchange of a part."""
+        return self.patience is not None and (not self.compares or bool(self.parts))
+
     def _gather(self, what: str, x: torch.Tensor) -> torch.Tensor:
         """Return x of every rank, which is no larger than what an exchange carries."""
         self.exchanges += 1
-        if not self.compares:
+        if self._announces:
             self._announce(self.exchanges)
-        label = (
-            (what if what.startswith(_FAILED) else f"{what} (exchange {self.exchanges})")
-            .encode()[:_HEADER]
-            .ljust(_HEADER, b"\0")
-        )
+        label = f"{what} (exchange {self.exchanges})".encode()[:_HEADER].ljust(_HEADER, b"\0")
         mine = torch.zeros(_HEADER + (_DATA if self.compares else _PAYLOAD), dtype=torch.uint8)
         mine[:_HEADER] = torch.frombuffer(bytearray(label), dtype=torch.uint8)
         mine[_HEADER : _HEADER + x.nbytes] = x.contiguous().view(-1).view(torch.uint8)

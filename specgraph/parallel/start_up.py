@@ -21,12 +21,15 @@ def agreed(ranks: Ranks | None, patience: timedelta | None = None) -> Generator[
     depths of such blocks have one exchange each. All ranks enter the same blocks in the same order.
 
     Args:
-        patience: see `Ranks.fail`; for blocks that have collectives of the device.
+        patience: how long a rank that fails may wait for the others, in blocks that have collectives of the device: it
+            has to end then, so that what watches the processes ends them.
 
     Raises:
         Exception: what the block raises, where all ranks have something to raise.
         RankError: on every rank, where only some have: the first of them, and its error.
     """
+    if ranks is not None:
+        ranks.patience = patience
     try:
         yield
         if ranks is not None:
@@ -35,8 +38,11 @@ def agreed(ranks: Ranks | None, patience: timedelta | None = None) -> Generator[
         raise
     except Exception as error:
         if ranks is not None and ranks.failure is not error:
-            ranks.fail(error, patience)
+            ranks.fail(error)
         raise
+    finally:
+        if ranks is not None:
+            ranks.patience = None
 
 
 def agreed_captures(ranks: Ranks | None, progress: Progress | None = None) -> Progress | None:
