@@ -74,6 +74,23 @@ def kernels(report: dict[str, Any]) -> str:
     return markdown(["shape", "requests", *columns], rows)
 
 
+def drafters(report: dict[str, Any]) -> str:
+    """Merged proposes by drafter and device at each number of requests: us, and times of both floors."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in report["rows"]:
+        if "ratio" in row:
+            shape = row["shape"] + (", sampled" if row.get("sampled") else "")
+            found.setdefault((shape, row.get("device", report["device"]).split()[1].strip(",")), []).append(row)
+    rows: list[list[Any]] = []
+    for names, sizes in found.items():
+        us = (f"{row['device_us']:.0f}" for row in sizes)
+        ratios = (f"{row['ratio']:.2f}" for row in sizes)
+        in_turn = (f"{row['device_us'] / row['kernel_floor_us']:.2f}" for row in sizes if "kernel_floor_us" in row)
+        rows.append([*names, *map(" / ".join, (us, ratios, in_turn))])
+    requests = " / ".join(str(row["requests"]) for row in next(iter(found.values())))
+    return markdown(["shape", "device", f"us, {requests} requests", "/ floor", "/ kernels' floor"], rows)
+
+
 def peer_rounds(report: dict[str, Any]) -> str:
     """Whole rounds and proposes of a peer and of both lowerings, measured in one call."""
     rows: list[list[Any]] = []
@@ -105,7 +122,7 @@ def engine(report: dict[str, Any]) -> str:
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    table.__name__: table for table in (propose, rounds, kernels, peer_rounds, engine)
+    table.__name__: table for table in (propose, rounds, kernels, drafters, peer_rounds, engine)
 }
 
 
