@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from draft.on_platform import RAGGED, decoded, make_drafter, on_device, propose, rounds_for
-from draft.pairs import DRAFTERS
 from specgraph.capture import BatchDescriptor
 from specgraph.errors import StaleInputError, UnsupportedError
 
@@ -34,9 +33,7 @@ def test_drafts_are_what_cpu_drafts(musa, forced, cpu, kind, lowering, k):
 
 
 @pytest.mark.parametrize("lowering", ["step", "merged"])
-@pytest.mark.parametrize(
-    "kind", [*(kind for kind in DRAFTERS if kind not in ("eagle3", "dflash")), "dspark", "dflash2"]
-)
+@pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "peagle", "draft-model"])
 def test_so_for_the_other_kinds(forced, cpu, kind, lowering):
     expected = make_drafter(cpu, "eager", 3, kind)
     drafter = make_drafter(forced, lowering, 3, kind)
