@@ -38,7 +38,7 @@ ALWAYS_IGNORED: dict[str, str] = {
 """Pattern of tensor names -> why they may be ignored in every format."""
 
 KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
-"""How the names of an FP8 KV cache's scales end; the latter in folders of Quark."""
+"""The ends of the names of an FP8 KV cache's scales; the latter in folders of Quark."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,4 +71,4 @@ def _gru(token: Tensor, state: Tensor, cell: Correction) -> Tensor:
     of_state = ops.norm_linear(state, None, cell.kept).split((2 * size, size), dim=-1)
     reset, update = torch.sigmoid(of_token[0] + of_state[0]).chunk(2, dim=-1)
     candidate = torch.tanh(torch.addcmul(of_token[1], reset, of_state[1]))
-    return torch.addcmul(candidate, update, state - candidate)  # torch_npu has lerp as a legacy op only
+    return torch.addcmul(candidate, update, state - candidate)  # not every device has an op for lerp

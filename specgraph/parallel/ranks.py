@@ -62,7 +62,7 @@ class Ranks:
     failure: Exception | None = None
     """The error that this rank has told the others by `fail`."""
     patience: timedelta | None = None
-    """How long a rank that fails waits for the others to hear of it; None as in every exchange. See `agreed`."""
+    """The time that a rank which fails waits for the others to hear of it; None as in every exchange. See `agreed`."""
     parts: list[Ranks] = field(default_factory=list["Ranks"])
     """Made by `part`; they leave with these ranks."""
 

@@ -12,7 +12,7 @@ from specgraph.parallel.layout import ParallelLayout
 from specgraph.parallel.ranks import Ranks
 
 PATIENCE = timedelta(seconds=60)
-"""How long a rank that fails among captures waits for the others, who may wait for it in a collective of the device."""
+"""The time that a rank which fails among captures waits for the others: they may wait for it on the device."""
 
 
 @contextmanager
