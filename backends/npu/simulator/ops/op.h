@@ -189,8 +189,9 @@ struct Make<void (*)(A...)> {
   using Kept = std::tuple<typename Param<A>::Kept...>;
 
   // `need` looks at the kept arguments and answers the workspace in bytes, or throws what is wrong with them.
-  template <void (*body)(A...), const char* name, uint64_t (*need)(const Kept&)>
-  static aclError workspace_size(typename Param<A>::In... in, uint64_t* bytes, Executor** executor) {
+  // Compiled once for all ops of the same parameters.
+  static aclError size(void (*body)(A...), const char* name, uint64_t (*need)(const Kept&), typename Param<A>::In... in,
+                       uint64_t* bytes, Executor** executor) {
     if (!on_stack(bytes) || !on_stack(executor) || sim::is_handle(bytes, sim::Kind::tensor))
       return refuse(name, "the number of arguments is not the one expected: is the parameter list right?");
     auto made = std::make_unique<Executor>();
@@ -203,11 +204,11 @@ struct Make<void (*)(A...)> {
       return refuse(name, e.what());
     }
     made->name = name;
-    made->run = [kept] {
+    made->run = [kept, body] {
       prepare_thread();
       at::NoGradGuard no_grad;
       try {
-        std::apply([](auto&... each) { body(Param<A>::give(each)...); }, *kept);
+        std::apply([body](auto&... each) { body(Param<A>::give(each)...); }, *kept);
       } catch (const c10::Error& error) {
         throw std::runtime_error(error.msg());  // without ATen's C++ stack
       }
@@ -216,6 +217,10 @@ struct Make<void (*)(A...)> {
     sim::add_handle(made.get(), sim::Kind::executor);
     *executor = made.release();
     return acl::kSuccess;
+  }
+  template <void (*body)(A...), const char* name, uint64_t (*need)(const Kept&)>
+  static aclError workspace_size(typename Param<A>::In... in, uint64_t* bytes, Executor** executor) {
+    return size(body, name, need, in..., bytes, executor);
   }
   static uint64_t none(const Kept&) { return 0; }
 };
