@@ -101,23 +101,24 @@ class FastPath:
             ends: one request each, without blocks: a table of zeros and a `num_sampled` of 0. One of every form that
                 the engine hands over: the dtypes of its tensors, and which of them are None, are those of a kernel.
         """
-        for end in ends:
-            self.fill(end)
-        end = ends[-1]
-        self.write_prompts(
-            PromptPass(
-                chunks=[Chunk(request=0, first_row=0, num_rows=1, position=0)],
-                token_ids=end.token_ids,
-                next_tokens=end.num_sampled,
-                hidden_states=end.hidden_states,
-                table=end.table,
-                table_of_slots=end.table_of_slots,
-                table_rows=end.table_rows,
+        with agreed(self._ranks, PATIENCE):
+            for end in ends:
+                self.fill(end)
+            end = ends[-1]
+            self.write_prompts(
+                PromptPass(
+                    chunks=[Chunk(request=0, first_row=0, num_rows=1, position=0)],
+                    token_ids=end.token_ids,
+                    next_tokens=end.num_sampled,
+                    hidden_states=end.hidden_states,
+                    table=end.table,
+                    table_of_slots=end.table_of_slots,
+                    table_rows=end.table_rows,
+                )
             )
-        )
-        if self._ranks is not None:
-            whole = [tensor for name, tensor in self._head.weights().items() if not SPLIT.search(name)]
-            self._compare("start-up", *whole, self._draft_without_blocks())
+            if self._ranks is not None:
+                whole = [tensor for name, tensor in self._head.weights().items() if not SPLIT.search(name)]
+                self._compare("start-up", *whole, self._draft_without_blocks())
 
     @torch.no_grad()
     def _draft_without_blocks(self) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from parallel.processes import results, run_ranks
@@ -13,6 +13,7 @@ from parallel.processes import results, run_ranks
 from specgraph.errors import RankError
 from specgraph.parallel import Ranks, agreed
 from specgraph.parallel.start_up import PATIENCE
+from specgraph.plugin import FastPath
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,21 @@ def test_a_rank_that_takes_the_store_with_it_is_named(monkeypatch):
         ranks.same("a comparison", {})
 
 
-def test_a_rank_that_fails_ends_where_the_others_wait_for_it_on_the_device(monkeypatch):
+def no_room(*_: Any) -> None:
+    raise MemoryError("no room")
+
+
+def capture(ranks: Ranks) -> None:
+    with agreed(ranks, PATIENCE):
+        no_room()
+
+
+def warm_up(ranks: Ranks) -> None:
+    FastPath.warm_up(cast(Any, SimpleNamespace(_ranks=ranks, fill=no_room)), cast(Any, None))
+
+
+@pytest.mark.parametrize("fails", [capture, warm_up])
+def test_a_rank_that_fails_ends_where_the_others_wait_for_it_on_the_device(fails, monkeypatch):
     """It does not go into an exchange to which they can't come."""
 
     def late(keys, timeout):
@@ -86,8 +101,5 @@ def test_a_rank_that_fails_ends_where_the_others_wait_for_it_on_the_device(monke
     store = SimpleNamespace(set=lambda key, text: None, wait=late)
     monkeypatch.setattr(Ranks, "_gather", lambda *args: pytest.fail("waits in an exchange"))
     ranks = Ranks("two", 1, 2, None, None, store, timedelta(seconds=600), False, False, (0, 1))
-    with (
-        pytest.raises(RankError, match="rank 1 failed: MemoryError: no room; it ends without"),
-        agreed(ranks, PATIENCE),
-    ):
-        raise MemoryError("no room")
+    with pytest.raises(RankError, match="rank 1 failed: MemoryError: no room; it ends without"):
+        fails(ranks)
