@@ -1,7 +1,4 @@
-"""The training of a head: the labels of its target's answers, the loss, and how much of what it drafts they accept.
-
-The training of examples/smollm2 and that for any target are this one; they differ in how the target runs.
-"""
+"""The training of a head: the labels of its target's answers, the loss, and how much of what it drafts they accept."""
 
 import argparse
 import math
