@@ -3,8 +3,9 @@
 Collectives on the device are ops (`specgraph.ops.collectives`); they find their process group here, by name.
 """
 
+from specgraph.parallel.join import join_ranks
 from specgraph.parallel.layout import ParallelLayout, join_layout
-from specgraph.parallel.ranks import Ranks, join_ranks
+from specgraph.parallel.ranks import Ranks
 from specgraph.parallel.split import WHOLE, ContextParallel, ExpertParallel, Share, TensorParallel
 from specgraph.parallel.start_up import agreed
 

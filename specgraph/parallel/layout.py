@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from specgraph.options import check_layout
-from specgraph.parallel.ranks import Ranks, join_ranks
+from specgraph.parallel.join import join_ranks
+from specgraph.parallel.ranks import Ranks
 from specgraph.parallel.split import ContextParallel, ExpertParallel, TensorParallel
 from specgraph.validation import Count, Positive, checked
 

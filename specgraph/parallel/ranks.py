@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
 import torch
 
-from specgraph.errors import ConfigError, RankError, first_line
+from specgraph.errors import RankError, first_line
 from specgraph.parallel.split import WHOLE, TensorParallel
-from specgraph.validation import Count, Positive, checked
 
 _dist: Any = torch.distributed
 """Without the types of torch, of which some are private or marked deprecated in some versions."""
@@ -229,7 +226,7 @@ class Ranks:
                 )
         assert found is not None, f"rank {self.rank} is in none of {groups}"
         self.parts.append(found)
-        _JOINED[found.name] = found
+        JOINED[found.name] = found
         found.exchange("the first exchange")
         return found
 
@@ -237,9 +234,9 @@ class Ranks:
         """Leave; captured collectives of these ranks must not be replayed any more. The last ranks that are left also
         stop torch.distributed if they started it."""
         for part in self.parts:
-            _JOINED.pop(part.name, None)
-        if _JOINED.pop(self.name, None) is not None:
-            others = list(_JOINED.values())
+            JOINED.pop(part.name, None)
+        if JOINED.pop(self.name, None) is not None:
+            others = list(JOINED.values())
             if self.started and others:
                 others[0].started = True
             elif self.started:
@@ -282,8 +279,7 @@ class Ranks:
         return "; ".join(f"rank {rank} waits at {place}" for place, rank in elsewhere.items()) or "all ranks were there"
 
 
-_numbers = count()
-_JOINED: dict[str, Ranks] = {}
+JOINED: dict[str, Ranks] = {}
 """The ranks by name: a captured op holds the name, and its replay finds the group here."""
 
 
@@ -293,89 +289,9 @@ def ranks_named(name: str) -> Ranks:
     Raises:
         RankError: there are none.
     """
-    if name not in _JOINED:
+    if name not in JOINED:
         raise RankError(f"no ranks '{name}' were joined in this process, or they were closed: call join_ranks first")
-    return _JOINED[name]
-
-
-def world_size() -> int:
-    """Return the number of processes that torchrun started, this one included; 1 without it."""
-    return _dist.get_world_size() if _dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def local_rank() -> int:
-    """Return this process's number on its machine, the index of its device; 0 without torchrun."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
-@checked
-def join_ranks(
-    device: torch.device,
-    size: Count,
-    *,
-    timeout: Positive = 600.0,
-    init_method: str = "env://",
-    rank: int = -1,
-) -> Ranks:
-    """Meet the other processes. Every process calls it, with the same arguments.
-
-    An engine that has called `torch.distributed.init_process_group` itself keeps its groups; new ones are made of all
-    its processes.
-
-    Args:
-        device: of this process.
-        size: number of processes.
-        timeout: seconds that a rank waits for another before it ends with an error.
-        init_method, rank: as in `torch.distributed.init_process_group`; from torchrun's environment by default.
-
-    Raises:
-        ConfigError: another number of processes was started.
-        RankError: they did not all come within `timeout`.
-    """
-    limit = timedelta(seconds=timeout)
-    started = world_size() if init_method == "env://" else size
-    if started != size:
-        how = f"torchrun --nproc-per-node {size} -m specgraph ..."
-        raise ConfigError(f"{size} ranks need {size} processes, and {started} were started: use {how}")
-    name, starts = f"ranks-{next(_numbers)}", not _dist.is_initialized()
-    try:
-        if starts:
-            library = _dist.get_default_backend_for_device(device)
-            given = {} if rank < 0 else {"rank": rank, "world_size": size}
-            _dist.init_process_group(library, init_method=init_method, timeout=limit, **given)
-        group: Any = _dist.new_group(timeout=limit)
-        host: Any = group if device.type == "cpu" else _dist.new_group(timeout=limit, backend="gloo")
-    except (RuntimeError, ValueError) as error:
-        raise RankError(f"the {size} processes did not meet within {timeout:g} s: {first_line(error)}") from error
-    return _joined(name, group, host, limit, device.type == "cpu", starts)
-
-
-def ranks_of_groups(device: Any, host: Any, *, timeout: float = 600.0) -> Ranks:
-    """Return the ranks of process groups that an engine has made: captured collectives run in its group. Each of its
-    processes calls it; closing the ranks leaves the groups to the engine.
-
-    Args:
-        device: torch's process group of the device's tensors.
-        host: that of the hosts, of the same processes; the same one on the CPU.
-        timeout: seconds that a rank waits for another where it isn't the groups that limit it.
-
-    Raises:
-        RankError: another process of the groups did not come.
-    """
-    name, limit = f"ranks-{next(_numbers)}", timedelta(seconds=timeout)
-    return _joined(name, device, host, limit, device is host, False)
-
-
-def _joined(name: str, group: Any, host: Any, limit: timedelta, compares: bool, started: bool) -> Ranks:
-    """Return the ranks of these groups, once they have met."""
-    members = tuple(_dist.get_process_group_ranks(group))
-    store: Any = _dist.distributed_c10d._get_default_store()  # torch has no public way to it
-    store = _dist.PrefixStore(f"specgraph/{name}-{members[0]}", store)
-    rank = members.index(_dist.get_rank())
-    joined = Ranks(name, rank, len(members), group, host, store, limit, compares, started, members)
-    joined.exchange("the first exchange")  # connects the hosts, so that a rank which ends later is noticed at once
-    _JOINED[name] = joined
-    return joined
+    return JOINED[name]
 
 
 def _reason(error: Exception) -> str:

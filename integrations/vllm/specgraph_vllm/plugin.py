@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any
 
 from specgraph.errors import UnsupportedError
-from specgraph.parallel.ranks import ranks_of_groups
+from specgraph.parallel.join import ranks_of_groups
 from specgraph_vllm.config import KEY, read_settings, unsupported_config
 from specgraph_vllm.draft_logits import GUMBEL, divided_by_temperature
 from specgraph_vllm.names import BATCH, FORWARD_CONTEXT, RUNNER_MODULE, TENSOR_PARALLEL, differences

@@ -14,7 +14,7 @@ from specgraph_vllm.names import FORWARD_CONTEXT, TENSOR_PARALLEL
 from test_prompts import Load
 from vllm_objects import StockSpeculator, batch_class, vllm_config
 
-from specgraph.parallel.ranks import ranks_of_groups
+from specgraph.parallel.join import ranks_of_groups
 
 KINDS = {"shipped": 6, "mtp": 4, "dflash": 3, "target as drafter": 3}
 """Proposes of each kind; the last one is a language model of eight layers."""
