@@ -64,9 +64,14 @@ class ParallelProgram(DraftProgram[ParallelT]):
         """0: a prompt's context is stored without attention."""
         return 0
 
+    @property
+    def has_row_of_last_draft(self) -> bool:
+        """See `DraftProgram.has_row_of_last_draft`."""
+        return not self.head.sample_from_anchor
+
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """Return the round's rows as context, and a block of 1 + K, or of K where the anchor's row predicts too."""
-        block = max(1, num_speculative_tokens + (not self.head.sample_from_anchor))
+        block = max(1, num_speculative_tokens + self.has_row_of_last_draft)
         plan = RowPlan(
             block,
             self.config.max_model_len,

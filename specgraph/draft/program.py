@@ -87,6 +87,11 @@ class DraftProgram(ABC, Generic[HeadT]):
         return 1
 
     @property
+    def has_row_of_last_draft(self) -> bool:
+        """True if the last draft token has a row, whose key is written."""
+        return False
+
+    @property
     def look_ahead(self) -> int:
         """Tokens past the rows of a prefill that it takes: module k of several takes the token k places further."""
         return max(0, self.prefill_passes - 1)

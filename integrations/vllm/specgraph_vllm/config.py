@@ -62,6 +62,12 @@ METHODS = ("eagle3", "eagle", "mtp", "dflash", "dspark", "draft_model")
 """The speculative methods that are served, where vLLM's V2 model runner has them."""
 
 
+def predicts_at_anchor(drafter: Any) -> bool:
+    """True if a DSpark drafter's row of the last token predicts, by its Hugging Face configuration."""
+    fills_in = getattr(drafter, "dspark_bonus_anchor", False)  # its only name in vLLM 0.26
+    return bool(getattr(drafter, "sample_from_anchor", not fills_in))
+
+
 def unsupported_config(config: Any) -> str | None:
     """Return the reason why the plugin does not serve a `VllmConfig`, in one line; None where it does."""
     speculative, parallel = config.speculative_config, config.parallel_config
@@ -75,6 +81,9 @@ def unsupported_config(config: Any) -> str | None:
         in_parallel = name == "parallel_drafting" and speculative.method in ("dflash", "dspark")
         if getattr(speculative, name, False) and not in_parallel:
             return f"speculative option {name}"
+    fills_in = speculative.method == "dspark" and not predicts_at_anchor(speculative.draft_model_config.hf_config)
+    if fills_in and getattr(config, "num_lookahead_tokens", 0) <= speculative.num_speculative_tokens:  # vLLM 0.26
+        return "a DSpark drafter with sample_from_anchor false: this vLLM reserves no KV slot for its last row"
     for name in (
         "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size",
     ):  # fmt: skip

@@ -18,6 +18,7 @@ from specgraph.models.from_modules import (
 )
 from specgraph.ops.linear import Weight
 from specgraph.parallel import TensorParallel
+from specgraph_vllm.config import predicts_at_anchor
 
 DFLASH_CLASS, DSPARK_CLASS = "DFlashQwen3ForCausalLM", "Qwen3DSparkForCausalLM"
 
@@ -54,8 +55,7 @@ def dspark_head(module: Any, ranks: TensorParallel) -> DSparkHead:
     ):
         if found != served:
             raise UnsupportedError(f"{name} {found} in the DSpark drafter; served is {served}")
-    fills_in = getattr(config, "dspark_bonus_anchor", False)  # its name in vLLM 0.26
-    block = _block(module, ranks)._replace(sample_from_anchor=bool(getattr(config, "sample_from_anchor", not fills_in)))
+    block = _block(module, ranks)._replace(sample_from_anchor=predicts_at_anchor(config))
     embed = plain(table.markov_w1.weight)
     markov = MarkovHead(embed, Weight(vocabulary_rows(table.markov_w2, block.draft_vocab_size)))
     head = DSparkHead(block, markov, None, in_one=False)

@@ -92,7 +92,7 @@ class Engine:
             made = MTP
         elif kind == "dflash":
             target_folder, draft_folder, made = shipped_pair()[0], DRAFTERS / "dflash", DFLASH
-        elif kind == "dspark":
+        elif kind.startswith("dspark"):
             target_folder, draft_folder, made = shipped_pair()[0], dspark_folder(folder / "d"), DSPARK
         elif kind in MIXTURES:
             target_folder = draft_folder = mixture_folder(folder / "t", kind)
@@ -112,6 +112,8 @@ class Engine:
             self.oracle = load_drafter(draft_folder, load_target(target_folder, dtype=torch.float64))
         config = json.loads((draft_folder / "config.json").read_text())
         self.module, self.vocab = made(draft_folder, config, target, torch.float32), target.vocab_size
+        if kind == "dspark-fill-in":  # as in folders of speculators: the anchor's row predicts nothing
+            self.module.config.sample_from_anchor = self.oracle.sample_from_anchor = False
         size, rank = (1, 0) if ranks is None else (ranks.size, ranks.rank)
         if size > 1:
             split(self.module, rank, size)

@@ -107,6 +107,21 @@ REFUSED = [
     ({"cache_config__calculate_kv_scales": True}, "calculate_kv_scales"),
     ({"speculative_config__draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size 2"),
     ({"parallel_config__data_parallel_size": 4}, "data_parallel_size 4"),
+    (
+        {
+            "speculative_config__method": "dspark",
+            "num_lookahead_tokens": 5,
+            "speculative_config__draft_model_config__hf_config__sample_from_anchor": False,
+        },
+        "reserves no KV slot for its last row",
+    ),
+    (
+        {
+            "speculative_config__method": "dspark",
+            "speculative_config__draft_model_config__hf_config__dspark_bonus_anchor": True,
+        },
+        "reserves no KV slot for its last row",
+    ),
     ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size 2"),
     ({"model_config__dtype": torch.float32}, "dtype float32"),
     ({"cache_config__cache_dtype": "nvfp4"}, "kv_cache_dtype 'nvfp4'"),
@@ -123,6 +138,8 @@ def test_what_is_not_served_is_one_line_at_start_up(changes, words, caplog) -> N
     for method in ("dflash", "dspark"):  # both draft in parallel; a LoRA of the target is the engine's
         of = {"speculative_config__method": method, "speculative_config__parallel_drafting": True}
         assert unsupported_config(vllm_config(**of, lora_config=object())) is None
+    of["speculative_config__draft_model_config__hf_config__sample_from_anchor"] = False
+    assert unsupported_config(vllm_config(**of, num_lookahead_tokens=6)) is None
     with pytest.raises(UnsupportedError, match=words) as error:
         wrapped()(vllm_config(**changes), CPU)
     assert "\n" not in str(error.value)

@@ -38,7 +38,9 @@ def test_every_form_of_a_round_is_handed_over_at_start_up(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    "engine", ["eagle3", "eagle", "mtp", "draft_model", "dflash", "dspark", "glm", "qwen", "deepseek"], indirect=True
+    "engine",
+    ["eagle3", "eagle", "mtp", "draft_model", "dflash", "dspark", "dspark-fill-in", "glm", "qwen", "deepseek"],
+    indirect=True,
 )
 def test_drafts_follow_the_whole_history_in_vllms_cache(engine) -> None:
     for slot, length in ((2, 3), (0, 15), (4, 40)):

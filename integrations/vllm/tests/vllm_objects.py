@@ -317,7 +317,8 @@ def vllm_config(**changes: Any) -> Any:
         additional_config={"specgraph": {}},
         speculative_config=SimpleNamespace(
             method="eagle3", draft_sample_method="greedy", parallel_drafting=False, use_heterogeneous_vocab=False,
-            kv_cache_dtype=None,
+            kv_cache_dtype=None, num_speculative_tokens=5,
+            draft_model_config=SimpleNamespace(hf_config=SimpleNamespace()),
         ),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, decode_context_parallel_size=1,
