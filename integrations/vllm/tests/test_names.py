@@ -274,6 +274,8 @@ def test_so_has_the_one_of_dspark(wheel) -> None:
     text, config = (folder / f"{GPU}/spec_decode/dspark/speculator.py").read_text(), "self.draft_model_config.hf_config"
     assert f'{config}, "dspark_bonus_anchor", False' in text or f'{config}, "sample_from_anchor", True' in text
     assert release == "0.26" or "dspark_draft_topk" in text
+    reserved = (folder / "vllm/config/vllm.py").read_text()
+    assert ("def num_lookahead_tokens" in reserved) == ("or dspark_fill_in" in reserved) == (release != "0.26")
 
 
 def test_so_have_the_ones_of_draft_models(wheel) -> None:
