@@ -1,4 +1,4 @@
-"""Test equipment: a stand-in for torch_musa that presents the public names and signatures of 2.7.1.
+"""Test equipment: a stand-in for torch_musa: the names of 2.7.1 that specgraph calls, with its signatures.
 
 It is not torch_musa and drives no Moore Threads device: specgraph's recorded graphs on the CPU run underneath.
 Tensors are `cpu` tensors. There is no device named `musa` here, and what is underneath shows in every version and
@@ -17,10 +17,8 @@ from torch_musa.graphs import *  # noqa: F403
 from torch_musa.handles import *  # noqa: F403
 from torch_musa.memory import *  # noqa: F403
 from torch_musa.random import *  # noqa: F403
-from torch_musa.unmodelled import present
 
 __version__ = f"{torch.__version__.partition('+')[0]}+simulator.{form.NAME}"
 
 torch.musa = sys.modules[__name__]
 torch.version.musa = f"simulated over {form.NAME}"
-present(sys.modules[__name__])

@@ -42,19 +42,6 @@ def present_devices():
     return simulated.machine.device_count
 
 
-def device_guard(index):
-    return None
-
-
-def set_device(index):
-    if index != 0:
-        raise RuntimeError("MUSA error (simulated): invalid device ordinal")
-
-
-def current_device():
-    return 0
-
-
 def synchronize(index):
     with runtime_errors():
         _platform.synchronize()
@@ -88,14 +75,6 @@ class StreamBase(torch.Stream):
     def musa_stream(self):
         return self.recorded.id
 
-    @property
-    def priority(self):
-        return 0
-
-    @staticmethod
-    def priority_range():
-        return (0, -1)
-
     def query(self):
         with runtime_errors():
             return self.recorded.query()
@@ -116,14 +95,6 @@ class EventBase:
         self = super().__new__(cls)
         self.recorded = _platform.event(timing=enable_timing)
         return self
-
-    @property
-    def musa_event(self):
-        return id(self.recorded)
-
-    @property
-    def device(self):
-        return torch_device(0)
 
     def record(self, stream):
         with runtime_errors():
@@ -153,23 +124,8 @@ def default_stream_id(index):
     return 0, 0, 0
 
 
-def set_stream(stream):
-    _platform._thread.stream = stream.recorded
-
-
-def enter_stream(stream):
-    """Send work to `stream`, and track its order, until `leave_stream`."""
-    context = _platform.use(stream.recorded)
-    context.__enter__()
-    return context
-
-
-def leave_stream(context, *, back=True):
-    """End the tracking; with `back=False`, keep the stream as the current one."""
-    stream = _platform.current_stream()
-    context.__exit__(None, None, None)
-    if not back:
-        _platform._thread.stream = stream
+def use(stream):
+    return _platform.use(stream.recorded)
 
 
 def is_capturing():
@@ -195,10 +151,6 @@ def get_rng_state(index):
 
 def set_rng_state(state, index):
     torch.set_rng_state(state)
-
-
-def manual_seed(seed):
-    torch.manual_seed(seed)
 
 
 class _Pool:

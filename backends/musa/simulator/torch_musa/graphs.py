@@ -1,6 +1,5 @@
-"""MUSAGraph and `graph`, the capture context, with the limits and defects of 2.7.1."""
+"""MUSAGraph, with the limits and defects of 2.7.1."""
 
-import gc
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,12 +8,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_musa import form, simulated
-from torch_musa.device import current_device, synchronize
-from torch_musa.handles import Stream, current_stream, default_stream
-from torch_musa.handles import stream as stream_context
-from torch_musa.memory import empty_cache
+from torch_musa.handles import current_stream, default_stream
 
-__all__ = ["MUSAGraph", "graph", "graph_pool_handle", "is_current_stream_capturing", "update_musa_graph_with_profile"]
+__all__ = ["MUSAGraph", "graph_pool_handle", "is_current_stream_capturing"]
 
 
 @dataclass
@@ -61,11 +57,6 @@ def graph_pool_handle():
     return form.new_pool_handle()
 
 
-def update_musa_graph_with_profile():
-    for instance in MUSAGraph.get_latest_instance():
-        instance.reinstantiate_graph()
-
-
 class MUSAGraph:
     def __new__(cls):
         instance = super().__new__(cls)
@@ -77,7 +68,7 @@ class MUSAGraph:
         self._has_exec = False
         self._replays = 0
         self._rng = None
-        self._index = current_device()
+        self._index = 0
         self.collectives = set()
 
     def capture_begin(self, pool=None, capture_error_mode="global"):
@@ -110,10 +101,6 @@ class MUSAGraph:
         self._replays = 0
         self._is_further = captures.in_pool[self.pool()] > 0
         captures.in_pool[self.pool()] += 1
-
-    def reinstantiate_graph(self):
-        if not self._has_exec:
-            raise RuntimeError("MUSA error (simulated): nothing was captured")
 
     def replay(self):
         if not self._has_exec:
@@ -153,35 +140,3 @@ class MUSAGraph:
             self.reset()
         elif getattr(getattr(self, "_capture", None), "is_pointed_to", False):
             simulated.corrupt("a graph is destroyed to which the host allocator still has a pointer")
-
-
-class graph:
-    default_capture_stream = None
-
-    def __init__(self, musa_graph, pool=None, stream=None, capture_error_mode="global"):
-        if type(self).default_capture_stream is None:
-            type(self).default_capture_stream = Stream()
-        self.pool = () if pool is None else (pool,)
-        self.capture_stream = type(self).default_capture_stream if stream is None else stream
-        self.stream_ctx = stream_context(self.capture_stream)
-        self.musa_graph = musa_graph
-        self.capture_error_mode = capture_error_mode
-
-    def __enter__(self):
-        synchronize()
-        gc.collect()
-        empty_cache()
-        self.stream_ctx.__enter__()
-        try:
-            self.musa_graph.capture_begin(*self.pool, capture_error_mode=self.capture_error_mode)
-        except BaseException:
-            self.stream_ctx.abandon()
-            raise
-
-    def __exit__(self, exc_type, exc_value, traceback):
-        try:
-            self.musa_graph.capture_end()
-        except BaseException:
-            self.stream_ctx.abandon()
-            raise
-        self.stream_ctx.__exit__(exc_type, exc_value, traceback)

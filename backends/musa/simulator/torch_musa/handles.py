@@ -3,18 +3,14 @@
 from contextlib import nullcontext
 
 from torch_musa import form, simulated
-from torch_musa.device import device as device_context
 from torch_musa.device import index_of
 
-__all__ = [
-    "Event", "Stream", "StreamContext", "current_stream", "default_stream", "set_stream", "stream",
-]  # fmt: skip
+__all__ = ["Event", "Stream", "current_stream", "default_stream", "stream"]
 
 
 class Stream(form.StreamBase):
     def __new__(cls, device=None, priority=0, **kwargs):
-        with nullcontext() if device is None else device_context(device):
-            return super().__new__(cls, priority=priority, **kwargs)
+        return super().__new__(cls, priority=priority, **kwargs)
 
     def wait_event(self, event):
         event.wait(self)
@@ -72,33 +68,8 @@ def _cast(handle, kind, where):
     raise TypeError(what)
 
 
-class StreamContext:
-    def __init__(self, stream):
-        self.stream = stream
-        self._entered = None
-
-    def __enter__(self):
-        if self.stream is not None:
-            self._entered = form.enter_stream(self.stream)
-
-    def __exit__(self, *args):
-        if self._entered is not None:
-            form.leave_stream(self._entered)
-            self._entered = None
-
-    def abandon(self):
-        """Leave the context without exiting it: the stream stays the current one."""
-        form.leave_stream(self._entered, back=False)
-        self._entered = None
-
-
 def stream(stream):
-    return StreamContext(stream)
-
-
-def set_stream(stream):
-    if stream is not None:
-        form.set_stream(stream)
+    return nullcontext() if stream is None else form.use(stream)
 
 
 def _by_id(number):
