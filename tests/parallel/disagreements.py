@@ -35,6 +35,11 @@ def collective_order_differs(ranks: Ranks) -> None:
             ops.all_reduce(x, ranks.name)
 
 
+def collective_shape_differs(ranks: Ranks) -> None:
+    """One is the largest that the exchange carries, the other one is reduced after it."""
+    ops.all_reduce(torch.ones(4096 + ranks.rank), ranks.name)
+
+
 def rank_captures_other_size(ranks: Ranks) -> None:
     generate(ranks, **PAIR, capture_sizes=((2,), (1, 2))[ranks.rank])
 
@@ -76,6 +81,7 @@ def rank_fails_to_capture(ranks: Ranks) -> None:
 DIFFER: dict[str, Callable[[Ranks], None]] = {
     "options": options_differ,
     "order": collective_order_differs,
+    "shape": collective_shape_differs,
     "size": rank_captures_other_size,
     "k": ranks_differ_in_k,
     "round": rank_skips_a_round,

@@ -27,6 +27,7 @@ def errors() -> list[dict[str, Any]]:
     [
         ("options", "rank 1 has num_speculative_tokens 6, rank 0 has 5"),
         ("order", r"rank 0 is at all_gather of float32 \[4, 8\].*, rank 1 at all_reduce of float32 \[4, 8\]"),
+        ("shape", r"rank 0 is at all_reduce of float32 \[4096\].*, rank 1 at all_reduce of float32 \[4097\]"),
         ("size", r"rank 1 has capture sizes \[1, 2\], rank 0 has \[2\]"),
         ("k", r"rank 1 has rows per request of verifies \[3\], rank 0 has \[4\]"),
         ("round", r"rank 0 is at all_\w+ of \w+ \[.*, rank 1 at the end of the requests"),
