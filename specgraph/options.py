@@ -195,7 +195,7 @@ class DecoderOptions(DraftOptions):
     kv_cache_dtype: KVCacheDtype = option(
         "auto", "KV caches: auto (the model's dtype) or fp8 (e4m3, half the memory of bfloat16; not lossless)."
     )
-    """Scales of the target's layers are in its weights (`load_target`)."""
+    """Its scales are 1. `load_generator` refuses folders that have others, which `load_target` ignores."""
     rounds_ahead: RoundsAhead = option(1, "Rounds launched before the last one's tokens are read, 0 or 1.")
     """Attention with host parameters takes 0, because it needs the accepted counts."""
     synthetic_acceptance: Share | Sequence[Share] | None = option(

@@ -217,12 +217,13 @@ def load_models(
         asked = "--fp8-weights keep" if keep_fp8 else "--kv-cache-dtype fp8"
         raise UnsupportedError(f"{asked}: '{platform.info.name}' has no FP8: {support.reason}")
     if options.kv_cache_dtype == "fp8":
-        scales = [name for name in stored_tensors(target) if name.endswith(KV_SCALES)]
-        if scales:
-            raise CheckpointError(
-                f"--kv-cache-dtype fp8: {target} has scales for such a cache ({scales[0]}), which are not read: it has "
-                "scales of 1; use --kv-cache-dtype auto"
-            )
+        for folder in (target, *([] if draft in (None, NGRAM) else [draft])):
+            scales = [name for name in stored_tensors(folder) if name.endswith(KV_SCALES)]
+            if scales:
+                raise CheckpointError(
+                    f"--kv-cache-dtype fp8: {folder} has scales for such a cache ({scales[0]}), which are not read: it "
+                    "has scales of 1; use --kv-cache-dtype auto"
+                )
     split = WHOLE if layout is None else layout.tensor_parallel
     model = load_target(target, platform.device, dtype, length, split, keep_fp8)
     head, decoders = None, [model]

@@ -163,6 +163,10 @@ def test_scales_of_the_kv_cache_are_refused_only_with_an_fp8_cache(tmp_path):
     change_tensors(folder, lambda tensors: tensors.update({quarks: tensors.pop(name)}))
     with refused("--kv-cache-dtype fp8", quarks, "auto"):
         load_generator(folder, drafter, kv_cache_dtype="fp8")
+    head = shutil.copytree(drafter, tmp_path / "drafter")
+    change_tensors(head, lambda tensors: tensors.update({"midlayer.self_attn.k_scale": torch.tensor(3.0)}))
+    with refused("--kv-cache-dtype fp8", "drafter", "midlayer.self_attn.k_scale", "auto"):
+        load_generator(target, head, kv_cache_dtype="fp8")
 
 
 def restore(folder, products, chosen):
