@@ -83,7 +83,11 @@ def small_pair(small_pair_folder) -> tuple[LlamaTarget, DraftHead]:
 
 @pytest.fixture
 def make_decoder(target) -> Iterator[MakeDecoder]:
-    """`make_decoder(head, ...)`: captured and ready; K = 3, up to 4 requests, eager unless told. Closed at the end."""
+    """`make_decoder(head, ...)`: captured and ready; K = 3, up to 4 requests, eager unless told. Closed at the end.
+
+    Captured are batches of as many requests as may run, or of the sizes of the draft schedule, and one prefill size:
+    most of a test's time is capture.
+    """
     made: list[SpeculativeDecoder] = []
 
     def make(
@@ -94,12 +98,15 @@ def make_decoder(target) -> Iterator[MakeDecoder]:
         query_len: int | None = None,
         **changes: Any,
     ) -> SpeculativeDecoder:
+        sizes = changes.get("draft_schedule") or [changes.get("max_num_requests", 4)]
         settings: dict[str, Any] = {
             "num_speculative_tokens": 3,
             "max_num_requests": 4,
             "max_model_len": MAX_MODEL_LEN,
             "block_size": BLOCK_SIZE,
             "decode": "eager",
+            "capture_sizes": sorted(sizes),
+            "prefill_sizes": [16],
         }
         platform = CpuPlatform()
         backend: AttentionBackend = PagedHostAttention(platform) if attention == "host" else PagedAttention()

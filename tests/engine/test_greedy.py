@@ -23,13 +23,13 @@ def test_the_target_alone_agrees_with_transformers(make_decoder, requests, refer
 
 @pytest.mark.parametrize("block_size", [1, 64])
 def test_block_sizes_change_nothing(make_decoder, requests, shadow, block_size):
-    wanted = tokens(make_decoder(shadow, capture_sizes=[4]).generate(requests))
-    assert tokens(make_decoder(shadow, capture_sizes=[4], block_size=block_size).generate(requests)) == wanted
+    wanted = tokens(make_decoder(shadow).generate(requests))
+    assert tokens(make_decoder(shadow, block_size=block_size).generate(requests)) == wanted
 
 
 @pytest.mark.parametrize("lowering", ["eager", "merged"])
 def test_nothing_ever_writes_to_the_null_block(make_decoder, requests, shadow, lowering):
-    decoder = make_decoder(shadow, decode=lowering, capture_sizes=[4])
+    decoder = make_decoder(shadow, decode=lowering)
     decoder.generate(requests)
     for cache in (*decoder.target.caches, *decoder.drafter.caches):
         assert not cache.key[0].any()

@@ -80,8 +80,8 @@ def test_a_stop_token_that_is_the_last_allowed_one_is_a_stop(make_decoder, unlim
 
 
 def test_what_can_never_fit_is_refused_while_others_go_on(make_decoder, requests, shadow):
-    wanted = make_decoder(shadow, capture_sizes=[4]).generate(requests)
-    decoder = make_decoder(shadow, capture_sizes=[4], num_blocks=12)  # 11 blocks of 4: 44 tokens
+    wanted = make_decoder(shadow).generate(requests)
+    decoder = make_decoder(shadow, num_blocks=12)  # 11 blocks of 4: 44 tokens
     results = decoder.generate(requests)
     assert [r.finish_reason for r in results] == ["length"] * 5 + ["refused", "length"]  # 30 + 9 + 8 tokens: 12 blocks
     assert "12 KV blocks of 4 tokens and the cache has 11" in results[5].message

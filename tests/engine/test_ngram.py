@@ -36,15 +36,14 @@ def repetitive(requests) -> list[Request]:
         {"decode": "round", "attention": "host"},
         {"decode": "step", "block_size": 1},
         {"decode": "round", "k_candidates": [1, 3], "round_times": {4: {1: 10.0, 3: 11.0}}},
-        {"decode": "merged", "draft_schedule": {1: 3, 2: 0, 4: 2}, "capture_sizes": [1, 2, 4]},
+        {"decode": "merged", "draft_schedule": {1: 3, 2: 0, 4: 2}},
         {"decode": "merged", "debug": True, "rounds_ahead": 0, "check_inputs": True},
         {"decode": "eager", "sampling_parameters": True, "logprobs": True},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_greedy_output_is_the_targets(make_decoder, repetitive, options):
-    options = {"capture_sizes": [4], **options}
-    wanted = tokens(make_decoder(None, query_len=4, capture_sizes=[4]).generate(repetitive))
+    wanted = tokens(make_decoder(None, query_len=4).generate(repetitive))
     decoder = make_decoder(HEAD, **options)
     assert tokens(decoder.generate(repetitive)) == wanted
     assert sum(decoder.metrics.accepted) >= 5
@@ -54,11 +53,11 @@ def test_greedy_output_is_the_targets(make_decoder, repetitive, options):
 def test_every_lowering_samples_the_same_tokens(make_decoder, repetitive):
     """N-gram drafts keep no distribution, also where sampled drafts are asked for."""
     warm = [replace(each, temperature=0.5, seed=i) for i, each in enumerate(repetitive)]
-    eager = make_decoder(HEAD, sampled=True, capture_sizes=[4])
+    eager = make_decoder(HEAD, sampled=True)
     wanted = tokens(eager.generate(warm))
     assert sum(eager.metrics.accepted) >= 5
     for lowering in ("step", "round"):
-        decoder = make_decoder(HEAD, sampled=True, capture_sizes=[4], decode=lowering)
+        decoder = make_decoder(HEAD, sampled=True, decode=lowering)
         assert tokens(decoder.generate(warm)) == wanted
         assert decoder.metrics == eager.metrics
         assert decoder.drafter.buffers.draft_probs is None

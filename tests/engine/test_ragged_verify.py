@@ -54,10 +54,10 @@ def tokens(results) -> list[list[int]]:
 def test_every_lowering_gives_the_same_tokens(make_decoder, target, requests):
     """Greedy requests have the target's own tokens, sampled ones, whose drafts are often accepted, those of eager."""
     asked = [replace(each, temperature=4.0 * (i % 2), seed=i) for i, each in enumerate(requests)]
-    options = {"capture_sizes": [4], "sampled": True, "verified_drafts": 1.25}
+    options = {"sampled": True, "verified_drafts": 1.25}
     eager = make_decoder(dspark(target), **options)
     wanted = tokens(eager.generate(asked))
-    alone = tokens(make_decoder(None, query_len=4, capture_sizes=[4]).generate(requests))
+    alone = tokens(make_decoder(None, query_len=4).generate(requests))
     assert wanted[::2] == alone[::2]
     for lowering in ("step", "merged", "round"):
         decoder = make_decoder(dspark(target), decode=lowering, **options)
@@ -66,14 +66,14 @@ def test_every_lowering_gives_the_same_tokens(make_decoder, target, requests):
     assert sum(eager.metrics.accepted) > 0
 
 
-AUTO = {"verified_drafts": "auto", "k_candidates": (1, 2, 3), "num_speculative_tokens": 3, "capture_sizes": [4]}
+AUTO = {"verified_drafts": "auto", "k_candidates": (1, 2, 3), "num_speculative_tokens": 3}
 
 
 def test_the_number_of_verified_drafts_may_change_every_round(make_decoder, target, requests):
     """Greedy requests have the target's own tokens; all proposes draft 3 tokens, whichever number is verified. What the
     policy is told is of the round that is read, while one more runs."""
     asked = [replace(each, temperature=4.0 * (i % 2), seed=i) for i, each in enumerate(requests)]
-    alone = tokens(make_decoder(None, query_len=4, capture_sizes=[4]).generate(requests))
+    alone = tokens(make_decoder(None, query_len=4).generate(requests))
     order, wanted = [3, 1, 2, 1, 3, 2] * 9, None
     for lowering in ("eager", "step", "merged", "round"):
         options = AUTO | {"sampled": True, "round_times": {4: dict.fromkeys((1, 2, 3), 1.0)}, "rounds_ahead": 1}
@@ -156,7 +156,7 @@ def test_a_pass_has_as_many_rows_as_are_asked_for(make_decoder, target):
 def test_parameters_of_sampling_and_logprobs(make_decoder, target, requests):
     """A penalty counts the tokens of the row's own text, whichever rows it has."""
     asked = [replace(each, frequency_penalty=1.5, seed=i) for i, each in enumerate(requests)]
-    options = {"sampling_parameters": True, "logprobs": True, "capture_sizes": [4]}
+    options = {"sampling_parameters": True, "logprobs": True}
     wanted = make_decoder(dspark(target), **options).generate(asked)
     got = make_decoder(dspark(target), verified_drafts=1.0, **options).generate(asked)
     assert tokens(got) == tokens(wanted)

@@ -47,19 +47,20 @@ ancestor mask. Greedy, since sampled tokens depend on K."""
 
 
 def make_decoder(kind, lowering, lengths="device", **changes):
-    settings = {"max_num_requests": 4, "max_model_len": MAX_MODEL_LEN, "capture_sizes": [1, 2, 4]}
+    settings = {"max_num_requests": 4, "max_model_len": MAX_MODEL_LEN, "capture_sizes": [4]}
     return make_pair_decoder(kind, lengths, **(settings | {"decode": lowering, **changes}))
 
 
 @cache
 def kept(kind, decode, lengths, ahead, sampled, num_blocks=None, schedule=None, candidates=None):
     """One decoder for many examples: what an example leaves behind must not matter to the next."""
-    trees = schedule is not None and "tree" in dict(schedule).values()
+    schedule = None if schedule is None else dict(schedule)
+    sizes = list(schedule or (1, 4))
     return make_decoder(
-        kind, decode, lengths, rounds_ahead=ahead, sampled=sampled, num_blocks=num_blocks,
-        draft_schedule=None if schedule is None else dict(schedule),
-        tree=TREE if trees else None, k_candidates=candidates,
-        round_times=None if candidates is None else {size: dict.fromkeys(candidates, 1.0) for size in (1, 2, 4)},
+        kind, decode, lengths, capture_sizes=sizes, rounds_ahead=ahead, sampled=sampled, num_blocks=num_blocks,
+        draft_schedule=schedule, tree=TREE if "tree" in (schedule or {}).values() else None,
+        k_candidates=candidates,
+        round_times=None if candidates is None else {size: dict.fromkeys(candidates, 1.0) for size in sizes},
     )  # fmt: skip
 
 
@@ -74,7 +75,7 @@ def request(index, temperature=0.0, stops=()):
 @cache
 def alone(kind, index, temperature):
     """Return what eager decoding gives for one request, with nobody else there."""
-    decoder = make_decoder(kind, "eager", sampled=temperature > 0, capture_sizes=[4])
+    decoder = make_decoder(kind, "eager", sampled=temperature > 0)
     result = decoder.generate([request(index, temperature)])[0]
     assert result.finish_reason == "length"
     return tuple(result.token_ids)
@@ -158,7 +159,7 @@ def test_k_follows_the_batch_while_rounds_are_in_flight(ahead):
 @pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "dflash", "draft-model"])
 def test_a_joining_request_has_its_row_and_nobody_elses(kind):
     """Row 1 of 3, between rows of other requests, against what the request says and its prompt's passes left."""
-    decoder = make_decoder(kind, "round", sampled=True, capture_sizes=[4])
+    decoder = make_decoder(kind, "round", sampled=True)
     rounds, memory = decoder.rounds, decoder.target.round
     others = [request(5, 0.7, (9,)), request(3), request(0)]
     for each in others:
@@ -211,7 +212,7 @@ def test_drafts_are_counted_by_the_k_that_they_had(ahead, k):
     rounds, schedule = {"rounds_ahead": ahead}, {1: 3, 4: k}
     by_k = []
     for lowering, changes in (("eager", {}), ("round", rounds)):
-        decoder = make_decoder("eagle", lowering, draft_schedule=schedule, **changes)
+        decoder = make_decoder("eagle", lowering, draft_schedule=schedule, capture_sizes=[1, 4], **changes)
         for requests in ([request(5)], [request(5)] * 4):
             decoder.generate(requests)
         by_k.append(decoder.metrics.drafts_by_k)
@@ -240,11 +241,11 @@ def test_acceptance_is_followed_and_counted_by_the_k_of_each_round(ahead):
 
 def test_k_settles_on_what_acceptance_makes_best_and_repeats():
     times = {4: {1: 500.0, 2: 590.0, 3: 680.0}}
-    for rate, best, lowering, repeats in ((0.0, 1, "merged", 1), (1.0, 3, "round", 2)):
+    for rate, best, lowering, repeats in ((0.0, 1, "eager", 1), (1.0, 3, "round", 2)):
         runs = []
         for _ in range(repeats):
             settings = {"synthetic_acceptance": rate, "k_candidates": CANDIDATES, "round_times": times}
-            decoder = make_decoder("eagle", lowering, capture_sizes=[4], **settings)
+            decoder = make_decoder("eagle", lowering, **settings)
             results = decoder.generate([request(5)] * 4)
             runs.append((results, decoder.metrics.drafts_by_k))
         assert runs[0] == runs[-1]
@@ -266,10 +267,11 @@ def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lowering, length
 
 
 def test_requests_go_on_through_all_timed_rounds_where_max_model_len_is_small(monkeypatch):
-    times = {size: {1: 1.0, 3: 1.0} for size in (1, 2, 4)}
+    times = {size: {1: 1.0, 3: 1.0} for size in (1, 4)}
     decoder = make_decoder(
-        "eagle", "round", max_model_len=20, synthetic_acceptance=1.0, k_candidates=(1, 3), round_times=times
-    )
+        "eagle", "round", max_model_len=20, synthetic_acceptance=1.0, k_candidates=(1, 3), round_times=times,
+        capture_sizes=[1, 4],
+    )  # fmt: skip
     going_on = []
 
     def run_once(platform, run):
@@ -279,16 +281,16 @@ def test_requests_go_on_through_all_timed_rounds_where_max_model_len_is_small(mo
 
     monkeypatch.setattr(round_times, "_time", run_once)
     round_times.measure_round_times(decoder.steps, decoder.drafter)
-    assert going_on == [1, 1, 2, 2, 4, 4]
+    assert going_on == [1, 1, 4, 4]
 
 
 @pytest.mark.parametrize(("ahead", "sampled"), [(0, True), (1, False)])
 def test_draft_trees(ahead, sampled):
     tree = {"tree": TREE, "sampled": sampled}
     asked = [request(index, 0.8 * sampled) for index in range(len(SHAPES))]
-    merged, whole = (make_decoder("eagle", name, rounds_ahead=ahead, **tree) for name in ("merged", "round"))
-    assert whole.generate(asked) == merged.generate(asked)
-    assert (whole.metrics.accepted, whole.metrics.num_drafts) == (merged.metrics.accepted, merged.metrics.num_drafts)
+    eager, whole = (make_decoder("eagle", name, rounds_ahead=ahead, **tree) for name in ("eager", "round"))
+    assert whole.generate(asked) == eager.generate(asked)
+    assert (whole.metrics.accepted, whole.metrics.num_drafts) == (eager.metrics.accepted, eager.metrics.num_drafts)
 
 
 def test_a_stream_may_end_outside_of_inference_mode():

@@ -20,7 +20,7 @@ def warm(requests: list[Request], temperature: float = 0.9) -> list[Request]:
 
 def test_a_seed_repeats_whatever_the_batch_without_a_drafter(make_decoder, requests):
     """The suite has drafters."""
-    decoder = make_decoder(None, sampled=True, capture_sizes=[4], query_len=4)
+    decoder = make_decoder(None, sampled=True, query_len=4)
     together = tokens(decoder.generate(warm(requests)))
     assert tokens(decoder.generate(warm(requests))) == together
     assert tokens(decoder.generate(list(reversed(warm(requests))))) == list(reversed(together))
@@ -35,7 +35,7 @@ def test_a_seed_repeats_whatever_the_batch_without_a_drafter(make_decoder, reque
 )
 def test_every_lowering_samples_the_same_tokens(make_decoder, requests, shadow, lowering, attention, draft_sampling):
     """Greedy drafts keep no distribution, and a request at temperature 0 gets what a greedy decoder gives it."""
-    config = {"sampled": True, "capture_sizes": [4], "draft_sampling": draft_sampling}
+    config = {"sampled": True, "draft_sampling": draft_sampling}
     eager = make_decoder(shadow, **config)
     wanted = tokens(eager.generate(warm(requests, 0.5)))
     decoder = make_decoder(shadow, decode=lowering, attention=attention, **config)
@@ -45,13 +45,13 @@ def test_every_lowering_samples_the_same_tokens(make_decoder, requests, shadow, 
     assert decoder.metrics == replace(eager.metrics, rounds=rounds)
     assert decoder.metrics.accepted[1] > 0
     assert (decoder.drafter.buffers.draft_probs is None) is (draft_sampling == "greedy")
-    assert tokens(decoder.generate(requests)) == tokens(make_decoder(shadow, capture_sizes=[4]).generate(requests))
+    assert tokens(decoder.generate(requests)) == tokens(make_decoder(shadow).generate(requests))
 
 
 def test_temperature_zero_is_greedy_also_beside_warm_requests(make_decoder, requests, shadow):
-    greedy = tokens(make_decoder(shadow, capture_sizes=[4]).generate(requests))
+    greedy = tokens(make_decoder(shadow).generate(requests))
     mixed = [r if i % 2 else replace(r, temperature=1.0, seed=i) for i, r in enumerate(requests)]
-    got = tokens(make_decoder(shadow, sampled=True, capture_sizes=[4]).generate(mixed))
+    got = tokens(make_decoder(shadow, sampled=True).generate(mixed))
     assert got[1::2] == greedy[1::2]
     assert got[::2] != greedy[::2]
 
@@ -59,7 +59,7 @@ def test_temperature_zero_is_greedy_also_beside_warm_requests(make_decoder, requ
 def test_a_seed_repeats_for_the_same_k_and_says_so(make_decoder, requests, shadow):
     """With K by batch size, the place in a draft decides whether a token is accepted or drawn."""
     [first, second] = warm(requests[:2], 1.0)
-    by_batch = make_decoder(shadow, sampled=True, capture_sizes=[1, 2], draft_schedule={1: 3, 2: 1}, max_num_requests=2)
+    by_batch = make_decoder(shadow, sampled=True, draft_schedule={1: 3, 2: 1}, max_num_requests=2)
     assert tokens(by_batch.generate([first, second]))[0] != tokens(by_batch.generate([first]))[0]
     assert by_batch.generate([first, second]) == by_batch.generate([first, second])
     [seed] = [field for field in fields(Prompt) if field.name == "seed"]

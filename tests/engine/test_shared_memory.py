@@ -35,7 +35,7 @@ def test_target_and_drafter_share_the_round_and_nothing_else(make_decoder, eagle
 
 @pytest.mark.parametrize("lowering", ["eager", "merged"])
 def test_no_graph_writes_what_the_host_uploads_once(make_decoder, shadow, requests, lowering):
-    decoder = make_decoder(shadow, decode=lowering, sampled=True, capture_sizes=[4])
+    decoder = make_decoder(shadow, decode=lowering, sampled=True)
     for request in requests[:3]:
         decoder.add(request)
     for _ in range(3):

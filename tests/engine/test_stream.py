@@ -92,7 +92,7 @@ class Slip(Exception):
 def test_a_request_that_fails_to_join_ends_alone(make_decoder, shadow, alone, monkeypatch, ahead):
     """It fails in every place of the queue, in the middle of its prompt. The others get all their tokens, those of the
     round that was launched before it too."""
-    decoder, bad = make_decoder(shadow, capture_sizes=[4], rounds_ahead=ahead, prefill_sizes=[8]), request((20, 7))
+    decoder, bad = make_decoder(shadow, rounds_ahead=ahead, prefill_sizes=[8]), request((20, 7))
     real, good = decoder.drafter.prefill, (SHAPES[0], SHAPES[4], SHAPES[3])
 
     def prefill(ids, positions, *args, **kwargs):
@@ -120,7 +120,7 @@ def test_a_request_that_fails_to_join_ends_alone(make_decoder, shadow, alone, mo
 
 @pytest.mark.parametrize(("owner", "name"), [("target", "verify"), ("drafter", "propose"), ("rounds", "_read")])
 def test_a_round_that_fails_ends_its_requests_with_a_chunk_each(make_decoder, shadow, alone, monkeypatch, owner, name):
-    decoder = make_decoder(shadow, capture_sizes=[4], rounds_ahead=1)
+    decoder = make_decoder(shadow, rounds_ahead=1)
     tokens, reasons = {}, {}
     *running, waiting = [decoder.add(request(SHAPES[0])) for _ in range(5)]
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_a_round_that_fails_ends_its_requests_with_a_chunk_each(make_decoder, sh
 
 
 def test_requests_are_queued_all_or_none(make_decoder, shadow, alone, monkeypatch):
-    decoder, made = make_decoder(shadow, capture_sizes=[4]), itertools.count()
+    decoder, made = make_decoder(shadow), itertools.count()
 
     def running(*args):
         if next(made) == 1:
@@ -209,7 +209,7 @@ def test_a_cancelled_request_gives_its_blocks_to_one_that_waits(make_decoder, sh
 
 
 def test_an_open_stream_takes_no_other_request_and_gives_nobody_its_chunks(make_decoder, shadow, alone):
-    decoder = make_decoder(shadow, capture_sizes=[4])
+    decoder = make_decoder(shadow)
     stream = decoder.stream([request(SHAPES[0])])
     tokens = list(next(stream).token_ids)
     for use in (decoder.step, lambda: decoder.add(request(SHAPES[1]))):
@@ -225,7 +225,7 @@ def test_an_open_stream_takes_no_other_request_and_gives_nobody_its_chunks(make_
 
 def test_generate_says_which_request_was_cancelled(make_decoder, shadow, alone, monkeypatch):
     """A request is cancelled in the middle of it; those before and behind it are finished or refused."""
-    decoder, steps = make_decoder(shadow, capture_sizes=[4]), []
+    decoder, steps = make_decoder(shadow), []
     step = decoder._step
 
     def cancelling():
