@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args = [str(Path(__file__).parent)]  # no path was given: the suite, not the tests of this folder
     config.stash[SESSION] = session
     if not option("numprocesses", None):
-        config.pluginmanager.register(Plugin(config, session), "specgraph-conformance-run")
+        config.pluginmanager.register(Plugin(config), "specgraph-conformance-run")
     if not is_worker(config):
         config.stash[RESULTS] = Results(session, option("--specgraph-timeout"))
         config.pluginmanager.register(config.stash[RESULTS], "specgraph-conformance-results")
@@ -80,9 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
 class Plugin:
     """Runs cases. Registered only when `--specgraph-platform` names a platform."""
 
-    def __init__(self, config: pytest.Config, session: Any) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.session = session
         self._begin = 0.0
         self._broken = ""
         self._stderr = os.dup(2)  # not what pytest captures
@@ -106,14 +105,14 @@ class Plugin:
         for wanted in option("--specgraph-case"):
             if wanted not in ids:
                 raise pytest.UsageError(f"there is no case '{wanted}'")
-        self._say("problems", self.session.problems(ids))
+        self._say("problems", self.config.stash[SESSION].problems(ids))
         kept = set(items)
         selected = [(item, found) for item, found in cases if item in kept and self._is_selected(found)]
         if not selected:
             raise pytest.UsageError("no case is selected: no case of the suite meets all that was asked for")
         for item, found in selected:
             item.stash[CASE] = replace(found, timeout=option("--specgraph-timeout") or found.timeout)
-            if (xfail := self.session.xfail_of(found.id)) is not None:
+            if (xfail := self.config.stash[SESSION].xfail_of(found.id)) is not None:
                 item.add_marker(pytest.mark.xfail(reason=xfail.text, strict=True))
         running = [item for item, _ in selected]
         self.config.hook.pytest_deselected(items=[item for item in items if item not in running])
@@ -164,7 +163,7 @@ class Plugin:
         found = item.stash.get(CASE, None)
         self._begin = time.monotonic()
         self._limit(found)
-        if found is not None and (reason := self.session.absent(found)) is not None:
+        if found is not None and (reason := self.config.stash[SESSION].absent(found)) is not None:
             pytest.skip(reason)
 
     @pytest.hookimpl(tryfirst=True)
@@ -205,8 +204,8 @@ class Plugin:
             outcome, reason = ("passed", "") if report.passed else ("failed", _failure(report, call))
         took = round(time.monotonic() - self._begin, 3)
         report.user_properties.append((RESULT, asdict(result_of(found, outcome, reason, took))))
-        if (report.failed or declared) and (broken := self.session.broken()) is not None:
-            self._broken = f"{self.session.subject.platform} is unusable after {found.id}: {broken}"
+        if (report.failed or declared) and (broken := self.config.stash[SESSION].broken()) is not None:
+            self._broken = f"{self.config.stash[SESSION].subject.platform} is unusable after {found.id}: {broken}"
         return report
 
 

@@ -1,32 +1,31 @@
-"""Runs the suite's cases for one hazard against its mutant, in a process of its own.
+"""Runs the suite's cases for one hazard against its mutant, in a fork of a process that has collected the suite.
 
 The case that failed the mutant when docs/hazards.md was written runs first.
 
-python -m mutants.run NAME          (with tests/ on the path) shows how one mutant is failed
+pytest -s tests/mutants -k NAME          shows how one mutant is failed
 """
 
 from __future__ import annotations
 
-import gc
 import json
-import multiprocessing
 import os
-import sys
 import tempfile
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
+from functools import cache
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from forks import CASES, forks
+from forks import forks
 from mutants.hazards import KILLERS
 from specgraph_conformance import session
-from specgraph_conformance.case import MARKER
-from specgraph_conformance.plugin import CASE, RESULT
+from specgraph_conformance.plugin import CASE, RESULT, SESSION
 from specgraph_conformance.run import Selection
 
-PYTEST_ARGS = ["-p", "specgraph_conformance.plugin", "-q", "-x", "--no-header"]
+PLATFORM = "cpu"
 HUNG = "did not finish"
 
 
@@ -42,81 +41,82 @@ class Verdict:
     """Cases of this hazard."""
 
 
-class Watch:
-    """Writes what came of a mutant so far: a hang ends the process, as the failure of the case that it is in."""
+class Forks:
+    """A pytest plugin: in place of the collected cases it runs the mutants that it is asked for, each in a fork.
 
-    def __init__(self, name: str, path: Path) -> None:
-        self.verdict, self.path = Verdict(name), path
+    What came of a mutant so far is in a file: a hang ends its process, as the failure of the case that it is in.
+    """
 
-    def note(self, **found: str | int) -> None:
-        self.verdict = replace(self.verdict, **found)  # pyright: ignore
+    def __init__(self, asked: Connection, path: Path) -> None:
+        self.asked, self.path, self.verdict = asked, path, Verdict("")
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for name in iter(self.asked.recv, ""):
+            if not (process := os.fork()):
+                try:
+                    self.run(name, session)
+                finally:
+                    os._exit(0)
+            os.waitpid(process, 0)  # each case has a limit of its own
+            self.asked.send(name)
+        return True
+
+    def run(self, name: str, suite: pytest.Session) -> None:
+        """Put the bug back in this process, and run the cases of its hazard until one fails."""
+        from mutants.all import MUTANTS
+
+        MUTANTS[name].apply(pytest.MonkeyPatch())
+        suite.config.stash[SESSION] = session.open_session(PLATFORM)  # as the bug lets it
+        items = [item for item in suite.items if item.stash[CASE].hazard == MUTANTS[name].hazard]
+        suite.items = sorted(items, key=lambda item: item.stash[CASE].id != KILLERS.get(name))
+        self.verdict = Verdict(name, num_cases=len(items))
+        for item, following in zip(suite.items, [*suite.items[1:], None], strict=True):
+            suite.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+
+    def note(self, killed_by: str, reason: str) -> None:
+        self.verdict = replace(self.verdict, killed_by=killed_by, reason=reason)
         self.path.write_text(json.dumps(asdict(self.verdict)))
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self.note(num_cases=len(session.items))
-        session.items.sort(key=lambda item: item.stash[CASE].id != KILLERS.get(self.verdict.name))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
-        self.note(killed_by=item.stash[CASE].id, reason=HUNG)
+        self.note(item.stash[CASE].id, HUNG)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self.note(reason=dict(report.user_properties)[RESULT]["reason"])
+            self.note(self.verdict.killed_by, dict(report.user_properties)[RESULT]["reason"])
 
     def pytest_runtest_logfinish(self) -> None:
-        if self.verdict.reason == HUNG:
-            self.note(killed_by="", reason="")
-        elif multiprocessing.parent_process() is not None:
-            os._exit(0)  # the verdict is written, and nobody reads the suite's report of it
+        if self.verdict.reason != HUNG:
+            os._exit(0)
+        self.note("", "")
 
 
-def tests_of(hazard: str) -> list[str]:
-    """Return the tests that are cases of a hazard, as pytest names them, so that it need not collect the others."""
-    return [
-        f"{module.__file__}::{name}"
-        for module in map(import_module, CASES)
-        for name, test in vars(module).items()
-        for mark in getattr(test, "pytestmark", ())
-        if mark.name == MARKER and mark.args[0].hazard == hazard
-    ]
+def collect(asked: Connection, path: Path) -> None:
+    """Collect the suite in this process, and answer with forks of it."""
+    with open(os.devnull, "w") as quiet, pytest.MonkeyPatch.context() as patch:
+        os.dup2(quiet.fileno(), 1)
+        os.dup2(quiet.fileno(), 2)
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # it would import all that is installed
+        patch.setattr(session, "_sources", lambda item: [])  # digests and git's words, for a report
+        patch.setattr(session, "discover", cache(session.discover))  # the entry points of all that is installed
+        selection = Selection(pytest_args=["-p", "specgraph_conformance.plugin"])
+        pytest.main(selection.arguments(PLATFORM), plugins=[Forks(asked, path)])
 
 
-def run_mutant(name: str, platform: str, path: Path) -> None:
-    """Put the bug back in this process, and run the cases of its hazard until one fails."""
-    from mutants.all import MUTANTS
-
-    gc.freeze()  # what was loaded before: the collector need not go through all of torch again in every process
-    with open(os.devnull, "w") as quiet:
-        if multiprocessing.parent_process() is not None:
-            os.dup2(quiet.fileno(), 1)
-            os.dup2(quiet.fileno(), 2)
-        with pytest.MonkeyPatch.context() as patch:
-            MUTANTS[name].apply(patch)
-            patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each process would import all that is installed
-            patch.setattr(session, "_sources", lambda item: [])  # digests and git's words, for a report
-            selection = Selection(tests=tests_of(MUTANTS[name].hazard), pytest_args=PYTEST_ARGS)
-            pytest.main(selection.arguments(platform), plugins=[Watch(name, path)])
-
-
-def judge(name: str, platform: str = "cpu") -> Verdict:
-    """Run one mutant in a fork of a warm process and read what came of it."""
-    with tempfile.TemporaryDirectory() as folder:
+@contextmanager
+def judging() -> Generator[Callable[[str], Verdict]]:
+    """Start a process that collects the suite; the function runs one mutant in a fork of it."""
+    ours, theirs = Pipe()
+    with tempfile.TemporaryDirectory() as folder, ours:
         path = Path(folder) / "verdict.json"
-        process = forks().Process(target=run_mutant, args=(name, platform, path))  # pyright: ignore
-        process.start()
-        process.join()  # each case has a limit of its own: a hang ends the process
-        return Verdict(**json.loads(path.read_text())) if path.exists() else Verdict(name)
+        forks().Process(target=collect, args=(theirs, path)).start()
+        theirs.close()
 
+        def judge(name: str) -> Verdict:
+            path.unlink(missing_ok=True)
+            ours.send(name)
+            ours.recv()
+            return Verdict(**json.loads(path.read_text())) if path.exists() else Verdict(name)
 
-def judge_all(names: list[str], platform: str = "cpu", workers: int = 2) -> dict[str, Future[Verdict]]:
-    """All mutants, `workers` at a time."""
-    pool = ThreadPoolExecutor(workers)
-    return {name: pool.submit(judge, name, platform) for name in names}
-
-
-if __name__ == "__main__":
-    for mutant_name in sys.argv[1:]:
-        with tempfile.NamedTemporaryFile(suffix=".json") as file:
-            run_mutant(mutant_name, "cpu", Path(file.name))
-            print(Path(file.name).read_text())
+        yield judge
+        ours.send("")

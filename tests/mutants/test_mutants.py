@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 from mutants.all import MUTANTS
 from mutants.hazards import HAZARDS, NOT_PUT_BACK
-from mutants.run import judge
+from mutants.run import Verdict, judging
 
 BROKEN_MUTANT = ("TypeError", "AttributeError", "NameError")
 """Errors of a mutant that was not changed with the function that it replaces."""
 
 
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Callable[[str], Verdict]]:
+    with judging() as judge:
+        yield judge
+
+
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_is_killed_by_name(name: str) -> None:
+def test_mutant_is_killed_by_name(name: str, judge: Callable[[str], Verdict]) -> None:
     verdict = judge(name)
+    print(verdict)
     assert verdict.num_cases > 0, "no case names this hazard, or the suite could not start"
     assert verdict.killed_by, f"{verdict.num_cases} cases passed although: {MUTANTS[name].bug}"
     assert not verdict.reason.startswith(BROKEN_MUTANT), f"the mutant itself is broken: {verdict.reason}"

@@ -15,10 +15,11 @@ def main() -> int:
     sys.path[:0] = [str(Path(__file__).parents[1])]
     from mutants.all import MUTANTS
     from mutants.hazards import DOCUMENT, HAZARDS, KILLERS, MUTANTS_HEADING, NOT_PUT_BACK
-    from mutants.run import judge_all
+    from mutants.run import judging
 
     known = KILLERS if "--new" in sys.argv[1:] else {}
-    judged = {name: future.result() for name, future in judge_all([n for n in MUTANTS if n not in known]).items()}
+    with judging() as judge:
+        judged = {name: judge(name) for name in MUTANTS if name not in known}
     table = "| mutant | the bug put back | killed by |\n|---|---|---|\n"
     for hazard in HAZARDS:
         for name, mutant in MUTANTS.items():
