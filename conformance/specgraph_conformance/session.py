@@ -17,7 +17,7 @@ from specgraph.errors import PlatformError
 from specgraph_conformance.case import Case, attention_place
 from specgraph_conformance.report import UNSTATED, Subject
 from specgraph_conformance.sources import Source, source_of
-from specgraph_conformance.standard import SUITE_VERSION
+from specgraph_conformance.standard import SUITE_VERSION, expected_ids, listed_cases
 from specgraph_conformance.xfails import Xfail, entry_module, find_xfails, read_xfails
 
 
@@ -30,11 +30,12 @@ class Session:
         self._xfails = xfails
 
     def problems(self, ids: Collection[str]) -> list[str]:
-        """Return a line for each entry of xfails.toml that matches none of these cases."""
+        """Return a line for each entry of xfails.toml that matches none of these cases, nor one of the standard."""
+        known = {*ids, *listed_cases(), *expected_ids(self.subject.attention)}
         return [
             f"xfails.toml declares '{xfail.case}', and there is no such case: remove or correct the entry"
             for xfail in self._xfails
-            if xfail.case not in ids
+            if xfail.case not in known
         ]
 
     def xfail_of(self, case_id: str) -> Xfail | None:
