@@ -23,8 +23,8 @@ from specgraph.engine.rounds import Rounds
 from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.models.protocol import Head, Target
 from specgraph.options import Progress, RoundTimes
-from specgraph.parallel import ParallelLayout, agreed
-from specgraph.parallel.start_up import PATIENCE, agreed_captures
+from specgraph.parallel import ParallelLayout
+from specgraph.parallel.start_up import PATIENCE, agreed, agreed_captures
 from specgraph.validation import Count, OneCall, checked, one_call
 
 

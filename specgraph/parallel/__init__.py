@@ -7,7 +7,6 @@ from specgraph.parallel.join import join_ranks
 from specgraph.parallel.layout import ParallelLayout, join_layout
 from specgraph.parallel.ranks import Ranks
 from specgraph.parallel.split import WHOLE, ContextParallel, ExpertParallel, Share, TensorParallel
-from specgraph.parallel.start_up import agreed
 
 __all__ = [
     "WHOLE",
@@ -17,7 +16,6 @@ __all__ = [
     "Ranks",
     "Share",
     "TensorParallel",
-    "agreed",
     "join_layout",
     "join_ranks",
 ]

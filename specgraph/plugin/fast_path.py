@@ -15,8 +15,8 @@ from specgraph.draft import DraftConfig, Drafter, DraftTokens
 from specgraph.errors import ConfigError, RankError
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.models.split import SPLIT
-from specgraph.parallel import Ranks, agreed
-from specgraph.parallel.start_up import PATIENCE, agreed_captures
+from specgraph.parallel import Ranks
+from specgraph.parallel.start_up import PATIENCE, agreed, agreed_captures
 from specgraph.plugin.prompts import Chunk, PromptPass, PromptProgram
 from specgraph.plugin.round_end import RoundEnd, fill_round
 from specgraph.plugin.weight_addresses import WeightAddresses

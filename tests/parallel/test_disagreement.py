@@ -11,8 +11,8 @@ import pytest
 from parallel.processes import results, run_ranks
 
 from specgraph.errors import RankError
-from specgraph.parallel import Ranks, agreed
-from specgraph.parallel.start_up import PATIENCE
+from specgraph.parallel import Ranks
+from specgraph.parallel.start_up import PATIENCE, agreed
 from specgraph.plugin import FastPath
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from specgraph import open_platform
 from specgraph.capture.transfers import write
 from specgraph.engine import ProposeCounts
-from specgraph.parallel import WHOLE, agreed
+from specgraph.parallel import WHOLE
 from specgraph.parallel.join import ranks_of_groups
+from specgraph.parallel.start_up import agreed
 from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
 from specgraph_sglang.draft_model import draft_cache, draft_head
 from specgraph_sglang.names import READ_DONE

@@ -15,7 +15,8 @@ from specgraph import DraftHead, open_platform
 from specgraph.engine import ProposeCounts
 from specgraph.errors import RankError, SpecgraphError
 from specgraph.models.protocol import ParallelHead
-from specgraph.parallel import WHOLE, Ranks, agreed
+from specgraph.parallel import WHOLE, Ranks
+from specgraph.parallel.start_up import agreed
 from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
 from specgraph.plugin.engine_names import parameters
 from specgraph_vllm.config import Settings
