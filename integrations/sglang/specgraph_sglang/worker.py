@@ -57,7 +57,7 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
                 super()._draft_extend_for_decode(batch, batch_result, **options)
 
     def rounds_of(worker: SpecgraphDraftWorker, batch: Any) -> DraftRounds | None:
-        """The worker's, where it has captured and the batch has requests."""
+        """Return the worker's rounds; None before its capture, and for a batch without requests."""
         return None if worker.specgraph is None or batch.forward_mode.is_idle() else worker.specgraph
 
     return SpecgraphDraftWorker
@@ -137,7 +137,7 @@ class DraftRounds:
         self.kept = BySlot(zeros(worker.speculative_num_steps))
         """The draft tokens of a request's last round, int64 [slots, K]."""
         self.begun = BySlot(zeros(), zeros(), zeros(head.aux_size, dtype=head.dtype))
-        """What a prompt's last row takes: the token after it, its position, and the target's hidden states."""
+        """The token after a prompt's last row, the row's position, and the target's hidden states there."""
         hidden = zeros(config.spec_hidden_size, dtype=config.dtype)
         self._stand_ins = {"topk_p": zeros(1, dtype=torch.float32), "topk_index": zeros(1), "hidden_states": hidden}
         """Zeros of the shapes that SGLang stores per request slot, and reads only where it drafts itself."""

@@ -8,7 +8,7 @@ import torch
 
 from specgraph.errors import UnsupportedError
 from specgraph.models.config import ModelConfig
-from specgraph.models.from_modules import linear_of, linear_weight, mlp_from_module, norm_of, plain
+from specgraph.models.from_modules import CallMlp, linear_of, linear_weight, mlp_from_module, norm_of, plain
 from specgraph.models.latent import LatentAttention, LatentConfig
 from specgraph.models.layers import DecoderLayer
 
@@ -17,10 +17,12 @@ ROTARY = ("RotaryEmbedding", "DeepseekScalingRotaryEmbedding")
 
 
 def latent_model(config: Any, layer: Any, embed_tokens: Any) -> ModelConfig:
-    """Sizes of a drafter with one such layer. `max_position_embeddings` is 1: the module has a table.
+    """Return the sizes of a drafter with one such layer. `max_position_embeddings` is 1: the module has a table.
 
     Args:
-        config: the drafter's; layer: vLLM's decoder layer; embed_tokens: its embedding.
+        config: the drafter's.
+        layer: vLLM's decoder layer.
+        embed_tokens: the drafter's embedding.
 
     Raises:
         UnsupportedError: an option of the attention that the core does not have.
@@ -65,8 +67,11 @@ def latent_model(config: Any, layer: Any, embed_tokens: Any) -> ModelConfig:
     )
 
 
-def latent_layer(layer: Any, sizes: LatentConfig, call: Any) -> DecoderLayer:
-    """The layer's weights; vLLM has split `kv_b_proj` into the parts that the core multiplies by (W_UK_T and W_UV).
+def latent_layer(layer: Any, sizes: LatentConfig, call: CallMlp | None) -> DecoderLayer:
+    """Return the layer's weights. vLLM has split `kv_b_proj` into what the core multiplies by: W_UK_T and W_UV.
+
+    Args:
+        call: runs a mixture of experts; None where none is served.
 
     Raises:
         UnsupportedError: a tensor of another kind.

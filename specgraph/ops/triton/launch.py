@@ -190,7 +190,7 @@ class Launcher:
             _LOG.warning(message)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> Any:
-        """Launch a kernel that has the parameter OVERLAP. Returns the compiled kernel, or None if `record` took it."""
+        """Launch a kernel with the parameter OVERLAP; return it compiled, or None where `record` is called instead."""
         options |= {"OVERLAP": self.options.overlap, **self.options.extra}
         if self.record is None:
             return kernel[grid](*arguments, **options)
