@@ -56,8 +56,13 @@ unit: $(VENV)/.dev
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
+# Builders take a licence from their part's own folder alone
+LICENCES := $(patsubst %,%/LICENSE,$(filter-out .,$(PARTS)))
+$(LICENCES): LICENSE
+	cp $< $@
+
 # Wheels and source distributions of all parts in build/packages, checked as an index would and for what it would not
-packages: $(VENV)/.dev
+packages: $(VENV)/.dev $(LICENCES)
 	rm -rf build/packages
 	set -e; for part in $(PARTS); do \
 	  (cd $$part && $(abspath $(BIN))/python -m hatchling build --directory $(abspath build/packages)); done

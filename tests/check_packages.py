@@ -16,6 +16,7 @@ from email.parser import Parser
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+LICENCE = (ROOT / "LICENSE").read_bytes()
 RELATIVE = re.compile(r"\]\((?!https?://|#)[^)]*\)")
 """A link or picture in Markdown that leads to a file of the repository."""
 
@@ -51,7 +52,7 @@ def problems(path: Path) -> list[str]:
     if len(texts) != 1:
         return [f"{path.name}: {len(texts)} metadata files"]
     about = Parser().parsestr(texts[0].decode())
-    if not any(re.search(r"(^|/)LICENSE$", name) for name in files):
+    if not any(re.search(r"(^|/)LICENSE$", name) and text == LICENCE for name, text in files.items()):
         found.append(f"{path.name}: no LICENSE")
     if links := RELATIVE.findall(about.get_payload()):
         found.append(f"{path.name}: links of the description lead nowhere on an index page: {', '.join(links[:3])}")

@@ -52,9 +52,3 @@ def test_the_modules_and_the_changelog_name_that_version() -> None:
 def test_the_page_about_what_is_stable_names_the_versions_of_the_interfaces() -> None:
     page = (ROOT / "docs/stability.md").read_text()
     assert re.findall(r"\(now ([\d.]+)\)", page) == [str(PLATFORM_API), SUITE_VERSION]
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_every_part_ships_the_licence(part: str) -> None:
-    assert (ROOT / part / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    assert 'license-files = ["LICENSE"]' in (ROOT / part / "pyproject.toml").read_text()
