@@ -167,8 +167,11 @@ def source_state(source: Mapping[str, Any]) -> str:
 
 
 def as_json(report: Report) -> str:
-    """Indented JSON with a final newline."""
-    return json.dumps(report.as_json(), indent=1) + "\n"
+    """Return the report for machines: a line per field and per case, so that a diff of two names what differs."""
+    data = report.as_json()
+    cases = ",\n".join(json.dumps(case) for case in data.pop("cases"))
+    fields = "".join(f"{json.dumps(name)}: {json.dumps(value)},\n" for name, value in data.items())
+    return f'{{\n{fields}"cases": [\n{cases}\n]\n}}\n'
 
 
 def check_writable(path: Path) -> None:
