@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from typing import Any
 
 import pytest
@@ -11,6 +12,13 @@ from test_readme import PAGES, ROOT
 
 FILES = sorted((ROOT / "benchmarks/results").glob("*.json"))
 NAMED = {name for page in PAGES for name in re.findall(r"[\w.-]+\.json", page.read_text())}
+
+
+def committed(name: str) -> bool:
+    """Whether the repository's history, where it is here whole, has a file: COMMIT:PATH."""
+    shallow = subprocess.run(["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True)
+    found = subprocess.run(["git", "cat-file", "-e", name], cwd=ROOT, capture_output=True)
+    return found.returncode == 0 or shallow.stdout != "false\n"
 
 
 def unclear(result: dict[str, Any]) -> str:
@@ -23,9 +31,9 @@ def unclear(result: dict[str, Any]) -> str:
             continue
         if not re.match(r"(\w+=\S* )*(specgraph|torchrun|python) ", line):
             return f"no command: {line!r}"
-        gone = [each for each in re.findall(r"python (\S+\.py)", line) if not (ROOT / each).exists()]
-        if gone and not re.fullmatch("[0-9a-f]{8}", result.get("scripts_at", "")):  # a commit that has them
-            return f"no script {gone[0]}"
+        for script in re.findall(r"(?:python|torchrun .*?) (\S+\.py)", line):
+            if not ((ROOT / script).exists() or committed(f"{result.get('scripts_at')}:{script}")):
+                return f"no script {script}"
         if found := re.search(r"(?<!\w)(/\w+/\S+|OUT)(?!\w)", line):
             return f"a path of one machine: {found[0]}"
     return "" if lines else "no command"
@@ -45,6 +53,7 @@ def test_a_page_refers_to_each_result() -> None:
         ("a sweep of kernels", "no command: "),
         ("", "no command: "),
         ("python benchmarks/gone.py --json FILE", "no script benchmarks/gone.py"),
+        ("torchrun --nproc-per-node 2 benchmarks/gone.py", "no script benchmarks/gone.py"),
         ("specgraph bench --json /root/out/times.json", "a path of one machine: /root/out/times.json"),
     ],
 )
