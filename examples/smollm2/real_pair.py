@@ -59,7 +59,8 @@ def make_head(kind: str, seed: int, device: torch.device, dtype: torch.dtype, he
 def texts() -> list[list[int]]:
     """Return the tokens of the held-out prompts."""
     tokenizer = read_tokenizer(Path(os.environ["TARGET"]))
-    lines = (Path(__file__).parent / "held_out.jsonl").read_text(encoding="utf-8").splitlines()
+    files = sorted((Path(__file__).parent / "held_out").glob("*.jsonl"))
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     return [tokenizer.encode(json.loads(line)["prompt"] * 4).ids for line in lines]
 
 
