@@ -232,10 +232,8 @@ CALLS = [
         "num_speculative_tokens": 2}),
     call("drafter.prefill", "none", valid=lambda w: {
         "prompt": TOKENS, "positions": range(5), "blocks": [1, 2, 3, 4], "aux_hidden": w.aux, "at_least": 0}),
-    call("drafter.inputs", "none", valid=lambda w: {
-        "num_requests": 1, "query_len": 3, "at_least": 1, "bound": None}),
+    call("drafter.inputs", "none", valid=lambda w: {"num_requests": 1, "query_len": 3, "bound": None}),
     call("drafter.dispatch", "none", valid=lambda w: {"num_requests": 1, "query_len": 3}),
-    call("drafter.propose_idle", "none", valid=lambda w: {"num_requests": 1, "query_len": 3}),
     call("drafter.bind", valid=lambda w: {"tensors": sg.ProposeBatch(**w.round())}),
     call("AttentionLayer", "none", valid=lambda w: {
         "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "scale": 0.5, "rotary": torch.zeros(9, 8), "causal": True,

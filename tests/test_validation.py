@@ -151,7 +151,6 @@ def prefill(generator, change):
         (lambda g: g.decoder.drafter.inputs(1, bound=3), "bound to another drafter"),
         (lambda g: g.decoder.drafter.dispatch(None), "num_requests must be an integer, got None"),
         (lambda g: g.decoder.drafter.propose(None), "propose takes a ProposeBatch, got a NoneType"),
-        (lambda g: g.decoder.drafter.propose_idle([]), "num_requests must be an integer, got a list"),
         (lambda g: g.decoder.drafter.prefill([1], range(1), {1: 2}), r"blocks must be a list .*, got a dict"),
         (lambda g: g.decoder.drafter.prefill([1], range(1), [1], at_least="x"), "at_least must be an integer"),
         (lambda g: g.text("a", prompt_token_ids=[1]), "'prompt_token_ids' is not supported"),

@@ -44,6 +44,11 @@ class RunnerConfig(RunnerOptions):
         return capture_sizes(self.max_num_requests, self.capture_sizes)
 
     @property
+    def limits(self) -> tuple[int, int]:
+        """Return max_model_len and block_size, which ops take in this order."""
+        return self.max_model_len, self.block_size
+
+    @property
     def max_blocks(self) -> int:
         """Return the columns of a round's block table."""
         return -(-self.max_model_len // self.block_size)

@@ -154,7 +154,7 @@ class PrefillProgram:
 
     def plan(self, batch: BatchDescriptor) -> RowPlan:
         """Return the rows of a padded pass. Its real rows are those whose tokens are known."""
-        return RowPlan(batch.query_len, self.config.max_model_len, self.config.block_size)
+        return RowPlan(batch.query_len, *self.config.limits)
 
     def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Return the work: positions, slots and lengths of the rows; then the model."""

@@ -26,14 +26,8 @@ class ChainProgram(DraftProgram[DraftHead]):
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """Return one row per request after step 0."""
-        plan = RowPlan(
-            query_len,
-            self.config.max_model_len,
-            self.config.block_size,
-            later_rows=num_speculative_tokens - 1,
-            slots_of_rejected=True,
-            position_offset=self.position_offset,
-        )
+        later, offset = num_speculative_tokens - 1, self.position_offset
+        plan = RowPlan(query_len, *self.config.limits, later_rows=later, slots_of_rejected=True, position_offset=offset)
         return PassRows(plan, query_len, later=1, carried=1)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
@@ -76,15 +70,14 @@ class ChainProgram(DraftProgram[DraftHead]):
             b.step.positions,
             b.step.slot_mapping,
             b.step.block_table,
-            self.config.max_model_len,
-            self.config.block_size,
+            *self.config.limits,
             out.carry,
             pair,
         )
 
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor:
         """See `DraftProgram.step`."""
-        advance(b.step, b.draft_step, self.config.max_model_len, self.config.block_size)
+        advance(b.step, b.draft_step, *self.config.limits)
         if (after_advance := self.stack.backend.after_advance) is not None:
             after_advance(b.step, b.draft_step)
         out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, step))

@@ -97,7 +97,7 @@ class Drafter(ModelRunner):
         self.bound: list[BoundTensors] = []
         """The tensors that `bind` was given, in order."""
         self.num_proposes = 0
-        """Proposes so far, idle ones included."""
+        """Proposes so far."""
         self._passes = ProposePasses(self, config, self.round, self.draft_programs)
         self._host_rounds = HostRounds(platform, config.max_num_requests)
 
@@ -160,31 +160,25 @@ class Drafter(ModelRunner):
 
     @one_call
     def inputs(
-        self,
-        num_requests: int,
-        query_len: int | None = None,
-        at_least: int = 0,
-        bound: BoundTensors | None = None,
+        self, num_requests: int, query_len: int | None = None, bound: BoundTensors | None = None
     ) -> ProposeBatch:
         """Return the drafter's own memory for a batch, or bound tensors: to be written in place and given to `propose`.
 
-        The same object for the same arguments; its contents stay until they are overwritten.
+        The same object for the same arguments; its contents stay until they are overwritten. A rank that has fewer
+        requests than others, or none, runs their propose with a `num_sampled` of 0 for those that it lacks.
 
         Args:
-            num_requests: real requests.
             query_len: rows per request in the target's round; K + 1 for the largest K by default.
-            at_least: requests that the propose is padded for at least: those of the largest batch, where other ranks
-                run the same propose.
             bound: from `bind` of this drafter; its own memory by default.
 
         Raises:
             CapacityError, ConfigError: as in `dispatch`.
         """
-        if not type(num_requests) is type(at_least) is int:
-            num_requests, at_least = check("num_requests", num_requests, int), check("at_least", at_least, int)
+        if type(num_requests) is not int:
+            num_requests = check("num_requests", num_requests, int)
         if bound is not None and bound not in self.bound:
             raise ConfigError("inputs: these tensors are bound to another drafter")
-        return self._passes.find(num_requests, query_len, at_least, bound=bound).inputs
+        return self._passes.find(num_requests, query_len, bound=bound).inputs
 
     def propose(
         self,
@@ -233,26 +227,6 @@ class Drafter(ModelRunner):
             return ready.drafts.clone() if copy else ready.drafts
         finally:
             self.refusal = ""
-
-    @one_call
-    @checked
-    def propose_idle(self, num_requests: int = 1, query_len: int | None = None) -> DraftTokens:
-        """Run a propose in which every request is inert: it drafts nothing and writes no KV.
-
-        For a rank that has no requests while others have: their collectives inside the draft model need it to run the
-        same graph. Overwrites the round in the drafter's memory.
-
-        Args:
-            num_requests, query_len: of the batch on the other ranks; the smallest captured size by default.
-
-        Returns:
-            Views of the drafter's buffers, of inert requests: what shape of round follows on every rank.
-        """
-        ready = self._passes.find(num_requests, query_len)
-        self.round.num_sampled[: ready.run.batch.num_requests].zero_()
-        self.run(ready.run, self._host_lengths(ready, [], []))
-        self.num_proposes += 1
-        return ready.drafts
 
     @one_call
     @checked

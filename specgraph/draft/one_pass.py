@@ -29,13 +29,8 @@ class MaskedProgram(DraftProgram[MaskedHead]):
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """Return K - 1 rows more than the round has."""
         length = query_len + max(1, num_speculative_tokens) - 1
-        plan = RowPlan(
-            length,
-            self.config.max_model_len,
-            self.config.block_size,
-            later_rows=length - query_len,
-            filler=self.head.mask_token_id,
-        )
+        later, filler = length - query_len, self.head.mask_token_id
+        plan = RowPlan(length, *self.config.limits, later_rows=later, filler=filler)
         return PassRows(plan, query_len, later=length, carried=length)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
@@ -72,14 +67,8 @@ class ParallelProgram(DraftProgram[ParallelT]):
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """Return the round's rows as context, and a block of 1 + K, or of K where the anchor's row predicts too."""
         block = max(1, num_speculative_tokens + self.has_row_of_last_draft)
-        plan = RowPlan(
-            block,
-            self.config.max_model_len,
-            self.config.block_size,
-            after_sampled=True,
-            later_rows=block,
-            filler=self.head.mask_token_id,
-        )
+        filler = self.head.mask_token_id
+        plan = RowPlan(block, *self.config.limits, after_sampled=True, later_rows=block, filler=filler)
         return PassRows(plan, query_len, later=block, carried=0)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
@@ -151,9 +140,7 @@ class NgramProgram(DraftProgram[NgramHead]):
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """Return the round's rows; rejected ones have no slot, so that their tokens are in no text."""
-        plan = RowPlan(
-            query_len, self.config.max_model_len, self.config.block_size, position_offset=self.position_offset
-        )
+        plan = RowPlan(query_len, *self.config.limits, position_offset=self.position_offset)
         return PassRows(plan, query_len, later=1, carried=0)
 
     def num_steps(self, batch: BatchDescriptor) -> int:

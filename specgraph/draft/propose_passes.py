@@ -48,17 +48,16 @@ class ProposePasses:
         """
         self._runner, self._config, self._memory, self._programs = ref(runner), config, memory, programs
         self._keeps_draft_probs = config.keeps_draft_probs
-        self._passes: dict[tuple[int, int, int, int | None, int], ProposePass] = {}
-        self._in_place: dict[int, tuple[int, BoundTensors | None]] = {}
-        """Requests that the propose of a pass's inputs is padded for at least, and whose tensors they are; by the id of
-        the inputs."""
+        self._passes: dict[tuple[int, int, int | None, int], ProposePass] = {}
+        self._in_place: dict[int, BoundTensors | None] = {}
+        """The tensors that a pass's inputs are views of, by the id of the inputs; None for the drafter's own memory."""
 
     def hand_over(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass:
         """Bring a batch to where its pass reads it, with the requests behind it inert; see `Drafter.propose`."""
         ready = self.in_place(batch, num_speculative_tokens)
         if ready is None:
             check_types("propose", batch, self._memory.num_sampled.device)
-            ready = self.find(batch.num_requests, batch.query_len, 0, num_speculative_tokens)
+            ready = self.find(batch.num_requests, batch.query_len, num_speculative_tokens)
             check_shapes("propose", batch, ready.inputs, self._keeps_draft_probs, dtypes=self._config.debug)
             self._memory.load(batch, ready.inputs, self._keeps_draft_probs)
             return ready
@@ -71,16 +70,15 @@ class ProposePasses:
     def in_place(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass | None:
         """Return the pass that reads this batch where it is, if it is the `inputs` of one; None where its tensors are
         handed over."""
-        found = self._in_place.get(id(batch))  # the object itself: its pass keeps it alive
-        if found is None:
+        if id(batch) not in self._in_place:  # the object itself: its pass keeps it alive
             return None
-        return self.find(batch.num_requests, batch.query_len, found[0], num_speculative_tokens, found[1])
+        bound = self._in_place[id(batch)]
+        return self.find(batch.num_requests, batch.query_len, num_speculative_tokens, bound)
 
     def find(
         self,
         num_requests: int,
         query_len: int | None,
-        at_least: int = 0,
         num_speculative_tokens: int | None = None,
         bound: BoundTensors | None = None,
     ) -> ProposePass:
@@ -88,7 +86,6 @@ class ProposePasses:
 
         Args:
             query_len: rows per request in the target's round; K + 1 for the largest K by default.
-            at_least: requests that it is padded for at least.
             num_speculative_tokens: K; what the config says by default.
             bound: the tensors that it reads; the drafter's own memory by default.
 
@@ -98,31 +95,25 @@ class ProposePasses:
         """
         rows = self._config.query_len if query_len is None else query_len
         binding = 0 if bound is None else bound.number
-        size = max(num_requests, at_least)
-        key = num_requests, rows, size, num_speculative_tokens, binding
+        key = num_requests, rows, num_speculative_tokens, binding
         try:
             known = self._passes.get(key)
         except TypeError:  # a number of rows or a K that cannot be a key: `_make` refuses it
             known = None
         if known is None:
-            known = self._make(num_requests, rows, size, num_speculative_tokens, bound)
+            known = self._make(num_requests, rows, num_speculative_tokens, bound)
             self._passes[key] = known
-            self._in_place[id(known.inputs)] = size, bound
+            self._in_place[id(known.inputs)] = bound
         return known
 
     @checked
     def _make(
-        self,
-        num_requests: int,
-        query_len: int,
-        size: int,
-        num_speculative_tokens: int | None,
-        bound: BoundTensors | None,
+        self, num_requests: int, query_len: int, num_speculative_tokens: int | None, bound: BoundTensors | None
     ) -> ProposePass:
         runner = self._runner()
         assert runner is not None, "the drafter owns its passes"
         memory, binding = (self._memory, 0) if bound is None else (bound, bound.number)
-        found = self._dispatch(size, query_len, num_speculative_tokens, runner.graphs is not None)
+        found = self._dispatch(num_requests, query_len, num_speculative_tokens, runner.graphs is not None)
         found = replace(found, descriptor=replace(found.descriptor, binding=binding))
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
         program = next(each for each in self._programs if each.draws_trees == found.descriptor.tree)

@@ -37,14 +37,9 @@ class StepwiseProgram(DraftProgram[StepwiseHead]):
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """Return the past rows and all rows of the round, in every step."""
-        rows = query_len + self.look_ahead
-        plan = RowPlan(
-            rows,
-            self.config.max_model_len,
-            self.config.block_size,
-            past=self.look_ahead,
-            slots_of_rejected=not self.look_ahead,
-        )
+        past = self.look_ahead
+        rows = query_len + past
+        plan = RowPlan(rows, *self.config.limits, past=past, slots_of_rejected=not past)
         return PassRows(plan, rows, later=1, carried=rows)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:

@@ -34,15 +34,9 @@ class TreeProgram(DraftProgram[DraftHead]):
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """Return k rows per request after step 0."""
-        k = self.shape.top_k
-        plan = RowPlan(
-            query_len,
-            self.config.max_model_len,
-            self.config.block_size,
-            later_rows=(self.shape.num_steps - 1) * k,
-            slots_of_rejected=True,
-            position_offset=self.position_offset,
-        )
+        k, offset = self.shape.top_k, self.position_offset
+        later = (self.shape.num_steps - 1) * k
+        plan = RowPlan(query_len, *self.config.limits, later_rows=later, slots_of_rejected=True, position_offset=offset)
         return PassRows(plan, query_len, later=k, carried=k, tree_keys=self.shape.step_keys)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:

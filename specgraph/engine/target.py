@@ -103,7 +103,7 @@ class TargetRunner(ModelRunner):
             ready: from `dispatch`.
             start_positions: the position of each request's last token, for attention with host parameters.
         """
-        plan = RowPlan(ready.batch.query_len, self.config.max_model_len, self.config.block_size)
+        plan = RowPlan(ready.batch.query_len, *self.config.limits)
         lengths = uniform_lengths(plan, start_positions, ready.batch) if self.attention.host_parameters else None
         self.run(ready, lengths)
 

@@ -185,7 +185,7 @@ class VerifyProgram:
 
     def plan(self, query_len: int) -> RowPlan:
         """Return the rows of the pass after which the round has `query_len` rows per request."""
-        plan = RowPlan(self.rows(query_len), self.config.max_model_len, self.config.block_size)
+        plan = RowPlan(self.rows(query_len), *self.config.limits)
         return plan if self.tree is None else plan._replace(tree_steps=self.tree.num_steps)
 
     def num_steps(self, batch: BatchDescriptor) -> int:

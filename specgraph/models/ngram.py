@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,54 +28,29 @@ class NgramHead:
     """
 
     draft_vocab_size: Count
-    """The target's vocabulary."""
+    """The target's vocabulary: it drafts the target's tokens."""
     prompt_lookup_max: NgramTokens = 5
     """Tokens of the longest n-gram that is looked for."""
     prompt_lookup_min: NgramTokens = 1
     """Tokens of the shortest one: where nothing as long is found, there is no match."""
 
+    kind: HeadKind = field(default="ngram", init=False)
+    dtype: torch.dtype = field(default=torch.int32, init=False)
+    """That of token ids in the cache."""
+    hidden_size: int = field(default=0, init=False)
+    """It takes no hidden states of the target, and has none."""
+    aux_layers: Sequence[int] = field(default=(), init=False)
+    aux_size: int = field(default=0, init=False)
+    draft_to_target: Tensor | None = field(default=None, init=False)
+    pair_input: PairInput | None = field(default=None, init=False)
+
     def __post_init__(self) -> None:
         check_ngrams(self.prompt_lookup_max, self.prompt_lookup_min)
-
-    @property
-    def kind(self) -> HeadKind:
-        """Return "ngram"."""
-        return "ngram"
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
         """Return one layer, which is the shape of the cache: a number per slot."""
         return (AttentionLayer(num_heads=1, num_kv_heads=1, head_dim=1, scale=1.0, latent=True),)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return that of token ids in the cache."""
-        return torch.int32
-
-    @property
-    def hidden_size(self) -> int:
-        """Return 0: it takes no hidden states, and has none."""
-        return 0
-
-    @property
-    def aux_layers(self) -> Sequence[int]:
-        """Return none."""
-        return ()
-
-    @property
-    def aux_size(self) -> int:
-        """Return 0."""
-        return 0
-
-    @property
-    def draft_to_target(self) -> Tensor | None:
-        """Return None: it drafts the target's tokens."""
-        return None
-
-    @property
-    def pair_input(self) -> PairInput | None:
-        """Return None."""
-        return None
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return none."""

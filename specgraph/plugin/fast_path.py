@@ -166,7 +166,7 @@ class FastPath:
                     f"drafts are sampled, and the round's end has no {name}: give RoundEnd a tensor of it"
                 )
         reach = 2 * self.config.query_len - (not self.drafter.program.has_row_of_last_draft)
-        fill_round(end, inputs, self.config.max_model_len, self.config.block_size, reach)
+        fill_round(end, inputs, *self.config.limits, reach)
         for name, tensor in given.items():
             getattr(inputs, name).copy_(tensor)
 

@@ -112,7 +112,7 @@ class PromptProgram:
         most = min(max(max_num_rows // SEGMENT, 1), SIZES[-1])
         self.sizes = (*(size for size in SIZES if size < most), most)
         self._program, self._block_size = program, config.block_size
-        self._plan = RowPlan(SEGMENT, config.max_model_len, config.block_size)
+        self._plan = RowPlan(SEGMENT, *config.limits)
         n, rows = self.sizes[-1], self.sizes[-1] * SEGMENT
         table = allocate_block_table(n, -(-(config.max_model_len + SEGMENT) // config.block_size), device)
         self.buffers = SegmentBuffers(

@@ -53,7 +53,9 @@ def test_idle(platform: Platform, attention: str, seed: int) -> None:
     sizes = (3, 1, 2, 4)
     for batch, size in zip(make_batches(made.config, made.head.aux_size, seed, sizes), sizes, strict=True):
         before, caches = sum(made.drafter.launches.values()), made.host_caches()
-        made.drafter.propose_idle(size)
+        idle_batch = made.drafter.inputs(size)
+        idle_batch.num_sampled.zero_()
+        made.drafter.propose(idle_batch, host_start_positions=[], host_num_sampled=[])
         idle = sum(made.drafter.launches.values()) - before
         for now, old in zip(made.host_caches(), caches, strict=True):
             expect_equal(now[0], old[0])
