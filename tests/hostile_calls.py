@@ -180,7 +180,7 @@ CALLS = [
         "logit_bias": {3: 1.0}}),
     call("DraftTree", valid=lambda w: {"num_steps": 3, "top_k": 2, "num_draft_tokens": 4}),
     call("DraftConfig", "none", valid=lambda w: RUNNER),
-    call("EngineConfig", "none", valid=lambda w: {**ENGINE, "prefill_chunk": 8}),
+    call("EngineConfig", "none", valid=lambda w: ENGINE),
     call("EngineOptions", "none", "dtype", valid=lambda w: {
         **ENGINE, "kv_memory": 10.0, "memory_fraction": 0.5, "attention": "auto", "dtype": "float32",
         "tensor_parallel": 1, "data_parallel": 1, "enable_expert_parallel": False, "rank_timeout": 5.0}),
@@ -193,7 +193,7 @@ CALLS = [
         "name": "auto", "platform": w.platform, "layers": list(w.head.attention_layers), **FLOAT, "block_size": 4,
         "trees": False}),
     call("target_shape", "none", "device", valid=lambda w: {
-        "target": w.target_folder, "device": "cpu", **FLOAT, "max_model_len": 64, "num_layers": 4}),
+        "target": w.target_folder, "device": "cpu", **FLOAT, "max_model_len": 64}),
     call("load_target", "none", "device", valid=lambda w: {
         "folder": w.target_folder, "device": "cpu", **FLOAT, "max_model_len": 64, "keep_fp8": False}),
     call("load_drafter", "none", valid=lambda w: {

@@ -10,20 +10,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from specgraph.checkpoints.files import checked_folder, exists, listed, read_json, shown
 from specgraph.checkpoints.gguf_file import is_gguf, json_of
 from specgraph.errors import CheckpointError
+from specgraph.validation import Range
 
 _LOG = logging.getLogger("specgraph")
-
-
-class Range(NamedTuple):
-    """The least and the largest value that a key may have, both included."""
-
-    low: float
-    high: float
 
 
 RANGES: Mapping[str, Range] = {
@@ -206,9 +200,9 @@ class ConfigSource:
         return values
 
     def _check_range(self, key: str, value: float) -> None:
-        low, high = RANGES[key]
-        if not low <= value <= high:  # false for NaN too
-            raise self.fail(key, f"should be at least {low:g} and at most {high:g}, is {shown(value)}")
+        limits = RANGES[key]
+        if not limits.least <= value <= limits.most:  # false for NaN too
+            raise self.fail(key, f"should be at least {limits.least:g} and at most {limits.most:g}, is {shown(value)}")
 
 
 def check_keys(source: ConfigSource, *, strict: bool = False) -> None:

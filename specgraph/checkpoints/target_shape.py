@@ -80,7 +80,6 @@ def target_shape(
     device: torch.device | str = "cpu",
     dtype: DType = None,
     max_model_len: Tokens | None = None,
-    num_layers: Count | None = None,
 ) -> TargetShape:
     """Find what a drafter needs of a target of any architecture.
 
@@ -90,16 +89,15 @@ def target_shape(
             dict or a module are shared, not copied.
         device, dtype: of the tensors read from a folder; the folder's dtype by default. Not for other sources.
         max_model_len: positions to run with; the target's maximum by default. Needed with a state dict.
-        num_layers: decoder layers; counted or read from the configuration by default.
 
     Raises:
         CheckpointError: no embedding, or sizes that are missing or contradict each other.
-        ConfigError: max_model_len or num_layers is missing or out of range.
+        ConfigError: max_model_len is missing or out of range.
     """
     if isinstance(target, torch.nn.Module):
-        return _of_module(target, max_model_len, num_layers)
+        return _of_module(target, max_model_len)
     if isinstance(target, Mapping):
-        return _of_tensors(target, max_model_len, num_layers)
+        return _of_tensors(target, max_model_len)
     path = Path(target)
     source = read_config(path)
     config = source.section("text_config") if source.has("text_config") else source
@@ -110,7 +108,7 @@ def target_shape(
     embedding, head = _shared_names(folder.names(), config.boolean("tie_word_embeddings", False), str(target))
     embed_tokens = folder.weight(embedding, sizes)
     return TargetShape(
-        num_layers=num_layers or config.integer("num_hidden_layers"),
+        num_layers=config.integer("num_hidden_layers"),
         max_model_len=max_model_len or min(config.integer("max_position_embeddings"), MOST_POSITIONS),
         embed_tokens=embed_tokens,
         lm_head=embed_tokens if head is None else folder.weight(head, sizes),
@@ -118,21 +116,20 @@ def target_shape(
     )
 
 
-def _of_tensors(tensors: Mapping[str, Tensor], max_model_len: int | None, num_layers: int | None) -> TargetShape:
+def _of_tensors(tensors: Mapping[str, Tensor], max_model_len: int | None) -> TargetShape:
     """Find it by the names that checkpoints use."""
     if max_model_len is None:
         raise ConfigError("a state dict does not say how many positions its model has; give max_model_len")
     embedding, head = _shared_names(list(tensors), False, "the state dict")
-    counted = 1 + max((int(found[1]) for name in tensors if (found := _LAYER.match(name))), default=-1)
     return TargetShape(
-        num_layers=num_layers or counted,
+        num_layers=1 + max((int(found[1]) for name in tensors if (found := _LAYER.match(name))), default=-1),
         max_model_len=max_model_len,
         embed_tokens=tensors[embedding].detach(),
         lm_head=tensors[head or embedding].detach(),
     )
 
 
-def _of_module(module: torch.nn.Module, max_model_len: int | None, num_layers: int | None) -> TargetShape:
+def _of_module(module: torch.nn.Module, max_model_len: int | None) -> TargetShape:
     """Find it by the methods that transformers' models have."""
     config: Any = getattr(module, "config", None)
     tables = [getattr(module, name, None) for name in ("get_input_embeddings", "get_output_embeddings")]
@@ -146,7 +143,7 @@ def _of_module(module: torch.nn.Module, max_model_len: int | None, num_layers: i
     if head is None:
         raise CheckpointError(f"{type(module).__name__} has no lm_head; give the model with its language-model head")
     return TargetShape(
-        num_layers=num_layers or int(text.num_hidden_layers),
+        num_layers=int(text.num_hidden_layers),
         max_model_len=max_model_len or min(int(text.max_position_embeddings), MOST_POSITIONS),
         embed_tokens=embedding.weight.detach(),
         lm_head=head.weight.detach(),

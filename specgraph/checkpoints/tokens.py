@@ -40,9 +40,9 @@ NEUTRAL_DEFAULTS: dict[str, tuple[object, ...]] = {
 }
 """Keys of generation_config.json that change which tokens are generated, with the values that change nothing."""
 
-
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Keys of tokenizer_config.json whose token is special, whatever tokenizer.json says of it."""
+"""Keys of tokenizer_config.json whose token is special, whatever tokenizer.json says of it; a chat template may name
+it."""
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:

@@ -61,13 +61,13 @@ def audit(
     from specgraph.engine.load import shipped_pair
     from specgraph.tools.audit import AuditCase, as_text
     from specgraph.tools.audit import audit as compare
-    from specgraph.tools.shapes import random_head, shape_named
+    from specgraph.tools.shapes import SHAPES, random_head
 
     opened = open_platform(platform)
     dtype = torch.float32 if opened.device.type == "cpu" else None
     if shape is not None:
-        size = shape_named(shape).vocab_size
-        head = random_head(shape_named(shape), opened.device, dtype or torch.bfloat16, max_model_len)
+        size = SHAPES[shape].vocab_size
+        head = random_head(SHAPES[shape], opened.device, dtype or torch.bfloat16, max_model_len)
     elif factory and drafter is not None and vocab_size is not None:
         head, size = import_named(drafter)(opened.device), vocab_size
     else:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from specgraph.checkpoints.files import JSON_LIMIT, checked_file, exists
 from specgraph.checkpoints.gguf_file import json_of
+from specgraph.checkpoints.tokens import NAMED_TOKENS
 from specgraph.errors import CheckpointError, ConfigError, first_line
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The special tokens that a template may name, as tokenizer_config.json calls them; undefined where it has none."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of an answer's reasoning in a message: the first one that is there counts."""
 
@@ -44,7 +43,7 @@ def render_chat(folder: Path, messages: Sequence[Mapping[str, Any]], variables: 
         raise ConfigError("a conversation needs at least one message")
     known = {"tools": None, "documents": None, "add_generation_prompt": True, **(variables or {})}
     config, template = _read(folder, "default" if known["tools"] is None else "tool_use")
-    tokens = {name: _text(config[name]) for name in TOKENS if config.get(name)}
+    tokens = {name: _text(config[name]) for name in NAMED_TOKENS if config.get(name)}
     try:
         # Through JSON: a template is a program of the folder's, and sees no object that has methods of its own.
         seen = json.loads(json.dumps({**tokens, **known, "messages": [_with_reasoning(each) for each in messages]}))

@@ -11,7 +11,7 @@ from specgraph.draft.config import DraftShape
 from specgraph.engine.adaptive_k import check_times
 from specgraph.errors import ConfigError
 from specgraph.options import DecoderOptions
-from specgraph.validation import Tokens, checked_fields
+from specgraph.validation import checked_fields
 
 
 @checked_fields
@@ -22,9 +22,6 @@ class EngineConfig(DraftConfig, DecoderOptions):
     Raises:
         ConfigError: a number is out of range, or an option has no such value.
     """
-
-    prefill_chunk: Tokens | None = None
-    """Prompt tokens per prefill pass, at most; by default the largest prefill size."""
 
     def __post_init__(self) -> None:
         DraftConfig.__post_init__(self)

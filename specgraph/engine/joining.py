@@ -15,11 +15,6 @@ from specgraph.engine.request import NUMBERS, Request, Running
 from specgraph.engine.target import TargetRunner, first_token
 
 
-def chunk_rows(config: EngineConfig) -> int:
-    """Return the tokens of a prompt in one prefill pass, at most."""
-    return min(config.prefill_chunk or config.prefill_rows[-1], config.prefill_rows[-1])
-
-
 def prefill_passes(
     target: TargetRunner, drafter: Drafter | None, state: Running, at_least: int, passed: Callable[[], None]
 ) -> range:
@@ -35,7 +30,7 @@ def prefill_passes(
     Returns:
         The positions that the passes of the target began at.
     """
-    prompt, length = state.token_ids, chunk_rows(target.config)
+    prompt, length = state.token_ids, target.config.prefill_rows[-1]
     starts = range(0, len(prompt), length)
     for start in starts:
         chunk = prompt[start : start + length]

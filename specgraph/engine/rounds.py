@@ -17,7 +17,7 @@ from specgraph.capture import HostCopy, padded_size, write
 from specgraph.engine.adaptive_k import AdaptiveK
 from specgraph.engine.agreement import RoundPasses
 from specgraph.engine.blocks import BlockAllocator
-from specgraph.engine.joining import chunk_rows, join_round
+from specgraph.engine.joining import join_round
 from specgraph.engine.metrics import AcceptanceMetrics
 from specgraph.engine.request import Running
 from specgraph.engine.round_steps import HostState, RoundSteps
@@ -149,7 +149,7 @@ class Rounds:
             joining: requests that will join behind it, of the `num_waiting` that wait.
         """
         self._vacate()
-        prompts, longest = [len(state.token_ids) for state in joining], chunk_rows(self.config)
+        prompts, longest = [len(state.token_ids) for state in joining], self.config.prefill_rows[-1]
         return RoundPasses(
             query_len=self._query_len,
             num_requests=len(self.rows),

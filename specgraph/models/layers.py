@@ -27,11 +27,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
-def linear(x: Tensor, matrix: Tensor) -> Tensor:
-    """x [T, in] @ matrix.T, of a matrix [out, in] in the model's dtype."""
-    return ops.norm_linear(x, None, Weight(matrix))
-
-
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """x[rows]: x [T, size], rows int64 [R] -> [R, size]."""
     out = x.new_empty(rows.shape[0], x.shape[1])

@@ -19,7 +19,6 @@ from specgraph.parallel import Ranks
 from specgraph.parallel.start_up import PATIENCE, agreed, agreed_captures
 from specgraph.plugin.prompts import Chunk, PromptPass, PromptProgram
 from specgraph.plugin.round_end import RoundEnd, fill_round
-from specgraph.plugin.weight_addresses import WeightAddresses
 
 
 class FastPath:
@@ -63,7 +62,9 @@ class FastPath:
             RankError: another rank raises one of these.
         """
         self._head, self._ranks, self._compare_every = head, ranks, compare_every
-        self._weights = None if module is None else WeightAddresses(module)
+        owners = [] if module is None else [owner._parameters for owner in module.modules()]
+        self._weights = [(owner, name) for owner in owners for name, tensor in owner.items() if tensor is not None]
+        self._addresses = self._weight_addresses()
         sizes = None if capture_sizes is None else sorted({min(size, max_num_requests) for size in capture_sizes})
         with agreed(ranks):
             self.config = DraftConfig(
@@ -88,11 +89,15 @@ class FastPath:
         Raises:
             RankError: another rank's are where they were.
         """
-        if self._weights is None or not self._weights.moved():
+        if self._weight_addresses() == self._addresses:
             return False
         if self._ranks is not None:
             self._ranks.exchange("the drafter's weights lie elsewhere")
         return True
+
+    def _weight_addresses(self) -> list[int]:
+        """Return where the module's weights are; an update in place leaves them there."""
+        return [0 if (tensor := owner.get(name)) is None else tensor.data_ptr() for owner, name in self._weights]
 
     def warm_up(self, *ends: RoundEnd) -> None:
         """Compile and load the kernels that hand rounds and prompts over, which no graph has; call it at start-up.

@@ -10,9 +10,6 @@ from torch import Tensor
 
 from specgraph.draft import ProposeBatch
 
-MAX_STATES = 8
-"""Hidden states that `RoundEnd.hidden_states` holds at most."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundEnd:
@@ -33,7 +30,7 @@ class RoundEnd:
     """int32 [rows, columns]: the KV block of each block of positions, or with `table_of_slots` the KV slot of each
     position. Entries past what a request has been given are stale."""
     hidden_states: Sequence[Tensor]
-    """[>= n * query_len, size] each, at most MAX_STATES: those that the drafter takes of the target, side by side."""
+    """[>= n * query_len, size] each: those that the drafter takes of the target, side by side."""
     first_rows: Tensor | None = None
     """integer [n]: the first row of each request, the last one of a prompt at its end; by default query_len rows belong
     to each request."""

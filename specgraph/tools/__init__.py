@@ -1,1 +1,1 @@
-"""Measures proposes and whole rounds in every lowering, records timelines, compares lowerings."""
+"""Measures proposes and whole rounds in every lowering, and compares lowerings."""

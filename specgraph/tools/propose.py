@@ -20,7 +20,7 @@ from specgraph.errors import UnsupportedError
 from specgraph.ops.library import dispatch_key_of, has_implementations, plain_torch
 from specgraph.options import KVCacheDtype, LoweringChoice, StoredWeights
 from specgraph.tools.floor import DeviceRates, propose_floor
-from specgraph.tools.shapes import RandomHead, lone_drafter, random_head, shape_named
+from specgraph.tools.shapes import SHAPES, RandomHead, lone_drafter, random_head
 from specgraph.tools.timing import count_issued, device_time, host_time, in_turns
 
 
@@ -29,7 +29,7 @@ class BenchCase:
     """The work that is timed: K = `k` tokens for `requests` requests of `context` tokens each, in each lowering."""
 
     shape: str
-    """The drafter's, by name."""
+    """One of SHAPES."""
     requests: int
     k: int
     context: int
@@ -71,7 +71,7 @@ def bench_propose(
         `propose_floor`; `ratio` is `device_us` over it. Rows of trees have neither. A lowering that the platform can't
         do has a row with `refused`, the reason.
     """
-    head = random_head(shape_named(case.shape), platform.device, dtype, case.max_model_len, case.weights)
+    head = random_head(SHAPES[case.shape], platform.device, dtype, case.max_model_len, case.weights)
     cached = cache_dtype(case.kv_cache_dtype, head.dtype)
     attention = choose_attention("auto", platform, head.attention_layers, head.dtype).backend
     batch = propose_batch(head, case, platform.device, attention.preferred_block_size)
@@ -191,7 +191,7 @@ def propose_batch(head: RandomHead, case: BenchCase, device: torch.device, block
     per_request = -(-case.max_model_len // block_size)
     counts, starts = _host_numbers(case)
     g = torch.Generator().manual_seed(0)
-    vocab = shape_named(case.shape).vocab_size
+    vocab = SHAPES[case.shape].vocab_size
     return ProposeBatch(
         sampled_token_ids=torch.randint(0, vocab, (n, q), generator=g).to(device),
         num_sampled=torch.tensor(counts, dtype=torch.int32, device=device),

@@ -13,7 +13,6 @@ import torch
 from specgraph.attention import choose_attention
 from specgraph.device import Platform
 from specgraph.engine import Chunk, EngineConfig, Request, SpeculativeDecoder
-from specgraph.errors import ConfigError
 from specgraph.models.llama import LlamaTarget
 from specgraph.tools.floor import DeviceRates, round_floor
 from specgraph.tools.propose import BenchCase
@@ -24,7 +23,6 @@ from specgraph.tools.shapes import (
     RandomWeights,
     model_config,
     random_head,
-    shape_named,
 )
 from specgraph.tools.timing import in_turns
 
@@ -52,7 +50,7 @@ def bench_rounds(
     `eager` runs target and drafter without graphs; the other lowerings capture verify and propose.
 
     Args:
-        target: by name.
+        target: one of TARGETS.
         acceptance: see `EngineConfig.synthetic_acceptance`: one chance, or the share of drafts accepted per position.
         rounds: per timed stretch.
         repeats: timed stretches.
@@ -63,14 +61,10 @@ def bench_rounds(
         `same_tokens` is whether a lowering generated the same tokens as the first one; it must be true. With `rates`,
         rows without trees also have the figures of `round_floor` at a context of `case.context` tokens, though contexts
         grow from round to round.
-
-    Raises:
-        ConfigError: there is no target of that name.
     """
-    named = target_shape(target)
     length = case.context + (4 + repeats * rounds) * (case.k + 1)
-    verifying = random_target(named, platform.device, dtype, length)
-    head = random_head(shape_named(case.shape), platform.device, dtype, length)
+    verifying = random_target(TARGETS[target], platform.device, dtype, length)
+    head = random_head(SHAPES[case.shape], platform.device, dtype, length)
     g = torch.Generator().manual_seed(0)
     prompts: list[list[int]] = torch.randint(
         0, verifying.vocab_size, (case.requests, case.context), generator=g
@@ -116,13 +110,6 @@ def bench_rounds(
         rows.append(row)
         way.decoder.close()
     return rows
-
-
-def target_shape(name: str) -> BenchShape:
-    """Return the shape of a target of that name. Raises ConfigError where there is none."""
-    if name not in TARGETS:
-        raise ConfigError(f"unknown target '{name}'; there are {', '.join(TARGETS)}")
-    return TARGETS[name]
 
 
 def random_target(shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int) -> LlamaTarget:

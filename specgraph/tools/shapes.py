@@ -12,7 +12,6 @@ from specgraph.attention import AttentionBackend
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter
 from specgraph.engine import allocate_caches
-from specgraph.errors import ConfigError
 from specgraph.models.config import ModelConfig, RotaryConfig
 from specgraph.models.decoder import AuxWeights
 from specgraph.models.dflash import BlockParts, DFlashHead
@@ -77,17 +76,6 @@ SHAPES: dict[str, BenchShape] = {
     "domino-qwen3-8b": replace(_DFLASH, kind="domino", rank=1024),
 }
 """Shapes that `specgraph bench --shape` knows."""
-
-
-def shape_named(name: str) -> BenchShape:
-    """Return the shape of that name.
-
-    Raises:
-        ConfigError: there is none; the message lists all.
-    """
-    if name not in SHAPES:
-        raise ConfigError(f"unknown shape '{name}'; there are {', '.join(SHAPES)}")
-    return SHAPES[name]
 
 
 class RandomWeights:

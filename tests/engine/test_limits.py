@@ -136,7 +136,6 @@ def test_a_wrong_request_is_an_error_before_anything_ran(make_decoder, shadow, r
         ({"num_blocks": 0}, "num_blocks must be at least 2"),
         ({"num_blocks": -4}, "num_blocks must be at least 2"),
         ({"num_blocks": 1}, "num_blocks must be at least 2"),
-        ({"prefill_chunk": 0}, "prefill_chunk"),
         ({"query_len": 2}, "K \\+ 1 = 4"),
         ({"query_len": 0}, "query_len must be at least 1"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens"),

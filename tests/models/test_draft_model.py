@@ -46,20 +46,19 @@ def test_a_model_that_does_not_fit(tmp_path, random_model):
 
 
 @pytest.mark.parametrize(
-    ("lowering", "prefill_chunk", "attention"),
+    ("lowering", "prefill_size", "attention"),
     [
         ("step", 3, "host"),
         ("merged", 64, "device"),
     ],
 )
 @torch.inference_mode()
-def test_a_model_that_drafts_for_itself_is_always_right(lowering, prefill_chunk, attention, decoded):
+def test_a_model_that_drafts_for_itself_is_always_right(lowering, prefill_size, attention, decoded):
     """Every draft token is accepted, from the first round to max_model_len: nothing of the sequence is missing."""
     target, prompts = load_target(FIXTURES / "target"), [[5, 9, 2, 7, 1], [3], [8] * 11]
     tokens, decoder = decoded(
         target, load_drafter(FIXTURES / "target", target), prompts, 64, attention, max_num_requests=3,
-        max_model_len=64, block_size=8, decode=lowering, prefill_chunk=prefill_chunk, capture_sizes=None,
-        prefill_sizes=None,
+        max_model_len=64, block_size=8, decode=lowering, prefill_sizes=[prefill_size], capture_sizes=None,
     )  # fmt: skip
     assert [len(prompt) + len(more) for prompt, more in zip(prompts, tokens, strict=True)] == [64] * 3
     assert decoder.metrics.num_drafts > 0

@@ -7,7 +7,6 @@ import torch
 
 from specgraph.device.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
-from specgraph.errors import ConfigError
 from specgraph.tools.floor import DeviceRates
 from specgraph.tools.propose import BenchCase
 from specgraph.tools.rounds import bench_rounds
@@ -38,8 +37,3 @@ def test_trees_accept_by_shares_and_have_no_floor():
     assert all(row["same_tokens"] for row in rows[:-1])
     assert [row["mean_acceptance_length"] for row in rows[:-1]] == [2.0, 2.0]
     assert ["kernel_floor_us" in row for row in rows] == [False, False, True]
-
-
-def test_an_unknown_target_is_refused():
-    with pytest.raises(ConfigError, match="llama3-8b"):
-        rows_of(target="gpt-9")

@@ -21,7 +21,7 @@ from specgraph_conformance.tiny_models import HIDDEN, VOCAB, make_head, make_tar
 
 CHUNKS: dict[str, dict[str, Any]] = {
     "one-chunk": {"prefill_sizes": (64,)},
-    "several-chunks": {"prefill_sizes": (16,), "prefill_chunk": 7},
+    "several-chunks": {"prefill_sizes": (7,)},
 }
 K, REQUESTS = 4, 11
 

@@ -18,7 +18,6 @@ from specgraph.models import eagle3_head_from_module, eagle_head_from_module
 from specgraph.models.from_modules import CallMlp
 from specgraph.models.protocol import ParallelHead
 from specgraph.parallel import WHOLE, TensorParallel
-from specgraph.plugin.round_end import MAX_STATES
 from specgraph_vllm.config import FP8_CACHES
 from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS, dflash_head, dspark_head
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head
@@ -45,15 +44,6 @@ def draft_head(
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
     """
-    head = _read(module, target_hidden_size, ranks, call)
-    if len(head.aux_layers) > MAX_STATES:
-        raise UnsupportedError(f"the drafter takes {len(head.aux_layers)} hidden states, at most {MAX_STATES}")
-    return head
-
-
-def _read(
-    module: Any, target_hidden_size: Callable[[], int], ranks: TensorParallel, call: CallMlp | None
-) -> DraftHead | ParallelHead:
     name = type(module).__name__
     if name not in SERVED_CLASSES:
         raise UnsupportedError(f"the draft model is a {name}; served are {', '.join(SERVED_CLASSES)}")
