@@ -52,7 +52,6 @@ class AttentionMetadata:
         return ops.DeviceLengths(self.seq_lens, self.query_start_loc, self.query_len)
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Return the tensors by dotted name, for the read-set."""
         return {f"{prefix}.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
 
     def sliced(self, num_requests: int) -> AttentionMetadata:

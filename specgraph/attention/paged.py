@@ -127,7 +127,6 @@ class PagedAttention(_Paged):
         cache: KVCache,
         context: StepContext,
     ) -> Tensor:
-        """See `AttentionBackend.forward`."""
         metadata = context.metadata
         words, tree_len = metadata.ancestors, metadata.tree_len
         mask = Mask(layer.causal and words is None, layer.window or 0, layer.sinks, words, tree_len)
@@ -169,7 +168,6 @@ class PagedHostAttention(_Paged):
         cache: KVCache,
         context: StepContext,
     ) -> Tensor:
-        """See `AttentionBackend.forward`."""
         metadata = context.metadata
         if context.lengths is None:
             raise UpdateError(
@@ -209,5 +207,4 @@ class PagedHostAttention(_Paged):
         return _Paged.supports(self, layer, dtype, block_size)
 
     def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """See `AttentionBackend.supports_trees`."""
         return NO_ANCESTOR_MASK

@@ -54,7 +54,6 @@ class PrefillBuffers:
         return self.token_ids.shape[0] - self.aux_hidden.shape[0]
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Return every tensor by name, for the read-set."""
         own = {f"prefill.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
         starts = {f"prefill.query_start_loc.{rows}": tensor for rows, tensor in self.query_start_locs.items()}
         return {**own, **starts, **self.metadata.named_tensors("prefill.metadata")}
@@ -145,11 +144,9 @@ class PrefillProgram:
     later_rows = 1
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """Return the number of the model's forward passes."""
         return self.num_passes
 
     def batches(self) -> list[BatchDescriptor]:
-        """Return a batch of every prefill size, largest first."""
         return [BatchDescriptor("prefill", 1, rows, 0) for rows in reversed(self.config.prefill_rows)]
 
     def plan(self, batch: BatchDescriptor) -> RowPlan:
@@ -169,11 +166,9 @@ class PrefillProgram:
         return work
 
     def make_inert(self) -> None:
-        """Set the number of real rows to 0."""
         self.buffers.num_rows.zero_()
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Return the buffers by name."""
         return self.buffers.named_tensors()
 
     def dispatch(self, num_rows: int) -> BatchDescriptor:

@@ -149,11 +149,9 @@ class ConfigSource:
         return float(self._value(key, "a number", default, int, float))
 
     def boolean(self, key: str, default: bool) -> bool:
-        """Return true or false."""
         return self._value(key, "true or false", default, bool)
 
     def string(self, key: str, default: str | None = None) -> str:
-        """Return a string."""
         return self._value(key, "a string", default, str)
 
     def strings(self, key: str) -> tuple[str, ...]:

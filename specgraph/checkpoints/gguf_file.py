@@ -222,13 +222,11 @@ class _Reader:
         self.data, self.place = data, 0
 
     def number(self, form: str) -> Any:
-        """Return the next number of this format."""
         (value,) = struct.unpack_from(form, self.data, self.place)
         self.place += struct.calcsize(form)
         return value
 
     def string(self) -> str:
-        """Return the next string."""
         length = self.number("<Q")
         text = self.data[self.place : self.place + length]
         if len(text) < length:

@@ -28,7 +28,6 @@ class _Command(TyperCommand):
     """A command whose `--help` lists options by panel. No name is cut, however narrow the terminal is."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """See click."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)

@@ -78,5 +78,4 @@ class BoundTensors:
             self._places.check(self._named, "of a bound propose")
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """Return the tensors by name, for the read-set."""
         return self._named

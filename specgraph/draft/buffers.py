@@ -78,7 +78,6 @@ class TreeBuffers(NamedTuple):
         return ops.Candidates(self.node_scores, self.node_token_ids, self.node_parents)
 
     def sliced(self, num_requests: int) -> TreeBuffers:
-        """Return the first `num_requests` requests: views."""
         rows = self.beam_rows[: num_requests * self.beam_scores.shape[1]]
         return TreeBuffers(*(tensor[:num_requests] for tensor in self))._replace(beam_rows=rows)
 

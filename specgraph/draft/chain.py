@@ -21,17 +21,14 @@ class ChainProgram(DraftProgram[DraftHead]):
     """Step 0 over the target's rows, then K - 1 steps of one row per request."""
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """Return K."""
         return computed_tokens(batch)
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """Return one row per request after step 0."""
         later, offset = num_speculative_tokens - 1, self.position_offset
         plan = RowPlan(query_len, *self.config.limits, later_rows=later, slots_of_rejected=True, position_offset=offset)
         return PassRows(plan, query_len, later=1, carried=1)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
-        """See `DraftProgram.first`."""
         out = first_rows(self.head, b, make_attend)
         draft_one(self.head, b, out.hidden)
         return out.carry
@@ -76,7 +73,6 @@ class ChainProgram(DraftProgram[DraftHead]):
         )
 
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor:
-        """See `DraftProgram.step`."""
         advance(b.step, b.draft_step, *self.config.limits)
         if (after_advance := self.stack.backend.after_advance) is not None:
             after_advance(b.step, b.draft_step)

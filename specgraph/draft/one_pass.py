@@ -34,7 +34,6 @@ class MaskedProgram(DraftProgram[MaskedHead]):
         return PassRows(plan, query_len, later=length, carried=length)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
-        """See `DraftProgram.first`."""
         drafts = b.draft_token_ids.numel() if self.tree is None else b.last_rows.numel() * self.tree.num_steps
         hidden_rows, draft_rows = (b.draft_token_ids.new_empty(n) for n in (b.step_token_ids.numel(), drafts))
         begin_rows(b, b.step_rows._replace(last_rows=draft_rows, hidden_rows=hidden_rows))
@@ -61,7 +60,6 @@ class ParallelProgram(DraftProgram[ParallelT]):
 
     @property
     def has_row_of_last_draft(self) -> bool:
-        """See `DraftProgram.has_row_of_last_draft`."""
         return not self.head.sample_from_anchor
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
@@ -72,7 +70,6 @@ class ParallelProgram(DraftProgram[ParallelT]):
         return PassRows(plan, query_len, later=block, carried=0)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
-        """See `DraftProgram.first`."""
         context = {"context_positions": b.first.positions, "context_slots": b.first.slot_mapping}
         begin_rows(b, b.step_rows._replace(**context))
         self.head.store_context(self.head.combine(b.inputs.aux_hidden), self.stack.store(b.first))
@@ -144,22 +141,18 @@ class NgramProgram(DraftProgram[NgramHead]):
         return PassRows(plan, query_len, later=1, carried=0)
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """Return 0: no pass has attention."""
         return 0
 
     def run(self, b: DraftBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
-        """Run the one launch."""
         self.first(b, make_attend)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
-        """See `DraftProgram.first`."""
         begin_rows(b, b.first_rows)
         ops.keep_tokens(b.token_ids, b.first.slot_mapping, self._history)
         limits = self.head.prompt_lookup_min, self.head.prompt_lookup_max, self.config.max_model_len
         ops.ngram_propose(self._history, b.step.block_table, b.step.seq_lens, *limits, b.draft_token_ids)
 
     def prefill(self, rows: PromptRows, make_attend: MakeAttend) -> None:
-        """See `DraftProgram.prefill`."""
         tokens = rows.token_ids[: rows.metadata.slot_mapping.shape[0]]
         ops.keep_tokens(tokens, rows.metadata.slot_mapping, self._history)
 

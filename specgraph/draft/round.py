@@ -57,7 +57,6 @@ class ProposeBatch:
 
     @property
     def num_requests(self) -> int:
-        """n."""
         return self.num_sampled.shape[0]
 
     @property
@@ -165,7 +164,6 @@ class RoundBuffers:
     """float32, as many as `sampled_token_ids`: the log-probabilities of the sampled tokens; None where nobody asks."""
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """Return every tensor by name, for the read-set."""
         own = {f"round.{f.name}": value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
         return own if self.sampling is None else own | self.sampling.named_tensors()
 

@@ -16,7 +16,6 @@ class SamplingBuffers(ops.SamplingParameters):
     __slots__ = ()
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Return every tensor by name, for the read-set."""
         return {f"sampling.{name}": tensor for name, tensor in self._asdict().items()}
 
     def check(self, requests: int, vocab_size: int | None) -> None:
@@ -37,7 +36,6 @@ class SamplingBuffers(ops.SamplingParameters):
             )
 
     def sliced(self, rows: slice) -> SamplingBuffers:
-        """Return these requests: views."""
         return SamplingBuffers(*(tensor[rows] for tensor in self))
 
     def adjusted_drafts(

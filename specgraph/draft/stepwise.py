@@ -43,7 +43,6 @@ class StepwiseProgram(DraftProgram[StepwiseHead]):
         return PassRows(plan, rows, later=1, carried=rows)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
-        """See `DraftProgram.first`."""
         hidden = self.head.combine(b.inputs.aux_hidden)
         if b.past is None:
             begin_rows(b, b.first_rows)
@@ -53,7 +52,6 @@ class StepwiseProgram(DraftProgram[StepwiseHead]):
         return self._module(0, b, b.hidden, make_attend)
 
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor:
-        """See `DraftProgram.step`."""
         ops.shift_token_ids(b.token_ids, b.last_rows, b.step_token_ids, b.step.seq_lens, b.draft_step)
         return self._module(step, b, b.hidden, make_attend)
 

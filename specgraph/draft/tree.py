@@ -24,7 +24,6 @@ class TreeProgram(DraftProgram[DraftHead]):
     """
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """Return S."""
         return batch.num_speculative_tokens
 
     @property
@@ -40,12 +39,10 @@ class TreeProgram(DraftProgram[DraftHead]):
         return PassRows(plan, query_len, later=k, carried=k, tree_keys=self.shape.step_keys)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
-        """See `DraftProgram.first`."""
         out = first_rows(self.head, b, make_attend)
         self._grow(b, out.hidden, out.carry, first=True)
 
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
-        """See `DraftProgram.step`."""
         tree = present(b.tree)
         ops.advance_tree(
             tree.base_lens,

@@ -80,7 +80,6 @@ class RoundProgram:
         self.draft, self.verify, self.draft_layer = draft, verify, num_target_layers
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """Return the number of the drafter's passes and the verify."""
         return self.draft.num_steps(batch) + 1
 
     def batches(self) -> list[BatchDescriptor]:
@@ -106,12 +105,10 @@ class RoundProgram:
         return work
 
     def make_inert(self) -> None:
-        """Make it a round in which no request sampled a token."""
         self.draft.make_inert()
         self.verify.make_inert()
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """Return the buffers of both programs."""
         return {**self.draft.named_tensors(), **self.verify.named_tensors()}
 
     def host_lengths(self, step: int, batch: BatchDescriptor, host: HostState) -> HostLengths:

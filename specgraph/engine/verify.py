@@ -189,7 +189,6 @@ class VerifyProgram:
         return plan if self.tree is None else plan._replace(tree_steps=self.tree.num_steps)
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """Return 1."""
         return 1
 
     def batches(self) -> list[BatchDescriptor]:
@@ -203,11 +202,9 @@ class VerifyProgram:
         ]
 
     def make_inert(self) -> None:
-        """Leave no request a position."""
         self.memory.start_positions.fill_(-1)
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """Return the buffers, and the drafter's vocabulary map."""
         name = self._name
         named = {**self.memory.named_tensors(), **self._metadata.named_tensors(f"{name}.metadata")}
         named |= {f"{name}.last_token_ids": self._last, f"{name}.draft_token_ids": self._drafts}
@@ -252,7 +249,6 @@ class VerifyProgram:
         return work
 
     def drafter_hidden(self, out: TargetOutput) -> Tensor:
-        """Return the hidden states that the drafter takes."""
         return out.aux_hidden if self.aux_layers else out.hidden
 
     def _begin(self, b: VerifyBuffers, plan: RowPlan) -> None:

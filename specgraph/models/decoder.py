@@ -73,7 +73,6 @@ class DecoderModel:
 
     @property
     def output_vocab_size(self) -> int:
-        """Columns of `logits`."""
         return self.sizes.vocab_size
 
     def shorten(self, max_model_len: int) -> None:
@@ -94,7 +93,6 @@ class DecoderModel:
 
     @property
     def projection(self) -> OutputProjection | None:
-        """See `Head.projection`."""
         return self._output
 
     @property
@@ -143,11 +141,9 @@ class DraftDecoder(DecoderModel):
 
     @property
     def output_vocab_size(self) -> int:
-        """Columns of `logits`: the draft vocabulary."""
         return self.draft_vocab_size
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
-        """[T, aux_size], unchanged."""
         return aux_hidden
 
     def takes_pairs(self, given: PairInput, weight: Weight) -> None:
@@ -219,7 +215,6 @@ class AuxDecoder(DraftDecoder):
         self.tensors = weights
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
-        """[T, aux_size] -> [T, hidden_size]."""
         tensors, eps = self.tensors, self.sizes.rms_norm_eps
         if tensors.input_norm is not None:
             aux_hidden = rms_norm(aux_hidden, tensors.input_norm, eps)
@@ -231,7 +226,6 @@ class AuxDecoder(DraftDecoder):
         return aux_hidden if tensors.fc is None else ops.norm_linear(aux_hidden, None, tensors.fc)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return everything that the head reads, the vocabulary offsets too."""
         return {**named_tensors(self.tensors), **super().weights()}
 
 

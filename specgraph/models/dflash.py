@@ -75,7 +75,6 @@ class DFlashHead(AuxDecoder):
         self.max_speculative_tokens = block.block_size - (not block.sample_from_anchor)
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
-        """[T, aux_size] -> [T, hidden_size]."""
         return rms_norm(super().combine(aux_hidden), self.tensors.hidden_norm, self.sizes.rms_norm_eps)
 
     def store_context(self, context: Tensor, store: Store) -> None:
@@ -100,7 +99,6 @@ class DFlashHead(AuxDecoder):
         return [ops.norm_linear(context, None, layer.qkv.rows_from(skip)) for layer in self.layers]
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
-        """See `ParallelHead.forward`."""
         x = embedding(token_ids.flatten(), self.embed_tokens, self.tensor_parallel, self.sizes.vocab_size)
         # The final norm is part of `logits`, where it is fused with the projection.
         return self.run_layers(x, attend)[-1]
@@ -116,7 +114,6 @@ class InOrderHead(DFlashHead):
     has_confidence = False
 
     def __init__(self, block: BlockParts, *, in_one: bool = True) -> None:
-        """See `DFlashHead`."""
         super().__init__(block, in_one=in_one)
         self.output_norm = None  # `forward` applies it
 

@@ -95,7 +95,6 @@ class DFlash2Head(InOrderHead):
         return rms_norm(x, self.tensors.norm, eps)
 
     def in_order(self, hidden: Tensor) -> NextLogits:
-        """See `BlockHead.in_order`."""
         rows, base = self.base_logits(hidden)
         selector = self.selector
         scores, candidates = base.topk(selector.top_k, dim=-1)
@@ -112,6 +111,5 @@ class DFlash2Head(InOrderHead):
         return following
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return everything that the head reads, those of the block too."""
         own = named_tensors(self.convolutions, "convolutions") | named_tensors(self.selector, "selector")
         return {**own, **super().weights()}

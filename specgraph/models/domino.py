@@ -44,7 +44,6 @@ class DominoHead(InOrderHead):
         self.correction, self._uncorrected_rows = correction, uncorrected_rows
 
     def in_order(self, hidden: Tensor) -> NextLogits:
-        """See `BlockHead.in_order`."""
         rows, base = self.base_logits(hidden)
         correction, state = self.correction, hidden.new_zeros(hidden.shape[0], self.correction.kept.matrix.shape[1])
 
@@ -60,7 +59,6 @@ class DominoHead(InOrderHead):
         return following
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return everything that the head reads, those of the block too."""
         return {**named_tensors(self.correction, "correction"), **super().weights()}
 
 

@@ -33,7 +33,6 @@ class DraftModelHead:
         self.hidden_size, self.draft_vocab_size, self.dtype = model.hidden_size, model.vocab_size, model.dtype
 
     def shorten(self, max_model_len: int) -> None:
-        """See `LlamaTarget.shorten`."""
         self.model.shorten(max_model_len)
         self.attention_layers = self.model.attention_layers
 
@@ -53,5 +52,4 @@ class DraftModelHead:
         return self.model.logits(hidden)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the model's."""
         return self.model.weights()

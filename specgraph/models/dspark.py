@@ -59,7 +59,6 @@ class DSparkHead(InOrderHead):
         self.has_confidence = confidence is not None
 
     def in_order(self, hidden: Tensor) -> NextLogits:
-        """See `BlockHead.in_order`."""
         rows, base = self.base_logits(hidden)
         markov, state = self.markov, hidden.new_zeros(hidden.shape[0], self.markov.embed.shape[1])
 
@@ -86,7 +85,6 @@ class DSparkHead(InOrderHead):
         return following
 
     def confidence(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """See `BlockHead.confidence`."""
         head = self.confidence_head
         assert head is not None
         if head.weight.shape[1] > hidden.shape[-1]:
@@ -94,7 +92,6 @@ class DSparkHead(InOrderHead):
         return torch.sigmoid(functional.linear(hidden.to(head.weight.dtype), head.weight, head.bias))[..., 0]
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return everything that the head reads, those of the block too."""
         own = named_tensors(self.markov, "markov")
         if self.confidence_head is not None:
             own |= named_tensors(self.confidence_head, "confidence")

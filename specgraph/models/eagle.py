@@ -41,5 +41,4 @@ class EagleHead(DraftDecoder):
         return DraftOutput(x, x)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return everything that the head reads."""
         return {**self.fc.named_tensors("fc"), **super().weights()}

@@ -88,5 +88,4 @@ class PEagleHead(Eagle3Head):
         self.mask_hidden = self.combine(mask_hidden[None])[0]
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return those of EAGLE-3, and the masked rows' hidden state."""
         return {**super().weights(), "mask_hidden": self.mask_hidden}

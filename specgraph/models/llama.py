@@ -40,7 +40,6 @@ class LlamaTarget(DecoderModel):
 
     @property
     def max_model_len(self) -> int:
-        """Positions in the rotary table."""
         return self.sizes.max_position_embeddings
 
     def forward(self, token_ids: Tensor, attend: Attend, aux_layers: Sequence[int] = ()) -> TargetOutput:
@@ -57,5 +56,4 @@ class LlamaTarget(DecoderModel):
         return TargetOutput(hidden, torch.cat([entering[k] for k in aux_layers], dim=-1))
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return everything that forward and logits read."""
         return {**super().weights(), "norm": self.norm}

@@ -88,6 +88,5 @@ class MtpHead(DraftDecoder):
         return PairInput(self.embed_tokens, module.embed_norm, module.hidden_norm, self.sizes.rms_norm_eps)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return everything that the head reads."""
         modules = named_tensors(self.modules, "modules")
         return {**{name: own for name, own in modules.items() if ".layer." not in name}, **super().weights()}

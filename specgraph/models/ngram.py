@@ -53,5 +53,4 @@ class NgramHead:
         return (AttentionLayer(num_heads=1, num_kv_heads=1, head_dim=1, scale=1.0, latent=True),)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return none."""
         return {}

@@ -48,7 +48,6 @@ class Weight(NamedTuple):
         return Weight(self.matrix[first:], *kept)
 
     def named_tensors(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors by name, for a read-set."""
         parts = {name: self.matrix, f"{name}_bias": self.bias, f"{name}_scale": self.scale}
         return {key: tensor for key, tensor in parts.items() if tensor is not None}
 

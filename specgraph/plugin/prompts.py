@@ -85,7 +85,6 @@ class SegmentBuffers:
     metadata: AttentionMetadata
 
     def sliced(self, size: int) -> SegmentBuffers:
-        """Return the first `size` segments: views."""
         rows = size * SEGMENT
         return SegmentBuffers(
             segments=self.segments[:, :size],
@@ -125,11 +124,9 @@ class PromptProgram:
         self._first_row = torch.zeros(1, dtype=torch.int64, device=device)
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """Return the forward passes."""
         return self._program.prefill_passes
 
     def batches(self) -> list[BatchDescriptor]:
-        """Return a batch of every size, largest first."""
         return [BatchDescriptor("prefill", size, SEGMENT, 0) for size in reversed(self.sizes)]
 
     def work_of(self, batch: BatchDescriptor) -> Work:
@@ -146,11 +143,9 @@ class PromptProgram:
         return work
 
     def make_inert(self) -> None:
-        """Let no segment have a row."""
         self.buffers.segments.zero_()
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """Return the buffers by name."""
         b = self.buffers
         own = {"segments": b.segments, "token_ids": b.token_ids, "aux_hidden": b.aux_hidden, "row": self._first_row}
         named = {f"prompts.{name}": tensor for name, tensor in own.items()}

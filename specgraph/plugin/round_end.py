@@ -48,7 +48,6 @@ class RoundEnd:
 
     @property
     def num_requests(self) -> int:
-        """n."""
         return self.num_sampled.shape[0]
 
 

@@ -74,7 +74,6 @@ def fill_round_kernel(
 
 
 def fill_round_by_kernel(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int, reach: int) -> None:
-    """See `specgraph.plugin.fill_round`."""
     states, query_len = tuple(state.contiguous() for state in end.hidden_states), into.query_len
     count, size = len(states), states[0].shape[1]
     has_first, has_last, has_rows = (x is not None for x in (end.first_rows, end.last_tokens, end.table_rows))

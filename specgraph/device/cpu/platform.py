@@ -121,7 +121,6 @@ class CpuPlatform(Platform):
 
     @contextmanager
     def task_group(self) -> Generator[TaskGroup]:
-        """See `Platform.task_group`."""
         if self.recorder is None:
             raise CaptureError("task_group() belongs in a capture: there is no task to collect outside of one")
         group = self.recorder.begin_group()

@@ -25,7 +25,6 @@ class AttentionOps(Launcher):
     `specgraph.ops.context_parallel`."""
 
     def rotate_and_store(self, query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
-        """See `specgraph.ops.rotate_and_store`."""
         if self._refuses("rotate_and_store", cache):
             return NotImplemented
         key, value, rotary, positions, slots = new
@@ -71,7 +70,6 @@ class AttentionOps(Launcher):
         return self._attend(query, cache, block_table, lengths, mask, None, scale, out, rank, ranks)
 
     def sum_parts(self, parts: Tensor, ranks: int, first_head: int, num_heads: int) -> Tensor:
-        """See `specgraph.ops.sum_parts`."""
         rows, heads, dim = parts.shape[0] // ranks, parts.shape[1], parts.shape[2] - 1
         out = torch.empty((rows, num_heads, dim), dtype=parts.dtype, device=parts.device)
         if rows:

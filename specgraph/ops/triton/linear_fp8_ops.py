@@ -25,7 +25,6 @@ class Fp8LinearOps(LinearOps):
     """Implementations of the ops in `specgraph.ops.linear`, over FP8 weights too."""
 
     def norm_linear(self, x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
-        """See `specgraph.ops.norm_linear`."""
         matrix, bias, scale = weight
         if scale is None:
             return LinearOps.norm_linear(self, x, norm, weight, residual)
@@ -47,7 +46,6 @@ class Fp8LinearOps(LinearOps):
         return out
 
     def norm_gate_up(self, x: Tensor, norm: Norm | None, weight: Weight) -> Tensor:
-        """See `specgraph.ops.norm_gate_up`."""
         matrix, bias, scale = weight
         if scale is None:
             return LinearOps.norm_gate_up(self, x, norm, weight)

@@ -29,7 +29,6 @@ class LinearOps(Launcher):
     """Implementations of the ops in `specgraph.ops.linear`."""
 
     def norm_linear(self, x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
-        """See `specgraph.ops.norm_linear`."""
         x = self._normed(x, norm)
         matrix, bias, _ = weight
         few = self.options.few_rows
@@ -71,7 +70,6 @@ class LinearOps(Launcher):
         return out, scaled, squares
 
     def norm_gate_up(self, x: Tensor, norm: Norm | None, weight: Weight) -> Tensor:
-        """See `specgraph.ops.norm_gate_up`."""
         x = self._normed(x, norm)
         matrix, bias, _ = weight
         own = self._own(x, bias)
@@ -130,7 +128,6 @@ class LinearOps(Launcher):
         return out
 
     def pair_linear(self, token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weight) -> Tensor:
-        """See `specgraph.ops.pair_linear`."""
         return self.norm_linear(self._pair(token_ids, hidden, pair), None, weight)
 
     def _pair(self, token_ids: Tensor, hidden: Tensor, pair: PairInput) -> Tensor:

@@ -26,7 +26,6 @@ class RowOps(Launcher):
     """Implementations of the ops in `specgraph.ops.begin_rows`, `past_rows`, `copies`, `ngram` and `slots`."""
 
     def begin_rows(self, given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None) -> None:
-        """See `specgraph.ops.begin_rows`."""
         requests, table = given.block_table.shape[0], given.block_table
         of_rows = (given.token_ids, given.draft_token_ids, given.draft_parents, given.hidden)
         tokens, drafts, parents, hidden = (None if t is None else contiguous_rows(t) for t in of_rows)
@@ -50,7 +49,6 @@ class RowOps(Launcher):
         self, token_ids: Tensor, hidden: Tensor, positions: Tensor, slot_mapping: Tensor, past: PastRows,
         block_size: int,
     ) -> None:  # fmt: skip
-        """See `specgraph.ops.keep_rows`."""
         hidden, size = contiguous_rows(hidden), hidden.shape[1]
         self.launch(
             kept_rows.keep_rows_kernel, (token_ids.shape[0],),
@@ -60,7 +58,6 @@ class RowOps(Launcher):
         )  # fmt: skip
 
     def keep_tokens(self, token_ids: Tensor, slot_mapping: Tensor, history: Tensor) -> None:
-        """See `specgraph.ops.keep_tokens`."""
         rows, at_once = token_ids.shape[0], 128
         self.launch(
             ngram.keep_tokens_kernel, (ceil_div(rows, at_once),),
@@ -71,7 +68,6 @@ class RowOps(Launcher):
         self, history: Tensor, block_table: Tensor, seq_lens: Tensor, prompt_lookup_min: int, prompt_lookup_max: int,
         max_model_len: int, draft_token_ids: Tensor,
     ) -> None:  # fmt: skip
-        """See `specgraph.ops.ngram_propose`."""
         requests, drafts = draft_token_ids.shape
         if draft_token_ids.stride(1) != 1 or block_table.stride(1) != 1:
             return NotImplemented
@@ -85,7 +81,6 @@ class RowOps(Launcher):
     def shift_token_ids(
         self, token_ids: Tensor, last_rows: Tensor, latest: Tensor, seq_lens: Tensor, draft_step: Tensor
     ) -> None:
-        """See `specgraph.ops.shift_token_ids`."""
         if not all(tensor.is_contiguous() for tensor in (token_ids, last_rows, latest, seq_lens)):
             return NotImplemented
         rows = token_ids.shape[0] // last_rows.shape[0]
@@ -98,7 +93,6 @@ class RowOps(Launcher):
         self, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor, draft_step: Tensor, block_table: Tensor,
         max_model_len: int, block_size: int,
     ) -> None:  # fmt: skip
-        """See `specgraph.ops.advance`."""
         self.launch(
             begin.advance_kernel, (1,),
             seq_lens, positions, slot_mapping, draft_step, block_table, seq_lens.shape[0], block_table.stride(0),
@@ -107,7 +101,6 @@ class RowOps(Launcher):
         )  # fmt: skip
 
     def take_rows(self, source: Tensor, rows: Tensor | None, out: Tensor) -> None:
-        """See `specgraph.ops.take_rows`."""
         if source.stride(1) != 1 or out.stride(1) != 1:
             return NotImplemented
         if out.shape[0]:
@@ -118,7 +111,6 @@ class RowOps(Launcher):
             )  # fmt: skip
 
     def load_round(self, given: RoundTensors, to: RoundTensors) -> None:
-        """See `specgraph.ops.load_round`."""
         whole = (*given[:4], to.sampled_token_ids, to.aux_hidden, to.block_table)
         if given.block_table.stride(1) != 1 or not all(tensor.is_contiguous() for tensor in whole):
             return NotImplemented
@@ -138,7 +130,6 @@ class RowOps(Launcher):
         self, sampled_token_ids: Tensor, num_sampled: Tensor, draft_token_ids: Tensor, start_positions: Tensor,
         last_token_ids: Tensor, to_draft_token_ids: Tensor,
     ) -> None:  # fmt: skip
-        """See `specgraph.ops.next_verify`."""
         if not all(t.is_contiguous() for t in (num_sampled, start_positions, last_token_ids, to_draft_token_ids)):
             return NotImplemented
         sampled_token_ids, draft_token_ids = contiguous_rows(sampled_token_ids), contiguous_rows(draft_token_ids)

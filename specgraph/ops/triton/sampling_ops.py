@@ -59,11 +59,9 @@ class SamplingOps(LinearOps):
     """Implementations of the ops in `specgraph.ops.draft_sampling`."""
 
     def draft_from_logits(self, logits: Tensor, drafts: Drafts, draws: Draws | None = None) -> None:
-        """See `specgraph.ops.draft_from_logits`."""
         self._finish(self._pick(logits, draws, drafts.rows), drafts, draws)
 
     def draft_from_hidden(self, x: Tensor, head: Head, drafts: Drafts, draws: Draws | None = None) -> None:
-        """See `specgraph.ops.draft_from_hidden`."""
         if draws is not None and drafts.rows > 1:
             norm = None if head.norm is None else Norm(head.norm, head.eps)
             logits = self.norm_linear(head.taken(x), norm, Weight(head.weight), head.added)

@@ -29,7 +29,6 @@ class SamplingParameterOps(Launcher):
         self, logits: Tensor, temperature: Tensor, parameters: SamplingParameters, draft_token_ids: Tensor,
         ancestors: Tensor | None = None, draft_to_target: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """See `specgraph.ops.adjust_logits`."""
         logits = contiguous_rows(logits)
         (rows, columns), (requests, steps) = logits.shape, draft_token_ids.shape
         adjusted = logits.new_empty(rows, columns, dtype=torch.float32)

@@ -33,7 +33,6 @@ class TreeOps(Launcher):
         self, logits: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, first: bool, candidates: Candidates,
         beams: Beams,
     ) -> None:  # fmt: skip
-        """See `specgraph.ops.grow_tree`."""
         requests, k = beams.scores.shape
         if requests == 0:
             return
@@ -48,7 +47,6 @@ class TreeOps(Launcher):
         )  # fmt: skip
 
     def draft_block_tree(self, logits: Tensor, draft_to_target: Tensor | None, top_k: int, tree: TreeNodes) -> None:
-        """See `specgraph.ops.draft_block_tree`."""
         requests, nodes = tree.token_ids.shape
         if requests == 0:
             return
@@ -79,7 +77,6 @@ class TreeOps(Launcher):
         return value, index, total
 
     def choose_nodes(self, candidates: Candidates, tree: TreeNodes) -> None:
-        """See `specgraph.ops.choose_nodes`."""
         requests, nodes = tree.token_ids.shape
         if requests and nodes:
             number = candidates.scores.shape[1]
@@ -93,7 +90,6 @@ class TreeOps(Launcher):
         self, base_lens: Tensor, base_positions: Tensor, block_table: Tensor, *, tree_len: int, max_model_len: int,
         block_size: int, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor, draft_step: Tensor,
     ) -> None:  # fmt: skip
-        """See `specgraph.ops.advance_tree`."""
         requests = base_lens.shape[0]
         self.launch(
             kernels.advance_tree_kernel, (1,),
@@ -106,7 +102,6 @@ class TreeOps(Launcher):
         self, target_logits: Tensor, tree: TreeNodes, start_positions: Tensor, positions: Tensor, slot_mapping: Tensor,
         acceptance: Acceptance, sampled: Sampled, path: AcceptedPath,
     ) -> None:  # fmt: skip
-        """See `specgraph.ops.verify_tree`."""
         requests, depth = sampled.token_ids.shape
         if requests == 0:
             return
@@ -122,7 +117,6 @@ class TreeOps(Launcher):
         )  # fmt: skip
 
     def move_kv(self, key_cache: Tensor, value_cache: Tensor, from_slots: Tensor, to_slots: Tensor) -> Any:
-        """See `specgraph.ops.move_kv`."""
         key_cache, value_cache = bytes_of(key_cache), bytes_of(value_cache)
         moves, (heads, dim) = from_slots.shape[0], key_cache.shape[2:]
         if moves > _MOST_MOVES or unsupported(key_cache, value_cache):

@@ -41,7 +41,6 @@ class TwoLinearOps(LinearOps):
     def linear_norm_linear(
         self, x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
     ) -> tuple[Tensor, Tensor]:
-        """See `specgraph.ops.linear_norm_linear`."""
         if weight.scale is not None or following.scale is not None:
             return self._apart(self.norm_linear, x, weight, residual, norm, following)
         if (both := self._in_one(x, weight, residual, norm, following, gated=False)) is not None:
@@ -59,7 +58,6 @@ class TwoLinearOps(LinearOps):
     def linear_norm_gate_up(
         self, x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
     ) -> tuple[Tensor, Tensor]:
-        """See `specgraph.ops.linear_norm_gate_up`."""
         if weight.scale is not None or following.scale is not None:
             return self._apart(self.norm_gate_up, x, weight, residual, norm, following)
         if (both := self._in_one(x, weight, residual, norm, following, gated=True)) is not None:

@@ -25,7 +25,6 @@ class VerifyOps(Launcher):
         self, target_logits: Tensor, draft_token_ids: Tensor, start_positions: Tensor, acceptance: Acceptance,
         sampled: Sampled,
     ) -> None:  # fmt: skip
-        """See `specgraph.ops.verify_drafts`."""
         (requests, steps), (rows, vocab) = draft_token_ids.shape, target_logits.shape
         if requests == 0:
             return
