@@ -75,8 +75,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
         ((0, [], {}), "no_rope_layers no_rope_layer_interval pruned_heads chunk_size_feed_forward mlp_only_layers"),
         ((1,), "logit_scale logits_scaling embedding_multiplier residual_multiplier scale_emb partial_rotary_factor"),
         ((1,), "rotary_pct rotary_percent parallel_draft_step input_embedding_scale output_multiplier"),
-        # DFlash: another pairing of rotated elements, a corrected block
-        ((True,), "is_neox_style"),
+        # rows that see those after them; DFlash: another pairing of rotated elements, a corrected block
+        ((True,), "is_causal is_neox_style"),
         (("dflash",), "projector_type"),
         ((False,), "is_encoder_decoder add_cross_attention use_mrope alibi qk_layernorm use_qk_norm parallel_attn"),
         ((False,), "use_parallel_residual rope_interleaved"),

@@ -88,4 +88,4 @@ def _yarn_keep(config: RotaryConfig, rotary_dim: int) -> Tensor:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, rotary_dim - 1)
     index = torch.arange(rotary_dim // 2, dtype=torch.float32)
-    return 1 - ((index - first) / max(last - first, 0.001)).clamp(0, 1)
+    return 1 - ((index - first) / (last - first or 0.001)).clamp(0, 1)

@@ -39,6 +39,7 @@ TARGET_KEYS = [
     ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq", "unquantised"]),
     ({"compression_config": {"format": "pack-quantized"}}, ["compression_config", "pack-quantized"]),
     ({"max_position_embeddings": 100_000_000}, ["max_position_embeddings", "100000000", "give max_model_len"]),
+    ({"is_causal": False}, ["is_causal", "False"]),
     # windows
     ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types", "sliding_attention", "sliding_window"]),
     ({"layer_types": ["full_attention", "linear_attention"]}, ["layer_types", "linear_attention"]),

@@ -204,6 +204,7 @@ LONGROPE = {
         (YARN, 4096, None, 4000),
         ({**YARN, "rope_theta": 1e4, "beta_fast": 200.0, "beta_slow": 0.001}, 4096, None, 4000),
         ({**YARN, "mscale": 0.8}, 4096, None, 4000),
+        ({**YARN, "original_max_position_embeddings": 2}, 4096, None, 4000),
         (LONGROPE, 512, 64, 24),
         (LONGROPE, 512, 65, 25),
         (LONGROPE, 64, None, 24),
@@ -211,8 +212,9 @@ LONGROPE = {
         (LONGROPE, 96, None, 50),
     ],
     ids=[
-        "llama3", "yarn", "yarn, all pairs between the limits", "yarn, one mscale", "longrope, just short",
-        "longrope, just long", "longrope, never long", "longrope, own factor", "longrope, half as long again",
+        "llama3", "yarn", "yarn, all pairs between the limits", "yarn, one mscale", "yarn, less than a turn",
+        "longrope, just short", "longrope, just long", "longrope, never long", "longrope, own factor",
+        "longrope, half as long again",
     ],
 )  # fmt: skip
 @torch.no_grad()
