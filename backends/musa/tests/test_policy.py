@@ -15,7 +15,7 @@ import specgraph_musa.platform
 from specgraph_musa.backend import specgraph_backend
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import MERGED_VARIABLE, RULES, TABLE, Policy, policy_from
-from torch_musa import form, simulated
+from torch_musa import simulated
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,6 @@ def test_ranks_are_asked_for_when_it_matters(monkeypatch):
     assert platform.capabilities.default_lowering == "merged"
 
 
-@pytest.mark.skipif(form.NAME != "cpu", reason="this form does not count a graph's nodes")
 def test_a_policy_allows_nothing_that_a_probe_refused():
     simulated.defects.loop_stops_short = True
     platform = MusaPlatform(0, Policy(merged="forced"))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft.on_platform import RAGGED, decoded, make_drafter, on_device, propose, rounds_for
+from draft.on_platform import RAGGED, decoded, make_drafter, propose, rounds_for
 from specgraph.capture import BatchDescriptor
-from specgraph.errors import StaleInputError, UnsupportedError
 
 LOWERINGS = ["eager", "piecewise", "step", "merged"]
 
@@ -72,39 +71,9 @@ def test_block_misaligned_sizes_put_back_are_seen(musa, monkeypatch):
         assert captured_rows(musa, 8) == ([72], 72)
 
 
-def test_auto_is_step(musa):
-    drafter = make_drafter(musa, "auto", 3)
-    assert drafter.resolution.lowering == "step"
-    assert "SPECGRAPH_MUSA_MERGED=1" in drafter.resolution.refusals["merged"]
-    assert "3.49 %" in drafter.resolution.explain()
-    drafter.close()
-
-
-def test_merged_by_name_is_refused_with_the_reason(musa):
-    with pytest.raises(UnsupportedError, match="SPECGRAPH_MUSA_MERGED=1"):
-        make_drafter(musa, "merged", 3)
-
-
-def test_auto_is_merged_once_it_is_allowed(forced):
-    drafter = make_drafter(forced, "auto", 3)
-    assert drafter.resolution.lowering == "merged"
-    drafter.close()
-
-
 @pytest.mark.parametrize("kind", ["eagle3", "mtp", "latent", "dflash", "dspark", "dflash2", "domino", "ngram", *RAGGED])
 def test_generation_gives_what_cpu_gives(musa, forced, cpu, kind):
     expected, _ = decoded(cpu, kind, "eager", 3)
     for lowering in LOWERINGS if kind == "eagle3" else ("step", "merged", "round"):
         platform = musa if lowering in ("eager", "piecewise", "step") else forced
         assert decoded(platform, kind, lowering, 3)[0] == expected, lowering
-
-
-def test_a_moved_weight_is_told_before_the_replay(musa):
-    """Without the check, the graph would read the old address and give wrong tokens."""
-    drafter = make_drafter(musa, "step", 3, check_inputs=True)
-    batch = rounds_for(drafter, seed=1).next()
-    layer = drafter.head.layers[0]
-    object.__setattr__(layer, "qkv", layer.qkv._replace(matrix=layer.qkv.matrix.clone()))
-    with torch.inference_mode(), pytest.raises(StaleInputError, match="reassigned or moved"):
-        drafter.propose(on_device(batch, musa.device))
-    drafter.close()

@@ -10,7 +10,6 @@ import sys
 
 import torch
 
-from torch_musa import form
 from torch_musa import simulated as simulated
 from torch_musa.device import *  # noqa: F403
 from torch_musa.graphs import *  # noqa: F403
@@ -18,7 +17,7 @@ from torch_musa.handles import *  # noqa: F403
 from torch_musa.memory import *  # noqa: F403
 from torch_musa.random import *  # noqa: F403
 
-__version__ = f"{torch.__version__.partition('+')[0]}+simulator.{form.NAME}"
+__version__ = f"{torch.__version__.partition('+')[0]}+simulator.cpu"
 
 torch.musa = sys.modules[__name__]
-torch.version.musa = f"simulated over {form.NAME}"
+torch.version.musa = "simulated over cpu"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from torch_musa import form
+from torch_musa import runtime, simulated
 
 __all__ = ["device", "device_count", "get_device_properties", "is_available", "synchronize"]
 
@@ -34,20 +34,24 @@ class device:
 
 
 def is_available():
-    return form.present_devices() > 0
+    return simulated.machine.device_count > 0
 
 
 @lru_cache(maxsize=1)
 def device_count():
-    return form.present_devices()
+    return simulated.machine.device_count
 
 
 def synchronize(device=None):
-    form.synchronize(index_of(device))
+    with runtime.errors():
+        runtime.platform.synchronize()
 
 
 def get_device_properties(device):
     index = index_of(device)
-    if not 0 <= index < form.present_devices():
+    if not 0 <= index < simulated.machine.device_count:
         raise AssertionError(f"there is no simulated device {index}")
-    return SimpleNamespace(**form.properties(index))
+    return SimpleNamespace(
+        name="simulated MUSA device over recorded graphs on the CPU", major=3, minor=1, is_multi_gpu_board=0,
+        is_integrated=0, multi_processor_count=1, total_memory=runtime.platform.memory().total,
+    )  # fmt: skip

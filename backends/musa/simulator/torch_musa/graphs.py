@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_musa import form, simulated
+from torch_musa import runtime, simulated
 from torch_musa.handles import current_stream, default_stream
 
 __all__ = ["MUSAGraph", "graph_pool_handle", "is_current_stream_capturing"]
@@ -50,11 +50,11 @@ _instances = weakref.WeakSet()
 
 
 def is_current_stream_capturing():
-    return form.is_capturing()
+    return runtime.platform.is_capturing()
 
 
 def graph_pool_handle():
-    return form.new_pool_handle()
+    return runtime.new_pool_handle()
 
 
 class MUSAGraph:
@@ -68,7 +68,6 @@ class MUSAGraph:
         self._has_exec = False
         self._replays = 0
         self._rng = None
-        self._index = 0
         self.collectives = set()
 
     def capture_begin(self, pool=None, capture_error_mode="global"):
@@ -80,10 +79,10 @@ class MUSAGraph:
         if current_stream() == default_stream():
             raise RuntimeError("MUSA error (simulated): the default stream can't be captured")
         self._stream = current_stream()
-        self._rng = form.get_rng_state(self._index) if simulated.defects.random_baked else None
-        self._capture = form.Capture()
+        self._rng = torch.get_rng_state() if simulated.defects.random_baked else None
+        self._capture = runtime.Capture()
         self.collectives.clear()
-        self._capture.begin(pool, capture_error_mode)
+        self._capture.begin(pool)
         captures.current = self
 
     def capture_end(self):
@@ -115,7 +114,7 @@ class MUSAGraph:
         if defects.loop_stops_short and self._capture.num_nodes >= 64:
             return
         if defects.random_baked and self._rng is not None:
-            form.set_rng_state(self._rng, self._index)
+            torch.set_rng_state(self._rng)
         self._capture.replay()
 
     def reset(self):

@@ -2,15 +2,38 @@
 
 from contextlib import nullcontext
 
-from torch_musa import form, simulated
-from torch_musa.device import index_of
+import torch
+
+from torch_musa import simulated
+from torch_musa.runtime import errors, platform
 
 __all__ = ["Event", "Stream", "current_stream", "default_stream", "stream"]
 
+STREAMS = 32
+_streams = [platform.current_stream(), *(platform.stream() for _ in range(STREAMS))]
+_next_stream = 0
 
-class Stream(form.StreamBase):
+
+class Stream(torch.Stream):
+    """The next of the runtime's pool of 32 streams, in turn, or the stream of the given id."""
+
     def __new__(cls, device=None, priority=0, **kwargs):
-        return super().__new__(cls, priority=priority, **kwargs)
+        global _next_stream
+        number = kwargs.get("stream_id")
+        if number is None:
+            number = 1 + _next_stream % STREAMS
+            _next_stream += 1
+        self = super().__new__(cls, stream_id=number, device_index=0, device_type=0)
+        self.recorded = _streams[number]
+        return self
+
+    @property
+    def device(self):
+        return torch.device("cpu")
+
+    @property
+    def musa_stream(self):
+        return self.recorded.id
 
     def wait_event(self, event):
         event.wait(self)
@@ -24,13 +47,15 @@ class Stream(form.StreamBase):
         self.wait_event(stream.record_event())
 
     def query(self):
-        return super().query()
+        with errors():
+            return self.recorded.query()
 
     def synchronize(self):
-        super().synchronize()
+        with errors():
+            self.recorded.synchronize()
 
     def __eq__(self, other):
-        return isinstance(other, Stream) and super().__eq__(other)
+        return isinstance(other, Stream) and self.recorded is other.recorded
 
     def __hash__(self):
         return hash(self.musa_stream)
@@ -39,24 +64,30 @@ class Stream(form.StreamBase):
         return f"torch_musa.Stream device={self.device} musa_stream={self.musa_stream:#x} (simulated)"
 
 
-class Event(form.EventBase):
+class Event:
     def __new__(cls, enable_timing=False, blocking=False, interprocess=False):
-        return super().__new__(cls, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
+        self = super().__new__(cls)
+        self.recorded = platform.event(timing=enable_timing)
+        return self
 
     def record(self, stream=None):
-        super().record(_cast(current_stream() if stream is None else stream, Stream, "record"))
+        with errors():
+            self.recorded.record(_cast(current_stream() if stream is None else stream, Stream, "record").recorded)
 
     def wait(self, stream=None):
-        super().wait(_cast(current_stream() if stream is None else stream, Stream, "wait"))
+        with errors():
+            self.recorded.wait(_cast(current_stream() if stream is None else stream, Stream, "wait").recorded)
 
     def query(self):
-        return super().query()
+        with errors():
+            return self.recorded.query()
 
     def elapsed_time(self, end_event):
-        return super().elapsed_time(_cast(end_event, Event, "elapsed_time"))
+        return self.recorded.elapsed_time(_cast(end_event, Event, "elapsed_time").recorded)
 
     def synchronize(self):
-        super().synchronize()
+        with errors():
+            self.recorded.synchronize()
 
 
 def _cast(handle, kind, where):
@@ -69,16 +100,12 @@ def _cast(handle, kind, where):
 
 
 def stream(stream):
-    return nullcontext() if stream is None else form.use(stream)
-
-
-def _by_id(number):
-    return Stream(stream_id=number[0], device_index=number[1], device_type=number[2])
+    return nullcontext() if stream is None else platform.use(stream.recorded)
 
 
 def current_stream(device=None):
-    return _by_id(form.current_stream_id(index_of(device)))
+    return Stream(stream_id=_streams.index(platform.current_stream()))
 
 
 def default_stream(device=None):
-    return _by_id(form.default_stream_id(index_of(device)))
+    return Stream(stream_id=0)

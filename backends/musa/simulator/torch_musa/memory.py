@@ -1,7 +1,6 @@
 """The caching allocator's counts."""
 
-from torch_musa import form, simulated
-from torch_musa.device import index_of
+from torch_musa import runtime, simulated
 
 __all__ = ["empty_cache", "mem_get_info", "memory_allocated", "memory_reserved"]
 
@@ -11,16 +10,17 @@ def empty_cache():
 
     if captures.current is not None:
         simulated.corrupt("cached memory is freed while a capture is under way")
-    form.empty_cache()
+    runtime.empty_cache()
 
 
 def memory_allocated(device=None):
-    return form.memory_allocated(index_of(device))
+    return runtime.platform.memory().allocated
 
 
 def memory_reserved(device=None):
-    return form.memory_reserved(index_of(device))
+    return runtime.platform.memory().reserved
 
 
 def mem_get_info(device=None):
-    return form.memory_info(index_of(device))
+    memory = runtime.platform.memory()
+    return memory.total - memory.reserved, memory.total

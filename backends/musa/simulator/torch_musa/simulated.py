@@ -58,9 +58,7 @@ faults: list[str] = []
 
 def device_kind() -> str:
     """The kind of device that reports name."""
-    from torch_musa import form
-
-    return f"stand-in for torch_musa over {form.WHAT}, no Moore Threads device"
+    return "stand-in for torch_musa over the CPU recorder, no Moore Threads device"
 
 
 def corrupt(what: str) -> None:
