@@ -1,11 +1,13 @@
 """Requests that arrive at random times at an engine which drafts by itself and through specgraph, in turns.
 
     python integrations/gpu/served.py --engine vllm --out h200-vllm-served.json
+    python integrations/gpu/served.py --engine vllm --target FOLDER --drafter FOLDER --rates 10,30,60 --out FILE
 
 8B shapes with dummy weights, K = 5, no prefix cache, prompts of 64 to 2,048 tokens, outputs of 128. How many drafts are
-accepted is drawn by the engine, as many on average as where each one is accepted with probability 0.7. The client is in
-the engine's process: `ttft` is from a request's arrival to its first token, `tpot` the mean time per token after it, in
-ms; requests of the warm-up are not counted.
+accepted is drawn by the engine, as many on average as where each one is accepted with probability 0.7. With `--target`
+the weights of that folder and of an EAGLE-3 drafter's decide, and the prompts are of Python's own library. The client
+is in the engine's process: `ttft` is from a request's arrival to its first token, `tpot` the mean time per token after
+it, in ms; requests of the warm-up are not counted.
 """
 
 from __future__ import annotations
@@ -16,23 +18,27 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from engines import ENGINES, engine_class, environment
+from prompts import python_prompts
 
-NEW_TOKENS, ACCEPTANCE = 128, 0.7
+NEW_TOKENS, ACCEPTANCE, MAX_LEN = 128, 0.7, 4096
 SIZES = [1, 2, 4, 8, 16, 24, 32, 48, 64]
 
 
-def served(engine: Any, rate: float, seconds: float, seed: int) -> dict[str, float]:
-    """Let requests arrive for that long, and wait for the last one."""
+def served(engine: Any, text: Sequence[int], longest: int, rate: float, seconds: float, seed: int) -> dict[str, float]:
+    """Let requests arrive for that long, with prompts of 64 to `longest` tokens of `text`, and wait for the last one."""
     draw, arrived, first, last = random.Random(seed), {}, {}, {}
     begin, due, counts = time.perf_counter(), 0.0, Counter()
     while due < seconds or len(last) < len(arrived):
         while due < min(seconds, time.perf_counter() - begin):
             name = f"{seed}-{rate}-{len(arrived):06d}"
-            engine.start(name, [draw.randrange(1000, 120000) for _ in range(draw.randrange(64, 2049))], NEW_TOKENS)
+            length = draw.randrange(64, longest + 1)
+            at = draw.randrange(len(text) - length)
+            engine.start(name, list(text[at : at + length]), NEW_TOKENS)
             arrived[name] = begin + due
             due += draw.expovariate(rate)
         if len(last) == len(arrived):
@@ -61,17 +67,24 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", choices=ENGINES, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--drafter", type=Path)
     parser.add_argument("--rates", default="2,6,10", help="requests per second")
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--first-turn", type=int, default=0, help="1 begins with the other way, for a second GPU")
     asked = parser.parse_args()
     begin = time.monotonic()
-    engine = engine_class(asked.engine).served(SIZES, ACCEPTANCE)
+    max_len, text, pair = MAX_LEN, random.Random(0).choices(range(1000, 120000), k=1 << 16), None
+    if asked.target is not None:
+        pair = asked.target, asked.drafter
+        max_len = min(max_len, json.loads((asked.target / "config.json").read_text())["max_position_embeddings"])
+        text = [token for prompt in python_prompts(asked.target / "tokenizer.json", 256, seed=1) for token in prompt]
+    engine = engine_class(asked.engine).served(SIZES, ACCEPTANCE, max_len, pair)
     result: dict[str, Any] = {
         "command": " ".join(sys.argv),
         "environment": environment(asked.engine),
-        "acceptance": ACCEPTANCE,
+        "acceptance": ACCEPTANCE if pair is None else "the weights'",
         "rows": [],
     }
     print("started", round(time.monotonic() - begin, 1), flush=True)
@@ -80,7 +93,7 @@ def main() -> None:
             for way in ("stock", "specgraph") if turn % 2 else ("specgraph", "stock"):
                 engine.switch(way)
                 before = Counter(engine.proposes())
-                row = served(engine, rate, asked.seconds if turn >= 0 else 2, turn)
+                row = served(engine, text, min(2048, max_len - 256), rate, asked.seconds if turn >= 0 else 2, turn)
                 if turn >= 0:
                     proposes = Counter(engine.proposes()) - before
                     result["rows"].append({"rate": rate, "way": way, "turn": turn} | row | {"proposes": proposes})

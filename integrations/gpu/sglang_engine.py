@@ -117,15 +117,20 @@ class Engine:
         return Engine(options(str(target), sglang_draft(draft), way, method, **sizes | changes))
 
     @staticmethod
-    def served(sizes: list[int], acceptance: float) -> Engine:
-        """An engine of 8B shapes without a prefix cache, for both ways in turns.
+    def served(sizes: list[int], acceptance: float, max_len: int, pair: tuple[Path, Path] | None) -> Engine:
+        """An engine without a prefix cache, for both ways in turns: over the folders of a target and an EAGLE-3
+        drafter, or of 8B shapes.
 
-        SGLang draws one number of accepted drafts for all requests of a round; its mean is that of drafts which are
-        accepted with that probability each.
+        With 8B shapes SGLang draws one number of accepted drafts for all requests of a round; its mean is that of
+        drafts which are accepted with that probability each.
         """
+        room: dict[str, Any] = {"context_length": max_len, "max_total_tokens": 64 * 2304}
+        if pair is not None:
+            room |= {"mem_fraction_static": 0.5, "cuda_graph_bs_decode": sizes, "disable_radix_cache": True}
+            return Engine(options(str(pair[0]), sglang_draft(pair[1]), "specgraph", **room))
         os.environ["SGLANG_SIMULATE_ACC_LEN"] = str(sum(acceptance**i for i in range(K + 1)))
         os.environ["SGLANG_SIMULATE_ACC_TOKEN_MODE"] = "real-draft-token"
-        return Engine(dummy_8b("specgraph", sizes, context_length=4096, max_total_tokens=64 * 2304))
+        return Engine(dummy_8b("specgraph", sizes, **room))
 
     @staticmethod
     def agreed(answer: bool) -> bool:
