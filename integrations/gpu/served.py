@@ -30,7 +30,7 @@ SIZES = [1, 2, 4, 8, 16, 24, 32, 48, 64]
 
 
 def served(engine: Any, text: Sequence[int], longest: int, rate: float, seconds: float, seed: int) -> dict[str, float]:
-    """Let requests arrive for that long, with prompts of 64 to `longest` tokens of `text`, and wait for the last one."""
+    """Let requests of 64 to `longest` tokens of `text` arrive for that long, and wait for the last one."""
     draw, arrived, first, last = random.Random(seed), {}, {}, {}
     begin, due, counts = time.perf_counter(), 0.0, Counter()
     while due < seconds or len(last) < len(arrived):
