@@ -18,7 +18,7 @@ from specgraph.draft.config import DraftConfig
 from specgraph.draft.kinds import KINDS
 from specgraph.errors import ConfigError, SpecgraphError, first_line
 from specgraph.models.protocol import Head, OutputProjection, Target
-from specgraph.models.split import whole_logits
+from specgraph.models.split import whole_rows
 
 _ATTENTION = ("name", "host_parameters", "after_advance", "forward", "named_tensors")
 
@@ -206,7 +206,7 @@ class _HeadCheck:
         self.expect("logits(hidden)", logits, self.rows, self.head.draft_vocab_size)
         if out is None:
             return
-        wanted = whole_logits(out.logits(hidden), out.tensor_parallel, self.head.draft_vocab_size).float()
+        wanted = whole_rows(out.logits(hidden), out.tensor_parallel, self.head.draft_vocab_size).float()
         tolerance = 1e-3 if self.head.dtype == torch.float32 else 2e-2
         error = (logits.float() - wanted).abs().max()
         if not bool(error <= tolerance * wanted.abs().max()):

@@ -73,8 +73,8 @@ class ModelConfig:
 
     @property
     def attention_parallel(self) -> TensorParallel:
-        """The ranks that split the attention's matrices; latent attention is whole on every rank."""
-        return self.tensor_parallel if self.latent is None else WHOLE
+        """The ranks that split the attention's heads; a checkpoint's latent attention is whole on every rank."""
+        return self.tensor_parallel if self.latent is None or self.latent.splits_heads else WHOLE
 
     @property
     def context(self) -> ContextParallel | None:

@@ -15,7 +15,7 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.layers import DecoderLayer, decoder_blocks, rms_norm
 from specgraph.models.protocol import OutputProjection
 from specgraph.models.rotary import rotary_table
-from specgraph.models.split import table_rows, whole_logits
+from specgraph.models.split import table_rows, whole_rows
 from specgraph.ops.linear import PairInput, Weight
 
 
@@ -89,7 +89,7 @@ class DecoderModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, output_vocab_size]."""
-        return whole_logits(self._output.logits(hidden), self.tensor_parallel, self.output_vocab_size)
+        return whole_rows(self._output.logits(hidden), self.tensor_parallel, self.output_vocab_size)
 
     @property
     def projection(self) -> OutputProjection | None:

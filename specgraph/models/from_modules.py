@@ -46,7 +46,8 @@ ROTARY_CLASSES = (
 """Rotations whose `cos_sin_cache` [positions, rotary_dim] holds cosines, then sines, one row per position."""
 
 CallMlp = Callable[[Any, Tensor], Tensor]
-"""Calls an engine's MLP module over rows [T, hidden_size], in the context that the engine's modules need."""
+"""Calls an engine's MLP module over rows [T, hidden_size], in the context that the engine's modules need; the result is
+summed over the ranks."""
 
 
 @contextmanager
@@ -169,7 +170,7 @@ def layer_from_module(layer: Any, ranks: TensorParallel = WHOLE, call: CallMlp |
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     first_norm: Any = getattr(layer, "input_layernorm", None)  # EAGLE-1's first layer has one without a weight
     output = linear_of(attention.o_proj)
-    gate_up, down, engine_mlp = mlp_from_module(mlp, output, call, ranks)
+    gate_up, down, engine_mlp = mlp_from_module(mlp, output, call)
     return DecoderLayer(
         qkv=linear_of(attention.qkv_proj),
         output=output,
@@ -184,14 +185,10 @@ def layer_from_module(layer: Any, ranks: TensorParallel = WHOLE, call: CallMlp |
     )
 
 
-def mlp_from_module(
-    mlp: Any, output: Weight, call: CallMlp | None, ranks: TensorParallel = WHOLE
-) -> tuple[Weight, Weight, EngineMlp | None]:
+def mlp_from_module(mlp: Any, output: Weight, call: CallMlp | None) -> tuple[Weight, Weight, EngineMlp | None]:
     """Return an MLP's two linears; or empty ones, beside `output`, and a mixture of experts that `call` runs."""
     if call is None or getattr(mlp, "down_proj", None) is not None:
         return linear_of(mlp.gate_up_proj), linear_of(mlp.down_proj), None
-    if ranks.size > 1:
-        raise UnsupportedError(f"a mixture of experts ({type(mlp).__name__}) in the drafter over {ranks.size} ranks")
     empty = Weight(output.matrix.new_empty(0))
     return empty, empty, EngineMlp(partial(call, mlp), {name: plain(own) for name, own in mlp.named_parameters()})
 

@@ -39,6 +39,8 @@ class LatentConfig:
     """The eps of the norms of latents: transformers' number, where vLLM takes the model's."""
     latent_first: bool = False
     """Rows are [latent, rotated part], of which elements 2i and 2i + 1 are turned together: an engine's KV cache."""
+    splits_heads: bool = False
+    """The heads are split over the ranks that split the model, as engines do; else each rank has all of them."""
     index_topk: int | None = None
     """Keys that an indexer would leave of a longer text (DeepSeek-V3.2); None without one."""
 

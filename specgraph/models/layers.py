@@ -156,7 +156,7 @@ def _is_fused(layer: DecoderLayer) -> bool:
 def _general_mlp(attended: Tensor, residual: Tensor, layer: DecoderLayer, eps: float) -> Tensor:
     """Return a layer after its attention, with whatever lies between its linears."""
     ranks = layer.tensor_parallel
-    heads = ranks if layer.latent is None else WHOLE
+    heads = ranks if layer.latent is None or layer.latent.config.splits_heads else WHOLE
     if layer.attention_norm is None:
         residual = row_parallel(attended, layer.output, residual, heads)
     else:

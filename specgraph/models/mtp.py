@@ -21,6 +21,7 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import DraftDecoder, named_tensors
 from specgraph.models.layers import DecoderLayer, decoder_blocks, rms_norm
 from specgraph.models.protocol import DraftOutput, HeadKind
+from specgraph.models.split import whole_rows
 from specgraph.ops.linear import PairInput, Weight
 
 
@@ -33,7 +34,7 @@ class MtpModule:
     hidden_norm: Tensor
     """[hidden_size]"""
     projection: Weight
-    """[hidden_size, 2 * hidden_size]: columns of the embedding first."""
+    """[hidden_size, 2 * hidden_size]: columns of the embedding first. Engines' ranks may split its rows evenly."""
     layer: DecoderLayer
     norm: Tensor
     """[hidden_size]"""
@@ -80,6 +81,7 @@ class MtpHead(DraftDecoder):
     ) -> DraftOutput:
         module, eps, shapes = self.modules[step], self.sizes.rms_norm_eps, self.attention_layers[step : step + 1]
         x = self.pair_linear(token_ids, hidden, self._input(module), module.projection, pair)
+        x = whole_rows(x, self.tensor_parallel, self.hidden_size)
         x = decoder_blocks(x, [module.layer], shapes, attend, eps, rows, first_index=step)[-1]
         normed = rms_norm(x, module.norm, eps)
         return DraftOutput(normed, normed if self._carries_normed else x)

@@ -15,8 +15,11 @@ from specgraph import ops
 from specgraph.ops.linear import Weight
 from specgraph.parallel import WHOLE, TensorParallel
 
-SPLIT = re.compile(r"(^|\.)(embed_tokens|lm_head|qkv|output|gate_up|down|sinks)(_bias|_scale)?$")
-"""The names, in `Head.weights`, of tensors that ranks split. The others are whole on every rank, and the same."""
+SPLIT = re.compile(
+    r"(^|\.)(embed_tokens|lm_head|qkv|output|gate_up|down|sinks|projection|(query|key|value)_up)(_bias|_scale)?$"
+    r"|\.mlp\.weights\."
+)
+"""The names, in `Head.weights`, of tensors that ranks may split. The others are whole on every rank, and the same."""
 
 
 def row_parallel(x: Tensor, weight: Weight, residual: Tensor | None, ranks: TensorParallel) -> Tensor:
@@ -77,13 +80,13 @@ def table_rows(token_ids: Tensor, weight: Tensor, ranks: TensorParallel, vocab_s
     return torch.arange(token_ids.shape[0], device=token_ids.device), looked_up
 
 
-def whole_logits(logits: Tensor, ranks: TensorParallel, vocab_size: int) -> Tensor:
-    """Logits [N, this rank's part of the vocabulary] of all ranks: [N, vocab_size]."""
-    if logits.shape[-1] == vocab_size:
-        return logits
-    rows, part = logits.shape
-    gathered = ops.all_gather(logits, ranks.group, ranks.size)
-    return gathered.view(ranks.size, rows, part).transpose(0, 1).reshape(rows, vocab_size)
+def whole_rows(x: Tensor, ranks: TensorParallel, columns: int) -> Tensor:
+    """Rows of which each rank has some columns, [N, this rank's], such as logits: [N, columns]."""
+    if x.shape[-1] == columns:
+        return x
+    rows, part = x.shape
+    gathered = ops.all_gather(x, ranks.group, ranks.size)
+    return gathered.view(ranks.size, rows, part).transpose(0, 1).reshape(rows, columns)
 
 
 def most_likely(logits: Tensor, ranks: TensorParallel) -> Tensor:

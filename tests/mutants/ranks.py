@@ -132,7 +132,7 @@ def noise_of_the_rank(real: Any, logits: Any, drafts: Any, draws: Any = None) ->
     return real(logits, drafts, draws and draws._replace(seeds=draws.seeds + 1))
 
 
-@of_ranks("logits-gathered-by-rank", "models.decoder:whole_logits draft.head_checks:whole_logits", "0", "1")
+@of_ranks("logits-gathered-by-rank", "models.decoder:whole_rows draft.head_checks:whole_rows", "0", "1")
 def logits_by_rank(real: Any, logits: Any, ranks: Any, vocab_size: int) -> Any:
     """Logits gathered rank by rank are read row by row."""
     if ranks.size == 1:

@@ -38,20 +38,18 @@ def dflash_head(module: Any, ranks: TensorParallel) -> DFlashHead:
 
 
 def dspark_head(module: Any, ranks: TensorParallel) -> DSparkHead:
-    """The head over vLLM's `DSPARK_CLASS`, whose confidence head is not read.
+    """The head over vLLM's `DSPARK_CLASS`, split over `ranks`: its Markov head is whole, its confidence head not read.
 
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
     """
     config, table = module.config, module.model.markov_head
-    if ranks.size > 1:
-        raise UnsupportedError(
-            f"{DSPARK_CLASS} over {ranks.size} ranks, each with the whole Markov head; served is one"
-        )
+    is_split = table.markov_w2.weight.shape[0] < int(config.draft_vocab_size)
     for name, found, served in (
         ("dspark_draft_topk", getattr(config, "dspark_draft_topk", None), None),
         ("markov_head_type", getattr(config, "markov_head_type", "vanilla"), "vanilla"),
         ("logit_scale", getattr(config, "logit_scale", 1.0), 1.0),
+        ("Markov head split over ranks", is_split, False),  # by vLLM 0.26
     ):
         if found != served:
             raise UnsupportedError(f"{name} {found} in the DSpark drafter; served is {served}")

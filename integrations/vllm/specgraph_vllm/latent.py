@@ -11,18 +11,20 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.from_modules import CallMlp, linear_of, linear_weight, mlp_from_module, norm_of, plain
 from specgraph.models.latent import LatentAttention, LatentConfig
 from specgraph.models.layers import DecoderLayer
+from specgraph.parallel import TensorParallel
 
 LATENT_ATTENTION = "DeepseekV2MLAAttention"
 ROTARY = ("RotaryEmbedding", "DeepseekScalingRotaryEmbedding")
 
 
-def latent_model(config: Any, layer: Any, embed_tokens: Any) -> ModelConfig:
+def latent_model(config: Any, layer: Any, embed_tokens: Any, ranks: TensorParallel) -> ModelConfig:
     """Return the sizes of a drafter with one such layer. `max_position_embeddings` is 1: the module has a table.
 
     Args:
         config: the drafter's.
         layer: vLLM's decoder layer.
         embed_tokens: the drafter's embedding.
+        ranks: over which vLLM has split the heads; the latents are whole on each.
 
     Raises:
         UnsupportedError: an option of the attention that the core does not have.
@@ -47,6 +49,7 @@ def latent_model(config: Any, layer: Any, embed_tokens: Any) -> ModelConfig:
         value=int(attention.v_head_dim),
         eps=float(attention.kv_a_layernorm.variance_epsilon),
         latent_first=True,
+        splits_heads=True,
     )
     return ModelConfig(
         architecture="deepseek_v3",
@@ -64,13 +67,14 @@ def latent_model(config: Any, layer: Any, embed_tokens: Any) -> ModelConfig:
         attention_scale=float(attention.scaling),
         rotary_dim=sizes.rotated,
         latent=sizes,
-    )
+    ).split(ranks)
 
 
-def latent_layer(layer: Any, sizes: LatentConfig, call: CallMlp | None) -> DecoderLayer:
+def latent_layer(layer: Any, sizes: LatentConfig, ranks: TensorParallel, call: CallMlp | None) -> DecoderLayer:
     """Return the layer's weights. vLLM has split `kv_b_proj` into what the core multiplies by: W_UK_T and W_UV.
 
     Args:
+        ranks: over which vLLM has split the layer.
         call: runs a mixture of experts; None where none is served.
 
     Raises:
@@ -99,4 +103,5 @@ def latent_layer(layer: Any, sizes: LatentConfig, call: CallMlp | None) -> Decod
             query_norm=norm_of(attention.q_a_layernorm),
             query_up=linear_of(attention.q_b_proj),
         ),
+        tensor_parallel=ranks,
     )

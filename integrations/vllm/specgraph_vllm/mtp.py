@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specgraph.errors import UnsupportedError
 from specgraph.models.from_modules import (
     ROTARY_CLASSES,
     CallMlp,
@@ -75,13 +74,10 @@ def mtp_head(module: Any, ranks: TensorParallel, call: CallMlp | None) -> MtpHea
         UnsupportedError: an option or a tensor of the module that the head does not have.
     """
     inner, parts, name = module.model, mtp_parts(module), type(module).__name__
-    if ranks.size > 1 and name in (*QWEN, DEEPSEEK):
-        what = "heads of latent attention" if name == DEEPSEEK else "fc"
-        raise UnsupportedError(f"{name} over {ranks.size} ranks, which split its {what}; served is one")
     if name == DEEPSEEK:
-        model = latent_model(module.config, parts.block, inner.embed_tokens)
+        model = latent_model(module.config, parts.block, inner.embed_tokens, ranks)
         assert model.latent is not None
-        layer, rotary, neox = latent_layer(parts.block, model.latent, call), latent.ROTARY, False
+        layer, rotary, neox = latent_layer(parts.block, model.latent, ranks, call), latent.ROTARY, False
     else:
         layers = SimpleNamespace(layers=[parts.block], embed_tokens=inner.embed_tokens)
         model = config_from_module(SimpleNamespace(config=module.config, model=layers), ranks, ROTARY)

@@ -9,7 +9,7 @@ from specgraph.plugin.engine_names import missing_members, other_parameters, par
 RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
 BATCH = "vllm.v1.worker.gpu.input_batch", "InputBatch"
 TENSOR_PARALLEL = "vllm.distributed.parallel_state", "get_tp_group"
-"""Gives the group of ranks that split the model, with its process groups."""
+"""Gives the group of ranks that split the model, with its process groups and the all-reduce of its modules."""
 FORWARD_CONTEXT = "vllm.forward_context", "set_forward_context"
 """The context that a mixture of experts of vLLM's finds itself in."""
 
@@ -42,7 +42,7 @@ def differences(speculator: Any, input_batch: Any, forward_context: Any, group: 
     expected = ("attn_metadata", "vllm_config", "num_tokens")
     if (given := parameters(forward_context))[:3] != expected:
         found.append(f"{FORWARD_CONTEXT[1]} takes ({', '.join(given)}), expected ({', '.join(expected)}, ...)")
-    found += [] if group is None else missing_members(group, ("device_group", "cpu_group"))
+    found += [] if group is None else missing_members(group, ("device_group", "cpu_group", "all_reduce"))
     return found + missing_members(input_batch, INPUT_BATCH)
 
 

@@ -16,6 +16,7 @@ from specgraph.errors import UnsupportedError
 from specgraph.parallel.join import ranks_of_groups
 from specgraph_vllm.config import KEY, read_settings, unsupported_config
 from specgraph_vllm.draft_logits import GUMBEL, divided_by_temperature
+from specgraph_vllm.mixtures import summed_in_graph
 from specgraph_vllm.names import BATCH, FORWARD_CONTEXT, RUNNER_MODULE, TENSOR_PARALLEL, differences
 from specgraph_vllm.speculator import adopt
 
@@ -61,6 +62,8 @@ def wrapped(stock: Callable[..., Any], named: Callable[[str, str], Any]) -> Call
                 if found := differences(made, named(*BATCH), context, group):
                     raise UnsupportedError(f"this release of vLLM is not served: {'; '.join(found)}")
                 ranks = None if group is None else ranks_of_groups(group.device_group, group.cpu_group)
+                if ranks is not None:
+                    context = summed_in_graph(context, group, ranks.tensor_parallel)
                 adopt(made, settings, lambda: divided_by_temperature(named(*GUMBEL)), context, ranks)
         except UnsupportedError as error:
             if settings is None or settings.when_unsupported == "refuse":

@@ -8,9 +8,19 @@ from types import SimpleNamespace
 
 import torch
 from draft.test_against_dense import dense_attend, dense_chain
-from mixtures import POSITIONS, DeepSeekMTP, Glm4MoeMTP, Qwen3NextMTP, as_vllm_stores, forward_context, mixture_folder
+from mixtures import (
+    POSITIONS,
+    TP_GROUP,
+    DeepSeekMTP,
+    Glm4MoeMTP,
+    Qwen3NextMTP,
+    as_vllm_stores,
+    forward_context,
+    mixture_folder,
+)
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import draft_layers, layer_name
+from specgraph_vllm.mixtures import summed_in_graph
 from specgraph_vllm.speculator import adopt
 from tiny_checkpoints import write_eagle3, write_target
 from vllm_objects import DFlashQwen3ForCausalLM as DFLASH
@@ -144,7 +154,10 @@ class Engine:
         )
         if divided is not None:
             s.draft_logits = torch.zeros(SLOTS, K, self.vocab, dtype=stored)
-        adopt(s, Settings(**settings), lambda: bool(divided), forward_context, ranks)
+        context = forward_context
+        if ranks is not None:
+            context = summed_in_graph(context, TP_GROUP, ranks.tensor_parallel)
+        adopt(s, Settings(**settings), lambda: bool(divided), context, ranks)
         self.temperature, self.seeds = torch.tensor([0.0, 0.7, 1.0, 1.3, 0.5]), torch.arange(SLOTS) + 99
         s.num_speculative_steps, s.max_num_reqs, s.max_model_len, s.max_num_tokens = K, MAX_SEQS, MAX_LEN, MAX_ROWS
         s.kv_cache_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["a", *self.names])])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from engine_rounds import Engine
-from mixtures import forward_context
+from mixtures import Group, forward_context
 from specgraph_vllm import plugin
 from specgraph_vllm.names import FORWARD_CONTEXT, TENSOR_PARALLEL
 from test_prompts import Load
@@ -16,8 +15,10 @@ from vllm_objects import StockSpeculator, batch_class, vllm_config
 
 from specgraph.parallel.join import ranks_of_groups
 
-KINDS = {"shipped": 6, "mtp": 4, "dflash": 3, "target as drafter": 3}
-"""Proposes of each kind; the last one is a language model of eight layers."""
+KINDS = {
+    "shipped": 6, "mtp": 3, "dflash": 3, "dspark": 3, "target as drafter": 3, "glm": 3, "qwen": 3, "deepseek": 3,
+}  # fmt: skip
+"""Proposes of each kind; the target as its own drafter is a language model of eight layers."""
 
 
 def started(ranks, kind: str, change=None, **settings) -> Engine:
@@ -35,7 +36,7 @@ def draft(ranks) -> list[list[int]]:
     between the ranks."""
     found = []
     for kind, number in KINDS.items():
-        engine = started(ranks, kind, compare_every=4)
+        engine = started(ranks, kind, compare_every=4, capture_sizes=[2, 3])
         load, compared, wrong, proposes = Load(engine, 5, 40), 0, 0, 0
         before = engine.speculator._ranks.exchanges
         while proposes < number:
@@ -75,9 +76,12 @@ def drift(ranks, what: str) -> str:
 
 
 def wrap(ranks) -> str:
-    """`init_speculator` of a configuration for two ranks."""
-    group = SimpleNamespace(device_group=ranks.device, cpu_group=ranks.host)
+    """`init_speculator` of a configuration for two ranks, and what vLLM's modules sum up in its context."""
+    group = Group()
+    group.device_group, group.cpu_group = ranks.device, ranks.host
     named = {"InputBatch": batch_class(), TENSOR_PARALLEL[1]: lambda: group, FORWARD_CONTEXT[1]: forward_context}
     make = plugin.wrapped(lambda *args: StockSpeculator(*args[:2]), lambda module, name: named[name])
     made = make(vllm_config(parallel_config__tensor_parallel_size=2), torch.device("cpu"), "req_states")
-    return f"{type(made).__name__} {made._ranks.rank} of {made._ranks.members}"
+    with made._forward_context(None, made.vllm_config, num_tokens=1):
+        total = group.all_reduce(torch.tensor([1.0, ranks.rank])).tolist()
+    return f"{type(made).__name__} {made._ranks.rank} of {made._ranks.members}: {total}"

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mixtures import DeepSeekMTP, Glm4MoeMTP, mixture_folder
+from mixtures import TP_GROUP, DeepSeekMTP, forward_context, mixture_folder
 from safetensors.torch import load_file, save_file
 from specgraph_vllm.draft_model import draft_cache, draft_head, draft_layers
+from specgraph_vllm.mixtures import summed_in_graph
 from tiny_checkpoints import HEAD_DIM, HIDDEN, write_target
 from vllm_objects import (
     LAYER_NAME,
@@ -264,8 +265,6 @@ def test_dspark_is_read_where_vllm_computes_what_the_head_does(tmp_path, target)
         assert torch.equal(got[name][: len(expected[name])], expected[name]), name
         assert got[name].untyped_storage().data_ptr() in theirs, name
     assert (head.sample_from_anchor, head.max_speculative_tokens, head.has_confidence) == (True, 8, False)
-    with pytest.raises(UnsupportedError, match="Qwen3DSparkForCausalLM over 2 ranks"):
-        draft_head(module, lambda: HIDDEN, SimpleNamespace(size=2))
     for name, value in (("dspark_draft_topk", 4), ("markov_head_type", "rnn"), ("logit_scale", 0.5)):
         setattr(module.config, name, value)
         with pytest.raises(UnsupportedError, match=f"{name} {value} in the DSpark drafter"):
@@ -276,15 +275,17 @@ def test_dspark_is_read_where_vllm_computes_what_the_head_does(tmp_path, target)
     module.config.dspark_bonus_anchor, module.config.sample_from_anchor = False, False
     head = draft_head(module, lambda: HIDDEN)
     assert (head.sample_from_anchor, head.max_speculative_tokens, head.mask_token_id) == (False, 7, 9)
+    output = module.model.markov_head.markov_w2
+    output.weight = torch.nn.Parameter(output.weight[: len(output.weight) // 2])
+    with pytest.raises(UnsupportedError, match="Markov head split over ranks"):
+        draft_head(module, lambda: HIDDEN)
 
 
-def test_a_mixture_over_ranks_is_refused(tmp_path) -> None:
-    """vLLM's blocks with their experts split, or dealt out whole, have collectives of vLLM's own."""
-    folder = mixture_folder(tmp_path / "t", "glm")
-    config, target = json.loads((folder / "config.json").read_text()), target_shape(folder, max_model_len=64)
-    module, two = Glm4MoeMTP(folder, config, target, torch.float32), TensorParallel(0, 2, "two")
-    with pytest.raises(UnsupportedError, match=r"a mixture of experts \(Mixture\) in the drafter over 2 ranks"):
-        draft_head(module, lambda: HIDDEN, two, lambda mlp, x: mlp(x))
+def test_a_mixture_over_ranks_that_sums_up_in_another_way_is_refused() -> None:
+    context = summed_in_graph(forward_context, TP_GROUP, TensorParallel(0, 2, "two"))
+    with pytest.raises(UnsupportedError, match="over 2 ranks that does not add up"), context(None, "config", 1):
+        pass
+    assert TP_GROUP.all_reduce(torch.ones(1)).isnan()
 
 
 def test_latents_lie_in_vllms_cache_and_what_changes_them_is_refused(tmp_path) -> None:
@@ -303,8 +304,6 @@ def test_latents_lie_in_vllms_cache_and_what_changes_them_is_refused(tmp_path) -
     for other in (torch.zeros(6, 8, 1, 32), torch.zeros(6, 8, 656), torch.zeros(6, 8, 32).half()):
         with pytest.raises(UnsupportedError, match=f"the KV cache of {LAYER_NAME} is"):
             draft_cache(head(), module, groups, [8], {LAYER_NAME: SimpleNamespace(kv_cache=other)})
-    with pytest.raises(UnsupportedError, match="DeepSeekMTP over 2 ranks, which split its heads"):
-        head(ranks=SimpleNamespace(size=2))
     inner = attention.mla_attn.mla_attn
     for owner, name, value, words in (
         (module.config, "index_topk", 2048, "index_topk 2048 in a drafter with latent attention; served is None"),

@@ -321,7 +321,12 @@ def test_the_configuration_has_what_is_checked(wheel) -> None:
             "use_heterogeneous_vocab",
             "draft_tensor_parallel_size",
         ),
-        "parallel": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+        "parallel": (
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "data_parallel_size",
+            "enable_expert_parallel",
+        ),
         "model": ("dtype", "enforce_eager"),
         "cache": ("cache_dtype",),
         "compilation": ("cudagraph_mode", "static_forward_context"),
@@ -330,7 +335,7 @@ def test_the_configuration_has_what_is_checked(wheel) -> None:
         assert set(names) <= assigned(tree(folder, f"vllm/config/{path}.py")), path
 
 
-def test_the_group_of_ranks_has_its_process_groups(wheel) -> None:
+def test_the_group_of_ranks_has_its_process_groups_and_sums_up_what_mixtures_give(wheel) -> None:
     _, folder = wheel
     module, name = TENSOR_PARALLEL
     source = tree(folder, f"{module.replace('.', '/')}.py")
@@ -340,6 +345,12 @@ def test_the_group_of_ranks_has_its_process_groups(wheel) -> None:
     assert {"device_group", "cpu_group"} <= {
         node.target.id for node in group.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
+    op = tree(folder, "vllm/distributed/communication_op.py")
+    summed = found(op, ast.FunctionDef, "tensor_model_parallel_all_reduce")
+    assert ast.unparse(summed.body[-1]) == "return get_tp_group().all_reduce(input_)"
+    runner = tree(folder, "vllm/model_executor/layers/fused_moe/runner/moe_runner.py")
+    final = ast.unparse(found(runner, ast.FunctionDef, "_maybe_reduce_final_output"))
+    assert "states = tensor_model_parallel_all_reduce(states)" in final
 
 
 def test_greedy_drafts_are_one_hot_to_the_rejection_sampler(wheel) -> None:

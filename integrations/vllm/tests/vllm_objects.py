@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from mimo import write_mimo
 from safetensors.torch import load_file, save_file
+from specgraph_vllm.mtp import mtp_parts
 from torch import Tensor
 
 from specgraph import load_target
@@ -256,9 +257,9 @@ def quantise(linear: Any, how: str) -> Any:
 def split(module: Any, rank: int, size: int) -> None:
     """Leave a rank's part of a module, as vLLM's linears and embeddings load it; one KV head is on every rank."""
 
-    def cut(at: Any, *parts: tuple[int, int], dim: int = 0) -> None:
+    def cut(at: Any, *parts: tuple[int, int], dim: int = 0, names: tuple[str, ...] = ("weight", "bias")) -> None:
         """`parts`, where several are packed: their sizes, and over how many ranks each is split."""
-        for name in ("weight", "bias"):
+        for name in names:
             tensor = getattr(at, name, None)
             if tensor is not None and dim < tensor.dim():
                 given = parts or [(tensor.shape[dim], size)]
@@ -268,15 +269,26 @@ def split(module: Any, rank: int, size: int) -> None:
 
     for layer in [m for m in module.modules() if hasattr(m, "self_attn")]:
         attention, mlp = layer.self_attn, layer.mlp
-        over = min(size, attention.num_kv_heads)
-        query, kv = (number * attention.head_dim for number in (attention.num_heads, attention.num_kv_heads))
-        cut(attention.qkv_proj, (query, size), (kv, over), (kv, over))
         cut(attention.o_proj, dim=1)
-        cut(mlp.gate_up_proj, *[(mlp.gate_up_proj.weight.shape[0] // 2, size)] * 2)
-        cut(mlp.down_proj, dim=1)
-        attention.num_heads, attention.num_kv_heads = attention.num_heads // size, attention.num_kv_heads // over
+        if hasattr(attention, "q_b_proj"):
+            cut(attention.q_b_proj)
+            cut(attention.mla_attn.mla_attn, names=("W_UK_T", "W_UV"))
+        else:
+            over, kv = min(size, attention.num_kv_heads), attention.num_kv_heads * attention.head_dim
+            query = attention.qkv_proj.weight.shape[0] - 2 * kv
+            cut(attention.qkv_proj, (query, size), (kv, over), (kv, over))
+            attention.num_heads, attention.num_kv_heads = attention.num_heads // size, attention.num_kv_heads // over
+        if hasattr(mlp, "w13"):
+            cut(mlp, *[(mlp.w13.shape[1] // 2, size)] * 2, dim=1, names=("w13", "shared13"))
+            cut(mlp, dim=2, names=("w2", "shared2"))
+            mlp.ranks = size
+        else:
+            cut(mlp.gate_up_proj, *[(mlp.gate_up_proj.weight.shape[0] // 2, size)] * 2)
+            cut(mlp.down_proj, dim=1)
     cut(module.model.embed_tokens)
-    cut(module.lm_head)
+    cut(mtp_parts(module).lm_head if hasattr(module, "kind") else module.lm_head)
+    if getattr(module, "kind", "") == "qwen":
+        cut(module.model.fc)
 
 
 def padded_to_64(weight: Tensor) -> Tensor:
