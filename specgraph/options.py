@@ -313,11 +313,7 @@ class EngineOptions(DecoderOptions):
 
     @property
     def draft_tree(self) -> DraftTree | None:
-        """Return the draft trees that are asked for; None for chains.
-
-        Raises:
-            ConfigError: some of the three numbers are missing, or out of range.
-        """
+        """Return the draft trees asked for, None for chains; ConfigError for numbers missing or out of range."""
         names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
         given: dict[str, int | None] = {name: getattr(self, name) for name in names}
         missing = [name for name, value in given.items() if value is None]
@@ -330,11 +326,7 @@ class EngineOptions(DecoderOptions):
 
 
 def check_ngrams(prompt_lookup_max: int, prompt_lookup_min: int) -> None:
-    """Refuse lengths of n-grams of which the shortest is longer than the longest.
-
-    Raises:
-        ConfigError: naming both.
-    """
+    """Raise ConfigError for n-grams of which the shortest is longer than the longest."""
     if prompt_lookup_min > prompt_lookup_max:
         raise ConfigError(
             f"prompt_lookup_min {prompt_lookup_min} is more than prompt_lookup_max {prompt_lookup_max}: n-grams are "
@@ -343,11 +335,8 @@ def check_ngrams(prompt_lookup_max: int, prompt_lookup_min: int) -> None:
 
 
 def check_layout(tensor_parallel: int, data_parallel: int, expert_parallel: bool, decode_context_parallel: int) -> None:
-    """Refuse ranks that cannot be laid out so.
-
-    Raises:
-        ConfigError: data parallel ranks that share nothing, or context parallel ranks that don't divide the tensor
-            parallel ones.
+    """Raise ConfigError for data parallel ranks that share nothing, or context parallel ranks that don't divide the
+    tensor parallel ones.
     """
     if data_parallel > 1 and not expert_parallel:
         raise ConfigError(
@@ -366,32 +355,20 @@ MIN_TEMPERATURE = 1e-5
 
 
 def check_temperature(temperature: float) -> None:
-    """Refuse a temperature that is neither 0 nor one that can be divided by.
-
-    Raises:
-        ConfigError: it is above 0 and below MIN_TEMPERATURE.
-    """
+    """Raise ConfigError for a temperature above 0 and below MIN_TEMPERATURE: logits can't be divided by it."""
     if 0 < temperature < MIN_TEMPERATURE:
         raise ConfigError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {temperature}")
 
 
 @checked
 def check_num_sequences(n: Requests, temperature: float) -> None:
-    """Refuse a number of sequences that a prompt cannot have.
-
-    Raises:
-        ConfigError: n is less than 1, or more than 1 at temperature 0.
-    """
+    """Raise ConfigError for less than 1 sequence per prompt, or more than 1 at temperature 0."""
     if n > 1 and temperature == 0:
         raise ConfigError(f"n {n} needs a temperature above 0: greedy sequences of one prompt are all the same")
 
 
 def device_named(device: torch.device | str) -> torch.device:
-    """Return the torch device of that name.
-
-    Raises:
-        ConfigError: no such name, or no such device on this machine.
-    """
+    """Return the torch device of that name; ConfigError where this machine has none."""
     import torch
 
     try:
@@ -401,11 +378,7 @@ def device_named(device: torch.device | str) -> torch.device:
 
 
 def dtype_named(dtype: DType) -> torch.dtype | None:
-    """Return the torch dtype of that name; a dtype and None pass through.
-
-    Raises:
-        ConfigError: no such name, or not a floating-point type that models run in.
-    """
+    """Return the torch dtype of that name; a dtype and None pass through. ConfigError for one that no model runs in."""
     unknown = ConfigError(f"unknown dtype {shown(dtype)}; there are {', '.join(DTYPES)}")
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise unknown  # before torch is imported, which takes long

@@ -22,9 +22,7 @@ def installed_backends() -> dict[str, str]:
 
 def check_platform(asked: str | None) -> str | None:
     """Return a platform's name, and its index if it has one, as they were given; None passes through.
-
-    Raises:
-        UnknownPlatformError: no backend of that name is installed, or the index is no number.
+    UnknownPlatformError where no such backend is installed, or the index is no number.
     """
     if asked is not None:
         name, _ = parse_platform(asked)
@@ -36,11 +34,7 @@ def check_platform(asked: str | None) -> str | None:
 
 
 def parse_platform(asked: str) -> tuple[str, int | None]:
-    """Return the name and the index in NAME or NAME:INDEX.
-
-    Raises:
-        UnknownPlatformError: the index is no number.
-    """
+    """Return the name and the index in NAME or NAME:INDEX; UnknownPlatformError where the index is no number."""
     name, _, index = asked.partition(":")
     if index and not index.isdecimal():
         raise UnknownPlatformError(

@@ -104,11 +104,7 @@ def _checked(function: Callable[P, T], annotated: Any, name: str) -> Callable[P,
 
 
 def check(name: str, value: Any, annotation: Any) -> Any:
-    """Return a value that an annotation allows, where numbers of numpy are Python's.
-
-    Raises:
-        ConfigError: the value is of another type, or out of range.
-    """
+    """Return a value that an annotation allows, numbers of numpy as Python's; ConfigError for any other."""
     return _take(name, value, kind_of(annotation))
 
 
@@ -261,11 +257,7 @@ class OneCall:
         return ConfigError(f"{call.strip('_')}: {self.refusal}")
 
     def refuse_calls(self, reason: str) -> None:
-        """Refuse every later call.
-
-        Raises:
-            ConfigError: a call runs now, and uses what is about to be released.
-        """
+        """Refuse every later call; ConfigError where one runs now, and uses what is about to be released."""
         if self.refusal is RUNNING:
             raise self.refused("close")
         self.refusal = reason

@@ -104,13 +104,6 @@ def unsupported(
 
 
 def check_trees(backend: AttentionBackend, layers: Sequence[AttentionLayer], dtype: torch.dtype, size: int) -> None:
-    """Refuse attention that cannot run draft trees.
-
-    Args:
-        size: tokens per KV block.
-
-    Raises:
-        UnsupportedError: it has no ancestor mask, or not for these layers.
-    """
+    """Raise UnsupportedError for attention without an ancestor mask for these layers, in blocks of `size` tokens."""
     if refused := unsupported(backend, layers, dtype, size, trees=True):
         raise UnsupportedError(refused)

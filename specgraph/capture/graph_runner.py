@@ -57,11 +57,7 @@ class Recording:
             segment.__exit__(*error)
 
     def split(self, piece: EagerPiece) -> None:
-        """End the graph here, run `piece` eagerly at each replay, continue in a new graph.
-
-        Raises:
-            CaptureError: the platform can't hold another graph.
-        """
+        """End the graph, run `piece` eagerly at each replay, go on in a new graph; CaptureError where none fits."""
         self.__exit__(None, None, None)
         self.pieces.append(piece)
         self._begin()

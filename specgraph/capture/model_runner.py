@@ -226,11 +226,7 @@ class ModelRunner(OneCall):
         return known
 
     def prepare(self, program: Program, batch: BatchDescriptor, captured: bool = True) -> Pass:
-        """Return a pass over a padded batch.
-
-        Args:
-            captured: False where no captured size holds the batch; it then runs eagerly.
-        """
+        """Return a pass over a padded batch; `captured` is False where no captured size holds it: it runs eagerly."""
         from_graphs = captured and self.pass_mode(program) != "eager"
         launches, graph = self.launches_of(program, batch), None
         if from_graphs and self.graphs is not None and len(launches) == 1:
@@ -238,13 +234,9 @@ class ModelRunner(OneCall):
         return Pass(program, batch, launches, from_graphs, graph)
 
     def run(self, ready: Pass, lengths: LengthsAt | None = None) -> None:
-        """Run a pass over the rows that are in the program's buffers.
+        """Run a pass over the rows in the program's buffers; `lengths` are for attention with host parameters.
 
-        Args:
-            lengths: for attention with host parameters.
-
-        Raises:
-            CaptureError: a graph of the batch should have been captured, and was not.
+        A batch whose graph should have been captured, and was not, is a CaptureError.
         """
         graphs = self.graphs if ready.from_graphs else None
         if ready.graph is not None and graphs is not None and not graphs.is_closed:

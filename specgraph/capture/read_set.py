@@ -91,11 +91,7 @@ class Fingerprint:
     places: Mapping[str, tuple[int, torch.Size, tuple[int, ...]]]
 
     def check(self, named: Mapping[str, Tensor], graph: str) -> None:
-        """Compare with the tensors as they are now.
-
-        Raises:
-            StaleInputError: a tensor is gone, or was reassigned, moved or reshaped since capture.
-        """
+        """Raise StaleInputError where a tensor is gone, or was reassigned, moved or reshaped since capture."""
         for name, place in self.places.items():
             tensor = named.get(name)
             if tensor is None:

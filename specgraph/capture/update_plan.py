@@ -36,11 +36,7 @@ class UpdatePlan:
     """The ops of each step, in capture order."""
 
     def add(self, key: TaskKey, group: TaskGroup, prepare: PrepareUpdate) -> None:
-        """Add one op; attention calls this in a capture.
-
-        Raises:
-            UpdateError: `key` was captured before.
-        """
+        """Add one op, for attention in a capture; a `key` that was captured before is an UpdateError."""
         ops = self.tasks.setdefault(key.step, [])
         if any(task.key == key for task in ops):
             name = f"(step {key.step}, layer {key.layer}, {key.op})"
@@ -48,11 +44,7 @@ class UpdatePlan:
         ops.append(Task(key, group, prepare))
 
     def check_steps(self, lengths: Mapping[int, HostLengths]) -> None:
-        """Check the steps only, not their lengths, which may not be known yet.
-
-        Raises:
-            UpdateError: a captured step is missing, or one is given that was not captured.
-        """
+        """Raise UpdateError unless these are the captured steps; their lengths may not be known yet."""
         if lengths.keys() != self.tasks.keys():
             raise UpdateError(
                 f"lengths are given for steps {list(lengths)}, and the graph holds steps {sorted(self.tasks)}: give "

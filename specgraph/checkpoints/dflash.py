@@ -21,10 +21,8 @@ def load_dflash(opened: DrafterFolder) -> DFlashHead:
 
 
 def read_block(opened: DrafterFolder, sample_from_anchor: bool) -> BlockParts:
-    """Read a block: authors' config.json (`dflash_config`, decoder keys beside it), or that of speculators.
-
-    Args:
-        sample_from_anchor: what a folder means that doesn't say it.
+    """Read a block from authors' config.json (`dflash_config`, decoder keys beside it), or that of speculators;
+    `sample_from_anchor` is what a folder means that doesn't say it.
     """
     folder, head, layers, target = opened.checkpoint, opened.head, opened.layers, opened.target
     authors = head.section("dflash_config")

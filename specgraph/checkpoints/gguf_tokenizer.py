@@ -33,10 +33,8 @@ _SPACE = "\u2581"
 
 
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
-    """Return the tokenizer of a GGUF file.
-
-    Raises:
-        CheckpointError: there is none; its kind or its splitting rule is not known; its parts contradict each other.
+    """Return the tokenizer of a GGUF file; CheckpointError where there is none, its kind or splitting rule is not
+    known, or its parts contradict each other.
     """
     values = {key.removeprefix("tokenizer.ggml."): value for key, value in file.values.items()}
     tokens, kind = values.get("tokens"), values.get("model")

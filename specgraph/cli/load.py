@@ -45,11 +45,7 @@ def choose_folders(
 
 
 def check_processes(options: EngineOptions) -> None:
-    """Refuse ranks that were not started, before torch is imported.
-
-    Raises:
-        ConfigError: saying how to start them.
-    """
+    """Raise ConfigError, before torch is imported, for ranks that were not started, saying how to start them."""
     started, data = int(os.environ.get("WORLD_SIZE", "1")), options.data_parallel
     if started != (size := options.tensor_parallel * data):
         processes = f"{started} process{'es were' if started > 1 else ' was'} started"
@@ -65,10 +61,8 @@ def load_pair(
     options: EngineOptions,
     progress: Progress,
 ) -> tuple[TextGenerator, str]:
-    """Open the platform, load the pair and capture its graphs; return the generator, and a line that describes it.
-
-    Args:
-        target, draft: from `choose_folders`; a target alone decodes without drafts.
+    """Open the platform, load what `choose_folders` chose (a target alone decodes without drafts) and capture its
+    graphs; return the generator, and a line that describes it.
     """
     from specgraph.device import open_platform
     from specgraph.engine.load import load_generator, shipped_pair

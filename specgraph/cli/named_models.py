@@ -37,10 +37,8 @@ MODELS = {
 
 
 def find_model(name: str) -> tuple[Path, Path | None]:
-    """Return a model's target and its drafter; None where no package with a drafter is installed.
-
-    Raises:
-        ConfigError: no such name, or the target is not installed.
+    """Return a model's target and its drafter, None where no package with a drafter is installed; ConfigError for an
+    unknown name, or a target that is not installed.
     """
     if name not in MODELS:
         raise ConfigError(f"--model {name}: there is no such model; there are {', '.join(MODELS)}")

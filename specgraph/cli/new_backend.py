@@ -41,11 +41,7 @@ def new_backend(
 
 
 def write_backend(name: str, target: Path) -> list[Path]:
-    """Fill in the template; return the files written, in order.
-
-    Raises:
-        OSError: a file can't be written.
-    """
+    """Fill in the template; return the files written, in order. One that can't be written is an OSError."""
     words = {"@name@": name, "@Class@": name.capitalize()}
     written: list[Path] = []
     for source in sorted(_TEMPLATE.rglob(f"*{_SUFFIX}")):

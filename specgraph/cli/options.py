@@ -96,11 +96,7 @@ with_engine_options = partial(with_options, EngineOptions, "options", panel="Eng
 
 
 def parse_numbers(option: str, text: str, most: int) -> list[int]:
-    """Return the comma-separated numbers of an option.
-
-    Raises:
-        ConfigError: a number is no whole number of 1 to `most`.
-    """
+    """Return the comma-separated numbers of an option; ConfigError unless each is a whole number of 1 to `most`."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:

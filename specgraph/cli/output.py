@@ -18,10 +18,8 @@ from specgraph.errors import ConfigError
 
 
 def check_output(option: str, to: str | Path | None) -> None:
-    """Refuse a file that can't be written. `-` (standard output) and None always can.
-
-    Raises:
-        ConfigError: the name is empty, a folder, or in a folder that is not there or may not be written to.
+    """Raise ConfigError for a file that can't be written: an empty name, a folder, or in one that is not there or may
+    not be written to. `-` (standard output) and None always can.
     """
     if to is None or to == "-":
         return
@@ -35,11 +33,7 @@ def check_output(option: str, to: str | Path | None) -> None:
 
 
 def write_json(data: Any, to: str | None) -> None:
-    """Write `data` as indented JSON to a file, to standard output for `-`, or nowhere for None.
-
-    Raises:
-        ConfigError: the file can't be written.
-    """
+    """Write `data` as JSON to a file, to standard output for `-`, or nowhere for None; ConfigError where it fails."""
     if to is None:
         return
     text = json.dumps(data, indent=2) + "\n"

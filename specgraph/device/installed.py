@@ -25,13 +25,8 @@ def installed_version(distribution: str) -> str:
 
 
 def import_named(place: str, asked: str = "") -> Any:
-    """Return what MODULE:NAME names; modules of the current folder are found too.
-
-    Args:
-        asked: what messages call it; by default `place`.
-
-    Raises:
-        ConfigError: there is no such module, or no such name in it.
+    """Return what MODULE:NAME names, in modules of the current folder too; ConfigError where there is no such module or
+    name. Messages call it `asked`, by default `place`.
     """
     sys.path.insert(0, "")
     try:

@@ -28,11 +28,7 @@ class CaptureLock:
         return self.graph is not None and self._thread == threading.get_ident()
 
     def acquire(self, graph: Graph) -> None:
-        """Take the lock for `graph`.
-
-        Raises:
-            CaptureError: this thread or another one is capturing.
-        """
+        """Take the lock for `graph`; CaptureError where this thread or another one is capturing."""
         if self.is_here:
             raise CaptureError(f"nested capture: this thread is capturing {self.graph} already")
         if not self._lock.acquire(blocking=False):
@@ -66,11 +62,7 @@ class GraphPool:
 
     @final
     def enter(self) -> Any:
-        """Count one more graph; return the vendor's handle for its capture.
-
-        Raises:
-            CaptureError: the pool is closed.
-        """
+        """Count one more graph; return the vendor's handle for its capture. CaptureError where the pool is closed."""
         if self.is_closed:
             raise CaptureError("the graph pool is closed: make a new one with platform.graph_pool()")
         if self._handle is None:

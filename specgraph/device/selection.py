@@ -35,11 +35,7 @@ class Selection:
 
 
 def select_platform(asked: str | None, backends: Mapping[str, Discovered], environ: Mapping[str, str]) -> Selection:
-    """Choose what `open_platform` opens for these arguments.
-
-    Raises:
-        PlatformError: several accelerators are available, or the index is no number.
-    """
+    """Choose what `open_platform` opens; PlatformError for several accelerators, or an index that is no number."""
     if asked:
         return Selection(*parse_platform(asked), "asked for by name")
     if variable := environ.get(ENV_VAR):

@@ -103,12 +103,8 @@ def a_loop_in_one_graph(platform: Platform, steps: int = 24) -> str | None:
 def random_goes_on(
     platform: Platform, get_state: Callable[[], Tensor], set_state: Callable[[Tensor], None]
 ) -> str | None:
-    """Compare what two replays draw with what two eager calls draw.
-
-    Args:
-        platform: the device.
-        get_state: returns the state of the device's default generator.
-        set_state: sets it; the state is afterwards as it was before.
+    """Compare what two replays draw with what two eager calls draw. `get_state` and `set_state` are those of the
+    device's default generator, whose state is afterwards as it was before.
     """
     saved, graph = get_state(), platform.graph()
     try:

@@ -42,13 +42,8 @@ def check_options(copy: bool, host_start_positions: Sequence[int] | None, host_n
 
 
 def check_types(call: str, batch: Any, device: torch.device) -> None:
-    """Refuse what is no batch of tensors on the drafter's device, or has fractions where integers belong.
-
-    Args:
-        call: that was given the batch, for the error.
-
-    Raises:
-        ConfigError: naming what was given.
+    """Raise ConfigError for what is no batch of tensors on the drafter's device, or has fractions where integers
+    belong; `call` was given it.
     """
     if not isinstance(batch, ProposeBatch):
         raise ConfigError(f"{call} takes a ProposeBatch, got a {type(batch).__name__}")

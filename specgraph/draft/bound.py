@@ -69,11 +69,7 @@ class BoundTensors:
         return self._of.num_sampled
 
     def check_addresses(self) -> None:
-        """Refuse tensors whose memory was exchanged since `Drafter.bind`.
-
-        Raises:
-            StaleInputError: the graphs would read the old memory.
-        """
+        """Raise StaleInputError where memory was exchanged since `Drafter.bind`: the graphs would read the old one."""
         if [tensor.data_ptr() for tensor in self._tensors] != self._addresses:
             self._places.check(self._named, "of a bound propose")
 

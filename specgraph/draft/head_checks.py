@@ -24,11 +24,7 @@ _ATTENTION = ("name", "host_parameters", "after_advance", "forward", "named_tens
 
 
 def check_members(attention: Any, head: Any = None, target: Any = None) -> None:
-    """Refuse an attention backend, a head or a target that lacks members of its protocol.
-
-    Raises:
-        ConfigError: naming the object, what it lacks, and the protocol.
-    """
+    """Raise ConfigError for an attention backend, a head or a target that lacks members of its protocol."""
     _check_members("attention backend", attention, "AttentionBackend", _ATTENTION)
     if target is not None:
         _check_members("target", target, "Target", _members(Target))
@@ -53,11 +49,7 @@ def _check_members(what: str, thing: Any, protocol: str, members: Sequence[str])
 
 
 def check_caches(head: Head, caches: Sequence[KVCache], config: DraftConfig, device: torch.device) -> None:
-    """Refuse KV caches that do not fit the head, the config or the platform's device.
-
-    Raises:
-        ConfigError: their number, shapes or device, or the head has too few positions.
-    """
+    """Raise ConfigError for KV caches that don't fit head, config or device, or a head of too few positions."""
     if len(caches) != len(head.attention_layers):
         raise ConfigError(
             f"the drafter has {len(head.attention_layers)} attention layer(s), got {len(caches)} KV caches"

@@ -27,11 +27,7 @@ class KVHistory:
     """
 
     def __init__(self, config: DraftConfig, num_blocks: int, position_offset: int) -> None:
-        """
-        Args:
-            num_blocks: of the cache.
-            position_offset: see `Drafter.position_offset`.
-        """
+        """num_blocks: of the cache; position_offset: see `Drafter.position_offset`."""
         self._config, self._offset = config, position_offset
         self.positions = torch.full((num_blocks, config.block_size), NO_POSITION)
         """int64 [num_blocks, block_size], on the host."""
@@ -42,12 +38,7 @@ class KVHistory:
         """The last drafts, by block and place in it of the position that their verify begins at."""
 
     def wrote(self, positions: Tensor, blocks: Sequence[int]) -> None:
-        """Note rows of one request.
-
-        Args:
-            positions: int64 [T], ascending.
-            blocks: the request's, from position 0 on.
-        """
+        """Note rows of one request: positions int64 [T], ascending, in its blocks from position 0 on."""
         for position in positions.tolist():
             column, at = divmod(position, self._config.block_size)
             if position < self._config.max_model_len and column < len(blocks) and blocks[column]:
@@ -64,11 +55,8 @@ class KVHistory:
         self.wrote(torch.arange(positions.start, positions.stop), blocks)
 
     def check(self, batch: ProposeBatch) -> None:
-        """Refuse a round whose requests share a block that one of them writes, lack keys, or accept what was not
-        drafted for them; else note what it writes.
-
-        Raises:
-            ConfigError: naming the request, and the position, the block or the tokens.
+        """Note what a round writes; ConfigError where its requests share a block that one of them writes, lack keys, or
+        accept what was not drafted for them.
         """
         counts, starts = batch.num_sampled.tolist(), batch.start_positions.tolist()
         sampled = batch.sampled_token_ids.tolist()

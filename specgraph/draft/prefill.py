@@ -21,12 +21,7 @@ class DraftPrefill:
     """Writes the drafter's KV for prompts, chunk by chunk; see `Drafter.prefill`."""
 
     def __init__(self, program: DraftProgram[Any], num_blocks: int, history: KVHistory | None) -> None:
-        """
-        Args:
-            program: a draft program of the head.
-            num_blocks: of each KV cache.
-            history: notes what the passes write.
-        """
+        """program: a draft program of the head; num_blocks: of each KV cache; history: notes what the passes write."""
         head, config, device = program.head, program.config, program.buffers.round.seeds.device
         self._num_blocks, self._block_size, self._history = num_blocks, config.block_size, history
         self._position_offset, self._look_ahead = program.position_offset, program.look_ahead
@@ -50,11 +45,7 @@ class DraftPrefill:
         aux_hidden: Tensor | None,
         at_least: int,
     ) -> Tensor | None:
-        """See `Drafter.prefill`; of the prompt only the chunk's tokens are looked at.
-
-        Args:
-            runner: of the head; `program` is one of its programs.
-        """
+        """See `Drafter.prefill`, which looks at the chunk's tokens only; `program` is one of the runner's."""
         states, last, offset = self.buffers.aux_hidden, len(prompt) - 1, self._position_offset
         if positions.start < 0 or positions.stop > len(prompt) or positions.step != 1:
             raise ConfigError(f"prefill of {positions}: give consecutive positions of its {len(prompt)} tokens")

@@ -50,11 +50,7 @@ class DraftProgram(ABC, Generic[HeadT]):
         memory: RoundBuffers,
         tree: DraftTree | None = None,
     ) -> None:
-        """
-        Args:
-            memory: what the target's rounds leave; the programs of one drafter share it.
-            tree: the shape of the trees that it draws; None where it draws chains.
-        """
+        """memory: what the target's rounds leave, shared by a drafter's programs; tree: None where chains are drawn."""
         self.head, self.stack, self.config, self.tree = head, stack, config, tree
         self.bound: dict[int, BoundTensors] = {}
         """Tensors of the engine's own that step 0 can copy to the round's memory first, by their number."""

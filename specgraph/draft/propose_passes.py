@@ -40,12 +40,7 @@ class ProposePasses:
     def __init__(
         self, runner: ModelRunner, config: DraftConfig, memory: RoundBuffers, programs: Sequence[DraftProgram[Any]]
     ) -> None:
-        """
-        Args:
-            runner: runs the passes; it owns this object, which doesn't keep it alive.
-            memory: what the target's rounds leave.
-            programs: of chains, of trees, or both.
-        """
+        """runner: owns this object, which doesn't keep it alive; memory: what the target's rounds leave."""
         self._runner, self._config, self._memory, self._programs = ref(runner), config, memory, programs
         self._keeps_draft_probs = config.keeps_draft_probs
         self._passes: dict[tuple[int, int, int | None, int], ProposePass] = {}

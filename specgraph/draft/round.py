@@ -194,11 +194,8 @@ class RoundBuffers:
         return results[:rows].view(n, query_len).tolist(), counts.tolist()
 
     def load(self, batch: ProposeBatch, into: ProposeBatch, needs_sampling: bool) -> None:
-        """Copy tensors of the engine's own into this memory with one op, and make all later requests inert.
-
-        Args:
-            into: this memory sliced to the batch.
-            needs_sampling: copy temperatures and seeds too.
+        """Copy tensors of the engine's own into `into`, this memory sliced to the batch, with one op that makes all
+        later requests inert; temperatures and seeds if `needs_sampling`.
         """
         if batch.aux_hidden.requires_grad:  # a target called with autograd: its history must not stay in this memory
             batch = replace(batch, aux_hidden=batch.aux_hidden.detach())

@@ -19,14 +19,7 @@ class SamplingBuffers(ops.SamplingParameters):
         return {f"sampling.{name}": tensor for name, tensor in self._asdict().items()}
 
     def check(self, requests: int, vocab_size: int | None) -> None:
-        """Refuse buffers for fewer requests, or for another vocabulary, than a drafter's.
-
-        Args:
-            vocab_size: the target's; None where it is unknown.
-
-        Raises:
-            ConfigError: naming both sizes.
-        """
+        """Raise ConfigError for buffers of fewer requests than a drafter's, or another vocabulary than the target's."""
         rows, columns = self.bias.shape
         if rows < requests or (vocab_size is not None and columns != vocab_size):
             wanted = f"{requests} requests" + ("" if vocab_size is None else f" and {vocab_size} tokens")
@@ -57,11 +50,7 @@ class SamplingBuffers(ops.SamplingParameters):
 
 @checked
 def allocate_sampling(requests: Requests, vocab_size: Tokens, device: torch.device) -> SamplingBuffers:
-    """Allocate buffers for `requests` requests that ask for nothing.
-
-    Args:
-        vocab_size: the target's.
-    """
+    """Allocate buffers for `requests` requests that ask for nothing; `vocab_size` is the target's."""
 
     def full(value: float, dtype: torch.dtype = torch.float32, columns: int | None = None) -> Tensor:
         shape = (requests,) if columns is None else (requests, columns)

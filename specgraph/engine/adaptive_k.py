@@ -41,13 +41,7 @@ class AcceptanceRates:
         self._accepted = [0.0] * num_speculative_tokens
 
     def observe(self, candidate: int, accepted: Sequence[int], expected: Sequence[float] = ()) -> None:
-        """Count one round.
-
-        Args:
-            candidate: K of its drafts.
-            accepted: draft tokens accepted, per request.
-            expected: not looked at.
-        """
+        """Count one round of K = `candidate`, in which each request had so many drafts accepted."""
         kept = 0.5 ** (len(accepted) / HALF_LIFE)
         reached = at_least(accepted, candidate)
         for place in range(len(self._reached)):
@@ -83,13 +77,7 @@ class AcceptanceByConfidence:
         self._seen = self._accepted = self._promised = _WEIGHT
 
     def observe(self, candidate: int, accepted: Sequence[int], expected: Sequence[float]) -> None:
-        """Count one round.
-
-        Args:
-            candidate: drafts that it verified per request.
-            accepted: draft tokens accepted, per request.
-            expected: for each candidate, `VerifyBuffers.expected` of that round.
-        """
+        """Count one round that verified `candidate` drafts per request; `expected` is its `VerifyBuffers.expected`."""
         n, kept = len(accepted), 0.5 ** (len(accepted) / HALF_LIFE)
         now = dict(zip(self._expected, expected, strict=True))
         self._expected = {k: kept * before + n * now[k] for k, before in self._expected.items()}
@@ -109,11 +97,8 @@ def expected_tokens(rates: Sequence[float], num_speculative_tokens: int) -> floa
 
 
 def best_k(tokens: Callable[[int], float], times: Mapping[int, float]) -> int:
-    """Return the K of `times` with the most expected tokens per second; the smallest of equals.
-
-    Args:
-        tokens: a request's expected tokens per round by K.
-        times: microseconds of a round by K.
+    """Return the K of `times` (microseconds of a round) with the most `tokens` (expected per round) per second; the
+    smallest of equals.
     """
     return min(times, key=lambda k: (-tokens(k) / times[k], k))
 
@@ -137,11 +122,7 @@ class AdaptiveK:
 
 
 def check_times(times: RoundTimes, sizes: Sequence[int], candidates: Sequence[int] | None) -> None:
-    """Refuse a table that does not have a time for every captured size and K.
-
-    Raises:
-        ConfigError: naming the first that is missing; or K is fixed.
-    """
+    """Raise ConfigError for the first captured size and K that a table has no time for, or where K is fixed."""
     if candidates is None:
         raise ConfigError("round_times choose among k_candidates, and there are none: K is fixed")
     for size in sizes:

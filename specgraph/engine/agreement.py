@@ -55,11 +55,7 @@ def agree(ranks: Ranks, own: RoundPasses) -> RoundPasses:
 
 
 def check_sharing(config: EngineConfig) -> None:
-    """Refuse a config that data parallel ranks, which agree on each round, can't follow.
-
-    Raises:
-        UnsupportedError: each rank would choose a K of its own.
-    """
+    """Raise UnsupportedError where data parallel ranks, which agree on each round, would choose a K of their own."""
     if config.k_candidates is not None:
         raise UnsupportedError(
             "K by acceptance with data parallel ranks: each follows its own requests, and all must draft the same "
@@ -74,10 +70,8 @@ def same_times(ranks: Ranks, times: RoundTimes) -> RoundTimes:
 
 
 def compare_captures(ranks: Ranks, runners: Mapping[str, ModelRunner], config: EngineConfig) -> None:
-    """Compare what the ranks are about to capture: before the first warm-up, whose collectives would wait for ever.
-
-    Raises:
-        RankError: the first graph, or number, that differs between two ranks, by name.
+    """Raise RankError for the first graph, or number, that differs between two ranks, before the first warm-up, whose
+    collectives would wait for ever.
     """
     asked: dict[str, object] = {
         "capture sizes": list(config.sizes),

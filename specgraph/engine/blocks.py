@@ -109,11 +109,7 @@ class BlockAllocator:
         return self.num_blocks - 1
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks.
-
-        Raises:
-            CapacityError: fewer are free; none was taken.
-        """
+        """Take `count` blocks; CapacityError, and none is taken, where fewer are free."""
         if count > self.num_free:
             raise CapacityError(f"{count} KV blocks were asked for, {self.num_free} of {self.capacity} are free")
         blocks = [self._free.pop() for _ in range(min(count, len(self._free)))]
@@ -124,11 +120,7 @@ class BlockAllocator:
         return blocks
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Give blocks back.
-
-        Raises:
-            ConfigError: a block was not handed out, or is given back twice; none was taken back.
-        """
+        """Give blocks back; ConfigError, and none is taken back, where one was not handed out or comes twice."""
         if len(set(blocks)) != len(blocks) or not self._owned.issuperset(blocks):
             raise ConfigError(f"KV blocks {list(blocks)} are given back, and not all of them are handed out")
         self._owned.difference_update(blocks)

@@ -54,14 +54,8 @@ class EngineConfig(DraftConfig, DecoderOptions):
         return self.num_speculative_tokens if self.verified_drafts == "auto" else candidate
 
     def verified(self, num_requests: int, num_drafts: int, candidate: int | None) -> int:
-        """Return the drafts that a verify of a padded batch takes.
-
-        Args:
-            num_drafts: all of the batch.
-            candidate: one of k_candidates; None takes as many as any of them.
-
-        Returns:
-            0 where verifies take all drafts, as `BatchDescriptor.verified`.
+        """Return the drafts that a verify of a padded batch takes, for a `candidate` of k_candidates (None: as many as
+        for any); 0 where verifies take all `num_drafts`, as `BatchDescriptor.verified`.
         """
         average = self.verified_drafts
         if average is None:
@@ -72,13 +66,8 @@ class EngineConfig(DraftConfig, DecoderOptions):
 
 
 def acceptance_chances(synthetic: float | Sequence[float], num_speculative_tokens: int) -> tuple[float, ...]:
-    """Return, for each position, the chance that its token is accepted when all before it are.
-
-    Args:
-        synthetic: as `EngineConfig.synthetic_acceptance`.
-
-    Raises:
-        ConfigError: there is not one per position, or they rise: a token is accepted only where those before it are.
+    """Return, for each position, the chance that its token is accepted when all before it are, by an
+    `EngineConfig.synthetic_acceptance`; ConfigError unless there is one per position and none rises.
     """
     k = num_speculative_tokens
     if isinstance(synthetic, int | float):

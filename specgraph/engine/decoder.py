@@ -130,11 +130,7 @@ class SpeculativeDecoder(OneCall):
             self.time_rounds()
 
     def time_rounds(self) -> RoundTimes | None:
-        """Learn how long rounds take, by which K is chosen, with `EngineConfig.k_candidates`; part of `capture`.
-
-        Returns:
-            The times, measured or given; None where K is fixed.
-        """
+        """Return how long rounds take, measured or given, by which K is chosen; None where K is fixed."""
         candidates = self.config.k_candidates
         if self.drafter is None or candidates is None:
             return None

@@ -106,10 +106,8 @@ def load_generator(
 
 
 def pair_folders(target: Path | str | None, draft: Path | str | None) -> tuple[Path, Path]:
-    """Return the folders of a target and its drafter, the shipped pair when neither is given; `NGRAM` for "ngram".
-
-    Raises:
-        CheckpointError: one of the two is missing.
+    """Return the folders of a target and its drafter, the shipped pair when neither is given; `NGRAM` for "ngram". One
+    that is missing is a CheckpointError.
     """
     shipped = shipped_pair()
     if draft is not None and Path(draft) == NGRAM:

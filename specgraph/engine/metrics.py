@@ -42,12 +42,7 @@ class AcceptanceMetrics:
             self.accepted = [0] * self.num_speculative_tokens
 
     def observe(self, accepted: Sequence[int], num_speculative_tokens: int) -> None:
-        """Count the verified drafts of one round.
-
-        Args:
-            accepted: draft tokens accepted, per request.
-            num_speculative_tokens: K of the drafts (of a tree, its depth).
-        """
+        """Count the verified drafts of one round, of K (of a tree, its depth), and those `accepted` per request."""
         self.num_drafts += len(accepted)
         self.drafts_by_k[num_speculative_tokens] = self.drafts_by_k.get(num_speculative_tokens, 0) + len(accepted)
         for position, count in enumerate(at_least(accepted, num_speculative_tokens)[1:]):

@@ -147,10 +147,8 @@ class Running:
         return len(self.token_ids) - 1
 
     def add(self, tokens: list[int]) -> Chunk:
-        """Append the tokens that a round sampled, cut at a stop token or the limit; return the chunk of them.
-
-        Args:
-            tokens: accepted drafts, then one token of the target's own.
+        """Append the tokens that a round sampled (accepted drafts, then one of the target's own), cut at a stop token
+        or the limit; return the chunk of them.
         """
         ids, stops = self.token_ids, self.stops
         ids.extend(tokens)

@@ -145,12 +145,7 @@ class RoundRunner(ModelRunner):
         return self.prepare(self.round_programs[tree], found.descriptor, found.captured)
 
     def launch(self, ready: Pass, host: HostState | None) -> None:
-        """Launch one round for all requests in the shared memory of rounds.
-
-        Args:
-            ready: from `dispatch`.
-            host: for attention with host parameters.
-        """
+        """Launch one round, `ready` by `dispatch`; `host` has the numbers for attention with host parameters."""
         lengths = None
         if host is not None:
             program = self.round_programs[ready.batch.tree]

@@ -143,11 +143,7 @@ class Rounds:
             self._unread.clear()
 
     def passes(self, joining: Sequence[Running], num_waiting: int) -> RoundPasses:
-        """Return the passes that the next round needs for the requests here.
-
-        Args:
-            joining: requests that will join behind it, of the `num_waiting` that wait.
-        """
+        """Return the passes that the next round needs here; `joining` of `num_waiting` requests join behind it."""
         self._vacate()
         prompts, longest = [len(state.token_ids) for state in joining], self.config.prefill_rows[-1]
         return RoundPasses(

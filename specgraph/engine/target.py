@@ -130,17 +130,8 @@ def _prefill_rows(program: VerifyProgram, logits: Tensor, b: PrefillBuffers, mak
 
 
 def first_token(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Draw the token after a prompt from softmax(logits / temperature): no draft is there to be verified.
-
-    The noise is the noise with which a verify would resample that position.
-
-    Args:
-        logits: [1, vocab].
-        temperature: float32 [1]; 0 is argmax.
-        seeds, positions: int64 [1], the position that of the token.
-
-    Returns:
-        int64 [1].
+    """Draw the token after a prompt, int64 [1], from softmax(logits [1, vocab] / temperature): no draft is there to be
+    verified. The noise is that with which a verify would resample `positions` int64 [1].
     """
     hot = temperature > 0
     scaled = logits.float() / torch.where(hot, temperature, 1.0)[:, None]

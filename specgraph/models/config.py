@@ -104,11 +104,7 @@ class ModelConfig:
         return replace(self, max_position_embeddings=max_position_embeddings)
 
     def split(self, ranks: TensorParallel) -> ModelConfig:
-        """Return the same configuration, split over `ranks`.
-
-        Raises:
-            ConfigError: the sizes cannot be split evenly.
-        """
+        """Return the same configuration, split over `ranks`; ConfigError where sizes cannot be split evenly."""
         if self.experts is not None:
             ranks.check_experts(self.experts.num_experts, self.experts.inner)
         if ranks.size == 1:

@@ -64,11 +64,7 @@ class DFlashHead(AuxDecoder):
     kind: HeadKind = "parallel"
 
     def __init__(self, block: BlockParts, *, in_one: bool = True) -> None:
-        """
-        Args:
-            block: what the head is made of; see `AuxDecoder` and `ParallelHead`.
-            in_one: whether `in_one_tensor` may copy the layers' packed projections.
-        """
+        """block: see `AuxDecoder` and `ParallelHead`; in_one: `in_one_tensor` may copy the packed projections."""
         layers, self._qkv = in_one_tensor(block.layers) if in_one else (tuple(block.layers), None)
         super().__init__(block.sizes, block.weights, layers, block.aux_layers, causal=False)
         self.mask_token_id, self.sample_from_anchor = block.mask_token_id, block.sample_from_anchor

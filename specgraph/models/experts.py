@@ -67,11 +67,7 @@ class Experts:
 
 
 def route(x: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
-    """Choose experts for rows x [T, hidden_size].
-
-    Returns:
-        Expert ids int64 [T, top_k] and their weights [T, top_k] in float32.
-    """
+    """Choose experts for rows x [T, hidden_size]: ids int64 [T, top_k], and their weights in float32."""
     config = experts.config
     if config.scoring == "sigmoid":
         scores = functional.linear(x.float(), experts.router.float()).sigmoid()

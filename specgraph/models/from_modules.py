@@ -124,10 +124,8 @@ def eagle_head_from_module(module: Any, ranks: TensorParallel = WHOLE) -> EagleH
 def config_from_module(
     module: Any, ranks: TensorParallel = WHOLE, rotary_classes: Sequence[str] = ROTARY_CLASSES
 ) -> ModelConfig:
-    """Return the sizes of the layers. `max_position_embeddings` is 1: the module has a table (`set_rotary`).
-
-    Raises:
-        ConfigError: the ranks cannot split layers of these sizes.
+    """Return the sizes of the layers; ConfigError where the ranks cannot split them. `max_position_embeddings` is 1:
+    the module has a table (`set_rotary`).
     """
     config, first = module.config, module.model.layers[0]
     if config.hidden_act != "silu":
@@ -152,10 +150,8 @@ def config_from_module(
 
 
 def layer_from_module(layer: Any, ranks: TensorParallel = WHOLE, call: CallMlp | None = None) -> DecoderLayer:
-    """Return one decoder layer's weights; options of its attention that change its scores are refused.
-
-    Args:
-        call: runs a mixture of experts; None where none is served.
+    """Return one decoder layer's weights; options of its attention that change its scores are refused. `call` runs a
+    mixture of experts, if one is served.
     """
     attention, mlp, attend = layer.self_attn, layer.mlp, layer.self_attn.attn
     for name in ("sliding_window", "sliding_window_size"):

@@ -19,12 +19,7 @@ def _label(what: str, x: Tensor) -> str:
 
 @op(writes=("x",))
 def all_reduce(x: Tensor, group: str) -> None:
-    """Replace x by its sum over the ranks; every rank gets the same bits.
-
-    Args:
-        x: any shape, contiguous.
-        group: name of the ranks.
-    """
+    """Replace x, contiguous, by its sum over the ranks named `group`; every rank gets the same bits."""
     ranks, label = ranks_named(group), _label("all_reduce", x)
     if (parts := ranks.gather_small(label, x)) is not None:
         x.copy_(parts.sum(dim=0))
@@ -38,13 +33,7 @@ def _gather_fake(x: Tensor, group: str, size: int) -> Tensor:
 
 @op(fake=_gather_fake)
 def all_gather(x: Tensor, group: str, size: int) -> Tensor:
-    """x of every rank, joined along the first dimension in the order of ranks.
-
-    Args:
-        x: [N, ...], the same shape on every rank.
-        group: name of the ranks.
-        size: number of ranks.
-    """
+    """Return x [N, ...] of all `size` ranks named `group`, joined along the first dimension in their order."""
     ranks, label = ranks_named(group), _label("all_gather", x)
     if (parts := ranks.gather_small(label, x)) is not None:
         return parts.flatten(0, 1)
@@ -85,15 +74,8 @@ def best_of(candidates: Tensor) -> Tensor:
 
 @op()
 def embed_part(token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
-    """Rows of a rank's part of the embedding; zeros for tokens of other ranks, so that a sum over the ranks is whole.
-
-    Args:
-        token_ids: int64 [T].
-        table: [part of the vocabulary, E].
-        first_id: the first token of the part.
-
-    Returns:
-        [T, E].
+    """Return table[token_ids - first_id] [T, E] for a rank's part of the embedding; zeros for tokens of other ranks, so
+    that a sum over the ranks is whole.
     """
     row = token_ids - first_id
     inside = (row >= 0) & (row < table.shape[0])

@@ -103,16 +103,7 @@ def _linear_fake(x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor 
 
 @op(fake=_linear_fake)
 def norm_linear(x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
-    """rms_norm(x) @ weight.T + bias + residual.
-
-    Args:
-        x: [T, in].
-        norm: None for x as it is.
-        residual: [T, out].
-
-    Returns:
-        [T, out] in the dtype of x.
-    """
+    """Return rms_norm(x) @ weight.T + bias + residual, [T, out] in the dtype of x [T, in]; no norm: x itself."""
     out = product(x if norm is None else normed(x, *norm), weight)
     return out if residual is None else residual + out
 
@@ -123,15 +114,9 @@ def _gate_up_fake(x: Tensor, norm: Norm | None, weight: Weight) -> Tensor:
 
 @op(fake=_gate_up_fake)
 def norm_gate_up(x: Tensor, norm: Norm | None, weight: Weight) -> Tensor:
-    """silu(gate) * up of a gated MLP, where (gate | up) = rms_norm(x) @ weight.T + bias.
+    """Return silu(gate) * up, [T, inner] in the dtype of x [T, in], where (gate | up) = rms_norm(x) @ weight.T + bias.
 
-    Args:
-        x: [T, in].
-        norm: None for x as it is.
-        weight: [2 * inner, in], gate rows first.
-
-    Returns:
-        [T, inner] in the dtype of x.
+    weight is [2 * inner, in], gate rows first; x is taken as it is where `norm` is None.
     """
     gate, up = norm_linear.reference(x, norm, weight).chunk(2, dim=-1)
     return functional.silu(gate) * up
@@ -145,13 +130,7 @@ def _pair_fake(token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weigh
 def pair_linear(token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weight) -> Tensor:
     """Return the first linear of a draft head: cat(rms_norm(table[token_ids]), rms_norm(hidden)) @ weight.T + bias.
 
-    Args:
-        token_ids: int64 [T].
-        hidden: [T, H].
-        weight: [out, E + H].
-
-    Returns:
-        [T, out] in the dtype of hidden.
+    token_ids is int64 [T], hidden [T, H], weight [out, E + H]; the result [T, out] in the dtype of hidden.
     """
     return product(pair.rows(token_ids, hidden), weight)
 
@@ -166,16 +145,10 @@ def _linear_norm_linear_fake(
 def linear_norm_linear(
     x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
 ) -> tuple[Tensor, Tensor]:
-    """total = x @ weight.T + bias + residual, and rms_norm(total) @ following.T + its bias.
+    """Return total = x @ weight.T + bias + residual, and rms_norm(total) @ following.T + its bias.
 
-    Args:
-        x: [T, in].
-        weight: [size, in].
-        residual: [T, size].
-        following: [out, size].
-
-    Returns:
-        total [T, size] and the second product [T, out], in the dtype of x.
+    x is [T, in], weight [size, in], residual [T, size], following [out, size]; the results [T, size] and [T, out] in
+    the dtype of x.
     """
     total = norm_linear.reference(x, None, weight, residual)
     return total, norm_linear.reference(total, norm, following)
@@ -191,14 +164,9 @@ def _linear_norm_gate_up_fake(
 def linear_norm_gate_up(
     x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
 ) -> tuple[Tensor, Tensor]:
-    """total = x @ weight.T + bias + residual, and `norm_gate_up` of it.
+    """Return total as `linear_norm_linear` does, and `norm_gate_up` of it, [T, inner].
 
-    Args:
-        x, weight, residual: as in `linear_norm_linear`.
-        following: [2 * inner, size], gate rows first.
-
-    Returns:
-        total [T, size] and the gated product [T, inner], in the dtype of x.
+    following is [2 * inner, size], gate rows first.
     """
     total = norm_linear.reference(x, None, weight, residual)
     return total, norm_gate_up.reference(total, norm, following)

@@ -15,12 +15,8 @@ from specgraph.ops.slots import NULL_BLOCK
 
 @op(writes=("history",))
 def keep_tokens(token_ids: Tensor, slot_mapping: Tensor, history: Tensor) -> None:
-    """Write the token of each row to its slot.
-
-    Args:
-        token_ids: int64 [T].
-        slot_mapping: int64 [T]; a row with a negative slot is not written.
-        history: int32 [num_blocks, block_size], written. What the null block holds means nothing.
+    """Write token_ids int64 [T] to history int32 [num_blocks, block_size], at their slots int64 [T] unless negative.
+    What the null block holds means nothing.
     """
     kept = torch.where(slot_mapping < 0, 0, token_ids).to(history.dtype)
     history.view(-1).index_put_((slot_mapping.clamp(min=0),), kept)

@@ -155,12 +155,7 @@ def adjust_logits(
 
 @op(writes=("output_counts",))
 def count_tokens(token_ids: Tensor, output_counts: Tensor) -> None:
-    """Add 1 to the count of each token.
-
-    Args:
-        token_ids: int64 [R, n]; negative ones are left out.
-        output_counts: int32 [R, vocab], written.
-    """
+    """Add 1 to output_counts int32 [R, vocab] for each of token_ids int64 [R, n]; negative ones are left out."""
     output_counts.scatter_add_(1, token_ids.clamp(min=0), (token_ids >= 0).to(output_counts.dtype))
 
 

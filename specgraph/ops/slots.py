@@ -19,16 +19,8 @@ NULL_BLOCK = 0
 
 
 def slots_of(positions: Tensor, block_table: Tensor, valid: Tensor, max_model_len: int, block_size: int) -> Tensor:
-    """KV slots of unclamped positions.
-
-    Args:
-        positions: int64 [R, query_len].
-        block_table: int32 [R, max_blocks].
-        valid: bool [R, query_len] or [R, 1].
-        max_model_len, block_size: in tokens.
-
-    Returns:
-        int64 [R, query_len], NULL_SLOT where not valid, past max_model_len, or in the null block.
+    """Return the KV slots int64 [R, query_len] of unclamped positions int64 [R, query_len]: NULL_SLOT where not valid
+    (bool [R, query_len] or [R, 1]), past max_model_len, or in the null block.
     """
     inside = valid & (positions < max_model_len) & (positions >= 0)
     block = blocks_of(positions, block_table, max_model_len, block_size)

@@ -164,14 +164,8 @@ class Ranks:
         return f"{self.name}/at/{exchange}/{rank}"
 
     def run(self, what: str, function: str, *tensors: torch.Tensor) -> None:
-        """Call a collective of torch.distributed on the device.
-
-        Args:
-            what: for messages.
-            function: its name in torch.distributed.
-
-        Raises:
-            RankError: it failed, or waited longer than `timeout`.
+        """Call torch.distributed's `function` on the device; RankError, which says `what`, where it failed or waited
+        longer than `timeout`.
         """
         self._call(what, function, *tensors, group=self.device)
 
@@ -183,11 +177,8 @@ class Ranks:
             raise RankError(f"rank {own} waited at {what}: {self._absent(what)}. {_reason(error)}") from error
 
     def same(self, what: str, values: Mapping[str, object]) -> None:
-        """Compare a configuration over the ranks.
-
-        Raises:
-            RankError: it differs (every rank names the first key that does, with the values of two ranks), or a rank
-                did not come within `timeout`.
+        """Compare a configuration over the ranks; RankError where it differs (every rank names the first key that does,
+        with the values of two ranks), or a rank did not come within `timeout`.
         """
         mine = {name: str(value) for name, value in values.items()}
         everyone = self.tell(what, json.dumps(mine))
@@ -207,11 +198,8 @@ class Ranks:
         return min(values[0] for values in self.exchange(what, [value]))
 
     def part(self, what: str, groups: Sequence[Sequence[int]]) -> Ranks:
-        """Return the group that this rank is in. All ranks call it with the same groups, which hold each rank once.
-
-        Args:
-            what: for the name.
-            groups: numbers of these ranks.
+        """Return the group that this rank is in, named after `what`. All ranks call it with the same groups, numbers of
+        these ranks, which hold each rank once.
         """
         found: Ranks | None = None
         for members in groups:
@@ -284,11 +272,7 @@ JOINED: dict[str, Ranks] = {}
 
 
 def ranks_named(name: str) -> Ranks:
-    """Return the joined ranks of that name.
-
-    Raises:
-        RankError: there are none.
-    """
+    """Return the joined ranks of that name; RankError where there are none."""
     if name not in JOINED:
         raise RankError(f"no ranks '{name}' were joined in this process, or they were closed: call join_ranks first")
     return JOINED[name]

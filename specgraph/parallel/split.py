@@ -100,15 +100,8 @@ class TensorParallel:
         return self.share(0, rows) if rows % self.size == 0 else None
 
     def check(self, heads: tuple[int, int] | None, inner: int, what: str) -> None:
-        """Refuse sizes that the ranks cannot split.
-
-        Args:
-            heads: query heads and KV heads; None where attention is whole on every rank.
-            inner: columns of the MLP.
-            what: the model, for the message.
-
-        Raises:
-            ConfigError: a model of these sizes cannot be split over the ranks.
+        """Raise ConfigError for a model, `what` in the message, that cannot be split over the ranks: by its query and
+        KV heads (None where attention is whole on every rank), or the `inner` columns of its MLP.
         """
         num_heads, num_kv_heads = heads or (self.size, 1)
         even = num_kv_heads % self.size == 0 or self.size % num_kv_heads == 0
@@ -126,11 +119,7 @@ class TensorParallel:
             )
 
     def check_experts(self, num_experts: int, inner: int) -> None:
-        """Refuse a mixture that the ranks cannot split.
-
-        Raises:
-            ConfigError: a mixture of these sizes cannot be split over the ranks.
-        """
+        """Raise ConfigError for a mixture that cannot be split over the ranks."""
         if self.experts is not None and num_experts % self.experts.size:
             raise ConfigError(
                 f"expert parallel over {self.experts.size} ranks: there are {num_experts} experts, which they cannot "

@@ -13,11 +13,7 @@ def parameters(function: Any) -> tuple[str, ...]:
 
 
 def other_parameters(owner: Any, wanted: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line for each function of a class or module that is missing, or whose first parameters have other names.
-
-    Args:
-        wanted: the first parameters of each function.
-    """
+    """Return a line per function of a class or module that is missing or whose first parameters aren't `wanted`."""
     found: list[str] = []
     for name, first in wanted.items():
         function = getattr(owner, name, None)

@@ -157,10 +157,8 @@ class FastPath:
         self.prompts.run(self.drafter, given)
 
     def fill(self, end: RoundEnd) -> None:
-        """Take the round over; nothing of the engine's is read after it but weights and KV cache.
-
-        Raises:
-            ConfigError: drafts are sampled, and `end` has no temperature or no seeds.
+        """Take the round over; nothing of the engine's is read after it but weights and KV cache. ConfigError where
+        drafts are sampled, and `end` has no temperature or seeds.
         """
         inputs, given = self.drafter.inputs(end.num_requests), dict[str, Tensor | None]()
         if self.config.keeps_draft_probs:
@@ -176,10 +174,8 @@ class FastPath:
             getattr(inputs, name).copy_(tensor)
 
     def propose(self, num_requests: int) -> DraftTokens:
-        """Draft after `fill`; the result is views of the drafter's memory, which the next propose overwrites.
-
-        Raises:
-            RankError: the ranks have other tokens or drafts, or one did not come to compare them.
+        """Draft after `fill`, into views of the drafter's memory, which the next propose overwrites; RankError where
+        ranks differ in tokens or drafts, or one did not come to compare them.
         """
         inputs, every = self.drafter.inputs(num_requests), self._compare_every
         drafts = self.drafter.propose(inputs, copy=False)

@@ -152,11 +152,7 @@ class PromptProgram:
         return named | b.metadata.named_tensors("prompts.metadata")
 
     def run(self, runner: ModelRunner, given: PromptPass) -> None:
-        """Write the rows of all chunks, in one pass or in several.
-
-        Args:
-            runner: of the head; this is one of its programs.
-        """
+        """Write the rows of all chunks, in one pass or in several; this is one of the runner's programs."""
         segments = [segment for chunk in given.chunks for segment in segments_of(chunk)]
         for first in range(0, len(segments), self.sizes[-1]):
             part = segments[first : first + self.sizes[-1]]

@@ -227,11 +227,7 @@ def lone_drafter(
     attention: AttentionBackend,
     cached: torch.dtype | None = None,
 ) -> Drafter:
-    """Return a drafter without a target, with KV caches for its largest batch.
-
-    Args:
-        cached: dtype of the KV caches; the head's by default.
-    """
+    """Return a drafter without a target, with KV caches for its largest batch, of the dtype `cached` (the head's)."""
     per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
     blocks, dtype = 1 + config.max_num_requests * per_request, cached or head.dtype
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, dtype, platform.device)

@@ -99,11 +99,7 @@ class Recorder(DispatchMode):
         self.error = self.error or error
 
     def finish(self) -> None:
-        """Make the checks that are possible only at the end of a capture.
-
-        Raises:
-            CaptureError: the capture was invalidated, a stream was never joined, or an input was freed.
-        """
+        """Raise CaptureError at the end where the capture was invalidated, a stream never joined, or an input freed."""
         if self.error is not None:
             raise CaptureError(f"the capture was invalidated by an earlier error: {self.error}") from self.error
         self.order.check_joined()

@@ -111,11 +111,7 @@ class CpuEvent:
             merge(stream.clock, self._clock)
 
     def require(self, stream: CpuStream, graph: str) -> None:
-        """Follow a captured wait that a replay reaches.
-
-        Raises:
-            OrderError: nothing has recorded this event.
-        """
+        """Follow a captured wait that a replay reaches; OrderError where nothing has recorded this event."""
         if self._clock is None:
             raise OrderError(
                 f"{graph} waits for {self}, and nothing has recorded it: a device would hang here. Record it before "

@@ -90,11 +90,7 @@ class CpuTaskGroup:
         return f"task group {self.number} ({ops or 'empty'}; captured at {self.line})"
 
     def require_update(self) -> None:
-        """Check, before a replay, that the group was updated.
-
-        Raises:
-            UpdateError: no update was issued since the last replay.
-        """
+        """Raise UpdateError, before a replay, where the group had no update since the last one."""
         if not self.is_updated:
             raise UpdateError(
                 f"{self} has had no update since the last replay: a real device would hang here. Issue one "
@@ -163,11 +159,7 @@ class UpdateMode(DispatchMode):
         return map_tensors(tuple(args), captured), {k: map_tensors(v, captured) for k, v in kwargs.items()}
 
     def commit(self) -> None:
-        """Rewrite the group's tasks.
-
-        Raises:
-            UpdateError: fewer ops were issued than captured; nothing was rewritten.
-        """
+        """Rewrite the group's tasks; none, with an UpdateError, where fewer ops were issued than captured."""
         tasks = self._group.tasks
         if len(self._new) != len(tasks):
             raise UpdateError(

@@ -141,11 +141,7 @@ class SamplingOps(LinearOps):
 
 
 def require_rows(drafts: Drafts, *written: Tensor) -> None:
-    """Refuse result tensors that the kernels cannot write.
-
-    Raises:
-        ValueError: token_ids, or a row of another tensor, is not contiguous.
-    """
+    """Raise ValueError where token_ids, or a row of another result, is not contiguous: kernels cannot write it."""
     ids, rows = drafts.token_ids, (drafts.draft_token_ids, *written)
     if (ids is not None and not ids.is_contiguous()) or any(t.stride(-1) != 1 for t in rows):
         raise ValueError("token_ids, and the rows of draft_token_ids and draft_probs, must be contiguous")

@@ -82,10 +82,6 @@ class VerifyOps(Launcher):
 
 
 def require_rows(sampled: Sampled) -> None:
-    """Refuse result tensors that the kernels cannot write.
-
-    Raises:
-        ValueError: num_sampled, or a row of token_ids, is not contiguous.
-    """
+    """Raise ValueError where num_sampled, or a row of token_ids, is not contiguous: kernels cannot write it."""
     if sampled.token_ids.stride(1) != 1 or not sampled.num_sampled.is_contiguous():
         raise ValueError("num_sampled, and the rows of sampled token_ids, must be contiguous")

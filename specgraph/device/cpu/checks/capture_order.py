@@ -54,11 +54,7 @@ class CaptureOrder:
         self._log.setdefault(stream.id, []).append((clock[stream.id], accesses))
 
     def check_joined(self) -> None:
-        """At the end of the capture.
-
-        Raises:
-            CaptureError: the capturing stream does not wait for all work of another one.
-        """
+        """Raise CaptureError, at the end, where the capturing stream does not wait for all work of another one."""
         known = self._clocks[self._origin.id]
         for stream_id, clock in self._clocks.items():
             if known.get(stream_id, 0) < clock[stream_id]:

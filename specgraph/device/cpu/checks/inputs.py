@@ -64,11 +64,7 @@ class Inputs:
         self._storages.pop(storage_key, None)
 
     def finish(self) -> None:
-        """Watch what is still alive after the capture.
-
-        Raises:
-            CaptureError: an input was freed during the capture.
-        """
+        """Watch what is still alive after the capture; an input that was freed during it is a CaptureError."""
         for entry in self._storages.values():
             if entry.ref() is None:
                 raise _freed_in_capture(entry)
@@ -84,10 +80,8 @@ class Inputs:
                 self._bare.append((entry.ref, entry.address))
 
     def check(self) -> None:
-        """Before every replay: one address and one size compared per input.
-
-        Raises:
-            StaleInputError: an input was freed, moved, resized or rebound, or was another graph's that is gone.
+        """Compare one address and one size per input, before every replay; StaleInputError where one was freed, moved,
+        resized or rebound, or was another graph's that is gone.
         """
         for ref, what in self._pool_memory.values():
             if ref() is None:

@@ -40,11 +40,7 @@ class Timeline:
         self._conflicts: dict[tuple[_PartKey, _PartKey], tuple[Access, Access] | None] = {}
 
     def replay(self, graph: CpuGraph, part: int, accesses: list[Access], stream: CpuStream) -> None:
-        """Begin one part of a graph on `stream`.
-
-        Raises:
-            OrderError: other work on another stream conflicts, and nothing orders the two.
-        """
+        """Begin one part of a graph on `stream`; OrderError where unordered work of another stream conflicts."""
         with self._turn:
             self._tick(stream)
             key = graph.number, part
