@@ -1,5 +1,4 @@
-"""Every supported target with every kind of drafter: what docs/models.md has in its matrix decodes the target's own
-tokens, in the dtype that stands there."""
+"""Every supported target with every kind of drafter: it decodes the target's own tokens."""
 
 from __future__ import annotations
 

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from changed_folders import change_config
+from small_targets import TARGETS
 
 import specgraph
 from specgraph.checkpoints import load_target
+from specgraph.checkpoints.architectures import ARCHITECTURES
 
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
 
@@ -139,6 +141,11 @@ CASES = {
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "qwen3, tied": ("Qwen3", {"head_dim": 8, "tie_word_embeddings": True}),
 }
+
+
+def test_every_architecture_is_among_the_cases():
+    compared = {architecture for architecture, _ in CASES.values()}
+    assert {name for name, (architecture, _) in TARGETS.items() if architecture in compared} == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize(("architecture", "config"), CASES.values(), ids=CASES.keys())
