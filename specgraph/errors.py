@@ -5,6 +5,9 @@ Each message says what was asked, what is there, and what to do. Catch `Specgrap
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 __all__ = [
     "CapacityError",
     "CaptureError",
@@ -104,6 +107,13 @@ class RankError(SpecgraphError):
 
 class CapacityError(SpecgraphError):
     """A request or batch does not fit: prompt too long, KV cache full, no captured size."""
+
+
+def how_to_fetch(folder: Path) -> str:
+    """Return how to download what has the form of a model's name on the Hugging Face hub; empty for other paths."""
+    if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
+        return ""
+    return f"; nothing is downloaded here; a model of the hub: hf download {folder} --local-dir {folder.name}"
 
 
 def first_line(error: BaseException) -> str:

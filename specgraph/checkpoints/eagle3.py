@@ -110,6 +110,9 @@ def _parts(opened: DrafterFolder) -> tuple[ModelConfig, AuxWeights, list[Decoder
     aux_size = max(1, len(aux_layers)) * target_hidden
     fc = None
     if aux_layers or hidden != target_hidden or f"{prefix}fc.weight" in folder:
+        stored = folder.tensors.get(f"{prefix}fc.weight")
+        if stored is not None and stored.shape[1:] == (max(1, len(aux_layers)) * hidden,):  # states of its own size
+            opened.check_same("hidden size", hidden, target_hidden)
         fc = folder.matrix([f"{prefix}fc.weight"], [(hidden, aux_size)])
         fc = fc._replace(bias=folder.optional_weight(f"{prefix}fc.bias", (hidden,)))
     input_norm = None

@@ -7,13 +7,12 @@ or round in circles, and a JSON file may be nested until the parser gives up.
 from __future__ import annotations
 
 import json
-import re
 import reprlib
 import stat
 from pathlib import Path
 from typing import Any
 
-from specgraph.errors import CheckpointError, first_line
+from specgraph.errors import CheckpointError, first_line, how_to_fetch
 
 JSON_LIMIT = 64 << 20
 """Bytes. The largest index of shards that is published has about 10 MB."""
@@ -57,10 +56,8 @@ def checked_folder(folder: Path) -> Path:
             return folder
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder} cannot be opened as a folder: {first_line(error)}") from error
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):  # the form of a model's name on the Hugging Face hub
-        hint = f"if it is a model of the Hugging Face hub, run: hf download {folder} --local-dir {folder.name}"
-        raise CheckpointError(f"{folder} is not a folder; nothing is downloaded here; {hint}")
-    raise CheckpointError(f"{folder} is not a folder; give the folder that holds config.json and the weights")
+    hint = how_to_fetch(folder) or "; give the folder that holds config.json and the weights"
+    raise CheckpointError(f"{folder} is not a folder{hint}")
 
 
 def checked_file(path: Path, limit: int | None = None) -> Path:

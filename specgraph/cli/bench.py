@@ -64,7 +64,9 @@ def bench(
     options: Any = None,
     json: JsonOption = None,
 ) -> None:
-    """Time one propose in every lowering, in one run; on an accelerator also against the floor.
+    """Time one propose in every lowering, with random weights of a model's shape; `generate` times your own folders.
+
+    On an accelerator also against the floor.
 
     --sampled, --weights and --kv-cache-dtype are for proposes: whole rounds are greedy, in the dtype of the models.
     """

@@ -23,7 +23,7 @@ from specgraph.cli.output import text_consoles
 from specgraph.cli.prompts import Prompt
 from specgraph.cli.streaming import LEGEND, Result, show_texts
 from specgraph.cli.waiting import waiting
-from specgraph.errors import CapacityError
+from specgraph.errors import CapacityError, ConfigError
 
 
 @with_options(Prompt, "settings", only=("max_tokens", "temperature", "seed"), max_tokens=512)
@@ -47,14 +47,15 @@ def chat(
     """
     check_processes(options)
     target, draft = choose_folders(target, draft, model)
+    if target is None:
+        raise ConfigError("the shipped target has no chat template: give --model smollm2, or --target")
     consoles = _, console = text_consoles(None)
     messages = [{"role": "system", "content": system}] if system else list[dict[str, str]]()
     with waiting() as captured:
         from specgraph.engine.chat_template import render_chat
-        from specgraph.engine.load import shipped_pair
 
         # It refuses a folder without a template.
-        render_chat(target or shipped_pair()[0], [*messages, {"role": "user", "content": "?"}])
+        render_chat(target, [*messages, {"role": "user", "content": "?"}])
         chosen = replace(options, sampled=settings.temperature > 0)
         generator, description = load_pair(target, draft, platform, chosen, captured)
     with generator:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specgraph.cli.named_models import find_model
-from specgraph.errors import ConfigError
+from specgraph.errors import ConfigError, how_to_fetch
 from specgraph.options import NGRAM, EngineOptions, Progress
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def choose_folders(
     for option, folder in (("--target", target), ("--draft", draft)):
         if folder not in (None, NGRAM):
             if not folder.exists():
-                raise ConfigError(f"{option} {folder}: there is no such file or folder")
+                raise ConfigError(f"{option} {folder}: there is no such file or folder{how_to_fetch(folder)}")
             if folder.is_dir() and not (folder / "config.json").exists():
                 raise ConfigError(f"{option} {folder}: give a folder of a model, with a config.json, or a GGUF file")
     return target, draft

@@ -111,7 +111,10 @@ def _read(folder: Path, name: str) -> tuple[Mapping[str, Any], str]:
         named = {str(each.get("name")): each.get("template") for each in template if isinstance(each, dict)}
         template = named.get(name, named.get("default"))
     if not isinstance(template, str):
-        raise CheckpointError(f"{folder} has no chat template (chat_template.jinja, or in tokenizer_config.json)")
+        raise CheckpointError(
+            f"{folder} has no chat template (chat_template.jinja, or in tokenizer_config.json): "
+            "give a plain prompt, or another target"
+        )
     return config, template
 
 

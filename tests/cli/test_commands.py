@@ -289,6 +289,8 @@ def test_wrong_options_are_refused_before_torch_is_imported():
         "block_size": ("chat", "--block-size", "0"),
         "/no/such/target": ("generate", "--target", "/no/such/target"),
         "/no/such/draft": ("chat", "--draft", "/no/such/draft"),
+        "hf download Qwen/Qwen3-8B --local-dir Qwen3-8B": ("generate", "--target", "Qwen/Qwen3-8B"),
+        "give --model smollm2": ("chat",),
         "/no/such/file": ("generate", "--prompts", "/no/such/file"),
         "n 2": ("generate", "-n", "2"),
         "--json": ("bench", "--json", "/no/such/folder/x"),

@@ -231,9 +231,12 @@ def test_sliding_layers_of_a_dflash_head_are_causal_unless_it_says_otherwise(sai
             load_drafter(folder, targets["dflash"])
 
 
-def test_an_embedding_of_another_width_cannot_be_shared(tmp_path, targets, monkeypatch):
+def test_a_drafter_of_another_width(tmp_path, targets, monkeypatch):
+    """It is for a target of its own width; one that is for ours cannot share the embedding."""
     monkeypatch.setattr(tiny_checkpoints, "HIDDEN", 16)
     folder = tiny_checkpoints.write_eagle3(tmp_path)
+    with refused("made for a target with hidden size 16", "has 32"):
+        load_drafter(folder, targets[AUTHORS])
     change_tensors(folder, put(fc__weight=torch.ones(16, 96)))
     change_config(folder, target_hidden_size=32)
     with refused("no 'embed_tokens.weight'", "[96, 32]", "[96, 16]"):
