@@ -15,32 +15,14 @@ from torch import Tensor
 
 from specgraph.ops.kv_cache import KVCache, read_cells
 from specgraph.ops.library import op
-from specgraph.ops.paged_attention import GATHER_BYTES, DeviceLengths, Mask, visible_keys
-
-
-def _part(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor | None, scale: float) -> Tensor:
-    """query [R, n, heads, dim], keys and values [R, m, kv_heads, dim], seen [R, n, m] -> [R, n, heads, dim + 1]."""
-    requests, rows, heads, dim = query.shape
-    kv_heads, wide = keys.shape[2], torch.promote_types(query.dtype, torch.float32)
-    # What no row sees is cleared, not only masked: it may hold anything, and 0 * NaN is NaN.
-    unseen = ~seen.any(dim=1)[:, :, None, None]
-    keys, values = (each.to(wide).masked_fill(unseen, 0.0) for each in (keys, values))
-    grouped = query.to(wide).view(requests, rows, kv_heads, heads // kv_heads, dim)
-    scores = torch.einsum("rnkgd,rlkd->rkgnl", grouped, keys) * scale
-    hidden = ~seen[:, None, None]
-    total = scores.masked_fill(hidden, float("-inf")).logsumexp(-1, keepdim=True)
-    if sinks is not None:
-        total = torch.logaddexp(total, sinks.to(wide).view(1, kv_heads, -1, 1, 1))
-    weights = (scores - total).exp().masked_fill(hidden, 0.0)
-    out = torch.einsum("rkgnl,rlkd->rnkgd", weights, values).reshape(requests, rows, heads, dim)
-    return torch.cat((out, total.permute(0, 3, 1, 2, 4).reshape(requests, rows, heads, 1)), dim=-1)
+from specgraph.ops.paged_attention import GATHER_BYTES, DeviceLengths, Mask, attend_seen, visible_keys
 
 
 def _by_blocks(
     query: Tensor, cache: KVCache, table: Tensor, visible: Tensor, mask: Mask, rank: int, ranks: int, scale: float
 ) -> Tensor:
-    """`_part` of query [R, n, heads, dim] over the blocks of table [R, blocks], as many of each request at a time as
-    there is memory for, at least one. Ancestors of the mask are in the shape of `visible` [R, n]."""
+    """`attend_seen` of query [R, n, heads, dim] over the blocks of table [R, blocks], as many of each request at a
+    time as there is memory for, at least one. Ancestors of the mask are in the shape of `visible` [R, n]."""
     requests, rows, heads, _ = query.shape
     numbers = 2 * cache.key[0].numel() + 2 * cache.block_size * rows * heads  # keys, values, scores, weights
     each = max(1, requests) * numbers * torch.promote_types(query.dtype, torch.float32).itemsize
@@ -52,7 +34,7 @@ def _by_blocks(
         seen = mask.seen(cell * ranks + rank, visible, mask.ancestors)
         sinks = mask.sinks if first == 0 and rank == 0 else None
         keys, values = (read_cells(each, some, query.dtype).flatten(1, 2) for each in cache)
-        part = _part(query, keys, values, seen, sinks, scale)
+        part = attend_seen(query, keys, values, seen, sinks, scale)
         found = part if found is None else _added(found, part)
     assert found is not None
     return found

@@ -117,21 +117,27 @@ def _attend_requests(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, 
     return out.view(requests, kv_heads, group, rows, dim).permute(0, 3, 1, 2, 4).reshape(requests, rows, heads, dim)
 
 
-def _attend_with_sinks(
+def attend_seen(
     query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor | None, scale: float
 ) -> Tensor:
-    """`_attend_requests` with sinks [heads], for windows also without."""
+    """query [R, n, heads, dim], keys and values [R, m, kv_heads, dim], seen [R, n, m] -> [R, n, heads, dim + 1].
+
+    The last column is the logarithm of the sum of the exponentiated scores and sinks [heads], in float32 at least.
+    """
     requests, rows, heads, dim = query.shape
-    kv_heads = keys.shape[2]
-    grouped = query.float().view(requests, rows, kv_heads, heads // kv_heads, dim)
-    scores = torch.einsum("rnkgd,rlkd->rkgnl", grouped, keys.float()) * scale
-    scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
-    # Without a sink, a score that only keeps the softmax of a row that sees nothing finite.
-    sink = scores.new_full((heads,), -1e30) if sinks is None else sinks.float()
-    sink = sink.view(1, kv_heads, -1, 1, 1).expand(requests, -1, -1, rows, 1)
-    weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
-    out = torch.einsum("rkgnl,rlkd->rnkgd", weights, values.float())
-    return out.reshape(requests, rows, heads, dim).to(query.dtype)
+    kv_heads, wide = keys.shape[2], torch.promote_types(query.dtype, torch.float32)
+    # What no row sees is cleared, not only masked: it may hold anything, and 0 * NaN is NaN.
+    unseen = ~seen.any(dim=1)[:, :, None, None]
+    keys, values = (each.to(wide).masked_fill(unseen, 0.0) for each in (keys, values))
+    grouped = query.to(wide).view(requests, rows, kv_heads, heads // kv_heads, dim)
+    scores = torch.einsum("rnkgd,rlkd->rkgnl", grouped, keys) * scale
+    hidden = ~seen[:, None, None]
+    total = scores.masked_fill(hidden, float("-inf")).logsumexp(-1, keepdim=True)
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks.to(wide).view(1, kv_heads, -1, 1, 1))
+    weights = (scores - total).exp().masked_fill(hidden, 0.0)
+    out = torch.einsum("rkgnl,rlkd->rnkgd", weights, values).reshape(requests, rows, heads, dim)
+    return torch.cat((out, total.permute(0, 3, 1, 2, 4).reshape(requests, rows, heads, 1)), dim=-1)
 
 
 def visible_keys(rows: int, lengths: DeviceLengths, block_table: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
@@ -169,7 +175,7 @@ def _gather_and_attend(
     keys, values = (read_cells(part, chosen, query.dtype).flatten(1, 2).masked_fill_(unseen, 0.0) for part in cache)
     empty = visible <= 0
     if mask.is_windowed:
-        out = _attend_with_sinks(query, keys, values, seen, mask.sinks, scale)
+        out = attend_seen(query, keys, values, seen, mask.sinks, scale)[..., :-1].to(query.dtype)
     else:
         out = _attend_requests(query, keys, values, seen | empty[..., None], scale)
     return out.masked_fill(empty[..., None, None], 0.0)
@@ -197,14 +203,14 @@ def attend_by_request(
             visible = visible if mask.causal else visible.fill_(seq_len)
             words = None if mask.ancestors is None else mask.ancestors[rows]
             hidden = ~mask.seen(key, visible, words)
-            if mask.window or words is not None:
+            if words is not None:
                 values = values.masked_fill(hidden.all(dim=0)[:, None, None], 0.0)  # may hold anything; 0 * NaN is NaN
         elif mask.causal and query_len > 1:  # the usual case, with less work than `seen` takes
             hidden = torch.ones(query_len, seq_len, dtype=torch.bool, device=query.device)
             hidden = hidden.triu_(seq_len - query_len + 1)
         if mask.is_windowed and hidden is not None:
             given = query[None, rows], keys[None], values[None], ~hidden[None]
-            out[rows] = _attend_with_sinks(*given, mask.sinks, scale)[0]
+            out[rows] = attend_seen(*given, mask.sinks, scale)[0, ..., :-1]
         else:
             out[rows] = attend_request(query[rows], keys, values, scale, hidden)
     return out
