@@ -1,6 +1,6 @@
 """Capturing device work once and replaying it: programs, lowerings, sizes, updates, the read-set guard."""
 
-from specgraph.capture.attend import AttentionStack, MakeAttend, PassMode
+from specgraph.capture.attend import AttentionStack, MakeAttend
 from specgraph.capture.config import RunnerConfig
 from specgraph.capture.dispatch import (
     BatchDescriptor,
@@ -11,11 +11,11 @@ from specgraph.capture.dispatch import (
     padded_size,
     prefill_sizes,
 )
-from specgraph.capture.graph_runner import Body, Captured, GraphRunner, Recording, StepLengths
-from specgraph.capture.lowering import Launch, Resolution, StepKind, launches, resolve
-from specgraph.capture.model_runner import LengthsAt, ModelRunner, Pass, Program, Work, report_captures
+from specgraph.capture.graph_runner import Body, GraphRunner, Recording
+from specgraph.capture.lowering import Resolution, StepKind, resolve
+from specgraph.capture.model_runner import LengthsAt, ModelRunner, Pass, Work, report_captures
 from specgraph.capture.prefill import PrefillBuffers, PrefillProgram, allocate_prefill, uniform_lengths
-from specgraph.capture.read_set import Fingerprint, ReadSet, ReadSetGuard, fingerprint
+from specgraph.capture.read_set import Fingerprint, ReadSetGuard, fingerprint
 from specgraph.capture.transfers import HostCopy, write
 from specgraph.capture.update_plan import UpdatePlan
 
@@ -23,35 +23,28 @@ __all__ = [
     "AttentionStack",
     "BatchDescriptor",
     "Body",
-    "Captured",
     "Dispatch",
     "Fingerprint",
     "GraphRunner",
     "HostCopy",
-    "Launch",
     "LengthsAt",
     "MakeAttend",
     "ModelRunner",
     "Pass",
-    "PassMode",
     "Phase",
     "PrefillBuffers",
     "PrefillProgram",
-    "Program",
-    "ReadSet",
     "ReadSetGuard",
     "Recording",
     "Resolution",
     "RunnerConfig",
     "StepKind",
-    "StepLengths",
     "UpdatePlan",
     "Work",
     "allocate_prefill",
     "capture_sizes",
     "dispatch",
     "fingerprint",
-    "launches",
     "padded_size",
     "prefill_sizes",
     "report_captures",

@@ -4,7 +4,6 @@ from specgraph.device import trial
 from specgraph.device.capabilities import (
     LOWERINGS,
     Capabilities,
-    Level,
     LoweringName,
     Rule,
     Support,
@@ -25,7 +24,7 @@ from specgraph.device.interface import (
     TaskGroup,
 )
 from specgraph.device.pool import GraphPool
-from specgraph.device.selection import ENV_VAR, Selection, open_platform, select_platform
+from specgraph.device.selection import ENV_VAR, open_platform, select_platform
 
 __all__ = [
     "ENV_VAR",
@@ -37,14 +36,12 @@ __all__ = [
     "Event",
     "Graph",
     "GraphPool",
-    "Level",
     "LoweringName",
     "MemoryInfo",
     "Platform",
     "PlatformInfo",
     "Probe",
     "Rule",
-    "Selection",
     "Stream",
     "Support",
     "TaskGroup",

@@ -1,7 +1,7 @@
 """The drafter, what a round hands over, and the draft programs: chain, tree, stepwise, and those of one pass."""
 
 from specgraph.draft.bound import BoundTensors
-from specgraph.draft.config import DraftConfig, DraftShape
+from specgraph.draft.config import DraftConfig
 from specgraph.draft.drafter import Drafter
 from specgraph.draft.round import DraftTokens, ProposeBatch, RoundBuffers, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers, allocate_sampling
@@ -10,7 +10,6 @@ from specgraph.draft_tree import DraftTree
 __all__ = [
     "BoundTensors",
     "DraftConfig",
-    "DraftShape",
     "DraftTokens",
     "DraftTree",
     "Drafter",

@@ -3,7 +3,7 @@
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows, begin_rows
 from specgraph.ops.collectives import all_gather, all_reduce, best_of, best_tokens, embed_part
 from specgraph.ops.context_parallel import attend_part, attend_part_host, sum_parts
-from specgraph.ops.copies import RoundTensors, load_round, next_verify, take_rows
+from specgraph.ops.copies import load_round, next_verify, take_rows
 from specgraph.ops.draft_sampling import (
     Drafts,
     Draws,
@@ -28,7 +28,7 @@ from specgraph.ops.linear import (
 )
 from specgraph.ops.ngram import keep_tokens, ngram_propose
 from specgraph.ops.paged_attention import DeviceLengths, HostLengths, Mask, paged_attention, paged_attention_host
-from specgraph.ops.past_rows import PastRows, keep_rows
+from specgraph.ops.past_rows import keep_rows
 from specgraph.ops.ragged import RaggedRows, begin_ragged_rows, expected_accepted
 from specgraph.ops.rejection import Acceptance, Sampled, accept_greedy, verify_drafts
 from specgraph.ops.sampling_parameters import SamplingParameters, adjust_logits, count_tokens, emitted_logprobs
@@ -51,9 +51,7 @@ __all__ = [
     "NewRows",
     "Norm",
     "PairInput",
-    "PastRows",
     "RaggedRows",
-    "RoundTensors",
     "RowInputs",
     "RowPlan",
     "Rows",

@@ -2,6 +2,6 @@
 
 from specgraph.plugin.fast_path import FastPath
 from specgraph.plugin.prompts import Chunk, PromptPass
-from specgraph.plugin.round_end import RoundEnd, fill_round, fill_round_reference
+from specgraph.plugin.round_end import RoundEnd, fill_round
 
-__all__ = ["Chunk", "FastPath", "PromptPass", "RoundEnd", "fill_round", "fill_round_reference"]
+__all__ = ["Chunk", "FastPath", "PromptPass", "RoundEnd", "fill_round"]

@@ -7,7 +7,5 @@ without a word: unordered streams, inputs that were freed or moved, host reads i
 
 from specgraph.device.cpu.graph import CpuGraph
 from specgraph.device.cpu.platform import CpuPlatform
-from specgraph.device.cpu.pool import CpuGraphPool
-from specgraph.device.cpu.stream import CpuEvent, CpuStream
 
-__all__ = ["CpuEvent", "CpuGraph", "CpuGraphPool", "CpuPlatform", "CpuStream"]
+__all__ = ["CpuGraph", "CpuPlatform"]
