@@ -221,10 +221,6 @@ def _no_aux(module):
     module.model.use_aux_hidden_state = False
 
 
-def _nine(module):
-    module.model.num_aux_hidden_states = 9
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -239,7 +235,6 @@ def _nine(module):
         (_window, "sliding window of 128"),
         (_gelu, "hidden_act 'gelu'"),
         (_no_aux, "use_aux_hidden_state is false"),
-        (_nine, "9 hidden states"),
     ],
 )
 def test_what_the_head_does_not_have_is_refused_by_name(module, change, words) -> None:
