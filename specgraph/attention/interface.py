@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from specgraph.attention.metadata import AttentionMetadata
 from specgraph.device import Support, TaskGroup
+from specgraph.errors import ConfigError
 from specgraph.ops import HostLengths, KVCache
 from specgraph.parallel import ContextParallel
 from specgraph.validation import Count, checked_fields
@@ -211,7 +212,14 @@ def bind(
     """Return the `attend` callable of one forward pass."""
 
     def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return backend.forward(layers[index], index, query, key, value, caches[index], context)
+        out: Any = backend.forward(layers[index], index, query, key, value, caches[index], context)
+        if getattr(out, "shape", None) != query.shape or out.dtype != query.dtype:
+            got = f"{list(out.shape)} {out.dtype}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+            raise ConfigError(
+                f"attention '{backend.name}' returned {got} for layer {index}; expected the query's shape and dtype, "
+                f"{list(query.shape)} {query.dtype}"
+            )
+        return out
 
     return attend
 

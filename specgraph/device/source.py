@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
@@ -21,6 +22,13 @@ def user_line() -> str:
     """`file:line` of the innermost frame outside of torch, the platforms, the graphs and dispatch handlers."""
     frame = next(_user_frames(), None)
     return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def raising_line(error: BaseException) -> str:
+    """`file:line` of the innermost frame of an error outside of torch and this package; empty where there is none."""
+    places = ((frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__))
+    outside = [f"{name}:{line}" for name, line in places if not name.startswith((_TORCH, _PACKAGE + os.sep, "<"))]
+    return outside[-1] if outside else ""
 
 
 def variable_name(tensor: Tensor) -> str:

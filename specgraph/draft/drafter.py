@@ -14,7 +14,7 @@ from specgraph.device import Platform
 from specgraph.draft.batch_checks import check_options, check_types, check_values, vocabulary_size
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.config import DraftConfig
-from specgraph.draft.head_checks import check_caches, check_members, check_passes
+from specgraph.draft.head_checks import check_caches, check_members, check_named, check_passes
 from specgraph.draft.host_lengths import Counts, HostRounds
 from specgraph.draft.kinds import programs_for
 from specgraph.draft.kv_history import KVHistory
@@ -142,6 +142,7 @@ class Drafter(ModelRunner):
         super().capture(progress)
 
     def _check(self) -> None:
+        check_named(f"attention '{self.attention.name}'.named_tensors()", self.attention.named_tensors())
         check_passes(self.head, self.config.query_len, self.platform.device)
 
     @property

@@ -6,14 +6,15 @@ broadcast into drafts that are never accepted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specgraph.attention import KVCache
+from specgraph.device.source import raising_line
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.kinds import KINDS
 from specgraph.errors import ConfigError, SpecgraphError, first_line
@@ -48,6 +49,22 @@ def _check_members(what: str, thing: Any, protocol: str, members: Sequence[str])
         )
 
 
+def check_named(what: str, given: Any) -> None:
+    """Refuse what a head or attention gave for the read set, if it is no mapping of tensors.
+
+    Args:
+        what: the call that gave it.
+
+    Raises:
+        ConfigError: naming the call.
+    """
+    named: Mapping[str, Any] = given if isinstance(given, Mapping) else {"": given}
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor) or not name:
+            place = f"{what}['{name}']" if name else what
+            raise ConfigError(f"{place} is of type {type(tensor).__name__}: return a dict of tensors by name")
+
+
 def check_caches(head: Head, caches: Sequence[KVCache], config: DraftConfig, device: torch.device) -> None:
     """Raise ConfigError for KV caches that don't fit head, config or device, or a head of too few positions."""
     if len(caches) != len(head.attention_layers):
@@ -71,6 +88,11 @@ def check_caches(head: Head, caches: Sequence[KVCache], config: DraftConfig, dev
                 raise ConfigError(
                     f"the drafter's {name} cache is on {tensor.device}; allocate it on the platform's device, {device}"
                 )
+        if cache.key.shape[0] != cache.value.shape[0]:
+            raise ConfigError(
+                f"the drafter's key cache has {cache.key.shape[0]} blocks, its value cache {cache.value.shape[0]}: one "
+                "block table serves both"
+            )
 
 
 @torch.no_grad()
@@ -94,7 +116,7 @@ def check_passes(head: Any, rows: int, device: torch.device) -> None:
     check.expect("combine(aux_hidden)", context, rows, head.hidden_size, dtype=head.dtype)
     if head.kind in ("parallel", "block"):
         check.call("store_context", context, check.store)
-        hidden = check.call("forward", ids[None], check.attend)
+        hidden = check.forward(ids[None], check.attend)
         check.expect("forward(...)", hidden, rows, head.hidden_size, dtype=head.dtype)
         if head.kind == "block":
             logits = check.call("in_order", hidden[None])(0, ids[:1]).tensor()
@@ -107,9 +129,9 @@ def check_passes(head: Any, rows: int, device: torch.device) -> None:
             output = check.call("forward_step", module, ids, context, check.attend)
             check.output(f"forward_step({module}, ...)", output, rows)
     else:
-        check.output("forward(...)", check.call("forward", ids, context, check.attend), rows)
+        check.output("forward(...)", check.forward(ids, context, check.attend), rows)
         last = torch.tensor([rows - 1], device=device)
-        check.output("forward(..., rows) of one row", check.call("forward", ids, context, check.attend, last), 1)
+        check.output("forward(..., rows) of one row", check.forward(ids, context, check.attend, last), 1)
     check.logits()
 
 
@@ -120,6 +142,19 @@ class _HeadCheck:
     head: Any
     rows: int
     device: torch.device
+    attended: list[int] = field(default_factory=list[int])
+    """The layers that attended since the last `forward`."""
+
+    def forward(self, *arguments: Any) -> Any:
+        """Call `forward`, in which each layer attends once, so that it has the key of every row."""
+        self.attended.clear()
+        output = self.call("forward", *arguments)
+        if sorted(self.attended) != [*range(len(self.head.attention_layers))]:
+            raise ConfigError(
+                f"{self.name}.forward calls attend for layers {self.attended}: call it once for each of its "
+                f"{len(self.head.attention_layers)} attention layer(s), so that each has the keys of all rows"
+            )
+        return output
 
     @property
     def name(self) -> str:
@@ -128,11 +163,11 @@ class _HeadCheck:
     def tensors(self) -> None:
         """Check the tensors that the head says it has."""
         head = self.head
-        for key, tensor in head.weights().items():
-            if not isinstance(tensor, Tensor) or tensor.device.type != self.device.type:
-                where = tensor.device if isinstance(tensor, Tensor) else type(tensor).__name__
+        check_named(f"{self.name}.weights()", weights := head.weights())
+        for key, tensor in weights.items():
+            if tensor.device.type != self.device.type:
                 raise ConfigError(
-                    f"{self.name}.weights()['{key}'] is on {where}; the platform's device is {self.device} "
+                    f"{self.name}.weights()['{key}'] is on {tensor.device}; the platform's device is {self.device} "
                     "(load_drafter reads a head to where its target is: target_shape(folder, device=...) for a "
                     "target's folder)"
                 )
@@ -147,10 +182,11 @@ class _HeadCheck:
             return getattr(self.head, method)(*arguments)
         except (SpecgraphError, torch.OutOfMemoryError):
             raise
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
             shapes = ", ".join(str(list(each.shape)) for each in arguments if isinstance(each, Tensor))
+            place = f" (at {line})" if (line := raising_line(error)) else ""
             raise ConfigError(
-                f"{self.name}.{method} failed on tensors {shapes}: {type(error).__name__}: {first_line(error)}"
+                f"{self.name}.{method} failed on tensors {shapes}{place}: {type(error).__name__}: {first_line(error)}"
             ) from error
 
     def expect(self, what: str, tensor: Any, *shape: int, dtype: torch.dtype | None = None) -> None:
@@ -166,13 +202,16 @@ class _HeadCheck:
 
     def output(self, what: str, output: Any, rows: int) -> None:
         """Check a `DraftOutput`."""
-        for field in ("hidden", "carry"):
-            tensor = getattr(output, field, None)
-            self.expect(f"{what}.{field}", tensor, rows, self.head.hidden_size, dtype=self.head.dtype)
+        if getattr(output, "hidden", None) is None:
+            raise ConfigError(f"{self.name}.{what} is a {type(output).__name__}: return DraftOutput(hidden, carry)")
+        for name in ("hidden", "carry"):
+            tensor = getattr(output, name, None)
+            self.expect(f"{what}.{name}", tensor, rows, self.head.hidden_size, dtype=self.head.dtype)
 
     def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Check what a layer attends with; returns zeros."""
         self._heads(index, query.shape[0], query=query, key=key, value=value)
+        self.attended.append(index)
         return torch.zeros_like(query)
 
     def store(self, index: int, key: Tensor, value: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from draft.pairs import DRAFTERS, make_head, make_target
 from engine.pair_decoder import make_pair_decoder
 
-from specgraph import DraftConfig, Drafter, DraftOutput, PagedAttention, allocate_caches, load_generator
+from specgraph import DraftConfig, Drafter, DraftOutput, KVCache, PagedAttention, allocate_caches, load_generator
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import ProposeBatch
 from specgraph.errors import ConfigError
@@ -68,6 +69,23 @@ def test_attention_without_a_member():
 HEAD = make_head("eagle", make_target())
 
 
+def test_attention_that_returns_something_else():
+    class Wide(PagedAttention):
+        def forward(self, *arguments):
+            return super().forward(*arguments).double()
+
+    with pytest.raises(ConfigError, match=r"attention 'paged' returned .*float64 for layer 0; expected the query's"):
+        make(HEAD, Wide(), decode="merged")
+    with pytest.raises(ConfigError, match=r"'paged'\.named_tensors\(\)\['mask'\] is of type int"):
+        make(HEAD, Changed(PagedAttention(), named_tensors=lambda: {"mask": 1}))
+
+
+def test_key_and_value_caches_of_different_lengths():
+    (cache,) = allocate_caches(HEAD.attention_layers, 9, CONFIG.block_size, HEAD.dtype, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="the drafter's key cache has 9 blocks, its value cache 4"):
+        Drafter(HEAD, [KVCache(cache.key, cache.value[:4])], CpuPlatform(), CONFIG)
+
+
 def attends_flat(token_ids, hidden, attend, rows=None):
     def flat(index, query, key, value):
         return attend(index, query.flatten(1), key, value)
@@ -77,6 +95,15 @@ def attends_flat(token_ids, hidden, attend, rows=None):
 
 def attends_elsewhere(token_ids, hidden, attend, rows=None):
     return HEAD.forward(token_ids, hidden, lambda index, *rest: attend(7, *rest), rows)
+
+
+def attends_twice(token_ids, hidden, attend, rows=None):
+    HEAD.forward(token_ids, hidden, attend)
+    return HEAD.forward(token_ids, hidden, attend, rows)
+
+
+def reads_a_missing_key(token_ids, hidden, attend, rows=None):
+    return {}["hidden"]
 
 
 def ignores_rows(token_ids, hidden, attend, rows=None):
@@ -96,6 +123,9 @@ def no_carry(token_ids, hidden, attend, rows=None):
         ({"combine": lambda aux: aux.double()}, r"combine\(aux_hidden\) is .*float64; expected .*float32"),
         ({"forward": attends_flat}, r"forward's query of layer 0 is \[4, \d+\].*expected \[4, \d+, \d+\]"),
         ({"forward": attends_elsewhere}, r"attends as layer 7; it has 1 attention layer"),
+        ({"forward": attends_twice}, r"forward calls attend for layers \[0, 0\]: call it once for each of its 1"),
+        ({"forward": reads_a_missing_key}, rf"forward failed on .* \(at {re.escape(__file__)}:\d+\): KeyError: 'hid"),
+        ({"forward": lambda *given: tuple(HEAD.forward(*given))}, r"forward\(\.\.\.\) is a tuple: return DraftOutput"),
         ({"forward": ignores_rows}, r"forward\(\.\.\., rows\) of one row\.hidden is \[4,"),
         ({"forward": no_carry}, r"forward\(\.\.\.\)\.carry is a NoneType"),
         ({"forward": lambda ids, hidden: None}, r"forward failed on tensors \[4\], .*TypeError"),
@@ -103,6 +133,8 @@ def no_carry(token_ids, hidden, attend, rows=None):
         ({"logits": lambda hidden: HEAD.logits(hidden).flip(-1)},
          r"Changed\.logits\(hidden\) is not the linear in Changed\.projection.*set projection = None"),
         ({"draft_to_target": torch.zeros(3, dtype=torch.int64)}, r"draft_to_target is \[3\].*expected \[48\]"),
+        ({"weights": lambda: [torch.zeros(2)]}, r"weights\(\) is of type list: return a dict of tensors"),
+        ({"weights": lambda: {"w": 2.0}}, r"weights\(\)\['w'\] is of type float"),
         ({"weights": lambda: {"w": torch.zeros(2, device="meta")}}, r"weights\(\)\['w'\] is on meta"),
     ],
 )  # fmt: skip
