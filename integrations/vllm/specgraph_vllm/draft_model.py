@@ -21,8 +21,7 @@ from specgraph.parallel import WHOLE, TensorParallel
 from specgraph_vllm.config import FP8_CACHES
 from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS, dflash_head, dspark_head
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head
-from specgraph_vllm.latent import LATENT_ATTENTION
-from specgraph_vllm.mtp import MTP_CLASSES, mtp_head, mtp_parts
+from specgraph_vllm.mtp import LATENT_ATTENTION, MTP_CLASSES, mtp_head, mtp_parts
 
 EAGLE3_CLASS, EAGLE_CLASS = "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM"
 
@@ -73,7 +72,7 @@ def draft_head(
 
 def draft_layers(module: Any) -> Sequence[Any]:
     """The decoder layers that `draft_head` reads, in the order of its attention layers."""
-    return [mtp_parts(module).block] if type(module).__name__ in MTP_CLASSES else module.model.layers
+    return [mtp_parts(module).layer] if type(module).__name__ in MTP_CLASSES else module.model.layers
 
 
 def layer_name(layer: Any) -> str:

@@ -303,7 +303,7 @@ def test_latents_lie_in_vllms_cache_and_what_changes_them_is_refused(tmp_path) -
     for owner, name, value, words in (
         (module.config, "index_topk", 2048, "index_topk 2048 in a drafter with latent attention; served is None"),
         (module.config, "hidden_act", "gelu", "hidden_act gelu"), (attention, "q_lora_rank", None, "q_lora_rank None"),
-        (attention.rotary_emb, "is_neox_style", True, "neox style True"), (inner, "W_UV", None, "without W_UK_T"),
+        (attention.rotary_emb, "is_neox_style", True, "neox style True"), (inner, "W_UV", None, "up-projections"),
     ):  # fmt: skip
         before = getattr(owner, name, None)
         setattr(owner, name, value)
@@ -311,7 +311,7 @@ def test_latents_lie_in_vllms_cache_and_what_changes_them_is_refused(tmp_path) -
             head()
         setattr(owner, name, before)
     module.half()
-    with pytest.raises(UnsupportedError, match=r"routed_scaling_factor in float16 1\.5"):
+    with pytest.raises(UnsupportedError, match=r"routed_scaling_factor 1\.5 in float16"):
         head()
 
 

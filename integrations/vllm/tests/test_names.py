@@ -16,8 +16,7 @@ from safetensors import safe_open
 from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS
 from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES
-from specgraph_vllm.latent import LATENT_ATTENTION
-from specgraph_vllm.mtp import DEEPSEEK, GLM, MIMO, QWEN
+from specgraph_vllm.mtp import DEEPSEEK, GLM, LATENT_ATTENTION, MIMO, QWEN
 from specgraph_vllm.names import FORWARD_CONTEXT, INPUT_BATCH, PROPOSE, RUNNER_MODULE, SPECULATOR, TENSOR_PARALLEL
 
 from specgraph import shipped_pair
