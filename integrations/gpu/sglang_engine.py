@@ -25,7 +25,8 @@ _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
-ALGORITHMS = {"eagle3": ("EAGLE3", "SPECGRAPH"), "eagle": ("EAGLE", "SPECGRAPH_EAGLE")}
+EAGLE = "EAGLE", "SPECGRAPH_EAGLE"
+ALGORITHMS = {"eagle3": ("EAGLE3", "SPECGRAPH"), "eagle": EAGLE, "mtp": EAGLE}
 
 
 def options(target: str, draft: str, way: str, method: str = "eagle3", **changes: Any) -> dict[str, Any]:
@@ -110,11 +111,12 @@ class Engine:
 
     @staticmethod
     def shipped(target: Path, draft: Path | None, way: str, method: str, kv_tokens: int, **changes: Any) -> Engine:
-        """An engine for a pair of the shipped one's sizes in float16, with a KV cache for so many tokens."""
-        assert draft is not None, "SGLang has no MTP drafter here: give --drafter"
+        """An engine for a pair of the shipped one's sizes in float16, with a KV cache for so many tokens; without a
+        `draft` the target's folder has the drafter."""
         sizes: dict[str, Any] = {"dtype": "float16", "mem_fraction_static": 0.5, "max_total_tokens": kv_tokens}
         sizes |= {"context_length": MAX_LEN, "cuda_graph_bs_decode": [1, 4, 8, 16, 32, 64]}
-        return Engine(options(str(target), sglang_draft(draft), way, method, **sizes | changes))
+        folder = str(target) if draft is None else sglang_draft(draft)
+        return Engine(options(str(target), folder, way, method, **sizes | changes))
 
     @staticmethod
     def served(sizes: list[int], acceptance: float, max_len: int, pair: tuple[Path, Path] | None) -> Engine:

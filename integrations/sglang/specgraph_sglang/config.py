@@ -12,7 +12,7 @@ def unsupported_arguments(args: Any) -> str | None:
     """Why the plugin does not serve SGLang's `ServerArgs`, as it hands them to `validate_server_args`, in one line;
     None where it does."""
     if args.speculative_draft_model_path is None:
-        return "no --speculative-draft-model-path; the drafter is an EAGLE folder of its own"
+        return "no --speculative-draft-model-path; it is an EAGLE drafter's folder, or the target's with its MTP module"
     if (topk := args.speculative_eagle_topk) != 1:  # left out, SGLang makes trees for most targets
         return f"--speculative-eagle-topk {topk}; chains (1) are drafted"
     for name in ("pp_size", "dp_size", "attn_cp_size"):

@@ -1,6 +1,6 @@
-"""SGLang's loaded EAGLE module as a `DraftHead`, and its KV cache as the core's: views, no copies.
+"""SGLang's loaded drafter as a `DraftHead`, and its KV cache as the core's: views, no copies.
 
-The module is SGLang's `LlamaForCausalLMEagle3` or `LlamaForCausalLMEagle`. Nothing of SGLang is imported here.
+Which modules of SGLang these are is told by their class. Nothing of SGLang is imported here.
 """
 
 from __future__ import annotations
@@ -16,14 +16,20 @@ from specgraph.errors import UnsupportedError
 from specgraph.models import eagle3_head_from_module, eagle_head_from_module
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
+from specgraph.models.mtp import MtpHead
 from specgraph.parallel import WHOLE, TensorParallel
+from specgraph_sglang.mtp import MTP_CLASSES, mtp_head, mtp_parts
 
 EAGLE3_CLASS, EAGLE_CLASS = "LlamaForCausalLMEagle3", "LlamaForCausalLMEagle"
 
-POOL_CLASS = "MHATokenToKVPool"
+POOL_CLASS, LATENT_POOL_CLASS = "MHATokenToKVPool", "MLATokenToKVPool"
+HYBRID_POOL_CLASS = "HybridLinearKVPool"
+"""Of a target with linear attention: it has one of the others for the drafter's layer."""
+
+SglangHead = Eagle3Head | EagleHead | MtpHead
 
 
-def draft_head(module: Any, ranks: TensorParallel = WHOLE) -> Eagle3Head | EagleHead:
+def draft_head(module: Any, ranks: TensorParallel = WHOLE) -> SglangHead:
     """The head over the module's own weights, with the module's own table of cosines and sines.
 
     Args:
@@ -36,8 +42,11 @@ def draft_head(module: Any, ranks: TensorParallel = WHOLE) -> Eagle3Head | Eagle
     name = type(module).__name__
     if name == EAGLE_CLASS:
         return eagle_head_from_module(module, ranks)
+    if name in MTP_CLASSES:
+        return mtp_head(module, ranks)
     if name != EAGLE3_CLASS:
-        raise UnsupportedError(f"the draft model is a {name}; served are {EAGLE3_CLASS} and {EAGLE_CLASS}")
+        served = ", ".join((EAGLE3_CLASS, EAGLE_CLASS, *MTP_CLASSES))
+        raise UnsupportedError(f"the draft model is a {name}; served are {served}")
     if len(module.model.layers) != 1:
         raise UnsupportedError(
             f"a drafter of {len(module.model.layers)} layers; SGLang's EAGLE-3 of one layer is served"
@@ -49,7 +58,7 @@ def draft_head(module: Any, ranks: TensorParallel = WHOLE) -> Eagle3Head | Eagle
     return eagle3_head_from_module(module, draft_to_target=ids, ranks=ranks)
 
 
-def draft_cache(head: Eagle3Head | EagleHead, module: Any, pool: Any) -> Sequence[KVCache]:
+def draft_cache(head: SglangHead, module: Any, pool: Any) -> Sequence[KVCache]:
     """SGLang's pool of the drafter as paged caches: page p holds the slots p * page_size and the ones after it.
 
     Args:
@@ -59,12 +68,19 @@ def draft_cache(head: Eagle3Head | EagleHead, module: Any, pool: Any) -> Sequenc
     Raises:
         UnsupportedError: another kind of pool or layout, or scales of an FP8 cache.
     """
-    if type(pool).__name__ != POOL_CLASS:
-        raise UnsupportedError(f"the drafter's KV cache is a {type(pool).__name__}; served is {POOL_CLASS}")
+    if type(pool).__name__ == HYBRID_POOL_CLASS:
+        pool = pool.full_kv_pool
+    is_latent = head.attention_layers[0].latent
+    if (name := type(pool).__name__) != (wanted := LATENT_POOL_CLASS if is_latent else POOL_CLASS):
+        raise UnsupportedError(f"the drafter's KV cache is a {name}; served is {wanted}")
+    if is_latent:
+        buffers = [(buffer, buffer) for buffer in pool.kv_buffer]
+    else:
+        buffers = list(zip(pool.k_buffer, pool.v_buffer, strict=True))
+    layers = [mtp_parts(module).layer] if type(module).__name__ in MTP_CLASSES else module.model.layers
     caches, page_size = list[KVCache](), pool.page_size
-    layers, buffers = module.model.layers, zip(pool.k_buffer, pool.v_buffer, strict=True)
     for layer, shape, (key, value) in zip(layers, head.attention_layers, buffers, strict=True):
-        if pool.dtype == torch.float8_e4m3fn:  # stored as bytes
+        if pool.dtype == torch.float8_e4m3fn and not is_latent:  # stored as bytes
             scales = layer.self_attn.attn.k_scale_float, layer.self_attn.attn.v_scale_float
             if not {None, 1.0}.issuperset(scales):
                 raise UnsupportedError(f"the drafter's FP8 KV cache has scales {scales}; served are 1")
@@ -76,7 +92,7 @@ def draft_cache(head: Eagle3Head | EagleHead, module: Any, pool: Any) -> Sequenc
                     f"the drafter's KV cache is {list(tensor.shape)} with pages of {page_size}; served is "
                     f"[slots, {wanted[0]}, {wanted[1]}], contiguous, in whole pages"
                 )
-            if tensor.dtype not in (head.dtype, torch.float8_e4m3fn):
+            if tensor.dtype != head.dtype and (is_latent or tensor.dtype != torch.float8_e4m3fn):
                 raise UnsupportedError(f"the drafter's KV cache is {tensor.dtype}, its weights are {head.dtype}")
         caches.append(KVCache(key.view(-1, page_size, *wanted), value.view(-1, page_size, *wanted)))
     return caches

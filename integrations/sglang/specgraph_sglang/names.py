@@ -22,7 +22,7 @@ TAKEN = (
 )
 """The names of `WORKER_MODULE` that the draft worker calls."""
 DRAFT_WORKER = {
-    "init_cuda_graphs": (),
+    "_capture_cuda_graphs": (),
     "draft": ("batch",),
     "_draft_extend_for_prefill": ("batch", "target_hidden_states", "next_token_ids", "mm_input_embeds"),
     "_draft_extend_for_decode": ("batch", "batch_result"),

@@ -1,4 +1,4 @@
-"""SGLang's EAGLE draft worker with specgraph's fast path in front of its own code."""
+"""SGLang's draft worker for EAGLE and MTP with specgraph's fast path in front of its own code."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
         specgraph: DraftRounds | None = None
         """None before the capture."""
 
-        def init_cuda_graphs(self) -> None:
-            super().init_cuda_graphs()
-            self.specgraph = DraftRounds(self, sglang)
+        def _capture_cuda_graphs(self) -> None:
+            super()._capture_cuda_graphs()
+            self.specgraph = DraftRounds(self, sglang)  # here SGLang has set what its drafters' mixtures read
 
         def draft(self, batch: Any, **options: Any) -> Any:
             if (rounds := rounds_of(self, batch)) is None or options:

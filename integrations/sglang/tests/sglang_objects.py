@@ -83,6 +83,18 @@ class MHATokenToKVPool:
         self.k_buffer, self.v_buffer = ([torch.full(shape, 9.0).to(dtype).view(stored)] for _ in range(2))
 
 
+class MLATokenToKVPool:
+    """[slots, 1, kv_lora_rank + qk_rope_head_dim] per layer."""
+
+    def __init__(self, *sizes: Any) -> None:
+        pool = MHATokenToKVPool(*sizes)
+        self.page_size, self.dtype, self.kv_buffer = pool.page_size, pool.dtype, pool.k_buffer
+
+
+class HybridLinearKVPool(SimpleNamespace):
+    """The pool of a target with linear attention, and of its drafter."""
+
+
 def server_args(**changes: Any) -> Any:
     """`ServerArgs` that are served."""
     return SimpleNamespace(
@@ -120,7 +132,7 @@ class StockDraftWorker:
 
     topk, tree_mask_mode, gpu_id, device, target_worker = 1, "mode", 0, "cpu", "target"
 
-    def init_cuda_graphs(self) -> None:
+    def _capture_cuda_graphs(self) -> None:
         self.captured = True
 
     def draft(self, batch: Any) -> Any:

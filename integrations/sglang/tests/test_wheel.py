@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from specgraph_sglang.config import ALGORITHMS
-from specgraph_sglang.draft_model import EAGLE3_CLASS, EAGLE_CLASS, POOL_CLASS
+from specgraph_sglang.draft_model import EAGLE3_CLASS, EAGLE_CLASS, HYBRID_POOL_CLASS, LATENT_POOL_CLASS, POOL_CLASS
+from specgraph_sglang.mtp import DEEPSEEK, GLM, MIMO, QWEN
 from specgraph_sglang.names import (
     BATCH,
     DRAFT_INPUT,
@@ -90,7 +91,7 @@ def test_the_workers_have_what_the_classes_use() -> None:
     draft, worker = found(path, ast.ClassDef, "EagleDraftWorker"), found(path, ast.ClassDef, "EAGLEWorkerV2")
     own = members(draft) | members(found("speculative/base_spec_worker.py", ast.ClassDef, "EagleDraftWorkerBase"))
     assert {
-        "init_cuda_graphs", "draft", "_draft_extend_for_prefill", "_draft_extend_for_decode", "draft_runner",
+        "_capture_cuda_graphs", "draft", "_draft_extend_for_prefill", "_draft_extend_for_decode", "draft_runner",
         "req_to_token_pool", "server_args", "gpu_id", "device", "topk", "tree_mask_mode", "speculative_num_steps",
         "speculative_num_draft_tokens", "target_worker", "_topk1_parents_prealloc", "_topk1_score_indices_prealloc",
     } <= own  # fmt: skip
@@ -143,6 +144,36 @@ def test_the_draft_model_and_its_cache_have_what_the_head_reads() -> None:
     assert {"k_buffer", "v_buffer"} <= pool
     for name in ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"):
         found("layers/quantization/unquant.py", ast.ClassDef, name)
+
+
+def test_the_mtp_modules_have_the_parts() -> None:
+    latent = "w_kc w_vc fused_qkv_a_proj_with_mqa q_a_layernorm q_b_proj kv_a_layernorm o_proj rotary_emb num_heads "
+    latent += "q_lora_rank kv_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim scaling"
+    nextn = "embed_tokens enorm hnorm eh_proj decoder shared_head"
+    attention = "qkv_proj o_proj attn rotary_emb q_norm k_norm mlp input_layernorm post_attention_layernorm num_heads "
+    attention += "num_kv_heads head_dim scaling"
+    for path, name, parts in (
+        ("models/glm4_moe_nextn.py", GLM, "config model lm_head"),
+        ("models/glm4_moe_nextn.py", "Glm4MoeModelNextN", nextn),
+        ("models/deepseek_nextn.py", DEEPSEEK, "config model lm_head"),
+        ("models/deepseek_nextn.py", "DeepseekModelNextN", nextn),
+        ("models/deepseek_v2.py", "DeepseekV2AttentionMLA", latent),
+        ("models/mimo_mtp.py", MIMO, "config model lm_head"),
+        ("models/mimo_mtp.py", "MiMoMultiTokenPredictorLayer",
+         "embed_tokens token_layernorm hidden_layernorm input_proj mtp_block final_layernorm"),
+        *((f"models/{file}_mtp.py", name, "fc pre_fc_norm_embedding pre_fc_norm_hidden config model lm_head")
+          for file, name in zip(("qwen3_next", "qwen3_5"), QWEN, strict=True)),
+        ("models/qwen3_next.py", "Qwen3HybridAttentionDecoderLayer", attention),
+        ("models/qwen3_5.py", "Qwen3_5AttentionDecoderLayer", attention),
+        ("mem_cache/memory_pool.py", LATENT_POOL_CLASS, "kv_buffer"),
+        ("mem_cache/memory_pool.py", HYBRID_POOL_CLASS, "full_kv_pool"),
+    ):  # fmt: skip
+        assert set(parts.split()) <= members(found(path, ast.ClassDef, name)), name
+    split = source("models/deepseek_common/deepseek_weight_loader.py")
+    for words in ("w_kc.transpose(1, 2).contiguous().transpose(1, 2)", "w_vc.contiguous().transpose(1, 2)"):
+        assert words in split
+    hidden_first = source("models/mimo_mtp.py")
+    assert hidden_first.index("self.hidden_layernorm(") < hidden_first.index("self.token_layernorm(")
 
 
 def test_the_arguments_that_are_checked_exist() -> None:

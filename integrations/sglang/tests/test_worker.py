@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from draft.test_against_dense import dense_chain
+from mixtures import mixture_folder
+from mtp_objects import DeepseekV3ForCausalLMNextN, Glm4MoeForCausalLMNextN, MiMoMTP, Qwen3NextForCausalLMMTP
 from parallel.processes import results
 from sglang_objects import (
+    HybridLinearKVPool,
     LlamaForCausalLMEagle,
     LlamaForCausalLMEagle3,
     MHATokenToKVPool,
+    MLATokenToKVPool,
     StockDraftWorker,
     prompt_tails,
     round_batch,
     server_args,
 )
+from specgraph_sglang.draft_model import draft_cache, draft_head
 from specgraph_sglang.worker import draft_worker_class
 from tiny_checkpoints import write_eagle, write_eagle3, write_target
-from vllm_objects import split
+from vllm_objects import mimo_folder, split
 
 from specgraph import load_drafter, load_target
+from specgraph.checkpoints import target_shape
+from specgraph.errors import UnsupportedError
 
 K, MAX_LEN, SLOTS, SIZES = 4, 96, 6, [1, 2, 3]
 E4M3 = torch.float8_e4m3fn
 MODULES = {"eagle3": (LlamaForCausalLMEagle3, write_eagle3), "eagle": (LlamaForCausalLMEagle, write_eagle)}
+MTP = {
+    "glm": Glm4MoeForCausalLMNextN, "qwen": Qwen3NextForCausalLMMTP, "deepseek": DeepseekV3ForCausalLMNextN,
+    "mimo": MiMoMTP,
+}  # fmt: skip
 
 
 class Engine:
@@ -40,16 +52,26 @@ class Engine:
         vocab = {} if ranks is None else {"vocab": 128}  # SGLang pads others to 64 rows
         fp8, method = method == "fp8", method.replace("fp8", "eagle3")
         self.stored = (lambda x: x.float().to(E4M3).double()) if fp8 else lambda x: x
-        self.page, (module, write) = page, MODULES[method]
-        self.g = torch.Generator().manual_seed(3)
-        target_folder = write_target(folder / "t", **vocab)
-        draft_folder = write(folder / "d", **vocab, **({"draft_vocab": 64} if vocab else {}))
-        target = load_target(target_folder, dtype=torch.float32)
-        self.oracle = load_drafter(draft_folder, load_target(target_folder, dtype=torch.float64))
+        self.page, self.g = page, torch.Generator().manual_seed(3)
+        if method in MTP:
+            target_folder = mimo_folder(folder) if method == "mimo" else mixture_folder(folder, method)
+            draft_folder, module = target_folder, MTP[method]
+            read = load_target if method == "mimo" else partial(target_shape, max_model_len=128)
+            target = read(folder, dtype=torch.float32)
+            self.oracle = load_drafter(draft_folder, read(folder, dtype=torch.float64))
+        else:
+            module, write = MODULES[method]
+            target_folder = write_target(folder / "t", **vocab)
+            draft_folder = write(folder / "d", **vocab, **({"draft_vocab": 64} if vocab else {}))
+            target = load_target(target_folder, dtype=torch.float32)
+            self.oracle = load_drafter(draft_folder, load_target(target_folder, dtype=torch.float64))
         config = json.loads((draft_folder / "config.json").read_text())
-        self.vocab, layer = target.vocab_size, self.oracle.attention_layers[0]
+        self.vocab, self.hidden_size, layer = target.vocab_size, target.hidden_size, self.oracle.attention_layers[0]
         pages, dtype = MAX_LEN // page, E4M3 if fp8 else torch.float32
-        self.pool = MHATokenToKVPool(SLOTS * pages, page, layer.num_kv_heads // size, layer.head_dim, dtype)
+        pool = MLATokenToKVPool if layer.latent else MHATokenToKVPool
+        self.pool = pool(SLOTS * pages, page, layer.num_kv_heads // size, layer.head_dim, dtype)
+        if method == "qwen":
+            self.pool = HybridLinearKVPool(page_size=page, full_kv_pool=self.pool)
         owned = (torch.randperm(SLOTS * pages, generator=self.g) + 1).view(SLOTS, pages)
         slots = (owned[:, :, None] * page + torch.arange(page)).view(SLOTS, MAX_LEN)
         stale = torch.full((SLOTS, 9), 3 * page + 1)
@@ -67,11 +89,11 @@ class Engine:
             split(model, rank, size)
         w.draft_runner = SimpleNamespace(
             model=model, token_to_kv_pool=self.pool,
-            model_config=SimpleNamespace(context_len=MAX_LEN, spec_hidden_size=32, dtype=torch.float32),
+            model_config=SimpleNamespace(context_len=MAX_LEN, spec_hidden_size=target.hidden_size, dtype=torch.float32),
         )  # fmt: skip
         w._topk1_parents_prealloc = torch.zeros(8, K)
         w._topk1_score_indices_prealloc = torch.ones(8, K)
-        w.init_cuda_graphs()
+        w._capture_cuda_graphs()
         self.tokens, self.aux = {}, {}
 
     def prompt(self, slot: int, length: int) -> None:
@@ -159,16 +181,21 @@ def engine(tmp_path, method, page) -> Engine:
 
 
 def handed_out(engine: Engine, slots: list[int]) -> torch.Tensor:
+    asked = round_batch(slots, [0] * len(slots))  # of which SGLang's verify takes requests' grammars
     with torch.inference_mode():
-        verify = engine.worker.draft(round_batch(slots, [0] * len(slots)))
+        verify = engine.worker.draft(asked)
     batch, draft_input, parents, scores, tokens, probs = verify.args
-    assert (draft_input, probs, len(batch.seq_lens)) == ("draft input", None, len(slots))
+    assert (draft_input, probs) == ("draft input", None)
+    assert batch is asked
     assert parents.shape == scores.shape == (len(slots), K)
     assert verify.named["num_draft_tokens"] == K + 1
     return tokens
 
 
-@pytest.mark.parametrize(("method", "page"), [("eagle3", 16), ("eagle3", 1), ("eagle", 32)])
+@pytest.mark.parametrize(
+    ("method", "page"),
+    [("eagle3", 16), ("eagle3", 1), ("eagle", 32), ("glm", 16), ("qwen", 1), ("deepseek", 16), ("mimo", 32)],
+)
 def test_drafts_follow_the_whole_history_in_sglangs_cache(engine) -> None:
     for slot, length in ((2, 3), (0, 15), (4, 40)):
         engine.prompt(slot, length)
@@ -180,12 +207,12 @@ def test_drafts_follow_the_whole_history_in_sglangs_cache(engine) -> None:
         assert handed_out(engine, slots[::-1]).tolist() == want[::-1]  # by slot, in whichever order they come next
         draft = result.next_draft_input
         assert (draft.topk_p.shape, draft.topk_index.dtype, draft.hidden_states.shape) == (
-            (len(slots), 1), torch.int64, (len(slots), 32),
+            (len(slots), 1), torch.int64, (len(slots), engine.hidden_size),
         )  # fmt: skip
     assert engine.worker.specgraph.counts.by_reason == {"specgraph": 10}
 
 
-@pytest.mark.parametrize(("method", "page"), [("eagle3", 16), ("fp8", 1), ("eagle", 32)])
+@pytest.mark.parametrize(("method", "page"), [("eagle3", 16), ("fp8", 1), ("deepseek", 32)])
 def test_requests_that_begin_are_drafted_for_beside_those_that_go_on(engine) -> None:
     """Arrivals, chunks, prefixes of other requests' pages, cancels, rows of requests that go on in the pass of prompts
     (--enable-mixed-chunk): no token is SGLang's."""
@@ -231,6 +258,20 @@ def test_requests_that_begin_are_drafted_for_beside_those_that_go_on(engine) -> 
             waiting.popitem()
     assert compared > 30
     assert set(engine.worker.specgraph.counts.by_reason) == {"specgraph"}
+
+
+def test_what_an_mtp_head_does_not_have_is_refused_by_name(tmp_path) -> None:
+    folder = mixture_folder(tmp_path, "deepseek")
+    target, config = target_shape(folder, max_model_len=64), json.loads((folder / "config.json").read_text())
+    module = DeepseekV3ForCausalLMNextN(folder, config, target, torch.float32)
+    for pool in (MHATokenToKVPool(2, 16, 1, 32, torch.float32), MLATokenToKVPool(2, 16, 1, 32, E4M3)):
+        with pytest.raises(UnsupportedError, match="the drafter's KV cache is"):
+            draft_cache(draft_head(module), module, pool)
+    with pytest.raises(UnsupportedError, match="DeepseekV3ForCausalLMNextN over 2 ranks"):
+        draft_head(module, SimpleNamespace(size=2))
+    module.model.decoder.self_attn.w_kc = module.model.decoder.self_attn.w_kc.to(E4M3)
+    with pytest.raises(UnsupportedError, match="the engine keeps them in another form here"):
+        draft_head(module)
 
 
 def test_replaced_weights_are_followed(engine, caplog) -> None:

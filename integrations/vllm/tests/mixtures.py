@@ -147,6 +147,9 @@ class Mixture(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         assert CONTEXT[-1:] == [x.shape[0]]
+        return self.mixed(x)
+
+    def mixed(self, x: Tensor) -> Tensor:
         scores = x @ self.gate.t()
         scores = scores.sigmoid() if self.sigmoid else scores.softmax(-1)
         chosen = (scores + self.rest if self.sigmoid else scores).topk(2, -1).indices
