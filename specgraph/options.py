@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -87,18 +88,11 @@ def _integers(text: str) -> tuple[int, ...]:
         raise ValueError("give whole numbers, comma-separated") from None
 
 
-def _tokens(text: str) -> int | Literal["auto"]:
+def _or_auto(kind: type[int | float], text: str) -> float | Literal["auto"]:
     try:
-        return "auto" if text == "auto" else int(text)
+        return "auto" if text == "auto" else kind(text)
     except ValueError:
-        raise ValueError("give a whole number, or auto") from None
-
-
-def _verified(text: str) -> float | Literal["auto"]:
-    try:
-        return "auto" if text == "auto" else float(text)
-    except ValueError:
-        raise ValueError("give a number, or auto") from None
+        raise ValueError(f"give a {'whole ' if kind is int else ''}number, or auto") from None
 
 
 def _times(text: str) -> dict[int, dict[int, float]]:
@@ -216,7 +210,7 @@ class DecoderOptions(DraftOptions):
         None,
         "Draft tokens that a verify takes per request on average: those likeliest accepted, by the drafter's "
         "confidence; below K. auto, with -k auto, chooses that number instead of K. Default: all.",
-        parse=_verified,
+        parse=partial(_or_auto, float),
     )
     """Needs a drafter with confidence (DSpark), and attention with device lengths. With "auto" every propose drafts the
     largest of k_candidates, and each of them is captured as a number of drafts that a verify takes per request."""
@@ -240,7 +234,7 @@ class EngineOptions(DecoderOptions):
         "Draft tokens per propose, K; auto follows acceptance.",
         "-k",
         "--num-speculative-tokens",
-        parse=_tokens,
+        parse=partial(_or_auto, int),
     )
     num_modules: Count | None = option(None, "MTP modules to use; 1 reuses the first at every step. Default: all.")
     prompt_lookup_max: NgramTokens = option(5, "Draft ngram: tokens of the longest n-gram that is looked for.")

@@ -110,8 +110,9 @@ def resolve(
     refusals: dict[str, str] = {}
     for lowering in reversed(LOWERINGS) if decode == "auto" else (decode,):
         reason = refusal(lowering, capabilities, host_parameters)
-        if reason is None and decode == "auto" and _is_above(lowering, capabilities.default_lowering):
-            reason = f"the platform's default is {capabilities.default_lowering}"
+        default = capabilities.default_lowering
+        if reason is None and decode == "auto" and LOWERINGS.index(lowering) > LOWERINGS.index(default):
+            reason = f"the platform's default is {default}"
         if reason is None:
             break
         refusals[lowering] = reason
@@ -128,7 +129,3 @@ def resolve(
 def pass_mode(lowering: LoweringName) -> PassMode:
     """Return the mode of the passes of a lowering."""
     return lowering if lowering == "eager" or lowering == "piecewise" else "full"
-
-
-def _is_above(lowering: LoweringName, other: LoweringName) -> bool:
-    return LOWERINGS.index(lowering) > LOWERINGS.index(other)

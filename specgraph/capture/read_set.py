@@ -52,11 +52,8 @@ class ReadSetGuard(DispatchMode):
         for tensor in _tensors((args, kwargs)):
             self._check(func, tensor)
         result = func(*args, **kwargs)
-        self._produced.update(_base(tensor) for tensor in _tensors(result) if not self._is_input(tensor))
+        self._produced.update(base for tensor in _tensors(result) if (base := _base(tensor)) not in self._names)
         return result
-
-    def _is_input(self, tensor: Tensor) -> bool:
-        return _base(tensor) in self._names
 
     def _check(self, func: Any, tensor: Tensor) -> None:
         base = _base(tensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from operator import is_
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
@@ -35,7 +36,7 @@ def variable_name(tensor: Tensor) -> str:
     """Return the program's name of `tensor` where it issued an op on it: `scale`, or `self.scale`; empty if nothing
     there is this tensor or a view of it."""
     for frame in _user_frames():
-        for same in (_is_it, _shares_memory):
+        for same in (is_, _shares_memory):
             for name, value in _variables(frame):
                 if isinstance(value, Tensor) and same(value, tensor):
                     return name
@@ -65,10 +66,6 @@ def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
         for part in (attributes, attributes.get("_parameters"), attributes.get("_buffers")):
             yield from ((f"{name}.{key}", each) for key, each in (part or {}).items())
     yield from frame.f_globals.items()
-
-
-def _is_it(one: Tensor, other: Tensor) -> bool:
-    return one is other
 
 
 def _shares_memory(one: Tensor, other: Tensor) -> bool:

@@ -42,12 +42,9 @@ class KVHistory:
         for position in positions.tolist():
             column, at = divmod(position, self._config.block_size)
             if position < self._config.max_model_len and column < len(blocks) and blocks[column]:
-                self._note(position, blocks[column], at)  # other rows write nothing
-
-    def _note(self, position: int, block: int, at: int) -> None:
-        if at == 0:
-            self.positions[block].fill_(NO_POSITION)
-        self.positions[block, at] = position
+                if at == 0:  # the first of a block's new owner
+                    self.positions[blocks[column]].fill_(NO_POSITION)
+                self.positions[blocks[column], at] = position  # other rows write nothing
 
     def wrote_prompt(self, positions: range, blocks: Sequence[int]) -> None:
         """Note the rows of a prefill."""

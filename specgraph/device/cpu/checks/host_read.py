@@ -56,7 +56,8 @@ class HostReadMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         what = _READS.get(func)
-        if func is torch.Tensor.to and _names_the_host(kwargs.get("device", args[1] if len(args) > 1 else None)):
+        to = kwargs.get("device", args[1] if len(args) > 1 else None)
+        if func is torch.Tensor.to and isinstance(to, str) and to.partition(":")[0] == "cpu":
             what = '.to("cpu")'
         if func in _SPLITS and any(isinstance(a, torch.Tensor) for a in (*args[1:], *kwargs.values())):
             what = "tensor_split with its sections in a tensor"
@@ -65,7 +66,3 @@ class HostReadMode(TorchFunctionMode):
             self._report(error)
             raise error
         return func(*args, **kwargs)
-
-
-def _names_the_host(device: Any) -> bool:
-    return isinstance(device, str) and device.partition(":")[0] == "cpu"
