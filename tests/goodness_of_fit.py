@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import chi2, chi2_contingency
+import torch
+
+
+def chi_square_tail(statistic: float, degrees: int) -> float:
+    """How likely a chi-square variable is above `statistic`."""
+    half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
 
 
 def p_value(counts: Sequence[float], probabilities: Sequence[float], least_expected: float = 5.0) -> float:
@@ -23,7 +29,7 @@ def p_value(counts: Sequence[float], probabilities: Sequence[float], least_expec
     expected = np.append(expected[~rare], expected[rare].sum())
     observed, expected = observed[expected > 0], expected[expected > 0]
     statistic = ((observed - expected) ** 2 / expected).sum()
-    return float(chi2.sf(statistic, max(len(expected) - 1, 1)))
+    return chi_square_tail(statistic, max(len(expected) - 1, 1))
 
 
 def follows(counts: Sequence[float], probabilities: Sequence[float]) -> bool:
@@ -32,5 +38,8 @@ def follows(counts: Sequence[float], probabilities: Sequence[float]) -> bool:
 
 
 def independent(table: Sequence[Sequence[float]]) -> bool:
-    """Whether rows and columns of a contingency table may be independent."""
-    return bool(chi2_contingency(np.asarray(table)).pvalue > 1e-3)
+    """Whether rows and columns of a contingency table, larger than 2 x 2, may be independent."""
+    counts = np.asarray(table, float)
+    expected = counts.sum(1, keepdims=True) * counts.sum(0) / counts.sum()
+    degrees = (counts.shape[0] - 1) * (counts.shape[1] - 1)
+    return chi_square_tail(((counts - expected) ** 2 / expected).sum(), degrees) > 1e-3

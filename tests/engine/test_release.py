@@ -7,7 +7,6 @@ import weakref
 
 import pytest
 import torch
-import torch._dynamo  # torch imports it at a first capture; its frames form a cycle that holds whoever does
 
 from specgraph.attention import KVCache, PagedAttention
 from specgraph.device.cpu.platform import CpuPlatform
