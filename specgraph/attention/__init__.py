@@ -1,14 +1,7 @@
 """Paged attention: metadata, the backend interface, and the core's own backends."""
 
 from specgraph.attention.choose import AttentionChoice, choose_attention
-from specgraph.attention.interface import (
-    Attend,
-    AttentionBackend,
-    AttentionLayer,
-    StepContext,
-    Store,
-    TaskKey,
-)
+from specgraph.attention.interface import Attend, AttentionBackend, AttentionLayer, StepContext, Store, TaskKey
 from specgraph.attention.metadata import NULL_BLOCK, NULL_SLOT, AttentionMetadata
 from specgraph.attention.paged import PagedAttention, PagedHostAttention
 from specgraph.ops import HostLengths, KVCache

@@ -33,12 +33,7 @@ class Recording:
     """An ongoing capture, as the code that is captured sees it."""
 
     def __init__(
-        self,
-        platform: Platform,
-        pool: GraphPool,
-        guard: ReadSetGuard,
-        num_requests: int,
-        live_graphs: int,
+        self, platform: Platform, pool: GraphPool, guard: ReadSetGuard, num_requests: int, live_graphs: int
     ) -> None:
         """live_graphs: graphs that the runner holds already."""
         self.updates = UpdatePlan(platform, num_requests)

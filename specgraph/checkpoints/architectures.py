@@ -48,13 +48,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         {**_QWEN, "num_key_value_heads": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 768}, {"qk_norm": True}
     ),
     "mixtral": Architecture(
-        {
-            **_MISTRAL,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-        }
+        {**_MISTRAL, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2}
     ),
     "phi3": Architecture(
         {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
@@ -89,12 +83,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         full_every=2,
     ),
     "gemma3_text": Architecture(
-        {
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "sliding_window": 4096,
-        },
+        {"max_position_embeddings": 131072, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096},
         {"activation": "gelu_tanh", "norm_offset": 1.0, "output_norms": True, "qk_norm": True},
         sliding="some layers",
         full_every=6,

@@ -21,10 +21,7 @@ from specgraph.models.llama import LlamaTarget
 DraftedTarget = LlamaTarget | TargetShape
 """The sizes that a drafter must match, and the tensors that it may share; both are split alike over ranks."""
 
-IGNORED = {
-    r"(.*\.)?t2d": "the inverse of d2t",
-    r"verifier_(lm_head|norm)\.weight": "the target's, used in training",
-}
+IGNORED = {r"(.*\.)?t2d": "the inverse of d2t", r"verifier_(lm_head|norm)\.weight": "the target's, used in training"}
 """Pattern of tensor names -> why no drafter needs it."""
 
 

@@ -67,8 +67,7 @@ def model_config(
     rotary, sliding_rotary = rotary_by_kind(source) if gemma else (rotary_config(source), None)
     if rotary.kind == "longrope" and len(rotary.long_factors) != rotary_dim // 2:
         raise source.fail(
-            "long_factor",
-            f"has {len(rotary.long_factors)} entries, and each head has {rotary_dim // 2} rotated pairs",
+            "long_factor", f"has {len(rotary.long_factors)} entries, and each head has {rotary_dim // 2} rotated pairs"
         )
     experts, fields = experts_config(source, architecture, num_layers), dict(row.model)
     if architecture == "glm4_moe":

@@ -31,8 +31,7 @@ from specgraph.errors import CapacityError, ConfigError
 def chat(
     model: ModelOption = None,
     target: Annotated[
-        Path | None,
-        typer.Option(help="Folder or GGUF file of a target that has a chat template."),
+        Path | None, typer.Option(help="Folder or GGUF file of a target that has a chat template.")
     ] = None,
     draft: DraftOption = None,
     system: Annotated[str | None, typer.Option(help="A message of the system, before all others.")] = None,

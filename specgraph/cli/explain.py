@@ -41,11 +41,7 @@ def explain(
 
 
 def _report(
-    target: Path | None,
-    draft: Path | None,
-    options: EngineOptions,
-    platform: str | None,
-    captured: Progress,
+    target: Path | None, draft: Path | None, options: EngineOptions, platform: str | None, captured: Progress
 ) -> dict[str, Any]:
     """Load the models as `load_generator` does, and capture them. A target alone is captured without a drafter."""
     import torch

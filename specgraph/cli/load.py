@@ -55,11 +55,7 @@ def check_processes(options: EngineOptions) -> None:
 
 
 def load_pair(
-    target: Path | None,
-    draft: Path | None,
-    platform: str | None,
-    options: EngineOptions,
-    progress: Progress,
+    target: Path | None, draft: Path | None, platform: str | None, options: EngineOptions, progress: Progress
 ) -> tuple[TextGenerator, str]:
     """Open the platform, load what `choose_folders` chose (a target alone decodes without drafts) and capture its
     graphs; return the generator, and a line that describes it.

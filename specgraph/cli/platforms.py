@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from specgraph.device import Discovered, Probe
 
 
-def platforms(
-    json: JsonOption = None,
-) -> None:
+def platforms(json: JsonOption = None) -> None:
     """Show every installed platform: available or why not, versions, capabilities, and which one is selected."""
     check_output("--json", json)
     from specgraph.device import discover, select_platform

@@ -1,28 +1,11 @@
 """The interface between the drafting engine and a device, and how devices are found and chosen."""
 
 from specgraph.device import trial
-from specgraph.device.capabilities import (
-    LOWERINGS,
-    Capabilities,
-    LoweringName,
-    Rule,
-    Support,
-    no,
-    quirk,
-    yes,
-)
+from specgraph.device.capabilities import LOWERINGS, Capabilities, LoweringName, Rule, Support, no, quirk, yes
 from specgraph.device.discovery import Discovered, discover
 from specgraph.device.graph import Graph, VendorMessage
 from specgraph.device.hookspecs import Backend, Probe, hookimpl
-from specgraph.device.interface import (
-    PLATFORM_API,
-    Event,
-    MemoryInfo,
-    Platform,
-    PlatformInfo,
-    Stream,
-    TaskGroup,
-)
+from specgraph.device.interface import PLATFORM_API, Event, MemoryInfo, Platform, PlatformInfo, Stream, TaskGroup
 from specgraph.device.pool import GraphPool
 from specgraph.device.selection import ENV_VAR, open_platform, select_platform
 

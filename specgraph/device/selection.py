@@ -51,10 +51,7 @@ def select_platform(asked: str | None, backends: Mapping[str, Discovered], envir
 
 @checked
 def open_platform(
-    name: str | None = None,
-    *,
-    found: Mapping[str, Discovered] | None = None,
-    environ: Mapping[str, str] | None = None,
+    name: str | None = None, *, found: Mapping[str, Discovered] | None = None, environ: Mapping[str, str] | None = None
 ) -> Platform:
     """Open a platform: `name`, else `SPECGRAPH_PLATFORM`, else the one available accelerator, else the CPU.
 

@@ -129,11 +129,7 @@ class BlockAllocator:
 
 @checked
 def allocate_caches(
-    layers: Sequence[AttentionLayer],
-    num_blocks: Count,
-    block_size: Tokens,
-    dtype: torch.dtype,
-    device: torch.device,
+    layers: Sequence[AttentionLayer], num_blocks: Count, block_size: Tokens, dtype: torch.dtype, device: torch.device
 ) -> list[KVCache]:
     """Return a zeroed cache per layer, [num_blocks, block_size, num_kv_heads, head_dim] for keys and for values; one
     tensor for both where `AttentionLayer.latent`. A block has fewer cells where ranks share it.

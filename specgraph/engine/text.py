@@ -88,13 +88,7 @@ class TextGenerator:
             ids = self.tokenizer.encode(text, add_special_tokens=plain).ids
         except Exception as error:  # of no narrower class: such as an unknown word without a token for it
             raise CheckpointError(f"{self.folder}: tokenizer.json can't encode it: {first_line(error)}") from None
-        return Request(
-            prompt_token_ids=ids,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            **parameters,
-        )
+        return Request(prompt_token_ids=ids, max_tokens=max_tokens, temperature=temperature, seed=seed, **parameters)
 
     @checked
     def requests(

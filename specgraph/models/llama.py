@@ -19,12 +19,7 @@ class LlamaTarget(DecoderModel):
     """A causal language model in the Llama layout. Implements `Target`."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        embed_tokens: Tensor,
-        layers: Sequence[DecoderLayer],
-        norm: Tensor,
-        lm_head: Tensor,
+        self, config: ModelConfig, embed_tokens: Tensor, layers: Sequence[DecoderLayer], norm: Tensor, lm_head: Tensor
     ) -> None:
         """norm [hidden_size]. The rest as in `DecoderModel`."""
         super().__init__(config, embed_tokens, layers, lm_head)

@@ -24,12 +24,7 @@ def world_size() -> int:
 
 @checked
 def join_ranks(
-    device: torch.device,
-    size: Count,
-    *,
-    timeout: Positive = 600.0,
-    init_method: str = "env://",
-    rank: int = -1,
+    device: torch.device, size: Count, *, timeout: Positive = 600.0, init_method: str = "env://", rank: int = -1
 ) -> Ranks:
     """Meet the other processes. Every process calls it, with the same arguments.
 

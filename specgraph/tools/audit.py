@@ -134,11 +134,7 @@ def _said(error: BaseException) -> str:
 
 
 def _drafter(
-    platform: Platform,
-    head: Head,
-    case: AuditCase,
-    lowering: Any,
-    attention: AttentionBackend | None,
+    platform: Platform, head: Head, case: AuditCase, lowering: Any, attention: AttentionBackend | None
 ) -> Drafter:
     config = DraftConfig(
         num_speculative_tokens=case.num_speculative_tokens,

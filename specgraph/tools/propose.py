@@ -51,11 +51,7 @@ class BenchCase:
 
 
 def bench_propose(
-    platform: Platform,
-    case: BenchCase,
-    *,
-    dtype: torch.dtype,
-    rates: DeviceRates | None = None,
+    platform: Platform, case: BenchCase, *, dtype: torch.dtype, rates: DeviceRates | None = None
 ) -> list[dict[str, Any]]:
     """Time the case in each lowering, and eager with plain torch ops.
 

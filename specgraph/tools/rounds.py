@@ -16,14 +16,7 @@ from specgraph.engine import Chunk, EngineConfig, Request, SpeculativeDecoder
 from specgraph.models.llama import LlamaTarget
 from specgraph.tools.floor import DeviceRates, round_floor
 from specgraph.tools.propose import BenchCase
-from specgraph.tools.shapes import (
-    SHAPES,
-    BenchShape,
-    RandomHead,
-    RandomWeights,
-    model_config,
-    random_head,
-)
+from specgraph.tools.shapes import SHAPES, BenchShape, RandomHead, RandomWeights, model_config, random_head
 from specgraph.tools.timing import in_turns
 
 TARGETS: dict[str, BenchShape] = {

@@ -157,11 +157,7 @@ class RandomWeights:
 
 
 def random_head(
-    shape: BenchShape,
-    device: torch.device,
-    dtype: torch.dtype,
-    max_model_len: int,
-    weights: StoredWeights = "plain",
+    shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int, weights: StoredWeights = "plain"
 ) -> RandomHead:
     """Return a draft head of this shape, for up to `max_model_len` positions.
 
@@ -221,11 +217,7 @@ def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> M
 
 
 def lone_drafter(
-    platform: Platform,
-    head: Head,
-    config: DraftConfig,
-    attention: AttentionBackend,
-    cached: torch.dtype | None = None,
+    platform: Platform, head: Head, config: DraftConfig, attention: AttentionBackend, cached: torch.dtype | None = None
 ) -> Drafter:
     """Return a drafter without a target, with KV caches for its largest batch, of the dtype `cached` (the head's)."""
     per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)

@@ -19,13 +19,7 @@ from specgraph.device.cpu.pool import CpuGraphPool, MemoryCount
 from specgraph.device.cpu.recorder import Recorder
 from specgraph.device.cpu.stream import CpuEvent, CpuStream
 from specgraph.device.cpu.tasks import CpuTaskGroup, UpdateMode, entered
-from specgraph.device.interface import (
-    MemoryInfo,
-    Platform,
-    PlatformInfo,
-    Stream,
-    TaskGroup,
-)
+from specgraph.device.interface import MemoryInfo, Platform, PlatformInfo, Stream, TaskGroup
 from specgraph.errors import CaptureError, PlatformError, UpdateError
 
 CAPABILITIES = Capabilities(

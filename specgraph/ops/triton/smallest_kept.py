@@ -10,14 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specgraph.ops.triton.sampling_parameters import (
-    ALL,
-    bracket,
-    is_filtered,
-    least_weight,
-    nucleus,
-    octaves_of,
-)
+from specgraph.ops.triton.sampling_parameters import ALL, bracket, is_filtered, least_weight, nucleus, octaves_of
 
 
 @triton.jit
