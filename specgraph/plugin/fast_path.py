@@ -12,7 +12,7 @@ from torch import Tensor
 from specgraph.attention import KVCache
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens
-from specgraph.errors import ConfigError, RankError
+from specgraph.errors import ConfigError, RankError, UnsupportedError
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.models.split import SPLIT
 from specgraph.parallel import Ranks
@@ -67,6 +67,11 @@ class FastPath:
         self._addresses = self._weight_addresses()
         sizes = None if capture_sizes is None else sorted({min(size, max_num_requests) for size in capture_sizes})
         with agreed(ranks):
+            if head.kind == "modules":
+                raise UnsupportedError(
+                    "several MTP modules take tokens further on in a prompt than the rows of an engine's pass: give "
+                    "one module (num_modules=1), or draft by Drafter, whose prefill takes the whole prompt"
+                )
             self.config = DraftConfig(
                 num_speculative_tokens=num_speculative_tokens,
                 max_num_requests=max_num_requests if sizes is None else sizes[-1],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specgraph import ProposeBatch, open_platform
 from specgraph.engine import allocate_caches
-from specgraph.errors import ConfigError
+from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.plugin import FastPath, RoundEnd, fill_round
 
 MAX_LEN, BLOCK, WIDTH = 40, 4, 13
@@ -81,7 +81,7 @@ def test_every_request_gets_its_own(made, padding) -> None:
     assert into.num_sampled[n:].tolist() == [0] * padding
 
 
-def test_sampled_drafts_need_what_they_are_sampled_by() -> None:
+def test_what_is_missing_or_not_served_is_named() -> None:
     target, platform = make_target(), open_platform("cpu")
     head = make_head("eagle", target)
     caches = allocate_caches(head.attention_layers, 4, BLOCK, torch.float32, platform.device)
@@ -96,3 +96,5 @@ def test_sampled_drafts_need_what_they_are_sampled_by() -> None:
         with pytest.raises(ConfigError, match=f"the round's end has no {missing}"):
             fast.fill(replace(end, **more))
     fast.fill(replace(end, temperature=torch.ones(1), seeds=torch.ones(1, dtype=torch.int64)))
+    with pytest.raises(UnsupportedError, match="several MTP modules take tokens further on"):
+        FastPath(make_head("mtp-modules", target), caches, platform, **sizes)
