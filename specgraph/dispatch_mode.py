@@ -1,4 +1,4 @@
-"""Dispatch modes whose first use does not import torch's compiler."""
+"""Dispatch modes whose first use does not import torch's compiler, and the tensors that they are given."""
 
 from __future__ import annotations
 
@@ -24,3 +24,14 @@ class DispatchMode(TorchDispatchMode):
         if "torch._dynamo" in sys.modules and not hasattr(mode.__torch_dispatch__, "_torchdynamo_disable"):
             mode.__torch_dispatch__ = torch.compiler.disable(mode.__torch_dispatch__)
         return super().__enter__()
+
+
+def tensors_in(*values: Any) -> list[torch.Tensor]:
+    """Return all tensors in nested lists and tuples, in order."""
+    found: list[torch.Tensor] = []
+    for value in values:  # several times in each op of a capture: as little as possible
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in(*value)
+    return found

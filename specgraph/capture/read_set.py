@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_iter
 
 from specgraph.device.source import user_line, variable_name
-from specgraph.dispatch_mode import DispatchMode
+from specgraph.dispatch_mode import DispatchMode, tensors_in
 from specgraph.errors import ReadSetError, StaleInputError
 
 ReadSet = Callable[[], Mapping[str, Tensor]]
@@ -49,10 +48,10 @@ class ReadSetGuard(DispatchMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors_in(args, list(kwargs.values())):
             self._check(func, tensor)
         result = func(*args, **kwargs)
-        self._produced.update(base for tensor in _tensors(result) if (base := _base(tensor)) not in self._names)
+        self._produced.update(base for base in map(_base, tensors_in(result)) if base not in self._names)
         return result
 
     def _check(self, func: Any, tensor: Tensor) -> None:
@@ -75,10 +74,6 @@ class ReadSetGuard(DispatchMode):
             "this very memory whatever becomes of the tensor. If it is constant, return it from the model's weights() "
             "(or the attention backend's named_tensors()); else write its contents into a named buffer, in place."
         )
-
-
-def _tensors(tree: Any) -> Iterable[Tensor]:
-    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from operator import is_
 from traceback import walk_tb
 from types import FrameType
@@ -48,14 +49,14 @@ def variable_name(tensor: Tensor) -> str:
 def _user_frames() -> Iterator[FrameType]:
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
-        name = frame.f_code.co_filename
-        if (
-            not name.startswith((_TORCH, *_OURS, "<"))
-            and frame.f_code.co_name not in _DISPATCH
-            and os.path.basename(name) != "contextlib.py"
-        ):
+        if frame.f_code.co_name not in _DISPATCH and _is_users(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
+
+
+@cache
+def _is_users(file: str) -> bool:
+    return not file.startswith((_TORCH, *_OURS, "<")) and os.path.basename(file) != "contextlib.py"
 
 
 def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:

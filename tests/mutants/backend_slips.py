@@ -15,12 +15,13 @@ from mutants.registry import mutant
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from specgraph.device.cpu.baking import map_tensors, tensors_in
+from specgraph.device.cpu.baking import map_tensors
 from specgraph.device.cpu.graph import CpuGraph
 from specgraph.device.cpu.platform import CpuPlatform
 from specgraph.device.cpu.recorder import Recorder
 from specgraph.device.cpu.tasks import Task
 from specgraph.device.interface import Platform
+from specgraph.dispatch_mode import tensors_in
 
 
 def _narrow(value: Any, bits: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,10 +18,9 @@ def storage_at(address: int, nbytes: int) -> torch.UntypedStorage:
 
 def tensor_over(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
     """`like`'s shape, strides and dtype over `storage`; never an inference tensor, so any grad mode can write it."""
-    with torch.inference_mode(False), torch.no_grad():
-        return torch.empty(0, dtype=like.dtype, device="cpu").set_(
-            storage, like.storage_offset(), like.size(), like.stride()
-        )
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+        made = torch.empty(0, dtype=like.dtype, device="cpu")
+        return made.set_(storage, like.storage_offset(), like.size(), like.stride())
 
 
 class Baker:
@@ -50,13 +50,5 @@ def map_tensors(value: Any, f: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return f(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(v, f) for v in value)  # pyright: ignore
+        return type(value)([map_tensors(v, f) for v in value])  # pyright: ignore
     return value
-
-
-def tensors_in(*values: Any) -> list[torch.Tensor]:
-    """Return all tensors in nested lists and tuples, in order."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        map_tensors(value, found.append)
-    return found

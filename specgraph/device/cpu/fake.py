@@ -14,8 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from specgraph.device.cpu.baking import map_tensors, tensors_in
+from specgraph.device.cpu.baking import map_tensors
 from specgraph.device.cpu.meta import on_meta
+from specgraph.dispatch_mode import tensors_in
 
 
 @dataclass(slots=True)

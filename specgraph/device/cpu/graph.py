@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
 
-from specgraph.device.cpu.baking import tensors_in
 from specgraph.device.cpu.checks.host_read import HostReadMode
 from specgraph.device.cpu.checks.inputs import Inputs
 from specgraph.device.cpu.checks.order import Access, Region
@@ -21,6 +20,7 @@ from specgraph.device.cpu.recorder import EventNode, Recorder
 from specgraph.device.cpu.tasks import CpuTaskGroup, Task
 from specgraph.device.graph import Graph
 from specgraph.device.source import user_line
+from specgraph.dispatch_mode import tensors_in
 
 if TYPE_CHECKING:
     from specgraph.device.cpu.platform import CpuPlatform

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from specgraph.device.cpu.baking import map_tensors, tensors_in
+from specgraph.device.cpu.baking import map_tensors
+from specgraph.dispatch_mode import tensors_in
 
 _aten = torch.ops.aten
 

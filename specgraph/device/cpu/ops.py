@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from specgraph.device.cpu.baking import tensors_in
+from specgraph.dispatch_mode import tensors_in
 
 _aten = torch.ops.aten
 
@@ -53,7 +53,12 @@ def is_composite(func: OpOverload) -> bool:
 
 def written_by(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
     """Identities of the tensors that the op writes, by its schema."""
-    arguments = func._schema.arguments
-    named = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
-    written = [named.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    written = [args[place] if place < len(args) else kwargs.get(name) for place, name in _written(func)]
     return {id(t) for t in tensors_in(written)}
+
+
+@cache
+def _written(func: OpOverload) -> list[tuple[int, str]]:
+    """Return the place and the name of each argument that the op writes."""
+    arguments = enumerate(func._schema.arguments)
+    return [(place, a.name) for place, a in arguments if a.alias_info is not None and a.alias_info.is_write]

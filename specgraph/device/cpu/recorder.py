@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_unflatten
 
-from specgraph.device.cpu.baking import Baker, map_tensors, tensor_over, tensors_in
+from specgraph.device.cpu.baking import Baker, map_tensors, tensor_over
 from specgraph.device.cpu.checks.capturable import refusal
 from specgraph.device.cpu.checks.capture_order import CaptureOrder
 from specgraph.device.cpu.checks.host_read import host_read_error
@@ -27,7 +27,7 @@ from specgraph.device.cpu.ops import EMPTY, changes_metadata_only, is_composite,
 from specgraph.device.cpu.pool import CpuGraphPool
 from specgraph.device.cpu.tasks import CpuTaskGroup, Task
 from specgraph.device.source import user_line
-from specgraph.dispatch_mode import DispatchMode
+from specgraph.dispatch_mode import DispatchMode, tensors_in
 from specgraph.errors import CaptureError, OrderError
 
 if TYPE_CHECKING:
@@ -121,23 +121,25 @@ class Recorder(DispatchMode):
                 return func.decompose(*args, **kwargs)
         if func is _aten.lift_fresh.default:
             return self._host_constant(args[0])
+        given = tensors_in(args, list(kwargs.values()))
         if changes_metadata_only(func):
-            self._note_inputs(func, args, kwargs)
+            self._note_inputs(func, given)
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            return self._record(func, args, kwargs)
+            return self._record(func, args, kwargs, given)
 
-    def _record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._refuse(func, args, kwargs)
+    def _record(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
+    ) -> Any:
+        self._refuse(func, args, kwargs, given)
         shapes = self._infer(func, args, kwargs)
         if not shapes.devices <= {"cpu"}:
             if shapes.devices == {"meta"}:
                 return func(*args, **kwargs)
             self._fail(CaptureError(f"{func} at {user_line()} leaves the device"))
-        given = tensors_in(args, list(kwargs.values()))
         if shapes.outputs and not func._schema.is_mutable and all(a is not None for a in shapes.aliases):
             return self._unannotated_view(func, args, kwargs, given)
-        self._note_inputs(func, args, kwargs)
+        self._note_inputs(func, given)
         stream = self._platform.current_stream()
         results = [
             self._result(fake, alias, given, stream) for fake, alias in zip(shapes.outputs, shapes.aliases, strict=True)
@@ -189,10 +191,12 @@ class Recorder(DispatchMode):
                 key = storage._cdata
                 self._scalars.append(_HostScalar(task, baked[id(tensor)], value, weakref.ref(storage), key))
 
-    def _refuse(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _refuse(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
+    ) -> None:
         if self.error is not None:
             raise CaptureError(f"the capture was invalidated by an earlier error: {self.error}") from self.error
-        if (error := refusal(func, args, kwargs)) is not None:
+        if (error := refusal(func, args, kwargs, given)) is not None:
             self._fail(error)
 
     def _infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
@@ -235,7 +239,7 @@ class Recorder(DispatchMode):
     ) -> Any:
         if func.namespace != "aten":
             self._fail(CaptureError(f"{func} at {user_line()} returns one of its inputs: return a new tensor, or None"))
-        self._note_inputs(func, args, kwargs)
+        self._note_inputs(func, given)
         result = func(*args, **kwargs)
         known = {t.untyped_storage().data_ptr() for t in given}
         if any(t.untyped_storage().data_ptr() not in known for t in tensors_in(result)):
@@ -258,9 +262,9 @@ class Recorder(DispatchMode):
     def _owns(self, storage: torch.UntypedStorage) -> bool:
         return storage._cdata in self._owned or self.pool.allocated_by(storage.data_ptr()) == self._capture_id
 
-    def _note_inputs(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_inputs(self, func: OpOverload, given: list[torch.Tensor]) -> None:
         line: str | None = None
-        for tensor in tensors_in(args, list(kwargs.values())):
+        for tensor in given:
             # A tensor that an earlier capture allocated may be freed here, and in this pool its block be reused: graphs
             # that are replayed in order pass memory on (piecewise segments).
             storage = tensor.untyped_storage()

@@ -13,12 +13,12 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode
 
-from specgraph.device.cpu.baking import map_tensors, tensors_in
+from specgraph.device.cpu.baking import map_tensors
 from specgraph.device.cpu.checks.order import Access
 from specgraph.device.cpu.fake import infer
 from specgraph.device.cpu.ops import changes_metadata_only, is_composite
 from specgraph.device.source import user_line
-from specgraph.dispatch_mode import DispatchMode
+from specgraph.dispatch_mode import DispatchMode, tensors_in
 from specgraph.errors import UpdateError
 
 

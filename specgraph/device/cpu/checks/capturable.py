@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from specgraph.device.cpu.baking import tensors_in
 from specgraph.device.cpu.checks.host_read import host_read_error
 from specgraph.device.cpu.ops import RESIZING
 from specgraph.device.source import in_compiled_function, user_line
@@ -16,9 +15,10 @@ from specgraph.errors import CaptureError
 _INDEX_PUT = (torch.ops.aten.index_put_, torch.ops.aten.index_put)
 
 
-def refusal(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CaptureError | None:
-    """Return why the call can't be captured, or None."""
-    given = tensors_in(args, list(kwargs.values()))
+def refusal(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
+) -> CaptureError | None:
+    """Return why the call can't be captured, or None; `given` are its tensors."""
     if in_compiled_function():
         return CaptureError(
             f"{func} at {user_line()} comes from a function under torch.compile, whose kernels can't be "

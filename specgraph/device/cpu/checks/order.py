@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -31,8 +30,7 @@ def merge(into: Clock, other: Clock) -> None:
             into[stream] = tick
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """The bytes that one tensor covers."""
 
     base: int
@@ -46,7 +44,9 @@ class Region:
     def of(tensor: torch.Tensor) -> Region:
         size, stride, itemsize = tuple(tensor.size()), tensor.stride(), tensor.element_size()
         start = tensor.data_ptr()
-        extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if tensor.numel() else 0
+        extent = tensor.numel()
+        if extent and not tensor.is_contiguous():
+            extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         return Region(tensor.untyped_storage().data_ptr(), start, start + extent * itemsize, size, stride, itemsize)
 
     @property

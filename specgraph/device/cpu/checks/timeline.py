@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specgraph.device.cpu.baking import tensors_in
 from specgraph.device.cpu.checks.order import Access, Clock, EagerLog, Region, conflict, merge, order_error
 from specgraph.device.cpu.ops import EMPTY, changes_metadata_only, written_by
 from specgraph.device.source import user_line
-from specgraph.dispatch_mode import DispatchMode
+from specgraph.dispatch_mode import DispatchMode, tensors_in
 
 if TYPE_CHECKING:
     from specgraph.device.cpu.graph import CpuGraph
@@ -48,9 +47,8 @@ class Timeline:
             self._accesses[key] = accesses
             self._ticks[key, stream.id] = stream.clock[stream.id]
 
-    def eager(self, func: Any, tensors: list[torch.Tensor], written: set[int], stream: CpuStream) -> None:
+    def eager(self, label: str, tensors: list[torch.Tensor], written: set[int], stream: CpuStream) -> None:
         """Note that one eager op is about to run on `stream`. Raises OrderError as `replay` does."""
-        label = f"{func} at {user_line()}"
         accesses = [Access(Region.of(t), id(t) in written, label) for t in tensors if t.device.type == "cpu"]
         with self._turn:
             self._tick(stream)
@@ -131,9 +129,10 @@ class TrackedWork(DispatchMode):
         if self._platform.recorder is None and not changes_metadata_only(func) and func.overloadpacket not in EMPTY:
             stream = self._platform.current_stream()
             given = tensors_in(args, list(kwargs.values()))
-            self._platform.timeline.eager(func, given, written_by(func, args, kwargs), stream)
+            label = f"{func} at {user_line()}"
+            self._platform.timeline.eager(label, given, written_by(func, args, kwargs), stream)
             result = func(*args, **kwargs)
-            fresh = [t for t in tensors_in(result) if not any(t is g for g in given)]
-            self._platform.timeline.eager(func, fresh, {id(t) for t in fresh}, stream)
+            if fresh := [t for t in tensors_in(result) if not any(t is g for g in given)]:
+                self._platform.timeline.eager(label, fresh, {id(t) for t in fresh}, stream)
             return result
         return func(*args, **kwargs)
