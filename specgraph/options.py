@@ -71,12 +71,10 @@ Progress = Callable[[str, int, int], None]
 
 
 def option(default: Any, text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> Any:
-    """Return a field that is an option of the commands.
+    """Return a field that is an option of the commands; `text`, one sentence, is shown by `--help`.
 
-    Args:
-        text: one sentence, shown by `--help`.
-        flags: names on the command line; `--` and the field's name by default.
-        parse: turns the command line's text into the field's value; raises ValueError where it can't.
+    `flags` are `--` and the field's name by default; `parse` turns the command line's text into the field's value, or
+    raises ValueError.
     """
     return field(default=default, metadata={"help": text, "flags": flags, "parse": parse})
 

@@ -76,14 +76,8 @@ def dispatch(
 ) -> Dispatch:
     """Pad a uniform batch to the least captured size that holds it, or leave it at its own size for eager.
 
-    Args:
-        phase: which graph.
-        num_requests: real requests, at least 1.
-        query_len: rows per request that enter the graph.
-        num_speculative_tokens: K.
-        sizes: captured numbers of requests, ascending; empty when nothing is captured.
-        tree: whether the drafts are a tree.
-        verified: drafts of the padded batch that a ragged verify takes.
+    `sizes` are the captured numbers of requests, ascending; empty when nothing is captured. `verified` gives the drafts
+    of the padded batch that a ragged verify takes.
     """
     size = padded_size(num_requests, sizes)
     n, k = size or num_requests, num_speculative_tokens

@@ -136,16 +136,8 @@ class ModelRunner(OneCall):
         config: RunnerConfig,
         attention: AttentionBackend,
     ) -> None:
-        """
-        Args:
-            model: a target or a draft head.
-            caches: one KV cache per attention layer of the model.
-            platform: where to run.
-            config: limits and choices.
-            attention: the attention backend.
-
-        Raises:
-            UnsupportedError: the lowering or prefill mode that was asked for is not possible on this platform.
+        """model: a target or a draft head; caches: one per attention layer of it. UnsupportedError where the lowering
+        or prefill mode that was asked for is not possible on this platform.
         """
         self.platform, self.caches, self.attention = platform, tuple(caches), attention
         self.resolution = resolve(config.decode, platform.capabilities, attention.host_parameters, config.prefill)

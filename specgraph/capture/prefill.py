@@ -102,11 +102,8 @@ def allocate_prefill(
     aux_hidden: Tensor | None = None,
     look_ahead: int = 0,
 ) -> PrefillBuffers:
-    """Allocate inert buffers for passes of up to the largest prefill size.
-
-    Args:
-        aux_hidden: [rows, aux_size], to share the drafter's; a tensor of its own by default.
-        look_ahead: tokens past the rows; see `PrefillBuffers.look_ahead`.
+    """Allocate inert buffers for passes of up to the largest prefill size; `aux_hidden` [rows, aux_size] shares the
+    drafter's, `look_ahead` is that of `PrefillBuffers`.
     """
     rows = config.prefill_rows[-1]
     blocks = max(config.max_blocks, -(-(config.max_model_len + rows) // config.block_size))
@@ -172,12 +169,9 @@ class PrefillProgram:
         return self.buffers.named_tensors()
 
     def dispatch(self, num_rows: int) -> BatchDescriptor:
-        """Return the padded pass for `num_rows` rows of a prompt.
+        """Return the padded pass for `num_rows` rows of a prompt; CapacityError for more than the longest pass has.
 
         Eager passes pad too: matmuls change their last bit with the number of rows.
-
-        Raises:
-            CapacityError: more rows than the longest pass has.
         """
         size = padded_size(num_rows, self.config.prefill_rows)
         if size is None or num_rows < 1:
@@ -225,9 +219,7 @@ class PrefillProgram:
 def uniform_lengths(plan: RowPlan, starts: Sequence[int], batch: BatchDescriptor) -> Callable[[int], HostLengths]:
     """Return the host lengths of every step of a pass: the same numbers as the device metadata has, padding included.
 
-    Args:
-        plan: the rows of the pass.
-        starts: the position of each real request's first row; negative where it is inert.
+    `starts` are the positions of the real requests' first rows, negative where one is inert.
     """
     padding = [0] * (batch.num_requests - len(starts))
     seq_lens = [plan.seq_len(start, plan.rows if start >= 0 else 0) for start in starts]

@@ -21,12 +21,10 @@ _SMALL = 64 * 2**20
 def choose_folders(
     target: Path | None, draft: Path | None, model: str | None = None
 ) -> tuple[Path | None, Path | None]:
-    """Return the target and the drafter that the options name, before torch is imported.
+    """Return the target and the drafter that the options name, before torch is imported; ConfigError where there are
+    none, or options do not go together.
 
     A target of None is the shipped one; a drafter of None is the shipped target's, and any other's none.
-
-    Raises:
-        ConfigError: there is no such folder or model, or the options do not go together.
     """
     if model is not None:
         if target is not None:
@@ -72,15 +70,10 @@ def load_pair(
 
 
 def choose_threads(platform: Platform, folder: Path) -> str:
-    """Use one CPU thread for a model whose weights fit a core's cache, unless OMP_NUM_THREADS says otherwise.
+    """Use one CPU thread for a model whose weights fit a core's cache, unless OMP_NUM_THREADS says otherwise; return a
+    remark for people, empty where nothing was chosen.
 
     The ops of so small a model take microseconds, less than it takes to wake other threads.
-
-    Args:
-        folder: the target's, or its GGUF file; the size decides.
-
-    Returns:
-        A remark for people; empty where nothing was chosen.
     """
     import torch
 

@@ -11,14 +11,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 @contextmanager
 def waiting(console: Console | None = None) -> Generator[Callable[[str, int, int], None]]:
-    """Show `loading`, then `compiling kernels 3/20` and `capturing 12/74` with a bar, until the block ends. Nothing
-    stays on the screen.
+    """Show `loading`, then `compiling kernels 3/20` and `capturing 12/74` with a bar, until the block ends.
 
-    Args:
-        console: standard error by default. Nothing is shown where it is no terminal.
-
-    Yields:
-        What to call with what is waited for, how many of them are done, and their number in all.
+    Nothing stays on the screen, and nothing is shown where `console`, by default standard error, is no terminal. Yields
+    the `Progress` to call.
     """
     console = console or Console(stderr=True)
     if console.is_dumb_terminal:  # it can't draw a line again, so it is told once that there is something to wait for

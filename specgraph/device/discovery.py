@@ -41,13 +41,9 @@ class Discovered:
 
 
 def discover(entries: Iterable[EntryPoint] | None = None) -> MappingProxyType[str, Discovered]:
-    """Return all installed backends by name.
+    """Return all installed backends by name: `entries`, by default those of the group `specgraph.backends`.
 
-    Args:
-        entries: the entry points to load; those of the group `specgraph.backends` by default.
-
-    Raises:
-        PlatformError: two distributions offer a platform of the same name.
+    Two distributions that offer a platform of one name are a PlatformError.
     """
     found: dict[str, Discovered] = {}
     for entry in sorted(entry_points(group=ENTRY_POINT_GROUP) if entries is None else entries, key=lambda e: e.name):

@@ -67,15 +67,11 @@ def check_types(call: str, batch: Any, device: torch.device) -> None:
 
 
 def check_shapes(call: str, batch: ProposeBatch, wanted: ProposeBatch, sampled: bool, dtypes: bool = False) -> None:
-    """Refuse tensors of another shape than the drafter's own have for the batch; a block table may have fewer columns.
+    """Raise ConfigError, naming both shapes, for a tensor of another shape than the drafter's own for the batch,
+    `wanted`; a block table may have fewer columns.
 
-    Args:
-        wanted: the drafter's own memory for this batch.
-        sampled: temperatures and seeds are needed too, and not looked at otherwise.
-        dtypes: whether each tensor has the drafter's own dtype, too.
-
-    Raises:
-        ConfigError: naming the tensor and both shapes.
+    Temperatures and seeds are needed where drafts are `sampled`, and not looked at otherwise; with `dtypes`, dtypes
+    count too.
     """
     names, of = (_TENSORS, _all_of) if sampled else (_NEEDED, _needed_of)
     for name, given, own in zip(names, of(batch), of(wanted), strict=True):
@@ -93,14 +89,9 @@ def check_shapes(call: str, batch: ProposeBatch, wanted: ProposeBatch, sampled: 
 
 
 def check_values(batch: ProposeBatch, config: DraftConfig, num_blocks: int, vocab_size: int | None) -> None:
-    """Refuse values that no round can have. Requests with num_sampled 0 are inert, and not looked at.
+    """Raise ConfigError, naming the tensor, the request and the value, for values that no round can have.
 
-    Args:
-        num_blocks: of each KV cache.
-        vocab_size: see `vocabulary_size`.
-
-    Raises:
-        ConfigError: naming the tensor, the request and the value.
+    Requests with num_sampled 0 are inert, and not looked at. `vocab_size`: see `vocabulary_size`.
     """
     for what, wrong, allowed in _rules(batch, config, num_blocks, vocab_size):
         bad = wrong.flatten(1).any(1).nonzero().flatten() if wrong.dim() > 1 else wrong.nonzero().flatten()

@@ -99,13 +99,8 @@ def check_caches(head: Head, caches: Sequence[KVCache], config: DraftConfig, dev
 def check_passes(head: Any, rows: int, device: torch.device) -> None:
     """Run each method of a head once over zeros, with attention that only checks shapes, and check what it returns.
 
-    Args:
-        rows: rows of one request in a round, K + 1.
-        device: the platform's.
-
-    Raises:
-        ConfigError: a tensor has another shape, dtype or device than the protocol says, a method fails, or `logits` is
-            not the linear that `projection` says.
+    A ConfigError says which tensor has another shape, dtype or device than the protocol says, which method fails, or
+    that `logits` is not the linear that `projection` says.
     """
     check = _HeadCheck(head, rows, device)
     check.tensors()

@@ -42,15 +42,10 @@ KINDS: Mapping[HeadKind, Kind] = {
 def programs_for(
     head: Any, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers
 ) -> list[DraftProgram[Any]]:
-    """Make the draft programs of a head: of chains, of trees, or both where the schedule drafts both.
+    """Make the draft programs of a head, which share `memory`: of chains, of trees, or both where the schedule drafts
+    both.
 
-    Args:
-        head: implements the protocol of its kind.
-        memory: what the target's rounds leave; the programs share it.
-
-    Raises:
-        ConfigError: the head cannot draft K tokens.
-        UnsupportedError: the head, or the attention, cannot draft trees.
+    ConfigError where the head cannot draft K tokens, UnsupportedError where it, or the attention, cannot draft trees.
     """
     kind, k, tree = KINDS[head.kind], config.num_speculative_tokens, config.tree
     if tree is not None and head.kind in ("ngram", "block"):

@@ -77,16 +77,10 @@ class ProposePasses:
         num_speculative_tokens: int | None = None,
         bound: BoundTensors | None = None,
     ) -> ProposePass:
-        """Return the pass for a batch.
+        """Return the pass for a batch of `query_len` rows per request and K drafts; what the config says by default.
 
-        Args:
-            query_len: rows per request in the target's round; K + 1 for the largest K by default.
-            num_speculative_tokens: K; what the config says by default.
-            bound: the tensors that it reads; the drafter's own memory by default.
-
-        Raises:
-            CapacityError: more requests than max_num_requests, or than every captured size with fallback 'error'.
-            ConfigError: no K makes rounds of `query_len` rows per request, or this K is none that was captured.
+        CapacityError for more requests than max_num_requests, or than every captured size with fallback 'error';
+        ConfigError where no K makes rounds of so many rows, or this K was not captured.
         """
         rows = self._config.query_len if query_len is None else query_len
         binding = 0 if bound is None else bound.number

@@ -10,17 +10,9 @@ from specgraph.errors import CapacityError, ConfigError
 
 
 def check_request(request: Request, config: EngineConfig, query_len: int, vocab_size: int, num_blocks: int) -> None:
-    """Refuse what can never run.
-
-    Args:
-        query_len: rows per request in a verify.
-        vocab_size: the target's.
-        num_blocks: KV blocks that can be allocated when nothing is running.
-
-    Raises:
-        CapacityError: the prompt or the KV that it may need is too long.
-        ConfigError: it wants sampling or its parameters, and this decoder has none; or a token is not in the target's
-            vocabulary.
+    """Refuse what can never run: a CapacityError for a prompt, or KV that it may need, that is too long for
+    `num_blocks`; a ConfigError for sampling or its parameters where this decoder has none, and for tokens outside of
+    the target's vocabulary.
     """
     if not 0 <= min(request.prompt_token_ids) <= max(request.prompt_token_ids) < vocab_size:
         wrong = next(token for token in request.prompt_token_ids if not 0 <= token < vocab_size)
@@ -55,11 +47,8 @@ def blocks_needed(request: Request, config: EngineConfig, query_len: int) -> int
 def admissible(
     waiting: Iterable[Running], config: EngineConfig, query_len: int, num_rows: int, num_blocks: int
 ) -> list[Running]:
-    """Return the requests that may join, in order: none overtakes one that does not fit.
-
-    Args:
-        query_len: rows per request in a verify.
-        num_rows, num_blocks: free rows of the batch, and free KV blocks.
+    """Return the requests that may join, in order, by the free rows and KV blocks; none overtakes one that does not
+    fit.
     """
     joining: list[Running] = []
     for state in waiting:

@@ -40,8 +40,7 @@ class RoundPasses:
 def agree(ranks: Ranks, own: RoundPasses) -> RoundPasses:
     """Return the passes of the next round on every rank, from what each one needs. All ranks call it before each round.
 
-    Raises:
-        RankError: the ranks drafted different numbers of tokens, one is at another exchange, or did not come in time.
+    RankError where ranks drafted different numbers of tokens, or one is at another exchange or late.
     """
     every = [RoundPasses(*values) for values in ranks.exchange("the agreement on a round", astuple(own))]
     for rank, passes in enumerate(every):

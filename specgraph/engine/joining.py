@@ -51,11 +51,8 @@ def join_round(
     at_least: int,
     passed: Callable[[], None],
 ) -> None:
-    """Prefill a request and write its row: a request of a round in which the target sampled one token.
-
-    Args:
-        query_len: rows per request in that round.
-        at_least, passed: as in `prefill_passes`.
+    """Prefill a request and write its row: a request of a round, of `query_len` rows each, in which the target sampled
+    one token. `at_least`, `passed`: as in `prefill_passes`.
     """
     prompt, request, row = state.token_ids, state.request, slice(state.row, state.row + 1)
     starts = prefill_passes(target, drafter, state, at_least, passed)

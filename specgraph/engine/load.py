@@ -130,14 +130,10 @@ def drafter_name(draft: Path, options: EngineOptions) -> str:
 
 
 def join(platform: Platform, options: EngineOptions, also: Mapping[str, object]) -> ParallelLayout | None:
-    """Meet the other processes of a run, and compare the options of all; None where `options` ask for one process.
+    """Meet the other processes of a run, and compare their options and what `also` must be the same; None for one
+    process.
 
-    Args:
-        also: what else must be the same on every rank.
-
-    Raises:
-        ConfigError: torchrun started another number of processes.
-        RankError: an option differs between ranks, or a process did not come in time.
+    ConfigError where torchrun started another number of processes, RankError where options differ or one is late.
     """
     size = options.tensor_parallel
     if size * options.data_parallel * options.decode_context_parallel == 1:

@@ -134,12 +134,8 @@ class RoundRunner(ModelRunner):
         self.programs += self.round_programs.values()
 
     def dispatch(self, num_requests: int, query_len: int, k: int, tree: bool, verified: int = 0) -> Pass:
-        """Return the padded round over the first `num_requests` rows of the round's memory.
-
-        Args:
-            query_len: rows per request in the round before.
-            k: K of the drafts, or the depth of their trees.
-            verified: see `BatchDescriptor.verified`.
+        """Return the padded round over the first `num_requests` rows of the round's memory, after one of `query_len`
+        rows per request; `k` is the drafts' K, or the depth of their trees.
         """
         found = dispatch("round", num_requests, query_len, k, self.config.sizes, tree, verified)
         return self.prepare(self.round_programs[tree], found.descriptor, found.captured)

@@ -95,11 +95,8 @@ class RoundSteps:
         self._found: dict[tuple[int, int, int | None], Round] = {}
 
     def find(self, num_requests: int, query_len: int, candidate: int | None = None) -> Round:
-        """Return the round over the first `num_requests` rows of the round's memory.
-
-        Args:
-            query_len: rows per request in the round before.
-            candidate: one of `EngineConfig.k_candidates`; by default the config chooses.
+        """Return the round over the first `num_requests` rows of the round's memory, after one of `query_len` rows per
+        request; `candidate` is one of `EngineConfig.k_candidates`, which the config chooses by default.
         """
         key = num_requests, query_len, candidate
         if (known := self._found.get(key)) is None:

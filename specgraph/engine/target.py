@@ -84,24 +84,18 @@ class TargetRunner(ModelRunner):
         return super().read_set() | {"prefill.logits": self.prompt_logits}
 
     def dispatch(self, tree: bool, num_requests: int, query_len: int, verified: int = 0) -> Pass:
-        """Return the padded verify over the first `num_requests` rows of the round's memory.
-
-        Args:
-            tree: whether trees are verified.
-            query_len: rows per request of the round, K + 1; a pass over trees has more.
-            verified: see `BatchDescriptor.verified`.
+        """Return the padded verify over the first `num_requests` rows of the round's memory, of `query_len` = K + 1
+        rows per request, or of a tree's; `verified` as in `BatchDescriptor`.
         """
         program, sizes = self.verify_programs[tree], self.config.sizes
         found = dispatch("verify", num_requests, program.rows(query_len), query_len - 1, sizes, tree, verified)
         return self.prepare(program, found.descriptor, found.captured)
 
     def verify(self, ready: Pass, start_positions: Sequence[int] = ()) -> None:
-        """Run a pass over the rows in the buffers; results are in `round` until the next pass. A request whose position
-        there is negative is inert: its `num_sampled` becomes 0.
+        """Run a pass, `ready` by `dispatch`, over the rows in the buffers; results are in `round` until the next pass.
 
-        Args:
-            ready: from `dispatch`.
-            start_positions: the position of each request's last token, for attention with host parameters.
+        A request of a negative position there is inert: its `num_sampled` becomes 0. start_positions, of the last
+        tokens, are for attention with host parameters.
         """
         plan = RowPlan(ready.batch.query_len, *self.config.limits)
         lengths = uniform_lengths(plan, start_positions, ready.batch) if self.attention.host_parameters else None

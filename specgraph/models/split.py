@@ -23,12 +23,10 @@ SPLIT = re.compile(
 
 
 def row_parallel(x: Tensor, weight: Weight, residual: Tensor | None, ranks: TensorParallel) -> Tensor:
-    """x @ weight.T + bias + residual, where each rank has some of the columns that are added up.
+    """x @ weight.T + bias + residual of x [T, columns] and weight [out, columns], where each rank has some of the
+    columns.
 
-    Args:
-        x: [T, this rank's columns].
-        weight: [out, this rank's columns], with the whole bias.
-        residual: [T, out]. The first rank adds it and the bias, so no op follows the all-reduce.
+    The first rank adds bias and residual [T, out], so that no op follows the all-reduce.
     """
     if ranks.size == 1:
         return ops.norm_linear(x, None, weight, residual)

@@ -83,12 +83,9 @@ def attend_part(
 def attend_part_host(
     query: Tensor, cache: KVCache, block_table: Tensor, seq_lens: Sequence[int], *, scale: float, out: Tensor
 ) -> None:
-    """`attend_part` with host lengths, where every row is a request of its own.
+    """`attend_part` with host lengths, where every row is a request of its own: block_table int32 [T, max_blocks].
 
-    Args:
-        block_table: int32 [T, max_blocks].
-        seq_lens: of each row, the keys of this rank that it sees: the first ones.
-        out: [T, num_heads, head_dim + 1], written.
+    seq_lens are the keys of this rank that each row sees, the first ones; out is [T, num_heads, head_dim + 1].
     """
     for row, seen in enumerate(seq_lens):
         blocks = block_table[None, row, : -(-seen // cache.block_size)]

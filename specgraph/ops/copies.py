@@ -29,12 +29,9 @@ class RoundTensors(NamedTuple):
 
 @op(writes=("out",))
 def take_rows(source: Tensor, rows: Tensor | None, out: Tensor) -> None:
-    """out = source[rows], or all of source when `rows` is None.
+    """out [R, size] = source[rows] of source [T, size] and rows int64 [R], or all of source when `rows` is None.
 
-    Args:
-        source: [T, size].
-        rows: int64 [R], each in 0..T - 1.
-        out: [R, size] of the same dtype, written; shares no memory with `source`.
+    out has the same dtype, and shares no memory with source.
     """
     out.copy_(source if rows is None else source[rows])
 

@@ -33,11 +33,8 @@ LARGEST = 40
 
 
 def weights_of(logits: Tensor, temperature: Tensor) -> Tensor:
-    """softmax(logits / temperature) as integers, 2 ** 40 for the most likely token: int64, rounded down.
-
-    Args:
-        logits: float32 [..., vocab].
-        temperature: float32, above 0, broadcast with logits.
+    """Return softmax(logits / temperature) of float32 [..., vocab] as integers, 2 ** 40 for the most likely token:
+    int64, rounded down. The temperature is above 0, and broadcast with logits.
     """
     scale = torch.full_like(temperature, LOG2_E) / temperature
     power = (logits - logits.amax(dim=-1, keepdim=True)) * scale
@@ -161,12 +158,8 @@ def count_tokens(token_ids: Tensor, output_counts: Tensor) -> None:
 
 @op(writes=("logprobs",))
 def emitted_logprobs(logits: Tensor, sampled_token_ids: Tensor, logprobs: Tensor) -> None:
-    """Write the log-probability of each sampled token under softmax(logits).
-
-    Args:
-        logits: [R * n, vocab], as the model gives them.
-        sampled_token_ids: int64 [R, n]; negative ones get 0.
-        logprobs: float32 [R, n], written.
+    """Write the log-probability of each of sampled_token_ids int64 [R, n] under softmax(logits), of [R * n, vocab] as
+    the model gives them, to logprobs float32 [R, n]; negative ones get 0.
     """
     ids = sampled_token_ids.flatten()[:, None]
     values = torch.log_softmax(logits.float(), dim=-1).gather(1, ids.clamp(min=0))

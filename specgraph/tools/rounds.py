@@ -122,9 +122,8 @@ def captured_decoder(
 ) -> SpeculativeDecoder:
     """Return a decoder of random weights, captured for batches of `max_num_requests` only.
 
-    Args:
-        limits: fields of `EngineConfig`; by default prompts are prefilled 512 tokens at a time, only decode rounds are
-            captured, and attention chooses its block size.
+    By default, without `limits` (fields of `EngineConfig`), prompts are prefilled 512 tokens at a time, only decode
+    rounds are captured, and attention chooses its block size.
     """
     layers = [*target.attention_layers, *(head.attention_layers if head is not None else ())]
     trees = limits.get("tree") is not None

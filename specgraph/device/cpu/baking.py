@@ -32,9 +32,8 @@ class Baker:
     def bake(self, tensor: torch.Tensor, *, keep_grad: bool = False) -> torch.Tensor:
         """Return an alias of `tensor` by address.
 
-        Args:
-            keep_grad: carry `requires_grad` over. Implementations of custom ops may call composite ops, and some of
-                those (matmul) choose their kernel by it, also where no gradient is recorded.
+        `keep_grad` carries `requires_grad` over: implementations of custom ops may call composite ops, and some of
+        those (matmul) choose their kernel by it, also where no gradient is recorded.
         """
         storage = tensor.untyped_storage()
         key = storage.data_ptr(), storage.nbytes()

@@ -31,11 +31,8 @@ _log = logging.getLogger("specgraph")
 
 
 def compilations(ops: TritonOps, bodies: Iterable[Callable[[], None]]) -> list[Compilation]:
-    """Return what the launches of some device work make Triton compile for the current device.
-
-    Args:
-        ops: the device's.
-        bodies: what can be captured: it reads no value on the host, and keeps no tensor that it makes.
+    """Return what the launches of device work make Triton compile for the current device. `bodies` can be captured:
+    they read no value on the host, and keep no tensor that they make.
     """
     found: dict[Compilation, None] = {}
     recording = recorded(ops, found)

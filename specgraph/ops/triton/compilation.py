@@ -175,11 +175,8 @@ class Pointer:
 
 
 def compilation_of(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any], target: Any) -> Compilation:
-    """Return what a launch makes Triton compile.
-
-    Args:
-        kernel, arguments, options: of the launch `kernel[grid](*arguments, **options)`; tensors need no memory.
-        target: Triton's, from `driver.active.get_current_target()`.
+    """Return what the launch `kernel[grid](*arguments, **options)` makes Triton compile for a target, which is that of
+    `driver.active.get_current_target()`; tensors need no memory.
     """
     named = (
         tuple(_number(_specialised(each)) for each in arguments),

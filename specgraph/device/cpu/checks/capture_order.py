@@ -30,11 +30,8 @@ class CaptureOrder:
         merge(self._clocks.setdefault(stream.id, {stream.id: 0}), clock)
 
     def add(self, stream: CpuStream, accesses: list[Access]) -> None:
-        """Advance the stream's clock by one op.
-
-        Raises:
-            CaptureError: the stream takes no part in the capture.
-            OrderError: the op conflicts with work of another stream of the capture that nothing orders before it.
+        """Advance the stream's clock by one op; CaptureError where the stream takes no part in the capture, OrderError
+        where the op conflicts with work of another of its streams that nothing orders before it.
         """
         clock = self._clocks.get(stream.id)
         if clock is None:

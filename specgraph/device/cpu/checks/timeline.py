@@ -90,11 +90,8 @@ class Timeline:
         return False
 
     def _check(self, key: _PartKey | None, accesses: list[Access], stream: CpuStream) -> None:
-        """Raise OrderError where work of another stream conflicts, and nothing orders the two.
-
-        Args:
-            key: the part of a graph that is replayed, whose conflicts with other parts are found once; None for eager
-                work.
+        """Raise OrderError where work of another stream conflicts, and nothing orders the two; conflicts between the
+        parts of graphs, `key`, are found once.
         """
         if not self._may_be_unordered(stream):
             return
