@@ -66,7 +66,7 @@ class MtpParts:
     lm_head: Any
     latent: LatentParts | None = None
     hidden_first: bool = False
-    """Whether `projection` has the columns of the hidden state first; a head here has those of the embedding first."""
+    """True if `projection` has the columns of the hidden state first; a head here has those of the embedding first."""
 
 
 def mtp_head_from_modules(
