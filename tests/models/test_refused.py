@@ -98,6 +98,7 @@ DRAFTER_KEYS = [
     ("dflash", [], {"input_embedding_scale": 2.0}, ["'input_embedding_scale' is "]),
     ("dflash", [LAYERS], {"is_causal": True}, ["'is_causal' is "]),
     ("dflash", [LAYERS], {"is_neox_style": False}, ["'is_neox_style' is "]),
+    ("mtp", [], {"mtp_hidden_states_first": True}, ["'mtp_hidden_states_first' is True"]),
     ("eagle", [], {"speculators_model_type": "lilicorr"}, ["'lilicorr'", "dflash, dflash2, dspark, eagle, "]),
     ("eagle", [], {"speculators_model_type": "xpress"}, ["'xpress'", "no program here does", "refiner"]),
 ]  # fmt: skip
