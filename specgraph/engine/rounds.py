@@ -220,11 +220,11 @@ class Rounds:
     def _read(self, unread: _UnreadRound) -> list[tuple[Running, list[int]]]:
         """Wait for a round, and give each request its tokens."""
         results, query_len = unread.copied.results.read(), unread.query_len
+        verified = [(state, row) for row, state in enumerate(unread.rows) if state is not None]
         num_rows = max([len(unread.rows), *(row + 1 for _, row in unread.joined)])
         tokens, counts = self.target.round.unpacked(results, num_rows, query_len)
         logprobs = unread.copied.logprobs.read().tolist() if self.config.logprobs else None
         self.metrics.rows_without_block = int(results[-1])
-        verified = [(state, row) for row, state in enumerate(unread.rows) if state is not None]
         sampled: list[tuple[Running, list[int]]] = []
         for state, row in (*verified, *unread.joined):
             count = counts[row]
@@ -238,14 +238,18 @@ class Rounds:
                 state.logprobs = logprobs[row][:count]
             sampled.append((state, tokens[row][:count]))
         if verified:
-            self.metrics.rounds += 1
-            if self.drafter is not None and query_len > 1:  # of a propose of K 0 there is nothing to count
-                accepted = [counts[row] - 1 for _, row in verified]
-                self.metrics.observe(accepted, query_len - 1)
-                if self.adaptive is not None:
-                    expected = [] if self._expected is None else unread.copied.expected.read().tolist()
-                    self.adaptive.acceptance.observe(unread.candidate, accepted, expected)
+            self._count(unread, [counts[row] - 1 for _, row in verified])
         return sampled
+
+    def _count(self, unread: _UnreadRound, accepted: list[int]) -> None:
+        """Count a round with the drafts that each of its requests accepted, for the metrics and the choice of K."""
+        self.metrics.rounds += 1
+        if self.drafter is None or unread.query_len == 1:  # a propose of K 0 has no drafts
+            return
+        self.metrics.observe(accepted, unread.query_len - 1)
+        if self.adaptive is not None:
+            expected = [] if self._expected is None else unread.copied.expected.read().tolist()
+            self.adaptive.acceptance.observe(unread.candidate, accepted, expected)
 
     def _vacate(self) -> None:
         """Make the rows of requests that left inert, before anybody joins there."""

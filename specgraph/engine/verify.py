@@ -54,6 +54,11 @@ class VerifyBuffers:
     """float32 [candidates], the result of a ragged verify: drafts per live request that the confidences of this round
     expect to be accepted if each of k_candidates were the number verified per request. None where nobody chooses."""
 
+    def by_row(self, values: Tensor) -> Tensor:
+        """Return what a pass gave for each of its rows for R * N rows: a ragged pass has fewer, and a draft that it
+        leaves out gets those of its request's last row, which nobody takes."""
+        return values if self.ragged is None else values[self.ragged.columns]
+
     def copied(self, drafts: DraftBuffers) -> list[tuple[Tensor, Tensor]]:
         """Return the tensors that are copies of a drafter's besides its tokens, each with what is copied."""
         n, k = self.draft_token_ids.shape
@@ -235,14 +240,10 @@ class VerifyProgram:
             self._begin(b, plan)
             out = self.target.forward(b.token_ids, make_attend(b.metadata, 0), self.aux_layers)
             hidden = self.drafter_hidden(out)
-            if b.path is None:
-                if b.round.aux_hidden.shape[1]:
-                    if b.ragged is not None:
-                        hidden = hidden[b.ragged.columns]
-                    b.round.aux_hidden.copy_(hidden)
-                self._accept(b, out.hidden)
-            else:
-                self._accept(b, out.hidden)
+            if b.path is None and b.round.aux_hidden.shape[1]:
+                b.round.aux_hidden.copy_(b.by_row(hidden))
+            self._accept(b, out.hidden)
+            if b.path is not None:
                 ops.take_rows(hidden, b.path.rows, b.round.aux_hidden)
                 move_rows(self.target.attention_layers, self._caches, b.path.from_slots, b.path.to_slots)
 
@@ -268,32 +269,35 @@ class VerifyProgram:
 
     def _accept(self, b: VerifyBuffers, hidden: Tensor) -> None:
         """Write the sampled tokens and their counts, and of a tree the accepted path."""
-        out, config, drafts, starts = self.target.projection, self.config, b.draft_token_ids, b.round.start_positions
+        out, drafts, starts = self.target.projection, b.draft_token_ids, b.round.start_positions
         sampled = ops.Sampled(b.round.sampled_token_ids, b.round.num_sampled)
-        needs_logits = config.sampled or config.logprobs or config.sampling_parameters or b.path is not None
-        if out is not None and out.is_split and not needs_logits and config.synthetic_acceptance is None:
+        if out is not None and out.is_split and not self._needs_logits:
             best = most_likely(out.logits(hidden), out.tensor_parallel)
-            ops.accept_greedy(best if b.ragged is None else best[b.ragged.columns], drafts, starts, sampled)
+            ops.accept_greedy(b.by_row(best), drafts, starts, sampled)
             return
-        raw = logits = self.target.logits(hidden)
-        if b.ragged is not None:
-            raw = logits = logits[b.ragged.columns]
-        asked = self.memory.sampling
-        if asked is not None:
-            asked = asked.sliced(slice(0, starts.shape[0]))
-            logits = ops.adjust_logits(logits, present(b.round.temperature), asked, drafts, b.metadata.ancestors)
+        logits = b.by_row(self.target.logits(hidden))
+        adjusted, sampling = logits, self.memory.sampling
+        if sampling is not None:
+            sampling = sampling.sliced(slice(0, starts.shape[0]))
+            adjusted = ops.adjust_logits(logits, present(b.round.temperature), sampling, drafts, b.metadata.ancestors)
         if b.path is None:
-            ops.verify_drafts(logits, drafts, starts, self._acceptance(b), sampled)
+            ops.verify_drafts(adjusted, drafts, starts, self._acceptance(b), sampled)
         else:
             nodes = ops.TreeNodes(drafts, present(b.draft_parents))
             places = b.metadata.positions, b.metadata.slot_mapping
-            ops.verify_tree(logits, nodes, starts, *places, self._acceptance(b), sampled, b.path)
-        tokens = b.round.sampled_token_ids
-        if asked is not None:
-            ops.count_tokens(tokens, asked.output_counts)
-        logprobs = self.memory.logprobs_of(*tokens.shape)
+            ops.verify_tree(adjusted, nodes, starts, *places, self._acceptance(b), sampled, b.path)
+        if sampling is not None:
+            ops.count_tokens(sampled.token_ids, sampling.output_counts)
+        logprobs = self.memory.logprobs_of(*sampled.token_ids.shape)
         if logprobs is not None:
-            ops.emitted_logprobs(raw if b.path is None else raw[b.path.rows], tokens, logprobs)
+            ops.emitted_logprobs(logits if b.path is None else logits[b.path.rows], sampled.token_ids, logprobs)
+
+    @property
+    def _needs_logits(self) -> bool:
+        """Return whether acceptance takes more than the best token of each row, which ranks then need not exchange."""
+        config = self.config
+        draws = config.sampled or config.synthetic_acceptance is not None
+        return draws or config.sampling_parameters or config.logprobs or self.tree is not None
 
     def _acceptance(self, b: VerifyBuffers) -> ops.Acceptance:
         if self.config.synthetic_acceptance is not None:
