@@ -242,7 +242,10 @@ def _skip_reason(report: pytest.TestReport) -> str:
 def _failure(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
     if call.excinfo is None:
         return str(report.longrepr)  # an unexpected pass
-    text = call.excinfo.exconly()
+    seen = call.excinfo.exconly().splitlines()
+    text = "\n".join(
+        line for line in seen if line.strip() and "Use -v" not in line
+    )  # pytest's hint: no run here has it
     where: Any = call.excinfo.traceback[-1]
     if report.when != "call":
         text = f"in {report.when}: {text}"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from unittest.mock import Mock
 
+import pytest
 from specgraph_conformance.diagnosis import by_cause, look_at
+from specgraph_conformance.plugin import _failure
 from specgraph_conformance.render import SHOWN, as_markdown, print_report
 from specgraph_conformance.report import CaseResult, Report
 
@@ -42,6 +45,16 @@ def test_failures_that_saw_the_same_are_one_group() -> None:
         ["replay.op-equals-eager[linear]", "replay.op-equals-eager[bmm]"],
         ["replay.outputs-stay-in-place"],
     ]
+
+
+def test_what_was_seen_has_no_hint_of_pytest() -> None:
+    def body() -> None:
+        assert [1, 2] == [1, 3]
+
+    seen = _failure(Mock(when="call"), pytest.CallInfo.from_call(body, "call"))
+    assert seen.startswith("AssertionError: assert [1, 2] == [1, 3]\n")
+    assert "At index 1" in seen
+    assert "Use -v" not in seen
 
 
 def test_bare_failures_of_two_cases_stay_apart() -> None:

@@ -137,8 +137,8 @@ def test_dropped(platform: Platform) -> None:
     "replay.op-that-writes-and-returns",
     "An op that writes its arguments and returns a new tensor does both in each replay, and what follows reads both.",
     hazard="recorded-op-loses-its-result",
-    cause="a recorder that runs such an op for its writes only, or rebinds what it returned instead of writing it in "
-    "place",
+    cause="a recorder that runs such an op for its writes only, rebinds what it returned instead of writing it in "
+    "place, or keeps an input's values of the capture (then replay.inputs-of-one-value-are-read fails too)",
     quick=True,
 )
 def test_writes_and_returns(platform: Platform, seed: int) -> None:

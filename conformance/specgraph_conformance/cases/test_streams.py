@@ -36,11 +36,11 @@ def test_use(platform: Platform) -> None:
         assert platform.current_stream() == one
         with platform.use(two):
             assert platform.current_stream() == two
-        assert platform.current_stream() == one
-    assert platform.current_stream() == default
+        assert platform.current_stream() == one, "after a nested use(two) the current stream is not `one` again"
+    assert platform.current_stream() == default, "after use(one) the current stream is not the former one"
     with pytest.raises(ZeroDivisionError), platform.use(one):
         _ = 1 / 0
-    assert platform.current_stream() == default
+    assert platform.current_stream() == default, "after an exception in use(one) the former stream is not current"
 
 
 @case(
