@@ -1,6 +1,6 @@
 """Requests that arrive at random times at an engine which drafts by itself and through specgraph, in turns.
 
-    python integrations/gpu/served.py --engine vllm --out h200-vllm-served.json
+    python integrations/gpu/served.py --engine vllm --out h100-vllm.json
     python integrations/gpu/served.py --engine vllm --target FOLDER --drafter FOLDER --rates 10,30,60 --out FILE
 
 8B shapes with dummy weights, K = 5, no prefix cache, prompts of 64 to 2,048 tokens, outputs of 128. How many drafts are
