@@ -91,9 +91,8 @@ def unsupported_config(config: Any) -> str | None:
             return f"{name} {size}; one GPU is served, or several by tensor parallel"
     if (size := getattr(speculative, "draft_tensor_parallel_size", None)) not in (None, parallel.tensor_parallel_size):
         return f"draft_tensor_parallel_size {size}; the drafter is split as the target is"
-    deals_experts = parallel.tensor_parallel_size > 1 and getattr(parallel, "enable_expert_parallel", False)
-    if deals_experts and speculative.method == "mtp":  # other drafters have no mixture of experts
-        return "enable_expert_parallel with method 'mtp'; served are experts that are each split over the ranks"
+    if getattr(parallel, "enable_eplb", False) and speculative.method == "mtp":  # others have no mixture of experts
+        return "enable_eplb with method 'mtp': experts that move between the ranks while the engine runs are not served"
     if model.dtype not in (torch.bfloat16, torch.float16):
         return f"dtype {str(model.dtype).removeprefix('torch.')}; bfloat16 and float16 are served"
     served = (None, "auto", str(model.dtype).removeprefix("torch."), *FP8_CACHES)

@@ -324,7 +324,7 @@ def test_the_configuration_has_what_is_checked(wheel) -> None:
             "tensor_parallel_size",
             "pipeline_parallel_size",
             "data_parallel_size",
-            "enable_expert_parallel",
+            "enable_eplb",
         ),
         "model": ("dtype", "enforce_eager"),
         "cache": ("cache_dtype",),

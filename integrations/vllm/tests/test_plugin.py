@@ -123,14 +123,7 @@ REFUSED = [
         "reserves no KV slot for its last row",
     ),
     ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size 2"),
-    (
-        {
-            "speculative_config__method": "mtp",
-            "parallel_config__tensor_parallel_size": 2,
-            "parallel_config__enable_expert_parallel": True,
-        },
-        "enable_expert_parallel with method 'mtp'",
-    ),
+    ({"speculative_config__method": "mtp", "parallel_config__enable_eplb": True}, "enable_eplb with method 'mtp'"),
     ({"model_config__dtype": torch.float32}, "dtype float32"),
     ({"cache_config__cache_dtype": "nvfp4"}, "kv_cache_dtype 'nvfp4'"),
     ({"model_config__enforce_eager": True}, "enforce_eager"),
