@@ -35,6 +35,9 @@ _SPLITS = (torch.Tensor.tensor_split, torch.tensor_split)
 
 
 def host_read_error(what: str) -> HostReadError:
+    """Return the error of a read; `what` is the op or the call."""
+    if "_local_scalar_dense" in what:
+        what = f"a branch, .item(), int() or index of Python's on a tensor ({what})"
     return HostReadError(
         f"{what} at {user_line()} reads a device value on the host, in a capture. Captured work has not run: there is "
         f"no value to read. Keep the value in a tensor, or read it before the capture or after the replay"
