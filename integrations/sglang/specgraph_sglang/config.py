@@ -18,6 +18,10 @@ def unsupported_arguments(args: Any) -> str | None:
     for name in ("pp_size", "dp_size", "attn_cp_size"):
         if (size := getattr(args, name, 1)) != 1:
             return f"--{name.replace('_', '-')} {size}; one GPU is served, or several with --tp-size"
+    for name in ("moe_a2a_backend", "speculative_moe_a2a_backend"):
+        is_mtp = args.speculative_draft_model_path == getattr(args, "model_path", "")
+        if is_mtp and (backend := getattr(args, name, None)) not in (None, "none"):
+            return f"--{name.replace('_', '-')} {backend} with MTP; its experts are split by tensor parallel"
     if args.kv_cache_dtype not in ("auto", "fp8_e4m3"):
         return f"--kv-cache-dtype {args.kv_cache_dtype}; the KV cache has the model's dtype, or fp8_e4m3"
     if args.disaggregation_mode != "null":

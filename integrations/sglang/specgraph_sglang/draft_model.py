@@ -29,12 +29,13 @@ HYBRID_POOL_CLASS = "HybridLinearKVPool"
 SglangHead = Eagle3Head | EagleHead | MtpHead
 
 
-def draft_head(module: Any, ranks: TensorParallel = WHOLE) -> SglangHead:
+def draft_head(module: Any, ranks: TensorParallel = WHOLE, group: Any = None) -> SglangHead:
     """The head over the module's own weights, with the module's own table of cosines and sines.
 
     Args:
         module: as SGLang loaded it, its weights on the device and the target's embedding set.
         ranks: over which SGLang has split the module.
+        group: SGLang's group of these ranks; None for one.
 
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
@@ -43,7 +44,7 @@ def draft_head(module: Any, ranks: TensorParallel = WHOLE) -> SglangHead:
     if name == EAGLE_CLASS:
         return eagle_head_from_module(module, ranks)
     if name in MTP_CLASSES:
-        return mtp_head(module, ranks)
+        return mtp_head(module, ranks, group)
     if name != EAGLE3_CLASS:
         served = ", ".join((EAGLE3_CLASS, EAGLE_CLASS, *MTP_CLASSES))
         raise UnsupportedError(f"the draft model is a {name}; served are {served}")

@@ -5,10 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from specgraph.errors import UnsupportedError
+from torch import Tensor
+
+from specgraph import ops
 from specgraph.models.mtp import MtpHead
 from specgraph.models.mtp_from_modules import LatentParts, MtpParts, mtp_head_from_modules
 from specgraph.parallel import TensorParallel
+from specgraph.plugin.sums import sums_in_graph
 
 MIMO, GLM, DEEPSEEK = "MiMoMTP", "Glm4MoeForCausalLMNextN", "DeepseekV3ForCausalLMNextN"
 QWEN = "Qwen3NextForCausalLMMTP", "Qwen3_5ForCausalLMMTP"
@@ -60,12 +63,24 @@ def mtp_parts(module: Any) -> MtpParts:
     )
 
 
-def mtp_head(module: Any, ranks: TensorParallel) -> MtpHead:
-    """The head over one of `MTP_CLASSES`, split over `ranks`; SGLang's mixture of experts runs in its graphs.
+def mtp_head(module: Any, ranks: TensorParallel, group: Any) -> MtpHead:
+    """The head over one of `MTP_CLASSES`, split over `ranks`; SGLang's mixture of experts runs in the draft graphs.
+
+    Args:
+        group: SGLang's group of these ranks; None for one.
 
     Raises:
         UnsupportedError: as of `mtp_head_from_modules`.
     """
-    if ranks.size > 1 and (name := type(module).__name__) != MIMO:
-        raise UnsupportedError(f"{name} over {ranks.size} ranks, whose results SGLang's layer adds up; served is one")
-    return mtp_head_from_modules(module.config, mtp_parts(module), ranks, lambda mlp, x: mlp(x))
+
+    def summed(mlp: Any, x: Tensor) -> Tensor:
+        if group is None:
+            return mlp(x)
+        with sums_in_graph(group, ranks) as sums:
+            out = mlp(x)
+        if not sums:  # since 0.5.23 SGLang's layer adds up, not its mixture
+            out = out.contiguous()
+            ops.all_reduce(out, ranks.group)
+        return out
+
+    return mtp_head_from_modules(module.config, mtp_parts(module), ranks, summed)

@@ -122,7 +122,7 @@ class DraftRounds:
             worker: SGLang's draft worker.
             sglang: see `draft_worker_class`.
         """
-        group = None if sglang.tp_group is None else sglang.tp_group()
+        self._group = group = None if sglang.tp_group is None else sglang.tp_group()
         self._ranks = None if group is None else ranks_of_groups(group.device_group, group.cpu_group)
         self.worker, self.sglang = worker, sglang
         self.counts = ProposeCounts(_LOG)
@@ -156,7 +156,7 @@ class DraftRounds:
         worker, runner = self.worker, self.worker.draft_runner
         split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
         with agreed(self._ranks):
-            head, page_size = draft_head(runner.model, split), runner.token_to_kv_pool.page_size
+            head, page_size = draft_head(runner.model, split, self._group), runner.token_to_kv_pool.page_size
             caches = draft_cache(head, runner.model, runner.token_to_kv_pool)
         sizes, _ = self.sglang.get_batch_sizes_to_capture(runner)
         rows, table = worker.req_to_token_pool.req_to_token, head.attention_layers[0].rotary

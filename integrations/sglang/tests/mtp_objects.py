@@ -10,11 +10,20 @@ from torch import Tensor, nn
 
 
 class Glm4MoeSparseMoeBlock(mixtures.Mixture):
-    """Its forward needs no context."""
+    """Its forward needs no context. The layer adds up what the ranks give (0.5.23)."""
+
+    adds_up = False
 
     def forward(self, hidden_states: Tensor, forward_batch: Any = None) -> Tensor:
         assert forward_batch is None
+        self.ranks = self.ranks if self.adds_up else 1
         return self.mixed(hidden_states)
+
+
+class DeepseekV2MoE(Glm4MoeSparseMoeBlock):
+    """It adds up itself, as all of 0.5.17 do."""
+
+    adds_up = True
 
 
 class Glm4MoeForCausalLMNextN(mixtures.MtpModule):
@@ -33,6 +42,9 @@ class DeepseekV3ForCausalLMNextN(Glm4MoeForCausalLMNextN):
     """SGLang has split `kv_b_proj` into tensors that are no parameters."""
 
     kind = "deepseek"
+
+    def mlp(self, prefix: str) -> nn.Module:
+        return DeepseekV2MoE(self.read, prefix, self.config)
 
     def layer(self, prefix: str, layer_name: str) -> nn.Module:
         layer = mixtures.DeepSeekMTP.layer(self, prefix, layer_name)

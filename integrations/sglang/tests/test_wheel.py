@@ -190,4 +190,4 @@ def test_the_arguments_that_are_checked_exist() -> None:
         and node.value.islower()
     }
     read = {n.attr for n in ast.walk(config) if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == "args"}
-    assert (listed - {"auto", "null", "annotations", "fp8_e4m3"}) | read <= args
+    assert (listed - {"auto", "null", "none", "annotations", "fp8_e4m3"}) | read <= args

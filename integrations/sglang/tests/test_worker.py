@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draft.test_against_dense import dense_chain
-from mixtures import mixture_folder
+from mixtures import TP_GROUP, mixture_folder
 from mtp_objects import DeepseekV3ForCausalLMNextN, Glm4MoeForCausalLMNextN, MiMoMTP, Qwen3NextForCausalLMMTP
 from parallel.processes import results
 from sglang_objects import (
@@ -49,6 +49,8 @@ class Engine:
     def __init__(self, folder, method: str, page: int, ranks=None) -> None:
         """Method "fp8" is EAGLE-3 with an FP8 KV cache. `ranks`: this process is one of those that split the module."""
         size, rank = (1, 0) if ranks is None else (ranks.size, ranks.rank)
+        if ranks is not None:
+            TP_GROUP.device_group, TP_GROUP.cpu_group = ranks.device, ranks.host
         vocab = {} if ranks is None else {"vocab": 128}  # SGLang pads others to 64 rows
         fp8, method = method == "fp8", method.replace("fp8", "eagle3")
         self.stored = (lambda x: x.float().to(E4M3).double()) if fp8 else lambda x: x
@@ -69,7 +71,8 @@ class Engine:
         self.vocab, self.hidden_size, layer = target.vocab_size, target.hidden_size, self.oracle.attention_layers[0]
         pages, dtype = MAX_LEN // page, E4M3 if fp8 else torch.float32
         pool = MLATokenToKVPool if layer.latent else MHATokenToKVPool
-        self.pool = pool(SLOTS * pages, page, layer.num_kv_heads // size, layer.head_dim, dtype)
+        heads = max(1, layer.num_kv_heads // size)
+        self.pool = pool(SLOTS * pages, page, heads, layer.head_dim, dtype)
         if method == "qwen":
             self.pool = HybridLinearKVPool(page_size=page, full_kv_pool=self.pool)
         owned = (torch.randperm(SLOTS * pages, generator=self.g) + 1).view(SLOTS, pages)
@@ -79,7 +82,7 @@ class Engine:
             build_eagle_verify_input=lambda *args, **named: SimpleNamespace(args=args, named=named),
             get_batch_sizes_to_capture=lambda runner: (SIZES, None),
             EagleDraftInput=SimpleNamespace, _eagle_prefill_tail_tokens=prompt_tails,
-            tp_group=ranks and (lambda: SimpleNamespace(device_group=ranks.device, cpu_group=ranks.host)),
+            tp_group=ranks and (lambda: TP_GROUP),
         ))  # fmt: skip
         w = self.worker = made()
         w.server_args, w.speculative_num_steps, w.speculative_num_draft_tokens = server_args(page_size=page), K, K + 1
@@ -149,20 +152,22 @@ class Engine:
 
 def draft_on_a_rank(ranks) -> list[list[int]]:
     """Drafts of rounds on this rank that differ from those of the whole module."""
-    with tempfile.TemporaryDirectory() as folder:
-        engine, wrong, seen = Engine(Path(folder), "eagle3", 16, ranks), [], 0
-    for slot, length in ((2, 3), (0, 15), (4, 40)):
-        engine.prompt(slot, length)
-    for slots, counts in (([2, 0, 4], [1, 3, 5]), ([4, 2], [2, 2]), ([0, 4, 2], [4, 1, 5])):
-        _, _, want = engine.round(slots, counts)
-        got = handed_out(engine, slots).tolist()
-        wrong += [row for row, each in zip(got, want, strict=True) if row != each]
-        seen += len(got)
+    wrong, seen = [], 0
+    for method in ("eagle3", "glm", "deepseek"):
+        with tempfile.TemporaryDirectory() as folder:
+            engine = Engine(Path(folder), method, 16, ranks)
+        for slot, length in ((2, 3), (0, 15), (4, 40)):
+            engine.prompt(slot, length)
+        for slots, counts in (([2, 0, 4], [1, 3, 5]), ([4, 2], [2, 2]), ([0, 4, 2], [4, 1, 5])):
+            _, _, want = engine.round(slots, counts)
+            got = handed_out(engine, slots).tolist()
+            wrong += [row for row, each in zip(got, want, strict=True) if row != each]
+            seen += len(got)
     return [wrong, [seen]]
 
 
 def test_two_ranks_draft_what_the_whole_module_drafts() -> None:
-    assert results(2, "call", module="test_worker", name="draft_on_a_rank") == [[[], [8]]] * 2
+    assert results(2, "call", module="test_worker", name="draft_on_a_rank") == [[[], [24]]] * 2
 
 
 @pytest.fixture
@@ -194,7 +199,7 @@ def handed_out(engine: Engine, slots: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("method", "page"),
-    [("eagle3", 16), ("eagle3", 1), ("eagle", 32), ("glm", 16), ("qwen", 1), ("deepseek", 16), ("mimo", 32)],
+    [("eagle3", 16), ("eagle", 32), ("glm", 16), ("qwen", 1), ("deepseek", 16), ("mimo", 32)],
 )
 def test_drafts_follow_the_whole_history_in_sglangs_cache(engine) -> None:
     for slot, length in ((2, 3), (0, 15), (4, 40)):
@@ -267,8 +272,6 @@ def test_what_an_mtp_head_does_not_have_is_refused_by_name(tmp_path) -> None:
     for pool in (MHATokenToKVPool(2, 16, 1, 32, torch.float32), MLATokenToKVPool(2, 16, 1, 32, E4M3)):
         with pytest.raises(UnsupportedError, match="the drafter's KV cache is"):
             draft_cache(draft_head(module), module, pool)
-    with pytest.raises(UnsupportedError, match="DeepseekV3ForCausalLMNextN over 2 ranks"):
-        draft_head(module, SimpleNamespace(size=2))
     module.model.decoder.self_attn.w_kc = module.model.decoder.self_attn.w_kc.to(E4M3)
     with pytest.raises(UnsupportedError, match="the engine keeps them in another form here"):
         draft_head(module)

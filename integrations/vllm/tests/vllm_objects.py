@@ -272,7 +272,8 @@ def split(module: Any, rank: int, size: int) -> None:
         cut(attention.o_proj, dim=1)
         if hasattr(attention, "q_b_proj"):
             cut(attention.q_b_proj)
-            cut(attention.mla_attn.mla_attn, names=("W_UK_T", "W_UV"))
+            of_vllm = getattr(attention, "mla_attn", None)
+            cut(attention if of_vllm is None else of_vllm.mla_attn, names=("W_UK_T", "W_UV", "w_kc", "w_vc"))
         else:
             over, kv = min(size, attention.num_kv_heads), attention.num_kv_heads * attention.head_dim
             query = attention.qkv_proj.weight.shape[0] - 2 * kv
@@ -286,7 +287,7 @@ def split(module: Any, rank: int, size: int) -> None:
             cut(mlp.gate_up_proj, *[(mlp.gate_up_proj.weight.shape[0] // 2, size)] * 2)
             cut(mlp.down_proj, dim=1)
     cut(module.model.embed_tokens)
-    cut(mtp_parts(module).lm_head if hasattr(module, "kind") else module.lm_head)
+    cut(module.lm_head if hasattr(module, "lm_head") else mtp_parts(module).lm_head)
     if getattr(module, "kind", "") == "qwen":
         cut(module.model.fc)
 
