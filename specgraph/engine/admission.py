@@ -18,10 +18,12 @@ def check_request(request: Request, config: EngineConfig, query_len: int, vocab_
         wrong = next(token for token in request.prompt_token_ids if not 0 <= token < vocab_size)
         raise ConfigError(f"prompt token {wrong} is not in the target's vocabulary of {vocab_size}")
     if request.temperature > 0 and not config.sampled:
-        raise ConfigError(f"temperature {request.temperature} needs a decoder with config.sampled = True")
+        raise ConfigError(f"temperature {request.temperature}: this decoder is greedy; load it with sampled=True")
     if (parameters := request.parameters) and not config.sampling_parameters:
         name, value = next(iter(parameters.items()))
-        raise ConfigError(f"{name} {value} needs a decoder with config.sampling_parameters = True")
+        raise ConfigError(
+            f"{name} {value}: this decoder takes no such parameters; load it with sampling_parameters=True"
+        )
     if wrong := [token for token in request.logit_bias if not 0 <= token < vocab_size]:
         raise ConfigError(f"logit_bias names token {wrong[0]}, the target's vocabulary has {vocab_size}")
     length = len(request.prompt_token_ids)

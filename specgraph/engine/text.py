@@ -74,7 +74,9 @@ class TextGenerator:
         """
         known = {field.name for field in fields(Request)} - {"prompt_token_ids"}
         if unknown := sorted(parameters.keys() - known):
-            why = UNSUPPORTED.get(unknown[0], "there is no parameter of this name")
+            why = UNSUPPORTED.get(
+                unknown[0], f"there is no parameter of this name; there are {', '.join(sorted(known))}"
+            )
             raise ConfigError(f"'{unknown[0]}' is not supported: {why}")
         parameters.setdefault("stop_token_ids", self.stop_token_ids)
         if temperature > 0 and not self.decoder.config.sampled:

@@ -86,7 +86,7 @@ def test_mixed_parameters_in_one_batch_follow_their_distributions(make_decoder, 
 
 def test_parameters_without_a_decoder_for_them_are_refused_by_name(make_decoder, eagle3):
     decoder = make_decoder(eagle3, sampled=True)
-    with pytest.raises(ConfigError, match=r"top_p 0\.9 needs a decoder with config\.sampling_parameters"):
+    with pytest.raises(ConfigError, match=r"top_p 0\.9: .*load it with sampling_parameters=True"):
         decoder.add(Request(prompt_token_ids=[1], max_tokens=2, temperature=1.0, top_p=0.9))
     with pytest.raises(ConfigError, match="logit_bias"):
         decoder.add(Request(prompt_token_ids=[1], max_tokens=2, logit_bias={3: 1.0}))
@@ -100,6 +100,8 @@ def test_parameters_of_the_text_generator():
     for name in (*UNSUPPORTED, "colour"):
         with pytest.raises(ConfigError, match=f"'{name}' is not supported: "):
             generator.request("x", **{name: 2})
+    with pytest.raises(ConfigError, match=r"'max_token' is not supported: .*; there are .*max_tokens,"):
+        generator.request("x", max_token=2)
     request = generator.request("def f(", max_tokens=5, temperature=1.0, top_p=1e-6)
     greedy = generator.request("def f(", max_tokens=5)
     first, second = generator.generate([request, greedy])
