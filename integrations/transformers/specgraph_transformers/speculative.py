@@ -15,7 +15,7 @@ from specgraph import DraftConfig, Drafter, Platform, allocate_caches, load_draf
 from specgraph.attention import choose_attention
 from specgraph.checkpoints import target_shape
 from specgraph.engine import AcceptanceMetrics
-from specgraph.errors import ConfigError
+from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.options import DraftCount
 from specgraph.validation import Count, ModelLen, Requests, checked
 from specgraph_transformers.acceptance import Acceptance
@@ -129,7 +129,8 @@ class Speculative:
         """Called by `generate`, which has prepared everything; returns what `generate` returns.
 
         Raises:
-            UnsupportedError, ConfigError: before any pass, where the output could not be the same.
+            UnsupportedError, ConfigError: before any pass, where the output could not be the same, or the drafter takes
+                a state of the target that transformers does not hand out.
             CheckpointError: the drafter's folder cannot be read, or does not fit the model.
         """
         streamer = streamer or _streamer_of_generate()
@@ -178,6 +179,11 @@ class Speculative:
     def _capture(self, model: Any) -> Drafter:
         shape = target_shape(model, max_model_len=self._length)
         head = load_drafter(self.draft, shape, num_modules=self.num_modules)
+        if shape.num_layers in head.aux_layers:
+            raise UnsupportedError(
+                f"{self.draft} takes the last layer's output before the final norm (layer {shape.num_layers} of "
+                f"{list(head.aux_layers)}), and transformers' hidden states have it behind that norm only"
+            )
         platform = self._open(shape.embed_tokens.device)
         attention = choose_attention(
             "auto", platform, head.attention_layers, head.dtype, self._config.get("block_size")

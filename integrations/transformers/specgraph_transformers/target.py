@@ -29,7 +29,8 @@ class TransformersTarget:
             lengths: tokens of each prompt, padding not counted.
             max_length: positions that the model has. The last drafts of a request may lie beyond: their rows are
                 computed at the last position, and never used.
-            aux_layers: hidden state k enters layer k of the model; empty for the state after the final norm.
+            aux_layers: hidden state k enters layer k of the model, and the one behind the final norm is the number of
+                layers + 1, as in `Target.forward`; empty for that state alone.
         """
         self.model, self.cache, self.aux_layers = model, cache, tuple(aux_layers) or (-1,)
         self.lengths = list(lengths)
@@ -97,5 +98,6 @@ class TransformersTarget:
         if self._takes_logits_to_keep:
             inputs["logits_to_keep"] = num_logits
         out = self.model(**inputs, output_hidden_states=True, return_dict=True)
-        states = [out.hidden_states[k] for k in self.aux_layers]
+        # transformers has no last layer's output before the norm: the entry in its place is behind it
+        states = [out.hidden_states[min(k, len(out.hidden_states) - 1)] for k in self.aux_layers]
         return out.logits[:, -num_logits:], torch.cat([state.to(states[0].device) for state in states], dim=-1)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import tiny_checkpoints
 import torch
 import transformers
+from changed_folders import change_config
 from specgraph_transformers import speculative
-from tiny_targets import make_prompts, make_target
+from specgraph_transformers.target import TransformersTarget
+from tiny_targets import VOCAB, make_prompts, make_target
 from transformers import DynamicCache, GenerationConfig
 
 from specgraph.draft import DraftTree
@@ -99,6 +102,21 @@ def test_a_drafter_for_another_target(eagle3):
     model = make_target("Llama", vocab_size=13)
     with pytest.raises(CheckpointError, match="vocabulary 12, the target has 13"):
         model.generate(make_prompts(5)[0], max_new_tokens=4, custom_generate=speculative(eagle3))
+
+
+def test_a_drafter_of_the_last_layers_output(model, tmp_path):
+    """Behind the final norm it is handed out, before it is not."""
+    folder = tiny_checkpoints.write_eagle3(tmp_path, vocab=VOCAB, draft_vocab=VOCAB - 3)
+    change_config(folder, "eagle_config", eagle_aux_hidden_state_layer_ids=[1, 2, 4])
+    ids, _ = make_prompts(5)
+    with pytest.raises(UnsupportedError, match=r"before the final norm \(layer 4 of \[1, 2, 4\]\)"):
+        model.generate(ids, max_new_tokens=4, custom_generate=speculative(folder))
+    target = TransformersTarget(model, DynamicCache(config=model.config), [5], 128, (3, 5))
+    with torch.no_grad():
+        states = target.prefill(ids, None, torch.arange(5)[None])[1].chunk(2, dim=-1)
+        behind = model.model(ids).last_hidden_state
+    assert torch.equal(states[1], behind)
+    assert not torch.equal(states[0], behind)
 
 
 @pytest.mark.parametrize(
