@@ -13,7 +13,7 @@ from torch import Tensor
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
-from specgraph.errors import SpecgraphError, UnsupportedError, first_line
+from specgraph.errors import ConfigError, SpecgraphError, UnsupportedError, first_line
 from specgraph.models.protocol import Head
 from specgraph.options import LoweringChoice
 from specgraph.tools.shapes import lone_drafter
@@ -90,6 +90,9 @@ def audit(platform: Platform, head: Head, case: AuditCase, attention: AttentionB
         `equal`, `rounds`, `batch_sizes`, `refused` (reason by lowering), and, unless equal, `first`: the lowering, the
         round and the tensor that differs first, with layer, draft step, request and position if it is a KV cache, or
         the message of a capture or propose that failed.
+
+    Raises:
+        ConfigError: the head cannot draft as the case says.
     """
     refused: dict[str, str] = {}
     drafters: dict[str, Drafter] = {}
@@ -104,6 +107,8 @@ def audit(platform: Platform, head: Head, case: AuditCase, attention: AttentionB
                 except UnsupportedError as error:
                     refused[lowering] = str(error)
                 except (SpecgraphError, *_OTHERS) as error:
+                    if isinstance(error, ConfigError) and lowering not in drafters:
+                        raise  # the case does not fit the head
                     return report | {"first": {"lowering": lowering, "tensor": None, "message": _said(error)}}
             eager = drafters["eager"]
             for number in range(case.rounds):
@@ -197,7 +202,7 @@ def as_text(report: dict[str, Any], lowerings: Sequence[str]) -> str:
     if report["equal"]:
         compared = [name for name in lowerings if name not in report["refused"]]
         return "\n".join([*lines, f"equal to eager, bit for bit: {', '.join(compared) or 'nothing'} ({rounds})"])
-    first = dict(report["first"])
+    first = {name: value for name, value in report["first"].items() if value is not None}
     verb = "failed" if "message" in first else "differs from eager"
     where = f"{first.pop('lowering')} {verb}"
     return "\n".join([*lines, f"{where} after {rounds}", *(f"  {name}: {value}" for name, value in first.items())])

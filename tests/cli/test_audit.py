@@ -13,6 +13,7 @@ from mutants.all import MUTANTS
 from specgraph import ops
 from specgraph.attention import PagedHostAttention
 from specgraph.device.cpu import CpuPlatform
+from specgraph.errors import ConfigError
 from specgraph.tools.audit import AuditCase, as_text, audit
 
 
@@ -108,6 +109,11 @@ def test_known_bugs_are_named(name, culprit, monkeypatch):
         assert culprit in first["message"]
     else:
         assert culprit.items() <= first.items()
+
+
+def test_a_case_that_does_not_fit_the_head_is_no_finding():
+    with pytest.raises(ConfigError, match="num_speculative_tokens is 40, and this parallel drafter"):
+        run(make_head("dflash", make_target()), num_speculative_tokens=40)
 
 
 @pytest.mark.parametrize("source", [(), ("--shape", "eagle3-tiny-python")], ids=["shipped pair", "random weights"])
