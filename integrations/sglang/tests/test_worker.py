@@ -197,10 +197,7 @@ def handed_out(engine: Engine, slots: list[int]) -> torch.Tensor:
     return tokens
 
 
-@pytest.mark.parametrize(
-    ("method", "page"),
-    [("eagle3", 16), ("eagle", 32), ("glm", 16), ("qwen", 1), ("deepseek", 16), ("mimo", 32)],
-)
+@pytest.mark.parametrize(("method", "page"), [("eagle3", 16), ("eagle", 32), ("glm", 16), ("qwen", 1), ("mimo", 32)])
 def test_drafts_follow_the_whole_history_in_sglangs_cache(engine) -> None:
     for slot, length in ((2, 3), (0, 15), (4, 40)):
         engine.prompt(slot, length)
