@@ -74,10 +74,6 @@ class Runtime:
             if self.library.ascendsim_limit(name.encode(), int(on)):
                 raise ValueError(f"no limit '{name}'; there are {', '.join(each['name'] for each in self.limits())}")
 
-    def clear_errors(self) -> None:
-        """Forget the sticky errors of all streams, as a reset of the device would."""
-        self.library.ascendsim_clear_errors()
-
 
 def environment(build: str | Path, flavour: Flavour = "values", **options: int | str) -> dict[str, str]:
     """The environment variables for a process that shall find this runtime instead of CANN.

@@ -1,20 +1,10 @@
-// Matrix products, norms, activations, rotary embedding, random numbers.
+// Matrix products, the norm, random numbers.
 #include <ATen/CPUGeneratorImpl.h>
-
-#include <cmath>
 
 #include "op.h"
 
 using namespace op;
 
-static Tensor inverse_rms(const Tensor& x, double eps) {
-  return at::rsqrt(x.to(at::kFloat).pow(2).mean(-1, true) + eps);
-}
-static Tensor rotated(const Tensor& x, int64_t interleaved) {
-  if (interleaved) return at::stack({-x.slice(-1, 1, INT64_MAX, 2), x.slice(-1, 0, INT64_MAX, 2)}, -1).reshape(x.sizes());
-  auto halves = x.chunk(2, -1);
-  return at::cat({-halves[1], halves[0]}, -1);
-}
 // A generator of the seed and offset that torch_npu hands over: the same pair gives the same numbers.
 static at::Generator seeded(int64_t seed, int64_t offset) {
   return at::detail::createCPUGenerator(static_cast<uint64_t>(seed) * 0x9E3779B97F4A7C15ULL + static_cast<uint64_t>(offset));
@@ -31,30 +21,10 @@ OP(aclnnBaddbmm, (Tensor c, Tensor a, Tensor b, Scalar beta, Scalar alpha, Tenso
    put(out, at::baddbmm(c, a, b, beta, alpha)))
 
 OP(aclnnRmsNorm, (Tensor x, Tensor gamma, double eps, Tensor y, Tensor rstd), {
-  auto r = inverse_rms(x, eps);
+  auto r = at::rsqrt(x.to(at::kFloat).pow(2).mean(-1, true) + eps);
   put(y, (x.to(at::kFloat) * r).to(x.scalar_type()) * gamma);
   put(rstd, r);
 })
-OP(aclnnAddRmsNorm, (Tensor a, Tensor b, Tensor gamma, double eps, Tensor y, Tensor rstd, Tensor sum), {
-  auto s = a + b;
-  auto r = inverse_rms(s, eps);
-  put(y, (s.to(at::kFloat) * r).to(a.scalar_type()) * gamma);
-  put(rstd, r);
-  put(sum, s);
-})
-OP(aclnnLayerNorm, (Tensor x, Ints shape, Tensor weight, Tensor bias, double eps, Tensor out, Tensor mean, Tensor rstd), {
-  auto [y, m, r] = at::native_layer_norm(x, shape, weight.defined() ? Opt<Tensor>(weight) : std::nullopt,
-                                         bias.defined() ? Opt<Tensor>(bias) : std::nullopt, eps);
-  put(out, y);
-  if (mean.defined()) put_cast(mean, m);
-  if (rstd.defined()) put_cast(rstd, r);
-})
-OP(aclnnSwiGlu, (Tensor x, int64_t d, Tensor out), {
-  auto halves = x.chunk(2, d);
-  put(out, at::silu(halves[0]) * halves[1]);
-})
-OP(aclnnRotaryPositionEmbedding, (Tensor x, Tensor cos, Tensor sin, int64_t interleaved, Tensor out),
-   put_cast(out, x * cos + rotated(x, interleaved) * sin))
 
 OP(aclnnInplaceNormal, (Tensor a, float mean, float std, int64_t seed, int64_t offset),
    a.normal_(mean, std, seeded(seed, offset)))
@@ -62,8 +32,6 @@ OP(aclnnInplaceUniform, (Tensor a, double low, double high, uint64_t seed, uint6
    a.uniform_(low, high, seeded(static_cast<int64_t>(seed), static_cast<int64_t>(offset))))
 OP(aclnnInplaceRandom, (Tensor a, int64_t low, int64_t high, int64_t seed, int64_t offset),
    a.random_(low, high, seeded(seed, offset)))
-OP(aclnnMultinomial, (Tensor p, int64_t n, bool replace, int64_t seed, int64_t offset, Tensor out),
-   put(out, at::multinomial(p, n, replace, seeded(seed, offset))))
 
 // In capture, seed and offset are device tensors, and the graph adds its own offset.
 static at::Generator seeded(const Tensor& seed, const Tensor& offset, int64_t more) {
@@ -75,5 +43,3 @@ OP(aclnnInplaceUniformTensor, (Tensor a, double low, double high, Tensor seed, T
    a.uniform_(low, high, seeded(seed, offset, more)))
 OP(aclnnInplaceRandomTensor, (Tensor a, int64_t low, int64_t high, Tensor seed, Tensor offset, int64_t more),
    a.random_(low, high, seeded(seed, offset, more)))
-OP(aclnnMultinomialTensor, (Tensor p, int64_t n, bool replace, Tensor seed, Tensor offset, int64_t more, Tensor out),
-   put(out, at::multinomial(p, n, replace, seeded(seed, offset, more))))

@@ -10,7 +10,6 @@ OP(aclnnInplaceOne, (Tensor a), a.fill_(1))
 OP(aclnnInplaceFillScalar, (Tensor a, Scalar v), a.fill_(v))
 OP(aclnnInplaceFillTensor, (Tensor a, Tensor v), a.copy_(v.expand(a.sizes())))
 OP(aclnnArange, (Scalar from, Scalar to, Scalar step, Tensor out), put(out, at::arange(from, to, step, out.options())))
-OP(aclnnEyeOut, (int64_t n, int64_t m, Tensor out), put(out, at::eye(n, m, out.options())))
 
 #define WITH_ALPHA(N, f)                                                              \
   OP(aclnn##N, (Tensor a, Tensor b, Scalar alpha, Tensor out), put(out, f(a, b, alpha)))  \
@@ -32,22 +31,10 @@ BINARY(Mul, at::mul)
 BINARY(Div, at::div)
 BINARY(FloorDivide, at::floor_divide)
 
-static const char* rounding(int mode) { return mode == 1 ? "trunc" : "floor"; }
-static Opt<c10::string_view> rounding_mode(int64_t mode) {
-  return mode ? Opt<c10::string_view>(rounding(static_cast<int>(mode))) : std::nullopt;
-}
-OP(aclnnDivMod, (Tensor a, Tensor b, int64_t m, Tensor out), put(out, at::div(a, b, rounding_mode(m))))
-OP(aclnnDivMods, (Tensor a, Scalar b, int64_t m, Tensor out), put(out, at::div(a, b, rounding_mode(m))))
-OP(aclnnInplaceDivMod, (Tensor a, Tensor b, int64_t m), put_cast(a, at::div(a, b, rounding_mode(m))))
-OP(aclnnInplaceDivMods, (Tensor a, Scalar b, int64_t m), put_cast(a, at::div(a, b, rounding_mode(m))))
-
-#define REMAINDER(N, f)                                                                  \
-  OP(aclnn##N##TensorTensor, (Tensor a, Tensor b, Tensor out), put(out, f(a, b)))        \
-  OP(aclnn##N##TensorScalar, (Tensor a, Scalar b, Tensor out), put(out, f(a, b)))        \
-  OP(aclnnInplace##N##TensorTensor, (Tensor a, Tensor b), put_cast(a, f(a, b)))          \
-  OP(aclnnInplace##N##TensorScalar, (Tensor a, Scalar b), put_cast(a, f(a, b)))
-REMAINDER(Remainder, at::remainder)
-REMAINDER(Fmod, at::fmod)
+OP(aclnnRemainderTensorTensor, (Tensor a, Tensor b, Tensor out), put(out, at::remainder(a, b)))
+OP(aclnnRemainderTensorScalar, (Tensor a, Scalar b, Tensor out), put(out, at::remainder(a, b)))
+OP(aclnnInplaceRemainderTensorTensor, (Tensor a, Tensor b), put_cast(a, at::remainder(a, b)))
+OP(aclnnInplaceRemainderTensorScalar, (Tensor a, Scalar b), put_cast(a, at::remainder(a, b)))
 OP(aclnnRemainderScalarTensor, (Scalar a, Tensor b, Tensor out), put(out, at::remainder(a, b)))
 
 #define COMPARE(N, f)                                                              \
@@ -91,9 +78,8 @@ UNARY(Ceil, at::ceil)
 UNARY(Round, at::round)
 OP(aclnnGelu, (Tensor a, Tensor out), put(out, at::gelu(a)))
 OP(aclnnIsFinite, (Tensor a, Tensor out), put(out, at::isfinite(a)))
-OP(aclnnIsClose, (Tensor a, Tensor b, double rtol, double atol, bool nan, Tensor out),
-   put(out, at::isclose(a, b, rtol, atol, nan)))
 OP(aclnnMinimum, (Tensor a, Tensor b, Tensor out), put(out, at::minimum(a, b)))
+OP(aclnnLogAddExp, (Tensor a, Tensor b, Tensor out), put(out, at::logaddexp(a, b)))
 OP(aclnnMaximum, (Tensor a, Tensor b, Tensor out), put(out, at::maximum(a, b)))
 OP(aclnnLogicalAnd, (Tensor a, Tensor b, Tensor out), put(out, at::logical_and(a, b)))
 OP(aclnnLogicalOr, (Tensor a, Tensor b, Tensor out), put(out, at::logical_or(a, b)))
@@ -116,15 +102,8 @@ OP(aclnnPowTensorTensor, (Tensor a, Tensor e, Tensor out), put(out, at::pow(a, e
 OP(aclnnInplacePowTensorScalar, (Tensor a, Scalar e), put_cast(a, at::pow(a, e)))
 OP(aclnnSWhere, (Tensor c, Tensor a, Tensor b, Tensor out), put(out, at::where(c, a, b)))
 OP(aclnnAddcmul, (Tensor a, Tensor b, Tensor c, Scalar v, Tensor out), put(out, at::addcmul(a, b, c, v)))
-OP(aclnnAddcdiv, (Tensor a, Tensor b, Tensor c, Scalar v, Tensor out), put(out, at::addcdiv(a, b, c, v)))
 OP(aclnnInplaceMaskedFillScalar, (Tensor a, Tensor mask, Scalar v), a.masked_fill_(mask, v))
 OP(aclnnInplaceMaskedFillTensor, (Tensor a, Tensor mask, Tensor v), a.masked_fill_(mask, v))
-OP(aclnnNanToNum, (Tensor a, float nan, float high, float low, Tensor out), put(out, at::nan_to_num(a, nan, high, low)))
-OP(aclnnInplaceNanToNum, (Tensor a, float nan, float high, float low), a.nan_to_num_(nan, high, low))
 OP(aclnnLeftShifts, (Tensor a, Scalar b, Tensor out), put(out, at::bitwise_left_shift(a, b)))
-OP(aclnnSign, (Tensor a, Tensor out), put(out, at::sign(a)))
-OP(aclnnAtan2, (Tensor a, Tensor b, Tensor out), put(out, at::atan2(a, b)))
-OP(aclnnLinspace, (Scalar from, Scalar to, int64_t steps, Tensor out), put(out, at::linspace(from, to, steps, out.options())))
 OP(aclnnInplaceAddcmul, (Tensor a, Tensor b, Tensor c, Scalar v), a.addcmul_(b, c, v))
-OP(aclnnInplaceAddcdiv, (Tensor a, Tensor b, Tensor c, Scalar v), a.addcdiv_(b, c, v))
 OP(aclnnEqual, (Tensor a, Tensor b, Tensor out), put(out, at::scalar_tensor(a.equal(b), out.options())))

@@ -15,21 +15,14 @@ static Tensor any_of(const Tensor& a, const Ints& d, bool keep) {
 OP(aclnnMean, (Tensor a, Ints d, bool keep, DType t, Tensor out), put(out, at::mean(a.to(t.type), d, keep)))
 OP(aclnnMeanV2, (Tensor a, Ints d, bool keep, bool, Tensor out), put(out, at::mean(a, d, keep)))
 OP(aclnnReduceSum, (Tensor a, Ints d, bool keep, DType t, Tensor out), put(out, at::sum(a.to(t.type), d, keep)))
-OP(aclnnProd, (Tensor a, DType t, Tensor out), put(out, at::prod(a.to(t.type))))
-OP(aclnnProdDim, (Tensor a, int64_t d, bool keep, DType t, Tensor out), put(out, at::prod(a.to(t.type), d, keep)))
 OP(aclnnSoftmax, (Tensor a, int64_t d, Tensor out), put(out, at::softmax(a, d)))
 OP(aclnnLogSoftmax, (Tensor a, int64_t d, Tensor out), put(out, at::log_softmax(a, d)))
 OP(aclnnLogSumExp, (Tensor a, Ints d, bool keep, Tensor out), put(out, at::logsumexp(a, d, keep)))
 OP(aclnnArgMax, (Tensor a, int64_t d, bool keep, Tensor out), put(out, at::argmax(a, d, keep)))
-OP(aclnnArgMin, (Tensor a, int64_t d, bool keep, Tensor out), put(out, at::argmin(a, d, keep)))
 OP(aclnnMax, (Tensor a, Tensor out), put(out, at::max(a)))
 OP(aclnnMin, (Tensor a, Tensor out), put(out, at::min(a)))
 OP(aclnnAmax, (Tensor a, Ints d, bool keep, Tensor out), put(out, at::amax(a, d, keep)))
 OP(aclnnAmin, (Tensor a, Ints d, bool keep, Tensor out), put(out, at::amin(a, d, keep)))
-OP(aclnnAminmax, (Tensor a, Ints d, bool keep, Tensor low, Tensor high), {
-  put(low, at::amin(a, d, keep));
-  put(high, at::amax(a, d, keep));
-})
 OP(aclnnMaxDim, (Tensor a, int64_t d, bool keep, Tensor out, Tensor i), {
   auto [values, at] = at::max(a, d, keep);
   put(out, values);

@@ -142,7 +142,6 @@ void ascendsim_schedule(unsigned long seed, int delay_us, int delay_percent) {
 }
 
 void ascendsim_hang_seconds(double seconds) { sim::settings().hang_seconds = seconds; }
-void ascendsim_clear_errors() { sim::clear_errors(); }
 
 // Called by the generated stubs: a function of the vendor's libraries that this runtime doesn't have.
 aclError ascendsim_unsupported(const char* name) {

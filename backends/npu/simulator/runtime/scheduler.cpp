@@ -212,12 +212,6 @@ std::string first_error() {
   return "";
 }
 
-void clear_errors() {
-  std::lock_guard lock(world());
-  for (auto& [handle, stream] : streams().live) stream->error.clear();
-  for (auto& [device, stream] : streams().defaults) stream->error.clear();
-}
-
 int streams_left(int device) {
   int used = graph_streams(device);
   for (auto& [handle, stream] : streams().live) used += stream->device == device;

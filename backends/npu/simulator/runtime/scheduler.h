@@ -75,7 +75,6 @@ size_t random_pick(Stream& stream, size_t n);
 void reseed();
 // The first sticky error of any stream, or empty; with the world's lock held.
 std::string first_error();
-void clear_errors();
 std::string streams_used_json();
 // Streams that a device has left, captured graphs counted; with the world's lock held.
 int streams_left(int device);
