@@ -10,6 +10,7 @@ import typer
 from specgraph.cli.load import choose_folders
 from specgraph.cli.options import JsonOption, PlatformOption, TargetOption
 from specgraph.cli.output import check_output, text_output, write_json
+from specgraph.cli.waiting import waiting
 from specgraph.errors import ConfigError
 from specgraph.options import DrafterShape
 
@@ -52,34 +53,35 @@ def audit(
         if target is None:
             raise ConfigError(f"{drafter}: give the drafter's --target too")
         choose_folders(target, Path(drafter))
-    import torch
+    with waiting() as progress:
+        import torch
 
-    from specgraph.attention import choose_attention
-    from specgraph.checkpoints import load_drafter, load_target
-    from specgraph.device import open_platform
-    from specgraph.device.installed import import_named
-    from specgraph.engine.load import shipped_pair
-    from specgraph.tools.audit import AuditCase, as_text
-    from specgraph.tools.audit import audit as compare
-    from specgraph.tools.shapes import SHAPES, random_head
+        from specgraph.attention import choose_attention
+        from specgraph.checkpoints import load_drafter, load_target
+        from specgraph.device import open_platform
+        from specgraph.device.installed import import_named
+        from specgraph.engine.load import shipped_pair
+        from specgraph.tools.audit import AuditCase, as_text
+        from specgraph.tools.audit import audit as compare
+        from specgraph.tools.shapes import SHAPES, random_head
 
-    opened = open_platform(platform)
-    dtype = torch.float32 if opened.device.type == "cpu" else None
-    if shape is not None:
-        size = SHAPES[shape].vocab_size
-        head = random_head(SHAPES[shape], opened.device, dtype or torch.bfloat16, max_model_len)
-    elif factory and drafter is not None and vocab_size is not None:
-        head, size = import_named(drafter)(opened.device), vocab_size
-    else:
-        folders = (target, drafter) if drafter is not None and target is not None else shipped_pair()
-        model = load_target(folders[0], opened.device, dtype, max_model_len)
-        head, size = load_drafter(folders[1], model), model.vocab_size
-    case = AuditCase(
-        rounds=rounds, max_num_requests=requests, num_speculative_tokens=k, max_model_len=max_model_len,
-        vocab_size=size, seed=seed,
-    )  # fmt: skip
-    chosen = choose_attention(attention, opened, head.attention_layers, head.dtype, block_size=16)
-    report = compare(opened, head, case, chosen.backend)
+        opened = open_platform(platform)
+        dtype = torch.float32 if opened.device.type == "cpu" else None
+        if shape is not None:
+            size = SHAPES[shape].vocab_size
+            head = random_head(SHAPES[shape], opened.device, dtype or torch.bfloat16, max_model_len)
+        elif factory and drafter is not None and vocab_size is not None:
+            head, size = import_named(drafter)(opened.device), vocab_size
+        else:
+            folders = (target, drafter) if drafter is not None and target is not None else shipped_pair()
+            model = load_target(folders[0], opened.device, dtype, max_model_len)
+            head, size = load_drafter(folders[1], model), model.vocab_size
+        case = AuditCase(
+            rounds=rounds, max_num_requests=requests, num_speculative_tokens=k, max_model_len=max_model_len,
+            vocab_size=size, seed=seed,
+        )  # fmt: skip
+        chosen = choose_attention(attention, opened, head.attention_layers, head.dtype, block_size=16)
+        report = compare(opened, head, case, chosen.backend, progress)
     print(as_text(report, case.lowerings), file=text_output(json))
     write_json(report, json)
     if not report["equal"]:

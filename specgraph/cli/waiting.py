@@ -1,4 +1,4 @@
-"""Progress on a terminal while a command loads and captures."""
+"""Progress on a terminal while a command loads, captures or compares."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
 from specgraph.errors import ConfigError, SpecgraphError, UnsupportedError, first_line
 from specgraph.models.protocol import Head
-from specgraph.options import LoweringChoice
+from specgraph.options import LoweringChoice, Progress
 from specgraph.tools.shapes import lone_drafter
 
 _OTHERS = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)
@@ -77,7 +77,13 @@ class Traffic:
         return slots, starts + counts, batch
 
 
-def audit(platform: Platform, head: Head, case: AuditCase, attention: AttentionBackend | None = None) -> dict[str, Any]:
+def audit(
+    platform: Platform,
+    head: Head,
+    case: AuditCase,
+    attention: AttentionBackend | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
     """Propose with every lowering over the same rounds, each with buffers and KV caches of its own.
 
     Eager runs at the same padded shapes, so everything must be equal bit for bit.
@@ -85,6 +91,7 @@ def audit(platform: Platform, head: Head, case: AuditCase, attention: AttentionB
     Args:
         head: any draft head; nothing of specgraph needs to have made it.
         attention: the core's paged attention by default.
+        progress: called for each graph that is captured, and after each round.
 
     Returns:
         `equal`, `rounds`, `batch_sizes`, `refused` (reason by lowering), and, unless equal, `first`: the lowering, the
@@ -103,7 +110,7 @@ def audit(platform: Platform, head: Head, case: AuditCase, attention: AttentionB
             for lowering in ("eager", *case.lowerings):
                 try:
                     drafters[lowering] = _drafter(platform, head, case, lowering, attention)
-                    drafters[lowering].capture()
+                    drafters[lowering].capture(progress)
                 except UnsupportedError as error:
                     refused[lowering] = str(error)
                 except (SpecgraphError, *_OTHERS) as error:
@@ -124,6 +131,8 @@ def audit(platform: Platform, head: Head, case: AuditCase, attention: AttentionB
                         return report | {"first": {"lowering": name, "round": number, **found}}
                 traffic.drafts[slots.to(platform.device)] = eager.buffers.draft_token_ids[: len(slots)]
                 report |= {"rounds": number + 1, "batch_sizes": len(traffic.sizes)}
+                if progress is not None:
+                    progress("comparing round", number + 1, case.rounds)
         finally:
             for drafter in drafters.values():
                 drafter.close()

@@ -17,17 +17,20 @@ from specgraph.errors import ConfigError
 from specgraph.tools.audit import AuditCase, as_text, audit
 
 
-def run(head=None, platform=None, attention=None, **changes):
+def run(head=None, platform=None, attention=None, progress=None, **changes):
     head = head or make_head("eagle", make_target())
     settings = {"rounds": 12, "max_num_requests": 3, "num_speculative_tokens": 3, "max_model_len": 48}
     case = AuditCase(vocab_size=make_target().vocab_size, **settings | changes)
-    return audit(platform or CpuPlatform(), head, case, attention)
+    return audit(platform or CpuPlatform(), head, case, attention, progress)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "dflash"])
 def test_a_sound_drafter_is_equal(kind):
-    report = run(make_head(kind, make_target()))
+    waited = []
+    report = run(make_head(kind, make_target()), progress=lambda *each: waited.append(each))
     assert report["equal"]
+    assert waited[-1] == ("comparing round", 12, 12)
+    assert any(what == "capturing" for what, *_ in waited)
     assert (report["rounds"], report["batch_sizes"]) == (12, 3)
 
 
