@@ -94,12 +94,13 @@ class KVHistory:
     def _check_blocks(self, live: Sequence[int], starts: Sequence[int], rows: int, table: list[list[int]]) -> None:
         """Check that each block that a request writes in this round belongs to it alone."""
         size, limit = self._config.block_size, self._config.max_model_len
+        ends = {request: -(-min(starts[request] + 2 * rows, limit) // size) for request in live}
         users: dict[int, list[int]] = {}
-        for request in live:
-            for block in set(table[request][: -(-min(starts[request] + 2 * rows, limit) // size)]) - {0}:
+        for request, end in ends.items():
+            for block in set(table[request][:end]) - {0}:
                 users.setdefault(block, []).append(request)
-        for request in live:
-            for block in table[request][starts[request] // size : -(-min(starts[request] + 2 * rows, limit) // size)]:
+        for request, end in ends.items():
+            for block in table[request][starts[request] // size : end]:
                 others = [other for other in users.get(block, []) if other != request]
                 if others:
                     raise ConfigError(
