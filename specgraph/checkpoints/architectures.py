@@ -26,6 +26,8 @@ class Architecture:
     """Fields of `ModelConfig` that every model of the architecture has."""
     sliding: Literal["never", "every layer", "some layers"] = "every layer"
     """Layers that have a `sliding_window` where `layer_types` says nothing of them."""
+    by_layer: bool = False
+    """transformers reads `layer_types` of a whole model; of a Mistral, as a Ministral."""
     full_every: int | None = None
     """One layer of so many has full attention, unless the configuration says otherwise."""
     partly_rotated: float | None = None
@@ -39,10 +41,10 @@ _MISTRAL = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(sliding="never"),
-    "mistral": Architecture({**_MISTRAL, "sliding_window": 4096}),
-    "qwen2": Architecture({**_QWEN, "num_key_value_heads": 32}, sliding="some layers"),
+    "mistral": Architecture({**_MISTRAL, "sliding_window": 4096}, by_layer=True),
+    "qwen2": Architecture({**_QWEN, "num_key_value_heads": 32}, sliding="some layers", by_layer=True),
     "qwen3": Architecture(
-        {**_QWEN, "num_key_value_heads": 32, "head_dim": 128}, {"qk_norm": True}, sliding="some layers"
+        {**_QWEN, "num_key_value_heads": 32, "head_dim": 128}, {"qk_norm": True}, sliding="some layers", by_layer=True
     ),
     "qwen3_moe": Architecture(
         {**_QWEN, "num_key_value_heads": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 768}, {"qk_norm": True}
@@ -65,6 +67,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "moe_intermediate_size": 1408,
             "first_k_dense_replace": 1,
         },
+        sliding="never",
         partly_rotated=0.5,
     ),
     "gpt_oss": Architecture(
@@ -80,12 +83,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         {"sinks": True},
         sliding="some layers",
+        by_layer=True,
         full_every=2,
     ),
     "gemma3_text": Architecture(
         {"max_position_embeddings": 131072, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096},
         {"activation": "gelu_tanh", "norm_offset": 1.0, "output_norms": True, "qk_norm": True},
         sliding="some layers",
+        by_layer=True,
         full_every=6,
     ),
     "deepseek_v3": Architecture(
@@ -103,7 +108,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "n_group": 8,
             "topk_group": 4,
             "routed_scaling_factor": 2.5,
-        }
+        },
+        sliding="never",
     ),
 }
 """`model_type` -> architecture."""
@@ -124,7 +130,8 @@ MTP_ARCHITECTURES: Mapping[str, Architecture] = {
         {**_QWEN_HYBRID, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8}
     ),
     "deepseek_v32": Architecture(
-        {**ARCHITECTURES["deepseek_v3"].absent_keys, "max_position_embeddings": 163840, "index_topk": 2048}
+        {**ARCHITECTURES["deepseek_v3"].absent_keys, "max_position_embeddings": 163840, "index_topk": 2048},
+        sliding="never",
     ),
 }
 """The same for targets whose MTP modules are read, though not always the target itself."""

@@ -35,7 +35,7 @@ RANGES: Mapping[str, Range] = {
         (1, 4096, "qk_nope_head_dim v_head_dim"),
         # layers, and how often one is of another kind
         (1, 4096, "num_hidden_layers num_target_layers decoder_sparse_step"),
-        (1, 4096, "sliding_window_pattern _sliding_window_pattern"),
+        (1, 4096, "sliding_window_pattern"),
         (0, 4096, "first_k_dense_replace"),
         (0, 1 << 20, "max_window_layers"),
         # experts
@@ -149,6 +149,9 @@ class ConfigSource:
         return float(self._value(key, "a number", default, int, float))
 
     def boolean(self, key: str, default: bool) -> bool:
+        """Return true or false. A null, which transformers takes for false, is refused where the default is true."""
+        if default and key in self.values and self.values[key] is None:
+            raise self.fail(key, "is null; give true or false")
         return self._value(key, "true or false", default, bool)
 
     def string(self, key: str, default: str | None = None) -> str:

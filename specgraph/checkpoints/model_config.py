@@ -63,7 +63,7 @@ def model_config(
     if row.hybrid:
         window, sliding = _full_attention(source)
     else:
-        window, sliding = _sliding_layers(source, architecture, row, num_layers)
+        window, sliding = _sliding_layers(source, architecture, row, num_layers, default_architecture is None)
     rotary, sliding_rotary = rotary_by_kind(source) if gemma else (rotary_config(source), None)
     if rotary.kind == "longrope" and len(rotary.long_factors) != rotary_dim // 2:
         raise source.fail(
@@ -145,18 +145,18 @@ def _full_attention(source: ConfigSource) -> tuple[None, tuple[bool, ...]]:
 
 
 def _sliding_layers(
-    source: ConfigSource, architecture: str, row: Architecture, num_layers: int
+    source: ConfigSource, architecture: str, row: Architecture, num_layers: int, whole: bool
 ) -> tuple[int | None, tuple[bool, ...]]:
     """Return the sliding window and, for each layer, whether it has it.
 
     `layer_types` says it by layer. Without it the window is in every layer (Mistral), in those from `max_window_layers`
     on (Qwen2 and Qwen3, and only with `use_sliding_window`), or, for Llama, in none: transformers and vLLM leave the
-    key unread there.
+    key unread there. What `layer_types` says of a whole model that transformers leaves it unread in is refused.
     """
     window = source.integer("sliding_window") if source.has("sliding_window") else None
     if "qwen" in architecture and not source.boolean("use_sliding_window", False):
         window = None
-    source.taken.update(("sliding_window_pattern", "_sliding_window_pattern"))
+    source.taken.add("sliding_window_pattern")
     types = source.strings("layer_types")
     known = {"full_attention", "sliding_attention"}
     if architecture == "deepseek_v32":
@@ -165,6 +165,9 @@ def _sliding_layers(
     if others:
         raise source.fail("layer_types", f"has {shown(others)}; 'full_attention' and 'sliding_attention' are supported")
     if "sliding_attention" in types:
+        if whole and not row.by_layer:
+            problem = f"has sliding_attention, which transformers leaves unread in a {architecture} model"
+            raise source.fail("layer_types", f"{problem}; take it out if no layer has a window")
         if window is None:
             raise source.fail("layer_types", "has sliding_attention, and 'sliding_window' does not say how long")
         if len(types) != num_layers:
@@ -177,8 +180,8 @@ def _sliding_layers(
             "layer_types", f"has full attention only, and 'sliding_window' is {window}; keep the right one"
         )
     if (every := row.full_every) is not None:
-        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
-            every = source.integer(key, every)
+        if architecture == "gemma3_text":
+            every = source.integer("sliding_window_pattern", every)
         return window, tuple((layer + 1) % every != 0 for layer in range(num_layers))
     first = source.integer("max_window_layers", 28) if row.sliding == "some layers" else 0
     return window, tuple(layer >= first for layer in range(num_layers))

@@ -39,10 +39,15 @@ def rotary_by_kind(source: ConfigSource) -> tuple[RotaryConfig, RotaryConfig]:
         return _read(scaling, theta, longest, scaling.integer(ORIGINAL, longest))
 
     new = source.section("rope_parameters")
+    old = source.section("rope_scaling")
     if "full_attention" in new.values:
+        if old.values:
+            raise source.fail("rope_parameters", "and 'rope_scaling' are both there; keep the right one")
         return read(new.section("full_attention"), 1e6), read(new.section("sliding_attention"), 1e4)
     theta, local = source.number("rope_theta", 1e6), source.number("rope_local_base_freq", 1e4)
-    return read(source.section("rope_scaling"), theta), RotaryConfig(local)
+    if old.has("type") and not old.has("rope_type"):
+        raise old.fail("type", "is an older name that transformers leaves unread here; give it as 'rope_type'")
+    return read(old, theta), RotaryConfig(local)
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:

@@ -18,6 +18,7 @@ from specgraph.errors import CapacityError, ConfigError
 HEADS = ["eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash", "dspark"]
 ROPE = "rope_parameters"
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
+MISTRAL, GEMMA = {"model_type": "mistral", "sliding_window": None}, {"model_type": "gemma3_text"}
 SCALED = {"factor": 8.0, "original_max_position_embeddings": 16}
 YARN = {**SCALED, "rope_type": "yarn"}
 BOUNDS = {**SCALED, "rope_type": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 4.0}
@@ -41,9 +42,11 @@ TARGET_KEYS = [
     ({"max_position_embeddings": 100_000_000}, ["max_position_embeddings", "100000000", "give max_model_len"]),
     ({"is_causal": False}, ["is_causal", "False"]),
     # windows
-    ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types", "sliding_attention", "sliding_window"]),
     ({"layer_types": ["full_attention", "linear_attention"]}, ["layer_types", "linear_attention"]),
-    ({"layer_types": ["sliding_attention"], "sliding_window": 8}, ["layer_types", "1 entries"]),
+    ({"layer_types": ["sliding_attention"] * 4, "sliding_window": 8}, ["layer_types", "unread in a llama model"]),
+    ({**MISTRAL, "layer_types": ["sliding_attention"] * 4}, ["layer_types", "sliding_attention", "sliding_window"]),
+    ({**MISTRAL, "layer_types": ["sliding_attention"], "sliding_window": 8}, ["layer_types", "1 entries"]),
+    ({"model_type": "gpt_oss", "attention_bias": None}, ["attention_bias", "null"]),
     # rotation
     ({ROPE: 3}, [ROPE, "mapping"]),
     ({ROPE: {"rope_type": "dynamic", "factor": 2}}, ["rope_type", "dynamic", "llama3"]),
@@ -54,6 +57,8 @@ TARGET_KEYS = [
     ({ROPE: {**LONGROPE, "long_factor": [1.0, 0.0]}}, ["long_factor", "at least 0.001"]),
     ({ROPE: {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor", "not supported"]),
     ({ROPE: None, "rope_scaling": {"type": "linear"}}, ["rope_scaling", "factor", "missing"]),
+    ({**GEMMA, ROPE: None, "rope_scaling": {"type": "linear", "factor": 2.0}}, ["rope_scaling", "'type'", "rope_type"]),
+    ({**GEMMA, ROPE: {"full_attention": {}}, "rope_scaling": {"rope_type": "linear"}}, [ROPE, "rope_scaling", "both"]),
     ({ROPE: BOUNDS}, ["low_freq_factor", "below"]),
     ({ROPE: {**YARN, "rope_theta": 1.0}}, ["rope_theta", "larger"]),
     ({ROPE: {**YARN, "beta_fast": float("inf")}}, ["beta_fast", "inf"]),

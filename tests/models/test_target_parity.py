@@ -105,6 +105,7 @@ CASES = {
             "topk_group": 2,
             "norm_topk_prob": False,
             "first_k_dense_replace": 3,
+            "sliding_window": 9,
         },
     ),
     "gpt-oss": ("GptOss", GPT_OSS),
@@ -131,7 +132,7 @@ CASES = {
     ),
     "deepseek-v3, yarn": (
         "DeepseekV3",
-        {**DEEPSEEK, "rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 1.2}},
+        {**DEEPSEEK, "sliding_window": 9, "rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 1.2}},
     ),
     "yarn, mscale": ("Llama", {"rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 1.2}}),
     "window as long as the context": ("Mistral", {"sliding_window": 128}),
