@@ -67,7 +67,7 @@ def make_decoder(
     if tree:
         options["tree"] = DraftTree(num_steps=3, top_k=2, num_draft_tokens=6)
     config = EngineConfig(
-        max_model_len=64, block_size=4, prefill_sizes=(8,), decode=decode, sampled=temperature > 0,
+        max_model_len=64, block_size=4, prefill_sizes=(8,), prefill="eager", decode=decode, sampled=temperature > 0,
         **{"num_speculative_tokens": 3, "max_num_requests": 2, "capture_sizes": (2,), **options},
     )  # fmt: skip
     platform = CpuPlatform()

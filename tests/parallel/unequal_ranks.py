@@ -55,9 +55,9 @@ def decoder(
     """Return the pair in float64, captured."""
     target = load_target(pair[0], platform.device, torch.float64, LENGTH, split)
     config = EngineConfig(
-        num_speculative_tokens=3, draft_schedule=None if sampled else {1: 3, 2: 2, 4: 1},
+        num_speculative_tokens=3, draft_schedule=None if sampled else {2: 3, 4: 1},
         max_num_requests=REQUESTS, max_model_len=LENGTH,
-        block_size=4, capture_sizes=(1, 2, 4), prefill_sizes=(4, 16), sampled=sampled, decode=decode,
+        block_size=4, capture_sizes=(2, 4), prefill_sizes=(4, 16), prefill="eager", sampled=sampled, decode=decode,
     )  # fmt: skip
     made = SpeculativeDecoder(target, load_drafter(pair[1], target), platform, config, layout=layout)
     made.capture()
