@@ -34,7 +34,7 @@ from specgraph import load_drafter, load_target
 from specgraph.checkpoints import target_shape
 from specgraph.errors import UnsupportedError
 
-K, MAX_LEN, SLOTS, SIZES = 4, 96, 6, [1, 2, 3]
+K, MAX_LEN, SLOTS, SIZES = 4, 96, 6, [1, 3]
 E4M3 = torch.float8_e4m3fn
 MODULES = {"eagle3": (LlamaForCausalLMEagle3, write_eagle3), "eagle": (LlamaForCausalLMEagle, write_eagle)}
 MTP = {

@@ -18,7 +18,7 @@ TARGET, EAGLE3 = shipped_pair()
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-python"
 NAMES = ["eagle3", "eagle1", "mtp", "dflash", "draft-model"]
 K = 5
-OPTIONS = {"max_new_tokens": 28, "do_sample": False}
+OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 
 
 @pytest.fixture(scope="module")

@@ -13,17 +13,12 @@ LENGTHS = (9, 2, 14, 5)
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_output_is_that_of_generate(architecture, eagle3):
-    """Prompts of unequal lengths, together and one alone. Requests accept different counts in the same round."""
+    """Prompts of unequal lengths. Requests accept different counts in the same round."""
     model = make_target(architecture)
     ids, mask = make_prompts(*LENGTHS)
-    draft = speculative(eagle3, K, max_num_requests=4, max_model_len=64, capture_sizes=[1, 4], prefill_sizes=[16])
+    draft = speculative(eagle3, K, max_num_requests=4, max_model_len=64, capture_sizes=[4], prefill_sizes=[16])
     options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
     together = model.generate(ids, attention_mask=mask, **options)
     assert torch.equal(model.generate(ids, attention_mask=mask, custom_generate=draft, **options), together)
-    in_batch = list(draft.metrics.accepted)
-    for row, length in enumerate(LENGTHS[:1]):
-        prompt = ids[row : row + 1, -length:]
-        alone = model.generate(prompt, custom_generate=draft, **options)
-        assert torch.equal(alone, model.generate(prompt, **options))
-    assert 0 < in_batch[0] < draft.metrics.num_drafts  # some drafts were accepted, and some rejected
+    assert 0 < draft.metrics.accepted[0] < draft.metrics.num_drafts  # some drafts were accepted, and some rejected
     draft.close()

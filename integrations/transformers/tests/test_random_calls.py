@@ -27,11 +27,13 @@ def random_call(rng: random.Random) -> dict:
     return options
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_output_is_that_of_generate(model, eagle3, seed):
     """A drafter of a random K meets a short first call, then longer ones, with unequal left padding."""
     rng = random.Random(seed)
-    draft = speculative(eagle3, rng.randint(1, 15), prefill_sizes=[rng.choice([4, 16])], max_num_requests=3)
+    draft = speculative(
+        eagle3, rng.randint(1, 15), prefill_sizes=[rng.choice([4, 16])], max_num_requests=3, capture_sizes=[3]
+    )
     for _ in range(3):
         ids, mask = make_prompts(*(rng.randint(1, 12) for _ in range(rng.randint(1, 3))), seed=rng.randrange(99))
         options = random_call(rng)
@@ -42,7 +44,7 @@ def test_output_is_that_of_generate(model, eagle3, seed):
     draft.close()
 
 
-@pytest.mark.parametrize(("k", "prompt", "new"), [(5, 3, 5), (15, 30, 60), (5, 2, 1)])
+@pytest.mark.parametrize(("k", "prompt", "new"), [(5, 3, 5), (9, 30, 60), (5, 2, 1)])
 def test_first_call(model, eagle3, k, prompt, new):
     """The first call sets the longest text: as few tokens as K, and more blocks than the prompt's passes use."""
     draft = speculative(eagle3, k, prefill_sizes=[4])

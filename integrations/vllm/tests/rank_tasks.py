@@ -36,7 +36,7 @@ def draft(ranks) -> list[list[int]]:
     between the ranks."""
     found = []
     for kind, number in KINDS.items():
-        engine = started(ranks, kind, compare_every=4, capture_sizes=[2, 3])
+        engine = started(ranks, kind, compare_every=4, capture_sizes=[3])
         load, compared, wrong, proposes = Load(engine, 5, 40), 0, 0, 0
         before = engine.speculator._ranks.exchanges
         while proposes < number:
@@ -64,7 +64,7 @@ def drift(ranks, what: str) -> str:
         if ranks.rank and what == "weight":
             engine.module.model.layers[0].post_attention_layernorm.weight.data.mul_(2)
 
-    engine = started(ranks, "shipped", change, compare_every=2, when_unsupported="vllm")
+    engine = started(ranks, "shipped", change, compare_every=2, capture_sizes=[1], when_unsupported="vllm")
     engine.prompt(0, 9)
     for count in (2, 1, 3, 1):
         if ranks.rank and what == "token":

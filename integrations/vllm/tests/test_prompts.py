@@ -73,7 +73,7 @@ class Load:
 def test_prompts_and_rounds_of_any_length_draft_in_one_batch(engine, budget) -> None:
     """A budget of 80 rows is more than one captured pass of 48 holds."""
     load, compared, proposes, mixed = Load(engine, 11, budget), 0, 0, 0
-    while proposes < 40:
+    while proposes < 20:
         if load.draw(0, 2) == 0:
             load.arrive()
         if work := load.work():
@@ -82,7 +82,7 @@ def test_prompts_and_rounds_of_any_length_draft_in_one_batch(engine, budget) -> 
             compared, proposes = compared + sum(w is not None for w in want), proposes + 1
             mixed += any(len(ids) > K + 1 for ids, *_ in work.values())
         load.leave()
-    assert compared > 40
-    assert mixed > 5
+    assert compared > 20
+    assert mixed > 2
     assert engine.speculator.counts.by_reason == {"specgraph": proposes}
     assert engine.speculator.proposed == []
