@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +82,28 @@ def small_pair(small_pair_folder) -> tuple[LlamaTarget, DraftHead]:
     return target, load_drafter(small_pair_folder / "draft", target)
 
 
+@pytest.fixture(scope="session")
+def target_alone(target) -> Callable[[list[Request]], list[list[int]]]:
+    """`target_alone(requests)`: the greedy tokens of each, decoded once, without a drafter or another request."""
+    config = EngineConfig(
+        num_speculative_tokens=3, max_num_requests=1, max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE, decode="eager"
+    )
+    decoder = SpeculativeDecoder(target, None, CpuPlatform(), config, query_len=4)
+
+    @cache
+    def tokens(prompt_token_ids: tuple[int, ...], max_tokens: int) -> list[int]:
+        asked = Request(prompt_token_ids=prompt_token_ids, max_tokens=max_tokens)
+        return decoder.generate([asked])[0].token_ids
+
+    return lambda requests: [tokens(tuple(each.prompt_token_ids), each.max_tokens) for each in requests]
+
+
 @pytest.fixture
 def make_decoder(target) -> Iterator[MakeDecoder]:
     """`make_decoder(head, ...)`: captured and ready; K = 3, up to 4 requests, eager unless told. Closed at the end.
 
-    Captured are batches of as many requests as may run, or of the sizes of the draft schedule, and one prefill size:
-    most of a test's time is capture.
+    Captured are batches of as many requests as may run, or of the sizes of the draft schedule, and no prefill passes
+    (the suite has those): most of a test's time is capture.
     """
     made: list[SpeculativeDecoder] = []
 
@@ -106,6 +123,7 @@ def make_decoder(target) -> Iterator[MakeDecoder]:
             "block_size": BLOCK_SIZE,
             "decode": "eager",
             "capture_sizes": sorted(sizes),
+            "prefill": "eager",
             "prefill_sizes": [16],
         }
         platform = CpuPlatform()

@@ -16,10 +16,11 @@ def make_pair_decoder(kind: str | None, lengths: str = "device", **settings: Any
 
     Args:
         lengths: where attention reads sequence lengths, "device" or "host".
-        settings: of `EngineConfig`; K = 3, blocks of 4 and prefill passes of 8 rows unless told.
+        settings: of `EngineConfig`; K = 3, blocks of 4 and eager prefill passes of 8 rows unless told.
     """
     target, platform = make_target(), CpuPlatform()
-    config = EngineConfig(**({"num_speculative_tokens": 3, "block_size": 4, "prefill_sizes": [8]} | settings))
+    defaults = {"num_speculative_tokens": 3, "block_size": 4, "prefill": "eager", "prefill_sizes": [8]}
+    config = EngineConfig(**(defaults | settings))
     attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()
     head = None if kind is None else make_head(kind, target)
     decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)

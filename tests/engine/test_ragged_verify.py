@@ -51,13 +51,13 @@ def tokens(results) -> list[list[int]]:
     return [result.token_ids for result in results]
 
 
-def test_every_lowering_gives_the_same_tokens(make_decoder, target, requests):
+def test_every_lowering_gives_the_same_tokens(make_decoder, target, target_alone, requests):
     """Greedy requests have the target's own tokens, sampled ones, whose drafts are often accepted, those of eager."""
     asked = [replace(each, temperature=4.0 * (i % 2), seed=i) for i, each in enumerate(requests)]
     options = {"sampled": True, "verified_drafts": 1.25}
     eager = make_decoder(dspark(target), **options)
     wanted = tokens(eager.generate(asked))
-    alone = tokens(make_decoder(None, query_len=4).generate(requests))
+    alone = target_alone(requests)
     assert wanted[::2] == alone[::2]
     for lowering in ("step", "merged", "round"):
         decoder = make_decoder(dspark(target), decode=lowering, **options)
@@ -69,11 +69,11 @@ def test_every_lowering_gives_the_same_tokens(make_decoder, target, requests):
 AUTO = {"verified_drafts": "auto", "k_candidates": (1, 2, 3), "num_speculative_tokens": 3}
 
 
-def test_the_number_of_verified_drafts_may_change_every_round(make_decoder, target, requests):
+def test_the_number_of_verified_drafts_may_change_every_round(make_decoder, target, target_alone, requests):
     """Greedy requests have the target's own tokens; all proposes draft 3 tokens, whichever number is verified. What the
     policy is told is of the round that is read, while one more runs."""
     asked = [replace(each, temperature=4.0 * (i % 2), seed=i) for i, each in enumerate(requests)]
-    alone = tokens(make_decoder(None, query_len=4).generate(requests))
+    alone = target_alone(requests)
     order, wanted = [3, 1, 2, 1, 3, 2] * 9, None
     for lowering in ("eager", "step", "merged", "round"):
         options = AUTO | {"sampled": True, "round_times": {4: dict.fromkeys((1, 2, 3), 1.0)}, "rounds_ahead": 1}

@@ -55,7 +55,7 @@ def make_decoder(kind, lowering, lengths="device", **changes):
 def kept(kind, decode, lengths, ahead, sampled, num_blocks=None, schedule=None, candidates=None):
     """One decoder for many examples: what an example leaves behind must not matter to the next."""
     schedule = None if schedule is None else dict(schedule)
-    sizes = list(schedule or (1, 4))
+    sizes = list(schedule or ((4,) if candidates is None else (1, 4)))
     return make_decoder(
         kind, decode, lengths, capture_sizes=sizes, rounds_ahead=ahead, sampled=sampled, num_blocks=num_blocks,
         draft_schedule=schedule, tree=TREE if "tree" in (schedule or {}).values() else None,

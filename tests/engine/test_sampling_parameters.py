@@ -26,7 +26,8 @@ MIXED = [
 ]
 SETTINGS = {
     "sampled": True, "sampling_parameters": True, "max_num_requests": 64, "decode": "round", "capture_sizes": [64],
-    "prefill_sizes": [4], "num_speculative_tokens": 2, "tree": DraftTree(num_steps=2, top_k=2, num_draft_tokens=5),
+    "prefill": "full", "prefill_sizes": [4], "num_speculative_tokens": 2,
+    "tree": DraftTree(num_steps=2, top_k=2, num_draft_tokens=5),
 }  # fmt: skip
 
 

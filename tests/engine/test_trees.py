@@ -112,10 +112,9 @@ def test_a_seed_gives_the_tokens_that_it_gives_the_target_alone(make_decoder, re
     [({2: "tree", 4: 5}, "merged"), ({1: 4, 4: "tree"}, "eager"), ({1: "tree", 2: 3, 4: 0}, "eager")],
     ids=str,
 )
-def test_trees_and_chains_in_turns(make_decoder, requests, shadow, schedule, lowering):
-    wanted = tokens(make_decoder(None).generate(requests))
+def test_trees_and_chains_in_turns(make_decoder, requests, shadow, target_alone, schedule, lowering):
     decoder = make_decoder(shadow, decode=lowering, check_inputs=True, **mixed(schedule))
-    assert tokens(decoder.generate(requests)) == wanted
+    assert tokens(decoder.generate(requests)) == target_alone(requests)
     assert decoder.drafter.launches["propose"] == (decoder.drafter.num_proposes if lowering == "merged" else 0)
     assert decoder.metrics.accepted[1] > 0
 

@@ -136,14 +136,15 @@ def block_logits(block_rows) -> Callable:
 def decoded() -> Callable:
     """`decoded(target, head, prompts, max_tokens, **options)`: greedy tokens of each prompt, and the closed decoder.
 
-    K = 3 and 32 positions unless told. Without a head it decodes at the shape of the verify pass, which gives the same
-    bits.
+    K = 3, 32 positions and eager prefill passes unless told. Without a head it decodes at the shape of the verify pass,
+    which gives the same bits.
     """
 
     def run(target, head, prompts, max_tokens: int, attention: str = "device", **options):
         platform = CpuPlatform()
         sizes = {"num_speculative_tokens": 3, "max_num_requests": 2, "max_model_len": 32, "block_size": 4}
-        config = EngineConfig(**{**sizes, "capture_sizes": [2], "prefill_sizes": [8], **options})
+        passes = {"prefill": "eager", "prefill_sizes": [8]}
+        config = EngineConfig(**{**sizes, "capture_sizes": [2], **passes, **options})
         backend = PagedHostAttention(platform) if attention == "host" else PagedAttention()
         decoder = SpeculativeDecoder(target, head, platform, config, query_len=config.query_len, attention=backend)
         decoder.capture()
