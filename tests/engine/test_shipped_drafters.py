@@ -56,6 +56,7 @@ def decode(target):
             max_model_len=256,
             capture_sizes=[together],
             decode="merged",
+            prefill="eager",
         )
         with torch.inference_mode():
             decoder = SpeculativeDecoder(target, head, platform, config, query_len=STEPS + 1)
@@ -70,7 +71,8 @@ def decode(target):
 
 @pytest.fixture(scope="module")
 def target_only(decode):
-    return decode(None)[0]
+    """The tokens of eight prompts."""
+    return decode(None, 8)[0]
 
 
 def test_every_drafter_is_listed():
@@ -95,15 +97,15 @@ def test_at_most_two_mebibytes(name):
 @pytest.mark.parametrize("name", [name for name in FLOORS if name != "eagle3"])
 def test_drafts_are_accepted_and_change_no_token(name, decode, target_only):
     tokens, metrics = decode(name)
-    assert tokens == target_only
+    assert tokens == target_only[:4]
     assert metrics.mean_acceptance_length >= FLOORS[name][1]
 
 
 @pytest.mark.slow
-def test_the_shipped_pair_on_more_held_out_prompts(decode):
-    (tokens, metrics), (alone, _) = decode("eagle3", 8), decode(None, 8)
-    assert tokens == alone
-    assert len(alone) == 8
+def test_the_shipped_pair_on_more_held_out_prompts(decode, target_only):
+    tokens, metrics = decode("eagle3", 8)
+    assert tokens == target_only
+    assert len(tokens) == 8
     assert metrics.mean_acceptance_length >= FLOORS["eagle3"][1]
     per_position = metrics.acceptance_per_position
     assert per_position == sorted(per_position, reverse=True)
