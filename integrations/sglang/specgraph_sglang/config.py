@@ -18,10 +18,9 @@ def unsupported_arguments(args: Any) -> str | None:
     for name in ("pp_size", "dp_size", "attn_cp_size"):
         if (size := getattr(args, name, 1)) != 1:
             return f"--{name.replace('_', '-')} {size}; one GPU is served, or several with --tp-size"
-    for name in ("moe_a2a_backend", "speculative_moe_a2a_backend"):
-        is_mtp = args.speculative_draft_model_path == getattr(args, "model_path", "")
-        if is_mtp and (backend := getattr(args, name, None)) not in (None, "none"):
-            return f"--{name.replace('_', '-')} {backend} with MTP; its experts are split by tensor parallel"
+    is_mtp = args.speculative_draft_model_path == getattr(args, "model_path", "")
+    if is_mtp and (reason := unsupported_experts(args)) is not None:
+        return reason
     if args.kv_cache_dtype not in ("auto", "fp8_e4m3"):
         return f"--kv-cache-dtype {args.kv_cache_dtype}; the KV cache has the model's dtype, or fp8_e4m3"
     if args.disaggregation_mode != "null":
@@ -34,4 +33,15 @@ def unsupported_arguments(args: Any) -> str | None:
     ):  # fmt: skip
         if getattr(args, name, None):
             return f"--{name.replace('_', '-')}"
+    return None
+
+
+def unsupported_experts(args: Any) -> str | None:
+    """Why the mixture of an MTP drafter cannot run in draft graphs, in one line; None where it can: all ranks add up,
+    once, in SGLang's group of tensor parallel."""
+    for name in ("moe_a2a_backend", "speculative_moe_a2a_backend"):
+        if (backend := getattr(args, name, None)) not in (None, "none"):
+            return f"--{name.replace('_', '-')} {backend} with MTP; its experts are split by tensor parallel"
+    if (size := getattr(args, "ep_size", 1)) not in (1, args.tp_size):
+        return f"--ep-size {size} with MTP; its experts are split by, or dealt out to, all of --tp-size {args.tp_size}"
     return None

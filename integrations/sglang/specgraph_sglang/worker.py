@@ -13,11 +13,14 @@ from torch import Tensor
 from specgraph import open_platform
 from specgraph.capture.transfers import write
 from specgraph.engine import ProposeCounts
+from specgraph.errors import UnsupportedError
 from specgraph.parallel import WHOLE
 from specgraph.parallel.join import ranks_of_groups
 from specgraph.parallel.start_up import agreed
 from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
+from specgraph_sglang.config import unsupported_experts
 from specgraph_sglang.draft_model import draft_cache, draft_head
+from specgraph_sglang.mtp import MTP_CLASSES
 from specgraph_sglang.names import READ_DONE
 
 _LOG = logging.getLogger("sglang.specgraph")
@@ -156,6 +159,9 @@ class DraftRounds:
         worker, runner = self.worker, self.worker.draft_runner
         split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
         with agreed(self._ranks):
+            is_mtp = type(runner.model).__name__ in MTP_CLASSES  # in whichever folder
+            if is_mtp and (reason := unsupported_experts(worker.server_args)) is not None:
+                raise UnsupportedError(f"specgraph does not draft for this configuration: {reason}")
             head, page_size = draft_head(runner.model, split, self._group), runner.token_to_kv_pool.page_size
             caches = draft_cache(head, runner.model, runner.token_to_kv_pool)
         sizes, _ = self.sglang.get_batch_sizes_to_capture(runner)

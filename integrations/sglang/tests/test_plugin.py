@@ -33,6 +33,7 @@ from specgraph.errors import UnsupportedError
         ({"speculative_eagle_topk": None}, "--speculative-eagle-topk None; chains"),
         ({"dp_size": 2}, "--dp-size 2; one GPU is served, or several with --tp-size"),
         ({"model_path": "d", "moe_a2a_backend": "deepep"}, "--moe-a2a-backend deepep with MTP; its experts are split"),
+        ({"model_path": "d", "tp_size": 4, "ep_size": 2}, "--ep-size 2 with MTP; its experts are split by, or"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8_e5m2; the KV cache has the model's dtype, or fp8_e4m3"),
         ({"disaggregation_mode": "prefill"}, "--disaggregation-mode prefill"),
         ({"speculative_adaptive": True}, "--speculative-adaptive"),

@@ -109,7 +109,7 @@ def test_the_workers_have_what_the_classes_use() -> None:
     module, name = TENSOR_PARALLEL
     path = module.removeprefix("sglang.srt.").replace(".", "/") + ".py"
     found(path, ast.FunctionDef, name)
-    assert {"device_group", "cpu_group"} <= members(found(path, ast.ClassDef, "GroupCoordinator"))
+    assert {"device_group", "cpu_group", "all_reduce"} <= members(found(path, ast.ClassDef, "GroupCoordinator"))
 
 
 def test_batches_and_results_have_the_fields() -> None:

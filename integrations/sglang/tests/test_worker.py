@@ -274,6 +274,14 @@ def test_what_an_mtp_head_does_not_have_is_refused_by_name(tmp_path) -> None:
         draft_head(module)
 
 
+@pytest.mark.parametrize("method", ["glm"])
+def test_a_mixture_that_the_graphs_cannot_add_up_is_refused_whatever_its_folder(engine) -> None:
+    for name, value in (("moe_a2a_backend", "deepep"), ("ep_size", 2)):
+        engine.worker.server_args = server_args(tp_size=4, **{name: value})
+        with pytest.raises(UnsupportedError, match=f"--{name.replace('_', '-')} {value} with MTP"):
+            engine.worker._capture_cuda_graphs()
+
+
 def test_replaced_weights_are_followed(engine, caplog) -> None:
     engine.prompt(0, 9)
     weight = engine.worker.draft_runner.model.lm_head.weight
