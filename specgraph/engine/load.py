@@ -130,8 +130,7 @@ def drafter_name(draft: Path, options: EngineOptions) -> str:
 
 
 def join(platform: Platform, options: EngineOptions, also: Mapping[str, object]) -> ParallelLayout | None:
-    """Meet the other processes of a run, and compare their options and what `also` must be the same; None for one
-    process.
+    """Meet the other processes of a run, whose options and `also` must be the same; return None for one process.
 
     ConfigError where torchrun started another number of processes, RankError where options differ or one is late.
     """

@@ -24,7 +24,7 @@ EAGLE3_CLASS, EAGLE_CLASS = "LlamaForCausalLMEagle3", "LlamaForCausalLMEagle"
 
 POOL_CLASS, LATENT_POOL_CLASS = "MHATokenToKVPool", "MLATokenToKVPool"
 HYBRID_POOL_CLASS = "HybridLinearKVPool"
-"""Of a target with linear attention: it has one of the others for the drafter's layer."""
+"""The pool of a target with linear attention; it has one of the others for the drafter's layer."""
 
 SglangHead = Eagle3Head | EagleHead | MtpHead
 
