@@ -12,7 +12,13 @@ from torch import Tensor
 
 from specgraph.attention import PagedAttention
 
-SETTINGS = {"num_speculative_tokens": 4, "max_num_requests": 3, "max_model_len": 48, "capture_sizes": [1, 3]}
+SETTINGS = {
+    "num_speculative_tokens": 4,
+    "max_num_requests": 3,
+    "max_model_len": 48,
+    "capture_sizes": [1, 3],
+    "prefill": "eager",
+}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,13 @@ from draft.rounds import Rounds, make_drafter
 from specgraph import ProposeBatch
 from specgraph.errors import CaptureError, ConfigError, StaleInputError
 
-SETTINGS = {"num_speculative_tokens": 3, "max_num_requests": 5, "max_model_len": 48, "capture_sizes": [1, 2, 5]}
+SETTINGS = {
+    "num_speculative_tokens": 3,
+    "max_num_requests": 5,
+    "max_model_len": 48,
+    "capture_sizes": [1, 2, 5],
+    "prefill": "eager",
+}
 
 
 def test_views_are_overwritten_and_copies_are_not():

@@ -36,17 +36,13 @@ def prompts():
 def test_it_generates_and_accepts_what_our_own_decoder_does(example, prompts):
     """A prompt that reached the drafter wrongly costs acceptance in the first rounds, and nothing else tells."""
     engine, target = example.Engine(CpuPlatform(), len(prompts)), specgraph.load_target(shipped_pair()[0])
-    config = EngineConfig(num_speculative_tokens=example.K, max_num_requests=1, max_model_len=example.MAX_LEN)
-    expected, drafted, accepted = [], 0, 0
-    for prompt in prompts:
-        head = specgraph.load_drafter(shipped_pair()[1], target)
-        decoder = SpeculativeDecoder(target, head, CpuPlatform(), config)
-        decoder.capture()
-        expected.append(decoder.generate([Request(prompt_token_ids=prompt, max_tokens=24)])[0].token_ids)
-        drafted += decoder.metrics.num_drafts * example.K
-        accepted += round(decoder.metrics.num_drafts * (decoder.metrics.mean_acceptance_length - 1))
-        decoder.close()
-    assert engine.generate(prompts, 24) == (expected, drafted, accepted)
+    config = EngineConfig(
+        num_speculative_tokens=example.K, max_num_requests=1, max_model_len=example.MAX_LEN, decode="eager"
+    )
+    decoder = SpeculativeDecoder(target, specgraph.load_drafter(shipped_pair()[1], target), CpuPlatform(), config)
+    asked = [Request(prompt_token_ids=prompt, max_tokens=24) for prompt in prompts]
+    expected, metrics = [result.token_ids for result in decoder.generate(asked)], decoder.metrics
+    assert engine.generate(prompts, 24) == (expected, metrics.num_drafts * example.K, sum(metrics.accepted))
     assert engine.generate(prompts[1:2], 24)[0] == expected[1:2]  # a smaller batch, in rows that had other requests
     assert engine.plain(prompts[2], 24) == expected[2]
     engine.drafter.close()

@@ -34,7 +34,7 @@ def test_rows_without_block_are_counted(kind, lowering):
     tree = TREE if kind == "tree" else None
     drafter = make_drafter(
         head, lowering, "device", num_speculative_tokens=K, tree=tree, max_num_requests=4, max_model_len=LENGTH,
-        capture_sizes=[1, 4], prefill_sizes=[4],
+        capture_sizes=[1, 4], prefill="eager",
     )  # fmt: skip
     assert drafter.rows_without_block == 0  # of warm-ups and captures, all inert
 
@@ -73,7 +73,7 @@ def test_a_decoder_loses_none_unless_it_gives_too_few_blocks(lowering, tree, mon
     target = make_target()
     config = EngineConfig(
         num_speculative_tokens=K, tree=tree, max_num_requests=2, max_model_len=LENGTH, block_size=BLOCK,
-        decode=lowering, capture_sizes=[2], prefill_sizes=[4],
+        decode=lowering, capture_sizes=[2], prefill="eager",
     )  # fmt: skip
 
     def rows_without_block() -> tuple[int, int]:

@@ -41,7 +41,7 @@ def make_drafter(head, lowering: str, sampled: bool = True) -> Drafter:
     platform = CpuPlatform()
     config = DraftConfig(
         num_speculative_tokens=K, max_num_requests=REQUESTS, max_model_len=48, block_size=4, decode=lowering,
-        capture_sizes=[2, REQUESTS], prefill_sizes=[4], sampled=sampled, check_inputs=True,
+        capture_sizes=[2, REQUESTS], prefill="eager", sampled=sampled, check_inputs=True,
     )  # fmt: skip
     caches = allocate_caches(head.attention_layers, 1 + 12 * REQUESTS, 4, head.dtype, platform.device)
     drafter = Drafter(head, caches, platform, config, sampling=asked())

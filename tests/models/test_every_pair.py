@@ -24,14 +24,14 @@ PROMPTS = ([5, 9, 2], [40, 1, 17, 8, 8, 30, 2])
 def test_every_drafter_drafts_for_it(name, tmp_path, random_model, decoded):
     architecture, config = TARGETS[name]
     random_model(architecture, tmp_path, **{**config, "vocab_size": VOCAB, "hidden_size": HIDDEN})
-    alone, options = {}, {"num_speculative_tokens": 2, "decode": "eager"}
-    for kind, dtype in MATRIX[name].items():
-        target = load_target(tmp_path, dtype=DTYPES[dtype])
-        if dtype not in alone:
-            alone[dtype] = decoded(target, None, PROMPTS, 8, **options)[0]
-        tokens, decoder = decoded(target, make_head(kind, make_target(DTYPES[dtype])), PROMPTS, 8, **options)
-        assert tokens == alone[dtype], (kind, dtype)
-        assert decoder.metrics.num_drafts >= 3
+    options = {"num_speculative_tokens": 2, "decode": "eager"}
+    for dtype_name, dtype in DTYPES.items():
+        target = load_target(tmp_path, dtype=dtype)
+        alone, _ = decoded(target, None, PROMPTS, 8, **options)
+        for kind in (kind for kind in DRAFTERS if MATRIX[name][kind] == dtype_name):
+            tokens, decoder = decoded(target, make_head(kind, make_target(dtype)), PROMPTS, 8, **options)
+            assert tokens == alone, (kind, dtype)
+            assert decoder.metrics.num_drafts >= 3
 
 
 def test_the_matrix_has_each_target_and_each_drafter_in_each_dtype():
