@@ -82,7 +82,11 @@ def compare(
     dtype: torch.dtype = torch.float32,
     sizes: Sequence[int] = BATCHES,
 ) -> None:
-    """Run the same rounds in `config.decode` and in eager, and expect the same bits from graphs."""
+    """Run the same rounds in `config.decode` and in eager, and expect the same bits from graphs.
+
+    No prompt is captured, here and in `follow_oracle`: none is prefilled.
+    """
+    config = replace(config, prefill="eager")
     if (most := max(sizes)) > config.max_num_requests:
         config = replace(config, max_num_requests=most, capture_sizes=(1, most))
     ours = rig(platform, config, attention, kind, dtype)
@@ -111,7 +115,7 @@ def follow_oracle(
     platform: Platform, config: DraftConfig, attention: str, seed: int, sizes: Sequence[int], kind: str = "eagle"
 ) -> None:
     """Rounds against the dense float64 drafter, each from the KV that the device had before it."""
-    made = rig(platform, config, attention, kind)
+    made = rig(platform, replace(config, prefill="eager"), attention, kind)
     for batch in make_batches(made.config, made.head.aux_size, seed, sizes):
         if kind != "eagle":
             batch = away_from_the_end(made.config, batch)

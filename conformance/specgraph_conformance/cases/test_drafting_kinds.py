@@ -126,7 +126,7 @@ def test_context(platform: Platform, attention: str, seed: int) -> None:
     "number of real requests",
 )
 def test_schedule(platform: Platform, attention: str, kind: str, seed: int) -> None:
-    sizes: dict[str, Any] = {"max_num_requests": 5, "capture_sizes": (1, 3, 5)}
+    sizes: dict[str, Any] = {"max_num_requests": 5, "capture_sizes": (1, 3, 5), "prefill": "eager"}
     schedule = {1: 5, 2: 4, 4: 3, 5: 0}
     made = rig(platform, make_config(decode="auto", k=5, draft_schedule=schedule, **sizes), attention, kind)
     rows = made.config.query_len
@@ -269,7 +269,7 @@ def make_prompt(made: DraftRig, length: int, seed: int) -> list[tuple[int, list[
     cause="noise of this kind's draft op: of the row or the block instead of seed and position",
 )
 def test_samples(platform: Platform, kind: str, seed: int) -> None:
-    config = make_config(decode="auto", k=5, sampled=True)
+    config = make_config(decode="auto", k=5, sampled=True, prefill="eager")
     made, eager = rig(platform, config, "paged", kind), rig(platform, replace(config, decode="eager"), "paged", kind)
     (batch,) = make_batches(config, made.head.aux_size, seed, [4])
     hot = replace(batch, temperature=torch.full((4,), 1e6))  # every token equally likely: only the noise decides
