@@ -76,39 +76,6 @@ def test_a_stop_token_that_is_the_last_allowed_one_is_a_stop(make_decoder, unlim
     assert (len(result.token_ids), result.finish_reason) == (at + 1, "stop")
 
 
-# ---- the KV cache ----------------------------------------------------------------------------------------------------
-
-
-def test_what_can_never_fit_is_refused_while_others_go_on(make_decoder, requests, shadow):
-    wanted = make_decoder(shadow).generate(requests)
-    decoder = make_decoder(shadow, num_blocks=12)  # 11 blocks of 4: 44 tokens
-    results = decoder.generate(requests)
-    assert [r.finish_reason for r in results] == ["length"] * 5 + ["refused", "length"]  # 30 + 9 + 8 tokens: 12 blocks
-    assert "12 KV blocks of 4 tokens and the cache has 11" in results[5].message
-    assert [r.token_ids for i, r in enumerate(results) if i != 5] == [
-        r.token_ids for i, r in enumerate(wanted) if i != 5
-    ]
-    assert decoder.allocator.num_free == 11
-
-
-def test_no_two_running_requests_share_a_block(make_decoder, requests, shadow):
-    decoder = make_decoder(shadow, num_blocks=33)
-    verify, batches = decoder.target.verify, []
-
-    def spy(*args) -> None:
-        verify(*args)
-        running = decoder.rounds.running
-        table = decoder.target.round.block_table[[state.row for state in running]]
-        blocks = table[table != 0].tolist()
-        assert sorted(blocks) == sorted(block for state in running for block in state.blocks)
-        assert len(blocks) == len(set(blocks))
-        batches.append(len(running))
-
-    decoder.target.verify = spy
-    decoder.generate(requests)
-    assert max(batches) > 1
-
-
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
-from goodness_of_fit import follows
 
 from specgraph.device import open_platform
 from specgraph.engine import Request
@@ -60,29 +57,6 @@ def test_every_lowering_samples_the_same_tokens(make_decoder, repetitive):
         assert tokens(decoder.generate(warm)) == wanted
         assert decoder.metrics == eager.metrics
         assert decoder.drafter.buffers.draft_probs is None
-
-
-@pytest.mark.slow
-def test_sampled_output_has_the_targets_distribution(make_decoder, small_pair, small_pair_folder):
-    """All triples of tokens, to their exact chance, where each draft has all its probability on one token."""
-    transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(small_pair_folder / "target", dtype=torch.float32).eval()
-    prompt, n = [3, 1, 2, 3, 1], 320
-    texts = torch.tensor([[*prompt, *output] for output in product(range(6), repeat=2)])
-    logits = model(texts).logits.double().softmax(-1)[:, len(prompt) - 1 :]
-    chances = {}
-    for row, (first, second) in zip(logits, product(range(6), repeat=2), strict=True):
-        for third in range(6):
-            chances[first, second, third] = float(row[0, first] * row[1, second] * row[2, third])
-    decoder = make_decoder(
-        NgramHead(6), target=small_pair[0], num_speculative_tokens=2, max_num_requests=64, sampled=True
-    )
-    results = tokens(
-        decoder.generate([Request(prompt_token_ids=prompt, max_tokens=3, temperature=1.0, seed=i) for i in range(n)])
-    )
-    assert n / 20 < sum(decoder.metrics.accepted) < n
-    counts = Counter(map(tuple, results))
-    assert follows([counts[each] for each in chances], list(chances.values()))
 
 
 def test_the_shipped_target_drafts_for_itself():

@@ -50,14 +50,6 @@ def test_every_lowering_samples_the_same_tokens(
     assert tokens(decoder.generate(requests)) == target_alone(requests)
 
 
-def test_temperature_zero_is_greedy_also_beside_warm_requests(make_decoder, requests, shadow, target_alone):
-    greedy = target_alone(requests)
-    mixed = [r if i % 2 else replace(r, temperature=1.0, seed=i) for i, r in enumerate(requests)]
-    got = tokens(make_decoder(shadow, sampled=True).generate(mixed))
-    assert got[1::2] == greedy[1::2]
-    assert got[::2] != greedy[::2]
-
-
 def test_a_seed_repeats_for_the_same_k_and_says_so(make_decoder, requests, shadow):
     """With K by batch size, the place in a draft decides whether a token is accepted or drawn."""
     [first, second] = warm(requests[:2], 1.0)
