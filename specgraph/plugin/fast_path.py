@@ -14,7 +14,7 @@ from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens
 from specgraph.errors import ConfigError, RankError, UnsupportedError
 from specgraph.models.protocol import DraftHead, ParallelHead
-from specgraph.models.split import SPLIT
+from specgraph.models.split import whole_weights
 from specgraph.parallel import Ranks
 from specgraph.parallel.start_up import PATIENCE, agreed, agreed_captures
 from specgraph.plugin.prompts import Chunk, PromptPass, PromptProgram
@@ -127,7 +127,7 @@ class FastPath:
                 )
             )
             if self._ranks is not None:
-                whole = [tensor for name, tensor in self._head.weights().items() if not SPLIT.search(name)]
+                whole = whole_weights(self._head.weights(), self._head.hidden_size)
                 self._compare("start-up", *whole, self._draft_without_blocks())
 
     @torch.no_grad()

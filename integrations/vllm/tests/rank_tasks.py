@@ -9,6 +9,7 @@ import torch
 from engine_rounds import Engine
 from mixtures import Group, forward_context
 from specgraph_vllm import plugin
+from specgraph_vllm.mtp import mtp_parts
 from specgraph_vllm.names import FORWARD_CONTEXT, TENSOR_PARALLEL
 from test_prompts import Load
 from vllm_objects import StockSpeculator, batch_class, vllm_config
@@ -56,15 +57,16 @@ def draft(ranks) -> list[list[int]]:
 
 
 def drift(ranks, what: str) -> str:
-    """Rank 1 is another one, in what is supported, in a whole weight, in a token, or by an error in a propose."""
+    """Rank 1 is another one, in what is supported, in a whole projection, in a token, or by an error in a propose."""
 
     def change(engine: Engine) -> None:
         if ranks.rank and what == "support":
             engine.speculator.kv_cache_config.kv_cache_groups = []
         if ranks.rank and what == "weight":
-            engine.module.model.layers[0].post_attention_layernorm.weight.data.mul_(2)
+            mtp_parts(engine.module).projection.weight.data.mul_(2)
 
-    engine = started(ranks, "shipped", change, compare_every=2, capture_sizes=[1], when_unsupported="vllm")
+    kind = "mtp" if what == "weight" else "shipped"
+    engine = started(ranks, kind, change, compare_every=2, capture_sizes=[1], when_unsupported="vllm")
     engine.prompt(0, 9)
     for count in (2, 1, 3, 1):
         if ranks.rank and what == "token":
