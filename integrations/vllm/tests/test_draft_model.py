@@ -280,7 +280,9 @@ def test_a_mixture_over_ranks_that_sums_up_in_another_way_is_refused() -> None:
     context = summed_in_graph(forward_context, TP_GROUP, TensorParallel(0, 2, "two"))
     with pytest.raises(UnsupportedError, match="over 2 ranks that does not add up"), context(None, "config", 1):
         pass
-    assert TP_GROUP.all_reduce(torch.ones(1)).isnan()
+    with pytest.raises(ZeroDivisionError), context(None, "config", 1):
+        1 / 0  # noqa: B018
+    assert TP_GROUP.all_reduce(torch.ones(1)).isnan()  # its own again
 
 
 def test_latents_lie_in_vllms_cache_and_what_changes_them_is_refused(tmp_path) -> None:
