@@ -32,13 +32,14 @@ def test_fork_and_join(platform, side):
     assert y.tolist() == [4.0] * 4
 
 
-def test_conflict_in_a_capture(platform, side):
+@pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: torch.add(torch.ones(4), 1, out=x)])
+def test_conflict_in_a_capture(platform, side, write):
     x = torch.ones(4)
     graph = platform.graph()
-    with pytest.raises(OrderError, match=r"aten\.mul.*test_order.*aten\.add_.*test_order"), graph.capture():
+    with pytest.raises(OrderError, match=r"aten\.mul.*test_order.*aten\.add.*test_order"), graph.capture():
         main = platform.current_stream()
         side.wait_stream(main)
-        x.add_(1)  # after the fork: side doesn't know of it
+        write(x)  # after the fork: side doesn't know of it
         with platform.use(side):
             x * 2
         main.wait_stream(side)
