@@ -18,7 +18,8 @@ TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_nu
 
 
 def generated(**options):
-    settings = {"platform": "cpu", "max_model_len": 128, "max_num_requests": 2, **options}
+    limits = {"max_model_len": 128, "max_num_requests": 2, "capture_sizes": [2], "prefill": "eager"}
+    settings = {"platform": "cpu", **limits, **options}
     with load_generator(kv_cache_dtype="fp8", **settings) as generator:
         caches = [cache for runner in generator.decoder.runners.values() for cache in runner.caches]
         assert {part.dtype for cache in caches for part in cache} == {torch.float8_e4m3fn}
