@@ -9,7 +9,7 @@ import pytest
 import torch
 from conformance.test_coverage import ops_named
 from specgraph_conformance import op_rows
-from torch.testing._internal.optests import opcheck
+from torch.library import opcheck
 
 from specgraph import ops
 from specgraph.ops import DeviceLengths, HostLengths, KVCache, Mask, NewRows

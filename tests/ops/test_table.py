@@ -13,7 +13,7 @@ import torch
 from specgraph_conformance.op_rows import ROWS
 from specgraph_conformance.op_run import run_on
 from specgraph_conformance.op_table import Row
-from torch.testing._internal.optests import opcheck
+from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
