@@ -1,7 +1,7 @@
 """Ops on meta tensors, which give the shape of a result, without torch's compiler: it takes 3 s of a start-up.
 
-torch's own meta kernels of element-wise ops, `cat` and `mean` import it at their first call; those here take
-their place where a result has no special strides.
+torch's own meta kernels of element-wise ops, `cat`, `mean` and random numbers import it at their first call; those here
+take their place where a result has no special strides.
 """
 
 # pyright: reportPrivateUsage=false
@@ -22,7 +22,7 @@ _aten = torch.ops.aten
 def on_meta(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Call an op with meta tensors."""
     if any(a.name == "device" for a in func._schema.arguments):
-        return func(*args, **{**kwargs, "device": "meta"})
+        return _KERNELS.get(func, func)(*args, **{**kwargs, "device": "meta"})
     if torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags:
         return _pointwise(func, *args, **kwargs)
     return _KERNELS.get(func, func)(*args, **kwargs)
@@ -59,4 +59,13 @@ def _mean(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return (_aten.sum.dim_IntList if x.is_floating_point() else _aten.mean.dim)(x, *args, **kwargs)
 
 
-_KERNELS: dict[OpOverload, Callable[..., Any]] = {_aten.cat.default: _cat, _aten.mean.dim: _mean}
+def _itself(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return x
+
+
+_KERNELS: dict[OpOverload, Callable[..., Any]] = {
+    _aten.cat.default: _cat,
+    _aten.mean.dim: _mean,
+    _aten.randn_like.default: _aten.empty_like.default,
+    **{getattr(_aten, f"{name}_").default: _itself for name in ("normal", "log_normal", "exponential")},
+}
