@@ -12,7 +12,10 @@ from specgraph.device.cpu.ops import RESIZING
 from specgraph.device.source import in_compiled_function, user_line
 from specgraph.errors import CaptureError
 
-_INDEX_PUT = (torch.ops.aten.index_put_, torch.ops.aten.index_put)
+_aten = torch.ops.aten
+_INDEX_PUT = (_aten.index_put_, _aten.index_put)
+_COUNTED = (_aten.nonzero, _aten.masked_select)
+"""Ops whose values decide how many results there are. Their fakes say so too, seconds later: they import a compiler."""
 
 
 def refusal(
@@ -34,7 +37,10 @@ def refusal(
             )
     if any(t.layout != torch.strided or t.is_quantized or t.is_conj() or t.is_neg() for t in given):
         return CaptureError(f"{func} at {user_line()}: only plain strided tensors can be captured")
-    if func.overloadpacket not in _INDEX_PUT or args[2].numel() == 1:
+    if torch.Tag.data_dependent_output in func.tags or func.overloadpacket in _COUNTED:
+        return host_read_error(str(func))
+    writes_several = func.overloadpacket in _INDEX_PUT and args[2].numel() != 1
+    if not writes_several and func is not _aten.index.Tensor:
         return None
     masked = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return host_read_error(f"{func} with a boolean mask") if masked else None
