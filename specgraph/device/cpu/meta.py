@@ -56,7 +56,7 @@ def _cat(tensors: list[torch.Tensor], dim: int = 0) -> torch.Tensor:
 
 
 def _mean(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return (_aten.sum.dim_IntList if x.is_floating_point() else _aten.mean.dim)(x, *args, **kwargs)
+    return (_aten.sum if x.is_floating_point() else _aten.mean)(x, *args, **kwargs)
 
 
 def _itself(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -65,6 +65,7 @@ def _itself(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 _KERNELS: dict[OpOverload, Callable[..., Any]] = {
     _aten.cat.default: _cat,
+    _aten.mean.default: _mean,
     _aten.mean.dim: _mean,
     _aten.randn_like.default: _aten.empty_like.default,
     **{getattr(_aten, f"{name}_").default: _itself for name in ("normal", "log_normal", "exponential")},
