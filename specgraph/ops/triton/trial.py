@@ -16,7 +16,7 @@ from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 
 
 def agrees_with_reference(kernels: Any, device: torch.device) -> str | None:
-    """Return the first op of `kernels`, not registered, that differs from its reference, and in what."""
+    """Return the first op of unregistered `kernels` that differs from its reference and in what, None if all agree."""
     for name, arguments in _round():
         seen, wanted = (tree_map_only(Tensor, lambda t: t.to(device, copy=True), arguments) for _ in range(2))
         seen["its result"] = getattr(kernels, name)(**seen)
