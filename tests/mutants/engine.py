@@ -79,10 +79,10 @@ def capture_key_mismatch(patch: pytest.MonkeyPatch) -> None:
         found = real_launches(*args)
         return tuple(replace(one, descriptor=replace(one.descriptor, num_speculative_tokens=99)) for one in found)
 
-    def capture(self: Drafter) -> None:
+    def capture(self: Drafter, *args: Any) -> None:
         with pytest.MonkeyPatch.context() as during:
             during.setattr(model_runner, "launches", under_another_key)
-            real_capture(self)
+            real_capture(self, *args)
         self._launches.clear()  # requests work theirs out anew
 
     patch.setattr(Drafter, "capture", capture)
@@ -98,7 +98,7 @@ def capture_at_request_time(patch: pytest.MonkeyPatch) -> None:
             real_capture(self)
         real_run(self, *args, **options)
 
-    patch.setattr(Drafter, "capture", lambda self: None)
+    patch.setattr(Drafter, "capture", lambda self, *args: None)
     patch.setattr(Drafter, "run", run)
 
 
