@@ -3,7 +3,7 @@
 Absent keys have the values that transformers' configuration classes give them. Only keys that a reader takes are here,
 and only where the class's value is not the one that the reader itself falls back on. The number of experts of Qwen3-MoE
 is not among them: it is stored under either of two names.
-Source: the dataclass fields and `default_theta` of each configuration class of transformers 5.23.
+Source: fields, `default_theta` and `partial_rotary_factor` of the configuration classes of transformers 5.24.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Architecture:
     """transformers reads `layer_types` of a whole model; of a Mistral, as a Ministral."""
     full_every: int | None = None
     """One layer of so many has full attention, unless the configuration says otherwise."""
-    partly_rotated: float | None = None
-    """The rotated share of each head where the configuration gives none; None where heads are rotated whole."""
+    partly_rotated: bool = False
+    """`partial_rotary_factor` may be a share of each head."""
     hybrid: bool = False
     """Layers of the target may be linear attention; those of its MTP modules have full attention."""
 
@@ -55,7 +55,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "phi3": Architecture(
         {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
         {"packed_projections": True},
-        partly_rotated=1.0,
+        partly_rotated=True,
     ),
     "glm4_moe": Architecture(
         {
@@ -66,9 +66,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 1408,
             "first_k_dense_replace": 1,
+            "partial_rotary_factor": 0.5,
         },
         sliding="never",
-        partly_rotated=0.5,
+        partly_rotated=True,
     ),
     "gpt_oss": Architecture(
         {
@@ -114,20 +115,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }
 """`model_type` -> architecture."""
 
-_QWEN_HYBRID = {
-    "max_position_embeddings": 32768,
-    "head_dim": 256,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-}
-_hybrid = partial(Architecture, model={"qk_norm": True, "norm_offset": 1.0}, partly_rotated=0.25, hybrid=True)
+_QWEN_HYBRID = {"max_position_embeddings": 32768, "head_dim": 256, "partial_rotary_factor": 0.25}
+_QWEN_HYBRID_MOE = {**_QWEN_HYBRID, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+_hybrid = partial(Architecture, model={"qk_norm": True, "norm_offset": 1.0}, partly_rotated=True, hybrid=True)
 
 MTP_ARCHITECTURES: Mapping[str, Architecture] = {
     **ARCHITECTURES,
-    "qwen3_next": _hybrid({**_QWEN_HYBRID, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10}),
-    "qwen3_5_text": _hybrid({"max_position_embeddings": 32768, "head_dim": 256, "num_key_value_heads": 4}),
+    "qwen3_next": _hybrid(
+        {**_QWEN_HYBRID_MOE, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10}
+    ),
+    "qwen3_5_text": _hybrid({**_QWEN_HYBRID, "num_key_value_heads": 4}),
     "qwen3_5_moe_text": _hybrid(
-        {**_QWEN_HYBRID, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8}
+        {**_QWEN_HYBRID_MOE, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8}
     ),
     "deepseek_v32": Architecture(
         {**ARCHITECTURES["deepseek_v3"].absent_keys, "max_position_embeddings": 163840, "index_topk": 2048},
@@ -149,10 +148,11 @@ _GPT_OSS_ROPE = {
 def with_absent_keys(source: ConfigSource, architecture: str) -> ConfigSource:
     """Return `source` with the keys that it leaves out, for a model of `architecture` as transformers would read it.
 
-    A key that is null stays null, except the rotation of gpt-oss: with no section for it, transformers 5 takes YaRN's.
+    A key that is null stays null, except the rotation of gpt-oss: with no section for it, transformers 5 takes YaRN's,
+    though none where `rope_parameters` is empty and not null.
     A key that is taken from the result counts as taken from `source`.
     """
     values = {**MTP_ARCHITECTURES[architecture].absent_keys, **source.values}
-    if architecture == "gpt_oss" and not values.get("rope_parameters") and not values.get("rope_scaling"):
+    if architecture == "gpt_oss" and values.get("rope_parameters") is None and not values.get("rope_scaling"):
         values["rope_scaling"] = _GPT_OSS_ROPE
     return replace(source, values=values)

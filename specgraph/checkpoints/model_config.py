@@ -102,14 +102,13 @@ def model_config(
     )
 
 
-def _head_sizes(source: ConfigSource, partly: float | None, hidden_size: int, num_heads: int) -> tuple[int, int]:
-    """Return the elements of a head, and how many of them are rotated: the share `partly` where no key says it, all of
-    them and no less where it is None."""
+def _head_sizes(source: ConfigSource, partly: bool, hidden_size: int, num_heads: int) -> tuple[int, int]:
+    """Return the elements of a head, and how many of them are rotated: all, or with `partly` a key's share."""
     if not source.has("head_dim") and hidden_size % num_heads:
         raise source.fail("hidden_size", f"is {hidden_size}, not a multiple of the {num_heads} attention heads")
     head_dim = source.integer("head_dim", hidden_size // num_heads)
-    rotary_dim = int(head_dim * partial_rotary_factor(source, partly or 1.0))
-    if rotary_dim != head_dim and (partly is None or rotary_dim % 2 or not rotary_dim):
+    rotary_dim = int(head_dim * partial_rotary_factor(source))
+    if rotary_dim != head_dim and (not partly or rotary_dim % 2 or not rotary_dim):
         problem = f"is {rotary_dim / head_dim:g}, {rotary_dim} of {head_dim} elements; not supported here"
         raise source.fail("partial_rotary_factor", problem)
     if head_dim % 2 or not head_dim:

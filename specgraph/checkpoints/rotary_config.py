@@ -63,10 +63,10 @@ def latent_scale(source: ConfigSource) -> float:
     return yarn_mscale(scaling.number("factor"), all_dim) ** 2 if all_dim and kind != "default" else 1.0
 
 
-def partial_rotary_factor(source: ConfigSource, default: float) -> float:
+def partial_rotary_factor(source: ConfigSource) -> float:
     """Return the share of each head that is rotated, from either place."""
     return source.section("rope_parameters").number(
-        "partial_rotary_factor", source.number("partial_rotary_factor", default)
+        "partial_rotary_factor", source.number("partial_rotary_factor", 1.0)
     )
 
 

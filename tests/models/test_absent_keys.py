@@ -1,6 +1,8 @@
 """Keys that a target's config.json leaves out have the values that transformers' classes give them."""
 
+import copy
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -32,19 +34,26 @@ def test_values_are_those_of_the_class(architecture):
     name = "Gemma3Text" if architecture == "gemma3_text" else TARGETS[architecture][0]
     chosen = getattr(transformers, f"{name}Config")
     defaults = {field.name: field.default for field in dataclasses.fields(chosen)} | {
-        "rope_theta": chosen.default_theta
+        "rope_theta": chosen.default_theta,
+        "partial_rotary_factor": chosen().rope_parameters.get("partial_rotary_factor"),
     }
     assert ARCHITECTURES[architecture].absent_keys == {
         key: defaults[key] for key in ARCHITECTURES[architecture].absent_keys
     }
 
 
-@pytest.mark.parametrize("rope", [False, True], ids=["as the class", "old keys for the rotation, null"])
-@pytest.mark.parametrize("architecture", TARGETS)
+OLD, NULL = {"rope_theta": 500.0, "rope_scaling": None}, {"partial_rotary_factor": None, "rope_parameters": {}}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rope"),
+    [*itertools.product(TARGETS, ({}, OLD)), ("glm4_moe", NULL), ("gpt_oss", NULL)],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
 @torch.no_grad()
 def test_a_folder_with_nothing_but_sizes(architecture, rope, tmp_path, random_model, dense_attend):
-    config = GIVEN.get(architecture, {}) | ({"rope_theta": 500.0, "rope_scaling": None} if rope else {})
-    model = random_model(TARGETS[architecture][0], tmp_path, **config)
+    config = GIVEN.get(architecture, {}) | rope
+    model = random_model(TARGETS[architecture][0], tmp_path, **copy.deepcopy(config))
     keep_sizes(tmp_path, config)
     tokens = torch.randint(0, 120, (100,), generator=torch.Generator().manual_seed(1))
 
