@@ -30,8 +30,8 @@ def rotary_config(source: ConfigSource) -> RotaryConfig:
 def rotary_by_kind(source: ConfigSource) -> tuple[RotaryConfig, RotaryConfig]:
     """Return the rotation of layers with full attention, and that of sliding layers, where they differ (Gemma 3).
 
-    Newer files hold both in `rope_parameters`; in older ones `rope_scaling` belongs to the former, and the latter have
-    `rope_local_base_freq`.
+    Newer files hold both in `rope_parameters`; in older ones `rope_scaling` belongs to the former. `rope_theta` and
+    `rope_local_base_freq` of the top level count where a section has no `rope_theta`.
     """
     longest = source.integer("max_position_embeddings", 2048)
 
@@ -40,11 +40,11 @@ def rotary_by_kind(source: ConfigSource) -> tuple[RotaryConfig, RotaryConfig]:
 
     new = source.section("rope_parameters")
     old = source.section("rope_scaling")
+    theta, local = source.number("rope_theta", 1e6), source.number("rope_local_base_freq", 1e4)
     if "full_attention" in new.values:
         if old.values:
             raise source.fail("rope_parameters", "and 'rope_scaling' are both there; keep the right one")
-        return read(new.section("full_attention"), 1e6), read(new.section("sliding_attention"), 1e4)
-    theta, local = source.number("rope_theta", 1e6), source.number("rope_local_base_freq", 1e4)
+        return read(new.section("full_attention"), theta), read(new.section("sliding_attention"), local)
     if old.has("type") and not old.has("rope_type"):
         raise old.fail("type", "is an older name that transformers leaves unread here; give it as 'rope_type'")
     return read(old, theta), RotaryConfig(local)
