@@ -24,7 +24,7 @@ PRELOAD = [
     "specgraph_conformance.run",
     "rich.console",
     "specgraph.device.cpu.platform",
-    "torch._dynamo",
+    "torch.fx.experimental.symbolic_shapes",  # meta kernels import it
     "torch.testing",
     *CASES,
     *(f"_pytest.{name}" for name in default_plugins),

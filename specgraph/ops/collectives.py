@@ -42,7 +42,11 @@ def all_gather(x: Tensor, group: str, size: int) -> Tensor:
     return out
 
 
-@op()
+def _best_fake(logits: Tensor, first_id: int) -> Tensor:
+    return logits.new_empty(logits.shape[0], 2, dtype=torch.int64)
+
+
+@op(fake=_best_fake)
 def best_tokens(logits: Tensor, first_id: int) -> Tensor:
     """Return the most likely token of each row among a rank's part of the vocabulary: what ranks exchange instead of
     logits.
@@ -72,7 +76,11 @@ def best_of(candidates: Tensor) -> Tensor:
     return ids.gather(0, order.argmax(dim=0, keepdim=True))[0]
 
 
-@op()
+def _embed_fake(token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
+    return table.new_empty(*token_ids.shape, table.shape[1])
+
+
+@op(fake=_embed_fake)
 def embed_part(token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
     """Return table[token_ids - first_id] [T, E] for a rank's part of the embedding; zeros for tokens of other ranks, so
     that a sum over the ranks is whole.

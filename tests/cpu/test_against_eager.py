@@ -41,6 +41,9 @@ PROGRAMS = {
     "factories": lambda x, y, i: torch.arange(6.0) + torch.ones(4, 6) * torch.full((6,), 0.5) - torch.zeros_like(x),
     "empty then filled": lambda x, y, i: torch.empty(4, 6).fill_(2) + torch.empty_like(x).copy_(y),
     "joined": lambda x, y, i: torch.cat([x.t(), y.t().double()], -1) + torch.cat([y.t(), x.t()], -1).mean(0, True),
+    "orders of dimensions": lambda x, y, i: (
+        torch.stack([x.t() * y.t()[:, :1], x.t().cumsum(1)], 1).permute(1, 0, 2) - (y.t() // x.half()[0, :4])
+    ),
     "mean of 16 bits": lambda x, y, i: x.bfloat16().mean(-1, keepdim=True, dtype=torch.float32) * y.half().mean([0]),
     "broadcast": lambda x, y, i: (
         (x[:, :1] * y[:1]).div_(i[:, None] + 2) - torch.where(x > 0, y, 0.5).masked_fill(x < 0, 1)
