@@ -9,7 +9,7 @@ import torch
 
 
 def chi_square_tail(statistic: float, degrees: int) -> float:
-    """How likely a chi-square variable is above `statistic`."""
+    """Return the chance that a chi-square variable is above `statistic`."""
     half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
 

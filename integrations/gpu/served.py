@@ -74,6 +74,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--first-turn", type=int, default=0, help="1 begins with the other way, for a second GPU")
     asked = parser.parse_args()
+    if (asked.target is None) != (asked.drafter is None):
+        parser.error("--target and --drafter are the folders of one pair: give both, or neither for 8B shapes")
     begin = time.monotonic()
     max_len, text, pair = MAX_LEN, random.Random(0).choices(range(1000, 120000), k=1 << 16), None
     if asked.target is not None:

@@ -13,6 +13,13 @@ from specgraph import ops
 from specgraph.parallel import TensorParallel
 
 
+def summed(x: Tensor, ranks: TensorParallel) -> Tensor:
+    """Return the sum of `x` over the ranks, by the op that draft graphs record; a contiguous `x` is overwritten."""
+    out = x.contiguous()
+    ops.all_reduce(out, ranks.group)
+    return out
+
+
 @contextmanager
 def sums_in_graph(group: Any, ranks: TensorParallel) -> Generator[list[torch.Size]]:
     """Let an engine's modules add up over the ranks by the op that the draft graphs record, while the context lasts; it
@@ -30,9 +37,7 @@ def sums_in_graph(group: Any, ranks: TensorParallel) -> Generator[list[torch.Siz
 
     def all_reduce(x: Tensor) -> Tensor:
         sums.append(x.shape)
-        out = x.contiguous()
-        ops.all_reduce(out, ranks.group)
-        return out
+        return summed(x, ranks)
 
     group.all_reduce = all_reduce
     try:

@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from specgraph import ops
 from specgraph.models.mtp import MtpHead
 from specgraph.models.mtp_from_modules import LatentParts, MtpParts, mtp_head_from_modules
 from specgraph.parallel import TensorParallel
-from specgraph.plugin.sums import sums_in_graph
+from specgraph.plugin.sums import summed, sums_in_graph
 
 MIMO, GLM, DEEPSEEK = "MiMoMTP", "Glm4MoeForCausalLMNextN", "DeepseekV3ForCausalLMNextN"
 QWEN = "Qwen3NextForCausalLMMTP", "Qwen3_5ForCausalLMMTP"
@@ -73,14 +72,11 @@ def mtp_head(module: Any, ranks: TensorParallel, group: Any) -> MtpHead:
         UnsupportedError: as of `mtp_head_from_modules`.
     """
 
-    def summed(mlp: Any, x: Tensor) -> Tensor:
+    def call(mlp: Any, x: Tensor) -> Tensor:
         if group is None:
             return mlp(x)
         with sums_in_graph(group, ranks) as sums:
             out = mlp(x)
-        if not sums:  # since 0.5.23 SGLang's layer adds up, not its mixture
-            out = out.contiguous()
-            ops.all_reduce(out, ranks.group)
-        return out
+        return out if sums else summed(out, ranks)  # since 0.5.23 SGLang's layer adds up, not its mixture
 
-    return mtp_head_from_modules(module.config, mtp_parts(module), ranks, summed)
+    return mtp_head_from_modules(module.config, mtp_parts(module), ranks, call)

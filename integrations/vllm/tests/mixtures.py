@@ -124,7 +124,7 @@ class Mixture(nn.Module):
     """vLLM's block: all experts in two tensors, over all rows, of which each keeps its own."""
 
     ranks = 1
-    """Those that have some columns of each expert, and add up what they give."""
+    """The number of ranks, each with some columns of each expert, that add up what they give."""
 
     def __init__(self, read: dict[str, Tensor], prefix: str, config: Any) -> None:
         super().__init__()
