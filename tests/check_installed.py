@@ -1,4 +1,4 @@
-"""Whether the parts work where only their wheels are installed; `make installed` runs it outside of the checkout.
+"""Checks that the parts work where only their wheels are installed; `make installed` runs it outside of the checkout.
 
 Every part must import from the environment, every backend be discovered, and the shipped pair generate through graphs.
 """

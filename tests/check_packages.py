@@ -1,4 +1,4 @@
-"""Whether built wheels and source distributions are fit to be published; `make packages` builds and checks them.
+"""Checks that built wheels and source distributions are fit to be published; `make packages` builds and checks them.
 
     python tests/check_packages.py FOLDER
 
@@ -40,7 +40,7 @@ def packaged(wheel: Path) -> list[str]:
 
 
 def is_source(path: Path) -> bool:
-    """Whether a file of the checkout is none that Python or a build left."""
+    """Return whether a file of the checkout is none that Python or a build left."""
     folders = path.relative_to(ROOT).parts[:-1]
     return not any(name in ("__pycache__", "build") or name.startswith(".venv") for name in folders)
 

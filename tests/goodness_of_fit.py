@@ -15,7 +15,7 @@ def chi_square_tail(statistic: float, degrees: int) -> float:
 
 
 def p_value(counts: Sequence[float], probabilities: Sequence[float], least_expected: float = 5.0) -> float:
-    """How likely counts at least this far off are, if `probabilities` is true.
+    """Return how likely counts at least this far off are, if `probabilities` is true.
 
     Cells expected to hold fewer than `least_expected` samples are thrown together, as the chi-square limit needs.
     A sample where the probability is 0 gives 0.
@@ -33,12 +33,12 @@ def p_value(counts: Sequence[float], probabilities: Sequence[float], least_expec
 
 
 def follows(counts: Sequence[float], probabilities: Sequence[float]) -> bool:
-    """Whether a sampler with these counts may be one of these probabilities."""
+    """Return whether a sampler with these counts may be one of these probabilities."""
     return p_value(counts, probabilities) > 1e-3
 
 
 def independent(table: Sequence[Sequence[float]]) -> bool:
-    """Whether rows and columns of a contingency table, larger than 2 x 2, may be independent."""
+    """Return whether rows and columns of a contingency table, larger than 2 x 2, may be independent."""
     counts = np.asarray(table, float)
     expected = counts.sum(1, keepdims=True) * counts.sum(0) / counts.sum()
     degrees = (counts.shape[0] - 1) * (counts.shape[1] - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,8 +11,11 @@ from specgraph.cli.load import choose_folders
 from specgraph.cli.options import JsonOption, PlatformOption, TargetOption
 from specgraph.cli.output import check_output, text_output, write_json
 from specgraph.cli.waiting import waiting
-from specgraph.errors import ConfigError
+from specgraph.errors import ConfigError, SpecgraphError, first_line
 from specgraph.options import DrafterShape
+
+if TYPE_CHECKING:
+    import torch
 
 
 def audit(
@@ -59,7 +62,6 @@ def audit(
         from specgraph.attention import choose_attention
         from specgraph.checkpoints import load_drafter, load_target
         from specgraph.device import open_platform
-        from specgraph.device.installed import import_named
         from specgraph.engine.load import shipped_pair
         from specgraph.tools.audit import AuditCase, as_text
         from specgraph.tools.audit import audit as compare
@@ -71,7 +73,7 @@ def audit(
             size = SHAPES[shape].vocab_size
             head = random_head(SHAPES[shape], opened.device, dtype or torch.bfloat16, max_model_len)
         elif factory and drafter is not None and vocab_size is not None:
-            head, size = import_named(drafter)(opened.device), vocab_size
+            head, size = _made_head(drafter, opened.device), vocab_size
         else:
             folders = (target, drafter) if drafter is not None and target is not None else shipped_pair()
             model = load_target(folders[0], opened.device, dtype, max_model_len)
@@ -86,3 +88,22 @@ def audit(
     write_json(report, json)
     if not report["equal"]:
         raise typer.Exit(1)
+
+
+def _made_head(place: str, device: torch.device) -> Any:
+    """Return the head that MODULE:FACTORY makes; ConfigError where it raises, or returns what is no draft head."""
+    from specgraph.attention import PagedAttention
+    from specgraph.device.installed import import_named
+    from specgraph.device.source import raising_line
+    from specgraph.draft.head_checks import check_members
+
+    try:
+        head = import_named(place)(device)
+    except SpecgraphError:
+        raise
+    except Exception as error:
+        line = raising_line(error)
+        at = f" at {line}" if line else ""
+        raise ConfigError(f"{place} failed{at}: {type(error).__name__}: {first_line(error)}") from error
+    check_members(PagedAttention(), head)
+    return head

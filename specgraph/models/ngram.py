@@ -36,7 +36,7 @@ class NgramHead:
 
     kind: HeadKind = field(default="ngram", init=False)
     dtype: torch.dtype = field(default=torch.int32, init=False)
-    """That of token ids in the cache."""
+    """The dtype of token ids in the cache."""
     hidden_size: int = field(default=0, init=False)
     """It takes no hidden states of the target, and has none."""
     aux_layers: Sequence[int] = field(default=(), init=False)

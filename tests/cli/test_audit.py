@@ -130,7 +130,8 @@ def test_the_command(source, monkeypatch):
 
 def test_the_command_takes_a_factory_and_fails_where_it_differs(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECGRAPH_PLATFORM", "cpu")
-    (tmp_path / "my_drafter.py").write_text("from test_audit_head import head\n\ndef make(device):\n    return head\n")
+    source = "from test_audit_head import head\n\ndef make(device):\n    return head\n\ndef fail(_):\n    [].pop()\n"
+    (tmp_path / "my_drafter.py").write_text(source)
     module = type(json)("test_audit_head")
     module.head = Broken(lambda head, hidden: hidden + 0.01 * (head.calls % 7))
     monkeypatch.setitem(__import__("sys").modules, "test_audit_head", module)
@@ -141,6 +142,9 @@ def test_the_command_takes_a_factory_and_fails_where_it_differs(monkeypatch, tmp
     for arguments, message in (
         (("my_drafter:make",), "--vocab-size"),
         (("no_such_module:make", "--vocab-size", 9), "can't be imported"),
+        (("my_drafter:fail", "--vocab-size", 9), "my_drafter.py:7: IndexError: pop from empty list"),
+        (("my_drafter:head.calls", "--vocab-size", 9), "TypeError: 'int' object is not callable"),
+        (("builtins:str", "--vocab-size", 9), "the head str lacks kind"),
         (("some/folder",), "--target"),
         (("--target", "."), "name its drafter too"),
         (("some/folder", "--shape", "eagle3-tiny-python"), "give no folders"),

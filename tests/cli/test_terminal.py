@@ -46,7 +46,7 @@ def _clean(monkeypatch):
 
 
 def is_colour(code: str) -> bool:
-    """Whether a style is more than bold, dim, underlined or back to normal."""
+    """Return whether a style is more than bold, dim, underlined or back to normal."""
     return any(int(number or 0) >= 30 for number in code.split(";"))
 
 

@@ -15,7 +15,7 @@ NAMED = {name for page in PAGES for name in re.findall(r"[\w.-]+\.json", page.re
 
 
 def committed(name: str) -> bool:
-    """Whether the repository's history, where it is here whole, has a file: COMMIT:PATH."""
+    """Return whether the repository's history, where it is here whole, has a file: COMMIT:PATH."""
     shallow = subprocess.run(["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True)
     found = subprocess.run(["git", "cat-file", "-e", name], cwd=ROOT, capture_output=True)
     return found.returncode == 0 or shallow.stdout != "false\n"

@@ -31,7 +31,7 @@ class Summed(NamedTuple):
     squares: Tensor | None
     """float32 [T, parts]: sums of the squares of total, see `linear.linear_kernel`."""
     tile: Tile | None
-    """That of the second, where `squares` is given."""
+    """The tile of the second linear, where `squares` is given."""
 
 
 @dataclass(frozen=True, slots=True)
