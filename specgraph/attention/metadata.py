@@ -7,7 +7,8 @@ capture and rewritten between replays through an `UpdatePlan`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ class AttentionMetadata:
     set, and every key before those. The batch is then uniform, and not every backend can run it."""
     tree_len: int = 0
     """Keys at the end of each request that `ancestors` is about, at most 64, its bits."""
+    start_locs: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """The `query_start_loc` of the largest batch for each number of rows per request that it may have: constants."""
 
     @property
     def num_requests(self) -> int:
@@ -52,33 +55,45 @@ class AttentionMetadata:
         return ops.DeviceLengths(self.seq_lens, self.query_start_loc, self.query_len)
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        return {f"{prefix}.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        own = {f"{prefix}.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return own | {f"{prefix}.query_start_loc.{rows}": tensor for rows, tensor in self.start_locs.items()}
 
-    def sliced(self, num_requests: int) -> AttentionMetadata:
-        """Return the first `num_requests` requests of a uniform batch: views of the same memory."""
-        rows = num_requests * self.query_len
-        return AttentionMetadata(
-            query_start_loc=self.query_start_loc[: num_requests + 1],
+    def sliced(self, num_requests: int, query_len: int | None = None) -> AttentionMetadata:
+        """Return the first `num_requests` requests of a uniform batch of `query_len` rows each, by default as many as
+        now: views of the same memory.
+        """
+        query_len = self.query_len if query_len is None else query_len
+        rows = num_requests * query_len
+        return replace(
+            self,
+            query_start_loc=self.start_locs[query_len][: num_requests + 1],
             seq_lens=self.seq_lens[:num_requests],
             positions=self.positions[:rows],
             slot_mapping=self.slot_mapping[:rows],
             block_table=self.block_table[:num_requests],
-            query_len=self.query_len,
+            query_len=query_len,
             ancestors=None if self.ancestors is None else self.ancestors[:rows],
-            tree_len=self.tree_len,
         )
 
 
-def allocate_metadata(max_requests: int, query_len: int, block_table: Tensor, tree_len: int = 0) -> AttentionMetadata:
+def allocate_metadata(
+    max_requests: int, query_len: int, block_table: Tensor, tree_len: int = 0, query_lens: Collection[int] = ()
+) -> AttentionMetadata:
     """Allocate metadata for uniform batches of up to `max_requests` requests, all inert (length 0, NULL_SLOT).
 
     Args:
+        query_len: rows per request, at most.
         block_table: int32 [max_requests, max_blocks]; used as it is, not copied.
         tree_len: above 0 for the rows of a draft tree: keys at the end of each request that `ancestors` is about.
+        query_lens: other numbers of rows per request that batches may have.
     """
     rows, device = max_requests * query_len, block_table.device
+    start_locs = {
+        length: torch.arange(0, max_requests * length + 1, length, dtype=torch.int32, device=device)
+        for length in sorted({query_len, *query_lens})
+    }
     return AttentionMetadata(
-        query_start_loc=torch.arange(0, rows + 1, query_len, dtype=torch.int32, device=device),
+        query_start_loc=start_locs[query_len],
         seq_lens=torch.zeros(max_requests, dtype=torch.int32, device=device),
         positions=torch.zeros(rows, dtype=torch.int64, device=device),
         slot_mapping=torch.full((rows,), NULL_SLOT, dtype=torch.int64, device=device),
@@ -86,6 +101,7 @@ def allocate_metadata(max_requests: int, query_len: int, block_table: Tensor, tr
         query_len=query_len,
         ancestors=torch.zeros(rows, dtype=torch.int64, device=device) if tree_len else None,
         tree_len=tree_len,
+        start_locs=start_locs,
     )
 
 

@@ -6,7 +6,7 @@ nothing, so one graph serves every chunk of up to that many rows, at any positio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -45,8 +45,6 @@ class PrefillBuffers:
     last_row: Tensor
     """int64 [1]: the last real row."""
     metadata: AttentionMetadata
-    query_start_locs: Mapping[int, Tensor]
-    """int32 [2] for each captured number of rows: constants."""
 
     @property
     def look_ahead(self) -> int:
@@ -55,14 +53,12 @@ class PrefillBuffers:
 
     def named_tensors(self) -> dict[str, Tensor]:
         own = {f"prefill.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        starts = {f"prefill.query_start_loc.{rows}": tensor for rows, tensor in self.query_start_locs.items()}
-        return {**own, **starts, **self.metadata.named_tensors("prefill.metadata")}
+        return {**own, **self.metadata.named_tensors("prefill.metadata")}
 
     def sliced(self, rows: int) -> PrefillBuffers:
         """Return the buffers of a pass of `rows` rows: views of the same memory."""
-        whole = replace(self.metadata, query_start_loc=self.query_start_locs[rows], query_len=rows)
-        tokens = self.token_ids[: rows + self.look_ahead]
-        return replace(self, token_ids=tokens, aux_hidden=self.aux_hidden[:rows], metadata=whole.sliced(1))
+        tokens, metadata = self.token_ids[: rows + self.look_ahead], self.metadata.sliced(1, rows)
+        return replace(self, token_ids=tokens, aux_hidden=self.aux_hidden[:rows], metadata=metadata)
 
     def load(
         self,
@@ -121,8 +117,7 @@ def allocate_prefill(
         block_table=table,
         aux_hidden=aux_hidden,
         last_row=torch.zeros(1, dtype=torch.int64, device=device),
-        metadata=allocate_metadata(1, rows, table),
-        query_start_locs={n: torch.tensor([0, n], dtype=torch.int32, device=device) for n in config.prefill_rows},
+        metadata=allocate_metadata(1, rows, table, query_lens=config.prefill_rows),
     )
 
 

@@ -5,7 +5,7 @@ They are allocated once for the largest padded batch and only ever written in pl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, cast
 
@@ -117,8 +117,6 @@ class DraftBuffers:
     """float32 [R, K, draft_vocab]: the distributions that sampled drafts were drawn from."""
     confidence: Tensor | None
     """float32 [R, K]: the chance that each draft token is accepted; None where the head says nothing of it."""
-    query_start_locs: Mapping[int, Tensor]
-    """int32 [R + 1] for each number of rows per request that a batch may have: constants."""
     tree: TreeBuffers | None
     sampling: SamplingBuffers | None
     """Parameters of sampling besides temperature and seed; None where drafts do not follow it."""
@@ -146,7 +144,6 @@ class DraftBuffers:
             named |= metadata.named_tensors(f"{prefix}.{name}")
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors |= {} if self.tree is None else self.tree._asdict()
-        tensors |= {f"query_start_loc.{rows}": tensor for rows, tensor in self.query_start_locs.items()}
         named |= {f"{prefix}.{name}": value for name, value in tensors.items() if isinstance(value, Tensor)}
         past = {} if self.past is None else self.past._asdict()
         return named | {f"past_rows.{name}": tensor for name, tensor in past.items()}
@@ -162,8 +159,8 @@ class DraftBuffers:
             plan=rows.plan,
             token_ids=self.token_ids[: n * rows.first],
             last_rows=self.last_rows[:n],
-            first=self._metadata(self.first, n, rows.first),
-            step=self._metadata(self.step, n, rows.later),
+            first=self.first.sliced(n, rows.first),
+            step=self.step.sliced(n, rows.later),
             step_token_ids=self.step_token_ids[: n * rows.later],
             hidden=self.hidden[: n * rows.carried],
             draft_token_ids=drafts,
@@ -174,15 +171,10 @@ class DraftBuffers:
             sampling=None if self.sampling is None else self.sampling.sliced(slice(0, n)),
         )
 
-    def _metadata(self, of: AttentionMetadata, num_requests: int, query_len: int) -> AttentionMetadata:
-        start_loc = self.query_start_locs[query_len]
-        return replace(of, query_start_loc=start_loc, query_len=query_len).sliced(num_requests)
-
 
 def allocate_buffers(
     config: DraftConfig,
-    rows: PassRows,
-    query_lens: Collection[int],
+    passes: Sequence[PassRows],
     head: Head,
     memory: RoundBuffers,
     tree: DraftTree | None,
@@ -191,21 +183,17 @@ def allocate_buffers(
     """Allocate buffers for the largest batch of `config`, every request inert.
 
     Args:
-        rows: rows per request in a propose of the most draft tokens.
-        query_lens: every number of rows per request that a pass may have.
+        passes: the rows per request of every propose; the last one has the most.
         head: gives sizes and dtype.
         memory: what the target's rounds leave.
         tree: the shape of the trees that are drawn; None for chains.
         num_blocks: of each KV cache.
     """
-    requests, steps = config.max_num_requests, config.num_speculative_tokens
+    requests, steps, rows = config.max_num_requests, config.num_speculative_tokens, passes[-1]
     device = memory.seeds.device
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
-
-    def start_loc(query_len: int) -> Tensor:
-        return torch.arange(0, requests * query_len + 1, query_len, dtype=torch.int32, device=device)
 
     nodes, keeps_probs = (steps, config.keeps_draft_probs) if tree is None else (tree.num_draft_tokens - 1, False)
     growing = past = None
@@ -233,8 +221,10 @@ def allocate_buffers(
         plan=rows.plan,
         token_ids=zeros(requests * rows.first),
         last_rows=zeros(requests),
-        first=allocate_metadata(requests, rows.first, memory.block_table),
-        step=allocate_metadata(requests, rows.later, memory.block_table, rows.tree_keys),
+        first=allocate_metadata(requests, rows.first, memory.block_table, query_lens=[each.first for each in passes]),
+        step=allocate_metadata(
+            requests, rows.later, memory.block_table, rows.tree_keys, query_lens=[each.later for each in passes]
+        ),
         step_token_ids=zeros(requests * rows.later),
         hidden=zeros(requests * rows.carried, head.hidden_size, dtype=head.dtype),
         draft_step=zeros(1),
@@ -242,7 +232,6 @@ def allocate_buffers(
         draft_parents=None if tree is None else zeros(requests, nodes),
         draft_probs=zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if keeps_probs else None,
         confidence=zeros(requests, steps, dtype=torch.float32) if says_confidence(head) else None,
-        query_start_locs={n: start_loc(n) for n in query_lens},
         tree=growing,
         sampling=memory.sampling,
         past=past,

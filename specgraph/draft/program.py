@@ -54,12 +54,9 @@ class DraftProgram(ABC, Generic[HeadT]):
         self.head, self.stack, self.config, self.tree = head, stack, config, tree
         self.bound: dict[int, BoundTensors] = {}
         """Tensors of the engine's own that step 0 can copy to the round's memory first, by their number."""
-        most = self.rows(config.query_len, config.num_speculative_tokens)
-        lens = config.query_lens  # K + 1 for every K
+        lens = config.query_lens  # K + 1 for every K, ascending
         passes = [self.rows(after, max(1, k - 1)) for after in lens for k in lens]
-        counts = {1, *(rows.first for rows in passes), *(rows.later for rows in passes)}
-        num_blocks = stack.caches[0].key.shape[0]
-        self.buffers = allocate_buffers(config, most, counts, head, memory, tree, num_blocks)
+        self.buffers = allocate_buffers(config, passes, head, memory, tree, stack.caches[0].key.shape[0])
 
     @property
     def draws_trees(self) -> bool:

@@ -74,7 +74,7 @@ class Rounds:
         self._query_len = steps.query_len
         """Rows per request in the last round: how its sampled tokens and hidden states are packed."""
         self._candidate = steps.query_len - 1
-        self._expected = self.target.verify_program.expected
+        self._expected = self.target.verify_program.buffers.expected
         platform, memory = self.target.platform, self.target.round
         candidates = 0 if self._expected is None else self._expected.numel()
         self._copies = [

@@ -3,72 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import AttentionMetadata
 from specgraph.attention.choose import check_trees
-from specgraph.attention.metadata import allocate_metadata
 from specgraph.attention.paged import move_rows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, StepKind
-from specgraph.draft import Drafter, DraftTree, ProposeBatch, RoundBuffers
-from specgraph.draft.buffers import DraftBuffers
+from specgraph.draft import Drafter, DraftTree, RoundBuffers
 from specgraph.draft.program import present
-from specgraph.engine.config import EngineConfig, acceptance_chances
+from specgraph.engine.config import EngineConfig
+from specgraph.engine.verify_buffers import VerifyBuffers, allocate_verify
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.models.protocol import Target, TargetOutput
 from specgraph.models.split import most_likely
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyBuffers:
-    """The tensors of a verify of R requests besides those of the round: N rows each, the last token and N - 1 drafts.
-
-    A chain of K drafts has N = K + 1 rows. A tree has a row per node, and a path of up to S accepted drafts, its depth.
-    """
-
-    round: ProposeBatch
-    """Start positions, block table, temperatures and seeds are read; sampled tokens, counts and hidden states are the
-    result. A drafter's own memory when there is one."""
-    last_token_ids: Tensor
-    """int64 [R], written before a verify."""
-    draft_token_ids: Tensor
-    """int64 [R, N - 1], written before a verify; -1 is no draft token."""
-    draft_probs: Tensor | None
-    """float32 [R, K, draft_vocab], written before a verify; None when drafts are greedy, and for trees."""
-    draft_parents: Tensor | None
-    """int64 [R, N - 1], written before a verify; None for chains."""
-    token_ids: Tensor
-    """int64 [R * N]"""
-    path: ops.AcceptedPath | None
-    """Rows of the accepted path, R * (S + 1), and R * S slots between which its keys and values move; None for
-    chains."""
-    metadata: AttentionMetadata
-    ragged: ops.RaggedRows | None = None
-    """The split of the rows where requests have as many as their confidence says; the pass then has fewer rows."""
-    expected: Tensor | None = None
-    """float32 [candidates], the result of a ragged verify: drafts per live request that the confidences of this round
-    expect to be accepted if each of k_candidates were the number verified per request. None where nobody chooses."""
-
-    def by_row(self, values: Tensor) -> Tensor:
-        """Return what a pass gave for each of its rows for R * N rows: a ragged pass has fewer, and a draft that it
-        leaves out gets those of its request's last row, which nobody takes."""
-        return values if self.ragged is None else values[self.ragged.columns]
-
-    def copied(self, drafts: DraftBuffers) -> list[tuple[Tensor, Tensor]]:
-        """Return the tensors that are copies of a drafter's besides its tokens, each with what is copied."""
-        n, k = self.draft_token_ids.shape
-        confidence = None if self.ragged is None else self.ragged.confidence
-        pairs = (
-            (self.draft_probs, drafts.draft_probs),
-            (self.draft_parents, drafts.draft_parents),
-            (confidence, drafts.confidence),
-        )
-        return [(into, values[:n, :k]) for into, values in pairs if into is not None and values is not None]
 
 
 class VerifyProgram:
@@ -109,69 +58,16 @@ class VerifyProgram:
             _check_ragged(stack, drafter)
         if tree is not None:
             check_trees(stack.backend, stack.layers, target.dtype, config.block_size)
-        self.target, self.config, self.tree, self.memory = target, config, tree, memory
+        self.target, self.config, self.tree = target, config, tree
         self.aux_layers: Sequence[int] = () if drafter is None else drafter.head.aux_layers
         self._caches, self._query_lens = stack.caches, query_lens
         self._vocab_map = None if drafter is None else drafter.head.draft_to_target
-        self._name = "verify" if tree is None else "tree_verify"
-        requests, rows, device = config.max_num_requests, self.rows(query_lens[-1]), memory.seeds.device
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self._last, self._tokens = zeros(requests), zeros(requests * rows)
-        self._drafts = zeros(requests * (rows - 1))
-        self._probs = self._parents = self._path = None
-        if tree is not None:
-            path, moved = zeros(requests * (tree.num_steps + 1)), requests * tree.num_steps
-            self._parents, self._path = zeros(requests, rows - 1), ops.AcceptedPath(path, zeros(moved), zeros(moved))
-        elif drafter is not None and drafter.config.keeps_draft_probs:
-            self._probs = zeros(requests * (rows - 1), drafter.head.draft_vocab_size, dtype=torch.float32)
-        self._confidence = self._columns = self._ends = None
-        if config.verified_drafts is not None:
-            self._confidence = zeros(requests * (rows - 1), dtype=torch.float32)
-            self._columns, self._ends = zeros(requests * rows), zeros(requests + 1, dtype=torch.int32)
-        self.expected: Tensor | None = None
-        """See `VerifyBuffers.expected`."""
-        if config.verified_drafts == "auto":
-            self.expected = zeros(len(config.k_candidates or ()), dtype=torch.float32)
-        self._metadata = allocate_metadata(requests, rows, memory.block_table, 0 if tree is None else rows)
-        self._starts = {
-            n: torch.arange(0, requests * n + 1, n, dtype=torch.int32, device=device)
-            for n in map(self.rows, query_lens)
-        }
-        self._chances = zeros(max(config.num_speculative_tokens, query_lens[-1] - 1), dtype=torch.float32)
-        if config.synthetic_acceptance is not None:
-            chances = acceptance_chances(config.synthetic_acceptance, config.num_speculative_tokens)
-            self._chances[: len(chances)] = torch.tensor(chances)
+        self.buffers = allocate_verify(config, query_lens, drafter, memory, tree)
 
     def sliced(self, num_requests: int, query_len: int, verified: int = 0) -> VerifyBuffers:
-        """Return the buffers of the first `num_requests` requests of a round of `query_len` rows each, of whose drafts
-        `verified` are (0: all): contiguous views."""
-        n, rows = num_requests, self.rows(query_len)
-        steps, probs, parents, path = rows - 1, self._probs, self._parents, self._path
-        if path is not None:
-            s = query_len - 1
-            path = ops.AcceptedPath(path.rows[: n * query_len], path.from_slots[: n * s], path.to_slots[: n * s])
-        metadata = replace(self._metadata, query_start_loc=self._starts[rows], query_len=rows).sliced(n)
-        total, ragged = n + (verified or n * steps), None
-        if self._confidence is not None and self._columns is not None and self._ends is not None and steps:
-            confidence, ends = self._confidence[: n * steps].view(n, steps), self._ends[: n + 1]
-            ragged = ops.RaggedRows(confidence, ends, self._columns[: n * rows])
-            places = {"positions": metadata.positions[:total], "slot_mapping": metadata.slot_mapping[:total]}
-            metadata = replace(metadata, query_start_loc=ends, **places)
-        return VerifyBuffers(
-            round=self.memory.sliced(n, query_len),
-            last_token_ids=self._last[:n],
-            draft_token_ids=self._drafts[: n * steps].view(n, steps),
-            draft_probs=None if probs is None else probs[: n * steps].view(n, steps, probs.shape[1]),
-            draft_parents=None if parents is None else parents[:n],
-            token_ids=self._tokens[:total],
-            path=path,
-            metadata=metadata,
-            ragged=ragged,
-            expected=None if ragged is None else self.expected,
-        )
+        """Return the buffers of the first `num_requests` requests of a verify after which the round has `query_len`
+        rows per request; `verified` of their drafts are (0: all)."""
+        return self.buffers.sliced(num_requests, query_len, self.rows(query_len), verified)
 
     def verified(self, num_requests: int, query_len: int, candidate: int | None = None) -> int:
         """Return the drafts of a padded batch that the pass takes, after which the round has `query_len` rows per
@@ -207,26 +103,11 @@ class VerifyProgram:
         ]
 
     def make_inert(self) -> None:
-        self.memory.start_positions.fill_(-1)
+        self.buffers.memory.start_positions.fill_(-1)
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        name = self._name
-        named = {**self.memory.named_tensors(), **self._metadata.named_tensors(f"{name}.metadata")}
-        named |= {f"{name}.last_token_ids": self._last, f"{name}.draft_token_ids": self._drafts}
-        named |= {f"{name}.token_ids": self._tokens, f"{name}.synthetic_acceptance": self._chances}
-        named |= {f"{name}.query_start_loc.{rows}": tensor for rows, tensor in self._starts.items()}
-        if self._path is not None:
-            named |= {f"{name}.path.{part}": tensor for part, tensor in self._path._asdict().items()}
-        optional = {
-            f"{name}.draft_probs": self._probs,
-            f"{name}.draft_parents": self._parents,
-            "draft_to_target": self._vocab_map,
-            f"{name}.confidence": self._confidence,
-            f"{name}.columns": self._columns,
-            f"{name}.ragged_query_start_loc": self._ends,
-            f"{name}.expected": self.expected,
-        }
-        return named | {key: tensor for key, tensor in optional.items() if tensor is not None}
+        named = self.buffers.named_tensors("verify" if self.tree is None else "tree_verify")
+        return named if self._vocab_map is None else {**named, "draft_to_target": self._vocab_map}
 
     def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Return the pass: rows, the target, its hidden states for the drafter, and acceptance."""
@@ -276,7 +157,7 @@ class VerifyProgram:
             ops.accept_greedy(b.by_row(best), drafts, starts, sampled)
             return
         logits = b.by_row(self.target.logits(hidden))
-        adjusted, sampling = logits, self.memory.sampling
+        adjusted, sampling = logits, b.memory.sampling
         if sampling is not None:
             sampling = sampling.sliced(slice(0, starts.shape[0]))
             adjusted = ops.adjust_logits(logits, present(b.round.temperature), sampling, drafts, b.metadata.ancestors)
@@ -288,7 +169,7 @@ class VerifyProgram:
             ops.verify_tree(adjusted, nodes, starts, *places, self._acceptance(b), sampled, b.path)
         if sampling is not None:
             ops.count_tokens(sampled.token_ids, sampling.output_counts)
-        logprobs = self.memory.logprobs_of(*sampled.token_ids.shape)
+        logprobs = b.memory.logprobs_of(*sampled.token_ids.shape)
         if logprobs is not None:
             ops.emitted_logprobs(logits if b.path is None else logits[b.path.rows], sampled.token_ids, logprobs)
 
@@ -301,8 +182,7 @@ class VerifyProgram:
 
     def _acceptance(self, b: VerifyBuffers) -> ops.Acceptance:
         if self.config.synthetic_acceptance is not None:
-            steps = b.round.sampled_token_ids.shape[1] - 1
-            return ops.Acceptance(seeds=present(b.round.seeds), chances=self._chances[:steps])
+            return ops.Acceptance(seeds=present(b.round.seeds), chances=b.synthetic_acceptance)
         if not self.config.sampled:
             return ops.Acceptance()
         return ops.Acceptance(present(b.round.temperature), present(b.round.seeds), b.draft_probs, self._vocab_map)

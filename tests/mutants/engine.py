@@ -14,7 +14,7 @@ import specgraph.capture.config
 import specgraph.capture.model_runner
 import specgraph.draft.buffers
 import specgraph.draft.program
-import specgraph.engine.verify
+import specgraph.engine.verify_buffers
 from specgraph.capture import BatchDescriptor, GraphRunner, UpdatePlan
 from specgraph.capture.graph_runner import Recording
 from specgraph.capture.update_plan import Task
@@ -151,11 +151,14 @@ def graph_reuses_target_metadata(patch: pytest.MonkeyPatch) -> None:
     real = specgraph.draft.buffers.allocate_metadata
     made: dict[Any, Any] = {}
 
-    def allocate_metadata(requests: int, query_len: int, block_table: Tensor, tree_len: int = 0) -> Any:
-        key = requests, query_len, block_table.shape, block_table.device, tree_len
-        return made.setdefault(key, real(requests, query_len, block_table, tree_len))
+    def allocate_metadata(
+        requests: int, query_len: int, block_table: Tensor, tree_len: int = 0, query_lens: Any = ()
+    ) -> Any:
+        key, own = (requests, query_len, tree_len), real(requests, query_len, block_table, tree_len, query_lens)
+        shared = made.setdefault((*key, block_table.shape, block_table.device), own)
+        return replace(shared, query_start_loc=own.query_start_loc, start_locs=own.start_locs)
 
-    for module in (specgraph.draft.buffers, specgraph.engine.verify):
+    for module in (specgraph.draft.buffers, specgraph.engine.verify_buffers):
         patch.setattr(module, "allocate_metadata", allocate_metadata)
 
 

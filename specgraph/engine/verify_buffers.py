@@ -1,0 +1,158 @@
+"""The persistent tensors of verify passes: all that their graphs read and write besides the round's own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from specgraph import ops
+from specgraph.attention import AttentionMetadata
+from specgraph.attention.metadata import allocate_metadata
+from specgraph.draft import Drafter, DraftTree, ProposeBatch, RoundBuffers
+from specgraph.draft.buffers import DraftBuffers
+from specgraph.engine.config import EngineConfig, acceptance_chances
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyBuffers:
+    """The tensors of a verify of R requests: N rows each, the last token and N - 1 drafts.
+
+    A chain of K drafts has N = K + 1 rows. A tree has a row per node, and a path of up to S accepted drafts, its depth.
+    What has rows per request is packed by the rows of the batch at hand, as in `RoundBuffers`.
+    """
+
+    memory: RoundBuffers
+    """The memory of the round, for the largest batch; a drafter's own when there is one."""
+    round: ProposeBatch
+    """The same, for this batch: views. Start positions, block table, temperatures and seeds are read; sampled tokens,
+    counts and hidden states are the result."""
+    last_token_ids: Tensor
+    """int64 [R], written before a verify."""
+    draft_token_ids: Tensor
+    """int64 [R, N - 1], written before a verify; -1 is no draft token."""
+    draft_probs: Tensor | None = None
+    """float32 [R, K, draft_vocab], written before a verify; None when drafts are greedy, and for trees."""
+    draft_parents: Tensor | None = None
+    """int64 [R, N - 1], written before a verify; None for chains."""
+    token_ids: Tensor
+    """int64 [R * N]"""
+    path: ops.AcceptedPath | None = None
+    """Rows of the accepted path, R * (S + 1), and R * S slots between which its keys and values move; None for
+    chains."""
+    metadata: AttentionMetadata
+    ragged: ops.RaggedRows | None = None
+    """The split of the rows where requests have as many as their confidence says; the pass then has fewer rows."""
+    expected: Tensor | None = None
+    """float32 [candidates], the result of a ragged verify: drafts per live request that the confidences of this round
+    expect to be accepted if each of k_candidates were the number verified per request. None where nobody chooses."""
+    synthetic_acceptance: Tensor
+    """float32 [K]: the chance that each draft is accepted when all before it are; read where the config has one."""
+
+    def sliced(self, num_requests: int, query_len: int, rows: int, verified: int = 0) -> VerifyBuffers:
+        """Return the first `num_requests` requests of a verify of `rows` rows each, after which the round has
+        `query_len`; `verified` of their drafts are (0: all). Contiguous views of the same memory.
+        """
+        n, steps, path, ragged = num_requests, rows - 1, self.path, self.ragged
+        if path is not None:
+            s = query_len - 1
+            path = ops.AcceptedPath(path.rows[: n * query_len], path.from_slots[: n * s], path.to_slots[: n * s])
+        metadata, total = self.metadata.sliced(n, rows), n + (verified or n * steps)
+        if not steps:
+            ragged = None
+        elif ragged is not None:
+            ends, confidence = ragged.query_start_loc[: n + 1], _packed(ragged.confidence, n, steps)
+            ragged = ops.RaggedRows(confidence, ends, ragged.columns[: n * rows])
+            places = {"positions": metadata.positions[:total], "slot_mapping": metadata.slot_mapping[:total]}
+            metadata = replace(metadata, query_start_loc=ends, **places)
+        return replace(
+            self,
+            round=self.memory.sliced(n, query_len),
+            last_token_ids=self.last_token_ids[:n],
+            draft_token_ids=_packed(self.draft_token_ids, n, steps),
+            draft_probs=None if self.draft_probs is None else _packed(self.draft_probs, n, steps),
+            draft_parents=None if self.draft_parents is None else self.draft_parents[:n],
+            token_ids=self.token_ids[:total],
+            path=path,
+            metadata=metadata,
+            ragged=ragged,
+            expected=None if ragged is None else self.expected,
+            synthetic_acceptance=self.synthetic_acceptance[: query_len - 1],
+        )
+
+    def by_row(self, values: Tensor) -> Tensor:
+        """Return what a pass gave for each of its rows for R * N rows: a ragged pass has fewer, and a draft that it
+        leaves out gets those of its request's last row, which nobody takes."""
+        return values if self.ragged is None else values[self.ragged.columns]
+
+    def copied(self, drafts: DraftBuffers) -> list[tuple[Tensor, Tensor]]:
+        """Return the tensors that are copies of a drafter's besides its tokens, each with what is copied."""
+        n, k = self.draft_token_ids.shape
+        confidence = None if self.ragged is None else self.ragged.confidence
+        pairs = (
+            (self.draft_probs, drafts.draft_probs),
+            (self.draft_parents, drafts.draft_parents),
+            (confidence, drafts.confidence),
+        )
+        return [(into, values[:n, :k]) for into, values in pairs if into is not None and values is not None]
+
+    def named_tensors(self, prefix: str) -> Mapping[str, Tensor]:
+        """Return every tensor by name, for the read-set; those that are not the round's begin with `prefix`."""
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, part in (("path", self.path), ("ragged", self.ragged)):
+            tensors |= {} if part is None else {f"{name}.{key}": tensor for key, tensor in part._asdict().items()}
+        named = {f"{prefix}.{name}": value for name, value in tensors.items() if isinstance(value, Tensor)}
+        return {**named, **self.memory.named_tensors(), **self.metadata.named_tensors(f"{prefix}.metadata")}
+
+
+def _packed(tensor: Tensor, num_requests: int, columns: int) -> Tensor:
+    """Return the beginning of a tensor [R, N, ...] as [num_requests, columns, ...]: a contiguous view."""
+    return tensor.flatten(0, 1)[: num_requests * columns].view(num_requests, columns, *tensor.shape[2:])
+
+
+def allocate_verify(
+    config: EngineConfig,
+    query_lens: Sequence[int],
+    drafter: Drafter | None,
+    memory: RoundBuffers,
+    tree: DraftTree | None,
+) -> VerifyBuffers:
+    """Allocate buffers for the largest batch of `config`, every request inert; arguments as in `VerifyProgram`."""
+    requests, device = config.max_num_requests, memory.seeds.device
+    lens = query_lens if tree is None else (tree.num_draft_tokens,)
+    rows, table = lens[-1], memory.block_table
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    path = probs = ragged = expected = None
+    if tree is not None:
+        moved = requests * tree.num_steps
+        path = ops.AcceptedPath(zeros(requests * (tree.num_steps + 1)), zeros(moved), zeros(moved))
+    elif drafter is not None and drafter.config.keeps_draft_probs:
+        probs = zeros(requests, rows - 1, drafter.head.draft_vocab_size, dtype=torch.float32)
+    if config.verified_drafts is not None:
+        confidence, ends = zeros(requests, rows - 1, dtype=torch.float32), zeros(requests + 1, dtype=torch.int32)
+        ragged = ops.RaggedRows(confidence, ends, zeros(requests * rows))
+    if config.verified_drafts == "auto":
+        expected = zeros(len(config.k_candidates or ()), dtype=torch.float32)
+    chances = zeros(max(config.num_speculative_tokens, query_lens[-1] - 1), dtype=torch.float32)
+    if config.synthetic_acceptance is not None:
+        given = acceptance_chances(config.synthetic_acceptance, config.num_speculative_tokens)
+        chances[: len(given)] = torch.tensor(given)
+    return VerifyBuffers(
+        memory=memory,
+        round=memory.sliced(requests, query_lens[-1]),
+        last_token_ids=zeros(requests),
+        draft_token_ids=zeros(requests, rows - 1),
+        draft_probs=probs,
+        draft_parents=None if tree is None else zeros(requests, rows - 1),
+        token_ids=zeros(requests * rows),
+        path=path,
+        metadata=allocate_metadata(requests, rows, table, 0 if tree is None else rows, query_lens=lens),
+        ragged=ragged,
+        expected=expected,
+        synthetic_acceptance=chances,
+    )
