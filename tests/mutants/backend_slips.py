@@ -34,19 +34,19 @@ def _narrow(value: Any, bits: int) -> Any:
 
 
 @mutant("small-inputs-baked", "device.cpu.recorder:Recorder._append")
-def small_inputs_by_value(real: Any, self: Any, func: Any, args: Any, kwargs: Any, given: Any, *rest: Any) -> None:
+def small_inputs_by_value(real: Any, self: Any, call: Any, *rest: Any) -> None:
     """Tensors of up to 8 bytes from outside of a capture are passed to its kernels by value."""
 
     def by_value(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.nbytes() > 8 or self._owns(storage) or func._schema.is_mutable:
+        if storage.nbytes() > 8 or self._owns(storage) or call.func._schema.is_mutable:
             return tensor
         with _disable_current_modes():
             self.constants.append(tensor.clone())
         return self.constants[-1]
 
-    new, options = map_tensors(tuple(args), by_value), {k: map_tensors(v, by_value) for k, v in kwargs.items()}
-    real(self, func, new, options, tensors_in(new, list(options.values())), *rest)
+    args, kwargs = map_tensors(call.args, by_value), {k: map_tensors(v, by_value) for k, v in call.kwargs.items()}
+    real(self, call._replace(args=args, kwargs=kwargs, given=tensors_in(args, list(kwargs.values()))), *rest)
 
 
 @mutant("integers-in-32-bits", "device.cpu.tasks:Task.compile")

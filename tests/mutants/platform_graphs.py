@@ -122,10 +122,10 @@ def fork_passed_over(patch: pytest.MonkeyPatch) -> None:
         if self._platform.recorder is None:
             wait(self, stream)
 
-    def record_one_stream(self: Any, func: Any, args: Any, kwargs: Any, given: Any) -> Any:
+    def record_one_stream(self: Any, call: Any) -> Any:
         if self.order.clock_of(self._platform.current_stream()) is None:
-            return func(*args, **kwargs)  # runs at once
-        return record(self, func, args, kwargs, given)
+            return call.func(*call.args, **call.kwargs)  # runs at once
+        return record(self, call)
 
     patch.setattr(CpuEvent, "wait", wait_outside)
     patch.setattr(Recorder, "_record", record_one_stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import torch
 from torch._ops import OpOverload
@@ -43,6 +43,16 @@ class EventNode:
 
     event: CpuEvent
     kind: Literal["record", "wait"]
+
+
+class _Call(NamedTuple):
+    """An op as torch dispatches it."""
+
+    func: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    given: list[torch.Tensor]
+    """The tensors among its arguments."""
 
 
 @dataclass(slots=True)
@@ -121,46 +131,43 @@ class Recorder(DispatchMode):
                 return func.decompose(*args, **kwargs)
         if func is _aten.lift_fresh.default:
             return self._host_constant(args[0])
-        given = tensors_in(args, list(kwargs.values()))
+        call = _Call(func, args, kwargs, tensors_in(args, list(kwargs.values())))
         if changes_metadata_only(func):
-            self._note_inputs(func, given)
+            self._note_inputs(call)
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            return self._record(func, args, kwargs, given)
+            return self._record(call)
 
-    def _record(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
-    ) -> Any:
-        self._refuse(func, args, kwargs, given)
-        shapes = self._infer(func, args, kwargs)
+    def _record(self, call: _Call) -> Any:
+        func, args, kwargs, given = call
+        if self.error is not None:
+            raise CaptureError(f"the capture was invalidated by an earlier error: {self.error}") from self.error
+        if (error := refusal(func, args, kwargs, given)) is not None:
+            self._fail(error)
+        shapes = self._infer(call)
         if not shapes.devices <= {"cpu"}:
             if shapes.devices == {"meta"}:
                 return func(*args, **kwargs)
             self._fail(CaptureError(f"{func} at {user_line()} leaves the device"))
         if shapes.outputs and not func._schema.is_mutable and all(a is not None for a in shapes.aliases):
-            return self._unannotated_view(func, args, kwargs, given)
-        self._note_inputs(func, given)
-        stream = self._platform.current_stream()
-        results = [
-            self._result(fake, alias, given, stream) for fake, alias in zip(shapes.outputs, shapes.aliases, strict=True)
-        ]
-        fresh = [(i, r) for i, (r, a) in enumerate(zip(results, shapes.aliases, strict=True))
-                 if a is None and isinstance(r, torch.Tensor)]  # fmt: skip
+            return self._unannotated_view(call)
+        self._note_inputs(call)
+        results = [self._result(fake, alias, given) for fake, alias in zip(shapes.outputs, shapes.aliases, strict=True)]
         if func.overloadpacket not in EMPTY:
-            self._append(func, args, kwargs, given, results, fresh, shapes, stream)
+            self._append(call, results, shapes)
         return tree_unflatten(results, shapes.spec)
 
-    def _append(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor],
-        results: list[Any], fresh: list[tuple[int, torch.Tensor]], shapes: Inferred, stream: CpuStream,
-    ) -> None:  # fmt: skip
-        line = user_line()
+    def _append(self, call: _Call, results: list[torch.Tensor | None], shapes: Inferred) -> None:
+        """Add the op to the graph, with its results at their addresses, and its accesses to its stream's order."""
+        (func, args, kwargs, given), line = call, user_line()
+        fresh = [(i, r) for i, (r, a) in enumerate(zip(results, shapes.aliases, strict=True))
+                 if a is None and r is not None]  # fmt: skip
         label = f"{func} at {line}"
         written = written_by(func, args, kwargs)
         accesses = [Access(Region.of(t), id(t) in written, label) for t in given]
         accesses += [Access(Region.of(t), True, label) for _, t in fresh]
         try:
-            self.order.add(stream, accesses)
+            self.order.add(self._platform.current_stream(), accesses)
         except (CaptureError, OrderError) as error:
             self._fail(error)
         custom = func.namespace != "aten"
@@ -191,15 +198,8 @@ class Recorder(DispatchMode):
                 key = storage._cdata
                 self._scalars.append(_HostScalar(task, baked[id(tensor)], value, weakref.ref(storage), key))
 
-    def _refuse(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
-    ) -> None:
-        if self.error is not None:
-            raise CaptureError(f"the capture was invalidated by an earlier error: {self.error}") from self.error
-        if (error := refusal(func, args, kwargs, given)) is not None:
-            self._fail(error)
-
-    def _infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
+    def _infer(self, call: _Call) -> Inferred:
+        func, args, kwargs, _ = call
         try:
             shapes = infer(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -224,22 +224,20 @@ class Recorder(DispatchMode):
             self._fail(host_read_error(f"{func} (it returns a Python value)"))
         return shapes
 
-    def _result(
-        self, fake: Any, alias: int | None, given: list[torch.Tensor], stream: CpuStream
-    ) -> torch.Tensor | None:
+    def _result(self, fake: Any, alias: int | None, given: list[torch.Tensor]) -> torch.Tensor | None:
         if fake is None:
             return None
         if alias is not None:
             return given[alias]
+        stream = self._platform.current_stream()
         storage = self.pool.allocate(fake.untyped_storage().nbytes(), fake.dtype, stream.id)
         return tensor_over(storage, fake)
 
-    def _unannotated_view(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
-    ) -> Any:
+    def _unannotated_view(self, call: _Call) -> Any:
+        func, args, kwargs, given = call
         if func.namespace != "aten":
             self._fail(CaptureError(f"{func} at {user_line()} returns one of its inputs: return a new tensor, or None"))
-        self._note_inputs(func, given)
+        self._note_inputs(call)
         result = func(*args, **kwargs)
         known = {t.untyped_storage().data_ptr() for t in given}
         if any(t.untyped_storage().data_ptr() not in known for t in tensors_in(result)):
@@ -262,9 +260,9 @@ class Recorder(DispatchMode):
     def _owns(self, storage: torch.UntypedStorage) -> bool:
         return storage._cdata in self._owned or self.pool.allocated_by(storage.data_ptr()) == self._capture_id
 
-    def _note_inputs(self, func: OpOverload, given: list[torch.Tensor]) -> None:
+    def _note_inputs(self, call: _Call) -> None:
         line: str | None = None
-        for tensor in given:
+        for tensor in call.given:
             # A tensor that an earlier capture allocated may be freed here, and in this pool its block be reused: graphs
             # that are replayed in order pass memory on (piecewise segments).
             storage = tensor.untyped_storage()
@@ -274,9 +272,9 @@ class Recorder(DispatchMode):
                 line = line or user_line()
                 segment = self._platform.memory_count.segments.get(storage.data_ptr())
                 if segment is None:
-                    self.inputs.add(tensor, str(func), line)
+                    self.inputs.add(tensor, str(call.func), line)
                 else:
-                    self.inputs.add_pool_memory(segment, str(func), line)
+                    self.inputs.add_pool_memory(segment, str(call.func), line)
 
     def _fail(self, error: Exception, cause: Exception | None = None) -> NoReturn:
         self.invalidate(error)
