@@ -41,6 +41,7 @@ class ReadSetGuard(DispatchMode):
         self._names = {_base(tensor): name for name, tensor in named.items()}
         self._device = device
         self._produced: set[int] = set()
+        self._literals: list[Tensor] = []  # kept alive, so that no other tensor gets their addresses
         self.touched: set[str] = set()
         """Names of the tensors that the capture read or wrote."""
 
@@ -48,6 +49,9 @@ class ReadSetGuard(DispatchMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.aten.lift_fresh.default and args[0].dim() == 0:
+            self._literals.append(args[0])  # a number of the model's code, as in `x[:, -1] = 2.5`: a kernel's argument
+            self._produced.add(_base(args[0]))
         for tensor in tensors_in(args, list(kwargs.values())):
             self._check(func, tensor)
         result = func(*args, **kwargs)
