@@ -110,13 +110,14 @@ def test_a_tensor_elsewhere_than_the_device_would_be_baked(named):
 
 def test_a_number_written_into_a_tensor_is_no_read(named):
     """On a GPU `x[:, -1] = 2.5` fills from a tensor without dimensions that torch makes of the number on the host."""
-    x, held = torch.empty(4, 2, device="meta"), torch.tensor(1.5)
+    held = torch.tensor(1.5)
     with guard({}, torch.device("meta")):
+        x = torch.empty(4, 2, device="meta")
         x[:, -1].fill_(torch.tensor(2.5))
         with pytest.raises(ReadSetError, match="its value would be baked"):
             x.fill_(held)
         with pytest.raises(ReadSetError, match="its value would be baked"):
-            x.copy_(torch.tensor([1.5, 2.5]))
+            x[0].copy_(torch.tensor([1.5, 2.5]))
 
 
 def test_entering_again_continues_the_same_capture(named):
