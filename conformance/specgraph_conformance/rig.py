@@ -126,6 +126,12 @@ def long_work(x: Tensor) -> None:
         x.add_(1)
 
 
+def with_numbers(x: Tensor, count: int) -> None:
+    """Issue 2 * count ops in place, each of which needs the one before it, with the numbers 0 to 15 in turns."""
+    for i in range(count):
+        x.mul_(3).add_(i % 16)
+
+
 def adding(x: Tensor, value: Tensor | float) -> Body:
     """A body for `GraphRunner.capture` that adds to `x` in place."""
 

@@ -6,7 +6,17 @@ import torch
 from specgraph.device import Graph, Platform
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, expect_equal, in_another_thread, on_host, replay_and_wait
+from specgraph_conformance.rig import (
+    captured,
+    expect_equal,
+    in_another_thread,
+    on_host,
+    replay_and_wait,
+    with_numbers,
+)
+
+NUMBERS = 150
+"""Numbers that one capture is given, half as many as it has ops: more than a device might keep in a fixed table."""
 
 
 @case(
@@ -108,12 +118,20 @@ def test_fork(platform: Platform) -> None:
     quick=True,
 )
 def test_baked(platform: Platform) -> None:
-    x = torch.zeros(4, device=platform.device)
+    x, y = torch.zeros(4, device=platform.device), torch.arange(4, device=platform.device)
     step = 2.0
-    graph = captured(platform, lambda: x.add_(step), warm_up=False)
+
+    def body() -> None:
+        x.add_(step)
+        with_numbers(y, NUMBERS)
+
+    graph = captured(platform, body, warm_up=False)
     step = 50.0
     replay_and_wait(platform, graph)
     assert on_host(x).tolist() == [2.0] * 4
+    wanted = torch.arange(4)
+    with_numbers(wanted, NUMBERS)
+    expect_equal(on_host(y), wanted, f"what {2 * NUMBERS} ops in a row made of int64")
 
 
 @case(

@@ -26,6 +26,7 @@ def test_uniform(platform: Platform, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     seeds = torch.randint(-(1 << 63), (1 << 63) - 1, (30,), generator=generator)
     positions = torch.randint(0, 1 << 20, (30,), generator=generator)
+    positions[-5:] = torch.randint(1 << 20, 1 << 40, (5,), generator=generator) | 1
     for purpose in (DRAFT, ACCEPT, RESAMPLE):
         there = seeds.to(platform.device), positions.to(platform.device)
         seen = on_host(noise.uniform(*there, purpose, 5)).double()

@@ -45,14 +45,19 @@ def test_in_place(platform: Platform) -> None:
 def test_outputs(platform: Platform) -> None:
     x = torch.ones(128, device=platform.device)
     platform.synchronize()
-    graph = platform.graph()
+    count, graph = torch.zeros(1, device=platform.device), platform.graph()
     with graph.capture():
         out = x * 3
+        count.add_(1)
     address = out.data_ptr()
     for value in (2.0, 5.0):
         x.fill_(value)
         assert_replays(graph, platform, x, out, 3.0)
         assert out.data_ptr() == address
+    for _ in range(300):
+        graph.replay()
+    platform.synchronize()
+    assert on_host(count).item() == 302.0, "of 302 replays, some wrote nothing"
     del out
     graph.close()
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from specgraph.device import Event, Platform, Stream
-from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import (
@@ -19,6 +18,7 @@ from specgraph_conformance.rig import (
     long_work,
     on_host,
     replay_and_wait,
+    with_numbers,
 )
 
 Waits = Callable[[Platform, Stream, Event, Stream], object]
@@ -60,12 +60,6 @@ def test_long_work(platform: Platform, way: str) -> None:
         assert values == [wanted], f"after {way} another stream saw {values} where {wanted} was to be seen"
 
 
-def dependent_ops(x: Tensor) -> None:
-    """5,000 ops in place, each of which needs the one before it."""
-    for i in range(2_500):
-        x.mul_(3).add_(i % 5)
-
-
 @case(
     "replay.five-thousand-ops",
     "A graph of 5,000 ops, each of which needs the one before it, runs all of them in order.",
@@ -74,10 +68,10 @@ def dependent_ops(x: Tensor) -> None:
 )
 def test_many_ops(platform: Platform) -> None:
     x, wanted = torch.arange(4, device=platform.device), torch.arange(4)
-    graph = captured(platform, lambda: dependent_ops(x), warm_up=False)
+    graph = captured(platform, lambda: with_numbers(x, 2_500), warm_up=False)
     for number in (1, 2):
         replay_and_wait(platform, graph)
-        dependent_ops(wanted)
+        with_numbers(wanted, 2_500)
         expect_equal(on_host(x), wanted, f"int64 after replay {number}")
 
 

@@ -23,7 +23,7 @@ from specgraph_conformance.rig import captured, expect_equal, on_host, replay_an
 )
 def test_growth(platform: Platform) -> None:
     x, out = torch.ones(64, device=platform.device), torch.zeros(64, device=platform.device)
-    graph = captured(platform, lambda: out.copy_(x.exp() * 2))
+    graph = captured(platform, lambda: out.add_(x * 2), warm_up=False)
     for _ in range(10):
         graph.replay()
     platform.synchronize()
@@ -35,7 +35,7 @@ def test_growth(platform: Platform) -> None:
             platform.synchronize()
     after = platform.memory()
     assert (after.allocated, after.reserved) <= (before.allocated, before.reserved)
-    assert torch.allclose(on_host(out), (on_host(x)).exp() * 2)
+    assert on_host(out).unique().tolist() == [2.0 * 10_010], "some of 10,010 replays wrote nothing"
     graph.close()
 
 

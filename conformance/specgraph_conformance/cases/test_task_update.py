@@ -41,9 +41,10 @@ def test_absent(platform: Platform) -> None:
     needs=NEEDS,
     quick=True,
 )
-def test_takes_effect(tasks: Tasks) -> None:
-    for seq_lens in ([3, 17, 40], [64, 64, 64], [1, 0, 2], [64, 1, 16], [15, 33, 2]):
-        lengths = tasks.lengths(seq_lens)
+def test_takes_effect(platform: Platform) -> None:
+    tasks = Tasks(platform, steps=9)
+    for seq_lens in ([3, 17, 40], [64, 64, 64], [1, 0, 2], [64, 1, 16]):
+        lengths = tasks.lengths(*([(n + 7 * step) % 65 for n in seq_lens] for step in range(tasks.steps)))
         tasks.replay(lengths)
         expect_equal(tasks.result(), tasks.eager(lengths), "attention after an update of its lengths")
 
@@ -150,7 +151,7 @@ def test_many(platform: Platform) -> None:
 def test_back_to_back(platform: Platform) -> None:
     tasks = Tasks(platform, steps=2)
     generator = torch.Generator().manual_seed(5)
-    rounds = [tasks.lengths(*torch.randint(1, 64, (2, REQUESTS), generator=generator).tolist()) for _ in range(30)]
+    rounds = [tasks.lengths(*torch.randint(1, 64, (2, REQUESTS), generator=generator).tolist()) for _ in range(70)]
     log = torch.zeros(len(rounds), *tasks.out.shape, dtype=tasks.out.dtype, device=platform.device)
     for i, lengths in enumerate(rounds):
         tasks.replay(lengths)
