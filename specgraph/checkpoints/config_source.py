@@ -73,14 +73,17 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
         ((0, False), "num_local_experts num_experts n_routed_experts num_experts_per_tok kv_lora_rank q_lora_rank"),
         ((0, False), "attn_logit_softcapping final_logit_softcapping logit_softcap clip_qkv attention_chunk_size"),
         ((0, [], {}), "no_rope_layers no_rope_layer_interval pruned_heads chunk_size_feed_forward mlp_only_layers"),
+        ((0, [], {}), "per_layer_config"),
         ((1,), "logit_scale logits_scaling embedding_multiplier residual_multiplier scale_emb partial_rotary_factor"),
         ((1,), "rotary_pct rotary_percent parallel_draft_step input_embedding_scale output_multiplier"),
+        ((1,), "attention_value_scale"),
         # rows that see those after them; DFlash: another pairing of rotated elements, a corrected block
-        ((True,), "is_causal is_neox_style"),
+        ((True,), "is_causal is_neox_style rope_is_neox_style"),
         (("dflash",), "projector_type"),
         ((False,), "is_encoder_decoder add_cross_attention use_mrope alibi qk_layernorm use_qk_norm parallel_attn"),
         ((False,), "use_parallel_residual rope_interleaved"),
         ((False,), "use_bidirectional_attention layer_scale mtp_use_dedicated_embeddings mtp_hidden_states_first"),
+        ((False,), "use_gemma_norm attention_sink_bias add_swa_attention_sink_bias use_aux_norm"),
         ((), "attention_multiplier query_pre_attn_scalar scale_depth text_config vision_config audio_config"),
         # PARD and P-EAGLE predict several tokens per pass, from mask tokens; the reader of the latter takes its keys
         ((False,), "parallel_drafting"),
@@ -204,6 +207,20 @@ class ConfigSource:
         limits = RANGES[key]
         if not limits.least <= value <= limits.most:  # false for NaN too
             raise self.fail(key, f"should be at least {limits.least:g} and at most {limits.most:g}, is {shown(value)}")
+
+
+def holder_of(key: str, *sections: ConfigSource) -> ConfigSource:
+    """Return the first of these sections that says something under `key`; the last where none does.
+
+    Two that say different things are refused: engines differ on which of them counts.
+    """
+    holders = [section for section in sections if section.has(key)]
+    holders = holders or [section for section in sections if key in section.values] or [sections[-1]]
+    first = holders[0]
+    for other in holders[1:]:
+        if other.take(key) != first.values[key]:
+            raise first.fail(key, f"is {shown(first.values[key])}, and {shown(other.values[key])} in {other.name}")
+    return first
 
 
 def check_keys(source: ConfigSource, *, strict: bool = False) -> None:

@@ -24,6 +24,9 @@ DraftedTarget = LlamaTarget | TargetShape
 IGNORED = {r"(.*\.)?t2d": "the inverse of d2t", r"verifier_(lm_head|norm)\.weight": "the target's, used in training"}
 """Pattern of tensor names -> why no drafter needs it."""
 
+EAGLE_ARCHITECTURES = {name: ARCHITECTURES[name] for name in ("llama", "qwen2", "qwen3")}
+"""The layers that EAGLE heads have. One that names another architecture has a Llama's: a Mistral's without windows."""
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterFolder:
@@ -50,9 +53,9 @@ class DrafterFolder:
 
         A drafter's own `max_position_embeddings` is the length of its training texts, and no limit.
         `absent_keys` and `architectures`: see `model_config`; the former for drafters whose authors read the
-        configuration with the architecture's own class.
+        configuration with the architecture's own class, as speculators does.
         """
-        config = model_config(self.layers, default_architecture, absent_keys, architectures)
+        config = model_config(self.layers, default_architecture, absent_keys or self.from_speculators, architectures)
         self.check_same("vocabulary", config.vocab_size, self.target.vocab_size)
         return config.with_max_position(self.target.max_model_len).split(self.target.tensor_parallel)
 

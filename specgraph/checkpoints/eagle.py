@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from specgraph.checkpoints.drafter import DrafterFolder
+from specgraph.checkpoints.drafter import EAGLE_ARCHITECTURES, DrafterFolder
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.models.eagle import EagleHead
 
@@ -12,7 +12,7 @@ from specgraph.models.eagle import EagleHead
 def load_eagle(opened: DrafterFolder) -> EagleHead:
     """Read a head in the authors' layout (`fc`, `layers.0`) or that of speculators (`fusion_fc`, `transformer`)."""
     folder, head = opened.checkpoint, opened.head
-    config = opened.decoder_config("llama")
+    config = opened.decoder_config("llama", architectures=EAGLE_ARCHITECTURES)
     head.require({"layernorms": False})
     head.taken.update(("fusion_bias", "bias"))  # the tensor itself tells
     hidden = config.hidden_size

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from specgraph.checkpoints.config_source import ConfigSource
-from specgraph.checkpoints.drafter import DrafterFolder
+from specgraph.checkpoints.config_source import ConfigSource, holder_of
+from specgraph.checkpoints.drafter import EAGLE_ARCHITECTURES, DrafterFolder
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import AuxWeights
@@ -61,20 +61,13 @@ def load_peagle(opened: DrafterFolder) -> PEagleHead:
 
 
 def _switches(opened: DrafterFolder) -> dict[str, bool]:
-    """Read where a head normalises.
-
-    In the format of speculators a `norm_before_residual` that is left out means true, as the engines that serve such
-    heads read it.
-    """
-    return {
-        "norm_before_residual": _either(opened.head, "norm_before_residual", opened.from_speculators),
-        "norm_output": _either(opened.head, "norm_output", False),
-    }
+    """Read where a head normalises."""
+    return {key: _switch(opened.head, key) for key in ("norm_before_residual", "norm_output")}
 
 
-def _either(source: ConfigSource, key: str, default: bool) -> bool:
-    """Return a switch at the top level or in `eagle_config`; both are in use."""
-    return source.boolean(key, source.section("eagle_config").boolean(key, default))
+def _switch(source: ConfigSource, key: str) -> bool:
+    """Return a switch at the top level or in `eagle_config`, both of which are in use; false where neither has it."""
+    return holder_of(key, source, source.section("eagle_config")).boolean(key, False)
 
 
 def _aux_layers(opened: DrafterFolder) -> tuple[int, ...]:
@@ -85,8 +78,8 @@ def _aux_layers(opened: DrafterFolder) -> tuple[int, ...]:
     eagle.taken.add("parallel_draft_heads_num_layers")  # of the heads that a parallel_draft_step above 1 would have
     if not eagle.boolean("use_aux_hidden_state", True):
         return ()
-    holder = eagle if eagle.has("eagle_aux_hidden_state_layer_ids") else source
-    listed = holder.integers("eagle_aux_hidden_state_layer_ids")
+    key = "eagle_aux_hidden_state_layer_ids"
+    listed = holder_of(key, eagle, source).integers(key)
     aux_layers = _aux_layers_listed(listed, target.num_layers, opened.from_speculators)
     opened.check_aux_layers(aux_layers)
     return aux_layers
@@ -96,7 +89,8 @@ def _parts(opened: DrafterFolder) -> tuple[ModelConfig, AuxWeights, list[Decoder
     """Read the sizes, the tensors, the layers and the aux layers of a head."""
     folder, source, target_hidden = opened.checkpoint, opened.head, opened.target.hidden_size
     source.taken.update(("bias", "fusion_bias", "num_eagle_features", "target_model_type"))  # for tools
-    sizes, aux_layers = opened.decoder_config("llama"), _aux_layers(opened)
+    default = "qwen3" if opened.from_speculators else "llama"
+    sizes, aux_layers = opened.decoder_config(default, architectures=EAGLE_ARCHITECTURES), _aux_layers(opened)
     opened.check_same("hidden size", source.integer("target_hidden_size", target_hidden), target_hidden)
     hidden, draft_vocab_size = sizes.hidden_size, source.integer("draft_vocab_size", sizes.vocab_size)
     prefix = "model." if "model.norm.weight" in folder else ""
@@ -109,21 +103,26 @@ def _parts(opened: DrafterFolder) -> tuple[ModelConfig, AuxWeights, list[Decoder
     ]
     aux_size = max(1, len(aux_layers)) * target_hidden
     fc = None
-    if aux_layers or hidden != target_hidden or f"{prefix}fc.weight" in folder:
+    if aux_layers or hidden != target_hidden:
         stored = folder.tensors.get(f"{prefix}fc.weight")
         if stored is not None and stored.shape[1:] == (max(1, len(aux_layers)) * hidden,):  # states of its own size
             opened.check_same("hidden size", hidden, target_hidden)
         fc = folder.matrix([f"{prefix}fc.weight"], [(hidden, aux_size)])
         fc = fc._replace(bias=folder.optional_weight(f"{prefix}fc.bias", (hidden,)))
     input_norm = None
-    if _either(source, "norm_before_fc", False):
+    if _switch(source, "norm_before_fc"):
         input_norm = folder.weight(f"{prefix}input_norm.weight", (aux_size,))
-    aux_norms = len(aux_layers) if _either(source, "fc_norm", False) else 0
+    aux_norms = len(aux_layers) if _switch(source, "fc_norm") else 0
     # hidden_norm is part of the first layer in the authors' folders; older ones have it at the top level.
     norm = f"{layer_names[0]}.hidden_norm.weight"
     lm_head = "lm_head.weight" if "lm_head.weight" in folder else f"{prefix}lm_head.weight"
+    embed_tokens = opened.embedding(f"{prefix}embed_tokens.weight", hidden)
+    own = embed_tokens is not opened.target.embed_tokens
+    if sizes.tie_word_embeddings and own and lm_head not in folder and not opened.from_speculators:
+        problem = "is true, and the folder has an embedding of its own and no lm_head: engines differ on which it means"
+        raise opened.layers.fail("tie_word_embeddings", problem)
     weights = AuxWeights(
-        embed_tokens=opened.embedding(f"{prefix}embed_tokens.weight", hidden),
+        embed_tokens=embed_tokens,
         fc=fc,
         hidden_norm=folder.weight(norm if norm in folder else f"{prefix}hidden_norm.weight", (hidden,)),
         norm=folder.weight(f"{prefix}norm.weight", (hidden,)),

@@ -40,6 +40,8 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
         dense, every = source.integers("mlp_only_layers") or (), source.integer("decoder_sparse_step", 1)
         sparse = [i not in dense and (i + 1) % every == 0 for i in range(num_layers)]
         routing["normalised"] = source.boolean("norm_topk_prob", architecture != "qwen3_moe")
+        if architecture == "qwen3_5_moe_text":
+            source.require({"norm_topk_prob": True})  # transformers has no other value, engines have
         if architecture != "qwen3_moe":
             routing |= {"shared_inner": source.integer("shared_expert_intermediate_size"), "shared_gated": True}
     elif architecture in ("glm4_moe", *DEEPSEEK):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specgraph.checkpoints.architectures import ARCHITECTURES
-from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.config_source import ConfigSource, holder_of
 from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.mtp import mtp_family
@@ -32,6 +32,8 @@ LAYOUTS = {
 }
 """Algorithm -> the formats that its folders come in."""
 
+
+_AUTHORS_KEYS = ("eagle_config", "dflash_config", "dspark_config", "shift_label")
 
 _MISSING = {
     "xpress": "the repeated passes of its refiner over a block",
@@ -109,14 +111,18 @@ def _sections(source: ConfigSource) -> list[ConfigSource]:
 
 def block_setting(source: ConfigSource, key: str) -> ConfigSource:
     """Return what holds `key`: the authors' section `dflash_config` or `dspark_config`, or the top level."""
-    return next((section for section in _sections(source) if section.has(key)), source)
+    return holder_of(key, *_sections(source))
 
 
 def anchor_predicts(source: ConfigSource, default: bool) -> bool:
     """Return whether a block's first row predicts a token too, under speculators' name or under the authors'."""
-    for key in ("sample_from_anchor", "shift_label"):
-        default = block_setting(source, key).boolean(key, default)
-    return default
+    holder = block_setting(source, "sample_from_anchor")
+    predicts = holder.boolean("sample_from_anchor", default)
+    if block_setting(source, "shift_label").boolean("shift_label", predicts) == predicts:
+        return predicts
+    if holder.has("sample_from_anchor"):
+        raise holder.fail("sample_from_anchor", "and 'shift_label' are both there and differ; keep the right one")
+    return not predicts
 
 
 def _block_tokens(source: ConfigSource, default: bool) -> int | None:
@@ -132,6 +138,9 @@ def _speculators_format(source: ConfigSource) -> DrafterFormat:
     if not source.has("transformer_layer_config"):
         raise source.fail("transformer_layer_config", "is missing; it should hold the draft decoder's configuration")
     section.taken.update(section.values)  # the rest is advice: the verifier's name, how many tokens to draft
+    for key in _AUTHORS_KEYS:
+        if source.has(key):
+            raise source.fail(key, "is a key of the authors' layout, which nothing reads in the format of speculators")
     tokens = _speculative_tokens(section)
     known = sorted(name for name, layouts in LAYOUTS.items() if "speculators" in layouts)
     if algorithm not in known:

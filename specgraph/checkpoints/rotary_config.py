@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.config_source import ConfigSource, holder_of
 from specgraph.checkpoints.files import shown
 from specgraph.models.rotary import RotaryConfig
 
@@ -64,10 +64,10 @@ def latent_scale(source: ConfigSource) -> float:
 
 
 def partial_rotary_factor(source: ConfigSource) -> float:
-    """Return the share of each head that is rotated, from either place."""
-    return source.section("rope_parameters").number(
-        "partial_rotary_factor", source.number("partial_rotary_factor", 1.0)
-    )
+    """Return the share of each head that is rotated, from either section or the top level."""
+    key = "partial_rotary_factor"
+    section = holder_of(key, source.section("rope_scaling"), source.section("rope_parameters"))
+    return section.number(key, source.number(key, 1.0))
 
 
 def _read(scaling: ConfigSource, default_theta: float, longest: int, original: int) -> RotaryConfig:

@@ -43,12 +43,19 @@ def test_values_are_those_of_the_class(architecture):
 
 
 OLD, NULL = {"rope_theta": 500.0, "rope_scaling": None}, {"partial_rotary_factor": None, "rope_parameters": {}}
+PART = {"rope_theta": 500.0, "rope_scaling": {"rope_type": "default", "partial_rotary_factor": 1.0}}
 OUTSIDE = {"rope_theta": 500.0, "rope_local_base_freq": 50.0, "rope_parameters": {"full_attention": {}}}
 
 
 @pytest.mark.parametrize(
     ("architecture", "rope"),
-    [*itertools.product(TARGETS, ({}, OLD)), ("glm4_moe", NULL), ("gpt_oss", NULL), ("gemma3_text", OUTSIDE)],
+    [
+        *itertools.product(TARGETS, ({}, OLD)),
+        ("glm4_moe", NULL),
+        ("glm4_moe", PART),
+        ("gpt_oss", NULL),
+        ("gemma3_text", OUTSIDE),
+    ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 @torch.no_grad()

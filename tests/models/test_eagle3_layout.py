@@ -11,6 +11,8 @@ from tiny_checkpoints import HIDDEN, VOCAB
 
 from specgraph.checkpoints import load_drafter, load_target
 
+AUX = "eagle_aux_hidden_state_layer_ids"
+
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
@@ -19,14 +21,15 @@ def target(tmp_path_factory):
 
 @torch.no_grad()
 def test_the_final_hidden_state_alone_is_taken_unchanged(target, tmp_path, dense_attend):
-    """The states are those of a head whose `fc` is the identity."""
+    """The states are those of a head that takes one aux layer through an `fc` that is the identity."""
     tokens, states, outputs = torch.arange(6), torch.randn(6, HIDDEN), []
-    for name, fc in {"none": {}, "identity": {"fc.weight": torch.eye(HIDDEN)}}.items():
+    identity = {"fc.weight": torch.eye(HIDDEN)}
+    for name, aux, fc, keys in (("none", [], {}, {"use_aux_hidden_state": False}), ("one", [4], identity, {AUX: [4]})):
         folder = tiny_checkpoints.write_eagle3(tmp_path / name)
-        change_config(folder, eagle_config={"use_aux_hidden_state": False})
+        change_config(folder, eagle_config=keys)
         change_tensors(folder, lambda tensors, fc=fc: (tensors.pop("fc.weight"), tensors.update(fc)))
         head = load_drafter(folder, target)
-        assert (list(head.aux_layers), head.aux_size) == ([], HIDDEN)
+        assert (list(head.aux_layers), head.aux_size) == (aux, HIDDEN)
         attend = dense_attend(head.attention_layers, torch.arange(6))
         outputs.append(head.logits(head.forward(tokens, head.combine(states), attend).hidden))
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-5)

@@ -109,14 +109,6 @@ def test_peagle_of_the_authors(shape, target, rewrite):
         load_drafter(folder, target)
 
 
-def test_speculators_folder_without_the_residual_key_means_true(target, copied):
-    folder = copied("eagle3-llama")
-    config = json.loads((folder / "config.json").read_text())
-    del config["norm_before_residual"]
-    (folder / "config.json").write_text(json.dumps(config))
-    assert load_drafter(folder, target).norm_before_residual is True
-
-
 class TestDFlashOfTheAuthors:
     """Their layer ids name a layer's output; ours and speculators' name what enters a layer: one more."""
 
@@ -139,7 +131,8 @@ class TestDFlashOfTheAuthors:
             ({"target_layer_ids": [0, 4]}, ["target_layer_ids", "[0, 4]", "0 to 3"]),
             ({"target_layer_ids": None}, ["target_layer_ids", "should list layers"]),
             ({"mask_token_id": 64}, ["mask_token_id", "64", "64"]),
-            ({"block_size": 1}, ["block_size", "at least 2"]),
+            ({"block_size": 1}, ["'block_size' is 1, and 5 in"]),
+            ({"sample_from_anchor": False, "shift_label": True}, ["'sample_from_anchor' and 'shift_label'", "differ"]),
         ],
     )
     def test_that_does_not_fit(self, changes, words, folder, target):

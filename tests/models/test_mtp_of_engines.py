@@ -244,7 +244,10 @@ def test_what_is_refused(tmp_path):
     change_config(tmp_path, "text_config", attn_output_gate=False)
     with refused("self_attn.q_proj.weight"):
         load_drafter(tmp_path, target)
-    change_config(tmp_path, "text_config", attn_output_gate=True)
+    change_config(tmp_path, "text_config", attn_output_gate=True, norm_topk_prob=False)
+    with refused("'norm_topk_prob' is False"):
+        load_drafter(tmp_path, target)
+    change_config(tmp_path, "text_config", norm_topk_prob=True)
     change_tensors(tmp_path, lambda tensors: tensors.update({"mtp.layers.1.input_layernorm.weight": torch.zeros(4)}))
     with refused("mtp.layers.1.input_layernorm.weight"):
         load_drafter(tmp_path, target)
