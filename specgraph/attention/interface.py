@@ -206,7 +206,7 @@ AttentionFactory = Callable[..., AttentionBackend]
 """Makes a backend; called with the platform."""
 
 
-def bind(
+def attend_with(
     backend: AttentionBackend, layers: Sequence[AttentionLayer], caches: Sequence[KVCache], context: StepContext
 ) -> Attend:
     """Return the `attend` callable of one forward pass."""

@@ -12,9 +12,10 @@ from specgraph.capture.dispatch import (
     prefill_sizes,
 )
 from specgraph.capture.graph_runner import Body, GraphRunner, Recording
-from specgraph.capture.lowering import Resolution, StepKind, resolve
-from specgraph.capture.model_runner import LengthsAt, ModelRunner, Pass, Work, report_captures
+from specgraph.capture.lowering import Resolution, resolve
+from specgraph.capture.model_runner import LengthsAt, ModelRunner, Pass, report_captures
 from specgraph.capture.prefill import PrefillBuffers, PrefillProgram, allocate_prefill, uniform_lengths
+from specgraph.capture.program import Program, StepKind, Work
 from specgraph.capture.read_set import Fingerprint, ReadSetGuard, fingerprint
 from specgraph.capture.transfers import HostCopy, write
 from specgraph.capture.update_plan import UpdatePlan
@@ -34,6 +35,7 @@ __all__ = [
     "Phase",
     "PrefillBuffers",
     "PrefillProgram",
+    "Program",
     "ReadSetGuard",
     "Recording",
     "Resolution",

@@ -20,7 +20,7 @@ from specgraph.attention import (
     StepContext,
     Store,
 )
-from specgraph.attention.interface import bind
+from specgraph.attention.interface import attend_with
 from specgraph.attention.paged import store_rows
 from specgraph.capture.graph_runner import Recording, StepLengths
 
@@ -55,7 +55,7 @@ class AttentionStack:
                 return self._split(recording, context)
             if recording is not None and self.backend.host_parameters:
                 context = replace(context, updates=recording.updates)
-            return bind(self.backend, self.layers, self.caches, context)
+            return attend_with(self.backend, self.layers, self.caches, context)
 
         return make_attend
 

@@ -9,18 +9,13 @@ the verify after it. Programs without a loop (prefill, verify) are always one la
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from specgraph.capture.attend import PassMode
 from specgraph.capture.dispatch import BatchDescriptor
+from specgraph.capture.program import Program
 from specgraph.device import LOWERINGS, Capabilities, LoweringName
 from specgraph.errors import UnsupportedError
 from specgraph.options import LoweringChoice, PrefillChoice
-
-StepKind = Literal["together", "alike", "distinct"]
-"""The ways in which the steps of a program may be captured. together: always in one launch. alike: a draft loop whose
-later steps are the same computation, so that one captured step is replayed for all of them. distinct: a draft loop
-whose later steps differ, so that each has a graph of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +30,19 @@ class Launch:
     """The steps that this launch computes. They differ where one captured step serves all later ones."""
 
 
-def launches(
-    lowering: LoweringName, batch: BatchDescriptor, num_steps: int, step_kind: StepKind, later_rows: int = 1
-) -> tuple[Launch, ...]:
-    """Return the launches of one padded batch, in order.
+def launches(lowering: LoweringName, program: Program, batch: BatchDescriptor) -> tuple[Launch, ...]:
+    """Return the launches of one padded batch of a program, in order.
 
     `eager` calls what `merged` would capture; `piecewise` has the launches of `step`, each split around attention.
-
-    Args:
-        later_rows: rows per request in the later steps, where they are alike.
     """
-    every = tuple(range(num_steps))
-    if step_kind == "together" or lowering in ("round", "merged", "eager"):
+    every = tuple(range(program.num_steps(batch)))
+    if program.step_kind == "together" or lowering in ("round", "merged", "eager"):
         return (Launch(batch, every, every),)
     first = Launch(replace(batch, phase="first"), (0,), (0,))
     batch = replace(batch, binding=0)  # later steps read no tensor of a binding
-    if step_kind == "distinct":
+    if program.step_kind == "distinct":
         return (first, *(Launch(replace(batch, phase="step", step=k), (k,), (k,)) for k in every[1:]))
-    later = replace(batch, phase="step", query_len=later_rows)
+    later = replace(batch, phase="step", query_len=program.later_rows)
     return (first, *(Launch(later, (1,), (k,)) for k in every[1:]))
 
 

@@ -1,9 +1,8 @@
 """The model runner: captures and runs the programs of one model, for target and drafter alike.
 
-A *program* is what one launchable unit computes, and the persistent tensors it works on: the prefill of a prompt's
-rows, a verify, a propose. A *lowering* says how many graph launches a program becomes (`specgraph.capture.lowering`).
-The runner puts both together: at start-up it captures every padded batch of every program, and later it replays what
-was captured.
+A program (`specgraph.capture.program`) is what one launchable unit computes; a lowering (`specgraph.capture.lowering`)
+says how many graph launches it becomes. The runner puts both together: at start-up it captures every padded batch of
+every program, and later it replays what was captured.
 """
 
 from __future__ import annotations
@@ -22,17 +21,15 @@ from torch import Tensor
 
 from specgraph.attention import AttentionBackend, AttentionLayer, HostLengths, KVCache
 from specgraph.attention.interface import named_cache_tensors
-from specgraph.capture.attend import AttentionStack, MakeAttend, PassMode
+from specgraph.capture.attend import AttentionStack, PassMode
 from specgraph.capture.config import RunnerConfig
-from specgraph.capture.dispatch import BatchDescriptor, Phase
+from specgraph.capture.dispatch import BatchDescriptor
 from specgraph.capture.graph_runner import Body, GraphRunner, Recording, StepLengths
-from specgraph.capture.lowering import Launch, StepKind, launches, resolve
+from specgraph.capture.lowering import Launch, launches, resolve
+from specgraph.capture.program import Program
 from specgraph.device import Graph, Platform
 from specgraph.options import Progress
 from specgraph.validation import OneCall
-
-Work = Callable[[Sequence[int], MakeAttend], None]
-"""The device work of some steps of a program, on buffers that were sliced to one batch."""
 
 LengthsAt = Callable[[int], HostLengths]
 """The host lengths of one step; asked for when they are needed, because finding them may wait for the device."""
@@ -46,45 +43,6 @@ class Model(Protocol):
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return every tensor that the model reads, by name."""
-        ...
-
-
-class Program(Protocol):
-    """One kind of pass of one model, as plain tensor code: it knows no device, no graph and no lowering."""
-
-    @property
-    def phase(self) -> Phase:
-        """Return the phase of its batches."""
-        ...
-
-    @property
-    def step_kind(self) -> StepKind:
-        """Return the way in which its steps may be captured."""
-        ...
-
-    @property
-    def later_rows(self) -> int:
-        """Return the rows per request in each step after the first, where these are alike; else it is not used."""
-        ...
-
-    def num_steps(self, batch: BatchDescriptor) -> int:
-        """Return the number of forward passes with attention, numbered from 0: what host lengths are keyed by."""
-        ...
-
-    def batches(self) -> list[BatchDescriptor]:
-        """Return the padded batches to capture, largest first."""
-        ...
-
-    def work_of(self, batch: BatchDescriptor) -> Work:
-        """Return the work over views of the program's buffers for this batch."""
-        ...
-
-    def make_inert(self) -> None:
-        """Make every row of every batch padding: the warm-up before a capture really runs."""
-        ...
-
-    def named_tensors(self) -> Mapping[str, Tensor]:
-        """Return every persistent tensor that the work touches besides weights and KV caches, by name."""
         ...
 
 
@@ -213,8 +171,7 @@ class ModelRunner(OneCall):
     def launches_of(self, program: Program, batch: BatchDescriptor) -> tuple[Launch, ...]:
         """Return the launches of one padded batch, in order."""
         if (known := self._launches.get(batch)) is None:
-            steps, kind = program.num_steps(batch), program.step_kind
-            known = self._launches[batch] = launches(self.resolution.lowering, batch, steps, kind, program.later_rows)
+            known = self._launches[batch] = launches(self.resolution.lowering, program, batch)
         return known
 
     def prepare(self, program: Program, batch: BatchDescriptor, captured: bool = True) -> Pass:
@@ -238,7 +195,7 @@ class ModelRunner(OneCall):
             return
         for launch in ready.launches:
             now: StepLengths = {}
-            if lengths is not None:
+            if lengths is not None and self.attention.host_parameters:
                 now = LaunchLengths(lengths, dict(zip(launch.captured_steps, launch.steps, strict=True)))
             if graphs is None:
                 self._body(ready.program, ready.batch, launch, now)(None)

@@ -18,8 +18,8 @@ from specgraph.attention.metadata import allocate_metadata
 from specgraph.capture.attend import MakeAttend
 from specgraph.capture.config import RunnerConfig
 from specgraph.capture.dispatch import BatchDescriptor, Phase, padded_size
-from specgraph.capture.lowering import StepKind
 from specgraph.capture.model_runner import ModelRunner
+from specgraph.capture.program import Program, Work
 from specgraph.capture.transfers import write
 from specgraph.errors import CapacityError
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
@@ -122,8 +122,8 @@ def allocate_prefill(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillProgram:
-    """The prefill passes of one model; see `specgraph.capture.model_runner.Program`."""
+class PrefillProgram(Program):
+    """The prefill passes of one model."""
 
     buffers: PrefillBuffers
     config: RunnerConfig
@@ -132,8 +132,6 @@ class PrefillProgram:
     num_passes: int = 1
     """Forward passes with attention in `forward`, numbered from 0."""
     phase: Phase = "prefill"
-    step_kind: StepKind = "together"
-    later_rows = 1
 
     def num_steps(self, batch: BatchDescriptor) -> int:
         return self.num_passes
@@ -145,7 +143,7 @@ class PrefillProgram:
         """Return the rows of a padded pass. Its real rows are those whose tokens are known."""
         return RowPlan(batch.query_len, *self.config.limits)
 
-    def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
+    def work_of(self, batch: BatchDescriptor) -> Work:
         """Return the work: positions, slots and lengths of the rows; then the model."""
         b = self.buffers.sliced(batch.query_len)
 
@@ -207,20 +205,13 @@ class PrefillProgram:
             )
         self.buffers.load(token_ids, first_position, blocks, batch.query_len, following)
         starts = [first_position][: len(token_ids)]
-        lengths = uniform_lengths(self.plan(batch), starts, batch) if runner.attention.host_parameters else None
-        runner.run(runner.prepare(self, batch), lengths)
+        runner.run(runner.prepare(self, batch), lambda step: uniform_lengths(self.plan(batch), starts, 1))
 
 
-def uniform_lengths(plan: RowPlan, starts: Sequence[int], batch: BatchDescriptor) -> Callable[[int], HostLengths]:
-    """Return the host lengths of every step of a pass: the same numbers as the device metadata has, padding included.
+def uniform_lengths(plan: RowPlan, starts: Sequence[int], padded: int) -> HostLengths:
+    """Return the host lengths of a pass of `padded` requests: the same numbers as the device metadata has.
 
     `starts` are the positions of the real requests' first rows, negative where one is inert.
     """
-    padding = [0] * (batch.num_requests - len(starts))
     seq_lens = [plan.seq_len(start, plan.rows if start >= 0 else 0) for start in starts]
-    lengths = HostLengths([plan.rows] * batch.num_requests, seq_lens + padding)
-
-    def at(step: int) -> HostLengths:
-        return lengths
-
-    return at
+    return HostLengths([plan.rows] * padded, seq_lens + [0] * (padded - len(starts)))

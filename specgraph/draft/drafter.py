@@ -220,7 +220,7 @@ class Drafter(ModelRunner):
             if self._history is not None:
                 check_values(ready.inputs, self.config, self.caches[0].key.shape[0], vocabulary_size(self.head))
                 self._history.check(ready.inputs)
-            self.run(ready.run, self._host_lengths(ready, host_start_positions, host_num_sampled))
+            self.run(ready.model_pass, self._host_lengths(ready, host_start_positions, host_num_sampled))
             self.num_proposes += 1
             if self._history is not None:
                 self._history.drafted(ready.inputs, ready.drafts)
@@ -280,5 +280,5 @@ class Drafter(ModelRunner):
     ) -> LengthsAt | None:
         if not self.attention.host_parameters:
             return None
-        now = self._host_rounds.round(ready.run.batch, ready.inputs, start_positions, num_sampled)
+        now = self._host_rounds.round(ready.model_pass.batch, ready.inputs, start_positions, num_sampled)
         return partial(self.program.host_lengths, host_round=now)

@@ -48,11 +48,6 @@ class HostRound:
         ends = [plan.step_seq_len(*request) for request in self._requests(self.counts())]
         return self.lengths(1, [end + step if end else 0 for end in ends])
 
-    def verify(self, plan: RowPlan) -> HostLengths:
-        """Return the lengths of the verify after the propose."""
-        requests = self._requests(self.counts())
-        return self.lengths(plan.rows, [plan.seq_len(start + count, count) for start, count in requests])
-
     def counts(self) -> Sequence[int]:
         """Return accepted + 1 of each real request."""
         counts = self.num_sampled() if callable(self.num_sampled) else self.num_sampled

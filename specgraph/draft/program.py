@@ -6,7 +6,7 @@ and replayed, a step inside one merged graph, and an eager step run the very sam
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import HostLengths
-from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, StepKind, Work
+from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, Program, StepKind, Work
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows, allocate_buffers
 from specgraph.draft.config import DraftConfig
@@ -32,9 +32,8 @@ HeadT = TypeVar("HeadT", bound=Head, covariant=True)
 T = TypeVar("T")
 
 
-class DraftProgram(ABC, Generic[HeadT]):
-    """The computation of one propose with one kind of head: a list of steps, which a lowering cuts into launches; see
-    `specgraph.capture.model_runner.Program`.
+class DraftProgram(Program, Generic[HeadT]):
+    """The computation of one propose with one kind of head: a list of steps, which a lowering cuts into launches.
 
     Subclasses say what step 0 and a later step compute, and how many rows they have.
     """
@@ -131,10 +130,6 @@ class DraftProgram(ABC, Generic[HeadT]):
         """Return the numbers that the device metadata has at `step`, from the plan that the device follows."""
         plan = self.rows(host_round.query_len, max(1, host_round.num_speculative_tokens)).plan
         return host_round.first(plan) if step == 0 or self.step_kind == "distinct" else host_round.later(plan, step)
-
-    def num_steps(self, batch: BatchDescriptor) -> int:
-        """Return the passes with attention of a propose of K tokens: 1, which drafts all of them; K for a chain."""
-        return 1
 
     def batches(self) -> list[BatchDescriptor]:
         """Return every captured size that drafts with this program, largest first, after rounds of every length; once

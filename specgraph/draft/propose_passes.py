@@ -29,7 +29,7 @@ class ProposePass:
     """The bound tensors; None for the drafter's own memory."""
     padding: Tensor | None
     """int32: `num_sampled` of the padded requests; None where there are none."""
-    run: Pass
+    model_pass: Pass
     drafts: DraftTokens
     """Views of the result."""
 
@@ -111,7 +111,7 @@ class ProposePasses:
             inputs=memory.sliced(n, query_len),
             bound=bound,
             padding=memory.num_sampled[n:padded] if n < padded else None,
-            run=runner.prepare(program, found.descriptor, found.captured),
+            model_pass=runner.prepare(program, found.descriptor, found.captured),
             drafts=DraftTokens(
                 drafts.draft_token_ids, drafts.draft_probs, found, drafts.draft_parents, drafts.confidence
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import NULL_BLOCK
@@ -12,7 +13,8 @@ from specgraph.capture import write
 from specgraph.draft import Drafter, RoundBuffers, SamplingBuffers
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.request import NUMBERS, Request, Running
-from specgraph.engine.target import TargetRunner, first_token
+from specgraph.engine.target import TargetRunner
+from specgraph.ops import noise
 
 
 def prefill_passes(
@@ -60,7 +62,7 @@ def join_round(
     _write_row(target.round, target.config, state)
     adjusted = logits = target.prompt_logits
 
-    def number(value: float, dtype: torch.dtype) -> torch.Tensor:
+    def number(value: float, dtype: torch.dtype) -> Tensor:
         return torch.full((1,), value, dtype=dtype, device=logits.device)
 
     temperature = number(request.temperature, torch.float32)
@@ -80,6 +82,16 @@ def join_round(
     logprobs = target.round.logprobs_of(*batch.sampled_token_ids.shape)
     if logprobs is not None:
         ops.emitted_logprobs(logits, token[None], logprobs[row, :1])
+
+
+def first_token(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Draw the token after a prompt, int64 [1], from softmax(logits [1, vocab] / temperature): no draft is there to be
+    verified. The noise is that with which a verify would resample `positions` int64 [1].
+    """
+    hot = temperature > 0
+    scaled = logits.float() / torch.where(hot, temperature, 1.0)[:, None]
+    drawn = scaled + noise.gumbel(seeds, positions, noise.RESAMPLE, logits.shape[-1])
+    return torch.where(hot, drawn.argmax(-1), logits.argmax(-1))
 
 
 def _write_row(memory: RoundBuffers, config: EngineConfig, state: Running) -> None:

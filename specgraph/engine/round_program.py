@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,7 +11,17 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer, AttentionMetadata, HostLengths
-from specgraph.capture import BatchDescriptor, MakeAttend, ModelRunner, Pass, Phase, StepKind, dispatch
+from specgraph.capture import (
+    BatchDescriptor,
+    MakeAttend,
+    ModelRunner,
+    Pass,
+    Phase,
+    Program,
+    Work,
+    dispatch,
+    uniform_lengths,
+)
 from specgraph.draft import Drafter
 from specgraph.draft.host_lengths import HostRound
 from specgraph.draft.program import DraftProgram
@@ -28,8 +38,9 @@ class HostState(NamedTuple):
 
     @property
     def next_positions(self) -> list[int]:
-        """The position of each request's first row in the next verify."""
-        return [start + count for start, count in zip(self.start_positions, self.num_sampled, strict=True)]
+        """The position of each request's first row in the next verify; -1 for inert requests."""
+        requests = zip(self.start_positions, self.num_sampled, strict=True)
+        return [start + count if count else -1 for start, count in requests]
 
 
 class HandOver:
@@ -61,15 +72,10 @@ class HandOver:
             into.copy_(values)
 
 
-class RoundProgram:
-    """A propose and the verify after it; see `specgraph.capture.model_runner.Program`.
-
-    Steps 0.. are those of the propose, the last one is the verify.
-    """
+class RoundProgram(Program):
+    """A propose and the verify after it. Steps 0.. are those of the propose, the last one is the verify."""
 
     phase: Phase = "round"
-    step_kind: StepKind = "together"
-    later_rows = 1
 
     def __init__(self, draft: DraftProgram[Any], verify: VerifyProgram, num_target_layers: int) -> None:
         """
@@ -90,7 +96,7 @@ class RoundProgram:
             for total in reversed(self.verify.totals(batch.num_requests, batch.num_speculative_tokens + 1))
         ]
 
-    def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
+    def work_of(self, batch: BatchDescriptor) -> Work:
         """Return the round: propose; the next verify's inputs; verify and accept."""
         n, k, last = batch.num_requests, batch.num_speculative_tokens, self.num_steps(batch) - 1
         hand_over = HandOver(self.verify, self.draft, n, batch.query_len, k)
@@ -113,10 +119,10 @@ class RoundProgram:
 
     def host_lengths(self, step: int, batch: BatchDescriptor, host: HostState) -> HostLengths:
         """Return the same numbers as the device metadata has at `step`."""
-        before = HostRound(*host, batch.query_len, batch.num_speculative_tokens, batch.num_requests)
+        n, k = batch.num_requests, batch.num_speculative_tokens
         if step < self.num_steps(batch) - 1:
-            return self.draft.host_lengths(step, before)
-        return before.verify(self.verify.plan(batch.num_speculative_tokens + 1))
+            return self.draft.host_lengths(step, HostRound(*host, batch.query_len, k, n))
+        return uniform_lengths(self.verify.plan(k + 1), host.next_positions, n)
 
 
 class RoundRunner(ModelRunner):

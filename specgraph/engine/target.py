@@ -1,4 +1,4 @@
-"""The target on a platform: its verify and prefill passes, and the first token after a prompt."""
+"""The target on a platform: its verify and prefill passes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specgraph.draft import Drafter, SamplingBuffers, allocate_round
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.verify import VerifyProgram
 from specgraph.models.protocol import Target
-from specgraph.ops import RowPlan, noise
+from specgraph.ops import RowPlan
 
 
 class TargetRunner(ModelRunner):
@@ -98,8 +98,7 @@ class TargetRunner(ModelRunner):
         tokens, are for attention with host parameters.
         """
         plan = RowPlan(ready.batch.query_len, *self.config.limits)
-        lengths = uniform_lengths(plan, start_positions, ready.batch) if self.attention.host_parameters else None
-        self.run(ready, lengths)
+        self.run(ready, lambda step: uniform_lengths(plan, start_positions, ready.batch.num_requests))
 
     def prefill(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0) -> None:
         """Run a chunk of one request's prompt: write its KV, its hidden states for the drafter, and `prompt_logits`.
@@ -121,13 +120,3 @@ def _prefill_rows(program: VerifyProgram, logits: Tensor, b: PrefillBuffers, mak
     if b.aux_hidden.shape[1]:
         b.aux_hidden.copy_(program.drafter_hidden(out))
     logits.copy_(program.target.logits(out.hidden[b.last_row]))
-
-
-def first_token(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Draw the token after a prompt, int64 [1], from softmax(logits [1, vocab] / temperature): no draft is there to be
-    verified. The noise is that with which a verify would resample `positions` int64 [1].
-    """
-    hot = temperature > 0
-    scaled = logits.float() / torch.where(hot, temperature, 1.0)[:, None]
-    drawn = scaled + noise.gumbel(seeds, positions, noise.RESAMPLE, logits.shape[-1])
-    return torch.where(hot, drawn.argmax(-1), logits.argmax(-1))

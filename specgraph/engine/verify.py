@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention.choose import check_trees
 from specgraph.attention.paged import move_rows
-from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, StepKind
+from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, Program, Work
 from specgraph.draft import Drafter, DraftTree, RoundBuffers
 from specgraph.draft.program import present
 from specgraph.engine.config import EngineConfig
@@ -20,16 +20,14 @@ from specgraph.models.split import most_likely
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 
 
-class VerifyProgram:
+class VerifyProgram(Program):
     """The target's pass over the last token of each request and its drafts, and the acceptance of drafts.
 
     Of trees, the keys and values of the accepted path are put in place, and the round hands to the drafter what a chain
-    of K = S hands over. See `specgraph.capture.model_runner.Program`.
+    of K = S hands over.
     """
 
     phase: Phase = "verify"
-    step_kind: StepKind = "together"
-    later_rows = 1
 
     def __init__(
         self,
@@ -89,9 +87,6 @@ class VerifyProgram:
         plan = RowPlan(self.rows(query_len), *self.config.limits)
         return plan if self.tree is None else plan._replace(tree_steps=self.tree.num_steps)
 
-    def num_steps(self, batch: BatchDescriptor) -> int:
-        return 1
-
     def batches(self) -> list[BatchDescriptor]:
         """Return every captured size with every number of rows, largest first."""
         tree = self.tree is not None
@@ -109,7 +104,7 @@ class VerifyProgram:
         named = self.buffers.named_tensors("verify" if self.tree is None else "tree_verify")
         return named if self._vocab_map is None else {**named, "draft_to_target": self._vocab_map}
 
-    def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
+    def work_of(self, batch: BatchDescriptor) -> Work:
         """Return the pass: rows, the target, its hidden states for the drafter, and acceptance."""
         query_len = batch.num_speculative_tokens + 1
         b, plan = self.sliced(batch.num_requests, query_len, batch.verified), self.plan(query_len)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention.metadata import AttentionMetadata, allocate_block_table, allocate_metadata
-from specgraph.capture import BatchDescriptor, MakeAttend, ModelRunner, Phase, StepKind, Work, padded_size
+from specgraph.capture import BatchDescriptor, MakeAttend, ModelRunner, Phase, Program, Work, padded_size
 from specgraph.capture.transfers import write
 from specgraph.draft.buffers import PromptRows
 from specgraph.draft.program import DraftProgram
@@ -94,12 +94,10 @@ class SegmentBuffers:
         )
 
 
-class PromptProgram:
-    """Writes the drafter's KV of prompt rows; see `specgraph.capture.model_runner.Program`."""
+class PromptProgram(Program):
+    """Writes the drafter's KV of prompt rows."""
 
     phase: Phase = "prefill"
-    step_kind: StepKind = "together"
-    later_rows = 1
 
     def __init__(self, program: DraftProgram[Any], max_num_rows: int) -> None:
         """

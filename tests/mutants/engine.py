@@ -15,7 +15,7 @@ import specgraph.capture.model_runner
 import specgraph.draft.buffers
 import specgraph.draft.program
 import specgraph.engine.verify_buffers
-from specgraph.capture import BatchDescriptor, GraphRunner, UpdatePlan
+from specgraph.capture import BatchDescriptor, GraphRunner, Program, UpdatePlan
 from specgraph.capture.graph_runner import Recording
 from specgraph.capture.update_plan import Task
 from specgraph.draft import Drafter, DraftTokens, RoundBuffers
@@ -109,10 +109,12 @@ def num_reqs_unpadded(real: Any, self: HostRound, *args: Any) -> Any:
 
 
 @mutant("k-equals-2", "capture.model_runner:launches")
-def k_equals_2(real: Any, lowering: Any, batch: BatchDescriptor, num_steps: int, *rest: Any) -> Any:
+def k_equals_2(real: Any, lowering: Any, program: Program, batch: BatchDescriptor) -> Any:
     """The later step is left out where there are two draft tokens."""
-    left_out = num_steps == 2 and batch.phase == "propose"
-    return real(lowering, batch, 1 if left_out else num_steps, *rest)
+    first, *later = real(lowering, program, batch)
+    if batch.phase == "propose" and program.num_steps(batch) == 2:
+        return (replace(first, captured_steps=(0,), steps=(0,)),)
+    return (first, *later)
 
 
 @mutant("step-ladder-overpadding", "draft.drafter:Drafter._body")
