@@ -13,7 +13,7 @@ import torch
 
 ENGINES = ("vllm", "sglang")
 
-LLAMA3_8B = {
+LLAMA3_8B: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
     "vocab_size": 128256, "max_position_embeddings": 8192, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
