@@ -115,6 +115,8 @@ class DraftBuffers:
     """int64 [R, N - 1]: the row that each node of a tree follows, see `ops.TreeNodes`; None for chains."""
     draft_probs: Tensor | None
     """float32 [R, K, draft_vocab]: the distributions that sampled drafts were drawn from."""
+    draft_seeds: Tensor | None
+    """int64 [R]: the seeds of this propose's draws, see `noise.draft_seeds`; None where drafts are greedy."""
     confidence: Tensor | None
     """float32 [R, K]: the chance that each draft token is accepted; None where the head says nothing of it."""
     tree: TreeBuffers | None
@@ -166,6 +168,7 @@ class DraftBuffers:
             draft_token_ids=drafts,
             draft_parents=parents,
             draft_probs=None if self.draft_probs is None else self.draft_probs[:n, :k],
+            draft_seeds=None if self.draft_seeds is None else self.draft_seeds[:n],
             confidence=None if self.confidence is None else self.confidence[:n, :k],
             tree=None if self.tree is None else self.tree.sliced(n),
             sampling=None if self.sampling is None else self.sampling.sliced(slice(0, n)),
@@ -231,6 +234,7 @@ def allocate_buffers(
         draft_token_ids=zeros(requests, nodes),
         draft_parents=None if tree is None else zeros(requests, nodes),
         draft_probs=zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if keeps_probs else None,
+        draft_seeds=zeros(requests) if keeps_probs else None,
         confidence=zeros(requests, steps, dtype=torch.float32) if says_confidence(head) else None,
         tree=growing,
         sampling=memory.sampling,

@@ -25,6 +25,7 @@ from specgraph.draft.round import RoundBuffers, copy_round
 from specgraph.draft_tree import DraftTree
 from specgraph.models.protocol import DraftHead, Head, ModelHead
 from specgraph.models.split import most_likely
+from specgraph.ops import noise
 from specgraph.ops.begin_rows import RowInputs, Rows
 from specgraph.ops.past_rows import PastRows
 
@@ -214,7 +215,7 @@ def draws_of(b: DraftBuffers, positions: tuple[Tensor, Tensor | None]) -> ops.Dr
     """Return how sampled drafts are drawn; None where drafts are greedy."""
     if b.draft_probs is None:
         return None
-    return ops.Draws(present(b.inputs.temperature), present(b.inputs.seeds), *positions, b.draft_probs)
+    return ops.Draws(present(b.inputs.temperature), present(b.draft_seeds), *positions, b.draft_probs)
 
 
 def draw_from_logits(
@@ -239,7 +240,8 @@ def present(value: T | None) -> T:
 
 
 def begin_rows(b: DraftBuffers, rows: Rows, hidden: Tensor | None = None, past: PastRows | None = None) -> None:
-    """Fill the rows that a propose begins with from the target's round, and count those without a KV block.
+    """Fill the rows that a propose begins with from the target's round, count those without a KV block, and make the
+    seeds of sampled drafts.
 
     Args:
         hidden: [R * query_len, hidden_size], the combined hidden states of the round, where `rows.hidden` is written.
@@ -249,3 +251,5 @@ def begin_rows(b: DraftBuffers, rows: Rows, hidden: Tensor | None = None, past: 
     tokens = round_.num_sampled, round_.sampled_token_ids
     given = RowInputs(round_.start_positions, round_.block_table, *tokens, hidden=hidden)
     ops.begin_rows(given, b.plan, rows._replace(rows_without_block=b.round.rows_without_block), past)
+    if b.draft_seeds is not None:
+        noise.draft_seeds(present(round_.seeds), round_.start_positions + round_.num_sampled, b.draft_seeds)

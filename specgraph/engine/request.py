@@ -46,7 +46,8 @@ class Request:
     seed: int = 0
     """Sampling repeats for the same seed, whatever the batch, while rounds have the same K. `draft_schedule` and K
     "auto" take K from the batch, "auto" from measured times too, and another K gives other tokens of the same
-    distribution: a token's place in a draft decides how it is drawn. Fits in 64 bits, signed."""
+    distribution: a token's place in a draft decides how it is drawn. Requests of one seed share their noise: those that
+    run together need seeds of their own to be independent. Fits in 64 bits, signed."""
     stop_token_ids: Sequence[int] = ()
     """Generation ends after one of these. Each fits in 64 bits, signed."""
     top_k: TopK = 0

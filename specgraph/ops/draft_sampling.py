@@ -67,7 +67,7 @@ class Draws(NamedTuple):
     temperature: Tensor
     """float32 [R]; 0 is greedy, with a one-hot distribution."""
     seeds: Tensor
-    """int64 [R]"""
+    """int64 [R]; draft programs give those of `noise.draft_seeds`."""
     positions: Tensor
     """int64 or int32 [R]. A chain's row at position seq_len - 1 holds the token of position seq_len and draws the one
     after it, so its `seq_lens` are these."""

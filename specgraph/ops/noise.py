@@ -38,6 +38,15 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
+def draft_seeds(seeds: Tensor, lengths: Tensor, out: Tensor) -> None:
+    """Write the seeds of the drafts that follow texts of these lengths: int64 [R] each.
+
+    Behind a rejected draft positions are drafted again, at another length, with new noise: the former may have decided
+    what is verified since, through the confidences of drafts.
+    """
+    torch.add(seeds, lengths * _GOLDEN, out=out)
+
+
 def uniform(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
     """Return uniform numbers between 0 and 1, of which small ones are as precise as large ones.
 
