@@ -10,8 +10,6 @@ import json
 import os
 import shutil
 import tempfile
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,12 +97,10 @@ class Engine:
     def __init__(self, arguments: dict[str, Any]) -> None:
         from sglang.srt.entrypoints import engine
 
-        class CountedEngine(engine.Engine):
+        class SglangEngine(engine.Engine):
             run_scheduler_process_func = staticmethod(run_scheduler_process)
 
-        self.folder = Path(tempfile.mkdtemp())
-        os.environ["SPECGRAPH_FOLDER"] = str(self.folder)
-        self.sglang = CountedEngine(**arguments)
+        self.sglang = SglangEngine(**arguments)
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.outputs: list[tuple[str, list[int], bool, int]] = []
         self.woken = asyncio.Event()
@@ -140,9 +136,11 @@ class Engine:
         return answer
 
     def switch(self, way: str) -> None:
-        """Draft in that way from now on: "stock" or "specgraph". The scheduler reads it four times a second."""
-        (self.folder / "way").write_text(way)
-        time.sleep(0.6)
+        """Draft in that way from now on: "stock" or "specgraph"."""
+        from sglang.srt.managers.io_struct import SetInternalStateReq
+
+        request = SetInternalStateReq(server_args={"specgraph": int(way == "specgraph")})
+        self.sglang.loop.run_until_complete(self.sglang.tokenizer_manager.set_internal_state(request))
 
     @staticmethod
     def room(prompt: list[int]) -> int:
@@ -206,10 +204,8 @@ class Engine:
         return tokens, histogram
 
     def proposes(self) -> dict[str, int]:
-        """Proposes by who drafted, and why; empty for stock SGLang. The scheduler writes them four times a second."""
-        time.sleep(0.6)
-        counts = self.folder / "counts"
-        return json.loads(counts.read_text()) if counts.exists() else {}
+        """Proposes by who drafted, and why; empty for stock SGLang."""
+        return self.sglang.get_server_info()["internal_states"][0].get("specgraph", {})
 
     def close(self) -> None:
         self.sglang.shutdown()
@@ -242,29 +238,10 @@ def map_dummy_ids() -> None:
     EagleDraftWorker.init_lm_head = init_lm_head
 
 
-def run_scheduler_process(server_args: Any, port_args: Any, gpu_id: int, tp_rank: int, *args: Any) -> Any:
-    """SGLang's, with a thread that leaves proposes to SGLang while the file `way` of the folder that SPECGRAPH_FOLDER
-    names says "stock"; on rank 0 it writes the plugin's counts to the file `counts`."""
+def run_scheduler_process(server_args: Any, *args: Any) -> Any:
+    """Run SGLang's, for dummy weights too."""
     from sglang.srt.managers import scheduler
 
-    def act(worker: Any) -> None:
-        threading.Thread(target=exchange, args=(worker._draft_worker,), daemon=True).start()
-
-    def exchange(draft_worker: Any) -> None:
-        folder = Path(os.environ["SPECGRAPH_FOLDER"])
-        while True:
-            time.sleep(0.25)
-            if (
-                drafting := getattr(draft_worker, "specgraph", None)
-            ) is None:  # SGLang's own class, or not yet captured
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                drafting.use_sglang = (folder / "way").read_text() == "stock"
-            if tp_rank == 0:
-                (folder / "part").write_text(json.dumps(dict(drafting.counts.by_reason)))
-                (folder / "part").rename(folder / "counts")
-
-    when_the_worker_is_made(act)
     if server_args.load_format == "dummy":
         map_dummy_ids()
-    return scheduler.run_scheduler_process(server_args, port_args, gpu_id, tp_rank, *args)
+    return scheduler.run_scheduler_process(server_args, *args)

@@ -11,6 +11,9 @@ SIZING_MODULE = "sglang.srt.mem_cache.allocation_sizing"
 RESERVE, ROW_HEADROOM = "get_alloc_reserve_per_decode", "get_req_to_token_extra_context_len"
 """The functions of `SIZING_MODULE` that are hooked."""
 
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+"""The class whose answers to `/server_info` and `/set_internal_state` are hooked. Drafting needs neither hook."""
+
 TENSOR_PARALLEL = "sglang.srt.distributed.parallel_state", "get_tp_group"
 """Gives the group of ranks that split the model, with its process groups."""
 

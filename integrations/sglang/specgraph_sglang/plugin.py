@@ -16,6 +16,7 @@ from specgraph_sglang.config import ALGORITHMS, unsupported_arguments
 from specgraph_sglang.names import (
     RESERVE,
     ROW_HEADROOM,
+    SCHEDULER,
     SIZING_MODULE,
     TAKEN,
     TENSOR_PARALLEL,
@@ -92,7 +93,26 @@ def make_worker_class(server_args: Any) -> Any:
     if server_args.tp_size > 1:
         module, name = TENSOR_PARALLEL
         taken.tp_group = getattr(importlib.import_module(module), name)
+    hooks: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
+    # This is the scheduler's process, before it binds its methods: no other process imports the scheduler for them.
+    hooks.HookRegistry.register(f"{SCHEDULER}.get_internal_state", with_counts, hooks.HookType.AFTER)
+    hooks.HookRegistry.register(f"{SCHEDULER}.set_internal_state", switched, hooks.HookType.AROUND)
+    hooks.HookRegistry.apply_hooks()
     return worker_class(worker.EAGLEWorkerV2, draft_worker_class(worker.EagleDraftWorker, taken))
+
+
+def with_counts(answer: Any, scheduler: Any, request: Any) -> Any:
+    """A hook after what `/server_info` asks of the scheduler: who drafted how often, and why it was SGLang."""
+    answer.internal_state["specgraph"] = dict(scheduler.draft_worker._draft_worker.specgraph.counts.by_reason)
+    return answer
+
+
+def switched(stock: Callable[..., Any], scheduler: Any, request: Any) -> Any:
+    """A hook around what `/set_internal_state` does in the scheduler: `specgraph` 0 leaves every propose from now on to
+    SGLang, 1 none."""
+    if (on := request.server_args.pop("specgraph", None)) is not None:
+        scheduler.draft_worker._draft_worker.specgraph.use_sglang = not on
+    return stock(scheduler, request)
 
 
 def more_slots(current: Callable[[], Any]) -> Callable[..., int]:

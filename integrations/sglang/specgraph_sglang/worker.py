@@ -130,7 +130,7 @@ class DraftRounds:
         self.worker, self.sglang = worker, sglang
         self.counts = ProposeCounts(_LOG)
         self.use_sglang = False
-        """Set it to leave every propose to SGLang, for comparisons in one process."""
+        """Set it to leave every propose to SGLang (`plugin.switched`)."""
         self.fast_path = fast = self._captured()
         rows, head, config = worker.req_to_token_pool.req_to_token, fast.drafter.head, worker.draft_runner.model_config
 

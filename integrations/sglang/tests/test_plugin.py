@@ -16,6 +16,7 @@ from specgraph_sglang.names import (
     DRAFT_INPUT,
     RESERVE,
     ROW_HEADROOM,
+    SCHEDULER,
     SIZING_MODULE,
     WORKER_MODULE,
     differences,
@@ -93,6 +94,35 @@ def test_a_release_with_other_names_is_refused_by_these_names(changes, words, mo
         plugin.make_worker_class(server_args())
     assert all(each in str(error.value) for each in words)
     assert "\n" not in str(error.value)
+
+
+def test_a_server_says_who_drafts_and_is_switched_while_it_runs(monkeypatch) -> None:
+    hooks, applied = {}, []
+    registry = SimpleNamespace(
+        register=lambda target, hook, kind: hooks.update({target: (kind, hook)}),
+        apply_hooks=lambda: applied.append(len(hooks)),
+    )
+    modules = {
+        WORKER_MODULE: release(), SIZING_MODULE: SIZING,
+        "sglang.srt.plugins.hook_registry": SimpleNamespace(
+            HookRegistry=registry, HookType=SimpleNamespace(AFTER="after", AROUND="around")
+        ),
+    }  # fmt: skip
+    monkeypatch.setattr(plugin, "importlib", SimpleNamespace(import_module=modules.__getitem__))
+    plugin.make_worker_class(server_args())
+    assert applied == [2]
+    rounds = SimpleNamespace(use_sglang=False, counts=SimpleNamespace(by_reason={"specgraph": 3}))
+    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(_draft_worker=SimpleNamespace(specgraph=rounds)))
+    kind, after = hooks[f"{SCHEDULER}.get_internal_state"]
+    answer = SimpleNamespace(internal_state={"avg_spec_accept_length": 2.5})
+    assert (kind, after(answer, scheduler, None)) == ("after", answer)
+    assert answer.internal_state == {"avg_spec_accept_length": 2.5, "specgraph": {"specgraph": 3}}
+    kind, around = hooks[f"{SCHEDULER}.set_internal_state"]
+    for asked, switched_off in ({"specgraph": 0, "other": 2}, True), ({"other": 2}, True), ({"specgraph": 1}, False):
+        left = {name: value for name, value in asked.items() if name == "other"}
+        request = SimpleNamespace(server_args=asked)
+        assert around(lambda _, given: given.server_args, scheduler, request) == left
+        assert (kind, rounds.use_sglang) == ("around", switched_off)
 
 
 class Algorithm(enum.Enum):

@@ -21,6 +21,7 @@ from specgraph_sglang.names import (
     READ_DONE,
     RESERVE,
     ROW_HEADROOM,
+    SCHEDULER,
     SIZING_MODULE,
     TAKEN,
     TENSOR_PARALLEL,
@@ -71,7 +72,7 @@ def test_the_registry_takes_what_the_plugin_registers() -> None:
     enumeration = members(found("speculative/spec_info.py", ast.ClassDef, "SpeculativeAlgorithm"))
     assert {*ALGORITHMS.values(), "register", "from_string", "create_worker", "create_future_map"} <= enumeration
     assert 'GENERAL_PLUGINS_GROUP = "sglang.srt.plugins"' in source("plugins/__init__.py")
-    assert "AROUND" in members(found("plugins/hook_registry.py", ast.ClassDef, "HookType"))
+    assert {"AROUND", "AFTER"} <= members(found("plugins/hook_registry.py", ast.ClassDef, "HookType"))
     found("runtime_context.py", ast.FunctionDef, "get_spec")
 
 
@@ -84,6 +85,16 @@ def test_slots_are_reserved_by_one_function(hooked, used_by) -> None:
     assert parameters(found(path, ast.FunctionDef, name)) in (["server_args"], [])
     calls = [n for n in ast.walk(ast.parse(source(used_by))) if isinstance(n, ast.Call)]
     assert name in {getattr(call.func, "id", "") for call in calls}
+
+
+def test_the_scheduler_binds_what_is_hooked_after_it_has_made_its_worker() -> None:
+    scheduler = found("managers/scheduler.py", ast.ClassDef, SCHEDULER.rsplit(".", 1)[1])
+    assert {"get_internal_state", "set_internal_state", "draft_worker"} <= members(scheduler)
+    init = ast.unparse(next(n for n in scheduler.body if getattr(n, "name", "") == "__init__"))
+    assert init.index("self.init_model_worker()") < init.index("self.init_request_dispatcher()")
+    states = source("managers/io_struct.py")
+    assert "internal_state: Dict[" in states
+    assert "server_args: Dict[" in states
 
 
 def test_the_workers_have_what_the_classes_use() -> None:
