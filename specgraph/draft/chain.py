@@ -29,7 +29,7 @@ class ChainProgram(DraftProgram[DraftHead]):
         return PassRows(plan, query_len, later=1, carried=1)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
-        out = first_rows(self.head, b, make_attend)
+        out = forward_round(self.head, b, make_attend)
         draft_one(self.head, b, out.hidden)
         return out.carry
 
@@ -40,7 +40,7 @@ class ChainProgram(DraftProgram[DraftHead]):
             super().run(b, steps, make_attend)
             return
         head, pair = following
-        out = first_rows(head, b, make_attend)
+        out = forward_round(head, b, make_attend)
         for step in steps[1:]:
             taken = self._next_step(b, pair, out)
             out = head.forward(b.step_token_ids, out.carry, make_attend(b.step, step), pair=taken)
@@ -61,7 +61,7 @@ class ChainProgram(DraftProgram[DraftHead]):
         assert logits is not None
         return ops.greedy_next_step(
             out.hidden,
-            logits.head,
+            logits.lm_head,
             ops.Drafts(b.draft_token_ids, self.head.draft_to_target, b.draft_step, b.step_token_ids),
             b.step.seq_lens,
             b.step.positions,
@@ -81,7 +81,7 @@ class ChainProgram(DraftProgram[DraftHead]):
         return out.carry
 
 
-def first_rows(head: DraftHead, b: DraftBuffers, make_attend: MakeAttend) -> DraftOutput:
+def forward_round(head: DraftHead, b: DraftBuffers, make_attend: MakeAttend) -> DraftOutput:
     """Run a head over the rows of the target's round: the output of each request's last accepted one."""
     begin_rows(b, b.first_rows)
     hidden = head.combine(b.inputs.aux_hidden)

@@ -208,7 +208,7 @@ def draw(
     elif out.is_split:
         ops.write_drafts(most_likely(out.logits(hidden), out.tensor_parallel), drafts)
     else:
-        ops.draft_from_hidden(hidden, out.head, drafts, draws)
+        ops.draft_from_hidden(hidden, out.lm_head, drafts, draws)
 
 
 def draws_of(b: DraftBuffers, positions: tuple[Tensor, Tensor | None]) -> ops.Draws | None:

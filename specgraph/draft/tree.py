@@ -9,7 +9,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.capture import BatchDescriptor, MakeAttend
 from specgraph.draft.buffers import DraftBuffers, PassRows
-from specgraph.draft.chain import first_rows
+from specgraph.draft.chain import forward_round
 from specgraph.draft.program import DraftProgram, present
 from specgraph.draft_tree import DraftTree
 from specgraph.models.protocol import DraftHead
@@ -39,7 +39,7 @@ class TreeProgram(DraftProgram[DraftHead]):
         return PassRows(plan, query_len, later=k, carried=k, tree_keys=self.shape.step_keys)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
-        out = first_rows(self.head, b, make_attend)
+        out = forward_round(self.head, b, make_attend)
         self._grow(b, out.hidden, out.carry, first=True)
 
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:

@@ -17,7 +17,7 @@ from specgraph.engine.target import TargetRunner
 from specgraph.ops import noise
 
 
-def prefill_passes(
+def prefill_prompt(
     target: TargetRunner, drafter: Drafter | None, state: Running, at_least: int, passed: Callable[[], None]
 ) -> range:
     """Compute target and drafter KV of a prompt, chunk by chunk.
@@ -54,10 +54,10 @@ def join_round(
     passed: Callable[[], None],
 ) -> None:
     """Prefill a request and write its row: a request of a round, of `query_len` rows each, in which the target sampled
-    one token. `at_least`, `passed`: as in `prefill_passes`.
+    one token. `at_least`, `passed`: as in `prefill_prompt`.
     """
     prompt, request, row = state.token_ids, state.request, slice(state.row, state.row + 1)
-    starts = prefill_passes(target, drafter, state, at_least, passed)
+    starts = prefill_prompt(target, drafter, state, at_least, passed)
     batch = target.round.sliced(row.stop, query_len)
     _write_row(target.round, target.config, state)
     adjusted = logits = target.prompt_logits

@@ -56,7 +56,7 @@ class HandOver:
             k: K of the drafts, or the depth of their trees.
         """
         n = num_requests
-        self._before, self._verify = verify.buffers.memory.sliced(n, query_len), verify.sliced(n, k + 1)
+        self._before, self._verify = verify.buffers.round.sliced(n, query_len), verify.sliced(n, k + 1)
         into = self._verify.draft_token_ids
         self._drafts = into if draft is None else draft.buffers.draft_token_ids[:n, : into.shape[1]]
         self._copied = [] if draft is None else self._verify.copied(draft.buffers)

@@ -98,7 +98,7 @@ class VerifyProgram(Program):
         ]
 
     def make_inert(self) -> None:
-        self.buffers.memory.start_positions.fill_(-1)
+        self.buffers.round.start_positions.fill_(-1)
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         named = self.buffers.named_tensors("verify" if self.tree is None else "tree_verify")
@@ -112,15 +112,15 @@ class VerifyProgram(Program):
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             if b.ragged is not None and b.expected is not None:
-                b.expected.copy_(ops.expected_accepted(b.ragged.confidence, b.round.start_positions >= 0, totals))
+                b.expected.copy_(ops.expected_accepted(b.ragged.confidence, b.batch.start_positions >= 0, totals))
             self._begin(b, plan)
             out = self.target.forward(b.token_ids, make_attend(b.metadata, 0), self.aux_layers)
             hidden = self.drafter_hidden(out)
-            if b.path is None and b.round.aux_hidden.shape[1]:
-                b.round.aux_hidden.copy_(b.by_row(hidden))
+            if b.path is None and b.batch.aux_hidden.shape[1]:
+                b.batch.aux_hidden.copy_(b.by_row(hidden))
             self._accept(b, out.hidden)
             if b.path is not None:
-                ops.take_rows(hidden, b.path.rows, b.round.aux_hidden)
+                ops.take_rows(hidden, b.path.rows, b.batch.aux_hidden)
                 move_rows(self.target.attention_layers, self._caches, b.path.from_slots, b.path.to_slots)
 
         return work
@@ -131,8 +131,8 @@ class VerifyProgram(Program):
     def _begin(self, b: VerifyBuffers, plan: RowPlan) -> None:
         """Fill the rows: the last token of each request, then its drafts."""
         given = RowInputs(
-            b.round.start_positions,
-            b.round.block_table,
+            b.batch.start_positions,
+            b.batch.block_table,
             token_ids=b.last_token_ids[:, None],
             draft_token_ids=b.draft_token_ids,
             draft_parents=b.draft_parents,
@@ -145,17 +145,17 @@ class VerifyProgram(Program):
 
     def _accept(self, b: VerifyBuffers, hidden: Tensor) -> None:
         """Write the sampled tokens and their counts, and of a tree the accepted path."""
-        out, drafts, starts = self.target.projection, b.draft_token_ids, b.round.start_positions
-        sampled = ops.Sampled(b.round.sampled_token_ids, b.round.num_sampled)
+        out, drafts, starts = self.target.projection, b.draft_token_ids, b.batch.start_positions
+        sampled = ops.Sampled(b.batch.sampled_token_ids, b.batch.num_sampled)
         if out is not None and out.is_split and not self._needs_logits:
             best = most_likely(out.logits(hidden), out.tensor_parallel)
             ops.accept_greedy(b.by_row(best), drafts, starts, sampled)
             return
         logits = b.by_row(self.target.logits(hidden))
-        adjusted, sampling = logits, b.memory.sampling
+        adjusted, sampling = logits, b.round.sampling
         if sampling is not None:
             sampling = sampling.sliced(slice(0, starts.shape[0]))
-            adjusted = ops.adjust_logits(logits, present(b.round.temperature), sampling, drafts, b.metadata.ancestors)
+            adjusted = ops.adjust_logits(logits, present(b.batch.temperature), sampling, drafts, b.metadata.ancestors)
         if b.path is None:
             ops.verify_drafts(adjusted, drafts, starts, self._acceptance(b), sampled)
         else:
@@ -164,7 +164,7 @@ class VerifyProgram(Program):
             ops.verify_tree(adjusted, nodes, starts, *places, self._acceptance(b), sampled, b.path)
         if sampling is not None:
             ops.count_tokens(sampled.token_ids, sampling.output_counts)
-        logprobs = b.memory.logprobs_of(*sampled.token_ids.shape)
+        logprobs = b.round.logprobs_of(*sampled.token_ids.shape)
         if logprobs is not None:
             ops.emitted_logprobs(logits if b.path is None else logits[b.path.rows], sampled.token_ids, logprobs)
 
@@ -177,10 +177,10 @@ class VerifyProgram(Program):
 
     def _acceptance(self, b: VerifyBuffers) -> ops.Acceptance:
         if self.config.synthetic_acceptance is not None:
-            return ops.Acceptance(seeds=present(b.round.seeds), chances=b.synthetic_acceptance)
+            return ops.Acceptance(seeds=present(b.batch.seeds), chances=b.synthetic_acceptance)
         if not self.config.sampled:
             return ops.Acceptance()
-        return ops.Acceptance(present(b.round.temperature), present(b.round.seeds), b.draft_probs, self._vocab_map)
+        return ops.Acceptance(present(b.batch.temperature), present(b.batch.seeds), b.draft_probs, self._vocab_map)
 
 
 def _check_ragged(stack: AttentionStack, drafter: Drafter | None) -> None:

@@ -24,9 +24,9 @@ class VerifyBuffers:
     What has rows per request is packed by the rows of the batch at hand, as in `RoundBuffers`.
     """
 
-    memory: RoundBuffers
+    round: RoundBuffers
     """The memory of the round, for the largest batch; a drafter's own when there is one."""
-    round: ProposeBatch
+    batch: ProposeBatch
     """The same, for this batch: views. Start positions, block table, temperatures and seeds are read; sampled tokens,
     counts and hidden states are the result."""
     last_token_ids: Tensor
@@ -69,7 +69,7 @@ class VerifyBuffers:
             metadata = replace(metadata, query_start_loc=ends, **places)
         return replace(
             self,
-            round=self.memory.sliced(n, query_len),
+            batch=self.round.sliced(n, query_len),
             last_token_ids=self.last_token_ids[:n],
             draft_token_ids=_packed(self.draft_token_ids, n, steps),
             draft_probs=None if self.draft_probs is None else _packed(self.draft_probs, n, steps),
@@ -104,7 +104,7 @@ class VerifyBuffers:
         for name, part in (("path", self.path), ("ragged", self.ragged)):
             tensors |= {} if part is None else {f"{name}.{key}": tensor for key, tensor in part._asdict().items()}
         named = {f"{prefix}.{name}": value for name, value in tensors.items() if isinstance(value, Tensor)}
-        return {**named, **self.memory.named_tensors(), **self.metadata.named_tensors(f"{prefix}.metadata")}
+        return {**named, **self.round.named_tensors(), **self.metadata.named_tensors(f"{prefix}.metadata")}
 
 
 def _packed(tensor: Tensor, num_requests: int, columns: int) -> Tensor:
@@ -143,8 +143,8 @@ def allocate_verify(
         given = acceptance_chances(config.synthetic_acceptance, config.num_speculative_tokens)
         chances[: len(given)] = torch.tensor(given)
     return VerifyBuffers(
-        memory=memory,
-        round=memory.sliced(requests, query_lens[-1]),
+        round=memory,
+        batch=memory.sliced(requests, query_lens[-1]),
         last_token_ids=zeros(requests),
         draft_token_ids=zeros(requests, rows - 1),
         draft_probs=probs,

@@ -30,9 +30,9 @@ class OutputProjection:
     tensor_parallel: TensorParallel = WHOLE
 
     @property
-    def head(self) -> ops.Head:
+    def lm_head(self) -> ops.LmHead:
         """Return the linear as ops take it."""
-        return ops.Head(self.norm, self.eps, self.weight)
+        return ops.LmHead(self.norm, self.eps, self.weight)
 
     @property
     def is_split(self) -> bool:
@@ -280,11 +280,11 @@ class RowLogits(NamedTuple):
     """int64 [R]"""
 
     @property
-    def head(self) -> ops.Head | None:
+    def lm_head(self) -> ops.LmHead | None:
         """Return the head that makes them from `x`; None without a product, or where no kernel takes its weight."""
         if self.weight is None or self.weight.scale is not None or self.weight.bias is not None:
             return None
-        return ops.Head(None, 0.0, self.weight.matrix, self.base, self.row_ids)
+        return ops.LmHead(None, 0.0, self.weight.matrix, self.base, self.row_ids)
 
     def tensor(self) -> Tensor:
         """Return them, [R, draft_vocab_size]."""

@@ -15,7 +15,7 @@ from specgraph.ops.linear import PairInput, normed
 from specgraph.ops.slots import advance
 
 
-class Head(NamedTuple):
+class LmHead(NamedTuple):
     """The projection to a drafter's logits: rms_norm(hidden) @ weight.T, plus others that are there already."""
 
     norm: Tensor | None
@@ -132,13 +132,13 @@ def draft_from_logits(logits: Tensor, drafts: Drafts, draws: Draws | None = None
 
 
 @op(writes=("drafts.draft_token_ids", "drafts.token_ids", "draws.draft_probs"))
-def draft_from_hidden(x: Tensor, head: Head, drafts: Drafts, draws: Draws | None = None) -> None:
-    """`draft_from_logits` of a head's logits of hidden states x, which need not exist in memory; see `Head.logits`."""
+def draft_from_hidden(x: Tensor, head: LmHead, drafts: Drafts, draws: Draws | None = None) -> None:
+    """`draft_from_logits` of the logits of hidden states x, which need not exist in memory; see `LmHead.logits`."""
     draft_from_logits.reference(head.logits(x), drafts, draws)
 
 
 def _next_step_fake(
-    x: Tensor, head: Head, drafts: Drafts, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor,
+    x: Tensor, head: LmHead, drafts: Drafts, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor,
     block_table: Tensor, max_model_len: int, block_size: int, hidden: Tensor, pair: PairInput,
 ) -> Tensor:  # fmt: skip
     return hidden.new_empty(hidden.shape[0], pair.table.shape[1] + hidden.shape[1])
@@ -150,7 +150,7 @@ def _next_step_fake(
 )
 def greedy_next_step(
     x: Tensor,
-    head: Head,
+    head: LmHead,
     drafts: Drafts,
     seq_lens: Tensor,
     positions: Tensor,

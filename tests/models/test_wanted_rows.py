@@ -49,7 +49,7 @@ def test_greedy_pick_is_the_most_likely_token(head):
     got_tokens, got_drafts = torch.zeros(4, dtype=torch.int64), torch.full((4, 3), -5)
     assert head.projection is not None
     drafts = ops.Drafts(got_drafts, head.draft_to_target, step, got_tokens)
-    ops.draft_from_hidden(hidden, head.projection.head, drafts)
+    ops.draft_from_hidden(hidden, head.projection.lm_head, drafts)
     ids = head.logits(hidden).argmax(dim=-1)
     if head.draft_to_target is not None:
         ids = ids + head.draft_to_target[ids]

@@ -57,7 +57,7 @@ def columns_of_the_last_block(real: Any, x: Tensor, *rest: Any) -> Tensor:
 
 
 @mutant("heads-in-tiles-of-many", "ops:greedy_next_step")
-def tokens_past_the_tiles(real: Any, x: Tensor, head: ops.Head, *rest: Any) -> Any:
+def tokens_past_the_tiles(real: Any, x: Tensor, head: ops.LmHead, *rest: Any) -> Any:
     """The fused head of more than 64 rows never takes a token past the 16,384th."""
     if len(x) > 64:
         weight = head.weight.clone()
@@ -114,7 +114,7 @@ def columns_past_131072(real: Any, logits: Tensor, *rest: Any) -> Any:
 
 
 @mutant("heads-in-tiles", "ops:draft_from_hidden")
-def last_of_equals(real: Any, x: Tensor, head: ops.Head, drafts: ops.Drafts, draws: Any = None) -> Any:
+def last_of_equals(real: Any, x: Tensor, head: ops.LmHead, drafts: ops.Drafts, draws: Any = None) -> Any:
     """The head in half precision takes the last of equal tokens."""
     if not _in_tiles(x) or draws is not None:
         return real(x, head, drafts, draws)

@@ -14,7 +14,7 @@ from specgraph.engine.metrics import AcceptanceMetrics
 from specgraph.models.mtp import MtpHead
 
 
-@mutant("bad-first-drafts", "engine.joining:prefill_passes")
+@mutant("bad-first-drafts", "engine.joining:prefill_prompt")
 def another_prompt_row(real: Any, *args: Any) -> range:
     """The propose after a prompt takes the hidden state of the row before the prompt's last one."""
     starts = real(*args)

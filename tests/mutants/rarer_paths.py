@@ -52,9 +52,9 @@ def inert_the_first_time(real: Any, self: ProposePasses, *args: Any, seen: set[i
 @mutant("noise-of-the-chunk")
 def place_in_the_chunk(patch: pytest.MonkeyPatch) -> None:
     """The noise of the first token is that of its position within the prompt's last chunk."""
-    passes, first, starts = joining.prefill_passes, joining.first_token, [0]
+    passes, first, starts = joining.prefill_prompt, joining.first_token, [0]
 
-    def prefill_passes(*args: Any) -> range:
+    def prefill_prompt(*args: Any) -> range:
         found = passes(*args)
         starts[0] = found[-1]
         return found
@@ -62,7 +62,7 @@ def place_in_the_chunk(patch: pytest.MonkeyPatch) -> None:
     def first_token(logits: Any, temperature: Any, seed: Any, position: Any) -> Any:
         return first(logits, temperature, seed, position - starts[0])
 
-    patch.setattr(joining, "prefill_passes", prefill_passes)
+    patch.setattr(joining, "prefill_prompt", prefill_prompt)
     patch.setattr(joining, "first_token", first_token)
 
 

@@ -61,7 +61,7 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
             (*attend, HostLengths([Q] * R, [5, 0, 9]), Mask(), new), {"scale": 0.35, "out": torch.zeros(R * Q, H, D)},
         ),
         "greedy_next_step": (
-            (f32(R, 8), ops.Head(f32(8), 1e-5, f32(DV, 8)), ops.Drafts(drafts, OFFSETS, step, ids), lengths, i64(R),
+            (f32(R, 8), ops.LmHead(f32(8), 1e-5, f32(DV, 8)), ops.Drafts(drafts, OFFSETS, step, ids), lengths, i64(R),
              i64(R), TABLE, *limits.values(), f32(R, 8), ops.PairInput(f32(V, 6), f32(6), f32(8), 1e-5)), {},
         ),
         "keep_rows": (

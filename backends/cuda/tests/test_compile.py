@@ -30,7 +30,7 @@ from triton.runtime.jit import JITFunction
 
 from specgraph import ops as declared
 from specgraph.device.cpu import CpuPlatform
-from specgraph.ops import Drafts, Head, Weight
+from specgraph.ops import Drafts, LmHead, Weight
 from specgraph.ops.library import NAMESPACE
 from specgraph.ops.triton.implement import TritonOps
 from specgraph.ops.triton.launch import LaunchOptions
@@ -145,7 +145,7 @@ def test_loops_of_linears_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         x = torch.zeros(count, 4096, dtype=torch.bfloat16)
         ops.norm_linear(x, None, Weight(weight))
         ops.norm_gate_up(x, None, Weight(weight))
-        ops.draft_from_hidden(x, Head(None, 1e-6, weight), Drafts(i64(count, 4), None, i64(1), i64(count)))
+        ops.draft_from_hidden(x, LmHead(None, 1e-6, weight), Drafts(i64(count, 4), None, i64(1), i64(count)))
         ops.norm_linear(x, None, Weight(weight.to(torch.float8_e4m3fn), None, torch.ones(1, 4096)))
     loops = {name: counts for name, counts in selects.items() if counts}
     assert loops.keys() == {"linear_kernel", "gate_up_kernel", "head_kernel", "linear_fp8_kernel"}
@@ -174,7 +174,7 @@ def test_a_gpu_with_99_kib_of_shared_memory_has_tiles_that_fit(monkeypatch: pyte
         x = torch.zeros(rows, 4096, dtype=torch.bfloat16)
         ops.norm_linear(x, None, Weight(weight))
         ops.norm_gate_up(x, None, Weight(weight))
-        ops.draft_from_hidden(x, Head(None, 1e-6, weight), Drafts(i64(rows, 4), None, i64(1), i64(rows)))
+        ops.draft_from_hidden(x, LmHead(None, 1e-6, weight), Drafts(i64(rows, 4), None, i64(1), i64(rows)))
         for op in (ops.norm_linear, ops.norm_gate_up):
             op(x, None, Weight(weight.to(torch.float8_e4m3fn), None, torch.ones(1, 8192)))
     assert {"linear_kernel", "gate_up_kernel", "head_kernel", "linear_fp8_kernel", "gate_up_fp8_kernel"} <= most.keys()

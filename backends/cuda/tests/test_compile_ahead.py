@@ -20,7 +20,7 @@ from triton import language as tl
 from triton.runtime.jit import JITFunction
 
 from specgraph import ops as declared
-from specgraph.ops import Drafts, Head, Norm, Weight
+from specgraph.ops import Drafts, LmHead, Norm, Weight
 from specgraph.ops.triton.ahead import compilations
 from specgraph.ops.triton.compilation import Compilation, compile_all, digest
 from specgraph.ops.triton.implement import TritonOps
@@ -32,7 +32,7 @@ def body() -> None:
     x = declared.norm_linear(x, Norm(weight[0], 1e-6), Weight(weight)) + x
     gated = declared.norm_gate_up(x, None, Weight(weight))
     drafts = Drafts(i64(6, 4), None, i64(1), i64(6))
-    declared.draft_from_hidden(torch.cat((gated, gated), 1), Head(None, 1e-6, weight), drafts)
+    declared.draft_from_hidden(torch.cat((gated, gated), 1), LmHead(None, 1e-6, weight), drafts)
 
 
 def from_odd_addresses(norm_linear: Callable[..., Tensor]) -> None:

@@ -10,7 +10,7 @@ from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.ops import Drafts, Draws, Head
+from specgraph.ops import Drafts, Draws, LmHead
 from specgraph.ops.draft_sampling import sample_rows
 from specgraph.ops.linear import Weight, dequantised, quantised
 from specgraph.ops.triton.implement import TritonOps
@@ -92,7 +92,7 @@ def test_heads(rows: int) -> None:
     logits = x.double() @ weight.double().T
     token_ids, drafts = (torch.full(size, -7, device=DEVICE) for size in ((rows,), (rows, 2)))
     to = Drafts(drafts, None, torch.zeros(1, dtype=torch.int64, device=DEVICE), token_ids)
-    ops().draft_from_hidden(x, Head(None, 0.0, weight), to)
+    ops().draft_from_hidden(x, LmHead(None, 0.0, weight), to)
     assert bool((logits.gather(1, token_ids[:, None])[:, 0] >= logits.amax(1) - 4e-3).all())
     assert torch.equal(drafts[:, 0], token_ids)
     assert bool((drafts[:, 1] == -7).all())
@@ -116,7 +116,7 @@ def test_heads_of_draws_in_order(rows: int, vocab: int, table: bool) -> None:
     seeds = torch.randint(-(2**62), 2**62, (rows,))
     starts, more = torch.randint(0, 900, (2, rows)).int()
     wide = base[1] + x.double() @ weight.double().T
-    head = Head(None, 0.0, weight.to(DEVICE, dtype), base.to(DEVICE, dtype)[1])
+    head = LmHead(None, 0.0, weight.to(DEVICE, dtype), base.to(DEVICE, dtype)[1])
     head = head._replace(row_ids=before[:, 0] if table else None, turn=None if rows == 24 else rows)
     drafts, probs = torch.full((rows, steps), -7).to(DEVICE), torch.full((rows, steps, vocab), -7.0).to(DEVICE)
     to = Drafts(drafts[:, 1:2], offsets.to(DEVICE))

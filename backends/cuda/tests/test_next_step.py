@@ -39,7 +39,7 @@ def column_by_column(table: Tensor) -> Tensor:
 def records(tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The tensors as the op takes them."""
     drafts = kernels.Drafts(*(tensors.pop(name) for name in kernels.Drafts._fields))
-    head = kernels.Head(None, 0.0, tensors.pop("weight"))
+    head = kernels.LmHead(None, 0.0, tensors.pop("weight"))
     pair = kernels.PairInput(*(tensors.pop(name) for name in ("table", "table_norm", "hidden_norm")), 0.01)
     return {**tensors, "head": head, "drafts": drafts, "pair": pair}
 

@@ -18,5 +18,5 @@ def test_a_row_of_nan_still_gives_a_token_that_exists() -> None:
     assert token_ids[1] == 0
     weight = make(5000, 512)
     x = torch.full((3, 512), float("nan"), device="cuda", dtype=torch.bfloat16)
-    ops.draft_from_hidden(x, ops.Head(None, 0.0, weight), drafts)
+    ops.draft_from_hidden(x, ops.LmHead(None, 0.0, weight), drafts)
     assert token_ids.tolist() == [0, 0, 0]

@@ -138,7 +138,7 @@ def expect_sampled_head(
     x, norm = uneven(g, rows, size, dtype), norm_of(g, size, dtype)
     weight = normal(g, (300, size), dtype, 2 * size**-0.5)
     logits = (normed(x, norm) @ weight.double().T)[:, None]
-    expect_sampled(run, g, (x, ops.Head(norm, EPS, weight)), logits, 1, tolerance, least)
+    expect_sampled(run, g, (x, ops.LmHead(norm, EPS, weight)), logits, 1, tolerance, least)
 
 
 def expect_sampled(
@@ -205,7 +205,7 @@ def expect_noise(
 )
 def greedy_head(run: Run, g: torch.Generator, rows: int) -> None:
     x, norm, weight = normal(g, (rows, 64)), norm_of(g, 64), normal(g, (300, 64))
-    tokens = draw(run, (x, ops.Head(norm, EPS, weight)), drafts_for(rows, 4, torch.arange(300), step=2))
+    tokens = draw(run, (x, ops.LmHead(norm, EPS, weight)), drafts_for(rows, 4, torch.arange(300), step=2))
     expect_equal(tokens[:, 0], (normed(x, norm) @ weight.double().T).argmax(-1) * 2, "the draft tokens")
 
 
@@ -219,7 +219,7 @@ def expect_first_of_twins(
         drafts = drafts_for(*shape, torch.arange(vocab) * 2, step)
         if step is None:  # a part of a wider tensor
             drafts = drafts._replace(draft_token_ids=torch.full((shape[0], shape[1] + 2), -7)[:, : shape[1]])
-        tokens = draw(run, (x.to(dtype), ops.Head(scale, EPS, weight.to(dtype))), drafts)
+        tokens = draw(run, (x.to(dtype), ops.LmHead(scale, EPS, weight.to(dtype))), drafts)
         logits = ((normed(x, scale) @ weight.double().T) * 1e6).round()  # twins are equal in any order of the sums
         expect_equal(tokens.flatten(), first_of_largest(logits) * 3, f"the tokens {what} a norm")
 

@@ -83,7 +83,7 @@ def large_vocabulary_heads(run: Run, g: torch.Generator) -> None:
     lengths = torch.tensor([4, 5, 6], dtype=torch.int32)
     drawn = draws_for(drafts, vocab, torch.full((REQUESTS,), 0.9), torch.arange(REQUESTS), lengths)
     for dtype in (torch.float32, torch.bfloat16):
-        source = x.to(dtype), ops.Head(None, EPS, table.to(dtype))
+        source = x.to(dtype), ops.LmHead(None, EPS, table.to(dtype))
         for draws in (None, drawn):
             expect_equal(draw(run, source, drafts, draws)[:, 0], best, f"tokens of the head in {dtype}")
 

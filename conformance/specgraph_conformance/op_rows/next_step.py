@@ -88,7 +88,7 @@ def expect_steps(run: Run, g: torch.Generator, requests: int, sizes: Sizes, step
         hidden = (torch.randn(requests, sizes.hidden, generator=g) * (0.1, 1.0, 20.0)[number]).to(dtype)
         places = seq_lens, positions, slots, block_table, LIMIT, BLOCK
         pair_input = ops.PairInput(table, norms[0], norms[1], EPS)
-        given = x.to(dtype), ops.Head(None, 0.0, weight), to, *places, hidden, pair_input
+        given = x.to(dtype), ops.LmHead(None, 0.0, weight), to, *places, hidden, pair_input
         pair = run(ops.greedy_next_step, *given, written=written)
         best = first_of_largest(x @ weight.float().T)  # small integers: exact in float32
         tokens = best + offsets[best]

@@ -195,7 +195,7 @@ def unlikely_tokens(run: Run, g: torch.Generator, kind: str) -> None:
     logits = row.expand(requests, 1, vocab)
     if kind.startswith("drafted"):
         first = torch.eye(1, SIZE, dtype=torch.bfloat16)
-        head = first.expand(requests, SIZE).contiguous(), ops.Head(None, EPS, row[:, None].bfloat16() * first)
+        head = first.expand(requests, SIZE).contiguous(), ops.LmHead(None, EPS, row[:, None].bfloat16() * first)
         drafts = drafts_for(requests, 1, step=0)
         source = head if kind == "drafted-by-head" else (logits[:, 0].contiguous(),)
         tokens = draw(run, source, drafts, draws_for(drafts, vocab, warm, seeds, starts.int()))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specgraph.ops.draft_sampling import Drafts, Head
+from specgraph.ops.draft_sampling import Drafts, LmHead
 from specgraph.ops.linear import PairInput
 from specgraph.ops.triton import next_step
 from specgraph.ops.triton.launch import contiguous_rows, power_of_two
@@ -21,7 +21,7 @@ class NextStepOps(SamplingOps, RowOps):
     """The implementation of `specgraph.ops.greedy_next_step`."""
 
     def greedy_next_step(
-        self, x: Tensor, head: Head, drafts: Drafts, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor,
+        self, x: Tensor, head: LmHead, drafts: Drafts, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor,
         block_table: Tensor, max_model_len: int, block_size: int, hidden: Tensor, pair: PairInput,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.ops.greedy_next_step`: one kernel after the linear of the head."""

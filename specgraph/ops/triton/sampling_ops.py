@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specgraph.ops.draft_sampling import Drafts, Draws, Head
+from specgraph.ops.draft_sampling import Drafts, Draws, LmHead
 from specgraph.ops.linear import Norm, Weight
 from specgraph.ops.triton import linear, sampling
 from specgraph.ops.triton.launch import ceil_div, contiguous_rows, power_of_two
@@ -61,7 +61,7 @@ class SamplingOps(LinearOps):
     def draft_from_logits(self, logits: Tensor, drafts: Drafts, draws: Draws | None = None) -> None:
         self._finish(self._pick(logits, draws, drafts.rows), drafts, draws)
 
-    def draft_from_hidden(self, x: Tensor, head: Head, drafts: Drafts, draws: Draws | None = None) -> None:
+    def draft_from_hidden(self, x: Tensor, head: LmHead, drafts: Drafts, draws: Draws | None = None) -> None:
         if draws is not None and drafts.rows > 1:
             norm = None if head.norm is None else Norm(head.norm, head.eps)
             logits = self.norm_linear(head.taken(x), norm, Weight(head.weight), head.added)
@@ -71,7 +71,7 @@ class SamplingOps(LinearOps):
         self._finish(picked, drafts, draws)
 
     def best_by_block(
-        self, x: Tensor, head: Head, draws: Draws | None, step: tuple[Tensor | None, Tensor | None] = (None, None)
+        self, x: Tensor, head: LmHead, draws: Draws | None, step: tuple[Tensor | None, Tensor | None] = (None, None)
     ) -> Picked:
         """Return the best token of each block of columns of rms_norm(x) @ weight.T, one row per request with `draws`.
 
