@@ -82,9 +82,9 @@ def main() -> None:
                 row = load(asked.url, rate, asked.seconds if turn >= 0 else 2, (low, high), asked.output, turn + 1)
                 if turn >= 0:
                     proposes = Counter(call_workers(asked.url, "proposes")) - before
-                    row = {key: row[key] for key in KEYS if key in row}
+                    row = {key: round(row[key], 3) for key in KEYS if key in row}
                     result["rows"].append({"rate": rate, "way": way, "turn": turn} | row | {"proposes": proposes})
-                    print(result["rows"][-1], flush=True)
+                    print(json.dumps(result["rows"][-1]), flush=True)
                     asked.out.write_text(json.dumps(result) + "\n")
 
 
