@@ -9,7 +9,13 @@ through specgraph, in turns.
     python integrations/gpu/sglang_served.py --rates 5,20,60 --out FILE
 
 Both ways get the same requests at the same times: prompts of Python's own library, or with `--random-ids` of token ids
-that mean as little as dummy weights do. The rows are the client's.
+that mean as little as dummy weights do. The rows are the client's. For 8B shapes whose drafts are each accepted with
+probability 0.7 (SGLang draws one number for all requests of a round, with their mean):
+
+    python integrations/gpu/shapes_8b.py /tmp/8b --drafter-weights
+    SGLANG_SIMULATE_ACC_LEN=2.94117 SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token python -m sglang.launch_server ... \
+      --model-path /tmp/8b/target --load-format dummy --dtype bfloat16 \
+      --speculative-draft-model-path /tmp/8b/drafter --speculative-draft-load-format auto
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Write folders of Llama 3 8B's shapes without weights, for a server that makes dummy ones.
 
-    python integrations/gpu/shapes_8b.py FOLDER
+    python integrations/gpu/shapes_8b.py FOLDER [--drafter-weights]
 
 FOLDER/target and FOLDER/drafter (EAGLE-3) have a config.json each, and the target a tokenizer with one word per token
-id, so that prompts have the lengths that a client draws.
+id, so that prompts have the lengths that a client draws. The drafter can have random weights: with dummy ones SGLang
+has no map from its draft ids to the target's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import json
 import sys
 from pathlib import Path
 
+import torch
 from engines import EAGLE3, LLAMA3_8B
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 
@@ -29,5 +32,23 @@ def main(folder: Path) -> None:
     (folder / "target" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
 
+def write_drafter_weights(folder: Path) -> None:
+    """Write random ones in bfloat16, and an id map in which target id 4 * i is draft id i."""
+    hidden, inner, ids = LLAMA3_8B["hidden_size"], LLAMA3_8B["intermediate_size"], EAGLE3["draft_vocab_size"]
+    kv = LLAMA3_8B["num_key_value_heads"] * LLAMA3_8B["head_dim"]
+    attention = zip("qkvo", ((hidden, 2 * hidden), (kv, 2 * hidden), (kv, 2 * hidden), (hidden, hidden)), strict=True)
+    shapes = {
+        "fc": (hidden, 3 * hidden), "lm_head": (ids, hidden), "norm": (hidden,),
+        **{f"midlayer.{name}norm": (hidden,) for name in ("hidden_", "input_layer", "post_attention_layer")},
+        **{f"midlayer.self_attn.{name}_proj": shape for name, shape in attention},
+        "midlayer.mlp.gate_proj": (inner, hidden), "midlayer.mlp.up_proj": (inner, hidden),
+        "midlayer.mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    tensors = {f"{name}.weight": torch.randn(shape, dtype=torch.bfloat16) * 0.01 for name, shape in shapes.items()}
+    save_file(tensors | {"d2t": torch.arange(ids) * 3}, folder / "model.safetensors")
+
+
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    if "--drafter-weights" in sys.argv:
+        write_drafter_weights(Path(sys.argv[1]) / "drafter")
