@@ -43,7 +43,7 @@ def test_heads(platform: Platform, attention: str, heads: tuple[int, int], seed:
     quick=True,
 )
 def test_tail(platform: Platform, attention: str, seed: int) -> None:
-    check_attention(platform, attention, seed, [1, 4, 4, 2], [18, 33, 60, 2], poison=True, poison_tail=True)
+    check_attention(platform, attention, seed, [2, 4, 4, 1], [2, 33, 60, 32], poison=True, poison_tail=True)
 
 
 @case(

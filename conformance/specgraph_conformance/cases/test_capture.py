@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from specgraph.device import Graph, Platform
+from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import (
@@ -93,22 +96,27 @@ def test_capture_stream(platform: Platform) -> None:
 )
 def test_fork(platform: Platform) -> None:
     x = torch.arange(8.0, device=platform.device)
-    left, right, total = (torch.zeros(8, device=platform.device) for _ in range(3))
-    side = platform.stream()
+    first, left, right, last, total = (torch.zeros(8, device=platform.device) for _ in range(5))
+    side, another = platform.stream(), platform.stream()
 
     def body() -> None:
+        first.copy_(x * 2)
         side.wait_stream(platform.current_stream())
         with platform.use(side):
-            right.copy_(x * 3)
+            right.copy_(first + x)
+        another.wait_stream(side)
+        with platform.use(another):
+            last.copy_(right - x)
         left.copy_(x * 2)
         platform.current_stream().wait_stream(side)
-        total.copy_(left + right)
+        platform.current_stream().wait_stream(another)
+        total.copy_(left + right + last)
 
     graph = captured(platform, body, warm_up=False)
     for start in (1.0, 100.0):
         x.add_(start)
         replay_and_wait(platform, graph)
-        expect_equal(on_host(total), on_host(x) * 5)
+        expect_equal(on_host(total), on_host(x) * 7)
 
 
 @case(
@@ -123,12 +131,13 @@ def test_baked(platform: Platform) -> None:
 
     def body() -> None:
         x.add_(step)
+        x.add_(step)  # once more the same op: it counts
         with_numbers(y, NUMBERS)
 
     graph = captured(platform, body, warm_up=False)
     step = 50.0
     replay_and_wait(platform, graph)
-    assert on_host(x).tolist() == [2.0] * 4
+    assert on_host(x).tolist() == [4.0] * 4
     wanted = torch.arange(4)
     with_numbers(wanted, NUMBERS)
     expect_equal(on_host(y), wanted, f"what {2 * NUMBERS} ops in a row made of int64")
@@ -141,15 +150,26 @@ def test_baked(platform: Platform) -> None:
     needs=("random_in_graph",),
 )
 def test_random(platform: Platform) -> None:
-    out = torch.zeros(64, device=platform.device)
-    graph = captured(platform, lambda: out.copy_(torch.randn_like(out)))
-    eager, replayed = [], []
-    torch.manual_seed(7)
-    for _ in range(3):
-        eager.append(on_host(torch.randn_like(out)))
-    torch.manual_seed(7)
-    for _ in range(3):
-        replay_and_wait(platform, graph)
-        replayed.append(on_host(out))
-    assert all(torch.equal(a, b) for a, b in zip(eager, replayed, strict=True))
-    assert not torch.equal(replayed[0], replayed[1])
+    out = torch.zeros(2, 64, device=platform.device)
+
+    def draw() -> None:
+        for row in out:
+            row.copy_(torch.randn_like(row))
+
+    def drawn(draw: Callable[[], None]) -> Tensor:
+        torch.manual_seed(7)
+        rows: list[Tensor] = []
+        for _ in range(3):
+            draw()
+            platform.synchronize()
+            rows.append(on_host(out))
+        return torch.cat(rows)
+
+    graph, eager = captured(platform, draw), drawn(draw)
+    for what in ("its first", "a second"):
+        replayed = drawn(graph.replay)
+        expect_equal(replayed, eager, f"random numbers of a graph after {what} capture")
+        assert len({tuple(row) for row in replayed.tolist()}) == 6, "two draws gave the same numbers"
+        graph.reset()
+        with graph.capture():
+            draw()

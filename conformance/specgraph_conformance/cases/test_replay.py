@@ -29,10 +29,25 @@ def assert_replays(graph: Graph, platform: Platform, x: Tensor, out: Tensor, exp
     quick=True,
 )
 def test_in_place(platform: Platform) -> None:
-    x, out = torch.zeros(256, device=platform.device), torch.zeros(256, device=platform.device)
-    graph = captured(platform, lambda: out.copy_(x * 2))
+    x, out = torch.zeros(1 << 16, device=platform.device)[-256:], torch.zeros(256, device=platform.device)
+    others, sum_of_all = [torch.zeros(4, device=platform.device) for _ in range(70)], torch.zeros(4).to(platform.device)
+
+    def body() -> None:
+        out.copy_(x * 2)
+        sum_of_all.zero_()
+        for other in others:
+            sum_of_all.add_(other)
+
+    graph = captured(platform, body)
     for value in (1.0, -3.5, 7.25):
         x.fill_(value)
+        for number, other in enumerate(others):
+            other.fill_(value * number)
+        assert_replays(graph, platform, x, out, 2.0)
+        assert on_host(sum_of_all).tolist() == [value * 35 * 69] * 4, "70 tensors as they were before the replay"
+    for value in (4.0, 9.0):  # the next replay comes before the copy has ended
+        given = torch.full((256,), value)
+        x.copy_(given, non_blocking=True)
         assert_replays(graph, platform, x, out, 2.0)
 
 
@@ -47,6 +62,7 @@ def test_outputs(platform: Platform) -> None:
     platform.synchronize()
     count, graph = torch.zeros(1, device=platform.device), platform.graph()
     with graph.capture():
+        _ = x[:0] * 3  # no work, which is no reason to leave out what follows
         out = x * 3
         count.add_(1)
     address = out.data_ptr()
@@ -77,13 +93,35 @@ def test_interleaved(platform: Platform, seed: int) -> None:
     def body(n: int) -> Tensor:
         return torch.tanh(x[:n] @ w) @ w.T + x[:n].sin() * n
 
-    graphs = {n: captured(platform, lambda n=n: out[:n].copy_(body(n)), pool) for n in rows}
+    made, left, graphs = dict[int, Tensor](), dict[int, Tensor](), dict[int, Graph]()
+
+    def both(n: int) -> None:
+        made[n] = body(n)  # of the capture, the last call: in the pool, and alive
+        out[:n].copy_(made[n])
+
+    def replay(n: int) -> None:
+        replay_and_wait(platform, graphs[n])
+        for smaller in [m for m in left if m < n]:  # captured later: in memory that this graph's scratch had been in
+            del left[smaller]
+        left[n] = on_host(body(n))
+        expect_equal(on_host(out[:n]), left[n])
+        expect_left()
+
+    def expect_left() -> None:
+        for n, values in left.items():
+            expect_equal(on_host(made[n]), values, f"what the graph of {n} rows left in memory of the pool")
+
+    for n in rows:
+        graphs[n] = captured(platform, lambda n=n: both(n), pool)
+        expect_left()
+        replay(n)
     order = random.Random(seed)
     for _ in range(40):
-        n = order.choice(rows)
         x.copy_(torch.randn(16, WIDTH))
-        replay_and_wait(platform, graphs[n])
-        expect_equal(on_host(out[:n]), on_host(body(n)))
+        replay(order.choice(rows))
+    graphs[1].close()
+    left.pop(1, None)
+    expect_left()
 
 
 @case(
@@ -149,6 +187,9 @@ def test_thread(platform: Platform) -> None:
     graph = captured(platform, lambda: out.copy_(x * 2))
     in_another_thread(lambda: replay_and_wait(platform, graph))
     assert on_host(out)[0].item() == 8.0
+    theirs = in_another_thread(lambda: captured(platform, lambda: out.copy_(x * 5), warm_up=False))
+    replay_and_wait(platform, theirs)
+    assert on_host(out)[0].item() == 20.0, "a graph that another thread captured"
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "grad"])

@@ -53,21 +53,26 @@ def test_one_value(platform: Platform) -> None:
     quick=True,
 )
 def test_wide_integers(platform: Platform) -> None:
-    x = torch.zeros(64, dtype=torch.int64, device=platform.device)
-    out, far = torch.zeros_like(x), torch.zeros(64, dtype=torch.bool, device=platform.device)
+    x = torch.zeros(63, dtype=torch.int64, device=platform.device)  # an odd number of bytes, as of bool
+    out, far = torch.zeros_like(x), torch.zeros(63, dtype=torch.bool, device=platform.device)
+    rows = torch.arange(70_000, device=platform.device)
+    looked_up = torch.zeros_like(x)
 
     def body() -> None:
         out.copy_((x + (3 << 40)) * 5 - (1 << 33))
-        far.copy_(x == (1 << 36) + 7)
+        far.copy_(x == (1 << 36) + 42)
+        looked_up.copy_(rows[x & 0xFFFF | 1 << 15])
 
     graph = captured(platform, body)
     for start in (0, (1 << 36) - 20, -(1 << 45)):
-        x.copy_(torch.arange(start, start + 64))
+        x.copy_(torch.arange(start, start + 63))
         replay_and_wait(platform, graph)
-        values = range(start, start + 64)
+        values = range(start, start + 63)
         wanted = torch.tensor([(value + (3 << 40)) * 5 - (1 << 33) for value in values])
         expect_equal(on_host(out), wanted, "sums and products of int64")
-        expect_equal(on_host(far), torch.tensor([value == (1 << 36) + 7 for value in values]), "comparisons of int64")
+        expect_equal(on_host(far), torch.tensor([value == (1 << 36) + 42 for value in values]), "comparisons of int64")
+        wanted = torch.tensor([value & 0xFFFF | 1 << 15 for value in values])
+        expect_equal(on_host(looked_up), wanted, "rows at indices above 32,767")
 
 
 @case(

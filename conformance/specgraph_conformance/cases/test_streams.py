@@ -36,6 +36,9 @@ def test_use(platform: Platform) -> None:
         assert platform.current_stream() == one
         with platform.use(two):
             assert platform.current_stream() == two
+            with platform.use(one):
+                assert platform.current_stream() == one
+            assert platform.current_stream() == two, "after a third use() the stream of the second is not current"
         assert platform.current_stream() == one, "after a nested use(two) the current stream is not `one` again"
     assert platform.current_stream() == default, "after use(one) the current stream is not the former one"
     with pytest.raises(ZeroDivisionError), platform.use(one):
@@ -68,10 +71,10 @@ def test_reuse(platform: Platform) -> None:
     platform.synchronize()
     event = platform.event()
     for i in range(1, 8):
-        with platform.use(one):
-            x.fill_(i)
-            event.record()
         with platform.use(two):
+            with platform.use(one):
+                x.fill_(i)
+                event.record()
             event.wait()
             y.copy_(x)
         one.wait_stream(two)
@@ -169,10 +172,14 @@ def test_many(platform: Platform) -> None:
         with platform.use(stream):
             event.record()
     streams = [platform.stream() for _ in range(16)]
-    tensors = [torch.zeros(64, device=platform.device) for _ in streams]
+    tensors, by_all = [torch.zeros(64, device=platform.device) for _ in streams], zeros(platform)
     platform.synchronize()
     for i, (stream, tensor) in enumerate(zip(streams, tensors, strict=True)):
+        if i:
+            stream.wait_stream(streams[i - 1])
         with platform.use(stream):
             tensor.add_(i)
+            by_all.mul_(2).add_(i)  # each after the one before it
     platform.synchronize()
     assert [on_host(tensor)[0].item() for tensor in tensors] == [float(i) for i in range(16)]
+    assert on_host(by_all).unique().tolist() == [float(sum(i << 15 - i for i in range(16)))]

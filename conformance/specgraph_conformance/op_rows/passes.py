@@ -390,7 +390,7 @@ def advance(run: Run, g: torch.Generator, requests: int) -> None:
 )
 def late_tokens(run: Run, g: torch.Generator) -> None:
     limit, size = 70_000, 128
-    table = torch.randint(1, 5000, (5, -(-limit // size)), generator=g).int()
+    table = torch.randint(1, 200_000, (5, -(-limit // size)), generator=g).int()
     _expect_advanced(run, i32([32_766, 32_767, 65_535, 0, 40]), table, limit, size)
     starts = torch.tensor([32_766, 32_767, 65_534, 5, 69_990])
     given = RowInputs(starts, table, i32([3, 1, 2, 0, 3]), torch.randint(0, 90, (5, 3), generator=g))
