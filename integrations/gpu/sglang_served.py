@@ -40,15 +40,16 @@ KEYS = (
 """What a row keeps of the client's result."""
 
 
-def python_text(path: Path, count: int) -> None:
-    """Write that many pieces of Python's own library as SGLang's client reads ShareGPT's conversations."""
+def python_text(path: Path, count: int, length: int) -> None:
+    """Write that many pieces of Python's own library, of `length` characters, as SGLang's client reads ShareGPT's
+    conversations."""
     draw, pieces = random.Random(0), list[Any]()
     files = [file.read_text(errors="replace") for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))]
-    files = [text for text in files if len(text) > 12_000]
+    files = [text for text in files if len(text) > length]
     for index in range(count):
         text = files[index % len(files)]
-        at = draw.randrange(len(text) - 10_000)
-        pieces.append({"conversations": [{"value": text[at : at + 10_000]}, {"value": ""}]})
+        at = draw.randrange(len(text) - length)
+        pieces.append({"conversations": [{"value": text[at : at + length]}, {"value": ""}]})
     path.write_text(json.dumps(pieces))
 
 
@@ -104,7 +105,8 @@ def main() -> None:
         ),
     }  # fmt: skip
     if not asked.random_ids:
-        python_text(folder / "text", round(max(rates) * asked.seconds) + 1)
+        # The client repeats a piece that has too few tokens.
+        python_text(folder / "text", round(max(rates) * asked.seconds) + 1, 5 * high)
     for turn in range(asked.first_turn, asked.turns):
         for rate in rates if turn >= 0 else rates[-1:]:
             for way in ("stock", "specgraph") if turn % 2 else ("specgraph", "stock"):
