@@ -83,7 +83,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
         ((False,), "is_encoder_decoder add_cross_attention use_mrope alibi qk_layernorm use_qk_norm parallel_attn"),
         ((False,), "use_parallel_residual rope_interleaved"),
         ((False,), "use_bidirectional_attention layer_scale mtp_use_dedicated_embeddings mtp_hidden_states_first"),
-        ((False,), "use_gemma_norm attention_sink_bias add_swa_attention_sink_bias use_aux_norm"),
+        ((False,), "use_gemma_norm attention_sink_bias add_swa_attention_sink_bias use_aux_norm dspark_bonus_anchor"),
         ((), "attention_multiplier query_pre_attn_scalar scale_depth text_config vision_config audio_config"),
         # PARD and P-EAGLE predict several tokens per pass, from mask tokens; the reader of the latter takes its keys
         ((False,), "parallel_drafting"),

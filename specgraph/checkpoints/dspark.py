@@ -18,6 +18,7 @@ def load_dspark(opened: DrafterFolder) -> DSparkHead:
     """Read a head: DFlash's block, the Markov head and the confidence head."""
     block, speculators = read_block(opened, sample_from_anchor=True), opened.from_speculators
     block_setting(opened.head, "projector_type").require({"projector_type": "dspark"})
+    opened.head.section("dflash_config").taken.update(("attention_mode", "confidence_head_alpha"))  # SpecForge's checks
     rank = block_setting(opened.head, "markov_rank").integer("markov_rank", 256 if speculators else None)
     markov = _markov(opened, block, rank)
     return DSparkHead(block, markov, _confidence(opened, block, rank))

@@ -14,7 +14,6 @@ def load_eagle(opened: DrafterFolder) -> EagleHead:
     folder, head = opened.checkpoint, opened.head
     config = opened.decoder_config("llama", architectures=EAGLE_ARCHITECTURES)
     head.require({"layernorms": False})
-    head.taken.update(("fusion_bias", "bias"))  # the tensor itself tells
     hidden = config.hidden_size
     opened.check_same("hidden size", hidden, opened.target.hidden_size)
     fc = "fusion_fc" if "fusion_fc.weight" in folder else "fc"
@@ -23,6 +22,10 @@ def load_eagle(opened: DrafterFolder) -> EagleHead:
         names = ["transformer"]
     fusing = folder.matrix([f"{fc}.weight"], [(hidden, 2 * hidden)])
     fusing = fusing._replace(bias=folder.optional_weight(f"{fc}.bias", (hidden,)))
+    for key in ("fusion_bias", "bias"):  # speculators' name, the authors' name; the tensor tells where neither is there
+        if head.has(key) and head.boolean(key, False) != (fusing.bias is not None):
+            there = "no" if fusing.bias is None else "a"
+            raise head.fail(key, f"is {head.values[key]}, and the folder has {there} tensor '{fc}.bias'")
     folder.ignore({rf"{re.escape(names[0])}\.input_layernorm\.weight": "the first layer's input norm is the identity"})
     return EagleHead(
         config,

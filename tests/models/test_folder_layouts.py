@@ -170,10 +170,10 @@ class TestDFlashOfTheAuthors:
     ],
 )
 def test_dspark_of_the_authors(keys, target, rewrite):
-    """Their keys are at the top level, or in a section beside the decoder's."""
+    """Their keys are at the top level, or in a section beside the decoder's, with two that SpecForge checks."""
     said = {"markov_rank": 6, "markov_head_type": "vanilla", "block_size": 4, "mask_token_id": 63}
     said |= {"target_layer_ids": [0, 2], "enable_confidence_head": True, "confidence_head_with_markov": True}
-    section = {key: said.pop(key) for key in keys}
+    section = {key: said.pop(key) for key in keys} | {"attention_mode": "gqa", "confidence_head_alpha": 1.0}
     folder = rewrite(
         "dspark", {}, architectures=["Qwen3DSparkModel"], draft_vocab_size=24, **said, dflash_config=section
     )

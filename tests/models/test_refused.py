@@ -139,6 +139,7 @@ TENSORS = [
     ("target", put(lm_head__weight=torch.zeros(64, 32, dtype=torch.int8)), ["lm_head.weight", "I8", "not say how"]),
     ("target", put(model__layers__0__self_attn__q_norm__weight=torch.ones(8)), ["q_norm.weight'", "does not use"]),
     *[(name, put(gate__weight=torch.ones(2)), ["'gate.weight'", "does not use"]) for name in HEADS],
+    ("eagle", put(fusion_fc__bias=None), ["'fusion_bias' is True", "no tensor 'fusion_fc.bias'"]),
     (AUTHORS, put(d2t=None), ["40 tokens", "96", "d2t"]),
     (AUTHORS, put(midlayer__hidden_norm__weight=None), ["no tensor", "hidden_norm.weight"]),
     (AUTHORS, put(embed_tokens__weight=torch.ones(96, 16)), ["'embed_tokens.weight'", "[96, 16]", "[96, 32]"]),
