@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from specgraph.errors import ConfigError
@@ -65,27 +65,16 @@ class Dispatch:
     reason: str = ""
 
 
-def dispatch(
-    phase: Phase,
-    num_requests: int,
-    query_len: int,
-    num_speculative_tokens: int,
-    sizes: Sequence[int],
-    tree: bool = False,
-    verified: int = 0,
-) -> Dispatch:
-    """Pad a uniform batch to the least captured size that holds it, or leave it at its own size for eager.
+def dispatch(batch: BatchDescriptor, sizes: Sequence[int]) -> Dispatch:
+    """Pad a batch to the least captured size that holds it, or leave it at its own size for eager.
 
-    `sizes` are the captured numbers of requests, ascending; empty when nothing is captured. `verified` gives the drafts
-    of the padded batch that a ragged verify takes.
+    `sizes` are the captured numbers of requests, ascending.
     """
-    size = padded_size(num_requests, sizes)
-    n, k = size or num_requests, num_speculative_tokens
-    descriptor = BatchDescriptor(phase, n, query_len, k, tree=tree, verified=verified)
+    size = padded_size(batch.num_requests, sizes)
     if size is not None:
-        return Dispatch(descriptor, captured=True)
-    reason = f"the largest captured size is {sizes[-1]} requests, the batch has {num_requests}" if sizes else "no sizes"
-    return Dispatch(descriptor, captured=False, reason=reason)
+        return Dispatch(replace(batch, num_requests=size), captured=True)
+    reason = f"the largest captured size is {sizes[-1]} requests, the batch has {batch.num_requests}"
+    return Dispatch(batch, captured=False, reason=reason)
 
 
 def padded_size(count: int, sizes: Sequence[int]) -> int | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
 from torch import Tensor
 
-from specgraph.capture import Dispatch, ModelRunner, Pass, dispatch, padded_size
+from specgraph.capture import BatchDescriptor, ModelRunner, Pass, dispatch, padded_size
 from specgraph.draft.batch_checks import check_shapes, check_types
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.config import DraftConfig, DraftShape
@@ -102,8 +102,9 @@ class ProposePasses:
         runner = self._runner()
         assert runner is not None, "the drafter owns its passes"
         memory, binding = (self._memory, 0) if bound is None else (bound, bound.number)
-        found = self._dispatch(num_requests, query_len, num_speculative_tokens, runner.graphs is not None)
-        found = replace(found, descriptor=replace(found.descriptor, binding=binding))
+        found = dispatch(self._batch(num_requests, query_len, num_speculative_tokens, binding), self._config.sizes)
+        if not found.captured and self._config.fallback == "error" and runner.graphs is not None:
+            raise CapacityError(f"{found.reason}, and fallback is 'error'")
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
         program = next(each for each in self._programs if each.draws_trees == found.descriptor.tree)
         drafts = program.buffers.sliced(n, program.rows(query_len, k), k)
@@ -117,7 +118,9 @@ class ProposePasses:
             ),
         )
 
-    def _dispatch(self, num_requests: int, query_len: int, asked: int | None, has_graphs: bool) -> Dispatch:
+    def _batch(self, num_requests: int, query_len: int, asked: int | None, binding: int) -> BatchDescriptor:
+        """Return a batch at its own size, with the drafts of the size that it is padded to; ConfigError and
+        CapacityError as in `find`."""
         if query_len not in self._config.query_lens:
             raise ConfigError(
                 f"a round of {query_len} rows per request; with this drafter's K they are "
@@ -137,7 +140,4 @@ class ProposePasses:
                 f"K {k} is none of those for batches of {size} requests ({', '.join(there) or 'they draft trees'}): "
                 "list each K in k_candidates when you make the drafter"
             )
-        found = dispatch("propose", num_requests, query_len, k, self._config.sizes, tree)
-        if not found.captured and self._config.fallback == "error" and has_graphs:
-            raise CapacityError(f"{found.reason}, and fallback is 'error'")
-        return found
+        return BatchDescriptor("propose", num_requests, query_len, k, tree=tree, binding=binding)

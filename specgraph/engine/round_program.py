@@ -143,7 +143,8 @@ class RoundRunner(ModelRunner):
         """Return the padded round over the first `num_requests` rows of the round's memory, after one of `query_len`
         rows per request; `k` is the drafts' K, or the depth of their trees.
         """
-        found = dispatch("round", num_requests, query_len, k, self.config.sizes, tree, verified)
+        batch = BatchDescriptor("round", num_requests, query_len, k, tree=tree, verified=verified)
+        found = dispatch(batch, self.config.sizes)
         return self.prepare(self.round_programs[tree], found.descriptor, found.captured)
 
     def launch(self, ready: Pass, host: HostState | None) -> None:

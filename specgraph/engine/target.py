@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specgraph.attention import AttentionBackend, KVCache
 from specgraph.capture import (
+    BatchDescriptor,
     MakeAttend,
     ModelRunner,
     Pass,
@@ -87,8 +88,10 @@ class TargetRunner(ModelRunner):
         """Return the padded verify over the first `num_requests` rows of the round's memory, of `query_len` = K + 1
         rows per request, or of a tree's; `verified` as in `BatchDescriptor`.
         """
-        program, sizes = self.verify_programs[tree], self.config.sizes
-        found = dispatch("verify", num_requests, program.rows(query_len), query_len - 1, sizes, tree, verified)
+        program = self.verify_programs[tree]
+        rows, k = program.rows(query_len), query_len - 1
+        batch = BatchDescriptor("verify", num_requests, rows, k, tree=tree, verified=verified)
+        found = dispatch(batch, self.config.sizes)
         return self.prepare(program, found.descriptor, found.captured)
 
     def verify(self, ready: Pass, start_positions: Sequence[int] = ()) -> None:

@@ -68,7 +68,8 @@ def test_a_batch_goes_to_the_least_size_that_holds_it_or_says_why_not(case, n, p
     limit, asked = case
     sizes = capture_sizes(limit, asked)
     rows = 1 if phase == "step" else steps + 1
-    plan = dispatch(phase, n, rows, steps, sizes)
+    batch = BatchDescriptor(phase, n, rows, steps)
+    plan = dispatch(batch, sizes)
     holding = [size for size in sizes if size >= n]
     assert plan.captured == bool(holding)
     assert plan.descriptor == BatchDescriptor(phase, min(holding, default=n), rows, steps)
@@ -78,14 +79,7 @@ def test_a_batch_goes_to_the_least_size_that_holds_it_or_says_why_not(case, n, p
     else:
         assert str(n) in plan.reason
         assert str(max(sizes)) in plan.reason
-    assert dispatch(phase, n, rows, steps, sizes) == plan
-
-
-def test_with_nothing_captured_every_batch_is_eager_at_its_own_size():
-    plan = dispatch("propose", 5, 4, 3, ())
-    assert not plan.captured
-    assert plan.reason
-    assert plan.descriptor.num_requests == 5
+    assert dispatch(batch, sizes) == plan
 
 
 def test_descriptors_of_different_shapes_differ():

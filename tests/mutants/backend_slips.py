@@ -45,7 +45,7 @@ def small_inputs_by_value(real: Any, self: Any, call: Any, *rest: Any) -> None:
             self.constants.append(tensor.clone())
         return self.constants[-1]
 
-    args, kwargs = map_tensors(call.args, by_value), {k: map_tensors(v, by_value) for k, v in call.kwargs.items()}
+    args, kwargs = map_tensors((call.args, call.kwargs), by_value)
     real(self, call._replace(args=args, kwargs=kwargs, given=tensors_in(args, list(kwargs.values()))), *rest)
 
 

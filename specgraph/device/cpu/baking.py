@@ -45,9 +45,11 @@ class Baker:
 
 
 def map_tensors(value: Any, f: Any) -> Any:
-    """`value` with `f` over every tensor in it. Lists and tuples are copied, so the caller may change theirs."""
+    """`value` with `f` over every tensor in it. Containers are copied, so the caller may change theirs."""
     if isinstance(value, torch.Tensor):
         return f(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(v, f) for key, v in value.items()}  # pyright: ignore
     if isinstance(value, (list, tuple)):
         return type(value)([map_tensors(v, f) for v in value])  # pyright: ignore
     return value

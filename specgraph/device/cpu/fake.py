@@ -82,8 +82,7 @@ def _run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], mode: 
         return fakes[-1]
 
     with torch.inference_mode(False), torch.no_grad(), nullcontext() if mode else no_dispatch():
-        fake_args = map_tensors(tuple(args), fake)
-        fake_kwargs = {k: map_tensors(v, fake) for k, v in kwargs.items()}
+        fake_args, fake_kwargs = map_tensors((args, kwargs), fake)
         before = [f.untyped_storage().nbytes() for f in fakes]
         with mode or nullcontext():
             result = func(*fake_args, **fake_kwargs) if mode else on_meta(func, *fake_args, **fake_kwargs)

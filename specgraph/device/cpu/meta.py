@@ -43,7 +43,7 @@ def _pointwise(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
     like = _like(shape, read) if written is None else written
     if like is None or like.shape != shape or len(outs) > 1:
         return func(*args, **kwargs)
-    result = func(*map_tensors(args, one), **{k: map_tensors(v, one) for k, v in kwargs.items()})
+    result = func(*map_tensors(args, one), **map_tensors(kwargs, one))
     return torch.empty_like(like, dtype=result.dtype) if written is None else written
 
 

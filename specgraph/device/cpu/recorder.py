@@ -65,6 +65,14 @@ class _HostScalar:
     storage: weakref.ref[Any]
     key: int
 
+    def put_into_task(self) -> None:
+        """Give the op the value in the place of the dead tensor's address."""
+
+        def swap(tensor: torch.Tensor) -> torch.Tensor:
+            return self.value if tensor is self.baked else tensor
+
+        self.task.args, self.task.kwargs = map_tensors((self.task.args, self.task.kwargs), swap)
+
 
 class Recorder(DispatchMode):
     """Records into `nodes`. Lives for one capture; `finish` checks what only the end can tell."""
@@ -116,7 +124,7 @@ class Recorder(DispatchMode):
         for scalar in self._scalars:
             if scalar.storage() is None:
                 self.inputs.forget(scalar.key)
-                scalar.task.args, scalar.task.kwargs = _replace(scalar.task, scalar.baked, scalar.value)
+                scalar.put_into_task()
                 self.constants.append(scalar.value)
         self.inputs.finish()
 
@@ -178,11 +186,12 @@ class Recorder(DispatchMode):
                 baked[id(tensor)] = self._baker.bake(tensor, keep_grad=custom)
             return baked[id(tensor)]
 
-        by_address = [map_tensors(r, bake) for r in results]
+        by_address = map_tensors(results, bake)
+        baked_args, baked_kwargs = map_tensors((args, kwargs), bake)
         task = Task(
             func=func,
-            args=map_tensors(tuple(args), bake),
-            kwargs={k: map_tensors(v, bake) for k, v in kwargs.items()},
+            args=baked_args,
+            kwargs=baked_kwargs,
             outputs=[(i, by_address[i]) for i, _ in fresh],
             returns=tree_unflatten(by_address, shapes.spec),
             line=line,
@@ -279,10 +288,3 @@ class Recorder(DispatchMode):
     def _fail(self, error: Exception, cause: Exception | None = None) -> NoReturn:
         self.invalidate(error)
         raise error from cause
-
-
-def _replace(task: Task, old: torch.Tensor, new: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    def swap(tensor: torch.Tensor) -> torch.Tensor:
-        return new if tensor is old else tensor
-
-    return map_tensors(task.args, swap), {k: map_tensors(v, swap) for k, v in task.kwargs.items()}

@@ -156,7 +156,7 @@ class UpdateMode(DispatchMode):
         def captured(_: torch.Tensor) -> torch.Tensor:
             return next(remaining)
 
-        return map_tensors(tuple(args), captured), {k: map_tensors(v, captured) for k, v in kwargs.items()}
+        return map_tensors((args, kwargs), captured)
 
     def commit(self) -> None:
         """Rewrite the group's tasks; none, with an UpdateError, where fewer ops were issued than captured."""
