@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def python_prompts(tokenizer_file: Path, count: int, seed: int) -> list[list[int]]:
@@ -21,6 +23,19 @@ def python_prompts(tokenizer_file: Path, count: int, seed: int) -> list[list[int
         ids = tokenizer.encode(text[at : at + 3000]).ids
         prompts.append(ids[: draw.randrange(20, 300)])
     return prompts
+
+
+def python_text(path: Path, count: int, lengths: tuple[int, int]) -> None:
+    """Write that many pieces of Python's own library, from the least to the most characters each, as the engines'
+    clients read ShareGPT's conversations."""
+    draw, pieces = random.Random(0), list[Any]()
+    files = [file.read_text(errors="replace") for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))]
+    files = [text for text in files if len(text) > 12_000]
+    for index in range(count):
+        text, length = files[index % len(files)], draw.randint(*lengths)
+        at = draw.randrange(len(text) - length)
+        pieces.append({"conversations": [{"value": text[at : at + length]}, {"value": ""}]})
+    path.write_text(json.dumps(pieces))
 
 
 def soak_prompts(tokenizer_file: Path, max_len: int) -> list[list[int]]:

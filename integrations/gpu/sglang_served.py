@@ -22,9 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
-import sysconfig
 import tempfile
 import urllib.request
 from collections import Counter
@@ -32,25 +30,13 @@ from pathlib import Path
 from typing import Any
 
 from engines import environment
+from prompts import python_text
 
 KEYS = (
     "completed", "duration", "total_input_tokens", "total_output_tokens", "output_throughput", "accept_length",
     *(f"{p}_{what}_ms" for what in ("ttft", "tpot") for p in ("median", "p99", "mean")),
 )  # fmt: skip
 """What a row keeps of the client's result."""
-
-
-def python_text(path: Path, count: int, length: int) -> None:
-    """Write that many pieces of Python's own library, of `length` characters, as SGLang's client reads ShareGPT's
-    conversations."""
-    draw, pieces = random.Random(0), list[Any]()
-    files = [file.read_text(errors="replace") for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))]
-    files = [text for text in files if len(text) > length]
-    for index in range(count):
-        text = files[index % len(files)]
-        at = draw.randrange(len(text) - length)
-        pieces.append({"conversations": [{"value": text[at : at + length]}, {"value": ""}]})
-    path.write_text(json.dumps(pieces))
 
 
 def draft_by(url: str, way: str) -> None:

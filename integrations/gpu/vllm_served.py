@@ -12,7 +12,8 @@ specgraph, in turns.
     python integrations/gpu/vllm_served.py --rates 2,6,10 --out FILE
 
 The server may be any; these flags are those of 8B shapes whose drafts are each accepted with probability 0.7. The two
-ways get the same requests: the client's `random` data, K and the rest as the server says. The rows are the client's.
+ways get the same requests: the client's `random` data, or with `--text 200,3400` pieces of Python's own library, of
+which the client leaves out those of more than 1,024 tokens. The rows are the client's.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from engines import environment
+from prompts import python_text
 
 KEYS = (
     "completed", "failed", "duration", "total_input_tokens", "total_output_tokens", "output_throughput",
@@ -42,22 +45,19 @@ def call_workers(url: str, method: str, *args: str) -> Any:
         return json.load(answer)["results"][0]
 
 
-def load(url: str, rate: float, seconds: float, lengths: tuple[int, int], output: int, seed: int) -> dict[str, Any]:
-    """Run vLLM's client for that many seconds of arrivals, with prompts of `lengths` tokens, from the least to the
-    most."""
+def load(url: str, rate: float, seconds: float, data: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Run vLLM's client for that many seconds of arrivals, with the flags of its prompts."""
     from vllm.benchmarks import serve
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = FlexibleArgumentParser()
     serve.add_cli_args(parser)
-    low, high = lengths
-    flags = {
-        "base-url": url, "dataset-name": "random", "random-input-len": (low + high) // 2, "random-output-len": output,
-        "random-range-ratio": json.dumps({"input": (high - low) / (high + low), "output": 0.0}),
-        "request-rate": rate, "num-prompts": max(1, round(rate * seconds)), "temperature": 0, "seed": seed,
-        "percentile-metrics": "ttft,tpot", "metric-percentiles": "50,99",
+    flags = data | {
+        "base-url": url, "request-rate": rate, "num-prompts": max(1, round(rate * seconds)), "temperature": 0,
+        "seed": seed, "percentile-metrics": "ttft,tpot", "metric-percentiles": "50,99",
     }  # fmt: skip
-    return serve.main(parser.parse_args([f"--{key}={value}" for key, value in flags.items()] + ["--disable-tqdm"]))
+    arguments = [f"--{key}={value}" for key, value in flags.items()]
+    return serve.main(parser.parse_args([*arguments, "--ignore-eos", "--disable-tqdm"]))
 
 
 def main() -> None:
@@ -67,19 +67,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rates", default="2,6,10", help="requests per second")
     parser.add_argument("--lengths", default="64,2048", help="tokens of the shortest and of the longest prompt")
+    parser.add_argument("--text", help="characters of the shortest and of the longest prompt, of Python's own library")
     parser.add_argument("--output", type=int, default=128, help="tokens of every answer")
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--first-turn", type=int, default=0, help="turns of an odd number begin with stock")
     asked = parser.parse_args()
-    low, high = map(int, asked.lengths.split(","))
+    rates, (low, high) = [*map(float, asked.rates.split(","))], map(int, (asked.text or asked.lengths).split(","))
+    data: dict[str, Any] = {
+        "dataset-name": "random", "random-input-len": (low + high) // 2, "random-output-len": asked.output,
+        "random-range-ratio": json.dumps({"input": (high - low) / (high + low), "output": 0.0}),
+    }  # fmt: skip
+    if asked.text:
+        text = Path(tempfile.mkdtemp()) / "text.json"
+        python_text(text, round(2 * max(rates) * asked.seconds), (low, high))
+        data = {"dataset-name": "sharegpt", "dataset-path": text, "sharegpt-output-len": asked.output}
     result: dict[str, Any] = {"command": " ".join(sys.argv), "environment": environment("vllm"), "rows": []}
     for turn in (-1, *range(asked.first_turn, asked.first_turn + asked.turns)):  # -1: the warm-up
-        for rate in map(float, asked.rates.split(",")):
+        for rate in rates:
             for way in ("stock", "specgraph") if turn % 2 else ("specgraph", "stock"):
                 call_workers(asked.url, "draft_by", way)
                 before = Counter(call_workers(asked.url, "proposes"))
-                row = load(asked.url, rate, asked.seconds if turn >= 0 else 2, (low, high), asked.output, turn + 1)
+                row = load(asked.url, rate, asked.seconds if turn >= 0 else 2, data, turn + 1)
                 if turn >= 0:
                     proposes = Counter(call_workers(asked.url, "proposes")) - before
                     row = {key: round(row[key], 3) for key in KEYS if key in row}
