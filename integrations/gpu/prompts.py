@@ -30,7 +30,7 @@ def python_text(path: Path, count: int, lengths: tuple[int, int]) -> None:
     clients read ShareGPT's conversations."""
     draw, pieces = random.Random(0), list[Any]()
     files = [file.read_text(errors="replace") for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))]
-    files = [text for text in files if len(text) > 12_000]
+    files = [text for text in files if len(text) > lengths[1]]
     for index in range(count):
         text, length = files[index % len(files)], draw.randint(*lengths)
         at = draw.randrange(len(text) - length)

@@ -92,7 +92,7 @@ def main() -> None:
     }  # fmt: skip
     if not asked.random_ids:
         # The client repeats a piece that has too few tokens.
-        python_text(folder / "text", round(max(rates) * asked.seconds) + 1, 5 * high)
+        python_text(folder / "text", round(max(rates) * asked.seconds) + 1, (5 * high, 5 * high))
     for turn in range(asked.first_turn, asked.turns):
         for rate in rates if turn >= 0 else rates[-1:]:
             for way in ("stock", "specgraph") if turn % 2 else ("specgraph", "stock"):
