@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from specgraph.device import Discovered, Platform
+from specgraph.parallel import Ranks
 
 from specgraph_conformance.case import CORE_ATTENTION
 from specgraph_conformance.draft_rig import close_rigs
 from specgraph_conformance.plugin import SESSION
+from specgraph_conformance.rank import process_group
 from specgraph_conformance.session import tested_attention
 from specgraph_conformance.task_rig import Tasks
 
@@ -45,6 +48,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         session = metafunc.config.stash.get(SESSION, None)
         own = () if session is None else tested_attention(session.platform)
         metafunc.parametrize("attention", (*CORE_ATTENTION, *own))
+
+
+@pytest.fixture
+def ranks(platform: Platform, tmp_path: Path) -> Iterator[Ranks]:
+    """One rank, over the device's own communication library."""
+    with process_group(platform, 0, 1, str(tmp_path / "store")) as joined:
+        yield joined
 
 
 @pytest.fixture
