@@ -34,7 +34,7 @@ def read_block(opened: DrafterFolder, sample_from_anchor: bool) -> BlockParts:
     head.require({"num_target_layers": target.num_layers})
     authors.require({"use_aux_hidden_state": True, "causal": False})
     layers.require({"is_causal": False})
-    sizes = opened.decoder_config("qwen3", absent_keys=True)
+    sizes = opened.decoder_config("qwen3")
     if any(sizes.sliding) and not _never_causal(head, layers, authors):
         raise layers.fail(
             "layer_types", "has sliding_attention, which is causal inside a block in this format; not supported here"

@@ -44,18 +44,14 @@ class DrafterFolder:
     """Number of MTP modules that the caller asked for; None for all."""
 
     def decoder_config(
-        self,
-        default_architecture: str,
-        absent_keys: bool = False,
-        architectures: Mapping[str, Architecture] = ARCHITECTURES,
+        self, default_architecture: str, architectures: Mapping[str, Architecture] = ARCHITECTURES
     ) -> ModelConfig:
         """Return the decoder's sizes, with as many positions as the target has, and the target's vocabulary.
 
         A drafter's own `max_position_embeddings` is the length of its training texts, and no limit.
-        `absent_keys` and `architectures`: see `model_config`; the former for drafters whose authors read the
-        configuration with the architecture's own class, as speculators does.
+        The arguments are those of `model_config`.
         """
-        config = model_config(self.layers, default_architecture, absent_keys or self.from_speculators, architectures)
+        config = model_config(self.layers, default_architecture, architectures)
         self.check_same("vocabulary", config.vocab_size, self.target.vocab_size)
         return config.with_max_position(self.target.max_model_len).split(self.target.tensor_parallel)
 

@@ -12,7 +12,7 @@ from specgraph.models.eagle import EagleHead
 def load_eagle(opened: DrafterFolder) -> EagleHead:
     """Read a head in the authors' layout (`fc`, `layers.0`) or that of speculators (`fusion_fc`, `transformer`)."""
     folder, head = opened.checkpoint, opened.head
-    config = opened.decoder_config("llama", architectures=EAGLE_ARCHITECTURES)
+    config = opened.decoder_config("llama", EAGLE_ARCHITECTURES)
     head.require({"layernorms": False})
     hidden = config.hidden_size
     opened.check_same("hidden size", hidden, opened.target.hidden_size)

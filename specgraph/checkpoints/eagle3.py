@@ -90,7 +90,7 @@ def _parts(opened: DrafterFolder) -> tuple[ModelConfig, AuxWeights, list[Decoder
     folder, source, target_hidden = opened.checkpoint, opened.head, opened.target.hidden_size
     source.taken.update(("bias", "fusion_bias", "num_eagle_features", "target_model_type"))  # for tools
     default = "qwen3" if opened.from_speculators else "llama"
-    sizes, aux_layers = opened.decoder_config(default, architectures=EAGLE_ARCHITECTURES), _aux_layers(opened)
+    sizes, aux_layers = opened.decoder_config(default, EAGLE_ARCHITECTURES), _aux_layers(opened)
     opened.check_same("hidden size", source.integer("target_hidden_size", target_hidden), target_hidden)
     hidden, draft_vocab_size = sizes.hidden_size, source.integer("draft_vocab_size", sizes.vocab_size)
     prefix = "model." if "model.norm.weight" in folder else ""

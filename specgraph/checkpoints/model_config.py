@@ -22,17 +22,14 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.
 def model_config(
     source: ConfigSource,
     default_architecture: str | None = None,
-    absent_keys: bool = False,
     architectures: Mapping[str, Architecture] = ARCHITECTURES,
 ) -> ModelConfig:
-    """Read the sizes of a Llama-shaped decoder.
+    """Read the sizes of a Llama-shaped decoder. Absent keys have the values of its class in transformers.
 
     Args:
         source: the configuration.
         default_architecture: used when `model_type` is absent or not one of ARCHITECTURES (drafters' folders hold
             names of their own there). Without it this is a whole model.
-        absent_keys: keys that are absent have the values of the architecture's class in transformers, as in a whole
-            model's configuration, though a default architecture is given.
         architectures: those that may be read.
     """
     architecture = source.string("model_type", default_architecture)
@@ -41,8 +38,7 @@ def model_config(
             raise source.fail("model_type", f"is {shown(architecture)}; supported are {', '.join(architectures)}")
         architecture = default_architecture
     row = architectures[architecture]
-    if absent_keys or default_architecture is None:
-        source = with_absent_keys(source, architecture)
+    source = with_absent_keys(source, architecture)
     gemma = architecture == "gemma3_text"
     key, names = ("hidden_activation", ("gelu_pytorch_tanh",)) if gemma else ("hidden_act", ("silu", "swish"))
     activation = source.string(key, names[0])

@@ -97,7 +97,7 @@ def load_mtp(opened: DrafterFolder) -> MtpHead:
             "model_type", f"is {kind}: its MTP modules have norms that multiply by 1 + weight and gates in attention, "
             "which specgraph does not compute; use another drafter, or a head of your own (StepwiseHead, DraftHead)"
         )  # fmt: skip
-    config = opened.decoder_config(target.architecture, absent_keys=True, architectures=MTP_ARCHITECTURES)
+    config = opened.decoder_config(target.architecture, MTP_ARCHITECTURES)
     require_full_attention(config, layers.name)
     opened.check_same("hidden size", config.hidden_size, target.hidden_size)
     present = 0
