@@ -67,7 +67,7 @@ def make_mixture(
         )
         for layer in plain.layers
     ]
-    config = replace(plain.config, experts=EXPERTS).split(split)
+    config = replace(plain.sizes, experts=EXPERTS).split(split)
     return LlamaTarget(config, plain.embed_tokens, layers, plain.norm, plain.lm_head)
 
 

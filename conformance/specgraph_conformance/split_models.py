@@ -96,7 +96,7 @@ def split_target(seed: int, device: torch.device, ranks: TensorParallel) -> Llam
     whole = _of_one_kv_head(whole) if ranks.context else whole
     layers = [_layer(layer, ranks) for layer in whole.layers]
     embed, head = _rows(whole.embed_tokens, ranks), _rows(whole.lm_head, ranks)
-    return LlamaTarget(whole.config.split(ranks), embed, layers, whole.norm, head)
+    return LlamaTarget(whole.sizes.split(ranks), embed, layers, whole.norm, head)
 
 
 def split_eagle(seed: int, device: torch.device, ranks: TensorParallel) -> EagleHead:
@@ -112,7 +112,7 @@ def split_eagle(seed: int, device: torch.device, ranks: TensorParallel) -> Eagle
 def _of_one_kv_head(whole: LlamaTarget) -> LlamaTarget:
     """The same target with the first KV head of each layer alone."""
     layers = [_with_one_kv_head(layer) for layer in whole.layers]
-    config = replace(whole.config, num_kv_heads=1)
+    config = replace(whole.sizes, num_kv_heads=1)
     return LlamaTarget(config, whole.embed_tokens, layers, whole.norm, whole.lm_head)
 
 

@@ -113,7 +113,7 @@ class TargetPass:
 
     def __init__(self, folder: Path, platform: Platform, dtype: torch.dtype) -> None:
         self.model, self.device = load_target(folder, platform.device, dtype), platform.device
-        self.sizes, self.logits = self.model.config, self.model.logits
+        self.sizes, self.logits = self.model.sizes, self.model.logits
         self.embedding, self.output, self.norm = self.model.embed_tokens, self.model.lm_head, self.model.norm
         self._cache = allocate_caches(self.model.attention_layers[:1], 1, BLOCK, dtype, self.device)[0]
 

@@ -29,11 +29,6 @@ class LlamaTarget(DecoderModel):
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=embed_tokens.dtype))
 
     @property
-    def config(self) -> ModelConfig:
-        """Sizes and options, with the positions that it runs with."""
-        return self.sizes
-
-    @property
     def max_model_len(self) -> int:
         return self.sizes.max_position_embeddings
 

@@ -39,7 +39,7 @@ def test_targets_and_draft_models_whose_table_and_windows_depend_on_the_length()
     models: list[LlamaTarget] = []
     for length in (64, 16):
         model = random_target(replace(TINY, num_layers=2), CPU, torch.float32, length)
-        config = replace(model.config, rotary=rotary, sliding_window=32, sliding=(True, False))
+        config = replace(model.sizes, rotary=rotary, sliding_window=32, sliding=(True, False))
         models.append(LlamaTarget(config, model.embed_tokens, model.layers, model.norm, model.lm_head))
     model, short = models
     assert model.attention_layers[0].window == 32

@@ -206,7 +206,7 @@ class MiMoMTP(DraftModule):
     layer_name = "model.mtp_layers.0"
 
     def __init__(self, folder: Path, config: dict[str, Any], target: Any, dtype: torch.dtype) -> None:
-        super().__init__(folder, config | {"head_dim": target.config.head_dim}, target, dtype)
+        super().__init__(folder, config | {"head_dim": target.sizes.head_dim}, target, dtype)
         block, module = self.model.layers[0], torch.nn.Module()
         del self.model.layers
         for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
