@@ -6,7 +6,7 @@ The logits of the others are compared in test_speculators_parity and test_traini
 import pytest
 import tiny_checkpoints
 import torch
-from changed_folders import change_config, change_tensors
+from changed_folders import change_config, change_tensors, refused
 from tiny_checkpoints import HIDDEN, VOCAB
 
 from specgraph.checkpoints import load_drafter, load_target
@@ -61,3 +61,7 @@ def test_embedding_is_shared_unless_it_differs(target, tmp_path):
     for own in (shared.clone(), shared + 1):
         change_tensors(folder, lambda tensors, own=own: tensors.update({"embed_tokens.weight": own}))
         assert (load_drafter(folder, target).embed_tokens is shared) == torch.equal(own, shared)
+    change_config(folder, tie_word_embeddings=True, draft_vocab_size=VOCAB)  # to which of the two embeddings?
+    change_tensors(folder, lambda tensors: [tensors.pop(name) for name in ("lm_head.weight", "d2t", "t2d")])
+    with refused("'tie_word_embeddings' is true", "no lm_head"):
+        load_drafter(folder, target)
