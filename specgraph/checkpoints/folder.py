@@ -33,7 +33,6 @@ LARGEST_WEIGHT = 65504.0
 ALWAYS_IGNORED: dict[str, str] = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "a buffer, computed from config.json",
     r"(.*\.)?self_attn\.(k_scale|v_scale)": "of an FP8 KV cache, which is refused for a folder that has them",
-    r"rope_freqs\.weight": "divisors of frequencies in a GGUF file, read with its configuration",
 }
 """Pattern of tensor names -> why they may be ignored in every format."""
 

@@ -62,7 +62,7 @@ _TENSORS = {
 }
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
-_ROTATION = "rope_freqs.weight"
+ROTATION = "rope_freqs.weight"
 """The divisors of frequencies, one per rotated pair: Llama 3's scaling, computed when the file was made."""
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NUMBERS = {0: "B", 1: "b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -152,8 +152,8 @@ class GgufFile:
         given = {key.removeprefix("rope.scaling."): own[key] for key in own if key.startswith("rope.scaling.")}
         kind = given.pop("type", "none")
         given.pop("finetuned", None)
-        if _ROTATION in self.tensors:
-            divisors = [float(value) for value in self.tensors[_ROTATION].read().flatten()]
+        if ROTATION in self.tensors:
+            divisors = [float(value) for value in self.tensors[ROTATION].read().flatten()]
             return {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
         if kind == "none":
             return {}

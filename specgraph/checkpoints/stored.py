@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from specgraph.checkpoints.files import checked_file, exists, listed, read_json, shown
-from specgraph.checkpoints.gguf_file import GgufTensor, is_gguf, open_gguf
+from specgraph.checkpoints.gguf_file import ROTATION, GgufTensor, is_gguf, open_gguf
 from specgraph.errors import CheckpointError, first_line
 from specgraph.parallel import Share
 
@@ -122,7 +122,7 @@ def _gguf_tensors(path: Path) -> dict[str, StoredTensor]:
     def read(tensor: GgufTensor, share: Share | None) -> Tensor:
         return tensor.read() if share is None else part_of(tensor.read(), share)
 
-    tensors = open_gguf(path).tensors
+    tensors = {name: each for name, each in open_gguf(path).tensors.items() if name != ROTATION}
     return {name: StoredTensor(path, each.shape, each.kind, partial(read, each)) for name, each in tensors.items()}
 
 

@@ -138,6 +138,7 @@ TENSORS = [
     ("target", put(model__norm__weight=torch.ones(31)), ["'model.norm.weight'", "[31]", "[32]"]),
     ("target", put(lm_head__weight=torch.zeros(64, 32, dtype=torch.int8)), ["lm_head.weight", "I8", "not say how"]),
     ("target", put(model__layers__0__self_attn__q_norm__weight=torch.ones(8)), ["q_norm.weight'", "does not use"]),
+    ("target", put(rope_freqs__weight=torch.ones(4)), ["'rope_freqs.weight'", "does not use"]),
     *[(name, put(gate__weight=torch.ones(2)), ["'gate.weight'", "does not use"]) for name in HEADS],
     ("eagle", put(fusion_fc__bias=None), ["'fusion_bias' is True", "no tensor 'fusion_fc.bias'"]),
     (AUTHORS, put(d2t=None), ["40 tokens", "96", "d2t"]),
