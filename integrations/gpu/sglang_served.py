@@ -51,13 +51,13 @@ def draft_by(url: str, way: str) -> None:
 
 
 def proposes(url: str) -> Counter[str]:
-    """Proposes by who drafted, and why."""
+    """Return the counts of proposes by who drafted, and why."""
     with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
         return Counter(json.load(answer)["internal_states"][0]["specgraph"])
 
 
 def load(flags: dict[str, Any], out: Path) -> dict[str, Any]:
-    """The result of SGLang's client, run with these flags."""
+    """Run SGLang's client with these flags, and return its result."""
     from sglang.benchmark.serving import cli_main
 
     sys.argv[1:] = [f"--{name}={value}" for name, value in flags.items()] + ["--tokenize-prompt", "--disable-tqdm"]
