@@ -40,8 +40,13 @@ def nearest(number: int) -> float:
 def uniform(seed: int, position: int, purpose: int, count: int) -> list[float]:
     """Numbers in (0, 1), 63 bits rounded to float32: the stream that begins at the hash of seed, purpose and
     position."""
+    return [number(seed, position, purpose, index) for index in range(count)]
+
+
+def number(seed: int, position: int, purpose: int, index: int) -> float:
+    """The number of that index of `uniform`."""
     key = mixed((mixed((mixed(seed & ALL) + purpose) & ALL) + position * GOLDEN) & ALL)
-    return [nearest(mixed((key + (index + 1) * GOLDEN) & ALL) >> 1 | 1) for index in range(count)]
+    return nearest(mixed((key + (index + 1) * GOLDEN) & ALL) >> 1 | 1)
 
 
 def seed_that_draws(number: int, position: int, purpose: int, index: int) -> int:

@@ -7,7 +7,7 @@ from specgraph import ops
 from torch import Tensor
 
 from specgraph_conformance.linear_oracles import EPS, first_of_largest
-from specgraph_conformance.noise_oracles import DRAFT, RESAMPLE
+from specgraph_conformance.noise_oracles import DRAFT, RESAMPLE, number
 from specgraph_conformance.op_rows.draws import best_of_ranks, drafts_for, draw, draws_for, expect_noise, large_seeds
 from specgraph_conformance.op_rows.verify import verified
 from specgraph_conformance.op_table import HALVES, Run, Table
@@ -27,6 +27,25 @@ BEST = torch.tensor([[69_999, 65_536, 17], [66_000, 3, 69_000], [65_535, 68_123,
 )
 def large_vocabulary(run: Run, g: torch.Generator) -> None:
     expect_exact(run, g, 70_000, BEST)
+    expect_noise_of(run, g, (4_463, 69_999), 70_000)
+
+
+def expect_noise_of(run: Run, g: torch.Generator, tokens: tuple[int, int], vocab: int) -> None:
+    """Of two tokens, equally likely and the only ones, the one with the smaller number is drafted, and sampled."""
+    requests = 24
+    seeds, at = large_seeds(g, requests), torch.randint(1, 5000, (requests,), generator=g)
+    warm, logits = torch.ones(requests), torch.full((requests, vocab), -1000.0)
+    logits[:, tokens] = 0.0
+    drafts = drafts_for(requests, 1, step=0)
+    drafted = draw(run, (logits,), drafts, draws_for(drafts, vocab, warm, seeds, at.int()))[:, 0]
+    none = torch.full((requests, 1), -1)
+    sampled, _ = verified(run, logits.repeat_interleave(2, 0), none, at, ops.Acceptance(warm, seeds))
+    for purpose, seen in ((DRAFT, drafted), (RESAMPLE, sampled[:, 0])):
+        wanted = list[int]()
+        for seed, place in zip(seeds.tolist(), at.tolist(), strict=True):
+            rarest = {number(seed, place + 1, purpose, token): token for token in tokens}
+            wanted.append(rarest[min(rarest)])
+        expect_equal(seen, torch.tensor(wanted), f"tokens by the noise of {tokens}")
 
 
 @TABLE.row(

@@ -89,8 +89,8 @@ def wide(run: Run, g: torch.Generator) -> None:
     cause="take_rows: rows counted from the wrong request, or the selection ignored",
 )
 def take_rows(run: Run, g: torch.Generator) -> None:
-    source, rows = torch.randn(17, 24, generator=g), torch.tensor([16, 0, 3, 3, 9, 11, 1, 2, 15])
-    selected, copy = torch.zeros(9, 24), torch.zeros(17, 24)
+    source, rows = torch.randn(170, 24, generator=g), torch.randint(0, 170, (300,), generator=g)
+    selected, copy = torch.zeros(300, 24), torch.zeros(170, 24)
     run(ops.take_rows, source, rows, selected, written=[selected])
     run(ops.take_rows, source, None, copy, written=[copy])
     expect_equal(selected, source[rows], "the selected rows")

@@ -41,6 +41,10 @@ def penalised(
 def sampling_parameters(run: Run, g: torch.Generator) -> None:
     logits = torch.randn(4, 12, generator=g) * 2
     drafts = logits[1::2].argmax(-1, keepdim=True)  # the tokens that being in the context changes most
+    many = torch.randint(-1, 12, (70, 5), generator=g)
+    of_many, each = torch.zeros(70, 12, dtype=torch.int32), torch.arange(12)
+    run(ops.count_tokens, many, of_many, written=[of_many])
+    expect_equal(of_many, (many[..., None] == each).sum(1).int(), "counts of 70 requests")
     counts, new = torch.zeros(2, 12, dtype=torch.int32), torch.tensor([[3, 3], [1, -1]])
     prompt = torch.zeros(2, 12, dtype=torch.bool)
     prompt[:, 4] = True
@@ -109,14 +113,14 @@ def penalties_in_a_tree(run: Run, g: torch.Generator) -> None:
     cause="adjust_logits: columns taken for target ids, or drafts of other rows counted",
 )
 def parameters_of_a_drafter(run: Run, g: torch.Generator) -> None:
-    requests, vocab = 3, 20
+    requests, vocab = 66, 20
     to_target = torch.tensor([1, 4, 5, 9, 13, 14, 19])
     logits = torch.randn(requests, len(to_target), generator=g) * 2
-    drafted = torch.tensor([[4, 4, -1], [-1, -1, -1], [19, 9, 5]])
+    drafted = torch.tensor([[4, 4, -1], [-1, -1, -1], [19, 9, 5]]).repeat(22, 1)
     counts = torch.randint(-6, 3, (requests, vocab), generator=g, dtype=torch.int32).clamp(min=0)
     prompt, bias = torch.rand(requests, vocab, generator=g) < 0.4, torch.randn(requests, vocab, generator=g)
     repetition, presence, frequency = (
-        torch.tensor(each) for each in ([1.5, 1.0, 0.8], [0.3, -0.4, 0.0], [0.2, 0.9, 1.1])
+        torch.tensor(each).repeat(22) for each in ([1.5, 1.0, 0.8], [0.3, -0.4, 0.0], [0.2, 0.9, 1.1])
     )
     asked = parameters(
         requests, vocab, repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency,
@@ -181,10 +185,10 @@ def parameters_of_a_large_vocabulary(run: Run, g: torch.Generator, dtype: torch.
     dtype=FLOATS,
 )
 def logprobs_in_float32(run: Run, g: torch.Generator, dtype: torch.dtype) -> None:
-    logits = (torch.randn(12, 5000, generator=g) * 3 + 20).to(dtype)
-    ids = torch.randint(0, 5000, (4, 3), generator=g)
-    ids[2, 1:] = -1
-    out = torch.full((4, 3), -7.0)
+    logits = (torch.randn(120, 5000, generator=g) * 3 + 20).to(dtype)
+    ids = torch.randint(0, 5000, (40, 3), generator=g)
+    ids[2::4, 1:] = -1
+    out = torch.full((40, 3), -7.0)
     run(ops.emitted_logprobs, logits, ids, out, written=[out])
-    wanted = torch.log_softmax(logits.double(), -1).gather(1, ids.clamp(min=0).view(-1, 1)).view(4, 3)
+    wanted = torch.log_softmax(logits.double(), -1).gather(1, ids.clamp(min=0).view(-1, 1)).view(40, 3)
     expect_close(out, wanted.where(ids >= 0, torch.zeros_like(wanted)), 1e-4, "log-probabilities")
