@@ -20,9 +20,9 @@ def load_dflash(opened: DrafterFolder) -> DFlashHead:
     return DFlashHead(read_block(opened, sample_from_anchor=False))
 
 
-def read_block(opened: DrafterFolder, sample_from_anchor: bool) -> BlockParts:
+def read_block(opened: DrafterFolder, sample_from_anchor: bool, key: str = "sample_from_anchor") -> BlockParts:
     """Read a block from authors' config.json (`dflash_config`, decoder keys beside it), or that of speculators;
-    `sample_from_anchor` is what a folder means that doesn't say it.
+    `sample_from_anchor` is what a folder means that doesn't say it under `key`.
     """
     folder, head, layers, target = opened.checkpoint, opened.head, opened.layers, opened.target
     authors = head.section("dflash_config")
@@ -59,7 +59,7 @@ def read_block(opened: DrafterFolder, sample_from_anchor: bool) -> BlockParts:
         aux_layers,
         block_size=block_setting(head, "block_size").integer("block_size"),
         mask_token_id=opened.mask_token(block_setting(head, "mask_token_id"), "mask_token_id"),
-        sample_from_anchor=anchor_predicts(head, sample_from_anchor),
+        sample_from_anchor=anchor_predicts(head, sample_from_anchor, key),
     )
 
 

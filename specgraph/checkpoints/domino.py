@@ -9,9 +9,9 @@ from specgraph.models.domino import Correction, DominoHead
 
 
 def load_domino(opened: DrafterFolder) -> DominoHead:
-    """Read a head. `shift_label` says that the anchor's row predicts too."""
+    """Read a head."""
     block_setting(opened.head, "projector_type").require({"projector_type": "domino"})
-    block, folder = read_block(opened, sample_from_anchor=False), opened.checkpoint
+    block, folder = read_block(opened, sample_from_anchor=False, key="shift_label"), opened.checkpoint
     state, inner, pure = (
         block_setting(opened.head, key).integer(key) for key in ("gru_hidden_dim", "emb_dim", "pure_draft_prefix_len")
     )

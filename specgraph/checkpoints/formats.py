@@ -33,7 +33,7 @@ LAYOUTS = {
 """Algorithm -> the formats that its folders come in."""
 
 
-_AUTHORS_KEYS = ("eagle_config", "dflash_config", "dspark_config", "shift_label")
+_AUTHORS_KEYS = ("eagle_config", "dflash_config", "dspark_config")
 
 _MISSING = {
     "xpress": "the repeated passes of its refiner over a block",
@@ -78,9 +78,11 @@ def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[Draf
     if any(section.has("markov_rank") for section in _sections(source)):
         yield DrafterFormat("dspark", "authors", "config.json has markov_rank", _block_tokens(source, True))
     if source.has("dflash_config"):
-        section, tokens = source.section("dflash_config"), _block_tokens(source, False)
+        section = source.section("dflash_config")
         if "domino" in (section.values.get("projector_type"), source.values.get("projector_type")):
+            tokens = _block_tokens(source, False, "shift_label")
             yield DrafterFormat("domino", "authors", "config.json has projector_type domino", tokens)
+        tokens = _block_tokens(source, False)
         if section.has("selector_rank"):
             yield DrafterFormat("dflash2", "authors", "config.json has selector_rank", tokens)
         yield DrafterFormat("dflash", "authors", "config.json has dflash_config", tokens)
@@ -114,22 +116,16 @@ def block_setting(source: ConfigSource, key: str) -> ConfigSource:
     return holder_of(key, *_sections(source))
 
 
-def anchor_predicts(source: ConfigSource, default: bool) -> bool:
-    """Return whether a block's first row predicts a token too, under speculators' name or under the authors'."""
-    holder = block_setting(source, "sample_from_anchor")
-    predicts = holder.boolean("sample_from_anchor", default)
-    if block_setting(source, "shift_label").boolean("shift_label", predicts) == predicts:
-        return predicts
-    if holder.has("sample_from_anchor"):
-        raise holder.fail("sample_from_anchor", "and 'shift_label' are both there and differ; keep the right one")
-    return not predicts
+def anchor_predicts(source: ConfigSource, default: bool, key: str = "sample_from_anchor") -> bool:
+    """Return whether a block's first row predicts a token too; Domino's key for it is `shift_label`."""
+    return block_setting(source, key).boolean(key, default)
 
 
-def _block_tokens(source: ConfigSource, default: bool) -> int | None:
+def _block_tokens(source: ConfigSource, default: bool, key: str = "sample_from_anchor") -> int | None:
     """Return how many tokens a block drafts, one less than its rows where the anchor's row predicts nothing; None where
     no key says how many rows it has."""
-    holder = block_setting(source, "block_size")
-    return holder.integer("block_size") - (not anchor_predicts(source, default)) if holder.has("block_size") else None
+    holder, predicts = block_setting(source, "block_size"), anchor_predicts(source, default, key)
+    return holder.integer("block_size") - (not predicts) if holder.has("block_size") else None
 
 
 def _speculators_format(source: ConfigSource) -> DrafterFormat:
