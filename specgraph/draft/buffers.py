@@ -52,34 +52,27 @@ class PromptRows(NamedTuple):
 
 
 class TreeBuffers(NamedTuple):
-    """Tensors of trees that are drawn step by step: candidates, and the nodes that a step expands. See
-    `ops.grow_tree`."""
+    """Tensors of trees that are drawn step by step; see `ops.grow_tree`."""
 
-    node_scores: Tensor
-    """float32 [R, C]"""
-    node_token_ids: Tensor
-    """int64 [R, C]"""
-    node_parents: Tensor
-    """int64 [R, C]"""
-    beam_scores: Tensor
-    """float32 [R, k]"""
-    beam_nodes: Tensor
-    """int64 [R, k]"""
-    beam_rows: Tensor
-    """int64 [R * k]"""
+    candidates: ops.Candidates
+    beams: ops.Beams
+    """The nodes that the next step expands; tokens and ancestors are those of `DraftBuffers.step`'s rows."""
     base_lens: Tensor
     """int32 [R]: keys up to the last accepted token's row; 0 for inert requests."""
     base_positions: Tensor
     """int64 [R]: the position of that row."""
 
-    @property
-    def candidates(self) -> ops.Candidates:
-        """The candidates as ops take them."""
-        return ops.Candidates(self.node_scores, self.node_token_ids, self.node_parents)
-
     def sliced(self, num_requests: int) -> TreeBuffers:
-        rows = self.beam_rows[: num_requests * self.beam_scores.shape[1]]
-        return TreeBuffers(*(tensor[:num_requests] for tensor in self))._replace(beam_rows=rows)
+        scores, numbers, *by_row = self.beams
+        n, rows = num_requests, num_requests * scores.shape[1]
+        candidates = ops.Candidates(*(tensor[:n] for tensor in self.candidates))
+        beams = ops.Beams(scores[:n], numbers[:n], *(tensor[:rows] for tensor in by_row))
+        return TreeBuffers(candidates, beams, self.base_lens[:n], self.base_positions[:n])
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        parts = ("candidates", self.candidates), ("beams", self.beams)
+        named = {f"{part}.{name}": tensor for part, record in parts for name, tensor in record._asdict().items()}
+        return named | {"base_lens": self.base_lens, "base_positions": self.base_positions}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +138,7 @@ class DraftBuffers:
             metadata: AttentionMetadata = getattr(self, name)
             named |= metadata.named_tensors(f"{prefix}.{name}")
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors |= {} if self.tree is None else self.tree._asdict()
+        tensors |= {} if self.tree is None else self.tree.named_tensors()
         named |= {f"{prefix}.{name}": value for name, value in tensors.items() if isinstance(value, Tensor)}
         past = {} if self.past is None else self.past._asdict()
         return named | {f"past_rows.{name}": tensor for name, tensor in past.items()}
@@ -199,15 +192,16 @@ def allocate_buffers(
         return torch.zeros(shape, dtype=dtype, device=device)
 
     nodes, keeps_probs = (steps, config.keeps_draft_probs) if tree is None else (tree.num_draft_tokens - 1, False)
+    later = [each.later for each in passes]
+    step = allocate_metadata(requests, rows.later, memory.block_table, rows.tree_keys, query_lens=later)
+    step_token_ids = zeros(requests * rows.later)
     growing = past = None
-    if tree is not None and rows.tree_keys:
+    if tree is not None and step.ancestors is not None:
+        drawn, expanded = (requests, tree.num_candidates), (requests, tree.top_k)
+        of_rows = zeros(requests * tree.top_k), step_token_ids, step.ancestors
         growing = TreeBuffers(
-            node_scores=zeros(requests, tree.num_candidates, dtype=torch.float32),
-            node_token_ids=zeros(requests, tree.num_candidates),
-            node_parents=zeros(requests, tree.num_candidates),
-            beam_scores=zeros(requests, tree.top_k, dtype=torch.float32),
-            beam_nodes=zeros(requests, tree.top_k),
-            beam_rows=zeros(requests * tree.top_k),
+            ops.Candidates(zeros(*drawn, dtype=torch.float32), zeros(*drawn), zeros(*drawn)),
+            ops.Beams(zeros(*expanded, dtype=torch.float32), zeros(*expanded), *of_rows),
             base_lens=zeros(requests, dtype=torch.int32),
             base_positions=zeros(requests),
         )
@@ -225,10 +219,8 @@ def allocate_buffers(
         token_ids=zeros(requests * rows.first),
         last_rows=zeros(requests),
         first=allocate_metadata(requests, rows.first, memory.block_table, query_lens=[each.first for each in passes]),
-        step=allocate_metadata(
-            requests, rows.later, memory.block_table, rows.tree_keys, query_lens=[each.later for each in passes]
-        ),
-        step_token_ids=zeros(requests * rows.later),
+        step=step,
+        step_token_ids=step_token_ids,
         hidden=zeros(requests * rows.carried, head.hidden_size, dtype=head.dtype),
         draft_step=zeros(1),
         draft_token_ids=zeros(requests, nodes),

@@ -78,6 +78,6 @@ class TreeProgram(DraftProgram[DraftHead]):
             b.draft_step,
             first,
             tree.candidates,
-            ops.Beams(tree.beam_scores, tree.beam_nodes, tree.beam_rows, b.step_token_ids, present(b.step.ancestors)),
+            tree.beams,
         )
-        ops.take_rows(carry, tree.beam_rows, b.hidden)
+        ops.take_rows(carry, tree.beams.rows, b.hidden)
