@@ -31,7 +31,7 @@ def large_vocabulary(run: Run, g: torch.Generator) -> None:
 
 
 def expect_noise_of(run: Run, g: torch.Generator, tokens: tuple[int, int], vocab: int) -> None:
-    """Of two tokens, equally likely and the only ones, the one with the smaller number is drafted, and sampled."""
+    """Draft and sample one of two equally likely tokens, the only ones: the one with the smaller number is taken."""
     requests = 24
     seeds, at = large_seeds(g, requests), torch.randint(1, 5000, (requests,), generator=g)
     warm, logits = torch.ones(requests), torch.full((requests, vocab), -1000.0)
