@@ -14,7 +14,7 @@ from specgraph.capture.dispatch import (
 from specgraph.capture.graph_runner import Body, GraphRunner, Recording
 from specgraph.capture.lowering import Resolution, resolve
 from specgraph.capture.model_runner import LengthsAt, ModelRunner, Pass, report_captures
-from specgraph.capture.prefill import PrefillBuffers, PrefillProgram, allocate_prefill, uniform_lengths
+from specgraph.capture.prefill import PrefillBuffers, PrefillProgram, allocate_prefill
 from specgraph.capture.program import Program, StepKind, Work
 from specgraph.capture.read_set import Fingerprint, ReadSetGuard, fingerprint
 from specgraph.capture.transfers import HostCopy, write
@@ -51,6 +51,5 @@ __all__ = [
     "prefill_sizes",
     "report_captures",
     "resolve",
-    "uniform_lengths",
     "write",
 ]

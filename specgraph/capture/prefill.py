@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import NULL_BLOCK, AttentionMetadata, HostLengths
+from specgraph.attention import NULL_BLOCK, AttentionMetadata
 from specgraph.attention.metadata import allocate_metadata
 from specgraph.capture.attend import MakeAttend
 from specgraph.capture.config import RunnerConfig
@@ -205,13 +205,4 @@ class PrefillProgram(Program):
             )
         self.buffers.load(token_ids, first_position, blocks, batch.query_len, following)
         starts = [first_position][: len(token_ids)]
-        runner.run(runner.prepare(self, batch), lambda step: uniform_lengths(self.plan(batch), starts, 1))
-
-
-def uniform_lengths(plan: RowPlan, starts: Sequence[int], padded: int) -> HostLengths:
-    """Return the host lengths of a pass of `padded` requests: the same numbers as the device metadata has.
-
-    `starts` are the positions of the real requests' first rows, negative where one is inert.
-    """
-    seq_lens = [plan.seq_len(start, plan.rows if start >= 0 else 0) for start in starts]
-    return HostLengths([plan.rows] * padded, seq_lens + [0] * (padded - len(starts)))
+        runner.run(runner.prepare(self, batch), lambda step: self.plan(batch).host_lengths(starts, 1))

@@ -11,17 +11,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer, AttentionMetadata, HostLengths
-from specgraph.capture import (
-    BatchDescriptor,
-    MakeAttend,
-    ModelRunner,
-    Pass,
-    Phase,
-    Program,
-    Work,
-    dispatch,
-    uniform_lengths,
-)
+from specgraph.capture import BatchDescriptor, MakeAttend, ModelRunner, Pass, Phase, Program, Work, dispatch
 from specgraph.draft import Drafter
 from specgraph.draft.host_lengths import HostRound
 from specgraph.draft.program import DraftProgram
@@ -122,7 +112,7 @@ class RoundProgram(Program):
         n, k = batch.num_requests, batch.num_speculative_tokens
         if step < self.num_steps(batch) - 1:
             return self.draft.host_lengths(step, HostRound(*host, batch.query_len, k, n))
-        return uniform_lengths(self.verify.plan(k + 1), host.next_positions, n)
+        return self.verify.plan(k + 1).host_lengths(host.next_positions, n)
 
 
 class RoundRunner(ModelRunner):

@@ -19,7 +19,6 @@ from specgraph.capture import (
     PrefillProgram,
     allocate_prefill,
     dispatch,
-    uniform_lengths,
 )
 from specgraph.device import Platform
 from specgraph.draft import Drafter, SamplingBuffers, allocate_round
@@ -101,7 +100,7 @@ class TargetRunner(ModelRunner):
         tokens, are for attention with host parameters.
         """
         plan = RowPlan(ready.batch.query_len, *self.config.limits)
-        self.run(ready, lambda step: uniform_lengths(plan, start_positions, ready.batch.num_requests))
+        self.run(ready, lambda step: plan.host_lengths(start_positions, ready.batch.num_requests))
 
     def prefill(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0) -> None:
         """Run a chunk of one request's prompt: write its KV, its hidden states for the drafter, and `prompt_logits`.

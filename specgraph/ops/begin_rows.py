@@ -6,12 +6,14 @@ accepted count. As in vLLM's padded drafter batch, rejected rows stay in the bat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specgraph.ops.library import op
+from specgraph.ops.paged_attention import HostLengths
 from specgraph.ops.past_rows import PastRows, find_past_rows
 from specgraph.ops.slots import count_rows_without_block, slots_of
 
@@ -57,6 +59,12 @@ class RowPlan(NamedTuple):
         if self.after_sampled:
             return min(start + self.position_offset + count + self.rows, self.max_model_len)
         return max(start + self.position_offset - self.past, 0) + self.rows
+
+    def host_lengths(self, starts: Sequence[int], padded: int) -> HostLengths:
+        """Return the lengths of a pass of `padded` requests whose tokens are all known; `starts` are the start
+        positions of the real ones, negative where one is inert."""
+        seq_lens = [self.seq_len(start, self.rows if start >= 0 else 0) for start in starts]
+        return HostLengths([self.rows] * padded, seq_lens + [0] * (padded - len(starts)))
 
     def step_seq_len(self, start: int, count: int) -> int:
         """Return the length that the op writes into `Rows.step_seq_lens`; see `seq_len`."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specgraph import ops
-from specgraph.capture import BatchDescriptor, uniform_lengths
+from specgraph.capture import BatchDescriptor
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft.host_lengths import HostRounds
 
@@ -54,5 +54,5 @@ def test_host_lengths_are_those_of_the_device(past, after_sampled, offset):
 
 def test_a_verify_has_the_devices_lengths_also_for_an_inert_request_between_others():
     plan, starts = ops.RowPlan(3, 64, 4), [7, -1, 0, -1]
-    host = uniform_lengths(plan, starts[:3], 4)
+    host = plan.host_lengths(starts[:3], 4)
     assert list(host.seq_lens) == on_device(plan, starts)[0] == [10, 0, 3, 0]
