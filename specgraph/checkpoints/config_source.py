@@ -41,7 +41,7 @@ RANGES: Mapping[str, Range] = {
         # experts
         (1, 4096, "num_experts num_local_experts n_routed_experts"),
         (1, 256, "num_experts_per_tok n_group topk_group"),
-        (0, 64, "n_shared_experts"),
+        (0, 64, "n_shared_experts num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers"),
         # positions, and tokens of a draft
         (1, 1 << 40, "max_position_embeddings original_max_position_embeddings"),
         (1, 1 << 62, "sliding_window"),

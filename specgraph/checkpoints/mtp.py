@@ -10,6 +10,7 @@ speculators   mtp_layers.{i}, named as mimo's; embedding first
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,6 +67,9 @@ OFFSET_NORMS = ("step3p5", "step3p7")
 """Values of `model_type` whose norms multiply by 1 + weight, in SGLang (step3p5_mtp.py). Their attention has gates too.
 Read as DeepSeek's, such modules would draft other tokens."""
 
+COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+"""Keys of config.json that say how many modules there are."""
+
 MOST_MODULES = 64
 """Modules that are looked for; the largest published number is 3."""
 
@@ -110,6 +114,10 @@ def load_mtp(opened: DrafterFolder) -> MtpHead:
             f"{folder.folder} has {present} MTP module(s) after the target's {target.num_layers} layers, "
             f"asked for {num_modules or 'at least 1'}; ask for fewer, or give the checkpoint that holds them"
         )
+    for source, key in itertools.product((opened.head, layers), COUNTS):
+        if num_modules is None and source.has(key) and source.integer(key) > present:
+            problem = f"is {source.values[key]}, and the folder has {present} MTP module(s)"
+            raise source.fail(key, f"{problem}; fetch the others, or ask for num_modules={present}")
     wanted = num_modules or present
     modules = [_load_module(folder, names, i, config, target) for i in range(wanted)]
     for i in range(wanted, present):

@@ -128,7 +128,7 @@ def test_other_families_load_to_the_same_modules(family, count, reference, tmp_p
     add_modules(tmp_path / "other", mtp, family, count)
     target = load_target(tmp_path / "target")
     assert drafter_format(tmp_path / "other").layout == family
-    want, got = (load_drafter(tmp_path / name, target).weights() for name in ("target", "other"))
+    want, got = (load_drafter(tmp_path / name, target, num_modules=count).weights() for name in ("target", "other"))
     assert want.keys() == got.keys()
     assert all(torch.equal(want[name], got[name]) for name in want)
 
@@ -152,6 +152,7 @@ def test_modules_that_are_refused(reference, tmp_path, random_model):
     """Modules of another target, at other layer numbers; misnamed ones; another family's norms."""
     folder = tmp_path / "target"
     add_modules(folder, reference[1], "deepseek", 1)
+    change_config(folder, num_mtp_layers=1)
     target = load_target(folder)
     random_model("Llama", tmp_path / "deep", num_hidden_layers=7)
     with refused("0 MTP module(s) after the target's 7 layers"):

@@ -106,6 +106,7 @@ DRAFTER_KEYS = [
     ("dflash", [], {"use_gemma_norm": True}, ["'use_gemma_norm' is "]),
     ("dflash", [LAYERS], {"is_causal": True}, ["'is_causal' is "]),
     ("dflash", [LAYERS], {"is_neox_style": False}, ["'is_neox_style' is "]),
+    ("mtp", [], {"num_nextn_predict_layers": 3}, ["'num_nextn_predict_layers' is 3", "num_modules=1"]),
     ("mtp", [], {"mtp_hidden_states_first": True}, ["'mtp_hidden_states_first' is True"]),
     ("eagle", [], {"speculators_model_type": "lilicorr"}, ["'lilicorr'", "dflash, dflash2, dspark, eagle, "]),
     ("eagle", [], {"speculators_model_type": "xpress"}, ["'xpress'", "no program here does", "refiner"]),
