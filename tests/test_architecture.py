@@ -17,6 +17,7 @@ WRITTEN = [
     *FILES,
     *sorted(ROOT.glob("conformance/specgraph_*/**/*.py")),
     *sorted(ROOT.glob("backends/*/specgraph_*/**/*.py")),
+    *sorted(ROOT.glob("integrations/*/specgraph_*/**/*.py")),
 ]
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -127,6 +128,11 @@ def wrong_openings(source: str) -> list[str]:
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda p: str(p.relative_to(ROOT)))
 def test_docstrings_are_sentences(path):
     assert wrong_openings(path.read_text()) == []
+
+
+def test_docstrings_of_tests_are_sentences():
+    wrong = re.compile(f'"""({"|".join(sorted(OPENINGS))})\\b')
+    assert [path for path in ROOT.glob("tests/**/*.py") if wrong.search(path.read_text())] == []
 
 
 def test_an_opening_is_seen():

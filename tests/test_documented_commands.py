@@ -24,7 +24,7 @@ def commands(text: str) -> list[str]:
 
 
 def refusal(line: str) -> str:
-    """Why a command can't be run as it is written; empty when it can. Nothing is run."""
+    """Return why a command can't be run as it is written; empty when it can. Nothing is run."""
     first, *words = [word for word in shlex.split(re.sub(r"\bN\b", "8", line)) if word != "..."]
     if first == "torchrun":
         words = words[words.index("specgraph") + 1 :] if "specgraph" in words else []

@@ -309,7 +309,7 @@ def test_a_named_model_decodes_without_drafts_until_a_drafter_is_installed(packa
 
 
 def write_gguf_head(folder):
-    """Where `drafter` of `NamedModel` looks: a small language model of the target's vocabulary will do."""
+    """Write a small language model of the target's vocabulary to the folder that stands for `NamedModel.drafter`."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=400, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,

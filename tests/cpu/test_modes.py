@@ -84,7 +84,7 @@ def test_modes_stay_after_a_capture_inside_of_them(platform):
 
 
 def test_warm_up_on_a_side_stream(platform):
-    """How a runner captures: eager warm-up on a side stream, the capture in the same block, replay on the default."""
+    """Capture as a runner does: eager warm-up on a side stream, capture in the same block, replay on the default."""
     x = torch.ones(4)
     stream = platform.stream()
     stream.wait_stream(platform.current_stream())

@@ -1,4 +1,4 @@
-"""Which platform opens: the one asked for, the one accelerator that answers, or the CPU."""
+"""The platform that opens: the one asked for, the one accelerator that answers, or the CPU."""
 
 from __future__ import annotations
 

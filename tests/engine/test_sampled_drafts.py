@@ -1,4 +1,4 @@
-"""How many drafts are accepted when drafts follow the sampling parameters of their request, to the exact share."""
+"""Drafts that follow the sampling parameters of their request are accepted as often as the exact share says."""
 
 from __future__ import annotations
 

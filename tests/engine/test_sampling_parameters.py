@@ -94,7 +94,7 @@ def test_parameters_without_a_decoder_for_them_are_refused_by_name(make_decoder,
 
 
 def test_parameters_of_the_text_generator():
-    """Those of a server that have no lossless meaning here are refused by name; top_p goes through."""
+    """Parameters of a server that have no lossless meaning here are refused by name; top_p goes through."""
     generator = load_generator(
         platform="cpu", max_model_len=64, prefill_sizes=[16], decode="eager", sampled=True, sampling_parameters=True
     )

@@ -123,14 +123,14 @@ def test_gumbel_samples_the_softmax():
 
 
 def draft_token_1(logits: Tensor, seeds: Tensor) -> Tensor:
-    """Whether a draft is token 1."""
+    """Return whether each draft is token 1."""
     tokens, probs, at = torch.zeros(len(seeds), 1).long(), torch.empty(len(seeds), 1, 2), torch.full_like(seeds, 8)
     ops.draft_from_logits(logits, ops.Drafts(tokens), ops.Draws(torch.ones(len(seeds)), seeds, at, None, probs))
     return tokens[:, 0] == 1
 
 
 def verify_token(draft: int, logits: Tensor, seeds: Tensor) -> Tensor:
-    """Whether a verify gives token 1 at position 9 where a greedy drafter said `draft`, or nothing if it is -1."""
+    """Return whether a verify gives token 1 at position 9 where a greedy drafter said `draft` (-1: nothing)."""
     sampled = ops.Sampled(torch.empty(len(seeds), 2).long(), torch.empty(len(seeds)).int())
     at, drafts = torch.full_like(seeds, 8), torch.full((len(seeds), 1), draft)
     acceptance = ops.Acceptance(torch.ones(len(seeds)), seeds)

@@ -24,7 +24,7 @@ CLASSES = {
     "standalone_ar": "StandaloneARSpeculator",
     "target_dependent_ar": "TargetDependentARSpeculator",
 }
-"""By module of vLLM 0.33's `spec_decode`."""
+"""The classes by module of vLLM 0.33's `spec_decode`."""
 
 
 def with_the_plugin(stock: type) -> type:

@@ -44,9 +44,9 @@ WEIGHTS = {
     OPS.pair_linear: [6],
     torch.ops.aten.mm: [1],
 }
-"""Which arguments of each op are weights; the first argument has a row for each row of the products."""
+"""The arguments of each op that are weights; the first argument has a row for each row of the products."""
 ROW_IDS = {OPS.draft_from_hidden: 5}
-"""Which argument has them in place of the first, where it is there."""
+"""The argument that has the rows in place of the first, where it is there."""
 
 
 def counted(call) -> tuple[int, list[tuple[int, int]]]:
@@ -92,7 +92,7 @@ def counted(call) -> tuple[int, list[tuple[int, int]]]:
 
 
 def counted_propose(shape, requests: int, k: int) -> tuple[int, list[tuple[int, int]]]:
-    """Those of one propose."""
+    """The figures of one propose."""
     platform = CpuPlatform()
     head = random_head(shape, platform.device, torch.float32, 64)
     config = DraftConfig(

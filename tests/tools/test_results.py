@@ -22,7 +22,7 @@ def committed(name: str) -> bool:
 
 
 def unclear(result: dict[str, Any]) -> str:
-    """Why a reader can't tell how a result was made; empty when it says so."""
+    """Return why a reader can't tell how a result was made; empty when it says so."""
     if not result.keys() & {"versions", "environment"}:
         return "no versions"
     lines = result.get("commands", [result.get("command", "")])

@@ -26,7 +26,8 @@ NAMES = TABLE["torch.musa"]
 SOURCES = sorted((ROOT / "specgraph_musa").glob("*.py"))
 
 MEMBERS_OF = {"raw": "MUSAGraph", "_raw": "MUSAGraph", "now": "Stream", "properties": None}
-"""How the package's code names what it gets from torch.musa. `properties` are checked against `device_properties`."""
+"""The class behind each name that the package's code gives to objects of torch.musa. `properties` are checked against
+`device_properties`."""
 
 
 def signature_of(text: str) -> inspect.Signature:

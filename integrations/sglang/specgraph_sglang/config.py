@@ -1,4 +1,4 @@
-"""Which configurations of SGLang the plugin serves; known before any device work."""
+"""The configurations of SGLang that the plugin serves; known before any device work."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ ALGORITHMS = {"SPECGRAPH": "EAGLE3", "SPECGRAPH_EAGLE": "EAGLE"}
 
 
 def unsupported_arguments(args: Any) -> str | None:
-    """Why the plugin does not serve SGLang's `ServerArgs`, as it hands them to `validate_server_args`, in one line;
-    None where it does."""
+    """Return why the plugin does not serve SGLang's `ServerArgs`, as it hands them to `validate_server_args`, in one
+    line; None where it does."""
     if args.speculative_draft_model_path is None:
         return "no --speculative-draft-model-path; it is an EAGLE drafter's folder, or the target's with its MTP module"
     if (topk := args.speculative_eagle_topk) != 1:  # left out, SGLang makes trees for most targets
@@ -37,8 +37,8 @@ def unsupported_arguments(args: Any) -> str | None:
 
 
 def unsupported_experts(args: Any) -> str | None:
-    """Why the mixture of an MTP drafter cannot run in draft graphs, in one line; None where it can: all ranks add up,
-    once, in SGLang's group of tensor parallel."""
+    """Return why the mixture of an MTP drafter cannot run in draft graphs, in one line; None where it can: all ranks
+    add up, once, in SGLang's group of tensor parallel."""
     for name in ("moe_a2a_backend", "speculative_moe_a2a_backend"):
         if (backend := getattr(args, name, None)) not in (None, "none"):
             return f"--{name.replace('_', '-')} {backend} with MTP; its experts are split by tensor parallel"

@@ -1,4 +1,4 @@
-"""Where SGLang's loaded MTP modules keep the parts of an `MtpHead`. SGLang names the algorithm NEXTN, or EAGLE."""
+"""The places of an `MtpHead`'s parts in SGLang's loaded MTP modules. SGLang names the algorithm NEXTN, or EAGLE."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class BySlot:
         self._held.difference_update(slots)
 
     def holds(self, slots: Sequence[int]) -> list[bool]:
-        """Which of the slots have rows."""
+        """Return whether each slot has rows."""
         return [slot in self._held for slot in slots]
 
     def take(self, indices: Tensor) -> list[Tensor]:
@@ -148,7 +148,7 @@ class DraftRounds:
         _LOG.info("specgraph drafts for up to %d requests (%d graphs)", fast.config.sizes[-1], graphs)
 
     def _follow_weights(self) -> None:
-        """Where SGLang has put other tensors in the place of weights, read them, and capture again."""
+        """Read the weights and capture again where SGLang has put other tensors in their place."""
         if self.fast_path.weights_moved():
             _LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
             self.fast_path.drafter.close()
@@ -328,7 +328,7 @@ class DraftRounds:
         return True
 
     def _reason_for_sglang(self, embeddings: Any = None) -> str | None:
-        """Why SGLang's own code must run after this pass; None where specgraph's does."""
+        """Return why SGLang's own code must run after this pass; None where specgraph's does."""
         if self.use_sglang:
             return "switched off"
         return None if embeddings is None else "multimodal inputs"

@@ -1,4 +1,4 @@
-"""Where vLLM's loaded MTP modules keep the parts of an `MtpHead`."""
+"""The places where vLLM's loaded MTP modules keep the parts of an `MtpHead`."""
 
 from __future__ import annotations
 

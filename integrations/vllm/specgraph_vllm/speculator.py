@@ -59,7 +59,8 @@ def adopt(
 def reason_for_vllm(
     batch: Any, num_speculative_tokens: int, max_num_requests: int, hidden_states: Any, options: dict[str, Any]
 ) -> str | None:
-    """Why vLLM's own code must draft after this pass; None where specgraph drafts. Reads nothing from the device.
+    """Return why vLLM's own code must draft after this pass; None where specgraph drafts. It reads nothing of the
+    device.
 
     Args:
         batch: vLLM's `InputBatch`.
@@ -159,7 +160,7 @@ class Speculator(_Stock):
             kept[slots] = self.stock_logits[slots].float()
 
     def _follow_weights(self) -> None:
-        """Where vLLM has put other tensors in the place of weights, read them, and capture again."""
+        """Read the weights and capture again where vLLM has put other tensors in their place."""
         if self.fast_path is not None and self.fast_path.weights_moved():
             _LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
             self._drop_graphs()
