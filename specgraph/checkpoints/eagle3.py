@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from specgraph.checkpoints.config_source import ConfigSource, holder_of
+from specgraph.checkpoints.config_source import holder_of
 from specgraph.checkpoints.drafter import EAGLE_ARCHITECTURES, DrafterFolder
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.models.config import ModelConfig
@@ -18,8 +18,12 @@ EAGLE_CONFIG = {
     "next_layer_regular": True,
     "parallel_draft_step": 1,
     "has_lm_head": True,
+    "norm_before_residual": False,
+    "norm_output": False,
+    "fc_norm": False,
 }
-"""Keys of `eagle_config` that change the computation, with the only value that this head has."""
+"""Keys of `eagle_config` that change the computation, with the only value that this head has.
+Engines read the last three at the top level alone."""
 
 
 def _aux_layers_listed(listed: tuple[int, ...] | None, num_layers: int, from_speculators: bool) -> tuple[int, ...]:
@@ -62,12 +66,7 @@ def load_peagle(opened: DrafterFolder) -> PEagleHead:
 
 def _switches(opened: DrafterFolder) -> dict[str, bool]:
     """Read where a head normalises."""
-    return {key: _switch(opened.head, key) for key in ("norm_before_residual", "norm_output")}
-
-
-def _switch(source: ConfigSource, key: str) -> bool:
-    """Return a switch at the top level or in `eagle_config`, both of which are in use; false where neither has it."""
-    return holder_of(key, source, source.section("eagle_config")).boolean(key, False)
+    return {key: opened.head.boolean(key, False) for key in ("norm_before_residual", "norm_output")}
 
 
 def _aux_layers(opened: DrafterFolder) -> tuple[int, ...]:
@@ -110,9 +109,9 @@ def _parts(opened: DrafterFolder) -> tuple[ModelConfig, AuxWeights, list[Decoder
         fc = folder.matrix([f"{prefix}fc.weight"], [(hidden, aux_size)])
         fc = fc._replace(bias=folder.optional_weight(f"{prefix}fc.bias", (hidden,)))
     input_norm = None
-    if _switch(source, "norm_before_fc"):
+    if holder_of("norm_before_fc", source, source.section("eagle_config")).boolean("norm_before_fc", False):
         input_norm = folder.weight(f"{prefix}input_norm.weight", (aux_size,))
-    aux_norms = len(aux_layers) if _switch(source, "fc_norm") else 0
+    aux_norms = len(aux_layers) if source.boolean("fc_norm", False) else 0
     # hidden_norm is part of the first layer in the authors' folders; older ones have it at the top level.
     norm = f"{layer_names[0]}.hidden_norm.weight"
     lm_head = "lm_head.weight" if "lm_head.weight" in folder else f"{prefix}lm_head.weight"

@@ -96,6 +96,7 @@ DRAFTER_KEYS = [
     ("eagle3-llama", [], {"eagle_config": {AUX: [1, 2, 3]}}, ["'eagle_config' is a key of the authors' layout"]),
     (AUTHORS, ["eagle_config"], {"use_input_layernorm_in_first_layer": False}, ["eagle_config", "only True"]),
     (AUTHORS, ["eagle_config"], {"use_last_layernorm": False}, ["eagle_config", "'use_last_layernorm'", "only True"]),
+    (AUTHORS, ["eagle_config"], {"norm_output": True}, ["'norm_output'", "only False"]),
     (AUTHORS, ["eagle_config"], {"use_mtp_layernorm": True}, ["'use_mtp_layernorm'", "only False"]),
     (AUTHORS, ["eagle_config"], {"parallel_draft_step": 2}, ["'parallel_draft_step'", "only 1"]),
     (AUTHORS, ["eagle_config"], {"residual_scale": 2.0}, ["'residual_scale'", "not known"]),
