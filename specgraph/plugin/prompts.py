@@ -119,6 +119,7 @@ class PromptProgram(Program):
             metadata=allocate_metadata(n, SEGMENT, table),
         )
         self._column = torch.arange(SEGMENT, device=device)
+        self._block_starts = torch.arange(0, table.shape[1] * config.block_size, config.block_size, device=device)
         self._first_row = torch.zeros(1, dtype=torch.int64, device=device)
 
     def num_steps(self, batch: BatchDescriptor) -> int:
@@ -165,26 +166,26 @@ class PromptProgram(Program):
         write(into.segments, [[*numbers, *padding] for numbers in zip(*part, strict=True)])
         now = Segment(*into.segments)
         rows = now.first_row[:, None] + self._column
-        if self._program.position_offset:  # rows take their own tokens
-            tokens = given.token_ids[rows.clamp(max=given.token_ids.shape[0] - 1)].long()
-        else:
-            following = given.token_ids[(rows + 1).clamp(max=given.token_ids.shape[0] - 1)].long()
-            ends = given.next_tokens[now.request].long()[:, None]
-            tokens = torch.where(self._column == now.last_column[:, None], ends, following)
-        into.token_ids.copy_(torch.where(self._column < now.num_rows[:, None], tokens, 0).flatten())
-        size = 0
+        # A chunk's last row, whose token is another one, may be the engine's last; those behind it are never read.
+        following = (rows if self._program.position_offset else rows + 1).clamp_(max=given.token_ids.shape[0] - 1)
+        tokens = given.token_ids[following]
+        if not self._program.position_offset:
+            ends = given.next_tokens[now.request].to(tokens.dtype)[:, None]
+            tokens = torch.where(self._column == now.last_column[:, None], ends, tokens)
+        held = self._column < now.num_rows[:, None]
+        torch.mul(tokens, held, out=into.token_ids.view(held.shape))
+        size, rows = 0, rows.flatten()
         for states in given.hidden_states if into.aux_hidden.shape[1] else ():
             columns = into.aux_hidden[:, size : size + states.shape[1]]
-            columns.copy_(states[rows.flatten().clamp(max=states.shape[0] - 1)])
+            torch.index_select(states, 0, rows.clamp_(max=states.shape[0] - 1), out=columns)
             size += states.shape[1]
         step, table = self._block_size if given.table_of_slots else 1, into.metadata.block_table
         width = -(-(max(segment.position for segment in part) + SEGMENT) // self._block_size)
         entries = given.table[:, : width * step : step]
         entries = entries[now.request if given.table_rows is None else given.table_rows.long()[now.request]]
-        ends = (now.position + now.num_rows)[:, None]
-        held = torch.arange(entries.shape[1], device=ends.device) * self._block_size < ends
+        owned = self._block_starts[: entries.shape[1]] < (now.position + now.num_rows)[:, None]
         table[:, :width].zero_()  # no row sees a block further on
-        table[:, : entries.shape[1]].copy_(torch.where(held, entries // step, 0))
+        torch.mul(entries // step if step > 1 else entries, owned, out=table[:, : entries.shape[1]])
 
 
 def segments_of(chunk: Chunk) -> Iterator[Segment[int]]:
