@@ -36,9 +36,7 @@ def test_in_place(platform: Platform) -> None:
 
     def body() -> None:
         out.copy_(x * 2)
-        sum_of_all.zero_()
-        for other in others:
-            sum_of_all.add_(other)
+        sum_of_all.copy_(sum(others[1:], others[0]))
 
     graph = captured(platform, body)
     for value in (1.0, -3.5, 7.25):
