@@ -1,7 +1,7 @@
-"""Requests that arrive at random times at an engine which drafts by itself and through specgraph, in turns.
+"""Requests that arrive at random times at SGLang, which drafts by itself and through specgraph, in turns.
 
-    python integrations/gpu/served.py --engine vllm --out h100-vllm.json
-    python integrations/gpu/served.py --engine vllm --target FOLDER --drafter FOLDER --rates 10,30,60 --out FILE
+    python integrations/gpu/served.py --out FILE
+    python integrations/gpu/served.py --target FOLDER --drafter FOLDER --rates 10,30,60 --out FILE
 
 8B shapes with dummy weights, K = 5, no prefix cache, prompts of 64 to 2,048 tokens, outputs of 128. How many drafts are
 accepted is drawn by the engine, as many on average as where each one is accepted with probability 0.7. With `--target`
@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engines import ENGINES, engine_class, environment
+from engines import environment
 from prompts import python_prompts
+from sglang_engine import Engine
 
 NEW_TOKENS, ACCEPTANCE, MAX_LEN = 128, 0.7, 4096
 SIZES = [1, 2, 4, 8, 16, 24, 32, 48, 64]
@@ -65,7 +66,6 @@ def served(engine: Any, text: Sequence[int], longest: int, rate: float, seconds:
 def main() -> None:
     """Run both ways at each rate, turn by turn."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--engine", choices=ENGINES, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target", type=Path)
     parser.add_argument("--drafter", type=Path)
@@ -82,10 +82,10 @@ def main() -> None:
         pair = asked.target, asked.drafter
         max_len = min(max_len, json.loads((asked.target / "config.json").read_text())["max_position_embeddings"])
         text = [token for prompt in python_prompts(asked.target / "tokenizer.json", 256, seed=1) for token in prompt]
-    engine = engine_class(asked.engine).served(SIZES, ACCEPTANCE, max_len, pair)
+    engine = Engine.served(SIZES, ACCEPTANCE, max_len, pair)
     result: dict[str, Any] = {
         "command": " ".join(sys.argv),
-        "environment": environment(asked.engine),
+        "environment": environment("sglang"),
         "acceptance": ACCEPTANCE if pair is None else "the weights'",
         "rows": [],
     }

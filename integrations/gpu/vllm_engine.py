@@ -121,29 +121,11 @@ class Engine:
         return Engine(target, draft, "specgraph", method, **arguments | options)
 
     @staticmethod
-    def served(sizes: list[int], acceptance: float, max_len: int, pair: tuple[Path, Path] | None) -> Engine:
-        """An engine without a prefix cache, for both ways in turns: over the folders of a target and an EAGLE-3
-        drafter, or of 8B shapes, whose drafts are each accepted with that probability, by vLLM's synthetic rejection
-        sampling."""
-        options: dict[str, Any] = {"max_model_len": max_len, "enable_prefix_caching": False}
-        if pair is None:
-            rates = [acceptance**i for i in range(1, K + 1)]
-            speculative = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
-            return Engine.dummy_8b(sizes, speculative=speculative, **options)
-        options |= {"max_num_seqs": max(sizes), "gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": 8 << 30}
-        settings = {"specgraph": {"capture_sizes": sizes}}
-        return Engine(str(pair[0]), str(pair[1]), "specgraph", additional_config=settings, **options)
-
-    @staticmethod
     def agreed(answer: bool) -> bool:
         """Rank 0's answer: every rank of an engine has to add the same requests before the same step."""
         from vllm.distributed.parallel_state import get_tp_group
 
         return get_tp_group().broadcast_object(answer)
-
-    def switch(self, way: str) -> None:
-        """Draft in that way from now on: "stock" or "specgraph"."""
-        self.speculator.use_vllm = way == "stock"
 
     @staticmethod
     def room(prompt: list[int]) -> int:
