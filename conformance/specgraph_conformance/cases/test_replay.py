@@ -185,6 +185,8 @@ def test_side_stream(platform: Platform) -> None:
 def test_thread(platform: Platform) -> None:
     x, out = torch.full((64,), 4.0, device=platform.device), torch.zeros(64, device=platform.device)
     graph = captured(platform, lambda: out.copy_(x * 2))
+    out.zero_()  # the warm-up wrote it
+    platform.synchronize()
     in_another_thread(lambda: replay_and_wait(platform, graph))
     assert on_host(out)[0].item() == 8.0
     theirs = in_another_thread(lambda: captured(platform, lambda: out.copy_(x * 5), warm_up=False))
