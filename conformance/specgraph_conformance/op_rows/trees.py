@@ -346,31 +346,40 @@ def verify_tree_synthetic(run: Run, g: torch.Generator) -> None:
     kind=[33, 64],
 )
 def trees_of_many_rows(run: Run, g: torch.Generator, kind: int) -> None:
-    rows, half, heads, dim, trees = kind, kind // 2, 2, 32, random_trees(kind, g)
-    begun, requests = trees.begin(run), len(trees.starts)
-    query = torch.randn(requests * half, heads, dim, generator=g)
+    trees = random_trees(kind, g)
+    begun = trees.begin(run)
+    for drawn_so_far in (kind // 2, kind):
+        expect_attention(run, g, trees, begun, drawn_so_far)
+
+
+def expect_attention(run: Run, g: torch.Generator, trees: Trees, begun: ops.Rows, drawn_so_far: int) -> None:
+    """The first `drawn_so_far` rows of each tree attend to the context and to their own paths."""
+    rows, heads, dim, requests = trees.rows, 2, 32, len(trees.starts)
+    query = torch.randn(requests * drawn_so_far, heads, dim, generator=g)
     caches = [torch.randn(33, BLOCK, 1, dim, generator=g) for _ in range(2)]
     for r, start in enumerate(trees.starts):
-        # Slots of nodes that are not drawn yet: no row of the first half sees them.
-        for slot in trees.slots(r)[half:] if start >= 0 else ():
+        # Slots of nodes that are not drawn yet: none of the first rows sees them.
+        for slot in trees.slots(r)[drawn_so_far:] if start >= 0 else ():
             for cache in caches:
                 cache.view(-1, dim)[slot] = float("nan")
     assert begun.ancestors is not None
-    words = begun.ancestors.view(requests, rows)[:, :half].flatten()
+    words = begun.ancestors.view(requests, rows)[:, :drawn_so_far].flatten()
     table = torch.tensor(trees.blocks, dtype=torch.int32)
     assert begun.seq_lens is not None
-    lengths = ops.DeviceLengths(begun.seq_lens, torch.arange(requests + 1, dtype=torch.int32) * half, half)
+    lengths = ops.DeviceLengths(
+        begun.seq_lens, torch.arange(requests + 1, dtype=torch.int32) * drawn_so_far, drawn_so_far
+    )
     mask = ops.Mask(causal=False, ancestors=words, tree_len=rows)
     seen = run(ops.paged_attention, query, ops.KVCache(*caches), table, lengths, mask, scale=0.3)
-    seen = seen.view(requests, half, heads, dim)
+    seen = seen.view(requests, drawn_so_far, heads, dim)
     for r, start in enumerate(trees.starts):
         if start < 0:
             assert not seen[r].any(), "an inert request has output"
             continue
         keys, values = (cache[trees.blocks[r]].flatten(0, 1)[:, 0].double() for cache in caches)
-        for row in range(half):
+        for row in range(drawn_so_far):
             own = [*range(start), *(start + i for i in trees.line(r, row))]
-            scores = query[r * half + row].double() @ keys[own].T * 0.3
+            scores = query[r * drawn_so_far + row].double() @ keys[own].T * 0.3
             expect_close(seen[r, row], scores.softmax(-1) @ values[own], 1e-3, f"row {row} of request {r}")
 
 
