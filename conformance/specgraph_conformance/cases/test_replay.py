@@ -234,7 +234,7 @@ OPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "slices": lambda x, i, b: b.clone()[1:4].copy_(x[:3]).sum(dim=0),
     "integers": lambda x, i, b: ((i * 40503 + 7) ^ (i << 3)) & 1023,
     "bfloat16": lambda x, i, b: (x.bfloat16() @ b.bfloat16().T).float(),
-    "strided": lambda x, i, b: x.T.contiguous().T + torch.cat([b[:, ::2], b[:, 1::2]], dim=1),
+    "strided": lambda x, i, b: x.T.contiguous().T + torch.cat([b[:, ::2], b[:, 1::2]], dim=1).T.contiguous().T,
 }
 
 
