@@ -192,7 +192,7 @@ def allocate_buffers(
         return torch.zeros(shape, dtype=dtype, device=device)
 
     nodes, keeps_probs = (steps, config.keeps_draft_probs) if tree is None else (tree.num_draft_tokens - 1, False)
-    later = [each.later for each in passes]
+    later = [1, *(each.later for each in passes)]  # a block has one row where K is 0
     step = allocate_metadata(requests, rows.later, memory.block_table, rows.tree_keys, query_lens=later)
     step_token_ids = zeros(requests * rows.later)
     growing = past = None
