@@ -210,7 +210,8 @@ class ConfigSource:
 
 
 def holder_of(key: str, *sections: ConfigSource) -> ConfigSource:
-    """Return the first of these sections that says something under `key`; the last where none does.
+    """Return the first of these sections that says something under `key`; where none does, the first that has it as
+    null, or the last.
 
     Two that say different things are refused: engines differ on which of them counts.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 
 import pytest
 import torch
@@ -113,7 +114,11 @@ def test_a_number_written_into_a_tensor_is_no_read(named):
     held = torch.tensor(1.5)
     with guard({}, torch.device("meta")):
         x = torch.empty(4, 2, device="meta")
-        x[:, -1].fill_(torch.tensor(2.5))
+        number = torch.tensor(2.5)
+        x[:, -1].fill_(number)
+        memory = weakref.ref(number.untyped_storage())
+        del number
+        assert memory() is not None, "another tensor may get the address of a number that was allowed"
         with pytest.raises(ReadSetError, match="its value would be baked"):
             x.fill_(held)
         with pytest.raises(ReadSetError, match="its value would be baked"):

@@ -65,3 +65,5 @@ def test_embedding_is_shared_unless_it_differs(target, tmp_path):
     change_tensors(folder, lambda tensors: [tensors.pop(name) for name in ("lm_head.weight", "d2t", "t2d")])
     with refused("'tie_word_embeddings' is true", "no lm_head"):
         load_drafter(folder, target)
+    change_tensors(folder, lambda tensors: tensors.pop("embed_tokens.weight"))
+    assert load_drafter(folder, target).projection.weight is target.lm_head

@@ -96,19 +96,27 @@ DRAFTER_KEYS = [
     ("eagle3-llama", [], {"eagle_config": {AUX: [1, 2, 3]}}, ["'eagle_config' is a key of the authors' layout"]),
     (AUTHORS, ["eagle_config"], {"use_input_layernorm_in_first_layer": False}, ["eagle_config", "only True"]),
     (AUTHORS, ["eagle_config"], {"use_last_layernorm": False}, ["eagle_config", "'use_last_layernorm'", "only True"]),
-    (AUTHORS, ["eagle_config"], {"norm_output": True}, ["'norm_output'", "only False"]),
+    *[
+        (AUTHORS, ["eagle_config"], {key: True}, [f"'{key}'", "only False"])
+        for key in ("norm_before_residual", "norm_output", "fc_norm")
+    ],
+    (AUTHORS, ["eagle_config"], {"norm_before_fc": True}, ["no tensor 'input_norm.weight'"]),
     (AUTHORS, ["eagle_config"], {"use_mtp_layernorm": True}, ["'use_mtp_layernorm'", "only False"]),
     (AUTHORS, ["eagle_config"], {"parallel_draft_step": 2}, ["'parallel_draft_step'", "only 1"]),
     (AUTHORS, ["eagle_config"], {"residual_scale": 2.0}, ["'residual_scale'", "not known"]),
     ("dspark", [], {"markov_head_type": "fir"}, ["'markov_head_type' is 'fir'", "vanilla, gated, rnn"]),
     ("dspark", [], {"markov_rank": 0}, ["'markov_rank' should be at least 1"]),
+    ("dflash", [], {"dflash_config": {"block_size": 4}}, ["'dflash_config' is a key of the authors' layout"]),
+    ("dspark", [], {"dspark_config": {"block_size": 4}}, ["'dspark_config' is a key of the authors' layout"]),
     ("dflash", [], {"projector_type": "domino"}, ["'projector_type' is "]),
     ("dflash", [], {"input_embedding_scale": 2.0}, ["'input_embedding_scale' is "]),
     ("dflash", [], {"use_gemma_norm": True}, ["'use_gemma_norm' is "]),
     ("dflash", [LAYERS], {"is_causal": True}, ["'is_causal' is "]),
     ("dflash", [LAYERS], {"is_neox_style": False}, ["'is_neox_style' is "]),
     ("mtp", [], {"num_nextn_predict_layers": 3}, ["'num_nextn_predict_layers' is 3", "num_modules=1"]),
+    ("mtp", [LAYERS], {"mtp_num_hidden_layers": 3}, ["'mtp_num_hidden_layers' is 3", "num_modules=1"]),
     ("mtp", [], {"mtp_hidden_states_first": True}, ["'mtp_hidden_states_first' is True"]),
+    ("eagle", [], {"bias": False}, ["'bias' is False", "a tensor 'fusion_fc.bias'"]),
     ("eagle", [], {"speculators_model_type": "lilicorr"}, ["'lilicorr'", "dflash, dflash2, dspark, eagle, "]),
     ("eagle", [], {"speculators_model_type": "xpress"}, ["'xpress'", "no program here does", "refiner"]),
 ]  # fmt: skip

@@ -315,7 +315,7 @@ def input_batch(rows: list[Tensor], starts: list[int], slots: list[int], drafts:
         query_start_loc=torch.from_numpy(bounds),
         query_start_loc_np=bounds,
         num_computed_tokens_np=np.array(starts, dtype=np.int32),
-        input_ids=torch.cat([*rows, torch.full((5,), 77)]).int(),  # rows of padding
+        input_ids=torch.cat([*rows, torch.full((5,), 1 << 20)]).int(),  # rows of padding: no token ids
         positions=torch.cat(
             [*(torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)), torch.zeros(5).long()]
         ),
