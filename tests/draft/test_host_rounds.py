@@ -11,6 +11,7 @@ from specgraph import ops
 from specgraph.capture import BatchDescriptor
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft.host_lengths import HostRounds
+from specgraph.engine.round_program import HostState
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,6 @@ def test_host_lengths_are_those_of_the_device(past, after_sampled, offset):
 
 
 def test_a_verify_has_the_devices_lengths_also_for_an_inert_request_between_others():
-    plan, starts = ops.RowPlan(3, 64, 4), [7, -1, 0, -1]
-    host = plan.host_lengths(starts[:3], 4)
-    assert list(host.seq_lens) == on_device(plan, starts)[0] == [10, 0, 3, 0]
+    plan, starts = ops.RowPlan(3, 64, 4), HostState([4, 5, 0], [3, 0, 1]).next_positions
+    host = plan.host_lengths(starts, 4)
+    assert list(host.seq_lens) == on_device(plan, [7, -1, 1, -1])[0] == [10, 0, 4, 0]
