@@ -184,7 +184,7 @@ class PromptProgram(Program):
         entries = given.table[:, : width * step : step]
         entries = entries[now.request if given.table_rows is None else given.table_rows.long()[now.request]]
         owned = self._block_starts[: entries.shape[1]] < (now.position + now.num_rows)[:, None]
-        table[:, :width].zero_()  # no row sees a block further on
+        # No row of a prompt sees a block further on: those of an earlier pass stand there.
         torch.mul(entries // step if step > 1 else entries, owned, out=table[:, : entries.shape[1]])
 
 
