@@ -206,8 +206,7 @@ class Drafter(ModelRunner):
             ConfigError: what should be a tensor on the drafter's device is something else, or has the wrong shape;
                 both shapes are named. With `debug`, a value that no round can have. K is none of those that were
                 captured.
-            CapacityError: the batch is larger than max_num_requests, or than every captured size with fallback
-                'error'. Nothing was run.
+            CapacityError: the batch is larger than max_num_requests. Nothing was run.
             StaleInputError: the memory of a bound tensor was exchanged. Nothing was run.
         """
         if self.refusal:

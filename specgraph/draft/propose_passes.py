@@ -79,8 +79,8 @@ class ProposePasses:
     ) -> ProposePass:
         """Return the pass for a batch of `query_len` rows per request and K drafts; what the config says by default.
 
-        CapacityError for more requests than max_num_requests, or than every captured size with fallback 'error';
-        ConfigError where no K makes rounds of so many rows, or this K was not captured.
+        CapacityError for more requests than max_num_requests; ConfigError where no K makes rounds of so many rows, or
+        this K was not captured.
         """
         rows = self._config.query_len if query_len is None else query_len
         binding = 0 if bound is None else bound.number
@@ -103,8 +103,6 @@ class ProposePasses:
         assert runner is not None, "the drafter owns its passes"
         memory, binding = (self._memory, 0) if bound is None else (bound, bound.number)
         found = dispatch(self._batch(num_requests, query_len, num_speculative_tokens, binding), self._config.sizes)
-        if not found.captured and self._config.fallback == "error" and runner.graphs is not None:
-            raise CapacityError(f"{found.reason}, and fallback is 'error'")
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
         program = next(each for each in self._programs if each.draws_trees == found.descriptor.tree)
         drafts = program.buffers.sliced(n, program.rows(query_len, k), k)

@@ -121,6 +121,8 @@ def test_batches_beyond_the_captured_sizes_run_eager_if_asked(make_decoder, requ
     decoder = make_decoder(shadow, decode="merged", capture_sizes=[2], fallback="eager")
     assert [r.token_ids for r in decoder.generate(requests)] == target_alone(requests)
     assert 0 < decoder.drafter.launches["propose"] < decoder.drafter.num_proposes
+    decoder = make_decoder(shadow, decode="eager", prefill="full", capture_sizes=[2])  # only prompts have graphs
+    assert [r.token_ids for r in decoder.generate(requests)] == target_alone(requests)
 
 
 def test_data_parallel_ranks_draft_one_k():
