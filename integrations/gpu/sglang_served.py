@@ -42,7 +42,8 @@ KEYS = (
 def draft_by(url: str, way: str) -> None:
     """Let the server draft in that way from now on: "stock" or "specgraph"."""
     # Setting a threshold, to what it is, lets SGLang begin anew to count accepted drafts.
-    body = {"server_args": {"specgraph": int(way == "specgraph"), "speculative_accept_threshold_acc": 1.0}}
+    threshold = "speculative_accept_threshold_acc"
+    body = {"server_args": {"specgraph": int(way == "specgraph"), threshold: internal_state(url)[threshold]}}
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/set_internal_state", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
@@ -50,10 +51,10 @@ def draft_by(url: str, way: str) -> None:
             raise SystemExit(f"{url} does not draft by specgraph; start it with --speculative-algorithm SPECGRAPH")
 
 
-def proposes(url: str) -> Counter[str]:
-    """Return the counts of proposes by who drafted, and why."""
+def internal_state(url: str) -> dict[str, Any]:
+    """Return what SGLang's scheduler says of itself; `specgraph` counts proposes by who drafted, and why."""
     with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
-        return Counter(json.load(answer)["internal_states"][0]["specgraph"])
+        return json.load(answer)["internal_states"][0]
 
 
 def load(flags: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -97,11 +98,11 @@ def main() -> None:
         for rate in rates if turn >= 0 else rates[-1:]:
             for way in ("stock", "specgraph") if turn % 2 else ("specgraph", "stock"):
                 draft_by(asked.url, way)
-                before = proposes(asked.url)
+                before = Counter(internal_state(asked.url)["specgraph"])
                 count = max(1, round(rate * (asked.seconds if turn >= 0 else 2)))
                 row = load(flags | {"request-rate": rate, "num-prompts": count, "seed": turn + 1}, folder / "rows")
                 if turn >= 0:
-                    counts = proposes(asked.url) - before
+                    counts = Counter(internal_state(asked.url)["specgraph"]) - before
                     row = {key: row[key] for key in KEYS if key in row}
                     result["rows"].append({"rate": rate, "way": way, "turn": turn} | row | {"proposes": counts})
                     print(result["rows"][-1], flush=True)
