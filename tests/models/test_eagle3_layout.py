@@ -21,12 +21,16 @@ def target(tmp_path_factory):
 
 @torch.no_grad()
 def test_the_final_hidden_state_alone_is_taken_unchanged(target, tmp_path, dense_attend):
-    """The states are those of a head that takes one aux layer through an `fc` that is the identity."""
+    """The states are those of a head that takes one aux layer through an `fc` that is the identity; a head that says
+    that it is a Mistral's has no window."""
     tokens, states, outputs = torch.arange(6), torch.randn(6, HIDDEN), []
     identity = {"fc.weight": torch.eye(HIDDEN)}
-    for name, aux, fc, keys in (("none", [], {}, {"use_aux_hidden_state": False}), ("one", [4], identity, {AUX: [4]})):
-        folder = tiny_checkpoints.write_eagle3(tmp_path / name)
-        change_config(folder, eagle_config=keys)
+    for kind, aux, fc, keys in (
+        ("llama", [], {}, {"use_aux_hidden_state": False}),
+        ("mistral", [4], identity, {AUX: [4]}),
+    ):
+        folder = tiny_checkpoints.write_eagle3(tmp_path / kind)
+        change_config(folder, eagle_config=keys, model_type=kind, sliding_window=2)
         change_tensors(folder, lambda tensors, fc=fc: (tensors.pop("fc.weight"), tensors.update(fc)))
         head = load_drafter(folder, target)
         assert (list(head.aux_layers), head.aux_size) == (aux, HIDDEN)
