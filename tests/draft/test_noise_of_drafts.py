@@ -14,7 +14,8 @@ K, SEEDS = 4, [0, 1, -5]
 def test_a_position_that_is_drafted_again_has_other_noise(kind):
     """So hot that noise alone decides. Rounds that end at the same length draw alike, whatever they accepted."""
     head = make_head(kind, make_target())
-    drafter = make_drafter(head, "eager", num_speculative_tokens=K, max_num_requests=3, max_model_len=48, sampled=True)
+    limits = {"num_speculative_tokens": K, "max_num_requests": 4, "capture_sizes": [3, 4], "max_model_len": 48}
+    drafter = make_drafter(head, "eager", sampled=True, **limits)
     inputs = drafter.inputs(3)
     inputs.sampled_token_ids.copy_(torch.arange(3 * (K + 1)).view(3, -1) % VOCAB)
     inputs.aux_hidden.normal_(generator=torch.Generator().manual_seed(1))
@@ -31,4 +32,5 @@ def test_a_position_that_is_drafted_again_has_other_noise(kind):
     first, second = drafts(5, 1), drafts(6, 1)
     assert not (first[:, None, 1:] == second[:, :-1]).all(dim=-1).any()
     assert torch.equal(drafts(5, 2), second)
+    assert drafter.buffers.draft_seeds.shape == (4,)  # written in place: `out` takes other shapes
     drafter.close()
