@@ -60,7 +60,7 @@ class AttentionMetadata:
 
     def sliced(self, num_requests: int, query_len: int | None = None) -> AttentionMetadata:
         """Return the first `num_requests` requests of a uniform batch of `query_len` rows each, by default as many as
-        now: views of the same memory.
+        now, else one of the numbers that `allocate_metadata` was given: views of the same memory.
         """
         query_len = self.query_len if query_len is None else query_len
         rows = num_requests * query_len
