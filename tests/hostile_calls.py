@@ -174,7 +174,7 @@ ENGINE = RUNNER | {
 }  # fmt: skip
 FLOAT = {"dtype": torch.float32}
 CALLS = [
-    call("Request", valid=lambda w: {
+    call("Request", "none", valid=lambda w: {
         "prompt_token_ids": [1, 2], "max_tokens": 2, **SAMPLING, "stop_token_ids": [5], "top_k": 4, "top_p": 0.9,
         "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1,
         "logit_bias": {3: 1.0}}),
@@ -214,16 +214,16 @@ CALLS = [
     *engine_calls("decoder"),
     *engine_calls("generator"),
     call("decoder.check", valid=lambda w: {"request": w.request}),
-    call("decoder.generate request", use=lambda w, generate: lambda **kw: generate([w.request, Request(**kw)]),
+    call("decoder.generate request", "none", use=lambda w, generate: lambda **kw: generate([w.request, Request(**kw)]),
          valid=lambda w: {**w.ask, **SAMPLING, "stop_token_ids": [5], "top_k": 4, "logit_bias": {3: 1.0}}),
-    call("decoder.add request", use=lambda w, add: lambda **kw: w.finish(w.decoder, add(Request(**kw))),
+    call("decoder.add request", "none", use=lambda w, add: lambda **kw: w.finish(w.decoder, add(Request(**kw))),
          valid=lambda w: {**w.ask, **SAMPLING}),
     call("decoder.capture", "type", "builtin_function_or_method", valid=lambda w: {"progress": None}),
     call("generator.request", "none", valid=lambda w: {
         "prompt": "def f", "max_tokens": 2, **SAMPLING, "chat": False, "top_k": 4, "chat_template_kwargs": {}}),
-    call("generator.requests", valid=lambda w: {"prompt": "def f", "max_tokens": 2, **SAMPLING, "n": 2}),
-    call("generator.text", "text", valid=lambda w: {"prompts": ["def f"], "n": 2, "max_tokens": 2, **SAMPLING}),
-    call("generator.stream_text", "text", use=to_its_end, valid=lambda w: {
+    call("generator.requests", "none", valid=lambda w: {"prompt": "def f", "max_tokens": 2, **SAMPLING, "n": 2}),
+    call("generator.text", "none", "text", valid=lambda w: {"prompts": ["def f"], "n": 2, "max_tokens": 2, **SAMPLING}),
+    call("generator.stream_text", "none", "text", use=to_its_end, valid=lambda w: {
         "prompt": "def f", "max_tokens": 3, "stop": ["x"], **SAMPLING}),
     call("drafter.propose", use=lambda w, propose: lambda **kw: propose(sg.ProposeBatch(**kw)),
          valid=lambda w: w.round()),

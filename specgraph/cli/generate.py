@@ -232,8 +232,9 @@ def _row(prompt: Prompt, results: list[Result]) -> dict[str, Any]:
     ]  # fmt: skip
     if prompt.n == 1:
         return asdict(prompt) | sequences[0]
-    numbered = [{"seed": prompt.seed + i, **each} for i, each in enumerate(sequences)]
-    return asdict(prompt) | {"num_tokens": sum(len(result.tokens) for result in results), "sequences": numbered}
+    if prompt.seed is not None:
+        sequences = [{"seed": prompt.seed + i, **each} for i, each in enumerate(sequences)]
+    return asdict(prompt) | {"num_tokens": sum(len(result.tokens) for result in results), "sequences": sequences}
 
 
 def _show(console: Console, report: dict[str, Any], generator: TextGenerator, requests: list[Request]) -> None:
@@ -274,7 +275,8 @@ def _summary(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         more = f" (drafts by K: {used})" if len(by_k) > 1 else ""
         yield "draft tokens K", f"{report['num_speculative_tokens']}{more}"
     if "results" not in report:
-        sampling = f"temperature {report['temperature']:g}, seed {report['seed']}"
+        seed = "" if report["seed"] is None else f", seed {report['seed']}"
+        sampling = f"temperature {report['temperature']:g}{seed}"
         yield "sampling", sampling if report["temperature"] else "greedy"
     if drafted:
         yield "graph launches per propose", f"{report['graph_launches_per_propose']:g}"

@@ -38,7 +38,11 @@ class Prompt:
     prompt: str = ""
     max_tokens: Count = option(200, "Tokens to generate per prompt, at most.")
     temperature: Temperature = option(0.0, "0 is greedy.")
-    seed: int = option(0, "Sampling repeats for the same seed and K; -k auto and --draft-schedule change K.")
+    seed: int | None = option(
+        None,
+        "Sampling repeats for the same seed and K; -k auto and --draft-schedule change K. Default: another seed for "
+        "each sequence, the same ones in each run.",
+    )
     top_k: TopK = option(0, "Sample from this many most likely tokens; 0 for all.")
     top_p: TopP = option(1.0, "Sample from the fewest most likely tokens that together have this probability.")
     min_p: Share = option(0.0, "Sample from tokens with at least this share of the largest probability.")
@@ -47,7 +51,7 @@ class Prompt:
     )
     presence_penalty: Penalty = option(0.0, "Taken off the logits of tokens in the output.")
     frequency_penalty: Penalty = option(0.0, "Taken off a token's logit for each time that the output has it.")
-    n: Requests = option(1, "Sequences per prompt, with seeds seed, seed + 1 ...; needs a temperature.", "-n", "--n")
+    n: Requests = option(1, "Sequences per prompt; --seed S gives them S, S + 1 ...; needs a temperature.", "-n", "--n")
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

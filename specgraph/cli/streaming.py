@@ -67,7 +67,8 @@ def show_texts(
     def begin() -> None:
         number, place, of = places[shown]
         if place:
-            notes.print(f"[dim]sequence {place + 1} of {of}, seed {requests[shown].seed}:[/]")
+            seed = requests[shown].seed
+            notes.print(f"[dim]sequence {place + 1} of {of}{'' if seed is None else f', seed {seed}'}:[/]")
         elif prompts:
             show_prompt(prompts[number], consoles)
 

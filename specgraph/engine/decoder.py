@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 
 from specgraph.attention import AttentionBackend, PagedAttention
 from specgraph.capture import report_captures
@@ -103,6 +104,8 @@ class SpeculativeDecoder(OneCall):
         """The error of a request that failed to join in this round."""
         self._stream_open = False
         self._next_id = 0
+        self._seeds = count(-1, -1) if layout is None else count(-1 - layout.data_rank, -layout.data_size)
+        """The seeds of requests without one. Those of data parallel ranks differ; tensor parallel ranks count alike."""
         self.others_unfinished = False
         """True if any data parallel rank had requests at the last `step`: then all ranks call it again."""
         waits = self._sharing is not None or bool(self.target.attention.host_parameters)
@@ -290,7 +293,8 @@ class SpeculativeDecoder(OneCall):
     def _queue(self, requests: Sequence[Request]) -> int:
         """Queue requests, all or none; return the id of the first, from which theirs go on."""
         first, longest = self._next_id, self.config.max_model_len
-        states = [Running(request_id, request, longest) for request_id, request in enumerate(requests, first)]
+        seeds = [next(self._seeds) if each.seed is None else each.seed for each in requests]
+        states = [Running(first + i, each, seeds[i], longest) for i, each in enumerate(requests)]
         self._next_id += len(states)
         self._waiting += states
         return first

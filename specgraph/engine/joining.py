@@ -74,7 +74,7 @@ def join_round(
     token = adjusted.argmax(-1)
     if request.temperature:
         at = number(len(prompt), torch.int64)
-        token = first_token(adjusted, temperature, number(request.seed, torch.int64), at)
+        token = first_token(adjusted, temperature, number(state.seed, torch.int64), at)
     if sampling is not None:
         ops.count_tokens(token[None], sampling.output_counts)
     hidden = None if drafter is None else drafter.prefill_buffers.aux_hidden[len(prompt) - 1 - starts[-1]]
@@ -101,9 +101,8 @@ def _write_row(memory: RoundBuffers, config: EngineConfig, state: Running) -> No
     write(memory.start_positions[row], [state.position])
     if config.sampled:
         write(memory.temperature[row], [state.request.temperature])
-        write(memory.seeds[row], [state.request.seed])
-    elif config.synthetic_acceptance is not None:  # requests of one seed must not all accept alike
-        write(memory.seeds[row], [(state.request.seed + state.index) % 2**63])
+    if config.sampled or config.synthetic_acceptance is not None:
+        write(memory.seeds[row], [state.seed])
 
 
 def _write_sampling(row: SamplingBuffers, request: Request) -> None:

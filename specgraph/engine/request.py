@@ -43,11 +43,13 @@ class Request:
     """The largest number of tokens to generate."""
     temperature: Temperature = 0.0
     """0 is greedy; sampling needs at least MIN_TEMPERATURE."""
-    seed: int = 0
+    seed: int | None = None
     """Sampling repeats for the same seed, whatever the batch, while rounds have the same K. `draft_schedule` and K
     "auto" take K from the batch, "auto" from measured times too, and another K gives other tokens of the same
-    distribution: a token's place in a draft decides how it is drawn. Requests of one seed share their noise: those that
-    run together need seeds of their own to be independent. Fits in 64 bits, signed."""
+    distribution: a token's place in a draft decides how it is drawn. Requests of one seed share their noise. None: the
+    decoder gives the request one that it gives to no other: -1, -2 ... in the order in which requests without a seed
+    come (data parallel ranks take turns). So they are independent, a request that comes again gets another text, and
+    the same program repeats. Fits in 64 bits, signed."""
     stop_token_ids: Sequence[int] = ()
     """Generation ends after one of these. Each fits in 64 bits, signed."""
     top_k: TopK = 0
@@ -113,6 +115,8 @@ class Running:
     index: int
     """Its id."""
     request: Request
+    seed: int
+    """The request's, or the one that the decoder gave it."""
     max_model_len: InitVar[int]
     blocks: list[int] = field(default_factory=list[int])
     """KV blocks; none while it waits."""

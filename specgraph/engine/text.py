@@ -49,7 +49,7 @@ class TextGenerator:
         *,
         max_tokens: int = 128,
         temperature: float = 0.0,
-        seed: int = 0,
+        seed: int | None = None,
         chat: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **parameters: Any,
@@ -61,7 +61,7 @@ class TextGenerator:
                 `content`, which are put into the target's chat template.
             max_tokens: tokens to generate, at most.
             temperature: 0 is greedy; above 0 the generator must have been loaded with `sampled=True`.
-            seed: sampling repeats for the same seed; see `Request.seed`.
+            seed: sampling repeats for the same seed; None gives each request another one; see `Request.seed`.
             chat: put the text into the target's chat template, as a message of the user.
             chat_template_kwargs: variables of the chat template, such as `tools` (JSON schemas) or `enable_thinking`.
             parameters: stop_token_ids as in `Request`, instead of the target's own; top_k, top_p, min_p, penalties and
@@ -94,9 +94,9 @@ class TextGenerator:
 
     @checked
     def requests(
-        self, prompt: str | Sequence[Mapping[str, Any]], *, n: Requests = 1, seed: int = 0, **settings: Any
+        self, prompt: str | Sequence[Mapping[str, Any]], *, n: Requests = 1, seed: int | None = None, **settings: Any
     ) -> list[Request]:
-        """Make `n` requests for one prompt, whose seeds are seed, seed + 1 ... as in vLLM.
+        """Make `n` requests for one prompt, whose seeds are seed, seed + 1 ... as in vLLM, if one is given.
 
         Args:
             prompt, settings: as in `request`.
@@ -106,7 +106,7 @@ class TextGenerator:
         """
         first = self.request(prompt, seed=seed, **settings)
         check_num_sequences(n, first.temperature)
-        return [replace(first, seed=seed + i) for i in range(n)]
+        return [first if seed is None else replace(first, seed=seed + i) for i in range(n)]
 
     @checked
     def stream_text(self, prompt: str | Request, *, stop: str | Sequence[str] = (), **settings: Any) -> TextStream:
@@ -164,7 +164,7 @@ class TextGenerator:
 
         Args:
             prompts: a string is one prompt.
-            n: texts per prompt, of seeds seed, seed + 1 ...; more than 1 needs a temperature.
+            n: texts per prompt, as in `requests`; more than 1 needs a temperature.
             settings: as in `request`, for all prompts.
 
         Raises:

@@ -47,7 +47,7 @@ def test_prompts_from_json_lines(tmp_path):
         ("[]", "give an object"),
         ('{"max_tokens": 3}', "give an object"),
         ('{"prompt": "a", "hue": 1}', "argument 'hue'; it takes prompt, max_tokens, temperature, seed, top_k"),
-        ('{"prompt": "a", "seed": true}', "seed must be an integer, got True"),
+        ('{"prompt": "a", "seed": true}', "seed must be an integer or None, got True"),
         ("", "holds no prompt"),
     ],
 )

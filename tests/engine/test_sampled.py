@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 import pytest
 
 from specgraph.cli.prompts import Prompt
-from specgraph.engine import Request
+from specgraph.engine import Request, SpeculativeDecoder
+from specgraph.parallel import ParallelLayout
 
 
 def tokens(results) -> list[list[int]]:
@@ -48,6 +49,24 @@ def test_every_lowering_samples_the_same_tokens(
     assert decoder.metrics.accepted[1] > 0
     assert (decoder.drafter.buffers.draft_probs is None) is (draft_sampling == "greedy")
     assert tokens(decoder.generate(requests)) == target_alone(requests)
+
+
+def test_requests_without_a_seed_differ_and_repeat_with_the_program(make_decoder, requests, shadow):
+    """Requests dealt out to data parallel ranks in turns give the tokens of one process."""
+    asked = [replace(requests[0], temperature=0.9)] * 2
+    given = [replace(each, seed=0) for each in asked]
+
+    made = make_decoder(shadow, sampled=True)
+
+    def new(layout=None):
+        return SpeculativeDecoder(made.target.model, shadow, made.platform, made.config, layout=layout)
+
+    first, (seeded, again), second = (tokens(made.generate(each)) for each in (asked, given, asked))
+    assert seeded == again
+    assert len(set(map(tuple, [*first, seeded, *second]))) == 5
+    assert tokens(new().generate([*asked, *given, *asked])) == [*first, seeded, again, *second]
+    ranks = [new(ParallelLayout(None, None, rank, 2)) for rank in range(2)]
+    assert [tokens(each.generate(asked[:1]))[0] for each in ranks] == first
 
 
 def test_a_seed_repeats_for_the_same_k_and_says_so(make_decoder, requests, shadow):
