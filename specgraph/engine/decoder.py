@@ -167,20 +167,15 @@ class SpeculativeDecoder(OneCall):
             ConfigError: a request is wrong in itself (see `check`); nothing was run.
             CapacityError: this decoder has unfinished requests, of another stream or from `add`.
         """
-        if self.num_unfinished:
-            raise CapacityError(
-                f"this decoder has {self.num_unfinished} unfinished requests, of a stream that is still open or from "
-                "add(): close() the stream, or call step() until none is left, also after cancel()"
-            )
+        self._open_stream()
         refused: dict[int, str] = {}
-        for index, request in enumerate(requests):
-            try:
-                self.check(request)
-            except CapacityError as error:
-                refused[index] = str(error)
-        taken = [index for index in range(len(requests)) if index not in refused]
-        self._stream_open = True
         try:
+            for index, request in enumerate(requests):
+                try:
+                    self.check(request)
+                except CapacityError as error:
+                    refused[index] = str(error)
+            taken = [index for index in range(len(requests)) if index not in refused]
             first = self._queue([requests[index] for index in taken])
             yield from (Chunk(index, [], 0, "refused", why) for index, why in refused.items())
             while True:  # at least once: other ranks may have requests
@@ -194,6 +189,18 @@ class SpeculativeDecoder(OneCall):
                 self._end(state, "cancelled")
             self._chunks.clear()
             self._stream_open = False
+
+    def _open_stream(self) -> None:
+        """Let no other stream begin, in another thread neither; refuse where there are requests."""
+        if not self._stream_open:
+            self._stream_open = True  # the interpreter lets no other thread run between the two lines
+            if not self.num_unfinished:
+                return
+            self._stream_open = False
+        raise CapacityError(
+            f"this decoder has a stream that is still open, or {self.num_unfinished} unfinished requests of add(): "
+            "close() the stream, or call step() until none is left, also after cancel()"
+        )
 
     @property
     def num_unfinished(self) -> int:

@@ -164,6 +164,24 @@ def test_two_open_streams_of_one_decoder_are_refused(make_decoder, requests, sha
     assert sum(len(chunk.token_ids) for chunk in decoder.stream(requests)) == rest + 1
 
 
+def test_a_stream_that_another_thread_begins_meanwhile_is_refused(make_decoder, requests, shadow, monkeypatch):
+    """The other thread is simulated: its call comes where the first stream has not queued its requests yet."""
+    decoder = make_decoder(shadow)
+    alone = [each.token_ids for each in decoder.generate(requests)]
+    check, refused = decoder.check, []
+
+    def interrupted(request):
+        if not refused:
+            with pytest.raises(CapacityError, match="a stream that is still open") as error:
+                decoder.generate(requests)
+            refused.append(error)
+        check(request)
+
+    monkeypatch.setattr(decoder, "check", interrupted)
+    assert [each.token_ids for each in decoder.generate(requests)] == alone
+    assert refused
+
+
 def test_nothing_to_generate(make_decoder, shadow):
     assert make_decoder(shadow).generate([]) == []
 
