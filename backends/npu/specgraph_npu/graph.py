@@ -77,6 +77,8 @@ class NpuGraph(Graph):
                     end(device, self.pool_handle)  # absent in torch_npu 2.12
                 vendor._npu_releasePool(device, self.pool_handle)
         self._forget()
+        if began:
+            self.platform.check_task_queue()
 
     def _launch(self) -> None:
         """Launch; the launch waits at the gate of each task group until the group's update."""

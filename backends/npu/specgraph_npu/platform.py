@@ -127,6 +127,20 @@ class NpuPlatform(Platform):
         if self.broken:
             raise PlatformError(self.broken)
 
+    def check_task_queue(self) -> None:
+        """Call it after a failed capture: an op that fails at its launch ends torch_npu's task queue, which drops all
+        later work without a word. Then this platform takes no more work."""
+        try:
+            cell = torch.zeros(1, device=self.device)
+            if all(cell.fill_(value).item() == value for value in (1, 2)):
+                return
+        except RuntimeError:
+            pass  # the queue tells of the op that ended it once, at the next call
+        self.broken = (
+            "an op of a failed capture ended torch_npu's task queue, which drops all work from then on: start a new "
+            "process. TASK_QUEUE_ENABLE=0 makes such ops fail alone"
+        )
+
     def task_group(self) -> AbstractContextManager[Any]:
         """Kernels of one stream only: no copies, events, or work on other streams."""
         if not isinstance(graph := self.captures.graph, NpuGraph):

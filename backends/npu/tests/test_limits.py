@@ -167,6 +167,41 @@ def test_captures(run_script, limit, work):
     assert lenient.stdout == "captured\n", lenient.stdout + lenient.stderr
 
 
+SWALLOWED = CAPTURE.replace(
+    "import os, sys",
+    """
+for use in (npu.synchronize, lambda: npu.graph().capture().__enter__()):
+    try:
+        use()
+    except Exception as error:
+        print(type(error).__name__, error)
+import os, sys""",
+)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "work",
+    [
+        WAIT_FOR_OUTSIDE,
+        """
+        try:
+            main.wait_event(event)
+            npu.synchronize()
+        except RuntimeError:
+            pass
+""",
+    ],
+    ids=["at the end", "swallowed"],
+)
+def test_an_op_of_a_capture_that_ends_the_task_queue_ends_the_platform(run_script, work):
+    done = run_script(SWALLOWED.format(work=work.strip()), lenient="", TASK_QUEUE_ENABLE=1)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3, done.stdout + done.stderr
+    assert lines[0].startswith("CaptureError the capture failed")
+    assert all(line.startswith("PlatformError an op of a failed capture ended torch_npu's") for line in lines[1:])
+
+
 def streams_of(npu, runtime, work) -> int:
     """Streams of the device that a graph of `work` takes."""
     before, graph = runtime.report()["streams_used"][0], npu.graph()
