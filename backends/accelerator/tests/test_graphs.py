@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
@@ -116,15 +117,25 @@ def test_freed_memory_of_a_capture_stays_the_graphs(platform: Platform) -> None:
     ],
 )
 def test_waits_in_a_capture_are_host_reads(platform: Platform, what: str, body: object) -> None:
+    """Also where the captured code swallows the error: the device invalidates the capture."""
     x, event = torch.ones(4, device=platform.device), platform.event()
     event.record()
     platform.synchronize()
-    graph = platform.graph()
-    with pytest.raises(HostReadError), graph.capture():
+    pool = platform.graph_pool()
+    graph = platform.graph(pool)
+    for swallowed in (), RuntimeError:
+        with pytest.raises(HostReadError), graph.capture():
+            x.add_(1)
+            with contextlib.suppress(swallowed):
+                body(platform, x, event)  # type: ignore[operator]
+        with platform.use(platform.capture_stream):
+            assert not platform.is_capturing()
+        assert pool.num_graphs == 0
+        assert x.cpu().tolist() == [1.0] * 4
+    with graph.capture():
         x.add_(1)
-        body(platform, x, event)  # type: ignore[operator]
-    assert not platform.is_capturing()
-    assert x.cpu().tolist() == [1.0] * 4
+    graph.replay()
+    assert x.cpu().tolist() == [2.0] * 4
     graph.close()
 
 

@@ -13,12 +13,12 @@
 namespace asynccpu {
 namespace {
 
-thread_local int captures_of_this_thread = 0;
+thread_local std::shared_ptr<Recording> capture_of_this_thread;
 
 } // namespace
 
-bool captures_here() {
-  return captures_of_this_thread > 0;
+std::shared_ptr<Recording> capture_here() {
+  return capture_of_this_thread;
 }
 
 void Recording::add(Queue* stream, Work work, bool draws) {
@@ -49,6 +49,22 @@ bool Recording::is_joined() {
     }
   }
   return true;
+}
+
+void Recording::refuse(const std::string& what) {
+  const auto why = "asynccpu: " + what + " is not permitted when stream is capturing";
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (refused_.empty()) {
+      refused_ = why;
+    }
+  }
+  TORCH_CHECK(false, why);
+}
+
+std::string Recording::refused() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return refused_;
 }
 
 void Recording::finish() {
@@ -85,7 +101,7 @@ class Graph final : public at::GraphImplInterface {
     TORCH_CHECK(mode != at::GraphCaptureMode::Global && mode != at::GraphCaptureMode::Relaxed,
                 "asynccpu: the capture modes of this device are 'default' and 'thread_local', which are the same");
     TORCH_CHECK(!recording_ && !nodes_, "asynccpu: this graph holds a capture already");
-    TORCH_CHECK(!captures_here(), "asynccpu: this thread is capturing already");
+    TORCH_CHECK(!capture_here(), "asynccpu: this thread is capturing already");
     auto& stream = current_queue();
     TORCH_CHECK(!stream.recording(), "asynccpu: the stream is being captured by another thread");
     if (pool == c10::MempoolId_t{0, 0}) {
@@ -94,7 +110,7 @@ class Graph final : public at::GraphImplInterface {
     device_ = current_device();
     recording_ = std::make_shared<Recording>(&stream, pool);
     stream.set_recording(recording_);
-    ++captures_of_this_thread;
+    capture_of_this_thread = recording_;
     hold_pool(pool);
   }
 
@@ -102,11 +118,13 @@ class Graph final : public at::GraphImplInterface {
     TORCH_CHECK(recording_, "asynccpu: there is no capture to end");
     const auto recording = std::exchange(recording_, nullptr);
     const bool is_origin = recording->origin == &current_queue(), is_joined = recording->is_joined();
+    const auto refused = recording->refused();
     recording->finish();
-    --captures_of_this_thread;
-    if (!is_origin || !is_joined) {
+    capture_of_this_thread = nullptr;
+    if (!is_origin || !is_joined || !refused.empty()) {
       release_pool(recording->pool);
       TORCH_CHECK(is_origin, "asynccpu: a capture ends on the stream on which it began");
+      TORCH_CHECK(refused.empty(), "asynccpu: a refusal invalidated the capture: ", refused);
       TORCH_CHECK(is_joined, "asynccpu: the capture has work on a stream that was never joined to its own");
     }
     if (recording->nodes.empty()) {
@@ -141,7 +159,7 @@ class Graph final : public at::GraphImplInterface {
   void reset() override {
     if (recording_) { // a capture that never ended
       recording_->finish();
-      --captures_of_this_thread;
+      capture_of_this_thread = nullptr;
       release_pool(recording_->pool);
       recording_ = nullptr;
     }

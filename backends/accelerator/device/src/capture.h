@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,9 @@ class Recording {
   Frontier frontier(Queue* stream); // of a stream that takes part
   void join(Queue* stream, const Frontier& known); // `stream` takes part, after the work that `known` names
   bool is_joined(); // whether the origin comes after all nodes
+  // Raises RuntimeError: `what` is not permitted. The capture fails at its end, also where the caller swallows this.
+  [[noreturn]] void refuse(const std::string& what);
+  std::string refused(); // what the first refusal said; empty for none
   void finish(); // no stream takes part any longer
 
   Queue* const origin;
@@ -51,11 +55,12 @@ class Recording {
   std::mutex mutex_;
   std::map<Queue*, size_t> counts_;
   std::map<Queue*, Frontier> known_;
+  std::string refused_;
 };
 
 // Records work on `stream` if that is being captured, else runs it there. `draws`: it takes random numbers.
 void submit(Queue& stream, Work work, bool draws = false);
 
-bool captures_here(); // whether this thread began the capture that is under way
+std::shared_ptr<Recording> capture_here(); // the capture under way that this thread began, or null
 
 } // namespace asynccpu

@@ -115,7 +115,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       awaited.recording->join(&waiting, awaited.frontier);
       return;
     }
-    TORCH_CHECK(!recording, "asynccpu: a wait for work outside of the capture is not permitted when stream is capturing");
+    if (recording) {
+      recording->refuse("a wait for work outside of the capture");
+    }
     if (awaited.mark) {
       waiting.push([mark = awaited.mark] { mark->wait(); });
     }
@@ -145,7 +147,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
  private:
   static std::shared_ptr<Mark> mark_of(void* event, const char* what) {
     auto& asked = *static_cast<Event*>(event);
-    TORCH_CHECK(!asked.recording, "asynccpu: ", what, " is not permitted when stream is capturing");
+    if (asked.recording) {
+      asked.recording->refuse(what);
+    }
     return asked.mark;
   }
 };

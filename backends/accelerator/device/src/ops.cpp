@@ -178,8 +178,9 @@ void return_view(const c10::OperatorHandle& op, Stack& stack, c10::ArrayRef<IVal
 
 // An op whose results' shapes depend on values: the host waits for the device and runs it at once.
 void run_at_once(const c10::OperatorHandle& op, Stack& stack, c10::ArrayRef<IValue> arguments, c10::Device device) {
-  TORCH_CHECK(!current_queue().recording(), "asynccpu: ", op.schema().operator_name(),
-              ", which reads device values on the host, is not permitted when stream is capturing");
+  if (auto recording = current_queue().recording()) {
+    recording->refuse(c10::str(op.schema().operator_name(), ", which reads device values on the host,"));
+  }
   synchronize_stream(current_queue());
   Stack results = all_replaced(arguments, queued, at::kCPU);
   call(op, results);

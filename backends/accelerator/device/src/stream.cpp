@@ -189,8 +189,12 @@ Queue& current_queue() {
 }
 
 void refuse_in_capture(Queue* stream, const char* what) {
-  TORCH_CHECK(!captures_here() && !(stream && stream->recording()), "asynccpu: ", what,
-              " is not permitted when stream is capturing");
+  if (auto recording = stream ? stream->recording() : nullptr) {
+    recording->refuse(what);
+  }
+  if (auto recording = capture_here()) {
+    recording->refuse(what);
+  }
 }
 
 void synchronize_stream(Queue& stream) {
