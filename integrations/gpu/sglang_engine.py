@@ -97,10 +97,7 @@ class Engine:
     def __init__(self, arguments: dict[str, Any]) -> None:
         from sglang.srt.entrypoints import engine
 
-        class SglangEngine(engine.Engine):
-            run_scheduler_process_func = staticmethod(run_scheduler_process)
-
-        self.sglang = SglangEngine(**arguments)
+        self.sglang = engine.Engine(**arguments)
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.outputs: list[tuple[str, list[int], bool, int]] = []
         self.woken = asyncio.Event()
@@ -115,32 +112,9 @@ class Engine:
         return Engine(options(str(target), folder, way, method, **sizes | changes))
 
     @staticmethod
-    def served(sizes: list[int], acceptance: float, max_len: int, pair: tuple[Path, Path] | None) -> Engine:
-        """An engine without a prefix cache, for both ways in turns: over the folders of a target and an EAGLE-3
-        drafter, or of 8B shapes.
-
-        With 8B shapes SGLang draws one number of accepted drafts for all requests of a round; its mean is that of
-        drafts which are accepted with that probability each.
-        """
-        room: dict[str, Any] = {"context_length": max_len, "max_total_tokens": 64 * 2304}
-        if pair is not None:
-            room |= {"mem_fraction_static": 0.5, "cuda_graph_bs_decode": sizes, "disable_radix_cache": True}
-            return Engine(options(str(pair[0]), sglang_draft(pair[1]), "specgraph", **room))
-        os.environ["SGLANG_SIMULATE_ACC_LEN"] = str(sum(acceptance**i for i in range(K + 1)))
-        os.environ["SGLANG_SIMULATE_ACC_TOKEN_MODE"] = "real-draft-token"
-        return Engine(dummy_8b("specgraph", sizes, **room))
-
-    @staticmethod
     def agreed(answer: bool) -> bool:
         """The answer itself: SGLang's ranks have one client."""
         return answer
-
-    def switch(self, way: str) -> None:
-        """Draft in that way from now on: "stock" or "specgraph"."""
-        from sglang.srt.managers.io_struct import SetInternalStateReq
-
-        request = SetInternalStateReq(server_args={"specgraph": int(way == "specgraph")})
-        self.sglang.loop.run_until_complete(self.sglang.tokenizer_manager.set_internal_state(request))
 
     @staticmethod
     def room(prompt: list[int]) -> int:
@@ -236,12 +210,3 @@ def map_dummy_ids() -> None:
         share(self)
 
     EagleDraftWorker.init_lm_head = init_lm_head
-
-
-def run_scheduler_process(server_args: Any, *args: Any) -> Any:
-    """Run SGLang's, for dummy weights too."""
-    from sglang.srt.managers import scheduler
-
-    if server_args.load_format == "dummy":
-        map_dummy_ids()
-    return scheduler.run_scheduler_process(server_args, *args)
