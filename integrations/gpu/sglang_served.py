@@ -12,25 +12,23 @@ Both ways get the same requests at the same times: prompts of Python's own libra
 that mean as little as dummy weights do. The rows are the client's. For 8B shapes whose drafts are each accepted with
 probability 0.7 (SGLang draws one number for all requests of a round, with their mean):
 
-    python integrations/gpu/shapes_8b.py /tmp/8b --drafter-weights
+    python integrations/gpu/shapes_8b.py 8B --drafter-weights
     SGLANG_SIMULATE_ACC_LEN=2.94117 SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token python -m sglang.launch_server ... \
-      --model-path /tmp/8b/target --load-format dummy --dtype bfloat16 \
-      --speculative-draft-model-path /tmp/8b/drafter --speculative-draft-load-format auto
+      --model-path 8B/target --load-format dummy --dtype bfloat16 \
+      --speculative-draft-model-path 8B/drafter --speculative-draft-load-format auto
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
 import urllib.request
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from engines import environment
 from prompts import python_text
+from turns import options, run
 
 KEYS = (
     "completed", "duration", "total_input_tokens", "total_output_tokens", "output_throughput", "accept_length",
@@ -57,29 +55,21 @@ def internal_state(url: str) -> dict[str, Any]:
         return json.load(answer)["internal_states"][0]
 
 
-def load(flags: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Run SGLang's client with these flags, and return its result."""
+def load(flags: dict[str, Any]) -> dict[str, Any]:
+    """Run SGLang's client with these flags; what a row keeps of its result."""
     from sglang.benchmark.serving import cli_main
 
     sys.argv[1:] = [f"--{name}={value}" for name, value in flags.items()] + ["--tokenize-prompt", "--disable-tqdm"]
     cli_main()
-    return json.loads(out.read_text().splitlines()[-1])
+    result = json.loads(flags["output-file"].read_text().splitlines()[-1])
+    return {key: result[key] for key in KEYS if key in result}
 
 
 def main() -> None:
     """Run both ways at each rate, turn by turn."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--url", default="http://127.0.0.1:30000")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rates", default="2,6,10", help="requests per second")
-    parser.add_argument("--lengths", default="64,2048", help="tokens of the shortest and of the longest prompt")
-    parser.add_argument("--output", type=int, default=128, help="tokens of every answer")
+    parser = options("http://127.0.0.1:30000", -1, "-1 is the warm-up, at the last rate; 1 goes on")
     parser.add_argument("--random-ids", action="store_true")
-    parser.add_argument("--seconds", type=float, default=12)
-    parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--first-turn", type=int, default=-1, help="-1 is the warm-up, at the last rate; 1 goes on")
     asked = parser.parse_args()
-    result: dict[str, Any] = {"command": " ".join(sys.argv), "environment": environment("sglang"), "rows": []}
     rates, (low, high) = [*map(float, asked.rates.split(","))], map(int, asked.lengths.split(","))
     folder = Path(tempfile.mkdtemp())
     flags: dict[str, Any] = {
@@ -94,19 +84,14 @@ def main() -> None:
     if not asked.random_ids:
         # The client repeats a piece that has too few tokens.
         python_text(folder / "text", round(max(rates) * asked.seconds) + 1, (5 * high, 5 * high))
-    for turn in range(asked.first_turn, asked.turns):
-        for rate in rates if turn >= 0 else rates[-1:]:
-            for way in ("stock", "specgraph") if turn % 2 else ("specgraph", "stock"):
-                draft_by(asked.url, way)
-                before = Counter(internal_state(asked.url)["specgraph"])
-                count = max(1, round(rate * (asked.seconds if turn >= 0 else 2)))
-                row = load(flags | {"request-rate": rate, "num-prompts": count, "seed": turn + 1}, folder / "rows")
-                if turn >= 0:
-                    counts = Counter(internal_state(asked.url)["specgraph"]) - before
-                    row = {key: row[key] for key in KEYS if key in row}
-                    result["rows"].append({"rate": rate, "way": way, "turn": turn} | row | {"proposes": counts})
-                    print(result["rows"][-1], flush=True)
-                    asked.out.write_text(json.dumps(result) + "\n")
+    run(
+        "sglang",
+        asked,
+        [(turn, rates if turn >= 0 else rates[-1:]) for turn in range(asked.first_turn, asked.turns)],
+        draft_by=lambda way: draft_by(asked.url, way),
+        proposes=lambda: internal_state(asked.url)["specgraph"],
+        load=lambda rate, count, seed: load(flags | {"request-rate": rate, "num-prompts": count, "seed": seed}),
+    )
 
 
 if __name__ == "__main__":

@@ -190,8 +190,8 @@ class Launcher:
             _LOG.warning(message)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> Any:
-        """Launch a kernel that has the parameter OVERLAP, and return the compiled kernel. Where `record` is set, it is
-        called instead, and the result is None."""
+        """Launch a kernel that has the parameter OVERLAP, and return the compiled kernel. While `record` is set, hand
+        the launch to it instead, and return None."""
         options |= {"OVERLAP": self.options.overlap, **self.options.extra}
         if self.record is None:
             return kernel[grid](*arguments, **options)
