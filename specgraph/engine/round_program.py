@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer, AttentionMetadata, HostLengths
-from specgraph.capture import BatchDescriptor, MakeAttend, ModelRunner, Pass, Phase, Program, Work, dispatch
+from specgraph.capture import BatchDescriptor, MakeAttend, ModelRunner, Pass, Phase, Program, Work
 from specgraph.draft import Drafter
 from specgraph.draft.host_lengths import HostRound
 from specgraph.draft.program import DraftProgram
@@ -129,16 +129,8 @@ class RoundRunner(ModelRunner):
         """The rounds of chains, of trees, or both, by whether they are of trees."""
         self.programs += self.round_programs.values()
 
-    def dispatch(self, num_requests: int, query_len: int, k: int, tree: bool, verified: int = 0) -> Pass:
-        """Return the padded round over the first `num_requests` rows of the round's memory, after one of `query_len`
-        rows per request; `k` is the drafts' K, or the depth of their trees.
-        """
-        batch = BatchDescriptor("round", num_requests, query_len, k, tree=tree, verified=verified)
-        found = dispatch(batch, self.config.sizes)
-        return self.prepare(self.round_programs[tree], found.descriptor, found.captured)
-
     def launch(self, ready: Pass, host: HostState | None) -> None:
-        """Launch one round, `ready` by `dispatch`; `host` has the numbers for attention with host parameters."""
+        """Launch one round; `host` has the numbers for attention with host parameters."""
         lengths = None
         if host is not None:
             program = self.round_programs[ready.batch.tree]

@@ -12,11 +12,11 @@ graphs of the propose and of the verify.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from specgraph.attention import AttentionBackend, KVCache
-from specgraph.capture import ModelRunner, Pass, padded_size
+from specgraph.capture import BatchDescriptor, ModelRunner, Pass, padded_size
 from specgraph.device import Platform
 from specgraph.draft import Drafter, ProposeBatch, allocate_sampling
 from specgraph.engine.blocks import allocate_caches, cache_dtype
@@ -104,22 +104,25 @@ class RoundSteps:
         return known
 
     def _make(self, num_requests: int, query_len: int, candidate: int | None) -> Round:
-        n, target, drafter = padded_size(num_requests, self._config.sizes) or num_requests, self.target, self.drafter
+        size, target, drafter = padded_size(num_requests, self._config.sizes), self.target, self.drafter
+        n, captured = size or num_requests, size is not None
         k, tree = (self.query_len - 1, False) if drafter is None else self._config.shape(n)
         k = k if candidate is None else self._config.drafted(candidate)
-        verified = target.verify_programs[tree].verified(n, k + 1, candidate)
+        program = target.verify_programs[tree]
+        verified = program.verified(n, k + 1, candidate)
+        batch = BatchDescriptor("verify", n, program.rows(k + 1), k, tree=tree, verified=verified)
         if self._whole is not None:
-            ready = self._whole.dispatch(num_requests, query_len, k, tree, verified)
+            batch = replace(batch, phase="round", query_len=query_len)
+            ready = self._whole.prepare(self._whole.round_programs[tree], batch, captured)
             return Round(k + 1, (partial(self._whole.launch, ready),))
         propose: tuple[Step, ...] = ()
         draft = None
         if drafter is not None:
-            draft = next(program for program in drafter.draft_programs if program.draws_trees == tree)
+            draft = next(each for each in drafter.draft_programs if each.draws_trees == tree)
             asked = None if candidate is None else k
             propose = (partial(_propose, drafter, drafter.inputs(num_requests, query_len), asked),)
-        hand_over = HandOver(target.verify_programs[tree], draft, n, query_len, k)
-        verify = partial(_verify, target, target.dispatch(tree, num_requests, k + 1, verified))
-        return Round(k + 1, (*propose, hand_over, verify))
+        verify = partial(_verify, target, target.prepare(program, batch, captured))
+        return Round(k + 1, (*propose, HandOver(program, draft, n, query_len, k), verify))
 
 
 def _propose(drafter: Drafter, batch: ProposeBatch, num_speculative_tokens: int | None, host: HostState | None) -> None:

@@ -11,14 +11,12 @@ from torch import Tensor
 
 from specgraph.attention import AttentionBackend, KVCache
 from specgraph.capture import (
-    BatchDescriptor,
     MakeAttend,
     ModelRunner,
     Pass,
     PrefillBuffers,
     PrefillProgram,
     allocate_prefill,
-    dispatch,
 )
 from specgraph.device import Platform
 from specgraph.draft import Drafter, SamplingBuffers, allocate_round
@@ -83,18 +81,8 @@ class TargetRunner(ModelRunner):
         """Return every persistent tensor that a target graph may touch, by name."""
         return super().read_set() | {"prefill.logits": self.prompt_logits}
 
-    def dispatch(self, tree: bool, num_requests: int, query_len: int, verified: int = 0) -> Pass:
-        """Return the padded verify over the first `num_requests` rows of the round's memory, of `query_len` = K + 1
-        rows per request, or of a tree's; `verified` as in `BatchDescriptor`.
-        """
-        program = self.verify_programs[tree]
-        rows, k = program.rows(query_len), query_len - 1
-        batch = BatchDescriptor("verify", num_requests, rows, k, tree=tree, verified=verified)
-        found = dispatch(batch, self.config.sizes)
-        return self.prepare(program, found.descriptor, found.captured)
-
     def verify(self, ready: Pass, start_positions: Sequence[int] = ()) -> None:
-        """Run a pass, `ready` by `dispatch`, over the rows in the buffers; results are in `round` until the next pass.
+        """Run a pass over the rows in the buffers; results are in `round` until the next pass.
 
         A request of a negative position there is inert: its `num_sampled` becomes 0. start_positions, of the last
         tokens, are for attention with host parameters.
