@@ -80,7 +80,7 @@ class Tasks:
         self.caches = [KVCache(random(*shape), random(*shape)) for _ in range(self.layers)]
         blocks = torch.arange(1, shape[0], dtype=torch.int32)
         table = (blocks.repeat(REQUESTS, 1) if self.blocks else blocks.view(REQUESTS, BLOCKS)).to(device)
-        self.metadata: AttentionMetadata = allocate_metadata(REQUESTS, 1, table)  # slots are null: nothing is written
+        self.metadata: AttentionMetadata = allocate_metadata(REQUESTS, [1], table)  # slots are null: nothing is written
         self.query, self.key = random(REQUESTS, HEADS, fits.dim), random(REQUESTS, KV_HEADS, fits.dim)
         self.out = torch.zeros(self.steps, self.layers, REQUESTS, HEADS, fits.dim, dtype=fits.dtype, device=device)
         self.plan = UpdatePlan(platform, REQUESTS)

@@ -42,7 +42,8 @@ class AttentionMetadata:
     tree_len: int = 0
     """Keys at the end of each request that `ancestors` is about, at most 64, its bits."""
     start_locs: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """The `query_start_loc` of the largest batch for each number of rows per request that it may have: constants."""
+    """The `query_start_loc` of the largest batch for each number of rows per request that it may have: constants. Empty
+    where it is never sliced."""
 
     @property
     def num_requests(self) -> int:
@@ -55,8 +56,10 @@ class AttentionMetadata:
         return ops.DeviceLengths(self.seq_lens, self.query_start_loc, self.query_len)
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        own = {f"{prefix}.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return own | {f"{prefix}.query_start_loc.{rows}": tensor for rows, tensor in self.start_locs.items()}
+        """Return the tensors of allocated metadata by name, for the read-set."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "query_start_loc"}
+        tensors |= {f"query_start_loc.{rows}": tensor for rows, tensor in self.start_locs.items()}
+        return {f"{prefix}.{name}": value for name, value in tensors.items() if isinstance(value, Tensor)}
 
     def sliced(self, num_requests: int, query_len: int | None = None) -> AttentionMetadata:
         """Return the first `num_requests` requests of a uniform batch of `query_len` rows each, by default as many as
@@ -77,20 +80,20 @@ class AttentionMetadata:
 
 
 def allocate_metadata(
-    max_requests: int, query_len: int, block_table: Tensor, tree_len: int = 0, query_lens: Collection[int] = ()
+    max_requests: int, query_lens: Collection[int], block_table: Tensor, tree_len: int = 0
 ) -> AttentionMetadata:
     """Allocate metadata for uniform batches of up to `max_requests` requests, all inert (length 0, NULL_SLOT).
 
     Args:
-        query_len: rows per request, at most.
+        query_lens: the numbers of rows per request that batches may have; the result has the largest.
         block_table: int32 [max_requests, max_blocks]; used as it is, not copied.
         tree_len: above 0 for the rows of a draft tree: keys at the end of each request that `ancestors` is about.
-        query_lens: other numbers of rows per request that batches may have.
     """
-    rows, device = max_requests * query_len, block_table.device
+    query_len, device = max(query_lens), block_table.device
+    rows = max_requests * query_len
     start_locs = {
         length: torch.arange(0, max_requests * length + 1, length, dtype=torch.int32, device=device)
-        for length in sorted({query_len, *query_lens})
+        for length in sorted(query_lens)
     }
     return AttentionMetadata(
         query_start_loc=start_locs[query_len],

@@ -117,7 +117,7 @@ def allocate_prefill(
         block_table=table,
         aux_hidden=aux_hidden,
         last_row=torch.zeros(1, dtype=torch.int64, device=device),
-        metadata=allocate_metadata(1, rows, table, query_lens=config.prefill_rows),
+        metadata=allocate_metadata(1, config.prefill_rows, table),
     )
 
 

@@ -192,8 +192,8 @@ def allocate_buffers(
         return torch.zeros(shape, dtype=dtype, device=device)
 
     nodes, keeps_probs = (steps, config.keeps_draft_probs) if tree is None else (tree.num_draft_tokens - 1, False)
-    later = [1, *(each.later for each in passes)]  # a block has one row where K is 0
-    step = allocate_metadata(requests, rows.later, memory.block_table, rows.tree_keys, query_lens=later)
+    later = {1, *(each.later for each in passes)}  # a block has one row where K is 0
+    step = allocate_metadata(requests, later, memory.block_table, rows.tree_keys)
     step_token_ids = zeros(requests * rows.later)
     growing = past = None
     if tree is not None and step.ancestors is not None:
@@ -218,7 +218,7 @@ def allocate_buffers(
         plan=rows.plan,
         token_ids=zeros(requests * rows.first),
         last_rows=zeros(requests),
-        first=allocate_metadata(requests, rows.first, memory.block_table, query_lens=[each.first for each in passes]),
+        first=allocate_metadata(requests, {each.first for each in passes}, memory.block_table),
         step=step,
         step_token_ids=step_token_ids,
         hidden=zeros(requests * rows.carried, head.hidden_size, dtype=head.dtype),

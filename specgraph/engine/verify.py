@@ -176,7 +176,7 @@ class VerifyProgram(Program):
         return draws or config.sampling_parameters or config.logprobs or self.tree is not None
 
     def _acceptance(self, b: VerifyBuffers) -> ops.Acceptance:
-        if self.config.synthetic_acceptance is not None:
+        if b.synthetic_acceptance is not None:
             return ops.Acceptance(seeds=present(b.batch.seeds), chances=b.synthetic_acceptance)
         if not self.config.sampled:
             return ops.Acceptance()

@@ -48,14 +48,14 @@ class VerifyBuffers:
     expected: Tensor | None = None
     """float32 [candidates], the result of a ragged verify: drafts per live request that the confidences of this round
     expect to be accepted if each of k_candidates were the number verified per request. None where nobody chooses."""
-    synthetic_acceptance: Tensor
-    """float32 [K]: the chance that each draft is accepted when all before it are; read where the config has one."""
+    synthetic_acceptance: Tensor | None = None
+    """float32 [K]: the chance that each draft is accepted when all before it are; None where the target decides."""
 
     def sliced(self, num_requests: int, query_len: int, rows: int, verified: int = 0) -> VerifyBuffers:
         """Return the first `num_requests` requests of a verify of `rows` rows each, after which the round has
         `query_len`; `verified` of their drafts are (0: all). Contiguous views of the same memory.
         """
-        n, steps, path, ragged = num_requests, rows - 1, self.path, self.ragged
+        n, steps, path, ragged, chances = num_requests, rows - 1, self.path, self.ragged, self.synthetic_acceptance
         if path is not None:
             s = query_len - 1
             path = ops.AcceptedPath(path.rows[: n * query_len], path.from_slots[: n * s], path.to_slots[: n * s])
@@ -79,7 +79,7 @@ class VerifyBuffers:
             metadata=metadata,
             ragged=ragged,
             expected=None if ragged is None else self.expected,
-            synthetic_acceptance=self.synthetic_acceptance[: query_len - 1],
+            synthetic_acceptance=None if chances is None else chances[: query_len - 1],
         )
 
     def by_row(self, values: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def allocate_verify(
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    path = probs = ragged = expected = None
+    path = probs = ragged = expected = chances = None
     if tree is not None:
         moved = requests * tree.num_steps
         path = ops.AcceptedPath(zeros(requests * (tree.num_steps + 1)), zeros(moved), zeros(moved))
@@ -138,9 +138,9 @@ def allocate_verify(
         ragged = ops.RaggedRows(confidence, ends, zeros(requests * rows))
     if config.verified_drafts == "auto":
         expected = zeros(len(config.k_candidates or ()), dtype=torch.float32)
-    chances = zeros(max(config.num_speculative_tokens, query_lens[-1] - 1), dtype=torch.float32)
     if config.synthetic_acceptance is not None:
         given = acceptance_chances(config.synthetic_acceptance, config.num_speculative_tokens)
+        chances = zeros(max(len(given), query_lens[-1] - 1), dtype=torch.float32)
         chances[: len(given)] = torch.tensor(given)
     return VerifyBuffers(
         round=memory,
@@ -151,7 +151,7 @@ def allocate_verify(
         draft_parents=None if tree is None else zeros(requests, rows - 1),
         token_ids=zeros(requests * rows),
         path=path,
-        metadata=allocate_metadata(requests, rows, table, 0 if tree is None else rows, query_lens=lens),
+        metadata=allocate_metadata(requests, lens, table, 0 if tree is None else rows),
         ragged=ragged,
         expected=expected,
         synthetic_acceptance=chances,

@@ -116,7 +116,7 @@ class PromptProgram(Program):
             segments=torch.zeros(len(Segment._fields), n + n % 2, dtype=torch.int64, device=device),  # rows of 16 bytes
             token_ids=torch.zeros(rows, dtype=torch.int64, device=device),
             aux_hidden=torch.zeros(rows, head.aux_size, dtype=head.dtype, device=device),
-            metadata=allocate_metadata(n, SEGMENT, table),
+            metadata=allocate_metadata(n, [SEGMENT], table),
         )
         self._column = torch.arange(SEGMENT, device=device)
         self._block_starts = torch.arange(0, table.shape[1] * config.block_size, config.block_size, device=device)

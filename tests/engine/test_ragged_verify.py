@@ -197,7 +197,7 @@ def test_a_pass_has_as_many_rows_as_are_asked_for(make_decoder, target):
         program = decoder.target.verify_program
         b = program.sliced(4, 4, program.verified(4, 4))
         assert b.token_ids.shape[0] == b.metadata.positions.shape[0] == rows
-    options = {"sampled": True, "verified_drafts": 1.0, "draft_schedule": {2: 2, 4: 3}}
+    options = {"sampled": True, "verified_drafts": 1.0, "draft_schedule": {2: 2, 4: 3}, "synthetic_acceptance": 0.5}
     b = make_decoder(dspark(target), **options).target.verify_program.sliced(2, 3)
     assert all(tensor.is_contiguous() for tensor in b.named_tensors("verify").values()), "kernels take whole rows"
     assert b.synthetic_acceptance.shape == (2,)

@@ -153,11 +153,10 @@ def graph_reuses_target_metadata(patch: pytest.MonkeyPatch) -> None:
     real = specgraph.draft.buffers.allocate_metadata
     made: dict[Any, Any] = {}
 
-    def allocate_metadata(
-        requests: int, query_len: int, block_table: Tensor, tree_len: int = 0, query_lens: Any = ()
-    ) -> Any:
-        key, own = (requests, query_len, tree_len), real(requests, query_len, block_table, tree_len, query_lens)
-        shared = made.setdefault((*key, block_table.shape, block_table.device), own)
+    def allocate_metadata(requests: int, query_lens: Any, block_table: Tensor, tree_len: int = 0) -> Any:
+        own = real(requests, query_lens, block_table, tree_len)
+        key = requests, max(query_lens), tree_len, block_table.shape, block_table.device
+        shared = made.setdefault(key, own)
         return replace(shared, query_start_loc=own.query_start_loc, start_locs=own.start_locs)
 
     for module in (specgraph.draft.buffers, specgraph.engine.verify_buffers):

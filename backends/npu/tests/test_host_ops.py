@@ -227,7 +227,7 @@ def test_ranks_that_share_keys(npu, runtime, monkeypatch, name, ranks):
             own = rows[:, rank::ranks][:, :BLOCK]
             cell[:, : own.shape[1]] = own
         cache = KVCache(*(torch.cat((cell[:1], cell)).npu() for cell in cells))
-        metadata = allocate_metadata(3, 2, torch.tensor([[1], [2], [3]], dtype=torch.int32).npu())
+        metadata = allocate_metadata(3, [2], torch.tensor([[1], [2], [3]], dtype=torch.int32).npu())
         query, key = problem.query.npu(), torch.zeros(6, 2, DIM).bfloat16().npu()
         updates, graph = UpdatePlan(npu, 3), npu.graph()
         inert = HostLengths([2, 2, 2], [0, 0, 0])

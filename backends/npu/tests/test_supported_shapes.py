@@ -37,7 +37,7 @@ def runs(npu, attention, layer: AttentionLayer, dtype: torch.dtype, block: int) 
         layer = replace(layer, rotary=layer.rotary.to(npu.device))
     (cache,) = allocate_caches([layer], 2, block, dtype, npu.device)
     for rows in (2, 1):
-        metadata = allocate_metadata(1, rows, allocate_block_table(1, 2, npu.device))
+        metadata = allocate_metadata(1, [rows], allocate_block_table(1, 2, npu.device))
         query, key = zeros(rows, layer.num_heads, layer.head_dim), zeros(rows, layer.num_kv_heads, layer.head_dim)
         context = StepContext(metadata, 0, HostLengths([rows], [rows]))
         try:
