@@ -155,12 +155,12 @@ class Graph:
 
     @contextmanager
     def _recording(self) -> Generator[None]:
-        platform = self.platform
-        platform.capture_stream.wait_stream(platform.current_stream())
+        platform, stream = self.platform, self.platform.capture_stream
+        stream.wait_stream(platform.current_stream())
         collecting = gc.isenabled()
         gc.disable()  # a collection could free another graph's memory, which a capture must not see
         try:
-            with platform.use(platform.capture_stream):
+            with platform.use(stream):
                 try:
                     self._begin(self.pool_handle)
                 except BaseException as error:
@@ -169,13 +169,15 @@ class Graph:
                 try:
                     yield
                 except BaseException as error:
-                    sound = self._drop_failed()
+                    with platform.use(stream):  # the block may have set another stream
+                        sound = self._drop_failed()
                     self._raise(error, "" if sound or not isinstance(error, RuntimeError) else "the capture failed")
-                try:
-                    self._end()
-                except BaseException as error:
-                    self._abandon(began=True)
-                    self._raise(error, "the capture failed")
+                with platform.use(stream):
+                    try:
+                        self._end()
+                    except BaseException as error:
+                        self._abandon(began=True)
+                        self._raise(error, "the capture failed")
         finally:
             if collecting:
                 gc.enable()

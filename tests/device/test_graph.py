@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -45,9 +46,11 @@ class FakeGraph(Graph):
         self.platform.vendor.call("begin")
 
     def _end(self):
+        assert self.platform.current_stream() is self.platform.capture_stream
         self.platform.vendor.call("end")
 
     def _abandon(self, began):
+        assert self.platform.current_stream() is self.platform.capture_stream
         self.platform.vendor.call(f"abandon {'begun' if began else 'unbegun'}")
 
     def _launch(self):
@@ -151,6 +154,21 @@ def test_an_exception_of_a_block_that_broke_the_capture(platform):
     with pytest.raises(KeyError, match="mine"), graph.capture():
         raise KeyError("mine")
     assert platform.take()[-4:] == ["begin", "end", "abandon begun", "release pool"]
+    assert_next_capture_works(platform, graph)
+
+
+@pytest.mark.parametrize("end_fails", [False, True])
+@pytest.mark.parametrize("block_fails", [False, True])
+def test_a_block_that_leaves_another_stream_current(platform, block_fails, end_fails):
+    """As after `torch.cuda.set_stream`: the capture is ended on the stream where it began."""
+    graph, other = platform.graph(), platform.stream()
+    platform.vendor.fails = {"end": RuntimeError("mine")} if end_fails else {}
+    error = pytest.raises(CaptureError if end_fails else RuntimeError, match="mine")
+    with error if block_fails or end_fails else nullcontext(), graph.capture():
+        platform._thread.stream = other
+        if block_fails:
+            raise RuntimeError("mine")
+    graph.reset()
     assert_next_capture_works(platform, graph)
 
 
