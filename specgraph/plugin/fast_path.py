@@ -117,13 +117,12 @@ class FastPath:
             end = ends[-1]
             self.write_prompts(
                 PromptPass(
-                    chunks=[Chunk(request=0, first_row=0, num_rows=1, position=0)],
+                    chunks=[Chunk(first_row=0, num_rows=1, position=0, table_row=0, next_row=0)],
                     token_ids=end.token_ids,
                     next_tokens=end.num_sampled,
                     hidden_states=end.hidden_states,
                     table=end.table,
                     table_of_slots=end.table_of_slots,
-                    table_rows=end.table_rows,
                 )
             )
             if self._ranks is not None:
@@ -158,7 +157,7 @@ class FastPath:
     @torch.no_grad()
     def write_prompts(self, given: PromptPass) -> None:
         """Write the keys and values of rows in prompts, before `fill` of the same pass. Requests whose prompts end
-        there draft with their last row (`RoundEnd.first_rows`), which is written once more."""
+        there draft with their last row (`RoundEnd.first_rows`)."""
         self.prompts.run(self.drafter, given)
 
     def fill(self, end: RoundEnd) -> None:

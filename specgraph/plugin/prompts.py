@@ -7,9 +7,9 @@ alone. The keys of all segments are stored before any of them attends, and later
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from specgraph import ops
 from specgraph.attention.metadata import AttentionMetadata, allocate_block_table, allocate_metadata
 from specgraph.capture import BatchDescriptor, MakeAttend, ModelRunner, Phase, Program, Work, padded_size
 from specgraph.capture.transfers import write
+from specgraph.draft import ProposeBatch
 from specgraph.draft.buffers import PromptRows
 from specgraph.draft.program import DraftProgram
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
+from specgraph.plugin.round_end import RoundEnd, fill_round
 
 SEGMENT = 16
 """Rows of a segment; the last one of a chunk may have fewer."""
@@ -30,46 +32,45 @@ SIZES = (8, 32, 64, 128)
 more rows becomes several."""
 
 
-NumberT = TypeVar("NumberT", int, Tensor)
-
-
 class Chunk(NamedTuple):
     """Consecutive rows of one prompt in an engine's pass, as the host knows them."""
 
-    request: int
-    """The number of the request in the batch."""
     first_row: int
     num_rows: int
     position: int
     """The place of the first row in its prompt."""
-
-
-class Segment(NamedTuple, Generic[NumberT]):
-    """Up to SEGMENT rows of a chunk; on the device N segments, int64 [N] each."""
-
-    request: NumberT
-    first_row: NumberT
-    num_rows: NumberT
-    position: NumberT
-    last_column: NumberT
-    """The column of the chunk's last row; -1 where the chunk goes on."""
+    table_row: int
+    """The row of the request in `PromptPass.table`."""
+    next_row: int | None
+    """The place in `PromptPass.next_tokens` of the token after the chunk; None where the prompt ends with the chunk and
+    the round of this pass begins with its last row (`RoundEnd.first_rows`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPass:
-    """The tensors of an engine's pass over T rows of n requests, some of which are in their prompts."""
+    """The tensors of an engine's pass over T rows, some of which are in prompts."""
 
     chunks: Sequence[Chunk]
     token_ids: Tensor
     """integer [>= T]: the token of each row."""
     next_tokens: Tensor
-    """integer [n]: the token after each chunk: the prompt's next one, or the one that the target sampled."""
+    """integer, the tokens after chunks: the prompt's next one, or the one that the target sampled."""
     hidden_states: Sequence[Tensor]
     """[>= T, size] each: those that the drafter takes of the target, side by side."""
     table: Tensor
-    """See `RoundEnd.table`, as the two that follow."""
+    """See `RoundEnd.table`."""
     table_of_slots: bool = False
-    table_rows: Tensor | None = None
+
+
+class Segments(NamedTuple):
+    """The numbers of N segments: a list of N each on the host, int64 [N] each on the device."""
+
+    first_rows: Any
+    num_rows: Any
+    positions: Any
+    table_rows: Any
+    next_rows: Any
+    """The place of the token after the segment in `PromptPass.next_tokens`; -1 where it is that of the row behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,21 +78,22 @@ class SegmentBuffers:
     """The persistent tensors of passes over up to N segments."""
 
     segments: Tensor
-    """int64 [5, N]: the numbers of `Segment`s."""
-    token_ids: Tensor
-    """int64 [N * SEGMENT]: what each row takes."""
-    aux_hidden: Tensor
-    """[N * SEGMENT, aux_size]"""
+    """int64 [5 * N]: the numbers of `Segments`, packed by the N of the pass."""
+    inputs: ProposeBatch
+    """The rows of the segments, of SEGMENT rows each."""
     metadata: AttentionMetadata
 
     def sliced(self, size: int) -> SegmentBuffers:
-        rows = size * SEGMENT
-        return SegmentBuffers(
-            segments=self.segments[:, :size],
-            token_ids=self.token_ids[:rows],
-            aux_hidden=self.aux_hidden[:rows],
-            metadata=self.metadata.sliced(size),
+        rows, whole = size * SEGMENT, self.inputs
+        inputs = ProposeBatch(
+            sampled_token_ids=whole.sampled_token_ids[:size],
+            num_sampled=whole.num_sampled[:size],
+            start_positions=whole.start_positions[:size],
+            aux_hidden=whole.aux_hidden[:rows],
+            block_table=whole.block_table[:size],
         )
+        segments = self.segments[: len(Segments._fields) * size]
+        return SegmentBuffers(segments=segments, inputs=inputs, metadata=self.metadata.sliced(size))
 
 
 class PromptProgram(Program):
@@ -106,21 +108,28 @@ class PromptProgram(Program):
             max_num_rows: of an engine's pass; no pass here has more, unless it is one segment.
         """
         head, config, device = program.head, program.config, program.buffers.round.seeds.device
-        most = min(max(max_num_rows // SEGMENT, 1), SIZES[-1])
+        most = max(min(max_num_rows // SEGMENT, SIZES[-1]) // 2 * 2, 1)  # even: each of `Segments` is aligned
         self.sizes = (*(size for size in SIZES if size < most), most)
-        self._program, self._block_size = program, config.block_size
-        self._plan = RowPlan(SEGMENT, *config.limits)
+        self._program, self._limits = program, config.limits
         n, rows = self.sizes[-1], self.sizes[-1] * SEGMENT
-        table = allocate_block_table(n, -(-(config.max_model_len + SEGMENT) // config.block_size), device)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        columns = -(-(config.max_model_len + SEGMENT) // config.block_size)
+        table = allocate_block_table(n, _whole(columns), device)
         self.buffers = SegmentBuffers(
-            segments=torch.zeros(len(Segment._fields), n + n % 2, dtype=torch.int64, device=device),  # rows of 16 bytes
-            token_ids=torch.zeros(rows, dtype=torch.int64, device=device),
-            aux_hidden=torch.zeros(rows, head.aux_size, dtype=head.dtype, device=device),
+            segments=zeros(len(Segments._fields) * n),
+            inputs=ProposeBatch(
+                sampled_token_ids=zeros(n, SEGMENT),
+                num_sampled=zeros(n, dtype=torch.int32),
+                start_positions=zeros(n),
+                aux_hidden=zeros(rows, head.aux_size, dtype=head.dtype),
+                block_table=table,
+            ),
             metadata=allocate_metadata(n, [SEGMENT], table),
         )
-        self._column = torch.arange(SEGMENT, device=device)
-        self._block_starts = torch.arange(0, table.shape[1] * config.block_size, config.block_size, device=device)
-        self._first_row = torch.zeros(1, dtype=torch.int64, device=device)
+        self._first_row = zeros(1)
 
     def num_steps(self, batch: BatchDescriptor) -> int:
         return self._program.prefill_passes
@@ -130,67 +139,85 @@ class PromptProgram(Program):
 
     def work_of(self, batch: BatchDescriptor) -> Work:
         """Return the work: positions, slots and lengths of the rows; then the head."""
-        b = self.buffers.sliced(batch.num_requests)
+        b, plan = self.buffers.sliced(batch.num_requests), RowPlan(SEGMENT, *self._limits)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
-            at, now = b.metadata, Segment(*b.segments)
-            given = RowInputs(now.position, at.block_table, now.num_rows)
-            ops.begin_rows(given, self._plan, Rows(at.positions, at.slot_mapping, at.seq_lens))
+            at, rows = b.metadata, b.inputs
+            given = RowInputs(rows.start_positions, at.block_table, rows.num_sampled)
+            ops.begin_rows(given, plan, Rows(at.positions, at.slot_mapping, at.seq_lens))
             # Nobody reads the head's output: it computes that of one row.
-            self._program.prefill(PromptRows(b.token_ids, b.aux_hidden, at, self._first_row), make_attend)
+            prompts = PromptRows(rows.sampled_token_ids.view(-1), rows.aux_hidden, at, self._first_row)
+            self._program.prefill(prompts, make_attend)
 
         return work
 
     def make_inert(self) -> None:
-        self.buffers.segments.zero_()
+        self.buffers.inputs.num_sampled.zero_()
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        b = self.buffers
-        own = {"segments": b.segments, "token_ids": b.token_ids, "aux_hidden": b.aux_hidden, "row": self._first_row}
+        rows, own = self.buffers.inputs, {"row": self._first_row}
+        for name in ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden"):
+            own[name] = getattr(rows, name)
         named = {f"prompts.{name}": tensor for name, tensor in own.items()}
-        return named | b.metadata.named_tensors("prompts.metadata")
+        return named | self.buffers.metadata.named_tensors("prompts.metadata")
 
     def run(self, runner: ModelRunner, given: PromptPass) -> None:
         """Write the rows of all chunks, in one pass or in several; this is one of the runner's programs."""
-        segments = [segment for chunk in given.chunks for segment in segments_of(chunk)]
-        for first in range(0, len(segments), self.sizes[-1]):
-            part = segments[first : first + self.sizes[-1]]
-            size = padded_size(len(part), self.sizes)
+        # The round that begins with a prompt's last row writes it, but for keys that lie at their own token's position.
+        segments = segments_of(given.chunks, writes_ends=bool(self._program.position_offset))
+        for first in range(0, len(segments.first_rows), self.sizes[-1]):
+            part = Segments(*(numbers[first : first + self.sizes[-1]] for numbers in segments))
+            size = padded_size(len(part.first_rows), self.sizes)
             assert size is not None
             self._load(given, part, self.buffers.sliced(size))
             runner.run(runner.prepare(self, BatchDescriptor("prefill", size, SEGMENT, 0)))
 
-    def _load(self, given: PromptPass, part: Sequence[Segment[int]], into: SegmentBuffers) -> None:
+    def _load(self, given: PromptPass, part: Segments, into: SegmentBuffers) -> None:
         """Bring segments, their tokens, hidden states and blocks to where the graph reads them."""
-        padding = [0] * (into.segments.shape[1] - len(part))
-        write(into.segments, [[*numbers, *padding] for numbers in zip(*part, strict=True)])
-        now = Segment(*into.segments)
-        rows = now.first_row[:, None] + self._column
-        # A chunk's last row, whose token is another one, may be the engine's last; those behind it are never read.
-        following = (rows if self._program.position_offset else rows + 1).clamp_(max=given.token_ids.shape[0] - 1)
-        tokens = given.token_ids[following]
-        if not self._program.position_offset:
-            ends = given.next_tokens[now.request].to(tokens.dtype)[:, None]
-            tokens = torch.where(self._column == now.last_column[:, None], ends, tokens)
-        held = self._column < now.num_rows[:, None]
-        torch.mul(tokens, held, out=into.token_ids.view(held.shape))
-        size, rows = 0, rows.flatten()
-        for states in given.hidden_states if into.aux_hidden.shape[1] else ():
-            columns = into.aux_hidden[:, size : size + states.shape[1]]
-            torch.index_select(states, 0, rows.clamp_(max=states.shape[0] - 1), out=columns)
-            size += states.shape[1]
-        step, table = self._block_size if given.table_of_slots else 1, into.metadata.block_table
-        width = -(-(max(segment.position for segment in part) + SEGMENT) // self._block_size)
-        entries = given.table[:, : width * step : step]
-        entries = entries[now.request if given.table_rows is None else given.table_rows.long()[now.request]]
-        owned = self._block_starts[: entries.shape[1]] < (now.position + now.num_rows)[:, None]
-        # No row of a prompt sees a block further on: those of an earlier pass stand there.
-        torch.mul(entries // step if step > 1 else entries, owned, out=table[:, : entries.shape[1]])
+        n, size = len(part.first_rows), into.metadata.num_requests
+        padding = [0] * (size - n)
+        write(into.segments, [number for numbers in part for number in (*numbers, *padding)])
+        now = Segments(*into.segments.view(-1, size)[:, :n])
+        takes_own_tokens = bool(self._program.position_offset)
+        end = RoundEnd(
+            token_ids=given.token_ids,
+            num_sampled=now.num_rows,
+            starts=now.positions,
+            table=given.table,
+            hidden_states=given.hidden_states,
+            first_rows=now.first_rows,
+            table_of_slots=given.table_of_slots,
+            table_rows=now.table_rows,
+            last_tokens=None if takes_own_tokens else given.next_tokens,
+            last_rows=None if takes_own_tokens else now.next_rows,
+        )
+        max_model_len, block_size = self._limits
+        # No row of a prompt sees a block further on: those of an earlier pass stay in the table there.
+        columns = _whole(-(-(max(part.positions) + SEGMENT) // block_size))
+        inputs = replace(into.inputs, block_table=into.inputs.block_table[:, :columns])
+        fill_round(end, inputs, max_model_len, block_size, 0)
 
 
-def segments_of(chunk: Chunk) -> Iterator[Segment[int]]:
-    """Yield the segments of a chunk, in order."""
-    for done in range(0, chunk.num_rows, SEGMENT):
-        left = chunk.num_rows - done
-        last = left - 1 if left <= SEGMENT else -1
-        yield Segment(chunk.request, chunk.first_row + done, min(left, SEGMENT), chunk.position + done, last)
+def _whole(columns: int) -> int:
+    """Round a number of columns up to one that the kernel of `fill_round` knows from its compilation at start-up."""
+    return -(-columns // 16) * 16
+
+
+def segments_of(chunks: Sequence[Chunk], writes_ends: bool) -> Segments:
+    """Cut chunks into segments, in order.
+
+    Args:
+        writes_ends: the last row of a prompt is in a segment too, where its chunk has no `next_row`.
+    """
+    made = Segments([], [], [], [], [])
+    for chunk in chunks:
+        rows = chunk.num_rows - (chunk.next_row is None and not writes_ends)
+        more = -(-rows // SEGMENT) - 1  # before the last one
+        if more < 0:
+            continue
+        made.first_rows.extend(range(chunk.first_row, chunk.first_row + rows, SEGMENT))
+        made.num_rows.extend([SEGMENT] * more + [rows - more * SEGMENT])
+        made.positions.extend(range(chunk.position, chunk.position + rows, SEGMENT))
+        made.table_rows.extend([chunk.table_row] * (more + 1))
+        made.next_rows.extend([-1] * more + [-1 if chunk.next_row is None else chunk.next_row])
+    return made

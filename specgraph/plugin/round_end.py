@@ -40,7 +40,7 @@ class RoundEnd:
     last_tokens: Tensor | None = None
     """integer [rows]: the token that the target sampled last, which follows a request's accepted draft tokens."""
     last_rows: Tensor | None = None
-    """integer [n]: the place of each request in `last_tokens`."""
+    """integer [n]: the place of each request in `last_tokens`; -1 where it is the token of the row behind instead."""
     temperature: Tensor | None = None
     """float32 [n], where drafts are sampled."""
     seeds: Tensor | None = None
@@ -55,12 +55,14 @@ def fill_round(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size
     """Write the round into the drafter's memory. `into` may be padded: requests past n become inert.
 
     Of a request's blocks only those that this round and its drafts can reach are taken,
-    ceil(min(start + reach, max_model_len) / block_size), which the engine has allocated; the rest is block 0.
+    ceil(min(start + max(reach, num_sampled), max_model_len) / block_size), which the engine has allocated; the rest is
+    block 0.
 
     Args:
-        into: at least n requests, of the drafter's `inputs`.
+        into: at least n requests, of the drafter's `inputs`; rows of `block_table` may be far from each other.
         max_model_len, block_size: in tokens.
-        reach: 2 * K + 1 positions from the first row's on; 2 * K + 2 where the drafter has a row for the last token.
+        reach: 2 * K + 1 positions from the first row's on; 2 * K + 2 where the drafter has a row for the last token; 0
+            for rows of a prompt, behind which nothing is drafted.
     """
     if end.num_sampled.device.type == "cpu":
         fill_round_reference(end, into, max_model_len, block_size, reach)
@@ -79,7 +81,9 @@ def fill_round_reference(end: RoundEnd, into: ProposeBatch, max_model_len: int, 
     rows = first[:, None] + column
     if end.last_tokens is not None and end.last_rows is not None:
         tokens = end.token_ids[(rows + 1).clamp(max=end.token_ids.shape[0] - 1)].long()
-        tokens = torch.where(column == count - 1, end.last_tokens.view(-1)[end.last_rows.long()][:, None], tokens)
+        places = end.last_rows.long()[:, None]
+        last = end.last_tokens.view(-1)[places.clamp(min=0)]
+        tokens = torch.where((column == count - 1) & (places >= 0), last, tokens)
     else:
         tokens = end.token_ids[rows.clamp(max=end.token_ids.shape[0] - 1)].long()
     into.sampled_token_ids[:n] = torch.where(column < count, tokens, 0)
@@ -91,7 +95,7 @@ def fill_round_reference(end: RoundEnd, into: ProposeBatch, max_model_len: int, 
     table = end.table[:n] if end.table_rows is None else end.table[end.table_rows.long()]
     if end.table_of_slots:
         table = table[:, ::block_size] // block_size
-    ends = (end.starts.long() + reach).clamp(max=max_model_len)
+    ends = (end.starts.long() + count[:, 0].clamp(min=reach)).clamp(max=max_model_len)
     width = min(table.shape[1], into.block_table.shape[1])
     owned = torch.arange(width, device=table.device) * block_size < ends[:, None]
     into.block_table[:n] = 0

@@ -175,7 +175,7 @@ def test_prompts_of_an_engine_s_pass_in_caches_that_ranks_share():
     head = make_head("dflash", make_target(torch.float64))
     g = torch.Generator().manual_seed(3)
     given = PromptPass(
-        chunks=[Chunk(0, 0, 21, 0), Chunk(1, 21, 6, 3)],
+        chunks=[Chunk(0, 21, 0, 0, 0), Chunk(21, 6, 3, 1, 1)],
         token_ids=torch.arange(1, 28), next_tokens=torch.tensor([1, 2]),
         hidden_states=[torch.randn(27, head.aux_size, dtype=torch.float64, generator=g)],
         table=torch.tensor([[3, 1, 4, 2, 5, 6], [7, 8, 9, 0, 0, 0]], dtype=torch.int32),

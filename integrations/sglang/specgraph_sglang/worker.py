@@ -271,8 +271,9 @@ class DraftRounds:
         self.begun.forget(slots)
         if reason is not None:
             return None
-        for request, (length, start) in enumerate(zip(batch.extend_lens, batch.prefix_lens, strict=True)):
-            chunks.append(Chunk(request, row, length, start))
+        # No round begins in this pass: the last row of a prompt is written by it, too.
+        for i, (slot, length, start) in enumerate(zip(slots, batch.extend_lens, batch.prefix_lens, strict=True)):
+            chunks.append(Chunk(row, length, start, table_row=slot, next_row=i))
             row += length
         self.fast_path.write_prompts(
             PromptPass(
@@ -282,7 +283,6 @@ class DraftRounds:
                 hidden_states=[hidden_states],
                 table=self.worker.req_to_token_pool.req_to_token,
                 table_of_slots=True,
-                table_rows=indices,
             )
         )
         last = torch.empty(2, len(chunks), dtype=torch.int64, device=indices.device)

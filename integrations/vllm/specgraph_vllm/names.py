@@ -23,8 +23,8 @@ SPECULATOR = (
     "draft_logits", "idx_mapping",
 )  # fmt: skip
 INPUT_BATCH = (
-    "num_reqs", "num_tokens", "idx_mapping", "input_ids", "positions", "is_prefilling_np", "query_start_loc",
-    "query_start_loc_np", "num_computed_tokens_np", "has_structured_output_reqs",
+    "num_reqs", "num_tokens", "idx_mapping", "idx_mapping_np", "input_ids", "positions", "is_prefilling_np",
+    "prefill_len_np", "query_start_loc_np", "num_computed_tokens_np", "logits_indices", "cu_num_logits",
 )  # fmt: skip
 
 

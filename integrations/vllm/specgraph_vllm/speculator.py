@@ -74,14 +74,22 @@ def reason_for_vllm(
         return "fewer draft tokens asked for"
     if batch.num_reqs > max_num_requests:
         return "more requests than the largest captured size"
-    if batch.has_structured_output_reqs:
-        return "structured output"
     if not hidden_states:
         return "no hidden states of the target"
     embeddings = options.get("mm_inputs")
     if embeddings is not None and embeddings[0]:
         return "multimodal inputs"
     return None
+
+
+def chunk_of(batch: Any, request: int) -> Chunk:
+    """Return the rows of a request in its prompt; behind those that end it vLLM may have put draft tokens."""
+    first, end = batch.query_start_loc_np[request : request + 2].tolist()
+    position = int(batch.num_computed_tokens_np[request])
+    left = int(batch.prefill_len_np[request]) - position
+    goes_on = end - first < left
+    next_row = int(batch.idx_mapping_np[request]) if goes_on else None
+    return Chunk(first, min(end - first, left), position, table_row=request, next_row=next_row)
 
 
 class Speculator(_Stock):
@@ -217,7 +225,7 @@ class Speculator(_Stock):
             temperature=zeros(1, dtype=torch.float32),
             seeds=zeros(1),
         )
-        fast.warm_up(end, replace(end, first_rows=zeros(1, dtype=torch.int32)))
+        fast.warm_up(end, replace(end, first_rows=zeros(1)))
 
     def propose(
         self,
@@ -249,7 +257,7 @@ class Speculator(_Stock):
             with self._stock_logits(None if reason == "dummy run" else input_batch.idx_mapping.long()):
                 return super().propose(input_batch, attn_metadata, slot_mappings, *tensors, *more, **options)
         with torch.inference_mode():
-            rest = num_sampled, num_rejected, last_sampled, named["next_prefill_tokens"]
+            rest = num_sampled, last_sampled, named["next_prefill_tokens"]
             end = self._round_end(fast, input_batch, states, *rest)
             if self.draft_logits is None:
                 fast.fill(end)
@@ -270,7 +278,6 @@ class Speculator(_Stock):
         batch: Any,
         states: list[Any],
         num_sampled: Any,
-        num_rejected: Any,
         last_sampled: Any,
         next_prefill_tokens: Any,
     ) -> RoundEnd:
@@ -278,28 +285,22 @@ class Speculator(_Stock):
         n, query_len = batch.num_reqs, self.num_speculative_steps + 1
         table, first_rows = self.block_tables.input_block_tables[self._kv_group], None
         starts = batch.positions[: n * query_len : query_len]
+        prefilling = batch.is_prefilling_np[:n].nonzero()[0].tolist()
         # A request has at most K drafts, so equal sums mean K each.
-        if batch.is_prefilling_np.any() or batch.num_tokens != n * query_len:
-            bounds, computed = batch.query_start_loc_np, batch.num_computed_tokens_np
-            chunks = [
-                Chunk(i, int(bounds[i]), int(bounds[i + 1] - bounds[i]), int(computed[i]))
-                for i in batch.is_prefilling_np[:n].nonzero()[0].tolist()
-            ]
-            if chunks:
-                slots = batch.idx_mapping.long()
-                sampled, following = (of.view(-1)[slots] for of in (last_sampled, next_prefill_tokens))
+        if prefilling or batch.num_tokens != n * query_len:
+            if prefilling:
                 fast.write_prompts(
                     PromptPass(
-                        chunks=chunks,
+                        chunks=[chunk_of(batch, request) for request in prefilling],
                         token_ids=batch.input_ids,
-                        next_tokens=torch.where(num_sampled > 0, sampled, following),
+                        next_tokens=next_prefill_tokens,
                         hidden_states=states,
                         table=table,
                     )
                 )
-            # A prompt's end has one sampled token and no rejected one: its last row. A chunk before it is inert.
-            first_rows = (batch.query_start_loc[1 : n + 1] - num_rejected - num_sampled).clamp(max=batch.num_tokens - 1)
-            starts = batch.positions[first_rows]
+            # The rows with logits: of a prompt its last one, and drafts behind it. A chunk before it is inert.
+            first_rows = batch.logits_indices.index_select(0, batch.cu_num_logits[:n])
+            starts = batch.positions.index_select(0, first_rows)
         return RoundEnd(
             token_ids=batch.input_ids,
             num_sampled=num_sampled,

@@ -226,7 +226,7 @@ class Engine:
             starts.append(start)
         table = self.speculator.block_tables.input_block_tables[0]
         table[: len(slots), : self.blocks.shape[1]] = self.blocks[slots]
-        batch = input_batch(rows, starts, slots, len(slots) * K, [False] * len(slots))
+        batch = input_batch(rows, starts, slots)
         padding = torch.zeros(5, self.oracle.aux_size)
         states = torch.cat([*aux, padding])
         parts = [part.contiguous() for part in states.chunk(3, dim=1)] if self.oracle.aux_layers else None
@@ -234,17 +234,19 @@ class Engine:
         want = [self.drafted(slot) for slot in slots]
         return drafts, want
 
-    def mixed(self, work: dict[int, tuple[torch.Tensor, int, int]]) -> tuple[torch.Tensor, list[list[int] | None]]:
+    def mixed(self, work: dict[int, tuple]) -> tuple[torch.Tensor, list[list[int] | None]]:
         """One pass over prompts' chunks and rounds of any lengths; as `round`, but None where nothing was sampled.
 
         Args:
-            work: by slot, the tokens of its rows, how many tokens the target sampled, and the prompt's next token.
+            work: by slot, the tokens of its rows, how many tokens the target sampled, the prompt's next token, and how
+                many rows behind a prompt's end are draft tokens, if any are.
         """
-        rows, aux, starts, rejected, prefilling = [], [], [], [], []
-        for slot, (ids, count, following) in work.items():
+        rows, aux, starts, drafts, rejected, prefilling, prompts = [], [], [], [], [], [], []
+        for slot, (ids, count, following, *padded) in work.items():
             start = len(self.tokens[slot])
             prompt = start == 0 or slot in self.prompts
-            valid = len(ids) if prompt else count
+            drafted = sum(padded) if prompt else len(ids) - 1
+            valid = len(ids) - drafted + max(count - 1, 0)
             states = torch.randn(len(ids), self.oracle.aux_size, generator=self.g)
             self.next_prefill[slot], last = following, torch.randint(0, self.vocab, (), generator=self.g)
             if count:
@@ -256,18 +258,18 @@ class Engine:
             self.tokens[slot] = torch.cat([self.tokens[slot], ids[1:valid], after])
             self.aux[slot] = torch.cat([self.aux[slot], states[:valid]])
             states[valid:] *= 5
+            length = start + len(ids) - drafted if count else MAX_LEN
             for into, value in zip(
-                (rows, aux, starts, rejected, prefilling), (ids, states, start, len(ids) - valid, prompt), strict=True
-            ):
+                (rows, aux, starts, drafts, rejected, prefilling, prompts),
+                (ids, states, start, drafted, len(ids) - valid, prompt, length), strict=True,
+            ):  # fmt: skip
                 into.append(value)
-        slots, counts = list(work), [count for _, count, _ in work.values()]
+        slots, counts = list(work), [count for _, count, *_ in work.values()]
         self.speculator.block_tables.input_block_tables[0][: len(slots), : self.blocks.shape[1]] = self.blocks[slots]
-        drafts = sum(len(ids) - 1 for ids, p in zip(rows, prefilling, strict=True) if not p)
         states = torch.cat([*aux, torch.zeros(5, self.oracle.aux_size)])
         parts = [part.contiguous() for part in states.chunk(3, dim=1)] if self.oracle.aux_layers else None
-        made = self.propose(
-            input_batch(rows, starts, slots, drafts, prefilling), parts, counts, last=states, rejected=rejected
-        )
+        batch = input_batch(rows, starts, slots, prefilling, prompts, drafts)
+        made = self.propose(batch, parts, counts, last=states, rejected=rejected)
         return made, [self.drafted(slot) if count else None for slot, count in zip(slots, counts, strict=True)]
 
     def propose(self, batch, aux, counts, *extra, last=None, rejected=None, **options):

@@ -24,18 +24,17 @@ def test_everything_else_goes_to_vllm_unchanged_and_is_counted(engine) -> None:
     ids, aux = [torch.arange(5)], [torch.zeros(5, 32)] * 3
 
     def batch(**values):
-        return changes(input_batch(ids, [20], [0], K, [False]), **values)
+        return changes(input_batch(ids, [20], [0]), **values)
 
     cases = [
         (batch(), {"dummy_run": True}, aux, "dummy run"),
         (batch(), {"is_profile": True}, aux, "dummy run"),
         (
-            batch(num_reqs=4, num_draft_tokens=16, num_tokens=20),
+            batch(num_reqs=4, num_tokens=20),
             {},
             aux,
             "more requests than the largest captured size",
         ),
-        (batch(has_structured_output_reqs=True), {}, aux, "structured output"),
         (batch(), {}, None, "no hidden states of the target"),
         (batch(), {"mm_inputs": ([torch.zeros(1)], torch.zeros(1))}, aux, "multimodal inputs"),
         (batch(), {"num_speculative_tokens": 2}, aux, "fewer draft tokens asked for"),
@@ -67,7 +66,7 @@ def test_vllms_own_draws_are_in_its_dtype_and_reach_the_sampler(tmp_path, monkey
     monkeypatch.setattr(StockSpeculator, "propose", wraps(StockSpeculator.propose)(stock))
     monkeypatch.setattr(StockSpeculator, "capture", lambda self: seen.append(self.draft_logits.dtype))
     engine.start()
-    engine.propose(input_batch([torch.arange(5)], [20], [2], K, [False]), None, [1])
+    engine.propose(input_batch([torch.arange(5)], [20], [2]), None, [1])
     assert seen == [torch.float16] * 2
     sampler_reads = engine.speculator.draft_logits
     assert sampler_reads.dtype == torch.float32
@@ -78,7 +77,7 @@ def test_vllms_own_draws_are_in_its_dtype_and_reach_the_sampler(tmp_path, monkey
 def test_text_batches_of_a_multimodal_model_are_served(engine) -> None:
     engine.prompt(0, 20)
     drafts, want = engine.round([0], [2])
-    batch = input_batch([torch.arange(5)], [22], [0], K, [False])
+    batch = input_batch([torch.arange(5)], [22], [0])
     result = engine.propose(batch, [torch.zeros(5, 32)] * 3, [1], mm_inputs=([], torch.zeros(5, dtype=torch.bool)))
     assert drafts.shape == result.shape == (1, K)
     assert len(want) == 1
@@ -86,7 +85,7 @@ def test_text_batches_of_a_multimodal_model_are_served(engine) -> None:
 
 def test_a_switch_leaves_every_propose_to_vllm(engine) -> None:
     engine.speculator.use_vllm = True
-    batch = input_batch([torch.arange(5)], [20], [0], K, [False])
+    batch = input_batch([torch.arange(5)], [20], [0])
     assert engine.propose(batch, [torch.zeros(5, 32)] * 3, [1]) == "vLLM's drafts"
     assert engine.speculator.counts.by_reason == {"switched off": 1}
 
@@ -111,7 +110,7 @@ def test_or_left_to_vllm(tmp_path, caplog) -> None:
         torch.zeros(2, 5, BLOCK, KV_HEADS, HEAD_DIM)
     )
     engine.start()
-    batch = input_batch([torch.arange(5)], [20], [0], K, [False])
+    batch = input_batch([torch.arange(5)], [20], [0])
     assert engine.propose(batch, [torch.zeros(5, 32)] * 3, [1]) == "vLLM's drafts"
     assert engine.speculator.counts.by_reason == {"not supported": 1}
     assert "vLLM drafts by itself: the KV cache of" in caplog.text
@@ -125,7 +124,7 @@ def test_batches_above_the_named_sizes_go_to_vllm(tmp_path) -> None:
     drafts, want = engine.round([0, 1], [3, 1])
     assert drafts.tolist() == want
     rows = [torch.arange(5)] * 3
-    batch = input_batch(rows, [20, 20, 20], [0, 1, 2], 3 * K, [False] * 3)
+    batch = input_batch(rows, [20, 20, 20], [0, 1, 2])
     assert engine.propose(batch, [torch.zeros(15, 32)] * 3, [1, 1, 1]) == "vLLM's drafts"
 
 
@@ -135,5 +134,5 @@ def test_counts_are_logged(tmp_path, caplog) -> None:
     engine.prompt(0, 9)
     with caplog.at_level("INFO", "vllm.specgraph"):
         engine.round([0], [1])
-        engine.propose(input_batch([torch.arange(5)], [20], [0], K, [False]), None, [1])
+        engine.propose(input_batch([torch.arange(5)], [20], [0]), None, [1])
     assert "specgraph: 1, no hidden states of the target: 1" in caplog.text

@@ -16,13 +16,16 @@ class Load:
         self.waiting: dict[int, torch.Tensor] = {}
         """By slot, the tokens of a prompt that have not run."""
         self.running: list[int] = []
+        self.padded = 0
         self.own = engine.blocks.clone()
 
     def draw(self, low: int, high: int) -> int:
         return int(torch.randint(low, high + 1, (), generator=self.g))
 
     def arrive(self) -> None:
-        e, free = self.engine, [s for s in range(SLOTS) if s not in self.running and s not in self.waiting]
+        e = self.engine
+        used = e.blocks[[*self.running, *self.waiting]].unique()  # blocks of prefixes among them
+        free = [s for s in range(SLOTS) if not torch.isin(self.own[s], used).any()]
         if not free or len(self.running) + len(self.waiting) == MAX_SEQS:
             return
         slot, length = free[self.draw(0, len(free) - 1)], self.draw(1, 60)
@@ -41,7 +44,7 @@ class Load:
         self.waiting[slot] = prompt
         e.prompts.add(slot)
 
-    def work(self) -> dict[int, tuple[torch.Tensor, int, int]]:
+    def work(self) -> dict[int, tuple]:
         e, left, work = self.engine, self.budget, {}
         for slot in self.running:
             drafts = min(K if self.draw(0, 3) else self.draw(0, K), left - 1)
@@ -49,10 +52,15 @@ class Load:
             ids[0], left = e.tokens[slot][-1], left - drafts - 1
             work[slot] = ids, self.draw(1, drafts + 1), 0
         for slot in list(self.waiting):
-            rows, self.waiting[slot] = self.waiting[slot][:left], self.waiting[slot][left:]
+            most = min(left, max(1, len(self.waiting[slot]) - self.draw(0, 1)))  # at times all but the last token
+            rows, self.waiting[slot] = self.waiting[slot][:most], self.waiting[slot][most:]
             if len(rows):
-                rest, left = self.waiting[slot], left - len(rows)
-                work[slot] = rows, int(not len(rest)), int(rest[0]) if len(rest) else 0
+                rest, count, padded = self.waiting[slot], int(not len(self.waiting[slot])), 0
+                if count and len(rows) == 1 and len(e.tokens[slot]) and left > K:  # vLLM makes a round of it
+                    rows = torch.cat([rows, torch.randint(0, e.vocab, (K,), generator=self.g)])
+                    count, padded, self.padded = self.draw(1, K + 1), K, self.padded + 1
+                left -= len(rows)
+                work[slot] = rows, count, int(rest[0]) if len(rest) else 0, padded
         for slot in [slot for slot, rest in self.waiting.items() if not len(rest)]:
             del self.waiting[slot]
             self.running.append(slot)
@@ -84,5 +92,6 @@ def test_prompts_and_rounds_of_any_length_draft_in_one_batch(engine, budget) -> 
         load.leave()
     assert compared > 20
     assert mixed > 2
+    assert load.padded > 0
     assert engine.speculator.counts.by_reason == {"specgraph": proposes}
     assert engine.speculator.proposed == []

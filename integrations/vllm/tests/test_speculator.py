@@ -10,13 +10,13 @@ from tiny_checkpoints import VOCAB
 from vllm_objects import input_batch, quantise
 
 from specgraph import SpecgraphError
-from specgraph.plugin import fast_path
+from specgraph.plugin import fast_path, prompts, round_end
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "draft_model"])
 def test_every_form_of_a_round_is_handed_over_at_start_up(tmp_path, monkeypatch, kind) -> None:
     """On a device each form is a kernel of its own, which would be compiled while vLLM serves."""
-    forms, fill = [], fast_path.fill_round
+    forms, fill = [], round_end.fill_round
 
     def recorded(end, *rest) -> None:
         states = [(state.dtype, state.shape[1]) for state in end.hidden_states]
@@ -24,7 +24,8 @@ def test_every_form_of_a_round_is_handed_over_at_start_up(tmp_path, monkeypatch,
         forms.append((states, end.table_of_slots, [None if tensor is None else tensor.dtype for tensor in given]))
         fill(end, *rest)
 
-    monkeypatch.setattr(fast_path, "fill_round", recorded)
+    for module in (fast_path, prompts):
+        monkeypatch.setattr(module, "fill_round", recorded)
     engine = Engine(tmp_path, kind)
     engine.start()
     at_start = len(forms)
@@ -33,7 +34,7 @@ def test_every_form_of_a_round_is_handed_over_at_start_up(tmp_path, monkeypatch,
     engine.tokens[1], engine.aux[1] = torch.zeros(0, dtype=torch.int64), torch.zeros(0, engine.oracle.aux_size)
     engine.prompts.add(1)
     engine.mixed({1: (torch.arange(20), 1, 0)})
-    assert len(forms) == at_start + 2
+    assert len(forms) == at_start + 3
     assert all(form in forms[:at_start] for form in forms[at_start:])
 
 
@@ -169,7 +170,7 @@ def test_graphs_over_another_kv_cache_are_not_replayed(engine) -> None:
     with pytest.raises(SpecgraphError, match="closed"):
         first.propose(first.inputs(1))
     assert engine.speculator.attn == ("model state", "kv cache config")
-    batch = input_batch([torch.arange(5)], [20], [0], K, [False])
+    batch = input_batch([torch.arange(5)], [20], [0])
     assert engine.propose(batch, [torch.zeros(5, 32)] * 3, [1]) == "vLLM's drafts"
     assert engine.speculator.counts.by_reason == {"no captured graphs": 1}
     with torch.inference_mode():

@@ -303,16 +303,28 @@ def kv_cache(num_blocks: int, kv_heads: int, block: int, dim: int, dtype: torch.
     return torch.full((num_blocks, block, kv_heads, 2 * dim), 9.0, dtype=dtype).transpose(1, 2)
 
 
-def input_batch(rows: list[Tensor], starts: list[int], slots: list[int], drafts: int, prefilling: list[bool]) -> Any:
-    """vLLM's `InputBatch` of requests with these input ids, first positions and request slots."""
-    lengths = [len(r) for r in rows]
+def input_batch(
+    rows: list[Tensor], starts: list[int], slots: list[int], prefilling: list[bool] | None = None,
+    prompts: list[int] | None = None, drafts: list[int] | None = None,
+) -> Any:  # fmt: skip
+    """vLLM's `InputBatch` of requests with these input ids, first positions and request slots.
+
+    Args:
+        prefilling: requests that are in their prompts, of `prompts` tokens; none by default.
+        drafts: rows of draft tokens per request; all rows but the first by default.
+    """
+    lengths, prefilling = [len(r) for r in rows], prefilling or [False] * len(rows)
+    drafts = [length - 1 for length in lengths] if drafts is None else drafts
     bounds = np.cumsum([0, *lengths]).astype(np.int32)
+    rows_with_logits = [torch.arange(end - d - 1, end) for end, d in zip(bounds[1:].tolist(), drafts, strict=True)]
     return SimpleNamespace(
         num_reqs=len(rows),
         num_tokens=sum(lengths),
-        num_draft_tokens=drafts,
         idx_mapping=torch.tensor(slots, dtype=torch.int32),
-        query_start_loc=torch.from_numpy(bounds),
+        idx_mapping_np=np.array(slots),
+        logits_indices=torch.cat(rows_with_logits),
+        cu_num_logits=torch.tensor([0, *drafts]).cumsum(0).int() + torch.arange(len(rows) + 1).int(),
+        prefill_len_np=np.array(starts if prompts is None else prompts, dtype=np.int32),
         query_start_loc_np=bounds,
         num_computed_tokens_np=np.array(starts, dtype=np.int32),
         input_ids=torch.cat([*rows, torch.full((5,), 1 << 20)]).int(),  # rows of padding: no token ids
@@ -320,7 +332,6 @@ def input_batch(rows: list[Tensor], starts: list[int], slots: list[int], drafts:
             [*(torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)), torch.zeros(5).long()]
         ),
         is_prefilling_np=np.array(prefilling),
-        has_structured_output_reqs=False,
     )
 
 
@@ -352,7 +363,7 @@ def vllm_config(**changes: Any) -> Any:
 
 def batch_class() -> type:
     """`InputBatch`, as far as the check of names looks at it."""
-    batch = input_batch([torch.arange(1)], [0], [0], 0, [False])
+    batch = input_batch([torch.arange(1)], [0], [0])
     return type("InputBatch", (), {"__annotations__": dict.fromkeys(vars(batch))})
 
 
