@@ -104,9 +104,9 @@ class BySlot:
         """Return whether each slot has rows."""
         return [slot in self._held for slot in slots]
 
-    def take(self, indices: Tensor) -> list[Tensor]:
-        """The rows of the slots in each tensor."""
-        return [tensor.index_select(0, indices) for tensor in self.tensors]
+    def take(self, indices: Tensor) -> Tensor:
+        """The rows of the slots in the first tensor."""
+        return self.tensors[0].index_select(0, indices)
 
 
 class DraftRounds:
@@ -139,8 +139,11 @@ class DraftRounds:
 
         self.kept = BySlot(zeros(worker.speculative_num_steps))
         """The draft tokens of a request's last round, int64 [slots, K]."""
-        self.begun = BySlot(zeros(), zeros(), zeros(head.aux_size, dtype=head.dtype))
-        """The token after a prompt's last row, the row's position, and the target's hidden states there."""
+        self.begun = BySlot(zeros(), zeros(head.aux_size, dtype=head.dtype))
+        """The token after a prompt's last row, and the target's hidden states there."""
+        self._positions: dict[int, int] = {}
+        """The position of that row, by slot."""
+        self._ones = zeros() + 1
         hidden = zeros(config.spec_hidden_size, dtype=config.dtype)
         self._stand_ins = {"topk_p": zeros(1, dtype=torch.float32), "topk_index": zeros(1), "hidden_states": hidden}
         """Zeros of the shapes that SGLang stores per request slot, and reads only where it drafts itself."""
@@ -212,7 +215,7 @@ class DraftRounds:
                 batch.spec_info,
                 worker._topk1_parents_prealloc[:n],
                 worker._topk1_score_indices_prealloc[:n],
-                *kept.take(batch.req_pool_indices),
+                kept.take(batch.req_pool_indices),
                 None,
                 target_worker=worker.target_worker,
                 topk=worker.topk,
@@ -225,7 +228,7 @@ class DraftRounds:
         if any(held):
             drafts = verify.draft_token.view(len(slots), -1)[:, 1:]
             mine = torch.tensor(held).to(drafts.device, non_blocking=True)[:, None]
-            drafts.copy_(torch.where(mine, kept.take(batch.req_pool_indices)[0], drafts))
+            drafts.copy_(torch.where(mine, kept.take(batch.req_pool_indices), drafts))
         return verify
 
     def _draft_begun(self, slots: Sequence[int]) -> None:
@@ -234,17 +237,19 @@ class DraftRounds:
         new = [slot for slot, has in zip(slots, begun.holds(slots), strict=True) if has]
         for first in range(0, len(new), fast.config.sizes[-1]):
             part = new[first : first + fast.config.sizes[-1]]
-            indices = torch.empty(len(part), dtype=torch.int64, device=kept.tensors[0].device)
-            write(indices, part)
-            tokens, positions, states = begun.take(indices)
+            padding = [0] * (len(part) % 2)  # the kernel knows rows that begin at 16 bytes
+            numbers = torch.empty(2, len(part + padding), dtype=torch.int64, device=self._ones.device)
+            write(numbers, [part + padding, [self._positions[slot] for slot in part] + padding])
+            indices, positions = numbers[:, : len(part)]
+            tokens, states = begun.tensors
             fast.fill(
                 RoundEnd(
                     token_ids=tokens,
-                    num_sampled=torch.ones_like(indices),
+                    num_sampled=self._ones[: len(part)],
                     starts=positions,
                     table=self.worker.req_to_token_pool.req_to_token,
                     hidden_states=[states],
-                    first_rows=torch.arange(len(part), device=indices.device),
+                    first_rows=indices,
                     table_of_slots=True,
                     table_rows=indices,
                 )
@@ -285,10 +290,10 @@ class DraftRounds:
                 table_of_slots=True,
             )
         )
-        last = torch.empty(2, len(chunks), dtype=torch.int64, device=indices.device)
-        ends = [chunk.first_row + chunk.num_rows - 1 for chunk in chunks]
-        write(last, [ends, [chunk.position + chunk.num_rows - 1 for chunk in chunks]])
-        self.begun.keep(slots, indices, next_token_ids, last[1], hidden_states[last[0]])
+        last = torch.empty(len(chunks), dtype=torch.int64, device=indices.device)
+        write(last, [chunk.first_row + chunk.num_rows - 1 for chunk in chunks])
+        self._positions |= {chunk.table_row: chunk.position + chunk.num_rows - 1 for chunk in chunks}
+        self.begun.keep(slots, indices, next_token_ids, hidden_states.index_select(0, last))
         zeros = {name: tensor[: len(slots)] for name, tensor in self._stand_ins.items()}
         return self.sglang.EagleDraftInput(
             **zeros, bonus_tokens=next_token_ids, num_tokens_per_req=1, num_tokens_for_logprob_per_req=1
