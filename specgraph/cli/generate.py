@@ -226,14 +226,12 @@ def _row(prompt: Prompt, results: list[Result]) -> dict[str, Any]:
     sequences = [
         {
             "text": result.text, "tokens": result.tokens, "num_tokens": len(result.tokens),
-            "finish_reason": result.finish_reason, "seconds": result.seconds,
+            "finish_reason": result.finish_reason, "seed": result.seed, "seconds": result.seconds,
         }
         for result in results
     ]  # fmt: skip
     if prompt.n == 1:
         return asdict(prompt) | sequences[0]
-    if prompt.seed is not None:
-        sequences = [{"seed": prompt.seed + i, **each} for i, each in enumerate(sequences)]
     return asdict(prompt) | {"num_tokens": sum(len(result.tokens) for result in results), "sequences": sequences}
 
 

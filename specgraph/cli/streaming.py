@@ -31,6 +31,8 @@ class Result:
     """The reason why it ended; None if it was interrupted."""
     accepted: list[int] = field(default_factory=list[int])
     """`TextStream.accepted`."""
+    seed: int | None = None
+    """`TextStream.seed`."""
     seconds: float = 0.0
     """The time until its last token: waiting for a place in the batch and prefill included, capture not."""
 
@@ -142,4 +144,4 @@ def show_prompt(prompt: str, consoles: tuple[Console, Console]) -> None:
 
 def _fill(result: Result, stream: TextStream, seconds: float) -> None:
     result.text, result.tokens, result.accepted = stream.text, stream.token_ids, stream.accepted
-    result.finish_reason, result.seconds = stream.finish_reason, seconds
+    result.finish_reason, result.seed, result.seconds = stream.finish_reason, stream.seed, seconds

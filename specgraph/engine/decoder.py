@@ -153,7 +153,7 @@ class SpeculativeDecoder(OneCall):
             result = results[chunk.request]
             result.token_ids += chunk.token_ids
             result.logprobs += chunk.logprobs
-            result.finish_reason, result.message = chunk.finish_reason, chunk.message
+            result.finish_reason, result.message, result.seed = chunk.finish_reason, chunk.message, chunk.seed
         return results
 
     @checked
@@ -312,7 +312,7 @@ class SpeculativeDecoder(OneCall):
             self._waiting.remove(state)
         else:
             self.rounds.leave(state)
-        self._chunks.append(Chunk(state.index, [], 0, reason, message))
+        self._chunks.append(Chunk(state.index, [], 0, reason, message, seed=state.sampled_with))
 
     def _admissible(self) -> list[Running]:
         """Return the waiting requests that join the next round: in order, while rows and blocks last."""

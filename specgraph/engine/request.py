@@ -48,8 +48,8 @@ class Request:
     "auto" take K from the batch, "auto" from measured times too, and another K gives other tokens of the same
     distribution: a token's place in a draft decides how it is drawn. Requests of one seed share their noise. None: the
     decoder gives the request one that it gives to no other: -1, -2 ... in the order in which requests without a seed
-    come (data parallel ranks take turns). So they are independent, a request that comes again gets another text, and
-    the same program repeats. Fits in 64 bits, signed."""
+    come (data parallel ranks take turns), and tells in `Chunk.seed`. So they are independent, a request that comes
+    again gets another text, and the same program repeats. Fits in 64 bits, signed."""
     stop_token_ids: Sequence[int] = ()
     """Generation ends after one of these. Each fits in 64 bits, signed."""
     top_k: TopK = 0
@@ -95,6 +95,8 @@ class Chunk:
     """The reason of a refusal or a failure, for a person."""
     logprobs: list[float] = field(default_factory=list[float])
     """One per token with `EngineConfig.logprobs`, under the target's distribution before any parameter."""
+    seed: int | None = None
+    """The seed that the request is sampled with: its own, or the one that the decoder gave it. None for greedy ones."""
 
 
 @dataclass(slots=True)
@@ -106,6 +108,8 @@ class Generation:
     message: str = ""
     logprobs: list[float] = field(default_factory=list[float])
     """One per token, as in `Chunk`."""
+    seed: int | None = None
+    """As in `Chunk`: a request with it gets the same tokens again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -142,6 +146,11 @@ class Running:
         self.limit = min(len(self.token_ids) + self.request.max_tokens, max_model_len)
 
     @property
+    def sampled_with(self) -> int | None:
+        """The seed, as `Chunk.seed` gives it."""
+        return self.seed if self.request.temperature else None
+
+    @property
     def num_left(self) -> int:
         """The number of tokens that it may still give."""
         return self.limit - len(self.token_ids)
@@ -159,10 +168,10 @@ class Running:
         ids.extend(tokens)
         over = len(ids) - self.limit
         if over < 0 and (not stops or stops.isdisjoint(tokens)):  # the usual case: nothing to cut
-            return Chunk(self.index, tokens, len(tokens) - 1, None, "", self.logprobs)
+            return Chunk(self.index, tokens, len(tokens) - 1, None, "", self.logprobs, self.sampled_with)
         kept = len(tokens) - max(over, 0)
         stop = next((i for i, token in enumerate(tokens[:kept]) if token in stops), None)
         reason: FinishReason = "length" if stop is None else "stop"
         kept = kept if stop is None else stop + 1
         del ids[len(ids) - len(tokens) + kept :]
-        return Chunk(self.index, tokens[:kept], len(tokens) - 1, reason, "", self.logprobs[:kept])
+        return Chunk(self.index, tokens[:kept], len(tokens) - 1, reason, "", self.logprobs[:kept], self.sampled_with)

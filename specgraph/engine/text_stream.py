@@ -148,6 +148,8 @@ class TextStream:
         """`stop` after a stop token or a stop string, `length` at a limit; None while it goes on."""
         self.accepted: list[int] = []
         """Accepted draft tokens of every verify so far, with those that a stop token or the limit cut off."""
+        self.seed = request.seed
+        """The request's; where it is sampled and has none, the one that it was given, once its first chunk is there."""
         self._chunks, self._stop = chunks, StopStrings(stop)
         self._detokenizer = Detokenizer(tokenizer, request.prompt_token_ids)
         self._marks: deque[tuple[int, bool]] = deque()
@@ -187,7 +189,7 @@ class TextStream:
             raise CapacityError(chunk.message)
         if self._started:  # the first chunk is the prefill's token
             self.accepted.append(chunk.num_accepted)
-        self._started = True
+        self._started, self.seed = True, self.seed if chunk.seed is None else chunk.seed
         self.token_ids += chunk.token_ids
         shown = _without_stop_token(chunk, self._stop_token_ids)
         yield from self._decode(shown[: chunk.num_accepted], is_accepted=True)

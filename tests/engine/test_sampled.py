@@ -61,10 +61,14 @@ def test_requests_without_a_seed_differ_and_repeat_with_the_program(make_decoder
     def new(layout=None):
         return SpeculativeDecoder(made.target.model, shadow, made.platform, made.config, layout=layout)
 
-    first, (seeded, again), second = (tokens(made.generate(each)) for each in (asked, given, asked))
+    results = made.generate(asked)
+    told = [made.generate([replace(asked[0], seed=each.seed)]) for each in results]
+    assert [repeated for [repeated] in told] == results, "their seeds repeat them"
+    first, (seeded, again), second = tokens(results), *(tokens(made.generate(each)) for each in (given, asked))
     assert seeded == again
     assert len(set(map(tuple, [*first, seeded, *second]))) == 5
     assert tokens(new().generate([*asked, *given, *asked])) == [*first, seeded, again, *second]
+    assert made.generate(requests[:1])[0].seed is None, "it is greedy"
     ranks = [new(ParallelLayout(None, None, rank, 2)) for rank in range(2)]
     assert [tokens(each.generate(asked[:1]))[0] for each in ranks] == first
 
