@@ -7,6 +7,8 @@ from typing import Any
 from specgraph.plugin.engine_names import missing_members, other_parameters, parameters
 
 RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
+CONFIG = "vllm.config", "VllmConfig"
+"""Has the property `use_v2_model_runner`."""
 BATCH = "vllm.v1.worker.gpu.input_batch", "InputBatch"
 TENSOR_PARALLEL = "vllm.distributed.parallel_state", "get_tp_group"
 """Gives the group of ranks that split the model, with its process groups and the all-reduce of its modules."""

@@ -1,7 +1,8 @@
 """The entry point: vLLM calls `register` in every process, and from then on the V2 model runner drafts with specgraph.
 
 vLLM's V2 model runner makes its speculator in `init_speculator`, which `vllm.v1.worker.gpu.model_runner` imports by
-name. That name is replaced there. vLLM is imported in functions only, so that this package can be tested without it.
+name. That name is replaced there. Where the configuration asks for specgraph, the V1 runner is refused. vLLM is
+imported in functions only, so that this package can be tested without it.
 """
 
 from __future__ import annotations
@@ -17,18 +18,45 @@ from specgraph.parallel.join import ranks_of_groups
 from specgraph_vllm.config import KEY, read_settings, unsupported_config
 from specgraph_vllm.draft_logits import GUMBEL, divided_by_temperature
 from specgraph_vllm.mixtures import summed_in_graph
-from specgraph_vllm.names import BATCH, FORWARD_CONTEXT, RUNNER_MODULE, TENSOR_PARALLEL, differences
+from specgraph_vllm.names import BATCH, CONFIG, FORWARD_CONTEXT, RUNNER_MODULE, TENSOR_PARALLEL, differences
 from specgraph_vllm.speculator import adopt
 
 _LOG = logging.getLogger("vllm.specgraph")
 
 
 def register() -> None:
-    """Wrap `init_speculator`. Called again, it changes nothing."""
+    """Wrap `init_speculator`, and the choice of the model runner. Called again, it changes nothing."""
     runner: Any = importlib.import_module(RUNNER_MODULE)
     stock: Any = runner.init_speculator
     if not hasattr(stock, "without_specgraph"):
         runner.init_speculator = wrapped(stock, _named)
+        module, name = CONFIG
+        config = getattr(importlib.import_module(module), name)
+        config.use_v2_model_runner = property(refusing_v1(config.use_v2_model_runner.fget))
+
+
+def refusing_v1(stock: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """`VllmConfig.use_v2_model_runner`, which says so where vLLM takes its V1 runner and specgraph was asked for.
+
+    Args:
+        stock: the property's function.
+    """
+
+    @wraps(stock)
+    def use_v2_model_runner(vllm_config: Any) -> bool:
+        if used := stock(vllm_config):
+            return used
+        if (settings := read_settings(vllm_config.additional_config)) is not None:
+            message = (
+                "vLLM takes its V1 model runner for this configuration, and specgraph drafts in V2: set "
+                f"VLLM_USE_V2_MODEL_RUNNER=1, or leave '{KEY}' out of --additional-config"
+            )
+            if settings.when_unsupported == "refuse":
+                raise UnsupportedError(message)
+            _LOG.warning("vLLM drafts by itself: %s", message)
+        return used
+
+    return use_v2_model_runner
 
 
 def _named(module: str, name: str) -> Any:

@@ -302,6 +302,8 @@ def test_the_methods_are_those_that_the_v2_runner_serves(wheel) -> None:
         there = f"from {SPECULATORS}.{module}.speculator import {name}" in init
         assert there == (module != "standalone_ar" or release == "0.33")
     config = tree(folder, "vllm/config/vllm.py")
+    chosen = found(config, ast.FunctionDef, "use_v2_model_runner")
+    assert [ast.unparse(decorator) for decorator in chosen.decorator_list] == ["property"]
     refused = ast.unparse(found(config, ast.FunctionDef, "_get_v2_model_runner_unsupported_features"))
     if release == "0.26":
         assert "method not in ('eagle', 'eagle3', 'mtp', 'dflash', 'dspark')" in refused  # draft_model is not there

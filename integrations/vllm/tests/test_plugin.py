@@ -178,15 +178,33 @@ def test_the_cache_of_draft_logits_is_told_by_its_parameter() -> None:
         wrapped(make, gumbel=len)(vllm_config(), CPU)
 
 
-def test_registering_twice_wraps_once(monkeypatch) -> None:
-    module = ModuleType(RUNNER_MODULE)
-    module.init_speculator = stock
-    monkeypatch.setitem(sys.modules, RUNNER_MODULE, module)
+def test_registering_twice_wraps_once_and_the_v1_runner_is_refused_where_specgraph_is_asked_for(
+    monkeypatch, caplog
+) -> None:
+    class VllmConfig:
+        @property
+        def use_v2_model_runner(self) -> bool:
+            return self.v2
+
+    runner, config = ModuleType(RUNNER_MODULE), ModuleType("vllm.config")
+    runner.init_speculator, config.VllmConfig = stock, VllmConfig
     for name in ("vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for module in (runner, config):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     plugin.register()
-    once = module.init_speculator
+    once, chosen = runner.init_speculator, VllmConfig.use_v2_model_runner
     assert once is not stock
     assert once.without_specgraph is stock
     plugin.register()
-    assert module.init_speculator is once
+    assert runner.init_speculator is once
+    assert VllmConfig.use_v2_model_runner is chosen
+    asked, made = {"specgraph": {}}, VllmConfig()
+    for made.v2, made.additional_config in ((True, asked), (False, {}), (False, None)):
+        assert made.use_v2_model_runner is made.v2
+    made.additional_config = asked
+    with pytest.raises(UnsupportedError, match=r"takes its V1 model runner .* VLLM_USE_V2_MODEL_RUNNER=1"):
+        made.use_v2_model_runner  # noqa: B018
+    made.additional_config = {"specgraph": {"when_unsupported": "vllm"}}
+    assert made.use_v2_model_runner is False
+    assert "vLLM drafts by itself: vLLM takes its V1 model runner" in caplog.text
