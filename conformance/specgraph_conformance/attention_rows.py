@@ -192,6 +192,32 @@ def rows_for(
     return Rows(g, query_lens, seq_lens, heads, shape.dim, shape.block, shape.dtype, **options)
 
 
+def far_cache(platform: Platform, rows: Rows) -> tuple[KVCache, Callable[[Tensor], Tensor]]:
+    """Return the device's copy of a cache whose odd blocks are 2^31 elements further, and where a block of `rows` is.
+
+    Keys and values are views of one tensor of little more than 2^31 elements, of which few pages are touched.
+
+    Raises:
+        Absent: the device has no memory for it.
+    """
+    blocks, *shape = rows.cache.key.shape
+    far = -(-(1 << 31) // rows.cache.key[0].numel())
+    size = far + 2 * blocks
+    try:
+        whole = torch.empty(size, *shape, dtype=rows.dtype, device=platform.device)
+    except RuntimeError as error:
+        raise Absent(f"no memory for {size * rows.cache.key[0].nbytes} bytes: {error}") from error
+    cache = KVCache(whole[:-blocks], whole[blocks:])
+
+    def moved(block: Tensor) -> Tensor:
+        return block + far * (block % 2)
+
+    for block, place in enumerate(moved(torch.arange(blocks)).tolist()):
+        for part, given in zip(cache, rows.cache, strict=True):
+            part[place].copy_(given[block])
+    return cache, moved
+
+
 def attention_of(platform: Platform, attention: str, rows: Rows) -> Attend:
     """Attention of that name as a call like that of `ops.paged_attention`."""
     backend = attention_backend(platform, attention)

@@ -249,4 +249,4 @@ def _failure(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
     where: Any = call.excinfo.traceback[-1]
     if report.when != "call":
         text = f"in {report.when}: {text}"
-    return f"{text[:1500]} (at {where.path.name}:{where.lineno + 1})"
+    return f"{text[:1500]} (at {Path(where.path).name}:{where.lineno + 1})"

@@ -19,7 +19,7 @@ from typing import Any
 from specgraph_conformance.case import CORE_ATTENTION
 from specgraph_conformance.report import CaseResult, Report
 
-SUITE_VERSION = "2.1"
+SUITE_VERSION = "2.2"
 LISTS = Path(__file__).parent / "lists"
 """A file per minor version, `2.0.json`, with the cases that it adds to those before it."""
 FROZEN: Mapping[str, str] = json.loads((LISTS / "frozen.json").read_text(encoding="utf-8"))
@@ -176,7 +176,7 @@ def justification(result: CaseResult, listed: Listed, report: Report) -> str | N
     """Return what an absence follows from; None if from nothing that the report says.
 
     It is the name of an absent capability, "NAME is there", "attention" (the backend refuses the case's shape or has
-    lengths of the other kind) or "one device".
+    lengths of the other kind), "one device" or "memory".
     """
     capabilities, reason = report.subject.capabilities, result.reason
     for name in listed.needs:
@@ -190,6 +190,8 @@ def justification(result: CaseResult, listed: Listed, report: Report) -> str | N
             return name
     if "two devices" in reason and report.subject.device_count < 2:
         return "one device"
+    if reason.startswith("no memory for "):
+        return "memory"
     parameters = f"-{result.id.partition('[')[2].removesuffix(']')}-"
     others = any(f"-{name}-" in parameters for name in ("paged-host", *report.subject.attention))
     if "attention" in reason and (others or "-paged-" not in parameters):

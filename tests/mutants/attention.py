@@ -154,3 +154,15 @@ def rounded_scores(
             weights = scores.to(query.dtype).float().softmax(-1)
             plain[first + i] = torch.einsum("hn,nhd->hd", weights, values[:seen].float()).to(query.dtype)
     return plain
+
+
+@mutant("kv-offset-in-32-bits", "ops.paged_attention:attend_by_request")
+def keys_of_31_bits(real: Any, query: Tensor, cache: KVCache, table: Tensor, *rest: Any) -> Tensor:
+    """Attention finds a block's keys by 31 bits of the number of elements before it."""
+    return real(query, cache, table % ((1 << 31) // cache.key[0].numel()), *rest)
+
+
+@mutant("kv-offset-in-32-bits-stored", "ops.kv_cache:cells_of")
+def cells_of_31_bits(real: Any, cache: Tensor, slots: Tensor) -> Any:
+    """Rows are stored at 31 bits of the number of elements before their slot."""
+    return real(cache, slots % ((1 << 31) // cache[0, 0].numel()))

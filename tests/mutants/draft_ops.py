@@ -319,3 +319,21 @@ def drafts_without_their_distributions(real: Any, self: Any, *args: Any, **given
     if self.buffers.draft_probs is not None:
         self.buffers.draft_probs.zero_()
     return drafts
+
+
+@mutant("drafts-of-one-noise", "ops.noise:draft_seeds")
+def noise_of_positions(real: Any, seeds: Tensor, lengths: Tensor, out: Tensor) -> None:
+    """The noise of a draft is a function of seed and position alone: after a rejection it comes again."""
+    out.copy_(seeds)
+
+
+@mutant("drafts-of-one-noise-sum", "ops.noise:draft_seeds")
+def noise_of_the_next_seed(real: Any, seeds: Tensor, lengths: Tensor, out: Tensor) -> None:
+    """The noise of a draft is that of seed + length: the next seed has it at a text that is one token shorter."""
+    out.copy_(seeds + lengths)
+
+
+@mutant("drafts-of-one-noise-neighbour", "ops.noise:draft_seeds")
+def noise_of_a_neighbours_length(real: Any, seeds: Tensor, lengths: Tensor, out: Tensor) -> None:
+    """The noise of drafts takes the length of request 0's text for all requests."""
+    real(seeds, lengths[:1].expand_as(seeds), out)

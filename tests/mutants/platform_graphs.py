@@ -233,3 +233,31 @@ def recorded_op_loses_its_result(real: Any, self: Task) -> None:
     real(self)
     if self.func._schema.is_mutable and self.outputs:
         self.call = partial(self.func, *self.args, **self.kwargs)
+
+
+@mutant("swallowed-host-read", "device.cpu.recorder:Recorder.invalidate")
+def refused_reads_are_forgotten(real: Any, self: Recorder, error: Exception) -> None:
+    """A host read raises, and the capture goes on and ends where the captured code swallows the error."""
+
+
+@mutant("swallowed-host-read-shapes", "device.cpu.recorder:Recorder.invalidate")
+def refused_shapes_are_forgotten(real: Any, self: Recorder, error: Exception) -> None:
+    """Only reads of one value end a capture for good, not those of a shape that follows from values."""
+    if "nonzero" not in str(error):
+        real(self, error)
+
+
+@mutant("outputs-of-one-op", "device.cpu.tasks:Task.compile")
+def two_results(real: Any, self: Task) -> None:
+    """A replay writes the first two results of an op."""
+    self.outputs = self.outputs[:2]
+    real(self)
+
+
+@mutant("outputs-of-one-op-exchanged", "device.cpu.tasks:Task.compile")
+def exchanged_results(real: Any, self: Task) -> None:
+    """The last two of three results of an op are exchanged in a replay."""
+    if len(self.outputs) == 3:
+        (_, second), (_, third) = self.outputs[1:]
+        self.outputs = [self.outputs[0], (1, third), (2, second)]
+    real(self)

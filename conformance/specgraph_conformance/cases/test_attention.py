@@ -9,8 +9,9 @@ import torch
 from specgraph.device import Platform
 from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-from specgraph_conformance.attention_rows import TOLERANCE, Rows, attention_of, check_attention, rows_for
+from specgraph_conformance.attention_rows import TOLERANCE, Rows, attention_of, check_attention, far_cache, rows_for
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.op_run import run_on
 from specgraph_conformance.rig import attention_backend, captured, expect_close, expect_equal, on_host, replay_and_wait
@@ -210,6 +211,28 @@ def test_tail(platform: Platform, attention: str, seed: int) -> None:
 )
 def test_blocks(platform: Platform, attention: str, seed: int) -> None:
     check_attention(platform, attention, seed, [2, 2], [40, 21], (4, 1), spare_blocks=1500)
+
+
+@case(
+    "attention.keys-past-31-bits",
+    "Keys and values that lie 2^31 elements into a cache are written there and attended to.",
+    hazard="kv-offset-in-32-bits",
+    cause="a block number or a slot times the elements of one, in 32 bits",
+)
+def test_far(platform: Platform, attention: str, seed: int) -> None:
+    made = rows_for(platform, attention, seed, [1, 3, 2], [33, 20, 48], dtype=torch.bfloat16)
+    cache, moved = far_cache(platform, made)
+    slots = made.new.slot_mapping
+    slots = moved(slots // made.block) * made.block + slots % made.block
+    given = made.query, moved(made.table), made.lengths, made.new._replace(slot_mapping=slots)
+    query, table, lengths, new = tree_map_only(Tensor, lambda each: each.to(platform.device), given)
+    attend = attention_of(platform, attention, made)
+    out = on_host(attend(query, cache, table, lengths, made.mask, new, scale=made.factor))
+    for number, (mine, wanted) in enumerate(zip(out.split(made.query_lens), made.expected(), strict=True)):
+        expect_close(mine, wanted, TOLERANCE[made.dtype], f"output of request {number}")
+    for part, far in zip(made.cache, cache, strict=True):
+        part.copy_(on_host(far[moved(torch.arange(len(part))).to(platform.device)]))
+    made.check_stored(made.stored(), lambda now, wanted, what: expect_close(now, wanted, TOLERANCE[made.dtype], what))
 
 
 @pytest.mark.parametrize(("rows", "requests"), [(1, 4), (5, 4), (16, 4), (5, 40)])

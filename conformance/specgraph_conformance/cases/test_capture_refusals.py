@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -107,6 +108,30 @@ def test_host_read(platform: Platform, read: str) -> None:
         x.add_(1)
     replay_and_wait(platform, graph)
     assert on_host(x).tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("read", ["item", "bool", "nonzero", "mask"])
+@case(
+    "capture.swallowed-host-read-refused",
+    "A host read whose error the captured code swallows fails the capture all the same, and the platform is usable "
+    "after it.",
+    hazard="swallowed-host-read",
+    cause="the read raises and the capture goes on: what the code did in place of the value is in every replay",
+    needs=("host_read_detection",),
+    quick=True,
+)
+def test_swallowed(platform: Platform, read: str) -> None:
+    x = torch.ones(4, device=platform.device)
+    graph = platform.graph()
+    with pytest.raises(CaptureError), graph.capture():
+        y = x * 2
+        with suppress(Exception):
+            HOST_READS[read](y)
+        x.add_(y)
+    assert_usable(platform)
+    with pytest.raises(CaptureError):
+        graph.replay()
+    assert on_host(x).tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 5, 11])

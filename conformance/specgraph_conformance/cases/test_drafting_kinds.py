@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import combinations
 from typing import Any, cast
 
 import pytest
@@ -269,7 +270,7 @@ def make_prompt(made: DraftRig, length: int, seed: int) -> list[tuple[int, list[
     cause="noise of this kind's draft op: of the row or the block instead of seed and position",
 )
 def test_samples(platform: Platform, kind: str, seed: int) -> None:
-    config = make_config(decode="auto", k=5, sampled=True, prefill="eager")
+    config = make_config(decode="auto", k=5, sampled=True, prefill="eager", capture_sizes=(4,))
     made, eager = rig(platform, config, "paged", kind), rig(platform, replace(config, decode="eager"), "paged", kind)
     (batch,) = make_batches(config, made.head.aux_size, seed, [4])
     hot = replace(batch, temperature=torch.full((4,), 1e6))  # every token equally likely: only the noise decides
@@ -283,3 +284,34 @@ def test_samples(platform: Platform, kind: str, seed: int) -> None:
     one_seed = made.round(replace(hot, seeds=torch.full((4,), 9))).token_ids
     assert len({tuple(row) for row in one_seed.tolist()}) > 1, "other positions, the same noise"
     assert any(len(set(row)) > 1 for row in one_seed.tolist()), "every draft step has the same noise"
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+@case(
+    "drafting.drafted-again-with-new-noise",
+    "A position that is drafted again after a rejection has other noise: it is a function of seed, length of the text "
+    "and position, whatever was accepted and whatever the other requests are.",
+    hazard="drafts-of-one-noise",
+    cause="seeds of the draft op that leave out the text's length, have that of the capture or of another request, or "
+    "are a sum in which the next seed at a shorter text is the same",
+)
+def test_again(platform: Platform, kind: str, seed: int) -> None:
+    config = make_config(
+        decode="auto", k=5, sampled=True, prefill="eager", max_num_requests=3, capture_sizes=(3,), max_model_len=48
+    )
+    made = rig(platform, config, "paged", kind)
+    (batch,) = make_batches(made.config, made.head.aux_size, seed, [3])
+    seeds, blocks = [seed + 7, seed + 8, seed + 9], [[3 * r + 1, 3 * r + 2, 3 * r + 3] for r in range(3)]
+    hot = torch.full((3,), 1e7)  # every token equally likely: only the noise decides
+    batch = replace(batch, temperature=hot, seeds=torch.tensor(seeds), blocks=blocks)
+    seen: dict[tuple[int, int], list[int]] = {}
+    for starts, counts in (([5, 5, 5], [1, 1, 1]), ([6, 5, 5], [1, 1, 2]), ([5, 6, 6], [2, 1, 1])):
+        drafts = made.round(replace(batch, start_positions=starts, num_sampled=counts)).token_ids.tolist()
+        for r, tokens in enumerate(drafts):
+            before = seen.setdefault((starts[r] + counts[r], seeds[r]), tokens)
+            assert tokens == before, f"request {r} follows the same text of {starts[r] + counts[r]} tokens"
+    for ((short, a), one), ((long, b), other) in combinations(sorted(seen.items()), 2):
+        common = one[long - short :], other[: len(other) - long + short]
+        assert common[0] != common[1], (
+            f"seed {a} behind {short} tokens and seed {b} behind {long} draft {common[0]} at the same positions"
+        )

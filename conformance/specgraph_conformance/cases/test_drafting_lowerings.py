@@ -9,7 +9,7 @@ import torch
 from specgraph.device import Platform
 
 from specgraph_conformance.case import case
-from specgraph_conformance.draft_comparison import CAPTURED, compare, follow_oracle, rig
+from specgraph_conformance.draft_comparison import CAPTURED, assert_same, compare, follow_oracle, rig, run
 from specgraph_conformance.draft_rig import make_batches, make_config
 from specgraph_conformance.rig import expect_equal, on_host
 
@@ -23,6 +23,11 @@ from specgraph_conformance.rig import expect_equal, on_host
 )
 def test_quick(platform: Platform, seed: int) -> None:
     compare(platform, make_config(decode="auto"), "paged", seed, sizes=[3, 4, 1])
+    falls_to_0 = make_config(decode="auto", draft_schedule={1: 3, 4: 0}, prefill="eager")
+    block_drafter = rig(platform, falls_to_0, "paged", "dflash")
+    batches = make_batches(falls_to_0, block_drafter.head.aux_size, seed, [1, 4])
+    eager = rig(platform, replace(falls_to_0, decode="eager"), "paged", "dflash")
+    assert_same(run(block_drafter, batches), run(eager, batches))
 
 
 @case(
