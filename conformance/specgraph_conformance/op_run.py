@@ -142,9 +142,10 @@ class RunInGraph:
         seen = call.seen()
         replayed = seen, [on_host(call.there(tensor)) for tensor in written]
         graph.close()
+        name = getattr(getattr(op, "func", op), "__name__", op)
         for a, b in zip(tree_leaves(first), tree_leaves(replayed), strict=True):
             if torch.is_tensor(a) and not _agree(a, b):
-                self.differs = f"{getattr(op, '__name__', op)} gives other values in a replay than at once"
+                self.differs = f"{name} gives other values in a replay than at once on the capture stream"
         call.store(written)
         return seen
 

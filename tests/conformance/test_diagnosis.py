@@ -63,6 +63,7 @@ def test_bare_failures_of_two_cases_stay_apart() -> None:
 
 def test_where_to_look_follows_from_what_was_seen() -> None:
     assert look_at(FAILURES[0]) == "a method of the backend that is not written yet"
+    assert look_at(failed("a.b", "NotImplementedError: Could not run 'aten::cumsum'")).startswith("an op that torch")
     begun = "CaptureError: the capture could not begin: wrong stream (712)"  # whatever the case is about
     assert look_at(failed("device.memory-counts-graph-pools", begun)).startswith("_begin()")
     assert look_at(FAILURES[2]) == "the case's own guess"

@@ -263,9 +263,10 @@ OPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "where": lambda x, i, b: torch.where(x > b, x, b),
     "cumprod": lambda x, i, b: (x > 0).long().cumprod(dim=1),
     "cat-split": lambda x, i, b: torch.cat(torch.cat([x, b], dim=1).split((WIDTH // 2, WIDTH, WIDTH // 2), 1)[::-1], 1),
-    "scatter": lambda x, i, b: torch.zeros_like(x).scatter_(1, i[:, None], 1.0),
+    "scatter": lambda x, i, b: torch.zeros(ROWS, WIDTH, device=x.device).scatter_(1, i[:, None], 1.0),
     "slices": lambda x, i, b: b.clone()[1:4].copy_(x[:3]).sum(dim=0),
-    "integers": lambda x, i, b: ((i * 40503 + 7) ^ (i << 3)) & 1023,
+    # Also 12 bytes and 8 at the same time, which must be aligned.
+    "integers": lambda x, i, b: (((i * 40503 + 7) ^ (i << 3)) & 1023) + ((x[:, :2] > 0) * i[:3].sum()).sum(1),
     "bfloat16": lambda x, i, b: (x.bfloat16() @ b.bfloat16().T).float(),
     "strided": lambda x, i, b: x.T.contiguous().T + torch.cat([b[:, ::2], b[:, 1::2]], dim=1).T.contiguous().T,
 }
