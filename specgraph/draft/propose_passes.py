@@ -42,7 +42,7 @@ class ProposePasses:
     ) -> None:
         """runner: owns this object, which doesn't keep it alive; memory: what the target's rounds leave."""
         self._runner, self._config, self._memory, self._programs = ref(runner), config, memory, programs
-        self._keeps_draft_probs = config.keeps_draft_probs
+        self._keeps_draft_probs, self._query_len = config.keeps_draft_probs, config.query_len
         self._passes: dict[tuple[int, int, int | None, int], ProposePass] = {}
         self._in_place: dict[int, BoundTensors | None] = {}
         """The tensors that a pass's inputs are views of, by the id of the inputs; None for the drafter's own memory."""
@@ -82,7 +82,7 @@ class ProposePasses:
         CapacityError for more requests than max_num_requests; ConfigError where no K makes rounds of so many rows, or
         this K was not captured.
         """
-        rows = self._config.query_len if query_len is None else query_len
+        rows = self._query_len if query_len is None else query_len
         binding = 0 if bound is None else bound.number
         key = num_requests, rows, num_speculative_tokens, binding
         try:

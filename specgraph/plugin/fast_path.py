@@ -82,6 +82,7 @@ class FastPath:
                 prefill_sizes=(1,),  # `PromptProgram` takes the place of the drafter's own prompts
             )
             self.drafter = Drafter(head, caches, platform, self.config)
+            self._reach = 2 * self.config.query_len - (not self.drafter.program.has_row_of_last_draft)
             self.prompts = PromptProgram(self.drafter.program, max_num_rows)
             self.drafter.programs = [self.prompts, *self.drafter.draft_programs]
         with agreed(ranks, PATIENCE):
@@ -172,8 +173,7 @@ class FastPath:
                 raise ConfigError(
                     f"drafts are sampled, and the round's end has no {name}: give RoundEnd a tensor of it"
                 )
-        reach = 2 * self.config.query_len - (not self.drafter.program.has_row_of_last_draft)
-        fill_round(end, inputs, *self.config.limits, reach)
+        fill_round(end, inputs, *self.config.limits, self._reach)
         for name, tensor in given.items():
             getattr(inputs, name).copy_(tensor)
 

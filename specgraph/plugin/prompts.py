@@ -129,6 +129,7 @@ class PromptProgram(Program):
             ),
             metadata=allocate_metadata(n, [SEGMENT], table),
         )
+        self._by_size = {size: self.buffers.sliced(size) for size in self.sizes}
         self._first_row = zeros(1)
 
     def num_steps(self, batch: BatchDescriptor) -> int:
@@ -139,7 +140,7 @@ class PromptProgram(Program):
 
     def work_of(self, batch: BatchDescriptor) -> Work:
         """Return the work: positions, slots and lengths of the rows; then the head."""
-        b, plan = self.buffers.sliced(batch.num_requests), RowPlan(SEGMENT, *self._limits)
+        b, plan = self._by_size[batch.num_requests], RowPlan(SEGMENT, *self._limits)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             at, rows = b.metadata, b.inputs
@@ -169,7 +170,7 @@ class PromptProgram(Program):
             part = Segments(*(numbers[first : first + self.sizes[-1]] for numbers in segments))
             size = padded_size(len(part.first_rows), self.sizes)
             assert size is not None
-            self._load(given, part, self.buffers.sliced(size))
+            self._load(given, part, self._by_size[size])
             runner.run(runner.prepare(self, BatchDescriptor("prefill", size, SEGMENT, 0)))
 
     def _load(self, given: PromptPass, part: Segments, into: SegmentBuffers) -> None:
