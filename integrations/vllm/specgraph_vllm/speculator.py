@@ -171,10 +171,10 @@ class Speculator(_Stock):
         """Read the weights and capture again where vLLM has put other tensors in their place."""
         if self.fast_path is not None and self.fast_path.weights_moved():
             _LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
-            self._drop_graphs()
             self._capture()
 
     def _capture(self) -> None:
+        self._drop_graphs()
         if self._head is None:
             return
         with self._refusals():
