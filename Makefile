@@ -41,6 +41,11 @@ $(VENV)/.dev: $(BIN)/specgraph $(wildcard conformance/pyproject.toml backends/*/
 	$(call install,$(BIN)/python,--no-build-isolation -e ".[dev]" $(OTHERS))
 	touch $@
 
+# What every process imports is compiled once, before several do it at the same time
+$(VENV)/.compiled: $(BIN)/specgraph
+	$(BIN)/python -c "import torch.testing, specgraph.engine"
+	touch $@
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,7 +54,7 @@ types: $(VENV)/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # worksteal: tests of one file mostly stay together and share what its fixtures made; nobody idles at the end
-unit: $(VENV)/.dev
+unit: $(VENV)/.dev $(VENV)/.compiled
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # The site in build/site. Strict: a dead link or anchor is an error. Loads nothing from the network
@@ -78,7 +83,7 @@ installed: packages
 	  $(INSTALLED)/bin/python -m pip install --quiet --no-compile $$wheels
 	cd build && $(abspath $(INSTALLED))/bin/python ../tests/check_installed.py
 
-conformance: $(VENV)/.dev
+conformance: $(VENV)/.dev $(VENV)/.compiled
 	mkdir -p build && OMP_NUM_THREADS=1 $(BIN)/specgraph conformance cpu --json build/conformance-cpu.json
 
 # Reports of this commit in conformance/reports, of what runs without a device: the simulators of npu, musa and accelerator
