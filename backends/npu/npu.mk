@@ -15,7 +15,7 @@ $(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml $(NPU_DIR)/npu.mk | $(VENV)/.compile
 	cd $(NPU_VENV)/lib/python*/site-packages && from=$(abspath $(VENV))/lib/`basename $$(dirname $$PWD)`/site-packages && \
 	  test -d $$from/torch-$(NPU_TORCH)[+.]* && cp -al $$from/torch $$from/torchgen $$from/functorch $$from/torch-*.dist-info . || true
 	$(NPU_PIP) $(PIP_INSTALL) --no-deps torch==$(NPU_TORCH) torch_npu==$(NPU_TORCH)
-	$(call install,$(NPU_PYTHON),torch==$(NPU_TORCH) numpy pyyaml pytest hypothesis pluggy safetensors tokenizers typer \
+	$(call install,$(NPU_PYTHON),torch==$(NPU_TORCH) numpy pyyaml pytest pytest-xdist hypothesis pluggy safetensors tokenizers typer \
 	  rich $(BUILD_TOOLS))
 	$(call install,$(NPU_PYTHON),--no-build-isolation --no-deps -e . -e ./conformance -e $(NPU_DIR))
 	touch $@
