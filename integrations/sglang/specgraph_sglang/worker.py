@@ -233,10 +233,10 @@ class DraftRounds:
 
     def _draft_begun(self, slots: Sequence[int]) -> None:
         """Draft for those of the slots whose prompts have just ended, and keep the tokens."""
-        fast, kept, begun = self.fast_path, self.kept, self.begun
+        fast, kept, begun, most = self.fast_path, self.kept, self.begun, self.fast_path.config.max_num_requests
         new = [slot for slot, has in zip(slots, begun.holds(slots), strict=True) if has]
-        for first in range(0, len(new), fast.config.sizes[-1]):
-            part = new[first : first + fast.config.sizes[-1]]
+        for first in range(0, len(new), most):
+            part = new[first : first + most]
             padding = [0] * (len(part) % 2)  # the kernel knows rows that begin at 16 bytes
             numbers = torch.empty(2, len(part + padding), dtype=torch.int64, device=self._ones.device)
             write(numbers, [part + padding, [self._positions[slot] for slot in part] + padding])
@@ -302,7 +302,7 @@ class DraftRounds:
     def end(self, batch: Any, batch_result: Any) -> bool:
         """Draft after a decode round and keep the tokens; False where SGLang's own code must."""
         fast, reason, slots = self.fast_path, self._reason_for_sglang(), batch.req_pool_indices_cpu.tolist()
-        if (n := len(slots)) > fast.config.sizes[-1]:
+        if (n := len(slots)) > fast.config.max_num_requests:
             reason = "more requests than the largest captured size"
         self.counts.add(reason)
         if reason is not None:

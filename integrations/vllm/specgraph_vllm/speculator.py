@@ -249,7 +249,7 @@ class Speculator(_Stock):
         if fast is None or self.use_vllm:
             reason = self._left_to_vllm if fast is None else "switched off"
         else:
-            most = fast.config.sizes[-1]
+            most = fast.config.max_num_requests
             reason = reason_for_vllm(input_batch, self.num_speculative_steps, most, states, named)
         self.counts.add(reason)
         if fast is None or reason is not None:
