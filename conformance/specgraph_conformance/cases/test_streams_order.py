@@ -100,6 +100,7 @@ def test_query(platform: Platform) -> None:
     x, seen = (torch.zeros(LONG_SIZE, device=platform.device) for _ in range(2))
     works = platform.stream()
     graph = captured(platform, lambda: long_work(x), warm_up=False)
+    assert platform.event().query(), "an event that was never recorded is not done: nobody can wait for it"
     for number in (1, 2, 3):
         for asks_stream in (True, False):
             x.zero_()
