@@ -109,8 +109,6 @@ class GraphRunner:
         self._captured: dict[BatchDescriptor, Captured] = {}
         self.is_closed = False
         """True once `close()` was called."""
-        self.launches = 0
-        """Graph launches so far."""
 
     def __contains__(self, descriptor: BatchDescriptor) -> bool:
         return descriptor in self._captured
@@ -131,7 +129,7 @@ class GraphRunner:
 
     def plain_graph(self, descriptor: BatchDescriptor) -> Graph | None:
         """Return the graph of a body that was captured whole and needs no updates: its `replay` is all that a launch of
-        `descriptor` is, and the caller counts it in `launches`. None for every other body, and with `check_inputs`."""
+        `descriptor` is. None for every other body, and with `check_inputs`."""
         captured = self._captured.get(descriptor)
         if captured is None or captured.updates.tasks or self._check_inputs:
             return None
@@ -212,7 +210,6 @@ class GraphRunner:
                 piece(lengths)
         if updates.tasks and during:
             updates.apply_in_order(lengths)
-        self.launches += captured.num_graphs
         return captured.num_graphs
 
     def close(self) -> None:

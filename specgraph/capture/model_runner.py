@@ -190,7 +190,6 @@ class ModelRunner(OneCall):
         graphs = self.graphs if ready.from_graphs else None
         if ready.graph is not None and graphs is not None and not graphs.is_closed:
             ready.graph.replay()
-            graphs.launches += 1
             self.launches[ready.batch.phase] += 1
             return
         for launch in ready.launches:

@@ -204,9 +204,8 @@ class StepwiseHead(DraftHead, Protocol):
     positions and slots stay those of step 0. A round that drafts fewer tokens than the largest K runs the other modules
     too, for their KV. Prefill runs through all modules in the same way.
 
-    Module k takes draft tokens at the last k rows of a round. Where they are rejected, the keys of these rows stay what
-    they are: the next round begins after them. Output is not affected, acceptance is: transformers computes these rows
-    again with the tokens that the target chose.
+    Module k takes draft tokens at the last k rows of a round. So step 0 begins with the K - 1 rows before the round,
+    whose keys are written again with the tokens that are known now.
     """
 
     @property
