@@ -112,7 +112,6 @@ class ModelRunner(OneCall):
         self.launches: Counter[str] = Counter()
         """Graph launches so far, by the phase of the program."""
         self._model = model
-        self._launches: dict[BatchDescriptor, tuple[Launch, ...]] = {}
 
     def read_set(self) -> dict[str, Tensor]:
         """Return every persistent tensor that a graph of this model may touch, by name."""
@@ -170,9 +169,7 @@ class ModelRunner(OneCall):
 
     def launches_of(self, program: Program, batch: BatchDescriptor) -> tuple[Launch, ...]:
         """Return the launches of one padded batch, in order."""
-        if (known := self._launches.get(batch)) is None:
-            known = self._launches[batch] = launches(self.resolution.lowering, program, batch)
-        return known
+        return launches(self.resolution.lowering, program, batch)
 
     def prepare(self, program: Program, batch: BatchDescriptor, captured: bool = True) -> Pass:
         """Return a pass over a padded batch; `captured` is False where no captured size holds it: it runs eagerly."""

@@ -41,7 +41,7 @@ def describe(decoder: SpeculativeDecoder, progress: Progress | None = None) -> d
         "device": platform.info.device_name,
         "attention": runner.attention.name,
         "host_parameters": list(hosts),
-        "program": ", ".join(type(program).__name__ for program in drafter.draft_programs) if drafter else None,
+        "program": ", ".join(type(each).__name__ for each in drafter.draft_programs.values()) if drafter else None,
         "lowering": resolution.lowering,
         "prefill": resolution.prefill,
         "launches_per_propose": _launches(owners.get("round", runner)),

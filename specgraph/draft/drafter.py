@@ -86,14 +86,14 @@ class Drafter(ModelRunner):
         self.round = allocate_round(config, config.query_lens, head.aux_size, head.dtype, platform.device, sampling)
         """The memory of `inputs`, where the target's rounds leave their results."""
         self.draft_programs = programs_for(head, self.stack, config, self.round)
-        """The programs of chains, of trees, or both."""
-        self.program = self.draft_programs[0]
+        """The programs of chains, of trees, or both, by whether they are of trees."""
+        self.program = next(iter(self.draft_programs.values()))
         self.buffers = self.program.buffers
         num_blocks = caches[0].key.shape[0]
         self._history = KVHistory(config, num_blocks, self.position_offset) if config.debug else None
         self._prefill = DraftPrefill(self.program, num_blocks, self._history)
         self.prefill_buffers = self._prefill.buffers
-        self.programs += [self._prefill.program, *self.draft_programs]
+        self.programs += [self._prefill.program, *self.draft_programs.values()]
         self.bound: list[BoundTensors] = []
         """The tensors that `bind` was given, in order."""
         self.num_proposes = 0
@@ -126,7 +126,7 @@ class Drafter(ModelRunner):
         check_types("bind", tensors, self.round.num_sampled.device)
         made = BoundTensors(len(self.bound) + 1, tensors, self.round, self.config)
         self.bound.append(made)
-        for program in self.draft_programs:
+        for program in self.draft_programs.values():
             program.bound[made.number] = made
         return made
 

@@ -41,9 +41,9 @@ KINDS: Mapping[HeadKind, Kind] = {
 
 def programs_for(
     head: Any, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers
-) -> list[DraftProgram[Any]]:
-    """Make the draft programs of a head, which share `memory`: of chains, of trees, or both where the schedule drafts
-    both.
+) -> dict[bool, DraftProgram[Any]]:
+    """Make the draft programs of a head, which share `memory`: of chains (False), of trees (True), or both where the
+    schedule drafts both.
 
     ConfigError where the head cannot draft K tokens, UnsupportedError where it, or the attention, cannot draft trees.
     """
@@ -69,7 +69,7 @@ def programs_for(
             "ask for fewer tokens, or load it with num_modules=1 (--num-modules 1) to reuse the first module "
             "at every step"
         )
-    programs = [kind.chains(head, stack, config, memory, None)] if config.chain_lens else []
+    programs = {False: kind.chains(head, stack, config, memory, None)} if config.chain_lens else {}
     if tree is not None and kind.trees is not None:
-        programs.append(kind.trees(head, stack, config, memory, tree))
+        programs[True] = kind.trees(head, stack, config, memory, tree)
     return programs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -25,8 +25,6 @@ class ProposePass:
 
     inputs: ProposeBatch
     """The tensors that are written for these requests: the drafter's own memory, or bound ones."""
-    bound: BoundTensors | None
-    """The bound tensors; None for the drafter's own memory."""
     padding: Tensor | None
     """int32: `num_sampled` of the padded requests; None where there are none."""
     model_pass: Pass
@@ -38,7 +36,7 @@ class ProposePasses:
     """The passes of one drafter, and which batches they read in place: its own memory, or bound tensors."""
 
     def __init__(
-        self, runner: ModelRunner, config: DraftConfig, memory: RoundBuffers, programs: Sequence[DraftProgram[Any]]
+        self, runner: ModelRunner, config: DraftConfig, memory: RoundBuffers, programs: Mapping[bool, DraftProgram[Any]]
     ) -> None:
         """runner: owns this object, which doesn't keep it alive; memory: what the target's rounds leave."""
         self._runner, self._config, self._memory, self._programs = ref(runner), config, memory, programs
@@ -49,26 +47,19 @@ class ProposePasses:
 
     def hand_over(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass:
         """Bring a batch to where its pass reads it, with the requests behind it inert; see `Drafter.propose`."""
-        ready = self.in_place(batch, num_speculative_tokens)
-        if ready is None:
+        if id(batch) not in self._in_place:  # the object itself: its pass keeps it alive
             check_types("propose", batch, self._memory.num_sampled.device)
             ready = self.find(batch.num_requests, batch.query_len, num_speculative_tokens)
             check_shapes("propose", batch, ready.inputs, self._keeps_draft_probs, dtypes=self._config.debug)
             self._memory.load(batch, ready.inputs, self._keeps_draft_probs)
             return ready
-        if ready.bound is not None:
-            ready.bound.check_addresses()
+        bound = self._in_place[id(batch)]
+        ready = self.find(batch.num_requests, batch.query_len, num_speculative_tokens, bound)
+        if bound is not None:
+            bound.check_addresses()
         if ready.padding is not None:
             ready.padding.zero_()
         return ready
-
-    def in_place(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass | None:
-        """Return the pass that reads this batch where it is, if it is the `inputs` of one; None where its tensors are
-        handed over."""
-        if id(batch) not in self._in_place:  # the object itself: its pass keeps it alive
-            return None
-        bound = self._in_place[id(batch)]
-        return self.find(batch.num_requests, batch.query_len, num_speculative_tokens, bound)
 
     def find(
         self,
@@ -104,11 +95,10 @@ class ProposePasses:
         memory, binding = (self._memory, 0) if bound is None else (bound, bound.number)
         found = dispatch(self._batch(num_requests, query_len, num_speculative_tokens, binding), self._config.sizes)
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
-        program = next(each for each in self._programs if each.draws_trees == found.descriptor.tree)
+        program = self._programs[found.descriptor.tree]
         drafts = program.buffers.sliced(n, program.rows(query_len, k), k)
         return ProposePass(
             inputs=memory.sliced(n, query_len),
-            bound=bound,
             padding=memory.num_sampled[n:padded] if n < padded else None,
             model_pass=runner.prepare(program, found.descriptor, found.captured),
             drafts=DraftTokens(

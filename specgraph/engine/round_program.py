@@ -121,10 +121,10 @@ class RoundRunner(ModelRunner):
     def __init__(self, target: TargetRunner, drafter: Drafter) -> None:
         model = _Pair(target, drafter)
         super().__init__(model, (*target.caches, *drafter.caches), target.platform, target.config, target.attention)
-        self.config, layers = target.config, len(target.model.attention_layers)
+        layers = len(target.model.attention_layers)
         self.round_programs = {
-            draft.draws_trees: RoundProgram(draft, target.verify_programs[draft.draws_trees], layers)
-            for draft in drafter.draft_programs
+            trees: RoundProgram(draft, target.verify_programs[trees], layers)
+            for trees, draft in drafter.draft_programs.items()
         }
         """The rounds of chains, of trees, or both, by whether they are of trees."""
         self.programs += self.round_programs.values()

@@ -118,7 +118,7 @@ class RoundSteps:
         propose: tuple[Step, ...] = ()
         draft = None
         if drafter is not None:
-            draft = next(each for each in drafter.draft_programs if each.draws_trees == tree)
+            draft = drafter.draft_programs[tree]
             asked = None if candidate is None else k
             propose = (partial(_propose, drafter, drafter.inputs(num_requests, query_len), asked),)
         verify = partial(_verify, target, target.prepare(program, batch, captured))

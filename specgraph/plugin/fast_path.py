@@ -84,7 +84,7 @@ class FastPath:
             self.drafter = Drafter(head, caches, platform, self.config)
             self._reach = 2 * self.config.query_len - (not self.drafter.program.has_row_of_last_draft)
             self.prompts = PromptProgram(self.drafter.program, max_num_rows)
-            self.drafter.programs = [self.prompts, *self.drafter.draft_programs]
+            self.drafter.programs = [self.prompts, *self.drafter.draft_programs.values()]
         with agreed(ranks, PATIENCE):
             self.drafter.capture(agreed_captures(ranks))
 

@@ -63,11 +63,11 @@ def stale_padding_rows(real: Any, self: RoundBuffers, batch: Any, *rest: Any) ->
     self.num_sampled[batch.num_requests :].copy_(tail)
 
 
-@mutant("stale-padding-rows-bound", "draft.propose_passes:ProposePasses.in_place")
+@mutant("stale-padding-rows-bound", "draft.propose_passes:ProposePasses._make")
 def bound_padding_alive(real: Any, self: ProposePasses, *args: Any) -> Any:
     """The rows after a smaller batch keep the counts that the engine left in its own, bound tensors."""
-    found = real(self, *args)
-    return found if found is None or found.bound is None else replace(found, padding=None)
+    made, bound = real(self, *args), args[-1]
+    return made if bound is None else replace(made, padding=None)
 
 
 @mutant("capture-key-mismatch")
@@ -83,7 +83,6 @@ def capture_key_mismatch(patch: pytest.MonkeyPatch) -> None:
         with pytest.MonkeyPatch.context() as during:
             during.setattr(model_runner, "launches", under_another_key)
             real_capture(self, *args)
-        self._launches.clear()  # requests work theirs out anew
 
     patch.setattr(Drafter, "capture", capture)
 

@@ -3,7 +3,6 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,14 +38,15 @@ def joined_steps_carry_hidden(real: Any, self: ChainProgram, b: Any, pair: Any, 
     return real(self, b, pair, DraftOutput(out.hidden, out.hidden))
 
 
-@mutant("stale-padding-in-place-once", "draft.propose_passes:ProposePasses.in_place")
-def inert_the_first_time(real: Any, self: ProposePasses, *args: Any, seen: set[int] = set()) -> Any:  # noqa: B006 (kept)
+@mutant("stale-padding-in-place-once", "draft.propose_passes:ProposePasses.hand_over")
+def inert_the_first_time(real: Any, self: ProposePasses, batch: Any, *args: Any, seen: set[int] = set()) -> Any:  # noqa: B006 (kept)
     """The requests behind a batch in place are made inert for the first such batch only."""
-    ready = real(self, *args)
-    if ready is None or id(self) not in seen:
-        seen.update([] if ready is None else [id(self)])
-        return ready
-    return replace(ready, padding=None)
+    counts, in_place = self._memory.num_sampled, id(batch) in self._in_place
+    before, ready = counts.clone(), real(self, batch, *args)
+    if in_place and id(self) in seen:
+        counts.copy_(before)
+    seen.update([id(self)] if in_place else [])
+    return ready
 
 
 @mutant("noise-of-the-chunk")
