@@ -262,6 +262,10 @@ class OneCall:
             raise self.refused("close")
         self.refusal = reason
 
+    def __reduce__(self) -> str:
+        name = type(self).__name__
+        raise ConfigError(f"a {name} holds graphs and device memory, and can't be copied or pickled: make another one")
+
 
 Owner = TypeVar("Owner", bound=OneCall)
 
@@ -276,7 +280,19 @@ def one_call(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate
         self.refusal = RUNNING  # the interpreter lets no other thread run between the two lines
         try:
             return method(self, *args, **given)
+        except RuntimeError as error:
+            refuse_mode(method.__name__, error)
+            raise
         finally:
             self.refusal = ""
 
     return call
+
+
+def refuse_mode(call: str, error: RuntimeError) -> None:
+    """Raise ConfigError where torch refused to write tensors because of `torch.inference_mode`."""
+    if "inference tensor" in str(error):
+        raise ConfigError(
+            f"{call}: some of the tensors were made inside torch.inference_mode, and this call comes outside of it: "
+            "make all calls inside, or none"
+        ) from error

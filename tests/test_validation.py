@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from dataclasses import replace
 
@@ -108,7 +109,7 @@ def test_what_can_be_meant_is_taken():
     made = request(prompt_token_ids=(np.int64(3), 4), max_tokens=np.int32(4), temperature=np.float32(0.5), top_p=1)
     assert (list(made.prompt_token_ids), made.max_tokens, made.temperature, made.top_p) == ([3, 4], 4, 0.5, 1.0)
     assert {type(each) for each in (*made.prompt_token_ids, made.max_tokens)} == {int}
-    assert request(prompt_token_ids=range(3)).prompt_token_ids == range(3)
+    assert request(prompt_token_ids=range(3)).prompt_token_ids == [0, 1, 2]
     assert load_target(TARGET, dtype="float16").embed_tokens.dtype == torch.float16
 
 
@@ -126,6 +127,17 @@ def join(generator, token_id, change=None):
 def prefill(generator, change):
     aux = generator.decoder.drafter.prefill_buffers.aux_hidden[:2]
     generator.decoder.drafter.prefill([1, 2], range(2), [1], change(aux))
+
+
+def propose(generator, token_id, columns=None):
+    of = generator.decoder.drafter.inputs(1)
+    tokens = torch.full_like(of.sampled_token_ids, token_id)
+    changed = {"sampled_token_ids": tokens, "block_table": of.block_table[:, :columns]}
+    generator.decoder.drafter.propose(replace(of, num_sampled=torch.ones_like(of.num_sampled), **changed))
+
+
+def copy(generator):
+    pickle.dumps(generator.decoder)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +190,18 @@ def prefill(generator, change):
         ),
         (lambda g: prefill(g, Tensor.to_sparse), "aux_hidden of a prefill is .* torch.sparse_coo on cpu, expected"),
         (lambda g: prefill(g, lambda aux: aux.to("meta")), "aux_hidden of a prefill is .* on meta, expected"),
+        (
+            lambda g: prefill(g, Tensor.long),
+            r"aux_hidden of a prefill is .* torch.int64 on cpu, expected \[.*\] floats",
+        ),
+        (lambda g: prefill(g, Tensor.clone), "prefill: some of the tensors were made inside torch.inference_mode"),
+        (lambda g: propose(g, 1), "propose: some of the tensors were made inside torch.inference_mode"),
+        (
+            torch.inference_mode()(lambda g: propose(g, 10**6)),
+            r"out of range \(.*\): DraftConfig\(debug=True\) names it",
+        ),
+        (torch.inference_mode()(lambda g: propose(g, 1, columns=0)), r"block_table is \[1, 0\], expected \[1, 1\]"),
+        (copy, "a SpeculativeDecoder holds graphs"),
         (lambda g: g.decoder.drafter.prefill([1, 2], range(2), [1, 2**31]), "into block 2147483648"),
         (lambda g: g.decoder.drafter.prefill([1, 2], range(10**30), [1]), "give consecutive positions of its 2 tokens"),
     ],

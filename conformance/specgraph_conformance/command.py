@@ -73,7 +73,7 @@ def run_command(
     if selection.xfails is not None:
         read_xfails(selection.xfails)
     _check_keyword(selection.keyword)
-    if selection.timeout is not None and selection.timeout <= 0:
+    if selection.timeout is not None and not 0 < selection.timeout < float("inf"):
         raise ConfigError(f"timeout {selection.timeout:g} is not a number of seconds that a case can take")
     if jobs is not None and jobs < 0:
         raise ConfigError(f"jobs {jobs} is not a number of processes that can run cases")

@@ -28,6 +28,8 @@ from specgraph.capture.graph_runner import Body, GraphRunner, Recording, StepLen
 from specgraph.capture.lowering import Launch, launches, resolve
 from specgraph.capture.program import Program
 from specgraph.device import Graph, Platform
+from specgraph.device.source import users_code
+from specgraph.errors import CaptureError
 from specgraph.options import Progress
 from specgraph.validation import OneCall
 
@@ -148,7 +150,8 @@ class ModelRunner(OneCall):
                 'eager'; nothing falls back by itself.
         """
         progress, inert = progress or _silent, None
-        self._check()
+        with users_code("capture failed", CaptureError, theirs_alone=True):
+            self._check()
         captures = [(program, launch, self._body(program, batch, launch)) for program, batch, launch in self.captures()]
         start = time.perf_counter()
         bodies = [partial(body, None) for _, _, body in captures]
@@ -160,7 +163,8 @@ class ModelRunner(OneCall):
                 program.make_inert()
                 inert = program
             if launch.descriptor not in self.graphs:
-                self.graphs.capture(launch.descriptor, body)
+                with users_code(f"capture of {launch.descriptor} failed", CaptureError, True):
+                    self.graphs.capture(launch.descriptor, body)
             progress("capturing", done, len(captures))
 
     def pass_mode(self, program: Program) -> PassMode:

@@ -11,7 +11,7 @@ from specgraph.cli.load import choose_folders
 from specgraph.cli.options import JsonOption, PlatformOption, TargetOption
 from specgraph.cli.output import check_output, text_output, write_json
 from specgraph.cli.waiting import waiting
-from specgraph.errors import ConfigError, SpecgraphError, first_line
+from specgraph.errors import ConfigError
 from specgraph.options import DrafterShape
 
 if TYPE_CHECKING:
@@ -94,16 +94,10 @@ def _made_head(place: str, device: torch.device) -> Any:
     """Return the head that MODULE:FACTORY makes; ConfigError where it raises, or returns what is no draft head."""
     from specgraph.attention import PagedAttention
     from specgraph.device.installed import import_named
-    from specgraph.device.source import raising_line
+    from specgraph.device.source import users_code
     from specgraph.draft.head_checks import check_members
 
-    try:
+    with users_code(f"{place} failed", ConfigError):
         head = import_named(place)(device)
-    except SpecgraphError:
-        raise
-    except Exception as error:
-        line = raising_line(error)
-        at = f" at {line}" if line else ""
-        raise ConfigError(f"{place} failed{at}: {type(error).__name__}: {first_line(error)}") from error
     check_members(PagedAttention(), head)
     return head

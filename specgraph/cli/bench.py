@@ -47,7 +47,7 @@ def bench(
     ] = None,
     requests: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,4",
     k: Annotated[str, typer.Option("-k", help="Draft tokens per propose, comma-separated.")] = "5",
-    context: Annotated[int, typer.Option(min=2, help="Tokens per request.")] = 256,
+    context: Annotated[int, typer.Option(min=2, max=1 << 20, help="Tokens per request.")] = 256,
     lowerings: Annotated[str, typer.Option(help="Lowerings to time, comma-separated.")] = "eager,step,merged",
     sampled: Annotated[bool, typer.Option(help="Sample the drafts at temperature 1.")] = False,
     weights: Annotated[

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from operator import is_
 from traceback import walk_tb
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from specgraph.errors import SpecgraphError, first_line
 
 _TORCH = os.path.dirname(os.path.abspath(str(torch.__file__))) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -31,6 +34,23 @@ def raising_line(error: BaseException) -> str:
     places = ((frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__))
     outside = [f"{name}:{line}" for name, line in places if not name.startswith((_TORCH, _PACKAGE + os.sep, "<"))]
     return outside[-1] if outside else ""
+
+
+@contextmanager
+def users_code(what: str, error: type[SpecgraphError], theirs_alone: bool = False) -> Generator[None]:
+    """Turn what the user's own code raises in the block into one line: what failed, and where; with `theirs_alone`,
+    what no line of theirs raised passes through.
+    """
+    try:
+        yield
+    except (SpecgraphError, torch.OutOfMemoryError):
+        raise
+    except Exception as raised:
+        line = raising_line(raised)
+        if theirs_alone and not line:
+            raise
+        place = f" (at {line})" if line else ""
+        raise error(f"{what}{place}: {type(raised).__name__}: {first_line(raised)[:300]}") from raised
 
 
 def variable_name(tensor: Tensor) -> str:

@@ -17,9 +17,9 @@ from torch import Tensor
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.host_lengths import Counts
 from specgraph.draft.round import ProposeBatch
-from specgraph.errors import ConfigError
+from specgraph.errors import ConfigError, first_line
 from specgraph.models.protocol import Head
-from specgraph.validation import checked
+from specgraph.validation import checked, refuse_mode
 
 _TENSORS = tuple(field.name for field in fields(ProposeBatch))
 _OPTIONAL = ("temperature", "seeds")
@@ -82,10 +82,21 @@ def check_shapes(call: str, batch: ProposeBatch, wanted: ProposeBatch, sampled: 
         if given.shape == expected and not wrong_type:
             continue
         if name == "block_table" and given.dim() == 2:
-            expected = torch.Size((expected[0], min(expected[1], given.shape[1])))
+            expected = torch.Size((expected[0], max(1, min(expected[1], given.shape[1]))))
         if given.shape != expected or wrong_type:
             is_type, want_type = (f" {given.dtype}", f" {own.dtype}") if dtypes else ("", "")
             raise ConfigError(f"{call}: {name} is {list(given.shape)}{is_type}, expected {list(expected)}{want_type}")
+
+
+def refuse_values(error: IndexError | RuntimeError, debug: bool) -> None:
+    """Raise ConfigError where a propose failed by the values of its batch, or by the mode that it was called in."""
+    if isinstance(error, RuntimeError):
+        refuse_mode("propose", error)
+    elif not debug:
+        raise ConfigError(
+            f"propose: a token id, position, count or block of the batch is out of range ({first_line(error)}): "
+            "DraftConfig(debug=True) names it"
+        ) from error
 
 
 def check_values(batch: ProposeBatch, config: DraftConfig, num_blocks: int, vocab_size: int | None) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.capture import Dispatch, LengthsAt, ModelRunner
 from specgraph.device import Platform
-from specgraph.draft.batch_checks import check_options, check_types, check_values, vocabulary_size
+from specgraph.draft.batch_checks import check_options, check_types, check_values, refuse_values, vocabulary_size
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.head_checks import check_caches, check_members, check_named, check_passes
@@ -75,7 +75,7 @@ class Drafter(ModelRunner):
         """
         attention = PagedAttention() if attention is None else attention
         check_members(attention, head)
-        check_caches(head, caches, config, platform.device)
+        check_caches(head, caches, config, platform.device, attention)
         if sampling is not None:
             sampling.check(config.max_num_requests, vocabulary_size(head))
         if head.kind == "ngram":  # there is no distribution that its drafts are drawn from
@@ -224,6 +224,9 @@ class Drafter(ModelRunner):
             if self._history is not None:
                 self._history.drafted(ready.inputs, ready.drafts)
             return ready.drafts.clone() if copy else ready.drafts
+        except (IndexError, RuntimeError) as error:  # a device that looks at values: the cpu platform
+            refuse_values(error, self.config.debug)
+            raise
         finally:
             self.refusal = ""
 

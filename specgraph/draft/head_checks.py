@@ -8,44 +8,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from specgraph.attention import KVCache
-from specgraph.device.source import raising_line
+from specgraph.attention import AttentionBackend, KVCache
+from specgraph.device.source import users_code
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.kinds import KINDS
-from specgraph.errors import ConfigError, SpecgraphError, first_line
-from specgraph.models.protocol import Head, OutputProjection, Target
+from specgraph.errors import ConfigError
+from specgraph.models.protocol import DraftHead, Head, OutputProjection, Target
 from specgraph.models.split import whole_rows
+from specgraph.validation import Range, check
 
 _ATTENTION = ("name", "host_parameters", "after_advance", "forward", "named_tensors")
 
 
 def check_members(attention: Any, head: Any = None, target: Any = None) -> None:
     """Raise ConfigError for an attention backend, a head or a target that lacks members of its protocol."""
-    _check_members("attention backend", attention, "AttentionBackend", _ATTENTION)
+    _check_members("attention backend", attention, AttentionBackend, _ATTENTION)
     if target is not None:
-        _check_members("target", target, "Target", _members(Target))
+        _check_members("target", target, Target, _members(Target))
     if head is None:
         return
-    _check_members("head", head, "DraftHead", ("kind",))
+    _check_members("head", head, DraftHead, ("kind",))
     if head.kind not in KINDS:
         raise ConfigError(f"the head {type(head).__name__} is of kind {head.kind!r}; there are {', '.join(KINDS)}")
     protocol = KINDS[head.kind].protocol
-    _check_members("head", head, protocol.__name__, _members(protocol))
+    _check_members("head", head, protocol, _members(protocol))
+    for size in ("hidden_size", "aux_size", "draft_vocab_size"):
+        check(f"{type(head).__name__}.{size}", getattr(head, size), Annotated[int, Range(0)])
 
 
 def _members(protocol: type[Any]) -> list[str]:
     return [name for name in dir(protocol) if not name.startswith("_")]
 
 
-def _check_members(what: str, thing: Any, protocol: str, members: Sequence[str]) -> None:
-    if missing := [member for member in members if not hasattr(thing, member)]:
+def _check_members(what: str, thing: Any, protocol: type[Any], members: Sequence[str]) -> None:
+    def lacks(member: str) -> bool:
+        is_method = callable(getattr(protocol, member))
+        return not hasattr(thing, member) or (is_method and not callable(getattr(thing, member)))
+
+    if missing := [member for member in members if lacks(member)]:
         raise ConfigError(
-            f"the {what} {type(thing).__name__} lacks {', '.join(missing)}: give it the members of specgraph.{protocol}"
+            f"the {what} {type(thing).__name__} lacks {', '.join(missing)}: give it the members of "
+            f"specgraph.{protocol.__name__}"
         )
 
 
@@ -65,8 +73,14 @@ def check_named(what: str, given: Any) -> None:
             raise ConfigError(f"{place} is of type {type(tensor).__name__}: return a dict of tensors by name")
 
 
-def check_caches(head: Head, caches: Sequence[KVCache], config: DraftConfig, device: torch.device) -> None:
-    """Raise ConfigError for KV caches that don't fit head, config or device, or a head of too few positions."""
+def check_caches(
+    head: Head, caches: Sequence[KVCache], config: DraftConfig, device: torch.device, attention: AttentionBackend
+) -> None:
+    """Raise ConfigError for KV caches that don't fit head, config, device or attention, or a head of too few
+    positions."""
+    if not head.attention_layers:
+        raise ConfigError(f"the head {type(head).__name__} has no attention_layers: give an AttentionLayer for each")
+    dtypes = (head.dtype, *getattr(attention, "cache_dtypes", ()))
     if len(caches) != len(head.attention_layers):
         raise ConfigError(
             f"the drafter has {len(head.attention_layers)} attention layer(s), got {len(caches)} KV caches"
@@ -84,6 +98,11 @@ def check_caches(head: Head, caches: Sequence[KVCache], config: DraftConfig, dev
                     f"the drafter's {name} cache is {list(tensor.shape)}; needed is [num_blocks, block_size, "
                     f"num_kv_heads, head_dim] = [*, {', '.join(map(str, wanted))}]"
                 )
+            if tensor.dtype not in dtypes:
+                raise ConfigError(
+                    f"the drafter's {name} cache is {tensor.dtype}; for this head and attention '{attention.name}' it "
+                    f"is {' or '.join(map(str, dtypes))}"
+                )
             if tensor.device.type != device.type:
                 raise ConfigError(
                     f"the drafter's {name} cache is on {tensor.device}; allocate it on the platform's device, {device}"
@@ -92,6 +111,11 @@ def check_caches(head: Head, caches: Sequence[KVCache], config: DraftConfig, dev
             raise ConfigError(
                 f"the drafter's key cache has {cache.key.shape[0]} blocks, its value cache {cache.value.shape[0]}: one "
                 "block table serves both"
+            )
+        if len(cache.key) < 2 or (cache.key.data_ptr() == cache.value.data_ptr() and not layer.latent):
+            raise ConfigError(
+                f"the drafter's key and value caches have {len(cache.key)} blocks at {cache.key.data_ptr():#x} and "
+                f"{cache.value.data_ptr():#x}: give two tensors, each with blocks beside block 0, the null block"
             )
 
 
@@ -158,7 +182,7 @@ class _HeadCheck:
     def tensors(self) -> None:
         """Check the tensors that the head says it has."""
         head = self.head
-        check_named(f"{self.name}.weights()", weights := head.weights())
+        check_named(f"{self.name}.weights()", weights := self.call("weights"))
         for key, tensor in weights.items():
             if tensor.device.type != self.device.type:
                 raise ConfigError(
@@ -172,17 +196,10 @@ class _HeadCheck:
             self.expect("mask_hidden", head.mask_hidden, head.hidden_size, dtype=head.dtype)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method; an error that wrong shapes raise names it."""
-        try:
+        """Call a method; an error that it raises names it."""
+        shapes = ", ".join(str(list(each.shape)) for each in arguments if isinstance(each, Tensor))
+        with users_code(f"{self.name}.{method} failed" + (f" on tensors {shapes}" if shapes else ""), ConfigError):
             return getattr(self.head, method)(*arguments)
-        except (SpecgraphError, torch.OutOfMemoryError):
-            raise
-        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
-            shapes = ", ".join(str(list(each.shape)) for each in arguments if isinstance(each, Tensor))
-            place = f" (at {line})" if (line := raising_line(error)) else ""
-            raise ConfigError(
-                f"{self.name}.{method} failed on tensors {shapes}{place}: {type(error).__name__}: {first_line(error)}"
-            ) from error
 
     def expect(self, what: str, tensor: Any, *shape: int, dtype: torch.dtype | None = None) -> None:
         """Check one tensor."""
@@ -230,9 +247,12 @@ class _HeadCheck:
         hidden = hidden.to(self.device, self.head.dtype)
         logits = self.call("logits", hidden)
         self.expect("logits(hidden)", logits, self.rows, self.head.draft_vocab_size)
+        if not logits.is_floating_point():
+            raise ConfigError(f"{self.name}.logits(hidden) is {logits.dtype}: return floats, which drafts are drawn by")
         if out is None:
             return
-        wanted = whole_rows(out.logits(hidden), out.tensor_parallel, self.head.draft_vocab_size).float()
+        with users_code(f"{self.name}.projection failed", ConfigError):
+            wanted = whole_rows(out.logits(hidden), out.tensor_parallel, self.head.draft_vocab_size).float()
         tolerance = 1e-3 if self.head.dtype == torch.float32 else 2e-2
         error = (logits.float() - wanted).abs().max()
         if not bool(error <= tolerance * wanted.abs().max()):

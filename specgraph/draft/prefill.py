@@ -12,7 +12,7 @@ from specgraph.draft.batch_checks import vocabulary_size
 from specgraph.draft.buffers import PromptRows
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.program import DraftProgram
-from specgraph.draft.round import described, has_rows
+from specgraph.draft.round import described, has_states
 from specgraph.errors import ConfigError
 from specgraph.validation import check, checked
 
@@ -52,8 +52,8 @@ class DraftPrefill:
         self.program.dispatch(max(len(positions), at_least))
         if aux_hidden is not None:
             expected = [len(positions), states.shape[1]]
-            if list(aux_hidden.shape) != expected or not has_rows(aux_hidden):
-                raise ConfigError(f"aux_hidden of a prefill is {described(aux_hidden)}, expected {expected}")
+            if list(aux_hidden.shape) != expected or not has_states(aux_hidden):
+                raise ConfigError(f"aux_hidden of a prefill is {described(aux_hidden)}, expected {expected} floats")
         begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
         tokens, following = prompt[begin:end], prompt[end : end + self._look_ahead]
         written = range(positions.start, positions.start + len(tokens))

@@ -23,6 +23,11 @@ def has_rows(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_meta
 
 
+def has_states(tensor: Tensor) -> bool:
+    """Return whether a tensor can hold hidden states: floats, unless it has no columns."""
+    return has_rows(tensor) and (tensor.is_floating_point() or tensor.numel() == 0)
+
+
 def described(tensor: Tensor) -> str:
     """Return what a message says of a tensor."""
     layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
@@ -89,8 +94,8 @@ class ProposeBatch:
                 "prompt's last position, and None before; give it to join"
             )
         columns = self.aux_hidden.shape[1]
-        if aux_hidden is not None and (aux_hidden.shape != (columns,) or not has_rows(aux_hidden)):
-            raise ConfigError(f"join: the hidden state is {described(aux_hidden)}, expected [{columns}]: one row's")
+        if aux_hidden is not None and (aux_hidden.shape != (columns,) or not has_states(aux_hidden)):
+            raise ConfigError(f"join: the hidden state is {described(aux_hidden)}, expected [{columns}] floats")
         if token_id.dim() or not has_rows(token_id) or token_id.is_floating_point():
             raise ConfigError(f"join: token_id is {described(token_id)}: give one integer, a tensor without dimensions")
         own = self.aux_hidden[row * self.query_len : (row + 1) * self.query_len]

@@ -141,6 +141,8 @@ def audit(
 
 def _said(error: BaseException) -> str:
     """Return the message; with the file and line that raised it where the message is not one of ours."""
+    if isinstance(error.__cause__, IndexError):  # the batches are right: an op or the head is not
+        error = error.__cause__
     if isinstance(error, SpecgraphError):
         return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -142,7 +142,7 @@ def test_the_command_takes_a_factory_and_fails_where_it_differs(monkeypatch, tmp
     for arguments, message in (
         (("my_drafter:make",), "--vocab-size"),
         (("no_such_module:make", "--vocab-size", 9), "can't be imported"),
-        (("my_drafter:fail", "--vocab-size", 9), "my_drafter.py:7: IndexError: pop from empty list"),
+        (("my_drafter:fail", "--vocab-size", 9), "my_drafter.py:7): IndexError: pop from empty list"),
         (("my_drafter:head.calls", "--vocab-size", 9), "TypeError: 'int' object is not callable"),
         (("builtins:str", "--vocab-size", 9), "the head str lacks kind"),
         (("some/folder",), "--target"),

@@ -48,8 +48,17 @@ def test_a_platforms_name_and_caches_elsewhere():
     with pytest.raises(ConfigError, match="platform must be a Platform, got 'cpu'"):
         Drafter(head, drafter.caches, "cpu", drafter.config)  # type: ignore[arg-type]
     elsewhere = [KVCache(cache.key.to("meta"), cache.value.to("meta")) for cache in drafter.caches]
-    with pytest.raises(ConfigError, match="key cache is on meta; allocate it on the platform's device, cpu"):
-        Drafter(head, elsewhere, drafter.platform, drafter.config)
+    of_halves = [KVCache(cache.key.half(), cache.value.half()) for cache in drafter.caches]
+    alike = [KVCache(cache.key, cache.key) for cache in drafter.caches]
+    without_blocks = [KVCache(cache.key[:1], cache.value[:1]) for cache in drafter.caches]
+    for caches, message in (
+        (elsewhere, "key cache is on meta; allocate it on the platform's device, cpu"),
+        (of_halves, "key cache is torch.float16; .* attention 'paged' it is torch.float32 or"),
+        (alike, "give two tensors"),
+        (without_blocks, "have 1 blocks .* beside block 0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Drafter(head, caches, drafter.platform, drafter.config)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +67,7 @@ def test_a_platforms_name_and_caches_elsewhere():
         (1, 1, "row 1 of a batch of 1 requests"),
         (-1, 1, "row -1 of a batch"),
         (0, 0, "has no hidden state"),
-        (0, 2, r"the hidden state is \[2, \d+\] torch.float32 on cpu, expected \[\d+\]: one row's"),
+        (0, 2, r"the hidden state is \[2, \d+\] torch.float32 on cpu, expected \[\d+\] floats"),
     ],
 )
 def test_a_join_that_would_draft_from_something_else(row, hidden_rows, message):

@@ -13,7 +13,7 @@ from engine.pair_decoder import make_pair_decoder
 from specgraph import DraftConfig, Drafter, DraftOutput, KVCache, PagedAttention, allocate_caches, load_generator
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import ProposeBatch
-from specgraph.errors import ConfigError
+from specgraph.errors import CaptureError, ConfigError
 
 CONFIG = DraftConfig(num_speculative_tokens=3, max_num_requests=2, max_model_len=48, decode="eager", prefill_sizes=[8])
 
@@ -64,6 +64,10 @@ def test_a_member_that_is_missing(kind, missing, protocol):
 def test_attention_without_a_member():
     with pytest.raises(ConfigError, match=r"attention backend Changed lacks named_tensors.*AttentionBackend"):
         make(make_head("eagle", make_target()), Changed(PagedAttention(), named_tensors=None))
+    with pytest.raises(CaptureError, match=rf"failed \(at {re.escape(__file__)}:\d+\): ZeroDivisionError: division"):
+        make(
+            make_head("eagle", make_target()), Changed(PagedAttention(), forward=lambda *given: 1 / 0), decode="merged"
+        )
 
 
 HEAD = make_head("eagle", make_target())
@@ -129,9 +133,15 @@ def no_carry(token_ids, hidden, attend, rows=None):
         ({"forward": ignores_rows}, r"forward\(\.\.\., rows\) of one row\.hidden is \[4,"),
         ({"forward": no_carry}, r"forward\(\.\.\.\)\.carry is a NoneType"),
         ({"forward": lambda ids, hidden: None}, r"forward failed on tensors \[4\], .*TypeError"),
+        ({"combine": lambda aux: 1 / 0}, r"combine failed on tensors \[4, \d+\] \(at .*ZeroDivisionError"),
         ({"kind": "tree"}, "the head Changed is of kind 'tree'; there are chain, draft_model, modules, masked"),
         ({"logits": lambda hidden: HEAD.logits(hidden).flip(-1)},
          r"Changed\.logits\(hidden\) is not the linear in Changed\.projection.*set projection = None"),
+        ({"logits": lambda hidden: HEAD.logits(hidden).long()}, r"logits\(hidden\) is torch.int64: return floats"),
+        ({"projection": 3}, r"Changed\.projection failed: AttributeError: 'int' object"),
+        ({"hidden_size": "16"}, r"Changed\.hidden_size must be an integer, got '16'"),
+        ({"attention_layers": ()}, "the head Changed has no attention_layers"),
+        ({"weights": 3}, "the head Changed lacks weights"),
         ({"draft_to_target": torch.zeros(3, dtype=torch.int64)}, r"draft_to_target is \[3\].*expected \[48\]"),
         ({"weights": lambda: [torch.zeros(2)]}, r"weights\(\) is of type list: return a dict of tensors"),
         ({"weights": lambda: {"w": 2.0}}, r"weights\(\)\['w'\] is of type float"),
