@@ -110,7 +110,7 @@ class Generation:
     logprobs: list[float] = field(default_factory=list[float])
     """One per token, as in `Chunk`."""
     seed: int | None = None
-    """As in `Chunk`: a request with it gets the same tokens again."""
+    """The seed of `Chunk`: a request with it gets the same tokens again."""
 
 
 @dataclass(slots=True, eq=False)

@@ -148,7 +148,7 @@ GOOD = good()
 
 
 def test_any_edit_is_seen() -> None:
-    """Of each field, in a report of the first and the last case."""
+    """Each field of a report of the first and the last case is edited."""
     report = with_digest({**GOOD, "cases": [GOOD["cases"][0], GOOD["cases"][-1]]})
     for path, value in itertools.product(leaves(report), ("", "x", -1, None)):
         data = json.loads(json.dumps(report))

@@ -160,7 +160,7 @@ def test_an_exception_of_a_block_that_broke_the_capture(platform):
 @pytest.mark.parametrize("end_fails", [False, True])
 @pytest.mark.parametrize("block_fails", [False, True])
 def test_a_block_that_leaves_another_stream_current(platform, block_fails, end_fails):
-    """As after `torch.cuda.set_stream`: the capture is ended on the stream where it began."""
+    """The capture is ended on the stream where it began, as after `torch.cuda.set_stream`."""
     graph, other = platform.graph(), platform.stream()
     platform.vendor.fails = {"end": RuntimeError("mine")} if end_fails else {}
     error = pytest.raises(CaptureError if end_fails else RuntimeError, match="mine")
