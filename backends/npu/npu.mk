@@ -11,9 +11,10 @@ NPU_TORCH ?= 2.13.0
 NPU_PIP := $(BIN)/python -m pip --python $(NPU_PYTHON)
 # Links to the torch of the main environment, where its release and Python are the same: 725 MB to unpack and to compile
 $(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml $(NPU_DIR)/npu.mk | $(VENV)/.compiled
-	$(NPU_BASE_PYTHON) -m venv --clear --without-pip $(NPU_VENV)
+	$(NPU_BASE_PYTHON) -m venv --without-pip $(NPU_VENV)
 	cd $(NPU_VENV)/lib/python*/site-packages && from=$(abspath $(VENV))/lib/`basename $$(dirname $$PWD)`/site-packages && \
-	  test -d $$from/torch-$(NPU_TORCH)[+.]* && cp -al $$from/torch $$from/torchgen $$from/functorch $$from/torch-*.dist-info . || true
+	  test ! -e torch && test -d $$from/torch-$(NPU_TORCH)[+.]* && \
+	  cp -al $$from/torch $$from/torchgen $$from/functorch $$from/torch-*.dist-info . || true
 	$(NPU_PIP) $(PIP_INSTALL) --no-deps torch==$(NPU_TORCH) torch_npu==$(NPU_TORCH)
 	$(call install,$(NPU_PYTHON),torch==$(NPU_TORCH) numpy pyyaml pytest pytest-xdist hypothesis pluggy safetensors tokenizers typer \
 	  rich $(BUILD_TOOLS))
