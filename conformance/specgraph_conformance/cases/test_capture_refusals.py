@@ -98,11 +98,17 @@ def test_empty(platform: Platform, state: str) -> None:
     quick=True,
 )
 def test_host_read(platform: Platform, read: str) -> None:
+    expect_refused(platform, read)
+
+
+def expect_refused(platform: Platform, read: str, *swallowed: type[Exception]) -> None:
+    """A capture that reads on the host fails, also where it goes on from `swallowed` errors; it captures again."""
     x = torch.ones(4, device=platform.device)
     graph = platform.graph()
     with pytest.raises(CaptureError), graph.capture():
         y = x * 2
-        HOST_READS[read](y)
+        with suppress(*swallowed):
+            HOST_READS[read](y)  # the last: an op after it may end a vendor's task queue
     assert_usable(platform)
     with graph.capture():
         x.add_(1)
@@ -121,16 +127,7 @@ def test_host_read(platform: Platform, read: str) -> None:
     quick=True,
 )
 def test_swallowed(platform: Platform, read: str) -> None:
-    x = torch.ones(4, device=platform.device)
-    graph = platform.graph()
-    with pytest.raises(CaptureError), graph.capture():
-        y = x.add_(1) * 2
-        with suppress(Exception):
-            HOST_READS[read](y)  # the last: an op after it may end a vendor's task queue
-    assert_usable(platform)
-    with pytest.raises(CaptureError):
-        graph.replay()
-    assert on_host(x).tolist() == [1.0] * 4
+    expect_refused(platform, read, Exception)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 5, 11])
