@@ -201,6 +201,7 @@ def copy(generator):
             r"out of range \(.*\): DraftConfig\(debug=True\) names it",
         ),
         (torch.inference_mode()(lambda g: propose(g, 1, columns=0)), r"block_table is \[1, 0\], expected \[1, 1\]"),
+        (lambda g: load_generator(draft="ngram", num_modules=2, platform="cpu"), "num_modules 2: ngram has none"),
         (copy, "a SpeculativeDecoder holds graphs"),
         (lambda g: g.decoder.drafter.prefill([1, 2], range(2), [1, 2**31]), "into block 2147483648"),
         (lambda g: g.decoder.drafter.prefill([1, 2], range(10**30), [1]), "give consecutive positions of its 2 tokens"),

@@ -12,7 +12,8 @@ import torch
 from specgraph.attention import AttentionBackend, AttentionLayer
 from specgraph.device import Discovered, Platform, discover, open_platform
 from specgraph.device.installed import import_named
-from specgraph.errors import PlatformError
+from specgraph.device.source import users_code
+from specgraph.errors import ConfigError, PlatformError
 
 from specgraph_conformance.case import Case, attention_place
 from specgraph_conformance.report import UNSTATED, Subject
@@ -130,7 +131,13 @@ def tested_attention(platform: Platform) -> tuple[str, ...]:
 
 def _attention(word: str) -> Callable[[Platform], AttentionBackend]:
     """The factory that `NAME=MODULE:FUNCTION` names."""
-    return import_named(attention_place(word), f"attention '{word}'")
+    factory = import_named(attention_place(word), f"attention '{word}'")
+
+    def make(platform: Platform) -> AttentionBackend:
+        with users_code(f"attention '{word}' failed", ConfigError):
+            return factory(platform)
+
+    return make
 
 
 def environment() -> dict[str, str]:

@@ -86,3 +86,7 @@ def main() -> None:
         if rank == "0" or not getattr(error, "everywhere", False):
             print(f"specgraph: {'' if rank == '0' else f'rank {rank}: '}{error}", file=sys.stderr)
         sys.exit(error.exit_status)
+    except OSError as error:  # a full disk, a name that is too long
+        print(f"specgraph: {error.filename or 'the output'}: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at the exit
+        sys.exit(1)

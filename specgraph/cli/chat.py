@@ -82,6 +82,6 @@ def _line(console: Console) -> str:
     """Return the next message; empty at the end of the input."""
     try:
         return console.input("[bold]> [/]").strip()
-    except (EOFError, KeyboardInterrupt):
+    except (EOFError, KeyboardInterrupt, RuntimeError):  # the last where standard input is closed
         console.print()
         return ""

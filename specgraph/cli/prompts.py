@@ -85,22 +85,28 @@ def read_prompts(text: str | None, lines: Path | None, settings: Prompt) -> list
     if lines is not None:
         return _json_lines(lines, settings)
     if text == "-":
-        text = sys.stdin.read()
+        text = _text_of(Path("-"))
     return [replace(settings, prompt=DEFAULT if text is None else text)]
 
 
-def _json_lines(path: Path, settings: Prompt) -> list[Prompt]:
+def _text_of(path: Path) -> str:
     try:
-        content = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        if str(path) != "-":
+            return path.read_text(encoding="utf-8")
+        return sys.stdin.read() if sys.stdin else ""  # None: it is closed
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file of prompts can't be read: {error}") from None
+
+
+def _json_lines(path: Path, settings: Prompt) -> list[Prompt]:
+    content = _text_of(path)
     prompts: list[Prompt] = []
     for number, line in enumerate(content.splitlines(), 1):
         if not line.strip():
             continue
         try:
             values = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}, line {number} is not JSON: {error}") from None
         if not isinstance(values, dict) or "prompt" not in values:
             raise ConfigError(f'{path}, line {number}: give an object such as {{"prompt": "def main():"}}')

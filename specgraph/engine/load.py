@@ -24,7 +24,7 @@ from specgraph.engine.blocks import GIB, CacheSize, bytes_per_token, cache_dtype
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.decoder import SpeculativeDecoder
 from specgraph.engine.text import TextGenerator
-from specgraph.errors import CheckpointError, UnsupportedError
+from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
 from specgraph.models.ngram import NgramHead
 from specgraph.options import NGRAM, EngineOptions, Progress, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout
@@ -202,6 +202,8 @@ def load_models(
             and the device has none.
     """
     k = engine_config(options, options.max_model_len or MOST_POSITIONS).num_speculative_tokens
+    if draft == NGRAM and options.num_modules is not None:
+        raise ConfigError(f"num_modules {options.num_modules}: ngram has none; it is for mtp alone")
     dtype, length, tree = dtype_named(options.dtype), options.max_model_len, options.draft_tree
     if dtype is None and platform.device.type == "cpu":
         dtype, _ = cpu_dtype(target)

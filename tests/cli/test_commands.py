@@ -331,6 +331,10 @@ def test_wrong_options_are_refused_before_torch_is_imported():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["2 False"] * len(wrong_values), done.stderr
     assert done.stderr.count("'typo' is not one of") == len(wrong_values)
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "specgraph", "--version"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "specgraph: the output: No space left on device\n")
 
 
 def test_names_that_commands_offer_are_those_of_the_tools():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def test_prompts_from_json_lines(tmp_path):
     ("line", "message"),
     [
         ("nonsense", "line 1 is not JSON"),
+        ('{"prompt": ' + "[" * 50000, "line 1 is not JSON: maximum recursion depth"),
         ("[]", "give an object"),
         ('{"max_tokens": 3}', "give an object"),
         ('{"prompt": "a", "hue": 1}', "argument 'hue'; it takes prompt, max_tokens, temperature, seed, top_k"),
@@ -56,6 +58,14 @@ def test_a_line_that_is_no_prompt_is_refused(line, message, tmp_path):
     file.write_text(line)
     with pytest.raises(ConfigError, match=message):
         read_prompts(None, file, SETTINGS)
+
+
+def test_standard_input_that_is_closed_or_no_text(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert read_prompts("-", None, SETTINGS) == [SETTINGS]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    with pytest.raises(ConfigError, match="the file of prompts can't be read: 'utf-8' codec"):
+        read_prompts("-", None, SETTINGS)
 
 
 def test_prompts_from_standard_input(monkeypatch):

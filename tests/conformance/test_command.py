@@ -177,6 +177,7 @@ def test_a_device_whose_captures_have_one_stream(tmp_path: Path, monkeypatch: py
         (["acme", "-k", "nothing_of_that_name"], "no case is selected", 0),
         (["acme", "-k", "and and"], "-k 'and and': join words", 0),
         (["acme", "--timeout", "0"], "timeout 0 is not a number of seconds", 0),
+        (["acme", "--timeout", "nan"], "timeout nan is not a number of seconds", 0),
         (["acme"], "jobs -1 is not a number of processes", -1),
         (["acme:4"], "index 4 was asked for", 0),
     ],
