@@ -42,8 +42,11 @@ def refusing_v1(stock: Callable[[Any], bool]) -> Callable[[Any], bool]:
         stock: the property's function.
     """
 
+    told = False  # vLLM asks several times
+
     @wraps(stock)
     def use_v2_model_runner(vllm_config: Any) -> bool:
+        nonlocal told
         if used := stock(vllm_config):
             return used
         if (settings := read_settings(vllm_config.additional_config)) is not None:
@@ -53,7 +56,9 @@ def refusing_v1(stock: Callable[[Any], bool]) -> Callable[[Any], bool]:
             )
             if settings.when_unsupported == "refuse":
                 raise UnsupportedError(message)
-            _LOG.warning("vLLM drafts by itself: %s", message)
+            if not told:
+                _LOG.warning("vLLM drafts by itself: %s", message)
+            told = True
         return used
 
     return use_v2_model_runner

@@ -206,5 +206,6 @@ def test_registering_twice_wraps_once_and_the_v1_runner_is_refused_where_specgra
     with pytest.raises(UnsupportedError, match=r"takes its V1 model runner .* VLLM_USE_V2_MODEL_RUNNER=1"):
         made.use_v2_model_runner  # noqa: B018
     made.additional_config = {"specgraph": {"when_unsupported": "vllm"}}
-    assert made.use_v2_model_runner is False
-    assert "vLLM drafts by itself: vLLM takes its V1 model runner" in caplog.text
+    for _ in range(2):
+        assert made.use_v2_model_runner is False
+    assert caplog.text.count("vLLM drafts by itself: vLLM takes its V1 model runner") == 1
