@@ -177,10 +177,12 @@ def test_in_turns(platform: Platform) -> None:
         [tasks.lengths(*([3 + i, 40 - i, 17 + s] for s in range(tasks.steps))) for tasks in both] for i in range(9)
     ]
     logs = [torch.zeros(len(rounds), *tasks.out.shape).to(tasks.out) for tasks in both]
-    for number, lengths in enumerate(rounds):
-        for tasks, log, mine in zip(both, logs, lengths, strict=True):
-            tasks.replay(mine)
-            log[number].copy_(tasks.out)
+    platform.synchronize()
+    with platform.use(platform.stream()):  # where nothing but a wait has the replays run before the next update
+        for number, lengths in enumerate(rounds):
+            for tasks, log, mine in zip(both, logs, lengths, strict=True):
+                tasks.replay(mine)
+                log[number].copy_(tasks.out)
     platform.synchronize()
     for tasks, log, which in zip(both, map(on_host, logs), (0, 1), strict=True):
         for number, lengths in enumerate(rounds):
