@@ -147,6 +147,7 @@ class Drafter(ModelRunner):
 
     @property
     def position_offset(self) -> int:
+        """See `DraftProgram.position_offset`."""
         return self.program.position_offset
 
     @property

@@ -18,7 +18,8 @@ from specgraph.device.source import users_code
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.kinds import KINDS
 from specgraph.errors import ConfigError
-from specgraph.models.protocol import DraftHead, Head, OutputProjection, Target
+from specgraph.models.logits import OutputProjection
+from specgraph.models.protocol import DraftHead, Head, Target
 from specgraph.models.split import whole_rows
 from specgraph.validation import Range, check
 

@@ -5,16 +5,14 @@
 """
 
 from specgraph.models.from_modules import eagle3_head_from_module, eagle_head_from_module
+from specgraph.models.logits import NextLogits, OutputProjection, RowLogits
 from specgraph.models.ngram import NgramHead
 from specgraph.models.protocol import (
     BlockHead,
     DraftHead,
     DraftOutput,
     MaskedHead,
-    NextLogits,
-    OutputProjection,
     ParallelHead,
-    RowLogits,
     StepwiseHead,
     Target,
     TargetOutput,

@@ -20,7 +20,7 @@ from specgraph.attention import Attend
 from specgraph.models.decoder import named_tensors
 from specgraph.models.dflash import BlockParts, InOrderHead
 from specgraph.models.layers import rms_norm, split_heads
-from specgraph.models.protocol import NextLogits, RowLogits
+from specgraph.models.logits import NextLogits, RowLogits
 from specgraph.models.split import embedding, row_parallel
 from specgraph.ops.linear import Weight
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from specgraph import ops
 from specgraph.models.decoder import named_tensors
 from specgraph.models.dflash import BlockParts, InOrderHead
-from specgraph.models.protocol import NextLogits, RowLogits
+from specgraph.models.logits import NextLogits, RowLogits
 from specgraph.models.split import embedding
 from specgraph.ops.linear import Weight
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from specgraph.attention import Attend
 from specgraph.models.layers import take_rows
 from specgraph.models.llama import LlamaTarget
-from specgraph.models.protocol import DraftOutput, HeadKind, OutputProjection
+from specgraph.models.logits import OutputProjection
+from specgraph.models.protocol import DraftOutput, HeadKind
 from specgraph.ops.linear import PairInput
 
 

@@ -1,0 +1,78 @@
+"""The logits of a model: the linear that they are, and those of rows whose tokens are drawn in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn import functional
+
+from specgraph import ops
+from specgraph.ops.linear import Norm, Weight
+from specgraph.parallel import WHOLE, TensorParallel
+
+
+@dataclass(frozen=True, slots=True)
+class OutputProjection:
+    """The linear that gives a model's logits: rms_norm(hidden) @ weight.T."""
+
+    norm: Tensor | None
+    """[hidden_size]; None for no norm."""
+    eps: float
+    weight: Tensor
+    """[vocabulary, hidden_size], or the rows of this rank's part of the vocabulary."""
+    vocab_size: int | None = None
+    """Tokens of the whole vocabulary; None: the rows of `weight`."""
+    tensor_parallel: TensorParallel = WHOLE
+
+    @property
+    def lm_head(self) -> ops.LmHead:
+        """Return the linear as ops take it."""
+        return ops.LmHead(self.norm, self.eps, self.weight)
+
+    @property
+    def is_split(self) -> bool:
+        """Return whether `weight` is one rank's part."""
+        return self.vocab_size is not None and self.weight.shape[0] != self.vocab_size
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, hidden_size] -> logits [N, rows of `weight`]."""
+        norm = None if self.norm is None else Norm(self.norm, self.eps)
+        return ops.norm_linear(hidden, norm, Weight(self.weight))
+
+
+class RowLogits(NamedTuple):
+    """The logits of one row of each block, valid up to those of the next: `base`, plus a product where there is one.
+
+    A device may draw from the sum of both without storing it.
+    """
+
+    base: Tensor
+    """[R, draft_vocab_size]"""
+    x: Tensor | None = None
+    """[R, in], or a table whose rows `row_ids` are; None without a product."""
+    weight: Weight | None = None
+    """[draft_vocab_size, in]"""
+    row_ids: Tensor | None = None
+    """int64 [R]"""
+
+    @property
+    def lm_head(self) -> ops.LmHead | None:
+        """Return the head that makes them from `x`; None without a product, or where no kernel takes its weight."""
+        if self.weight is None or self.weight.scale is not None or self.weight.bias is not None:
+            return None
+        return ops.LmHead(None, 0.0, self.weight.matrix, self.base, self.row_ids)
+
+    def tensor(self) -> Tensor:
+        """Return them, [R, draft_vocab_size]."""
+        if self.x is None or self.weight is None:
+            return self.base
+        x = self.x if self.row_ids is None else functional.embedding(self.row_ids, self.x)
+        return ops.norm_linear(x, None, self.weight, self.base)
+
+
+NextLogits = Callable[[int, Tensor], RowLogits]
+"""`following(row, token_ids)`: the logits of row 0 to K - 1 of those that predict, called once for each in order, with
+the token before it, int64 [R]: the anchor, then each draft token."""
