@@ -81,7 +81,7 @@ def check_caches(
     positions."""
     if not head.attention_layers:
         raise ConfigError(f"the head {type(head).__name__} has no attention_layers: give an AttentionLayer for each")
-    dtypes = (head.dtype, *getattr(attention, "cache_dtypes", ()))
+    dtypes = (head.dtype, *(getattr(attention, "cache_dtypes", None) or ()))
     if len(caches) != len(head.attention_layers):
         raise ConfigError(
             f"the drafter has {len(head.attention_layers)} attention layer(s), got {len(caches)} KV caches"

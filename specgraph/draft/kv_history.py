@@ -97,14 +97,14 @@ class KVHistory:
         ends = {request: -(-min(starts[request] + 2 * rows, limit) // size) for request in live}
         users: dict[int, list[int]] = {}
         for request, end in ends.items():
-            for block in set(table[request][:end]) - {0}:
+            for block in filter(None, table[request][:end]):
                 users.setdefault(block, []).append(request)
         for request, end in ends.items():
             for block in table[request][starts[request] // size : end]:
-                others = [other for other in users.get(block, []) if other != request]
-                if others:
+                if block and len(users[block]) > 1:
+                    other = next((other for other in users[block] if other != request), request)
                     raise ConfigError(
-                        f"block_table of requests {request} and {others[0]} both have block {block}, which this round "
+                        f"block_table of requests {request} and {other} both have block {block}, which this round "
                         f"writes for request {request}: only blocks before start_positions are shared; fill up with 0 "
                         "behind a request's own blocks, and make finished requests inert (num_sampled 0)"
                     )

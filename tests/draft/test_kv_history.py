@@ -186,6 +186,10 @@ def same_block(engine: Engine) -> None:
     engine.blocks[1][1:] = engine.blocks[0][1:]
 
 
+def one_block_twice(engine: Engine) -> None:
+    engine.blocks[1][-1] = engine.blocks[1][-2]
+
+
 def finished_and_not_inert(engine: Engine) -> None:
     gone, start = list(engine.blocks[1]), engine.starts[1]
     engine.leave(0)
@@ -207,6 +211,7 @@ def finished_and_not_inert(engine: Engine) -> None:
         (drafts_of_another_row, r"sampled_token_ids of request 1 begin with \[.*drafted \[.* position 13"),
         (second_draft_of_another_row, r"sampled_token_ids of request 1 begin with \[.*drafted \[.* position 13"),
         (same_block, r"requests 0 and 1 both have block \d+, which this round writes for request 0"),
+        (one_block_twice, r"requests 1 and 1 both have block \d+"),
         (finished_and_not_inert, r"requests 0 and 1 both have block \d+"),
     ],
 )  # fmt: skip
