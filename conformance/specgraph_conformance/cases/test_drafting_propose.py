@@ -252,11 +252,10 @@ def test_budget(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     quick=True,
 )
 def test_one_launch(platform: Platform, seed: int) -> None:
-    for k in (1, 5):
-        made = rig(platform, make_config(decode="merged", k=k), "paged")
-        made.round(make_batches(made.config, made.head.aux_size, seed, [3])[0])
-        assert made.drafter.launches["propose"] == 1
-        made.close()
+    made = rig(platform, make_config(decode="merged", k=5, draft_schedule={1: 5, 4: 1}), "paged")
+    for number, batch in enumerate(make_batches(made.config, made.head.aux_size, seed, [1, 3, 1]), 1):
+        made.round(batch)
+        assert made.drafter.launches["propose"] == number
 
 
 @case(
