@@ -10,12 +10,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
-from engines import EAGLE3, config_folder
 
 K, MAX_LEN = 5, 1024
 
@@ -53,16 +49,6 @@ def options(target: str, draft: str, way: str, method: str = "eagle3", **changes
         "random_seed": 0,
         "log_level": "info",
     } | changes
-
-
-def dummy_8b(way: str, sizes: list[int], layers: int = 32, **changes: Any) -> dict[str, Any]:
-    """Arguments for Llama 3 8B's shapes with an EAGLE-3 drafter, dummy weights, bfloat16, no prefix cache."""
-    return options(
-        config_folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=layers),
-        config_folder("draft", **EAGLE3),
-        way, dtype="bfloat16", load_format="dummy", mem_fraction_static=0.6, cuda_graph_bs_decode=sizes,
-        disable_radix_cache=True, **changes,
-    )  # fmt: skip
 
 
 def sglang_draft(folder: Path) -> str:
@@ -183,30 +169,3 @@ class Engine:
 
     def close(self) -> None:
         self.sglang.shutdown()
-
-
-def when_the_worker_is_made(act: Callable[[Any], None]) -> None:
-    """In this scheduler process, call `act` with SGLang's worker once it is made."""
-    from sglang.srt.managers import scheduler
-
-    init = scheduler.Scheduler.maybe_init_draft_worker
-
-    def maybe_init_draft_worker(self: Any) -> None:
-        init(self)
-        act(self.draft_worker)
-
-    scheduler.Scheduler.maybe_init_draft_worker = maybe_init_draft_worker
-
-
-def map_dummy_ids() -> None:
-    """In this scheduler process, give a drafter with dummy weights the id map that every real EAGLE-3 head of a reduced
-    vocabulary has."""
-    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-
-    share = EagleDraftWorker.init_lm_head
-
-    def init_lm_head(self: Any) -> None:
-        self.draft_runner.model.hot_token_id = torch.arange(EAGLE3["draft_vocab_size"]) * 4
-        share(self)
-
-    EagleDraftWorker.init_lm_head = init_lm_head

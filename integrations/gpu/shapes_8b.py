@@ -12,11 +12,23 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
-from engines import EAGLE3, LLAMA3_8B
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
+
+LLAMA3_8B: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "vocab_size": 128256, "max_position_embeddings": 8192, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "attention_bias": False, "mlp_bias": False, "bos_token_id": 128000, "eos_token_id": 128001,
+}  # fmt: skip
+"""Llama 3 8B, published."""
+EAGLE3: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000,
+}  # fmt: skip
+"""Keys that the drafter's config.json has besides."""
 
 
 def main(folder: Path) -> None:

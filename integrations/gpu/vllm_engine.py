@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engines import EAGLE3, config_folder
-
 K, MAX_LEN = 5, 1024
 KV_BYTES_PER_TOKEN = 2304
 """Bytes per token of the shipped target and its EAGLE-3 drafter in float16."""
@@ -100,25 +98,6 @@ class Engine:
         }
         folders = str(target), None if draft is None else str(draft)
         return Engine(*folders, way, method, **memory | options)
-
-    @staticmethod
-    def dummy_8b(sizes: list[int], target: str | None = None, layers: int = 32, **options: Any) -> Engine:
-        """An engine with dummy weights in bfloat16 for batches of these sizes: Llama 3 8B's shapes with an EAGLE-3
-        drafter, or the folder `target` with method `mtp`."""
-        draft, method = None, "mtp"
-        if target is None:
-            from vllm.model_executor.models import llama_eagle3
-
-            # Dummy weights skip the loader, which would say so: the drafter has its own lm_head, not the embedding.
-            llama_eagle3.Eagle3LlamaForCausalLM.has_own_lm_head = True
-            llama_eagle3.Eagle3LlamaForCausalLM.has_own_embed_tokens = False
-            target = config_folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=layers)
-            draft, method = config_folder("draft", **EAGLE3), "eagle3"
-        arguments: dict[str, Any] = {
-            "load_format": "dummy", "dtype": "bfloat16", "max_num_seqs": max(sizes), "gpu_memory_utilization": 0.5,
-            "kv_cache_memory_bytes": 24 << 30, "additional_config": {"specgraph": {"capture_sizes": sizes}},
-        }  # fmt: skip
-        return Engine(target, draft, "specgraph", method, **arguments | options)
 
     @staticmethod
     def agreed(answer: bool) -> bool:
