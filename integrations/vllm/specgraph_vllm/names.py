@@ -27,6 +27,7 @@ SPECULATOR = (
 INPUT_BATCH = (
     "num_reqs", "num_tokens", "idx_mapping", "idx_mapping_np", "input_ids", "positions", "is_prefilling_np",
     "prefill_len_np", "query_start_loc_np", "num_computed_tokens_np", "logits_indices", "cu_num_logits",
+    "has_structured_output_reqs",
 )  # fmt: skip
 
 

@@ -74,6 +74,8 @@ def reason_for_vllm(
         return "fewer draft tokens asked for"
     if batch.num_reqs > max_num_requests:
         return "more requests than the largest captured size"
+    if batch.has_structured_output_reqs:
+        return "structured output"
     if not hidden_states:
         return "no hidden states of the target"
     embeddings = options.get("mm_inputs")

@@ -35,6 +35,7 @@ def test_everything_else_goes_to_vllm_unchanged_and_is_counted(engine) -> None:
             aux,
             "more requests than the largest captured size",
         ),
+        (batch(has_structured_output_reqs=True), {}, aux, "structured output"),
         (batch(), {}, None, "no hidden states of the target"),
         (batch(), {"mm_inputs": ([torch.zeros(1)], torch.zeros(1))}, aux, "multimodal inputs"),
         (batch(), {"num_speculative_tokens": 2}, aux, "fewer draft tokens asked for"),

@@ -332,6 +332,7 @@ def input_batch(
             [*(torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)), torch.zeros(5).long()]
         ),
         is_prefilling_np=np.array(prefilling),
+        has_structured_output_reqs=False,
     )
 
 
