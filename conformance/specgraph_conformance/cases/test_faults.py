@@ -53,7 +53,7 @@ class FailingHead:
 def test_drafter(platform: Platform, passes: int, seed: int) -> None:
     config = make_config(decode="auto")
     head = make_head("eagle", 1, platform.device)
-    with pytest.raises(Failure):
+    with pytest.raises(CaptureError, match="Failure"):
         DraftRig(platform, FailingHead(head, passes), config)  # pyright: ignore
     assert_usable(platform)
     made, eager = DraftRig(platform, head, config), DraftRig(platform, head, make_config())
