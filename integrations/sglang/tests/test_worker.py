@@ -14,6 +14,7 @@ from draft.test_against_dense import dense_chain
 from mixtures import TP_GROUP, mixture_folder
 from mtp_objects import DeepseekV3ForCausalLMNextN, Glm4MoeForCausalLMNextN, MiMoMTP, Qwen3NextForCausalLMMTP
 from parallel.processes import results
+from plugin.kernel_forms import recorded
 from sglang_objects import (
     HybridLinearKVPool,
     LlamaForCausalLMEagle,
@@ -181,8 +182,11 @@ def page() -> int:
 
 
 @pytest.fixture
-def engine(tmp_path, method, page) -> Engine:
-    return Engine(tmp_path, method, page)
+def engine(tmp_path, method, page, monkeypatch) -> Engine:
+    forms = recorded(monkeypatch)
+    made = Engine(tmp_path, method, page)
+    made.forms, made.forms_at_start = forms, [*forms]
+    return made
 
 
 def handed_out(engine: Engine, slots: list[int]) -> torch.Tensor:
@@ -259,6 +263,7 @@ def test_requests_that_begin_are_drafted_for_beside_those_that_go_on(engine) -> 
         if waiting and not number(0, 9):
             waiting.popitem()
     assert compared > 30
+    assert all(form in engine.forms_at_start for form in engine.forms), "a kernel is compiled while SGLang serves"
     assert set(engine.worker.specgraph.counts.by_reason) == {"specgraph"}
 
 

@@ -10,32 +10,6 @@ from tiny_checkpoints import VOCAB
 from vllm_objects import input_batch, quantise
 
 from specgraph import SpecgraphError
-from specgraph.plugin import fast_path, prompts, round_end
-
-
-@pytest.mark.parametrize("kind", ["eagle3", "draft_model"])
-def test_every_form_of_a_round_is_handed_over_at_start_up(tmp_path, monkeypatch, kind) -> None:
-    """On a device each form is a kernel of its own, which would be compiled while vLLM serves."""
-    forms, fill = [], round_end.fill_round
-
-    def recorded(end, *rest) -> None:
-        states = [(state.dtype, state.shape[1]) for state in end.hidden_states]
-        given = end.token_ids, end.num_sampled, end.starts, end.table, end.first_rows, end.last_tokens, end.last_rows
-        forms.append((states, end.table_of_slots, [None if tensor is None else tensor.dtype for tensor in given]))
-        fill(end, *rest)
-
-    for module in (fast_path, prompts):
-        monkeypatch.setattr(module, "fill_round", recorded)
-    engine = Engine(tmp_path, kind)
-    engine.start()
-    at_start = len(forms)
-    engine.prompt(0, 7)
-    engine.round([0], [2])
-    engine.tokens[1], engine.aux[1] = torch.zeros(0, dtype=torch.int64), torch.zeros(0, engine.oracle.aux_size)
-    engine.prompts.add(1)
-    engine.mixed({1: (torch.arange(20), 1, 0)})
-    assert len(forms) == at_start + 3
-    assert all(form in forms[:at_start] for form in forms[at_start:])
 
 
 @pytest.mark.parametrize(
