@@ -218,9 +218,9 @@ class ModelRunner(OneCall):
         """
         work, mode = program.work_of(batch), self.pass_mode(program)
 
-        @torch.no_grad()
         def body(recording: Recording | None) -> None:
-            work(launch.captured_steps, self.stack.attend_in(recording, mode, lengths))
+            with torch.no_grad():
+                work(launch.captured_steps, self.stack.attend_in(recording, mode, lengths))
 
         return body
 
