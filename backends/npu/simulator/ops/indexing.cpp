@@ -23,7 +23,7 @@ OP(aclnnIndexSelect, (Tensor a, int64_t d, Tensor i, Tensor out), put(out, at::i
 OP(aclnnGather, (Tensor a, int64_t d, Tensor i, Tensor out), put(out, at::gather(a, d, i)))
 OP(aclnnIndex, (Tensor a, Tensors i, Tensor out), put(out, at::index(a, indices(i))))
 OP(aclnnIndexPutImpl, (Tensor a, Tensors i, Tensor v, bool accumulate, bool),
-   at::index_put_(a, indices(i), v, accumulate))
+   a.index_put_(indices(i), v, accumulate))
 OP(aclnnIndexCopy, (Tensor a, int64_t d, Tensor i, Tensor s, Tensor out), put(out, at::index_copy(a, d, i, s)))
 OP(aclnnInplaceIndexCopy, (Tensor a, int64_t d, Tensor i, Tensor s), a.index_copy_(d, i, s))
 OP(aclnnIndexFill, (Tensor a, int64_t d, Tensor i, Scalar v, Tensor out), put(out, at::index_fill(a, d, i, v)))
