@@ -133,6 +133,11 @@ def test_a_device_whose_captures_have_one_stream_may_leave_out_forks() -> None:
     assert answers(changed(unable, "capture.fork-refused-if-absent", "failed"))["graphs"]
 
 
+def test_a_device_too_small_for_large_caches_may_leave_them_out() -> None:
+    small = changed(complete_report(), "attention.keys-past-31-bits[paged]", "absent", "no memory for 9 bytes: why")
+    assert answers(small)["drafting"] == ()
+
+
 def test_a_partial_run_conforms_to_nothing() -> None:
     report = complete_report()
     part = replace(report, cases=[result for result in report.cases if result.group == "discovery"])
