@@ -33,7 +33,7 @@ from vllm_objects import mimo_folder, split
 
 from specgraph import load_drafter, load_target
 from specgraph.checkpoints import target_shape
-from specgraph.errors import UnsupportedError
+from specgraph.errors import SpecgraphError, UnsupportedError
 
 K, MAX_LEN, SLOTS, SIZES = 4, 96, 6, [1, 3]
 E4M3 = torch.float8_e4m3fn
@@ -289,6 +289,7 @@ def test_a_mixture_that_the_graphs_cannot_add_up_is_refused_whatever_its_folder(
 
 def test_replaced_weights_are_followed(engine, caplog) -> None:
     engine.prompt(0, 9)
+    first = engine.worker.specgraph.fast_path
     weight = engine.worker.draft_runner.model.lm_head.weight
     engine.worker.draft_runner.model.lm_head.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
     weight.data.fill_(float("nan"))
@@ -296,6 +297,8 @@ def test_replaced_weights_are_followed(engine, caplog) -> None:
         assert handed_out(engine, [0]).tolist() == engine.want([0])
         engine.round([0], [count])
     assert caplog.text.count("captures its graphs again") == 1
+    with pytest.raises(SpecgraphError, match="closed"):  # else they stay until a garbage collection
+        first.propose(1)
 
 
 def test_near_the_end_of_the_context_no_other_request_is_written(engine) -> None:

@@ -173,4 +173,6 @@ def test_weights_may_be_updated_in_place_and_replaced(engine, caplog) -> None:
         drafts, want = engine.round([0, 2], counts)
         assert drafts.tolist() == want
     assert caplog.text.count("captures its graphs again") == 1
+    with pytest.raises(SpecgraphError, match="closed"):  # else they stay until a garbage collection
+        flipped.propose(1)
     assert engine.speculator.counts.by_reason == {"specgraph": 4}
