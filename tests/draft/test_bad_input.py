@@ -260,6 +260,7 @@ def test_arguments_of_other_types():
     [
         ({"sampled_token_ids": [[1, 2, 3]]}, "propose: sampled_token_ids is a list: give a tensor on cpu"),
         ({"block_table": [[1]]}, "propose: block_table is a list"),
+        ({"block_table": torch.ones(1, 0, dtype=torch.int32)}, r"block_table is \[1, 0\], expected \[1, 1\]"),
         ({"num_sampled": torch.ones(1, dtype=torch.int32, device="meta")}, "propose: num_sampled is on meta"),
         ({"num_sampled": torch.ones(1)}, "propose: num_sampled is torch.float32: give integers"),
         ({"num_sampled": torch.ones(1, dtype=torch.bool)}, "propose: num_sampled is torch.bool: give integers"),

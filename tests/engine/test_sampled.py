@@ -69,6 +69,8 @@ def test_requests_without_a_seed_differ_and_repeat_with_the_program(make_decoder
     assert len(set(map(tuple, [*first, seeded, *second]))) == 5
     assert tokens(new().generate([*asked, *given, *asked])) == [*first, seeded, again, *second]
     assert made.generate(requests[:1])[0].seed is None, "it is greedy"
+    assert made.cancel(made.add(replace(asked[0], seed=5)))
+    assert [chunk.seed for chunk in made.step()] == [5]
     ranks = [new(ParallelLayout(None, None, rank, 2)) for rank in range(2)]
     assert [tokens(each.generate(asked[:1]))[0] for each in ranks] == first
 
