@@ -50,3 +50,10 @@ def test_refused(change, says):
 )
 def test_the_limits_themselves_are_fine(change):
     Request(**({"prompt_token_ids": [1], "max_tokens": 4} | change))
+
+
+def test_a_change_of_the_caller_s_list_changes_no_request():
+    ids = [1, 2]
+    made = Request(prompt_token_ids=ids, max_tokens=1)
+    ids.append(-1)
+    assert made.prompt_token_ids == [1, 2]

@@ -339,7 +339,9 @@ def test_everything_else_goes_to_sglang_and_is_counted(engine, why) -> None:
 
 
 def test_prompts_with_embeddings_are_sglangs(engine) -> None:
+    engine.prompt(0, 5)  # its request ends before its first round, and another one gets the slot
     batch = round_batch([0], [2], input_ids=torch.arange(2), prefix_lens=[0], extend_lens=[2], following=[-1])
     got = engine.worker._draft_extend_for_prefill(batch, torch.zeros(2, 96), torch.tensor([1]), torch.zeros(2, 32))
     assert got == "SGLang's"
-    assert engine.worker.specgraph.counts.by_reason == {"multimodal inputs": 1}
+    assert engine.worker.specgraph.counts.by_reason == {"specgraph": 1, "multimodal inputs": 1}
+    assert engine.worker.specgraph.begun.holds([0]) == [False]
