@@ -163,7 +163,7 @@ class ModelRunner(OneCall):
                 program.make_inert()
                 inert = program
             if launch.descriptor not in self.graphs:
-                with users_code(f"capture of {launch.descriptor} failed", CaptureError, True):
+                with users_code(f"capture of {launch.descriptor} failed", CaptureError, theirs_alone=True):
                     self.graphs.capture(launch.descriptor, body)
             progress("capturing", done, len(captures))
 

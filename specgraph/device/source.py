@@ -38,8 +38,10 @@ def raising_line(error: BaseException) -> str:
 
 @contextmanager
 def users_code(what: str, error: type[SpecgraphError], theirs_alone: bool = False) -> Generator[None]:
-    """Turn what the user's own code raises in the block into one line: what failed, and where; with `theirs_alone`,
-    what no line of theirs raised passes through.
+    """Turn what the user's own code raises in the block into one line: what failed, and where.
+
+    Args:
+        theirs_alone: an exception that no line of the user's raised passes through as it is.
     """
     try:
         yield

@@ -105,8 +105,9 @@ class BySlot:
         return [slot in self._held for slot in slots]
 
     def take(self, indices: Tensor) -> Tensor:
-        """The rows of the slots in the first tensor."""
-        return self.tensors[0].index_select(0, indices)
+        """Return the rows of the slots in the tensor, where there is one."""
+        (tensor,) = self.tensors
+        return tensor.index_select(0, indices)
 
 
 class DraftRounds:

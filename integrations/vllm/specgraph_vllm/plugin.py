@@ -36,12 +36,12 @@ def register() -> None:
 
 
 def refusing_v1(stock: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """`VllmConfig.use_v2_model_runner`, which says so where vLLM takes its V1 runner and specgraph was asked for.
+    """Return a function for `VllmConfig.use_v2_model_runner` that raises UnsupportedError, or warns once, where vLLM
+    takes its V1 runner and specgraph was asked for.
 
     Args:
-        stock: the property's function.
+        stock: the property's own function.
     """
-
     told = False  # vLLM asks several times
 
     @wraps(stock)

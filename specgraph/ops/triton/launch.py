@@ -190,8 +190,8 @@ class Launcher:
             _LOG.warning(message)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> Any:
-        """Launch a kernel that has the parameter OVERLAP, and return the compiled kernel. While `record` is set, hand
-        the launch to it instead, and return None."""
+        """Launch a kernel, whose parameter OVERLAP is set here, and return its compiled form. Where `record` is set,
+        it takes the launch, nothing is launched, and None is returned."""
         options |= {"OVERLAP": self.options.overlap, **self.options.extra}
         if self.record is None:
             return kernel[grid](*arguments, **options)
