@@ -103,18 +103,17 @@ class Graph:
             raise CaptureError("this graph is closed: make a new one with platform.graph()")
         if self.is_captured:
             raise CaptureError("this graph holds a capture already: reset() it first")
-        captures, handle = self.platform.captures, None
-        captures.acquire(self)
+        captures, key = self.platform.captures, object()
         try:
-            handle = self.pool_handle = self.pool.enter()
+            captures.acquire(self, key)
+            self.pool_handle = self.pool.enter(self)
             with self._recording():
                 yield
             self.is_captured = True
         finally:
-            captures.release()
-            if not self.is_captured and handle is not None:
+            if captures.release(key) and not self.is_captured:
                 self.pool_handle = None
-                self.pool.leave(handle)
+                self.pool.leave(self)
 
     @final
     def replay(self) -> None:
@@ -129,7 +128,7 @@ class Graph:
             state = "closed" if self.is_closed else "empty: capture it first"
             raise CaptureError(f"replay of a graph that is {state}")
         captures = self.platform.captures
-        if captures.graph is not None and captures.is_here:
+        if captures.taken and captures.is_here:
             raise CaptureError("replay of a graph inside the capture of another: replay it before, or after")
         self._launch()
 
@@ -141,8 +140,8 @@ class Graph:
             try:
                 self._destroy()
             finally:
-                handle, self.pool_handle = self.pool_handle, None
-                self.pool.leave(handle)
+                self.pool_handle = None
+                self.pool.leave(self)
 
     @final
     def close(self) -> None:
@@ -158,8 +157,8 @@ class Graph:
         platform, stream = self.platform, self.platform.capture_stream
         stream.wait_stream(platform.current_stream())
         collecting = gc.isenabled()
-        gc.disable()  # a collection could free another graph's memory, which a capture must not see
         try:
+            gc.disable()  # a collection could free another graph's memory, which a capture must not see
             with platform.use(stream):
                 try:
                     self._begin(self.pool_handle)

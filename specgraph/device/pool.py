@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from specgraph.errors import CaptureError
 
@@ -13,32 +12,56 @@ if TYPE_CHECKING:
     from specgraph.device.interface import Platform
 
 
+class _Capture(NamedTuple):
+    graph: Graph
+    thread: int
+    key: object
+
+
 class CaptureLock:
-    """One capture at a time on one platform: allocators and generators know one capture per device."""
+    """One capture at a time on one platform: allocators and generators know one capture per device.
+
+    One operation on a dictionary takes the lock, and one gives it back. An interrupt therefore finds it either taken or
+    free, never taken by nobody.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread = 0
-        self.graph: Graph | None = None
-        """The graph being captured, by whichever thread."""
+        self.taken: dict[str, _Capture] = {}
+        """The capture under way; empty if there is none."""
+
+    @property
+    def graph(self) -> Graph | None:
+        """Return the graph that is being captured, by whichever thread."""
+        capture = self.taken.get("capture")
+        return None if capture is None else capture.graph
 
     @property
     def is_here(self) -> bool:
         """Return whether the calling thread is the one that captures."""
-        return self.graph is not None and self._thread == threading.get_ident()
+        capture = self.taken.get("capture")
+        return capture is not None and capture.thread == threading.get_ident()
 
-    def acquire(self, graph: Graph) -> None:
-        """Take the lock for `graph`; CaptureError where this thread or another one is capturing."""
-        if self.is_here:
-            raise CaptureError(f"nested capture: this thread is capturing {self.graph} already")
-        if not self._lock.acquire(blocking=False):
-            raise CaptureError("another thread is capturing on this device: capture one graph at a time")
-        self._thread, self.graph = threading.get_ident(), graph
+    def acquire(self, graph: Graph, key: object) -> None:
+        """Begin the capture of `graph`. Only `release` with the same key ends it.
 
-    def release(self) -> None:
-        """End the capture."""
-        self._thread, self.graph = 0, None
-        self._lock.release()
+        Raises:
+            CaptureError: this thread or another one is capturing.
+        """
+        asked = _Capture(graph, threading.get_ident(), key)
+        capture = self.taken.setdefault("capture", asked)
+        if capture is asked:
+            return
+        if capture.thread == asked.thread:
+            raise CaptureError(f"nested capture: this thread is capturing {capture.graph} already")
+        raise CaptureError("another thread is capturing on this device: capture one graph at a time")
+
+    def release(self, key: object) -> bool:
+        """End the capture that was begun with `key`. Returns False if there is none."""
+        capture = self.taken.get("capture")
+        if capture is None or capture.key is not key:
+            return False
+        self.taken.clear()
+        return True
 
 
 class GraphPool:
@@ -53,29 +76,33 @@ class GraphPool:
         self.is_closed = False
         """True once `close()` was called. Used by: engine authors, suite."""
         self._handle: Any = None
-        self._graphs: Counter[Any] = Counter()
+        self._handles: dict[int, Any] = {}
+        """The handle of each graph, by the graph's `id`: the pool keeps no graph alive."""
 
     @property
     def num_graphs(self) -> int:
         """Graphs in this pool, including one that is being captured."""
-        return self._graphs.total()
+        return len(self._handles)
 
     @final
-    def enter(self) -> Any:
-        """Count one more graph; return the vendor's handle for its capture. CaptureError where the pool is closed."""
+    def enter(self, graph: object) -> Any:
+        """Take `graph` in; return the vendor's handle for its capture.
+
+        Raises:
+            CaptureError: the pool is closed.
+        """
         if self.is_closed:
             raise CaptureError("the graph pool is closed: make a new one with platform.graph_pool()")
         if self._handle is None:
             self._handle = self._new_handle()
-        self._graphs[self._handle] += 1
+        self._handles[id(graph)] = self._handle
         return self._handle
 
     @final
-    def leave(self, handle: Any) -> None:
-        """Count one graph less that was captured with `handle`."""
-        self._graphs[handle] -= 1
-        if not self._graphs[handle]:
-            del self._graphs[handle]
+    def leave(self, graph: object) -> None:
+        """Let `graph` go; nothing happens if it is not in this pool. The last graph of a handle releases it."""
+        handle = self._handles.pop(id(graph), None)
+        if handle is not None and handle not in self._handles.values():
             self.retire(handle)
             self._release(handle)
 

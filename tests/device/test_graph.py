@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from contextlib import nullcontext
 
@@ -11,6 +12,7 @@ import torch
 
 from specgraph.device import Graph, GraphPool, Platform, VendorMessage, trial
 from specgraph.device.cpu import CpuPlatform
+from specgraph.device.pool import CaptureLock
 from specgraph.errors import CaptureError, HostReadError, PlatformError
 
 
@@ -223,6 +225,45 @@ def test_captures_neither_nest_nor_overlap(platform):
     with platform.graph().capture(), pytest.raises(CaptureError, match="inside the capture of another"):
         graph.replay()
     assert_next_capture_works(platform, inner)
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt when a call returns that `Graph` or `GraphPool` makes while a capture begins: there
+    Python takes signals."""
+
+    beginning = tuple(f.__code__ for f in (CaptureLock.acquire, GraphPool.enter, Graph.capture.__wrapped__))
+
+    def __init__(self, at):
+        self.left = at
+
+    def __enter__(self):
+        sys.setprofile(self.returned)
+
+    def __exit__(self, kind, *_):
+        sys.setprofile(None)
+        return kind is KeyboardInterrupt
+
+    def returned(self, frame, event, argument):
+        caller = {"c_return": frame, "return": frame.f_back}.get(event)
+        if caller is not None and caller.f_code in self.beginning:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_a_capture_begins_leaves_nothing_taken(platform):
+    pool, call = platform.graph_pool(), 1
+    while True:
+        graph, interrupt = platform.graph(pool), Interrupt(call)
+        with interrupt, graph.capture():
+            pass
+        if interrupt.left > 0:
+            break
+        graph.close()
+        assert pool.num_graphs == 0, f"call {call}"
+        assert_next_capture_works(platform, platform.graph())
+        call += 1
+    assert call > 5
 
 
 def test_a_graph_that_nobody_closed_gives_its_share_back(platform):

@@ -32,11 +32,11 @@ class _Pool:
 
     def __init__(self):
         self.memory = platform.graph_pool()
-        self.entry = self.memory.enter()  # keeps the recorder's pool, which would free itself at a reset
+        self.memory.enter(self)  # keeps the recorder's pool, which would free itself at a reset
         self.uses = 1
 
     def free(self):
-        self.memory.leave(self.entry)
+        self.memory.leave(self)
         self.memory.close()
 
 
