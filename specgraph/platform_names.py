@@ -36,7 +36,7 @@ def check_platform(asked: str | None) -> str | None:
 def parse_platform(asked: str) -> tuple[str, int | None]:
     """Return the name and the index in NAME or NAME:INDEX; UnknownPlatformError where the index is no number."""
     name, _, index = asked.partition(":")
-    if index and not index.isdecimal():
+    if index and not (index.isdecimal() and len(index) < 10):
         raise UnknownPlatformError(
             f"platform {reprlib.repr(asked)}: the part after ':' must be a device index, as cpu:0"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections.abc
 import inspect
+import os
 import reprlib
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -140,6 +141,8 @@ def kind_of(annotation: Any) -> Kind:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _number(args[0], args[1])
+    if origin is tuple and args[1:] == (...,):
+        return _sequence(kind_of(args[0]), tuple)
     if origin in (Union, types.UnionType):
         return _union([kind_of(each) for each in args])
     if origin is Literal:
@@ -194,12 +197,12 @@ def _union(kinds: Sequence[Kind]) -> Kind:
     return Kind(" or ".join(kind.what for kind in kinds), lambda v: any(kind.fits(v) for kind in kinds), take)
 
 
-def _sequence(item: Kind) -> Kind:
+def _sequence(item: Kind, make: Callable[[list[Any]], Sequence[Any]] = list) -> Kind:
     def take(name: str, values: Sequence[Any]) -> Sequence[Any]:
         _check_length(name, values)
         if item.are_plain(values):
             return values
-        return [_take(f"{name}[{place}]", value, item) for place, value in enumerate(values)]
+        return make([_take(f"{name}[{place}]", value, item) for place, value in enumerate(values)])
 
     def fits(value: Any) -> bool:
         return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
@@ -241,6 +244,22 @@ def _instance(cls: Any) -> Kind:
         return value
 
     return Kind(what, lambda v: isinstance(v, cls), take)
+
+
+def environment_number(variable: str, default: int, least: int = 0, environ: Mapping[str, str] = os.environ) -> int:
+    """Return the whole number that an environment variable holds; `default` where it is not set, or empty.
+
+    Raises:
+        ConfigError: it holds something else, or a number below `least` or above 2 ** 31 - 1.
+    """
+    text = environ.get(variable, "").strip()
+    is_number = text.isascii() and text.isdigit() and len(text) < 11
+    if text and not (is_number and least <= int(text) < 1 << 31):
+        raise ConfigError(
+            f"the environment variable {variable} is {shown(text)}: it must be a whole number of at least {least}; "
+            "correct it, or unset it"
+        )
+    return int(text) if text else default
 
 
 RUNNING = "another call runs, in another thread or further up in this one: make one call at a time"

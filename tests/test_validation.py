@@ -27,14 +27,16 @@ from specgraph import (
 )
 from specgraph.attention import choose_attention
 from specgraph.checkpoints import target_shape
+from specgraph.cli.load import check_processes
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
-from specgraph.errors import CheckpointError, ConfigError
+from specgraph.errors import CheckpointError, ConfigError, UnknownPlatformError
 from specgraph.models import eagle_head_from_module
 from specgraph.parallel import join_layout, join_ranks
 
 TARGET, DRAFTER = shipped_pair()
 
 LIMITS = {"num_speculative_tokens": 2, "max_model_len": 32}
+MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29599", "WORLD_SIZE": "2", "RANK": "0"}
 BAD_NUMBERS = [None, "5", [1], 1.5, True, float("nan"), 10**30, -(10**5000), torch.tensor(3)]
 
 
@@ -94,6 +96,49 @@ def test_refused(call, message):
         call()
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("value", ["x", "1.5", "-1", "9" * 5000, "²"])
+@pytest.mark.parametrize(
+    ("variable", "call"),
+    [
+        ("LOCAL_RANK", lambda: open_platform("cpu")),
+        ("WORLD_SIZE", lambda: check_processes(EngineOptions())),
+        ("WORLD_SIZE", lambda: join_ranks(torch.device("cpu"), 2)),
+        ("RANK", lambda: join_ranks(torch.device("cpu"), 2)),
+        ("MASTER_PORT", lambda: join_ranks(torch.device("cpu"), 2)),
+    ],
+)
+def test_variables_of_the_environment_that_are_no_numbers(variable, call, value, monkeypatch):
+    for name, right in MEETING.items():
+        monkeypatch.setenv(name, right)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=f"the environment variable {variable} is .*: it must be a whole number"):
+        call()
+
+
+def test_an_index_of_a_platform_that_is_no_number(monkeypatch):
+    monkeypatch.setenv("SPECGRAPH_PLATFORM", "cpu:" + "9" * 5000)
+    with pytest.raises(UnknownPlatformError, match="the part after ':' must be a device index"):
+        open_platform()
+
+
+@pytest.mark.parametrize(
+    ("changes", "rank", "message"),
+    [
+        ({"MASTER_PORT": ""}, -1, "the environment lacks MASTER_PORT, by which processes meet"),
+        ({"RANK": ""}, -1, "the environment lacks RANK"),
+        ({"RANK": "2"}, -1, "rank 2 of 2 processes; their ranks are 0 to 1"),
+        ({}, 5, "rank 5 of 2 processes"),
+        ({}, -2, "rank must be at least -1"),
+    ],
+)
+def test_a_rank_that_no_other_one_can_meet(changes, rank, message, monkeypatch):
+    """It would wait for the others until the timeout."""
+    for name, value in (MEETING | changes).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        join_ranks(torch.device("cpu"), 2, rank=rank)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "seed", "temperature", "top_k", "top_p", "repetition_penalty"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +28,7 @@ from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.streaming import LEGEND, Result, gather_results, show_texts
 from specgraph.cli.waiting import waiting
 from specgraph.options import EngineOptions, check_num_sequences
+from specgraph.validation import environment_number
 
 if TYPE_CHECKING:
     from specgraph.engine.request import Request
@@ -67,7 +67,7 @@ def generate(
     """Generate text with speculative decoding; text from accepted draft tokens is green and underlined."""
     check_output("--json", json)
     check_processes(options)
-    rank = int(os.environ.get("RANK", "0"))
+    rank = environment_number("RANK", 0)
     if rank:
         json = None  # the first rank writes
     target, draft = choose_folders(target, draft, model)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from specgraph.cli.named_models import find_model
 from specgraph.errors import ConfigError, how_to_fetch
 from specgraph.options import NGRAM, EngineOptions, Progress
+from specgraph.validation import environment_number
 
 if TYPE_CHECKING:
     from specgraph.device import Platform
@@ -44,7 +45,7 @@ def choose_folders(
 
 def check_processes(options: EngineOptions) -> None:
     """Raise ConfigError, before torch is imported, for ranks that were not started, saying how to start them."""
-    started, data = int(os.environ.get("WORLD_SIZE", "1")), options.data_parallel
+    started, data = environment_number("WORLD_SIZE", 1, least=1), options.data_parallel
     if started != (size := options.tensor_parallel * data):
         processes = f"{started} process{'es were' if started > 1 else ' was'} started"
         given = f"--tensor-parallel is {options.tensor_parallel}" + (f", --data-parallel {data}" if data > 1 else "")

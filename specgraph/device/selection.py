@@ -14,7 +14,7 @@ from specgraph.device.discovery import Discovered, discover
 from specgraph.device.interface import Platform
 from specgraph.errors import PlatformError, UnknownPlatformError
 from specgraph.platform_names import how_to_install, parse_platform
-from specgraph.validation import checked
+from specgraph.validation import checked, environment_number
 
 ENV_VAR = "SPECGRAPH_PLATFORM"
 FALLBACK = "cpu"
@@ -78,7 +78,7 @@ def open_platform(
     if not probe.available or item.backend is None:
         raise PlatformError(f"platform '{chosen}' is not available: {probe.reason}\n{_listing(backends)}")
     if index is None:
-        local_rank = int(variables.get("LOCAL_RANK", "0"))
+        local_rank = environment_number("LOCAL_RANK", 0, environ=variables)
         index = local_rank if local_rank < probe.device_count else 0
     if not 0 <= index < probe.device_count:
         raise PlatformError(f"platform '{chosen}' has {probe.device_count} device(s), index {index} was asked for")

@@ -5,26 +5,27 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from itertools import count
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from specgraph.errors import ConfigError, RankError, first_line
 from specgraph.parallel.ranks import JOINED, Ranks
-from specgraph.validation import Count, Positive, checked
+from specgraph.validation import Count, Positive, Range, checked, environment_number
 
 _dist: Any = torch.distributed
 _numbers = count()
+Rank = Annotated[int, Range(-1)]
 
 
 def world_size() -> int:
     """Return the number of processes that torchrun started, this one included; 1 without it."""
-    return _dist.get_world_size() if _dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    return _dist.get_world_size() if _dist.is_initialized() else environment_number("WORLD_SIZE", 1, least=1)
 
 
 @checked
 def join_ranks(
-    device: torch.device, size: Count, *, timeout: Positive = 600.0, init_method: str = "env://", rank: int = -1
+    device: torch.device, size: Count, *, timeout: Positive = 600.0, init_method: str = "env://", rank: Rank = -1
 ) -> Ranks:
     """Meet the other processes. Every process calls it, with the same arguments.
 
@@ -38,7 +39,8 @@ def join_ranks(
         init_method, rank: as in `torch.distributed.init_process_group`; from torchrun's environment by default.
 
     Raises:
-        ConfigError: another number of processes was started.
+        ConfigError: another number of processes was started, `rank` is none of theirs, or torchrun's environment lacks
+            a variable or has one that is no number.
         RankError: they did not all come within `timeout`.
     """
     limit = timedelta(seconds=timeout)
@@ -47,6 +49,8 @@ def join_ranks(
         how = f"torchrun --nproc-per-node {size} -m specgraph ..."
         raise ConfigError(f"{size} ranks need {size} processes, and {started} were started: use {how}")
     name, starts = f"ranks-{next(_numbers)}", not _dist.is_initialized()
+    if starts:
+        _check_meeting(size, init_method, rank)
     try:
         if starts:
             library = _dist.get_default_backend_for_device(device)
@@ -57,6 +61,21 @@ def join_ranks(
     except (RuntimeError, ValueError) as error:
         raise RankError(f"the {size} processes did not meet within {timeout:g} s: {first_line(error)}") from error
     return _joined(name, group, host, limit, device.type == "cpu", starts)
+
+
+def _check_meeting(size: int, init_method: str, rank: int) -> None:
+    """Raise ConfigError, before a rank waits for the others, for a place that none of them can meet at."""
+    if init_method == "env://":
+        needed = ["MASTER_ADDR", "MASTER_PORT", *(["RANK"] if rank < 0 else [])]
+        if missing := [name for name in needed if not os.environ.get(name)]:
+            raise ConfigError(
+                f"join_ranks: the environment lacks {', '.join(missing)}, by which processes meet: start them with "
+                "torchrun, or give init_method and rank"
+            )
+        environment_number("MASTER_PORT", 0)
+        rank = rank if rank >= 0 else environment_number("RANK", 0)
+    if rank >= size:
+        raise ConfigError(f"join_ranks: rank {rank} of {size} processes; their ranks are 0 to {size - 1}")
 
 
 def ranks_of_groups(device: Any, host: Any, *, timeout: float = 600.0) -> Ranks:

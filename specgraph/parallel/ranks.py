@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,9 +25,9 @@ _PAYLOAD, _DATA = 136, 16384
 """Bytes that every exchange carries besides: for integers, and on the CPU for tensors."""
 _FAILED = "failed: "
 """Begins the label of a rank that can't go on."""
-_GRACE = timedelta(seconds=5)
-"""Seconds that a rank which gave up waiting looks for where the others are."""
-_GONE = "the store of the ranks is gone, so the rank that held it has ended"
+_GRACE_S, _LOOK_S = 5.0, 0.02
+"""Seconds that a rank which gave up waiting looks for where the others are, and from one look to the next."""
+_GONE = "rank 0 has ended (or torchrun, which started it), and the store of the ranks with it"
 
 
 @dataclass(slots=True)
@@ -240,31 +241,35 @@ class Ranks:
             RankError: as `exchange`, or the rank that holds the store ended before its texts were read.
         """
         key = f"{self.name}/{self.exchanges}"
-        self.store.set(f"{key}/{self.rank}", text)
-        self.exchange(what)
         try:
+            self.store.set(f"{key}/{self.rank}", text)
+            self.exchange(what)
             return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
         except RuntimeError as error:  # torch's errors of the store are RuntimeErrors
             raise RankError(f"{_GONE} at {what}. {_reason(error)}") from error
 
     def _absent(self, what: str) -> str:
-        """Return which ranks are elsewhere: each rank that gives up says where it was."""
+        """Return which other ranks are elsewhere: each rank that gives up says where it was."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        places: dict[int, str] = {}
+        end = time.monotonic() + _GRACE_S
         try:
-            self.store.set(f"{self.name}/waiting/{self.rank}", what)
-            places: dict[int, str] = {}
-            for rank in range(self.size):
-                key = f"{self.name}/waiting/{rank}"
-                try:
-                    self.store.wait([key], _GRACE)
-                    places[rank] = self.store.get(key).decode()
-                except RuntimeError:
-                    places[rank] = ""
-        except RuntimeError:
-            return _GONE
-        if gone := [self.members[rank] for rank, place in places.items() if not place]:
+            self.store.set(self._waits(self.rank), what)
+            while len(places) < len(others) and time.monotonic() < end:
+                for rank in others:
+                    if rank not in places and self.store.check([self._waits(rank)]):
+                        places[rank] = self.store.get(self._waits(rank)).decode()
+                time.sleep(_LOOK_S)
+        except RuntimeError:  # the store is gone; the rank that held it was there if it said so
+            if 0 not in [self.members[rank] for rank in places]:
+                return _GONE
+        if gone := [self.members[rank] for rank in others if rank not in places]:
             return f"rank {', '.join(map(str, gone))} did not come there (ended, or runs other passes)"
         elsewhere = {place: self.members[rank] for rank, place in places.items() if place != what}
         return "; ".join(f"rank {rank} waits at {place}" for place, rank in elsewhere.items()) or "all ranks were there"
+
+    def _waits(self, rank: int) -> str:
+        return f"{self.name}/waiting/{rank}"
 
 
 JOINED: dict[str, Ranks] = {}

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from parallel.processes import results, run_ranks
+import torch
+from forks import forks
+from parallel.processes import SECONDS, results, run_ranks
 
+from specgraph import ops
 from specgraph.errors import RankError
-from specgraph.parallel import Ranks
+from specgraph.parallel import Ranks, join_ranks
 from specgraph.parallel.start_up import PATIENCE, agreed
 from specgraph.plugin import FastPath
 
@@ -66,6 +72,36 @@ def test_a_rank_that_leaves_is_not_waited_for(tmp_path):
     assert "Timed out" not in waited, "the connection is closed"
 
 
+def wait_for_the_holder(rank: int, port: int, out: Path) -> None:
+    """One of three ranks: rank 0, whose process holds the store, ends without a word, and the others wait for it."""
+    ranks = join_ranks(torch.device("cpu"), 3, init_method=f"tcp://127.0.0.1:{port}", rank=rank, timeout=120.0)
+    if rank == 0:
+        os._exit(3)
+    try:
+        ops.all_reduce(torch.ones(3), ranks.name)
+    except RankError as error:
+        out.write_text(str(error))
+    os._exit(0)
+
+
+def test_the_first_rank_which_holds_the_store_is_named_where_it_ends(tmp_path):
+    """A rank that is left asks the store, which is gone, and does not say that itself did not come."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    out = [tmp_path / str(rank) for rank in range(3)]
+    started = [forks().Process(target=wait_for_the_holder, args=(rank, port, out[rank])) for rank in range(3)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(SECONDS)
+    for rank in (1, 2):
+        said = out[rank].read_text()
+        assert re.match(rf"rank {rank} waited at all_reduce of float32 \[3\]: rank 0 (has ended|did not come)", said), (
+            said
+        )
+
+
 def test_a_rank_that_takes_the_store_with_it_is_named(monkeypatch):
     """It ends between the exchange and what the others read."""
 
@@ -75,7 +111,7 @@ def test_a_rank_that_takes_the_store_with_it_is_named(monkeypatch):
     store = SimpleNamespace(set=lambda key, text: None, get=closed)
     monkeypatch.setattr(Ranks, "exchange", lambda self, what: [[], []])
     ranks = Ranks("two", 1, 2, None, None, store, timedelta(seconds=1), True, False, (0, 1))
-    with pytest.raises(RankError, match=r"the rank that held it has ended at a comparison\. The .* likely closed"):
+    with pytest.raises(RankError, match=r"rank 0 has ended .* at a comparison\. The .* likely closed"):
         ranks.same("a comparison", {})
 
 

@@ -29,6 +29,8 @@ import triton
 from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager
 
+from specgraph.validation import environment_number
+
 _MOST_PROCESSES = 16
 """Each takes about 1 GB of host memory."""
 _FILE = "compiled"
@@ -83,7 +85,7 @@ def compile_all(work: Iterable[Compilation], progress: Callable[[int, int], None
 def _compile_missing(missing: list[Compilation], progress: Callable[[int, int], None]) -> None:
     """Compile these, unless they are too few for processes of their own."""
     random.Random(os.getpid()).shuffle(missing)  # ranks of one machine need the same, and so share the work
-    cores = _cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    cores = _cores() // environment_number("LOCAL_WORLD_SIZE", 1, least=1)
     count = min(len(missing) // 2, cores, _MOST_PROCESSES)  # each takes seconds to start
     if count < 2:
         return
