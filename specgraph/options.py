@@ -143,8 +143,8 @@ class RunnerOptions:
     """It takes some microseconds per launch."""
     debug: bool = option(False, "Check the values of every batch before it is drafted for; waits for the device.")
     """The values are token ids, counts, positions, block ids and hidden states. It is also checked that no two requests
-    write one block, and, once this drafter has prefilled a prompt, that it has written the key of every position before
-    a request's rows."""
+    write one block, and that this drafter has written the key of every position before a request's rows, those of its
+    prompt too."""
 
 
 @dataclass(frozen=True, kw_only=True)

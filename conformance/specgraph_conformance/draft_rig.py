@@ -37,8 +37,8 @@ class HostBatch:
         """Requests in the batch."""
         return len(self.num_sampled)
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> ProposeBatch:
-        """The round as an engine hands it over."""
+    def on(self, device: torch.device, dtype: torch.dtype, sampled: bool = False) -> ProposeBatch:
+        """The round as an engine hands it over; temperatures and seeds to a drafter that is `sampled`."""
         width = max(len(row) for row in self.blocks)
         table = [row + [NULL_BLOCK] * (width - len(row)) for row in self.blocks]
         return ProposeBatch(
@@ -47,8 +47,8 @@ class HostBatch:
             start_positions=torch.tensor(self.start_positions, device=device),
             aux_hidden=self.aux_hidden.to(device, dtype),
             block_table=torch.tensor(table, dtype=torch.int32, device=device),
-            temperature=self.temperature.to(device),
-            seeds=self.seeds.to(device),
+            temperature=self.temperature.to(device) if sampled else None,
+            seeds=self.seeds.to(device) if sampled else None,
         )
 
 
@@ -184,8 +184,8 @@ def _engine_tensors(config: DraftConfig, head: Head, device: torch.device) -> Pr
         start_positions=torch.zeros(requests, dtype=torch.int64, device=device),
         aux_hidden=torch.ones(requests * rows, head.aux_size, dtype=head.dtype, device=device),
         block_table=torch.ones(requests, columns, dtype=torch.int32, device=device),
-        temperature=torch.zeros(requests, device=device),
-        seeds=torch.zeros(requests, dtype=torch.int64, device=device),
+        temperature=torch.zeros(requests, device=device) if config.sampled else None,
+        seeds=torch.zeros(requests, dtype=torch.int64, device=device) if config.sampled else None,
     )
 
 
@@ -232,12 +232,14 @@ class DraftRig:
     def propose(self, batch: HostBatch, *, host_numbers: bool = True, k: int | None = None) -> DraftTokens:
         """Draft for one round, `k` tokens where it is given; `host_numbers` False leaves out the numbers as the host
         knows them."""
-        handed = batch.on(self.platform.device, self.head.dtype)
+        handed = batch.on(self.platform.device, self.head.dtype, self.config.sampled)
         if self._bound is not None:
             inputs = self.drafter.inputs(batch.num_requests, bound=self._bound)
             inputs.block_table.fill_(NULL_BLOCK)
             for field in fields(handed):
                 into, values = getattr(inputs, field.name), getattr(handed, field.name)
+                if values is None or into is None:
+                    continue
                 (into[:, : values.shape[1]] if field.name == "block_table" else into).copy_(values)
             handed = inputs
         return self.drafter.propose(

@@ -106,12 +106,12 @@ class EagleModel(nn.Module):
 
 
 class DraftModel:
-    """`EagleModel` with the members of `specgraph.DraftHead`."""
+    """`EagleModel` with the members of `specgraph.DraftHead`; without a table, as `paged_attention` rotates."""
 
     kind, projection, pair_input = "chain", None, None  # each step takes the last one's; all of it runs in its methods
     hidden_size, aux_size, draft_vocab_size, dtype = HIDDEN, LAYERS * HIDDEN, VOCAB, torch.float32
     aux_layers, draft_to_target = tuple(range(1, LAYERS + 1)), None
-    attention_layers = (AttentionLayer(HEADS, KV_HEADS, HEAD_DIM, scale=HEAD_DIM**-0.5),)
+    attention_layers = (AttentionLayer(HEADS, KV_HEADS, HEAD_DIM, scale=HEAD_DIM**-0.5, no_rotary=True),)
 
     def __init__(self, model: EagleModel) -> None:
         self.model = model

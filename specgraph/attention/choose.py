@@ -10,9 +10,9 @@ import torch
 
 from specgraph.attention.interface import AttentionBackend, AttentionFactory, AttentionLayer
 from specgraph.attention.paged import PagedAttention, PagedHostAttention
-from specgraph.device import Platform
+from specgraph.device import Platform, Support
 from specgraph.errors import ConfigError, UnsupportedError
-from specgraph.validation import Tokens, checked
+from specgraph.validation import Tokens, check, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,10 @@ def unsupported(
         )
     for layer in layers:
         assert dtype is not None
-        support = backend.supports(layer, dtype, block_size)
+        support = check(f"{backend.name}.supports", backend.supports(layer, dtype, block_size), Support)
         if support and trees:
-            support = backend.supports_trees(layer, dtype, block_size)
+            asked = backend.supports_trees(layer, dtype, block_size)
+            support = check(f"{backend.name}.supports_trees", asked, Support)
         if not support:
             return f"attention '{backend.name}': {support.reason}"
     return ""

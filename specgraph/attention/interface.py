@@ -13,6 +13,7 @@ from specgraph.attention.metadata import AttentionMetadata
 from specgraph.device import Support, TaskGroup
 from specgraph.errors import ConfigError
 from specgraph.ops import HostLengths, KVCache
+from specgraph.ops.tensor_forms import check_forms
 from specgraph.parallel import ContextParallel
 from specgraph.validation import Count, checked_fields
 
@@ -28,7 +29,8 @@ class AttentionLayer:
     scale: float
     """Factor on query-key products, usually head_dim ** -0.5."""
     rotary: Tensor | None = None
-    """float32 [max_positions, rotary_dim]: cos in the first half, sin in the second; None for no rotation."""
+    """float32 [max_positions, rotary_dim]: cos in the first half, sin in the second; None for no rotation, which a
+    capture tells unless `no_rotary` is set."""
     causal: bool = True
     window: Count | None = None
     """Keys that a row sees at most, its own included: those of the last `window` positions. None for all. Only with
@@ -46,6 +48,27 @@ class AttentionLayer:
 
     ranks: ContextParallel | None = None
     """The ranks that share the keys of each request; None where this one has them all."""
+
+    no_rotary: bool = False
+    """No `rotary` is meant: the model has none (ALiBi, learned positions), or its attention rotates by a table of its
+    own."""
+
+    def __post_init__(self) -> None:
+        given = {"rotary": self.rotary, "sinks": self.sinks}
+        forms = {"rotary": "floats [max_positions, rotary_dim] or None", "sinks": f"floats [{self.num_heads}] or None"}
+        check_forms("AttentionLayer", given, forms)
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"AttentionLayer: {self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly: give "
+                "a multiple of num_kv_heads"
+            )
+        columns = 0 if self.rotary is None else self.rotary.shape[1]
+        if columns > self.head_dim or columns % 2:
+            raise ConfigError(
+                f"AttentionLayer: rotary has {columns} columns: give an even number, at most head_dim = {self.head_dim}"
+            )
+        if self.rotary is not None and self.no_rotary:
+            raise ConfigError("AttentionLayer: rotary is given, and no_rotary says that there is none: leave out one")
 
     @property
     def is_plain(self) -> bool:

@@ -19,13 +19,13 @@ from specgraph.draft.host_lengths import Counts
 from specgraph.draft.round import ProposeBatch
 from specgraph.errors import ConfigError, first_line
 from specgraph.models.protocol import Head
+from specgraph.ops.tensor_forms import INTEGERS
 from specgraph.validation import checked, refuse_mode
 
 _TENSORS = tuple(field.name for field in fields(ProposeBatch))
 _OPTIONAL = ("temperature", "seeds")
 _NEEDED = tuple(name for name in _TENSORS if name not in _OPTIONAL)
 _FLOATS = ("temperature", "aux_hidden")
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _all_of, _needed_of = attrgetter(*_TENSORS), attrgetter(*_NEEDED)  # a propose checks shapes each time: one C call
 
 
@@ -55,7 +55,7 @@ def check_types(call: str, batch: Any, device: torch.device) -> None:
             raise ConfigError(f"{call}: {name} is a {type(value).__name__}: give a tensor on {device}")
         if value.device != device:
             raise ConfigError(f"{call}: {name} is on {value.device}: give a tensor on {device}")
-        if not (value.is_floating_point() if name in _FLOATS else value.dtype in _INTEGERS) and value.numel():
+        if not (value.is_floating_point() if name in _FLOATS else value.dtype in INTEGERS) and value.numel():
             kind = "floats" if name in _FLOATS else "integers"
             raise ConfigError(f"{call}: {name} is {value.dtype}: give {kind}, as ProposeBatch has them")
         if value.layout is not torch.strided:
@@ -86,6 +86,15 @@ def check_shapes(call: str, batch: ProposeBatch, wanted: ProposeBatch, sampled: 
         if given.shape != expected or wrong_type:
             is_type, want_type = (f" {given.dtype}", f" {own.dtype}") if dtypes else ("", "")
             raise ConfigError(f"{call}: {name} is {list(given.shape)}{is_type}, expected {list(expected)}{want_type}")
+
+
+def refuse_sampling(call: str, batch: ProposeBatch) -> None:
+    """Raise ConfigError for a batch with temperatures or seeds, which a greedy drafter would not look at."""
+    if given := [name for name in _OPTIONAL if getattr(batch, name) is not None]:
+        raise ConfigError(
+            f"{call}: {' and '.join(given)} given to a drafter that is greedy: make it with DraftConfig(sampled=True), "
+            "or leave them out"
+        )
 
 
 def refuse_values(error: IndexError | RuntimeError, debug: bool) -> None:

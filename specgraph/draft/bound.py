@@ -12,15 +12,17 @@ from dataclasses import fields, replace
 from torch import Tensor
 
 from specgraph.capture import Fingerprint, fingerprint
-from specgraph.draft.batch_checks import check_shapes
+from specgraph.draft.batch_checks import check_shapes, check_types, refuse_sampling
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.round import ProposeBatch, RoundBuffers
+from specgraph.validation import Count, Requests, Tokens, checked
 
 
 class BoundTensors:
     """A round of the largest batch in tensors of the engine's own, which stay where they are."""
 
-    def __init__(self, number: int, tensors: ProposeBatch, memory: RoundBuffers, config: DraftConfig) -> None:
+    @checked
+    def __init__(self, number: Count, tensors: ProposeBatch, memory: RoundBuffers, config: DraftConfig) -> None:
         """
         Args:
             number: of this binding, from 1 on.
@@ -31,8 +33,11 @@ class BoundTensors:
             config: of the drafter.
 
         Raises:
-            ConfigError: a tensor is missing, or has the wrong shape or dtype.
+            ConfigError: a tensor is missing, or has the wrong shape, dtype or device.
         """
+        check_types("bind", tensors, memory.num_sampled.device)
+        if not config.sampled:
+            refuse_sampling("bind", tensors)
         self.number = number
         sampled, largest = config.keeps_draft_probs, memory.sliced(config.max_num_requests, config.query_len)
         check_shapes("bind", tensors, largest, sampled, dtypes=True)
@@ -46,7 +51,8 @@ class BoundTensors:
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._places: Fingerprint = fingerprint(self._named, self._named)
 
-    def sliced(self, num_requests: int, query_len: int) -> ProposeBatch:
+    @checked
+    def sliced(self, num_requests: Requests, query_len: Tokens) -> ProposeBatch:
         """Return the first `num_requests` requests of a round of `query_len` rows each: views.
 
         Sampled tokens are the first `query_len` columns; hidden states are packed, the first

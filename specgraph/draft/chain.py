@@ -10,8 +10,10 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention.metadata import advance
 from specgraph.capture import BatchDescriptor, MakeAttend
+from specgraph.device.source import users_code
 from specgraph.draft.buffers import DraftBuffers, PassRows
 from specgraph.draft.program import DraftProgram, begin_rows, computed_tokens, draft_one
+from specgraph.errors import ConfigError
 from specgraph.models.protocol import DraftHead, DraftOutput, PairHead
 from specgraph.ops.begin_rows import RowPlan
 from specgraph.ops.linear import PairInput
@@ -75,7 +77,8 @@ class ChainProgram(DraftProgram[DraftHead]):
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor:
         advance(b.step, b.draft_step, *self.config.limits)
         if (after_advance := self.stack.backend.after_advance) is not None:
-            after_advance(b.step, b.draft_step)
+            with users_code(f"attention '{self.stack.backend.name}'.after_advance failed", ConfigError):
+                after_advance(b.step, b.draft_step)
         out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, step))
         draft_one(self.head, b, out.hidden)
         return out.carry

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -13,8 +14,9 @@ from specgraph.capture import Dispatch, LengthsAt, ModelRunner
 from specgraph.device import Platform
 from specgraph.draft.batch_checks import check_options, check_types, check_values, refuse_values, vocabulary_size
 from specgraph.draft.bound import BoundTensors
+from specgraph.draft.cache_checks import check_caches
 from specgraph.draft.config import DraftConfig
-from specgraph.draft.head_checks import check_caches, check_members, check_named, check_passes
+from specgraph.draft.head_checks import check_members, check_named, check_passes, tell_unrotated
 from specgraph.draft.host_lengths import Counts, HostRounds
 from specgraph.draft.kinds import programs_for
 from specgraph.draft.kv_history import KVHistory
@@ -74,10 +76,10 @@ class Drafter(ModelRunner):
             UnsupportedError: the lowering that was asked for is not possible on this platform.
         """
         attention = PagedAttention() if attention is None else attention
-        check_members(attention, head)
+        check_members(attention, head, trees=config.tree is not None)
         check_caches(head, caches, config, platform.device, attention)
         if sampling is not None:
-            sampling.check(config.max_num_requests, vocabulary_size(head))
+            sampling.check(config.max_num_requests, vocabulary_size(head), platform.device)
         if head.kind == "ngram":  # there is no distribution that its drafts are drawn from
             config = replace(config, draft_sampling="greedy")
         config = config.with_prefill_sizes(platform.capabilities.longest_prefill)
@@ -144,6 +146,7 @@ class Drafter(ModelRunner):
     def _check(self) -> None:
         check_named(f"attention '{self.attention.name}'.named_tensors()", self.attention.named_tensors())
         check_passes(self.head, self.config.query_len, self.platform.device)
+        tell_unrotated(self.head, self.attention)
 
     @property
     def position_offset(self) -> int:
@@ -177,7 +180,7 @@ class Drafter(ModelRunner):
         """
         if type(num_requests) is not int:
             num_requests = check("num_requests", num_requests, int)
-        if bound is not None and bound not in self.bound:
+        if bound is not None and all(bound is not each for each in self.bound):
             raise ConfigError("inputs: these tensors are bound to another drafter")
         return self._passes.find(num_requests, query_len, bound=bound).inputs
 
@@ -230,6 +233,15 @@ class Drafter(ModelRunner):
             raise
         finally:
             self.refusal = ""
+
+    @contextmanager
+    def unchecked(self) -> Generator[None]:
+        """Leave out the checks of `DraftConfig.debug` in the block: for made-up rounds, whose prompts nobody wrote."""
+        history, self._history = self._history, None
+        try:
+            yield
+        finally:
+            self._history = history
 
     @one_call
     @checked

@@ -1,4 +1,4 @@
-"""Checks before a capture: a draft head, its KV caches and an attention backend are what their protocols say.
+"""Checks before a capture: a draft head and an attention backend are what their protocols say.
 
 A head that lacks a method, or returns a tensor of another shape, would otherwise fail somewhere inside a warm-up, or be
 broadcast into drafts that are never accepted.
@@ -6,47 +6,54 @@ broadcast into drafts that are never accepted.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
-from specgraph.attention import AttentionBackend, KVCache
+from specgraph.attention import AttentionBackend
 from specgraph.device.source import users_code
-from specgraph.draft.config import DraftConfig
 from specgraph.draft.kinds import KINDS
 from specgraph.errors import ConfigError
 from specgraph.models.logits import OutputProjection
 from specgraph.models.protocol import DraftHead, Head, Target
 from specgraph.models.split import whole_rows
-from specgraph.validation import Range, check
+from specgraph.validation import check
 
+_LOG = logging.getLogger("specgraph")
 _ATTENTION = ("name", "host_parameters", "after_advance", "forward", "named_tensors")
+_TREES = ("supports", "supports_trees", "cache_dtypes")
+"""Members of an attention backend that draft trees need, besides."""
 
 
-def check_members(attention: Any, head: Any = None, target: Any = None) -> None:
-    """Raise ConfigError for an attention backend, a head or a target that lacks members of its protocol."""
-    _check_members("attention backend", attention, AttentionBackend, _ATTENTION)
+def check_members(attention: Any, head: Any = None, target: Any = None, trees: bool = False) -> None:
+    """Raise ConfigError for an attention backend, a head or a target that lacks members of its protocol, or has others
+    than its protocol says.
+
+    Args:
+        trees: draft trees are asked for, which the attention backend may refuse.
+    """
+    needed = (*_ATTENTION, *_TREES) if trees else _ATTENTION
+    _check_members("attention backend", attention, AttentionBackend, needed, [*_TREES, "preferred_block_size"])
     if target is not None:
         _check_members("target", target, Target, _members(Target))
     if head is None:
         return
     _check_members("head", head, DraftHead, ("kind",))
-    if head.kind not in KINDS:
-        raise ConfigError(f"the head {type(head).__name__} is of kind {head.kind!r}; there are {', '.join(KINDS)}")
     protocol = KINDS[head.kind].protocol
     _check_members("head", head, protocol, _members(protocol))
-    for size in ("hidden_size", "aux_size", "draft_vocab_size"):
-        check(f"{type(head).__name__}.{size}", getattr(head, size), Annotated[int, Range(0)])
 
 
 def _members(protocol: type[Any]) -> list[str]:
     return [name for name in dir(protocol) if not name.startswith("_")]
 
 
-def _check_members(what: str, thing: Any, protocol: type[Any], members: Sequence[str]) -> None:
+def _check_members(
+    what: str, thing: Any, protocol: type[Any], members: Sequence[str], optional: Sequence[str] = ()
+) -> None:
     def lacks(member: str) -> bool:
         is_method = callable(getattr(protocol, member))
         return not hasattr(thing, member) or (is_method and not callable(getattr(thing, member)))
@@ -56,6 +63,11 @@ def _check_members(what: str, thing: Any, protocol: type[Any], members: Sequence
             f"the {what} {type(thing).__name__} lacks {', '.join(missing)}: give it the members of "
             f"specgraph.{protocol.__name__}"
         )
+    for member in (*members, *(each for each in optional if not lacks(each))):
+        declared = getattr(protocol, member)
+        if isinstance(declared, property):
+            annotation = get_type_hints(declared.fget, include_extras=True)["return"]
+            check(f"{type(thing).__name__}.{member}", getattr(thing, member), annotation)
 
 
 def check_named(what: str, given: Any) -> None:
@@ -74,50 +86,19 @@ def check_named(what: str, given: Any) -> None:
             raise ConfigError(f"{place} is of type {type(tensor).__name__}: return a dict of tensors by name")
 
 
-def check_caches(
-    head: Head, caches: Sequence[KVCache], config: DraftConfig, device: torch.device, attention: AttentionBackend
-) -> None:
-    """Raise ConfigError for KV caches that don't fit head, config, device or attention, or a head of too few
-    positions."""
-    if not head.attention_layers:
-        raise ConfigError(f"the head {type(head).__name__} has no attention_layers: give an AttentionLayer for each")
-    dtypes = (head.dtype, *(getattr(attention, "cache_dtypes", None) or ()))
-    if len(caches) != len(head.attention_layers):
-        raise ConfigError(
-            f"the drafter has {len(head.attention_layers)} attention layer(s), got {len(caches)} KV caches"
+def tell_unrotated(head: Head, attention: AttentionBackend) -> None:
+    """Log one line for attention layers without a rotary table that do not say that none is meant."""
+    layers = [
+        index for index, layer in enumerate(head.attention_layers) if layer.rotary is None and not layer.no_rotary
+    ]
+    if layers:
+        _LOG.warning(
+            "attention layers %s of the head %s have no rotary table, so attention '%s' gets none to rotate queries "
+            "and keys by: give AttentionLayer(rotary=...), or no_rotary=True where none is meant",
+            layers,
+            type(head).__name__,
+            attention.name,
         )
-    for layer, cache in zip(head.attention_layers, caches, strict=True):
-        if layer.rotary is not None and layer.rotary.shape[0] < config.max_model_len:
-            raise ConfigError(
-                f"max_model_len is {config.max_model_len}, and the drafter was loaded for {layer.rotary.shape[0]} "
-                "positions (its target's max_model_len)"
-            )
-        wanted = (config.block_size // layer.context_size, layer.num_kv_heads, layer.head_dim)
-        for name, tensor in (("key", cache.key), ("value", cache.value)):
-            if tuple(tensor.shape[1:]) != wanted:
-                raise ConfigError(
-                    f"the drafter's {name} cache is {list(tensor.shape)}; needed is [num_blocks, block_size, "
-                    f"num_kv_heads, head_dim] = [*, {', '.join(map(str, wanted))}]"
-                )
-            if tensor.dtype not in dtypes:
-                raise ConfigError(
-                    f"the drafter's {name} cache is {tensor.dtype}; for this head and attention '{attention.name}' it "
-                    f"is {' or '.join(map(str, dtypes))}"
-                )
-            if tensor.device.type != device.type:
-                raise ConfigError(
-                    f"the drafter's {name} cache is on {tensor.device}; allocate it on the platform's device, {device}"
-                )
-        if cache.key.shape[0] != cache.value.shape[0]:
-            raise ConfigError(
-                f"the drafter's key cache has {cache.key.shape[0]} blocks, its value cache {cache.value.shape[0]}: one "
-                "block table serves both"
-            )
-        if len(cache.key) < 2 or (cache.key.data_ptr() == cache.value.data_ptr() and not layer.latent):
-            raise ConfigError(
-                f"the drafter's key and value caches have {len(cache.key)} blocks at {cache.key.data_ptr():#x} and "
-                f"{cache.value.data_ptr():#x}: give two tensors, each with blocks beside block 0, the null block"
-            )
 
 
 @torch.no_grad()

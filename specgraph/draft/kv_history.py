@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.round import DraftTokens, ProposeBatch
@@ -31,25 +30,17 @@ class KVHistory:
         self._config, self._offset = config, position_offset
         self.positions = torch.full((num_blocks, config.block_size), NO_POSITION)
         """int64 [num_blocks, block_size], on the host."""
-        self.prefilled = False
-        """This drafter has written a prompt. Until then prompts are written by others (an engine's own drafter,
-        say), and nothing is known of them."""
         self._drafted: dict[tuple[int, int], list[int]] = {}
         """The last drafts, by block and place in it of the position that their verify begins at."""
 
-    def wrote(self, positions: Tensor, blocks: Sequence[int]) -> None:
-        """Note rows of one request: positions int64 [T], ascending, in its blocks from position 0 on."""
-        for position in positions.tolist():
+    def wrote(self, positions: range, blocks: Sequence[int]) -> None:
+        """Note rows of one request, in its blocks from position 0 on."""
+        for position in positions:
             column, at = divmod(position, self._config.block_size)
             if position < self._config.max_model_len and column < len(blocks) and blocks[column]:
                 if at == 0:  # the first of a block's new owner
                     self.positions[blocks[column]].fill_(NO_POSITION)
                 self.positions[blocks[column], at] = position  # other rows write nothing
-
-    def wrote_prompt(self, positions: range, blocks: Sequence[int]) -> None:
-        """Note the rows of a prefill."""
-        self.prefilled = True
-        self.wrote(torch.arange(positions.start, positions.stop), blocks)
 
     def check(self, batch: ProposeBatch) -> None:
         """Note what a round writes; ConfigError where its requests share a block that one of them writes, lack keys, or
@@ -62,10 +53,9 @@ class KVHistory:
         self._check_blocks(live, starts, batch.query_len, table)
         for request in live:
             begin = starts[request] + self._offset
-            if self.prefilled:
-                self._check_keys(request, starts[request], begin, table[request])
+            self._check_keys(request, starts[request], begin, table[request])
             self._check_accepted(request, starts[request], sampled[request][: counts[request] - 1], table[request])
-            self.wrote(torch.arange(begin, begin + counts[request]), table[request])
+            self.wrote(range(begin, begin + counts[request]), table[request])
 
     def drafted(self, batch: ProposeBatch, drafts: DraftTokens) -> None:
         """Note the drafts that followed a round. Of trees nothing is known: which path is verified, the engine says."""

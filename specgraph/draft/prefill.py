@@ -12,8 +12,9 @@ from specgraph.draft.batch_checks import vocabulary_size
 from specgraph.draft.buffers import PromptRows
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.program import DraftProgram
-from specgraph.draft.round import described, has_states
+from specgraph.draft.round import has_states
 from specgraph.errors import ConfigError
+from specgraph.ops.tensor_forms import described
 from specgraph.validation import check, checked
 
 
@@ -64,7 +65,7 @@ class DraftPrefill:
         if tokens or at_least:
             self.program.run(runner, tokens, positions.start, blocks, at_least, following)
             if self._history is not None:
-                self._history.wrote_prompt(written, blocks)
+                self._history.wrote(written, blocks)
         return states[last - positions.start] if last in positions else None
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import ref
 
 from torch import Tensor
 
 from specgraph.capture import BatchDescriptor, ModelRunner, Pass, dispatch, padded_size
-from specgraph.draft.batch_checks import check_shapes, check_types
+from specgraph.draft.batch_checks import check_shapes, check_types, refuse_sampling
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.config import DraftConfig, DraftShape
 from specgraph.draft.program import DraftProgram
@@ -49,6 +49,8 @@ class ProposePasses:
         """Bring a batch to where its pass reads it, with the requests behind it inert; see `Drafter.propose`."""
         if id(batch) not in self._in_place:  # the object itself: its pass keeps it alive
             check_types("propose", batch, self._memory.num_sampled.device)
+            if not self._config.sampled:
+                refuse_sampling("propose", batch)
             ready = self.find(batch.num_requests, batch.query_len, num_speculative_tokens)
             check_shapes("propose", batch, ready.inputs, self._keeps_draft_probs, dtypes=self._config.debug)
             self._memory.load(batch, ready.inputs, self._keeps_draft_probs)
@@ -97,8 +99,9 @@ class ProposePasses:
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
         program = self._programs[found.descriptor.tree]
         drafts = program.buffers.sliced(n, program.rows(query_len, k), k)
+        inputs = memory.sliced(n, query_len)
         return ProposePass(
-            inputs=memory.sliced(n, query_len),
+            inputs=inputs if self._config.sampled else replace(inputs, temperature=None, seeds=None),
             padding=memory.num_sampled[n:padded] if n < padded else None,
             model_pass=runner.prepare(program, found.descriptor, found.captured),
             drafts=DraftTokens(

@@ -15,23 +15,13 @@ from specgraph.draft.config import DraftConfig
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.errors import ConfigError
 from specgraph.ops.copies import RoundTensors
-from specgraph.validation import checked
-
-
-def has_rows(tensor: Tensor) -> bool:
-    """Return whether a tensor has memory in rows and columns: it is neither sparse nor on the meta device."""
-    return tensor.layout is torch.strided and not tensor.is_meta
+from specgraph.ops.tensor_forms import check_forms, described, has_rows
+from specgraph.validation import check, checked
 
 
 def has_states(tensor: Tensor) -> bool:
     """Return whether a tensor can hold hidden states: floats, unless it has no columns."""
     return has_rows(tensor) and (tensor.is_floating_point() or tensor.numel() == 0)
-
-
-def described(tensor: Tensor) -> str:
-    """Return what a message says of a tensor."""
-    layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
-    return f"{list(tensor.shape)} {tensor.dtype}{layout} on {tensor.device}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +46,9 @@ class ProposeBatch:
     """int32 [n, b]: the blocks of each request in order, covering start + 2 * query_len tokens (a parallel drafter's
     block may end there) or max_model_len, and `DraftConfig.scratch_tokens` more; filled up with NULL_BLOCK."""
     temperature: Tensor | None = None
-    """float32 [n]; needed by a sampled drafter."""
+    """float32 [n]; needed by a sampled drafter (`DraftConfig.sampled`), and None for one that is greedy."""
     seeds: Tensor | None = None
-    """int64 [n]; needed by a sampled drafter."""
+    """int64 [n]; as `temperature`."""
 
     @property
     def num_requests(self) -> int:
@@ -106,6 +96,14 @@ class ProposeBatch:
         self.num_sampled[row].fill_(1)
 
 
+_DRAFT_TOKENS = {
+    "token_ids": "int64 [n, K]",
+    "probs": "float32 [n, K, draft_vocab] or None",
+    "parents": "int64 [n, K] or None",
+    "confidence": "float32 [n, K] or None",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class DraftTokens:
     """The result of one propose."""
@@ -121,6 +119,11 @@ class DraftTokens:
     node of column i."""
     confidence: Tensor | None = None
     """float32 [n, K]: the chance that each draft token is accepted if all before it are, of heads that say so."""
+
+    def __post_init__(self) -> None:
+        given = {"token_ids": self.token_ids, "probs": self.probs, "parents": self.parents}
+        check_forms("DraftTokens", given | {"confidence": self.confidence}, _DRAFT_TOKENS)
+        check("DraftTokens: dispatch", self.dispatch, Dispatch)
 
     def clone(self) -> DraftTokens:
         """Return the same in memory of its own."""

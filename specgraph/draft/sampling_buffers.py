@@ -6,21 +6,59 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.errors import ConfigError
+from specgraph.errors import ConfigError, first_line
+from specgraph.ops.tensor_forms import check_forms
 from specgraph.validation import Requests, Tokens, checked
+
+_FORMS = {
+    "top_k": "int64 [R]",
+    "top_p": "float32 [R]",
+    "min_p": "float32 [R]",
+    "repetition_penalty": "float32 [R]",
+    "presence_penalty": "float32 [R]",
+    "frequency_penalty": "float32 [R]",
+    "bias": "float32 [R, vocab]",
+    "output_counts": "int32 [R, vocab]",
+    "in_prompt": "bool [R, vocab]",
+}
+
+
+_ADJUSTED = {
+    "logits": "floats [rows, draft_vocab]",
+    "draft_to_target": "int64 [draft_vocab] or None",
+    "temperature": "float32 [R]",
+    "drafted": "int64 [R, K] or None",
+    "top_k": "int64 [R]",
+}
 
 
 class SamplingBuffers(ops.SamplingParameters):
-    """Parameters and token counts of R requests; see `ops.adjust_logits`."""
+    """Parameters and token counts of R requests; see `ops.adjust_logits`.
+
+    Raises:
+        ConfigError: a tensor has another dtype, shape or device than its field says.
+    """
 
     __slots__ = ()
+
+    def __new__(cls, *args: Tensor, **fields: Tensor) -> SamplingBuffers:
+        try:
+            made = super().__new__(cls, *args, **fields)
+        except TypeError as error:
+            raise ConfigError(f"SamplingBuffers: {first_line(error)}; it takes {', '.join(_FORMS)}") from None
+        check_forms("SamplingBuffers", made._asdict(), _FORMS)
+        return made
 
     def named_tensors(self) -> dict[str, Tensor]:
         return {f"sampling.{name}": tensor for name, tensor in self._asdict().items()}
 
-    def check(self, requests: int, vocab_size: int | None) -> None:
-        """Raise ConfigError for buffers of fewer requests than a drafter's, or another vocabulary than the target's."""
+    def check(self, requests: int, vocab_size: int | None, device: torch.device) -> None:
+        """Raise ConfigError for buffers of fewer requests than a drafter's, another vocabulary than the target's, or on
+        another device.
+        """
         rows, columns = self.bias.shape
+        if self.bias.device.type != device.type:
+            raise ConfigError(f"sampling is on {self.bias.device}: allocate it on the drafter's device, {device}")
         if rows < requests or (vocab_size is not None and columns != vocab_size):
             wanted = f"{requests} requests" + ("" if vocab_size is None else f" and {vocab_size} tokens")
             raise ConfigError(
@@ -28,7 +66,9 @@ class SamplingBuffers(ops.SamplingParameters):
                 "allocate_sampling(max_num_requests, vocab_size, device) with the target's vocabulary"
             )
 
+    @checked
     def sliced(self, rows: slice) -> SamplingBuffers:
+        """Return the parameters of some requests: views."""
         return SamplingBuffers(*(tensor[rows] for tensor in self))
 
     def adjusted_drafts(
@@ -41,6 +81,8 @@ class SamplingBuffers(ops.SamplingParameters):
             draft_to_target: as in `ops.Drafts`.
             drafted: int64 [R, K]: drafts that count as tokens of the output; -1 is none.
         """
+        given = {"logits": logits, "draft_to_target": draft_to_target, "temperature": temperature, "drafted": drafted}
+        check_forms("adjusted_drafts", given | self._asdict(), _ADJUSTED)
         requests = temperature.shape[0]
         if drafted is None:
             drafted = self.top_k.new_empty((requests, 0))

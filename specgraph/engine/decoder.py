@@ -137,7 +137,8 @@ class SpeculativeDecoder(OneCall):
         candidates = self.config.k_candidates
         if self.drafter is None or candidates is None:
             return None
-        times = self.config.round_times or measure_round_times(self.steps, self.drafter)
+        with self.drafter.unchecked():
+            times = self.config.round_times or measure_round_times(self.steps, self.drafter)
         if self._ranks is not None:
             times = same_times(self._ranks, times)
         by_confidence = self.config.verified_drafts == "auto"

@@ -50,7 +50,7 @@ class NgramHead:
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
         """Return one layer, which is the shape of the cache: a number per slot."""
-        return (AttentionLayer(num_heads=1, num_kv_heads=1, head_dim=1, scale=1.0, latent=True),)
+        return (AttentionLayer(num_heads=1, num_kv_heads=1, head_dim=1, scale=1.0, latent=True, no_rotary=True),)
 
     def weights(self) -> Mapping[str, Tensor]:
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +11,10 @@ from torch import Tensor
 from specgraph.attention import Attend, AttentionLayer, Store
 from specgraph.models.logits import NextLogits, OutputProjection
 from specgraph.ops.linear import PairInput
+from specgraph.validation import Count, Range
+
+Size = Annotated[int, Range(0, 1 << 24)]
+"""A size or a token id of a head."""
 
 
 class TargetOutput(NamedTuple):
@@ -89,9 +93,9 @@ class Head(Protocol):
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]: ...
     @property
-    def hidden_size(self) -> int: ...
+    def hidden_size(self) -> Size: ...
     @property
-    def draft_vocab_size(self) -> int: ...
+    def draft_vocab_size(self) -> Size: ...
     @property
     def aux_layers(self) -> Sequence[int]:
         """Return which target hidden states it takes (see `Target.forward`); empty for the state after the final
@@ -99,7 +103,7 @@ class Head(Protocol):
         ...
 
     @property
-    def aux_size(self) -> int:
+    def aux_size(self) -> Size:
         """Columns of the target hidden states that `combine` takes."""
         ...
 
@@ -177,7 +181,7 @@ class StepwiseHead(DraftHead, Protocol):
     """
 
     @property
-    def num_modules(self) -> int: ...
+    def num_modules(self) -> Count: ...
 
     def forward_step(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
         """`DraftHead.forward` of module `step`, which attends as layer `step`."""
@@ -192,7 +196,7 @@ class MaskedHead(DraftHead, Protocol):
     """
 
     @property
-    def mask_token_id(self) -> int: ...
+    def mask_token_id(self) -> Size: ...
     @property
     def mask_hidden(self) -> Tensor:
         """[hidden_size]: what masked rows take in place of `combine`'s result."""
@@ -210,12 +214,12 @@ class ParallelHead(ModelHead, Protocol):
     """
 
     @property
-    def max_speculative_tokens(self) -> int:
+    def max_speculative_tokens(self) -> Count:
         """Return the K that the head was trained with; a smaller K works too."""
         ...
 
     @property
-    def mask_token_id(self) -> int: ...
+    def mask_token_id(self) -> Size: ...
     @property
     def sample_from_anchor(self) -> bool:
         """Return whether each of K rows predicts the token after its own; else K rows behind the anchor's predict the

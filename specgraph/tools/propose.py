@@ -194,8 +194,8 @@ def propose_batch(head: RandomHead, case: BenchCase, device: torch.device, block
         start_positions=torch.tensor(starts, device=device),
         aux_hidden=torch.randn(n * q, head.aux_size, generator=g).to(device, head.dtype),
         block_table=(torch.randperm(n * per_request, generator=g) + 1).view(n, per_request).int().to(device),
-        temperature=torch.ones(n, device=device),
-        seeds=torch.arange(n, device=device),
+        temperature=torch.ones(n, device=device) if case.sampled else None,
+        seeds=torch.arange(n, device=device) if case.sampled else None,
     )
 
 

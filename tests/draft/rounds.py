@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -102,9 +102,10 @@ class Rounds:
             start_positions=torch.tensor([s.position for s in self.live]),
             aux_hidden=torch.randn(n * q, self.aux_size, generator=self.g).to(self.dtype),
             block_table=torch.tensor([s.blocks for s in self.live], dtype=torch.int32),
-            temperature=torch.tensor([0.0 if i % 3 == 2 else 0.7 + 0.1 * i for i in range(n)]),
-            seeds=torch.tensor([s.seed for s in self.live]),
         )
+        if self.config.sampled:
+            temperature = torch.tensor([0.0 if i % 3 == 2 else 0.7 + 0.1 * i for i in range(n)])
+            batch = replace(batch, temperature=temperature, seeds=torch.tensor([s.seed for s in self.live]))
         for state, count in zip(list(self.live), counts, strict=True):
             state.position += count
             if state.position >= self.config.max_model_len - 1:

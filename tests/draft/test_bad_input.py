@@ -112,17 +112,27 @@ def test_settings(settings, message):
         DraftConfig(**{"num_speculative_tokens": 3, **LIMITS, **settings})
 
 
-@pytest.mark.parametrize("missing", ["temperature", "seeds"])
-def test_only_a_sampled_drafter_needs_temperatures_and_seeds(missing):
+@pytest.mark.parametrize("name", ["temperature", "seeds"])
+def test_a_sampled_drafter_needs_temperatures_and_seeds_and_a_greedy_one_refuses_them(name):
     head = make_head("eagle", make_target())
     settings = {"num_speculative_tokens": 2, **LIMITS}
     greedy, sampled = (make_drafter(head, "eager", "device", sampled=sampled, **settings) for sampled in (False, True))
-    batch = Rounds(greedy.config, head.aux_size, VOCAB, head.dtype, seed=2).next(2)
-    without = replace(batch, **{missing: None})
-    with torch.inference_mode():
-        assert torch.equal(greedy.propose(without).token_ids, greedy.propose(batch).token_ids)
-    with pytest.raises(ConfigError, match=f"a sampled drafter needs {missing} with every batch"):
-        sampled.propose(without)
+    batch = Rounds(sampled.config, head.aux_size, VOCAB, head.dtype, seed=2).next(2)
+    with pytest.raises(ConfigError, match=f"a sampled drafter needs {name} with every batch"):
+        sampled.propose(replace(batch, **{name: None}))
+    given = replace(batch, temperature=None, seeds=None)
+    greedy.propose(given)
+    with pytest.raises(
+        ConfigError, match=f"propose: {name} given to a drafter that is greedy: make it with DraftConfig"
+    ):
+        greedy.propose(replace(given, **{name: getattr(batch, name)}))
+    make = make_drafter(head, "eager", "device", sampled=True, draft_sampling="greedy", **settings)
+    make.propose(batch)  # the target's tokens are drawn by temperature, the drafts are not
+    inputs = greedy.inputs(2)
+    assert inputs.temperature is None is inputs.seeds, "nothing is there to be written and passed over"
+    unbound = Drafter(head, greedy.caches, greedy.platform, greedy.config)
+    with pytest.raises(ConfigError, match=f"bind: {name} given to a drafter that is greedy"):
+        unbound.bind(replace(unbound.inputs(2), **{name: getattr(batch, name)}))
 
 
 def test_sampling_of_other_sizes():

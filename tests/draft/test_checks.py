@@ -9,11 +9,25 @@ import pytest
 import torch
 from draft.pairs import DRAFTERS, make_head, make_target
 from engine.pair_decoder import make_pair_decoder
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from specgraph import DraftConfig, Drafter, DraftOutput, KVCache, PagedAttention, allocate_caches, load_generator
+from specgraph import (
+    AttentionLayer,
+    DraftConfig,
+    Drafter,
+    DraftOutput,
+    DraftTree,
+    KVCache,
+    PagedAttention,
+    allocate_caches,
+    load_generator,
+)
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import ProposeBatch
+from specgraph.draft.cache_checks import overlap, repeats
 from specgraph.errors import CaptureError, ConfigError
+from specgraph.models import NgramHead
 
 CONFIG = DraftConfig(num_speculative_tokens=3, max_num_requests=2, max_model_len=48, decode="eager", prefill_sizes=[8])
 
@@ -134,11 +148,11 @@ def no_carry(token_ids, hidden, attend, rows=None):
         ({"forward": no_carry}, r"forward\(\.\.\.\)\.carry is a NoneType"),
         ({"forward": lambda ids, hidden: None}, r"forward failed on tensors \[4\], .*TypeError"),
         ({"combine": lambda aux: 1 / 0}, r"combine failed on tensors \[4, \d+\] \(at .*ZeroDivisionError"),
-        ({"kind": "tree"}, "the head Changed is of kind 'tree'; there are chain, draft_model, modules, masked"),
+        ({"kind": "tree"}, "Changed.kind must be one of 'chain', 'draft_model', 'modules', .*, got 'tree'"),
         ({"logits": lambda hidden: HEAD.logits(hidden).flip(-1)},
          r"Changed\.logits\(hidden\) is not the linear in Changed\.projection.*set projection = None"),
         ({"logits": lambda hidden: HEAD.logits(hidden).long()}, r"logits\(hidden\) is torch.int64: return floats"),
-        ({"projection": 3}, r"Changed\.projection failed: AttributeError: 'int' object"),
+        ({"projection": 3}, r"Changed\.projection must be an OutputProjection or None, got 3"),
         ({"hidden_size": "16"}, r"Changed\.hidden_size must be an integer, got '16'"),
         ({"attention_layers": ()}, "the head Changed has no attention_layers"),
         ({"weights": 3}, "the head Changed lacks weights"),
@@ -186,6 +200,16 @@ def test_a_mask_of_another_shape():
         make(Changed(head, mask_hidden=torch.zeros(7)))
 
 
+def prefilled(*lengths, blocks=((1, 2), (3, 4))):
+    """A drafter with `debug` that was given prompts of these lengths in these blocks."""
+    drafter = make(HEAD, debug=True)
+    for of_one, length in zip(blocks, lengths, strict=True):
+        for begin in range(0, length, 8):
+            positions = range(begin, min(begin + 8, length))
+            drafter.prefill([1] * length, positions, of_one, torch.zeros(len(positions), HEAD.aux_size))
+    return drafter
+
+
 def batch(head, **changes):
     values = {
         "sampled_token_ids": torch.tensor([[1, 2, 3, 4], [5, 47, 999, 999]]),
@@ -214,8 +238,8 @@ def batch(head, **changes):
     ],
 )  # fmt: skip
 def test_values_that_no_round_can_have(changes, message):
-    drafter = make(HEAD, debug=True)
     with torch.inference_mode():
+        drafter = prefilled(11, 21)
         drafter.propose(batch(HEAD))
         with pytest.raises(ConfigError, match=message):
             drafter.propose(batch(HEAD, **changes))
@@ -223,14 +247,13 @@ def test_values_that_no_round_can_have(changes, message):
 
 def test_a_round_that_accepts_past_the_last_position_is_sound():
     """A request whose last token is at position 47 of 48 may have had more drafts accepted than there is room for."""
-    drafter = make(HEAD, debug=True)
     with torch.inference_mode():
+        drafter = prefilled(46, 48, blocks=((1, 2, 3), (4, 5, 6)))
         table = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 0]], dtype=torch.int32)
         drafter.propose(batch(HEAD, start_positions=torch.tensor([45, 47]), block_table=table))
 
 
 def test_what_an_inert_request_holds_does_not_matter():
-    drafter = make(HEAD, debug=True)
     inert = {
         "num_sampled": torch.tensor([0, 2], dtype=torch.int32),
         "sampled_token_ids": torch.tensor([[-7, 999, 999, 4], [5, 6, 0, 0]]),
@@ -239,7 +262,7 @@ def test_what_an_inert_request_holds_does_not_matter():
         "aux_hidden": torch.cat([torch.full((4, HEAD.aux_size), float("inf")), torch.randn(4, HEAD.aux_size)]),
     }
     with torch.inference_mode():
-        drafter.propose(batch(HEAD, **inert))
+        prefilled(11, 21).propose(batch(HEAD, **inert))
 
 
 @pytest.mark.parametrize("trees", [False, True])
@@ -250,3 +273,175 @@ def test_the_decoder_s_rounds_are_sound(trees):
     with load_generator(**options, debug=True) as checked, load_generator(**options) as plain:
         prompts = ["import os\n", "class A:\n"]
         assert checked.text(prompts, max_tokens=40) == plain.text(prompts, max_tokens=40)
+
+
+@pytest.mark.parametrize(
+    ("rotary", "no_rotary", "lines"),
+    [(None, False, 1), (None, True, 0), (torch.ones(48, 8), False, 0)],
+)
+def test_a_head_without_rotation_is_one_line_of_the_log(rotary, no_rotary, lines, caplog):
+    layers = [replace(layer, rotary=rotary, no_rotary=no_rotary) for layer in HEAD.attention_layers]
+    weights = HEAD.weights() | ({} if rotary is None else {"rotary": rotary})
+    make(Changed(HEAD, attention_layers=layers, weights=lambda: weights))
+    said = [record.getMessage() for record in caplog.records if record.name == "specgraph"]
+    assert len(said) == lines
+    assert all("attention layers [0] of the head Changed have no rotary table" in line for line in said)
+
+
+def test_the_examples_have_rotation(caplog):
+    make(HEAD)
+    make(NgramHead(48))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"rotary": torch.ones(48)},
+            r"rotary is \[48\] torch.float32 on cpu, expected floats \[max_positions, rotary_dim",
+        ),
+        ({"rotary": torch.ones(48, 8).long()}, r"rotary is \[48, 8\] torch.int64"),
+        ({"rotary": torch.ones(48, 7)}, "rotary has 7 columns: give an even number, at most head_dim"),
+        ({"rotary": torch.ones(48, 990)}, "rotary has 990 columns"),
+        ({"rotary": torch.ones(48, 8), "no_rotary": True}, "rotary is given, and no_rotary says that there is none"),
+        ({"sinks": torch.ones(3)}, r"sinks is \[3\] .* expected floats \[4\] or None"),
+        ({"num_kv_heads": 3}, "4 query heads cannot share 3 KV heads evenly"),
+    ],
+)
+def test_an_attention_layer_that_cannot_be(change, message):
+    with pytest.raises(ConfigError, match=f"AttentionLayer: {message}"):
+        AttentionLayer(**{"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "scale": 1.0} | change)
+
+
+def cache(blocks, layers, make_cache):
+    """Caches of a head with so many layers like those of HEAD."""
+    (layer,) = HEAD.attention_layers
+    shape = (blocks, CONFIG.block_size, layer.num_kv_heads, layer.head_dim)
+    return Changed(HEAD, attention_layers=[layer] * layers), make_cache(shape)
+
+
+def one_cache_twice(shape):
+    return [KVCache(torch.zeros(shape), torch.zeros(shape))] * 2
+
+
+def one_key_in_two_layers(shape):
+    key, *values = torch.zeros(3, *shape)
+    return [KVCache(key, value) for value in values]
+
+
+def expanded_blocks(shape):
+    return [KVCache(*(torch.zeros(1, *shape[1:]).expand(shape) for _ in range(2)))]
+
+
+def overlapping_blocks(shape):
+    block = shape[1] * shape[2] * shape[3]
+    strides = (block - 1, *torch.zeros(shape).stride()[1:])
+    return [KVCache(torch.zeros(shape), torch.zeros(block * shape[0]).as_strided(shape, strides))]
+
+
+def value_begins_in_the_key(shape):
+    memory, size = torch.zeros(2 * shape[0] * shape[1], *shape[2:]), shape[0] * shape[1]
+    return [KVCache(memory[:size].view(shape), memory[size - 1 : -1].view(shape))]
+
+
+def other_blocks_in_layer_1(shape):
+    return [KVCache(torch.zeros(n, *shape[1:]), torch.zeros(n, *shape[1:])) for n in (9, 8)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "make_cache", "message"),
+    [
+        (2, one_cache_twice, "key cache of layer 0 and key cache of layer 1 share memory"),
+        (2, one_key_in_two_layers, "key cache of layer 0 and key cache of layer 1 share memory"),
+        (1, expanded_blocks, r"key cache has strides \(0, .* share memory"),
+        (1, overlapping_blocks, r"value cache has strides .* share memory"),
+        (1, value_begins_in_the_key, "key cache of layer 0 and value cache of layer 0 share memory"),
+        (2, other_blocks_in_layer_1, "caches of layer 1 have 8 blocks, those of layer 0 9"),
+    ],
+)
+def test_caches_that_share_memory(layers, make_cache, message):
+    head, caches = cache(9, layers, make_cache)
+    with pytest.raises(ConfigError, match=message):
+        Drafter(head, caches, CpuPlatform(), CONFIG)
+
+
+@pytest.mark.parametrize("dim", range(5))
+def test_caches_that_lie_between_each_other_in_one_memory(dim):
+    """As engines keep them: keys beside values, in a block, in a token or in a head, and all layers in one memory."""
+
+    def between(shape):
+        parts = torch.zeros(*shape[:dim], 4, *shape[dim:]).unbind(dim)
+        return [KVCache(*parts[:2]), KVCache(*parts[2:])]
+
+    head, caches = cache(9, 2, between)
+    Drafter(head, caches, CpuPlatform(), CONFIG)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_memory_that_tensors_share_is_found_exactly(data):
+    """Against the elements that each of them has, counted one by one."""
+    memory, views = torch.zeros(400), []
+    for _ in range(2):
+        shape = data.draw(st.lists(st.integers(1, 3), min_size=2, max_size=3))
+        strides = data.draw(st.lists(st.integers(0, 30), min_size=len(shape), max_size=len(shape)))
+        views.append(memory.as_strided(shape, strides, data.draw(st.integers(0, 60))))
+    held = [torch.arange(400).as_strided(view.shape, view.stride(), view.storage_offset()).flatten() for view in views]
+    assert overlap(*views) == bool(torch.isin(*held).any())
+    assert repeats(views[0]) or len(held[0].unique()) == len(held[0]), "no element is in one place with another"
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"attention_layers": 3}, r"Changed\.attention_layers must be a list .*, got 3"),
+        ({"attention_layers": [3]}, r"Changed\.attention_layers\[0\] must be an AttentionLayer, got 3"),
+        ({"kind": ["chain"]}, r"Changed\.kind must be one of 'chain', .*, got a list"),
+        ({"dtype": "float32"}, r"Changed\.dtype must be a dtype, got 'float32'"),
+        ({"aux_layers": 2}, r"Changed\.aux_layers must be a list"),
+        ({"pair_input": 2}, r"Changed\.pair_input must be a PairInput or None"),
+        ({"draft_to_target": [0] * 48}, r"Changed\.draft_to_target must be a Tensor or None, got a list"),
+        ({"hidden_size": 10**9}, r"Changed\.hidden_size must be at most 16777216"),
+    ],
+)  # fmt: skip
+def test_a_member_of_a_head_that_is_something_else(members, message):
+    platform = CpuPlatform()
+    caches = allocate_caches(HEAD.attention_layers, 9, CONFIG.block_size, HEAD.dtype, platform.device)
+    with pytest.raises(ConfigError, match=message):
+        Drafter(Changed(HEAD, **members), caches, platform, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"name": 3}, r"Changed\.name must be a string"),
+        ({"host_parameters": 3}, r"Changed\.host_parameters must be a list"),
+        ({"host_parameters": (3,)}, r"Changed\.host_parameters\[0\] must be a string"),
+        ({"after_advance": 3}, r"Changed\.after_advance must be a function or None, got 3"),
+        ({"after_advance": len}, r"attention 'paged'\.after_advance failed: TypeError"),
+        ({"cache_dtypes": 3}, r"Changed\.cache_dtypes must be a list"),
+        ({"cache_dtypes": ("fp8",)}, r"Changed\.cache_dtypes\[0\] must be a dtype"),
+        ({"preferred_block_size": "16"}, r"Changed\.preferred_block_size must be an integer"),
+    ],
+)  # fmt: skip
+def test_a_member_of_attention_that_is_something_else(members, message):
+    with pytest.raises(ConfigError, match=message):
+        make(HEAD, Changed(PagedAttention(), **members), decode="merged")
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        (
+            {"supports_trees": None, "cache_dtypes": None},
+            "attention backend Changed lacks supports_trees, cache_dtypes",
+        ),
+        ({"supports_trees": lambda *given: True}, r"paged\.supports_trees must be a Support, got True"),
+        ({"supports": lambda *given: None}, r"paged\.supports must be a Support, got None"),
+    ],
+)
+def test_attention_of_trees_that_does_not_answer(members, message):
+    tree = DraftTree(num_steps=3, top_k=2, num_draft_tokens=5)
+    with pytest.raises(ConfigError, match=message):
+        make(HEAD, Changed(PagedAttention(), **members), tree=tree)

@@ -34,7 +34,7 @@ def test_views_are_overwritten_and_copies_are_not():
         assert torch.equal(copies.token_ids, before)
 
 
-def engine_tensors(config, aux_size, dtype, columns, sampled=True):
+def engine_tensors(config, aux_size, dtype, columns):
     """Persistent tensors of an engine for its largest batch, full of what is no round; its block table is narrower."""
     requests, rows = config.max_num_requests, config.query_len
     return ProposeBatch(
@@ -43,8 +43,8 @@ def engine_tensors(config, aux_size, dtype, columns, sampled=True):
         start_positions=torch.full((requests,), 3),
         aux_hidden=torch.full((requests * rows, aux_size), float("nan"), dtype=dtype),
         block_table=torch.ones(requests, columns, dtype=torch.int32),
-        temperature=torch.ones(requests) if sampled else None,
-        seeds=torch.zeros(requests, dtype=torch.int64) if sampled else None,
+        temperature=torch.ones(requests) if config.sampled else None,
+        seeds=torch.zeros(requests, dtype=torch.int64) if config.sampled else None,
     )
 
 

@@ -224,10 +224,15 @@ def test_a_mistake_is_refused(mistake, message):
         engine.propose()
 
 
-def test_prompts_that_others_wrote_are_not_looked_at():
+def test_a_first_round_behind_a_prompt_that_was_never_given_to_prefill():
     engine = Engine()
     engine.grow(0, 30)
     engine.starts[0], engine.counts[0] = 12, 2
+    with pytest.raises(
+        ConfigError, match=r"start_positions of request 0 is 12, .* never wrote .* position 0 and 11 more"
+    ):
+        engine.propose()
+    engine.starts[0], engine.counts[0] = 0, 1  # a prompt of one token has no row that a prefill writes
     engine.propose()
 
 

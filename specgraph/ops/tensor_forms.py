@@ -1,0 +1,71 @@
+"""The check of tensors that a user made: each has a form, written as the docstring of its field writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgraph.errors import ConfigError
+from specgraph.validation import shown
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_DTYPES: Mapping[str, Callable[[torch.dtype], bool]] = {
+    "integers": lambda dtype: dtype in INTEGERS,
+    "floats": lambda dtype: dtype.is_floating_point,
+}
+
+
+def has_rows(tensor: Tensor) -> bool:
+    """Return whether a tensor has memory in rows and columns: it is neither sparse nor on the meta device."""
+    return tensor.layout is torch.strided and not tensor.is_meta
+
+
+def described(tensor: Tensor) -> str:
+    """Return what a message says of a tensor."""
+    layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
+    return f"{list(tensor.shape)} {tensor.dtype}{layout} on {tensor.device}"
+
+
+def check_forms(owner: str, given: Mapping[str, Any], forms: Mapping[str, str]) -> None:
+    """Check the tensors of one object, which are all on one device.
+
+    Args:
+        owner: the object, for messages.
+        given: at least what `forms` names.
+        forms: by name, such as "float32 [R, vocab] or None", "integers [n]" or "floats [rows, 8]". A size of one name
+            is the same in all tensors.
+
+    Raises:
+        ConfigError: naming the first tensor of another form.
+    """
+    sizes: dict[str, int] = {}
+    device: torch.device | None = None
+    for name, form in forms.items():
+        dtype, dims, optional = _parsed(form)
+        tensor = given[name]
+        if tensor is None and optional:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(f"{owner}: {name} must be a tensor, {form}, got {shown(tensor)}")
+        device = device or tensor.device
+        wanted = [int(dim) if dim.isdigit() else sizes.get(dim) for dim in dims]
+        same = len(wanted) == tensor.dim() and all(
+            want in (None, got) for want, got in zip(wanted, tensor.shape, strict=True)
+        )
+        of_dtype = _DTYPES[dtype](tensor.dtype) if dtype in _DTYPES else str(tensor.dtype) == f"torch.{dtype}"
+        if not (same and of_dtype and tensor.device == device and tensor.layout is torch.strided):
+            known = "".join(f", {dim} = {sizes[dim]}" for dim in dims if dim in sizes)
+            raise ConfigError(f"{owner}: {name} is {described(tensor)}, expected {form} on {device}{known}")
+        sizes |= zip(dims, tensor.shape, strict=True)
+
+
+@cache
+def _parsed(form: str) -> tuple[str, tuple[str, ...], bool]:
+    """Return dtype, sizes by name, and whether None is allowed."""
+    needed = form.removesuffix(" or None")
+    dtype, _, dims = needed.partition(" ")
+    return dtype, tuple(dims.strip("[]").replace(",", "").split()), needed != form
