@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,6 +32,7 @@ class World:
     """Objects under attack, made when they are first asked for and again where one was closed."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder, self.numbers = folder, count()
         self.target_folder, self.draft_folder = write_target(folder / "target"), write_eagle3(folder / "draft")
         self.platform = sg.open_platform("cpu")
         self.target = sg.load_target(self.target_folder)
@@ -49,6 +53,14 @@ class World:
     @cached_property
     def caches(self) -> list[sg.KVCache]:
         return sg.allocate_caches(self.head.attention_layers, 40, 4, torch.float32, torch.device("cpu"))
+
+    @cached_property
+    def other_cache(self) -> sg.KVCache:
+        return sg.KVCache(*(torch.zeros_like(part) for part in self.caches[0]))
+
+    @cached_property
+    def sampling(self) -> sg.SamplingBuffers:
+        return sg.allocate_sampling(2, self.target.vocab_size, torch.device("cpu"))
 
     def make_drafter(self) -> sg.Drafter:
         drafter = sg.Drafter(self.head, self.caches, self.platform, self.draft_config)
@@ -92,6 +104,11 @@ class World:
             "start_positions": torch.tensor([4]), "aux_hidden": self.aux[:3].clone(),
             "block_table": torch.tensor([[1, 2, 3, 4]], dtype=torch.int32),
         }  # fmt: skip
+
+    def largest_round(self) -> dict[str, Tensor]:
+        """Return the tensors of a round of the largest batch."""
+        aux = torch.cat([self.aux[:3], self.aux[:3]])
+        return {name: torch.cat([each, each]) for name, each in self.round().items()} | {"aux_hidden": aux}
 
     def good(self, thing: str) -> list[int]:
         """Return the tokens of a known good call."""
@@ -161,6 +178,91 @@ def engine_calls(thing: str) -> list[Call]:
         call(f"{thing}.cancel", valid=lambda w: {"request_id": 99}),
         call(f"{thing}.add", use=added, valid=lambda w: {"request": w.request}),
     ]
+
+
+HEAD = (
+    "kind", "attention_layers", "hidden_size", "draft_vocab_size", "aux_layers", "aux_size", "dtype", "draft_to_target",
+    "pair_input", "projection", "combine", "forward", "logits", "weights",
+)  # fmt: skip
+ATTENTION = (
+    "name", "host_parameters", "after_advance", "forward", "named_tensors", "preferred_block_size", "cache_dtypes",
+    "supports", "supports_trees",
+)  # fmt: skip
+
+
+def changed(head: Any, **members: Any) -> SimpleNamespace:
+    """Return a head like another one, with some other members."""
+    return SimpleNamespace(**{name: getattr(head, name) for name in HEAD} | members)
+
+
+def changed_layer(world: World, fields: dict[str, Any]) -> SimpleNamespace:
+    return changed(world.head, attention_layers=[attention.AttentionLayer(**fields)])
+
+
+def drafting(
+    made: Callable[[World, dict[str, Any]], dict[str, Any]],
+) -> Callable[[World, Callable[..., Any]], Callable[..., Any]]:
+    """Make the call that drafts a round, and one of trees, with what `made` makes of its arguments."""
+
+    def use(world: World, make: Callable[..., Any]) -> Callable[..., Any]:
+        def draft(**given: Any) -> None:
+            tree = sg.DraftTree(num_steps=2, top_k=2, num_draft_tokens=4)
+            for config in (world.draft_config, replace(world.draft_config, tree=tree, debug=False)):
+                own = {"head": world.head, "caches": world.caches, "platform": world.platform, "config": config}
+                drafter = make(**own | made(world, given))
+                drafter.capture()
+                drafter.prefill(TOKENS, range(5), [1, 2, 3, 4], world.aux)
+                drafter.propose(sg.ProposeBatch(**world.round()))
+                drafter.close()
+
+        return draft
+
+    return use
+
+
+def as_text(value: Any) -> str:
+    """Return a value as a variable of the environment holds it."""
+    try:
+        return str(value).replace("\0", "").encode(errors="replace").decode()
+    except ValueError:  # too many digits
+        return "9" * 5000
+
+
+def joined_by(_: World, join: Callable[..., Any]) -> Callable[..., None]:
+    """Make the call that joins one rank by the variables that are its arguments."""
+
+    def call(**variables: Any) -> None:
+        before = dict(os.environ)
+        os.environ.update({name: as_text(value) for name, value in variables.items()}, MASTER_ADDR="127.0.0.1")
+        try:
+            join(torch.device("cpu"), 1, timeout=5.0).close()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    return call
+
+
+def alone(method: Callable[[Any], Callable[..., Any]]) -> Callable[[World, Any], Callable[..., Any]]:
+    """Make the call of a method of ranks that are one."""
+
+    def use(world: World, _: Any) -> Callable[..., Any]:
+        def call(**given: Any) -> None:
+            ranks = parallel.join_ranks(
+                torch.device("cpu"),
+                1,
+                timeout=5.0,
+                init_method=f"file://{world.folder / str(next(world.numbers))}",
+                rank=0,
+            )
+            try:
+                method(ranks)(**given)
+            finally:
+                ranks.close()
+
+        return call
+
+    return use
 
 
 SAMPLING = {"temperature": 0.5, "seed": 3}
@@ -243,6 +345,48 @@ CALLS = [
     call("join_layout", valid=lambda w: {
         "device": torch.device("cpu"), "tensor_parallel": 1, "data_parallel": 1, "expert_parallel": False,
         "timeout": 5.0, "rank": 0}),
+    call("SamplingBuffers", use=lambda w, make: lambda **kw: sg.Drafter(
+        w.head, w.caches, w.platform, replace(w.draft_config, sampled=True), sampling=make(**kw)).close(),
+        valid=lambda w: w.sampling._asdict()),
+    call("SamplingBuffers sliced", use=lambda w, _: w.sampling.sliced, valid=lambda w: {"rows": slice(0, 1)}),
+    call("DraftTokens", "none", use=lambda w, make: lambda **kw: make(**kw).clone().query_len,
+         valid=lambda w: {
+             "token_ids": torch.zeros(2, 3).long(), "probs": torch.ones(2, 3, 5), "parents": torch.zeros(2, 3).long(),
+             "confidence": torch.ones(2, 3), "dispatch": w.drafter.dispatch(1)}),
+    call("BoundTensors", use=lambda w, make: lambda **kw: make(**kw).sliced(1, 3), valid=lambda w: {
+        "number": 1, "tensors": sg.ProposeBatch(**w.largest_round()), "memory": w.drafter.round,
+        "config": w.draft_config}),
+    call("BoundTensors fields", use=lambda w, make: lambda **kw: make(
+        1, sg.ProposeBatch(**kw), w.drafter.round, w.draft_config), valid=lambda w: w.largest_round()),
+    call("BoundTensors sliced", use=lambda w, make: make(
+        1, sg.ProposeBatch(**w.largest_round()), w.drafter.round, w.draft_config).sliced,
+        valid=lambda w: {"num_requests": 1, "query_len": 3}),
+    call("ProposeBatch join", use=lambda w, make: lambda **kw: make(**kw).join(0, torch.tensor(3), w.aux[0]),
+         valid=lambda w: w.round()),
+    call("Drafter head", "none", use=drafting(lambda w, members: {"head": SimpleNamespace(**members)}),
+         valid=lambda w: {name: getattr(w.head, name) for name in HEAD}),
+    call("Drafter attention", "none", use=drafting(lambda w, members: {"attention": SimpleNamespace(**members)}),
+         valid=lambda w: {name: getattr(sg.PagedAttention(), name) for name in ATTENTION}),
+    call("Drafter layer", "none", use=drafting(lambda w, fields: {"head": changed_layer(w, fields)}), valid=lambda w: {
+        field.name: getattr(w.head.attention_layers[0], field.name)
+        for field in dataclasses.fields(attention.AttentionLayer)}),
+    call("Drafter two caches", use=lambda w, make: lambda **kw: make(
+        changed(w.head, attention_layers=2 * w.head.attention_layers), [*kw.values()], w.platform, w.draft_config
+        ).close(),
+        valid=lambda w: {"one": w.caches[0], "other": w.other_cache}),
+    call("open_platform variables", "integer", "number", "none", "bool", use=lambda w, make: lambda **kw: make(
+        environ={name: as_text(value) for name, value in kw.items()}),
+        valid=lambda w: {"SPECGRAPH_PLATFORM": "cpu", "LOCAL_RANK": "0"}),
+    call("join_ranks variables", "integer", "number", "none", "bool", use=joined_by, valid=lambda w: {
+        "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}),
+    call("Ranks exchange", use=alone(lambda ranks: ranks.exchange), valid=lambda w: {"what": "a", "values": [1, 2]}),
+    call("Ranks same", use=alone(lambda ranks: ranks.same), valid=lambda w: {"what": "a", "values": {"a": 1}}),
+    call("Ranks smallest", use=alone(lambda ranks: ranks.smallest), valid=lambda w: {"what": "a", "value": 2}),
+    call("ContextParallel", valid=lambda w: {"rank": 0, "size": 2, "group": "a", "gathers_heads": False}),
+    call("ExpertParallel", valid=lambda w: {
+        "rank": 0, "size": 2, "group": "a", "data_rank": 0, "data_size": 1, "data_group": ""}),
+    call("TensorParallel", "none", valid=lambda w: {
+        "rank": 0, "size": 1, "group": "", "experts": None, "context": None}),
     call("Drafter KVCache", use=lambda w, make: lambda key, value: make(
         w.head, [sg.KVCache(key, value)], w.platform, w.draft_config).close(),
          valid=lambda w: w.caches[0]._asdict()),

@@ -15,6 +15,7 @@ from specgraph.capture import Fingerprint, fingerprint
 from specgraph.draft.batch_checks import check_shapes, check_types, refuse_sampling
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.round import ProposeBatch, RoundBuffers
+from specgraph.ops.tensor_forms import check_forms
 from specgraph.validation import Count, Requests, Tokens, checked
 
 
@@ -41,6 +42,7 @@ class BoundTensors:
         self.number = number
         sampled, largest = config.keeps_draft_probs, memory.sliced(config.max_num_requests, config.query_len)
         check_shapes("bind", tensors, largest, sampled, dtypes=True)
+        check_forms("bind", {"num_sampled": tensors.num_sampled}, {"num_sampled": "int32 [R]"}, written=True)
         self._of = tensors if sampled else replace(tensors, temperature=None, seeds=None)
         self._named = {
             f"bound {number}.{field.name}": value

@@ -12,7 +12,7 @@ from specgraph.attention import AttentionBackend, AttentionLayer, KVCache
 from specgraph.draft.config import DraftConfig
 from specgraph.errors import ConfigError
 from specgraph.models.protocol import Head
-from specgraph.ops.tensor_forms import described
+from specgraph.ops.tensor_forms import described, dimensions, repeats
 
 
 def check_caches(
@@ -93,31 +93,13 @@ def _check_apart(layers: Sequence[AttentionLayer], caches: Sequence[KVCache]) ->
             )
 
 
-def _dimensions(tensor: Tensor) -> list[tuple[int, int]]:
-    """Return (stride in bytes, size) of each dimension in which a tensor has more than one element, and of the bytes of
-    an element."""
-    size = tensor.element_size()
-    own = [(stride * size, count) for stride, count in zip(tensor.stride(), tensor.shape, strict=True)]
-    return [(stride, count) for stride, count in (*own, (1, size)) if count > 1]
-
-
-def repeats(tensor: Tensor) -> bool:
-    """Return whether a dimension is not beyond those of smaller strides, so that elements share memory."""
-    reach = 0
-    for stride, count in sorted(_dimensions(tensor)):
-        if stride <= reach:
-            return True
-        reach += stride * (count - 1)
-    return False
-
-
 def overlap(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have a common byte; views of one memory may lie between each other."""
     limits: dict[int, tuple[int, int]] = {}
-    for stride, count in _dimensions(one):
+    for stride, count in dimensions(one):
         least, most = limits.get(stride, (0, 0))
         limits[stride] = least, most + count - 1
-    for stride, count in _dimensions(other):
+    for stride, count in dimensions(other):
         least, most = limits.get(stride, (0, 0))
         limits[stride] = least - (count - 1), most
     limits.pop(0, None)

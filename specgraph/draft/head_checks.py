@@ -188,9 +188,10 @@ class _HeadCheck:
         name = f"{self.name}.{what}"
         if not isinstance(tensor, Tensor):
             raise ConfigError(f"{name} is a {type(tensor).__name__}; expected a tensor {list(shape)}")
-        if tuple(tensor.shape) != shape or (dtype is not None and tensor.dtype != dtype):
-            wanted = "" if dtype is None else f" {dtype}"
-            raise ConfigError(f"{name} is {list(tensor.shape)} {tensor.dtype}; expected {list(shape)}{wanted}")
+        is_plain = tensor.layout is torch.strided
+        if tuple(tensor.shape) != shape or not is_plain or (dtype is not None and tensor.dtype != dtype):
+            wanted, layout = "" if dtype is None else f" {dtype}", "" if is_plain else f" {tensor.layout}"
+            raise ConfigError(f"{name} is {list(tensor.shape)} {tensor.dtype}{layout}; expected {list(shape)}{wanted}")
         if tensor.device.type != self.device.type:
             raise ConfigError(f"{name} is on {tensor.device}; the platform's device is {self.device}")
 

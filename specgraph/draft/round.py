@@ -24,6 +24,17 @@ def has_states(tensor: Tensor) -> bool:
     return has_rows(tensor) and (tensor.is_floating_point() or tensor.numel() == 0)
 
 
+_ROUND = {
+    "sampled_token_ids": "integers [n, query_len]",
+    "num_sampled": "integers [n]",
+    "start_positions": "integers [n]",
+    "aux_hidden": "any [rows, aux_size]",
+    "block_table": "integers [n, blocks]",
+    "temperature": "floats [n] or None",
+    "seeds": "integers [n] or None",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeBatch:
     """The end of the target's round for n requests, on the drafter's device: query_len = K + 1 rows per request for
@@ -73,9 +84,15 @@ class ProposeBatch:
                 row. None only where `self.aux_hidden` has no columns: in a target's round without a drafter.
 
         Raises:
-            ConfigError: this batch has no such row, or the hidden state is missing or of another shape; nothing was
-                written.
+            ConfigError: this batch has no such row, or tensors of other shapes than its fields say, or the hidden state
+                is missing or of another shape; nothing was written.
         """
+        check_forms("join", {field.name: getattr(self, field.name) for field in fields(self)}, _ROUND, written=True)
+        if self.aux_hidden.shape[0] != self.num_requests * self.query_len:
+            raise ConfigError(
+                f"join: aux_hidden is {described(self.aux_hidden)}, expected a row for each of "
+                f"{self.num_requests} x {self.query_len} sampled_token_ids"
+            )
         if not 0 <= row < self.num_requests:
             raise ConfigError(f"join: row {row} of a batch of {self.num_requests} requests: call inputs() with more")
         if aux_hidden is None and self.aux_hidden.shape[1]:

@@ -46,7 +46,7 @@ class SamplingBuffers(ops.SamplingParameters):
             made = super().__new__(cls, *args, **fields)
         except TypeError as error:
             raise ConfigError(f"SamplingBuffers: {first_line(error)}; it takes {', '.join(_FORMS)}") from None
-        check_forms("SamplingBuffers", made._asdict(), _FORMS)
+        check_forms("SamplingBuffers", made._asdict(), _FORMS, written=True)
         return made
 
     def named_tensors(self) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _DTYPES: Mapping[str, Callable[[torch.dtype], bool]] = {
     "integers": lambda dtype: dtype in INTEGERS,
     "floats": lambda dtype: dtype.is_floating_point,
+    "any": lambda dtype: True,
 }
 
 
@@ -30,7 +31,25 @@ def described(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} {tensor.dtype}{layout} on {tensor.device}"
 
 
-def check_forms(owner: str, given: Mapping[str, Any], forms: Mapping[str, str]) -> None:
+def dimensions(tensor: Tensor) -> list[tuple[int, int]]:
+    """Return (stride in bytes, size) of each dimension in which a tensor has more than one element, and of the bytes of
+    an element."""
+    size = tensor.element_size()
+    own = [(stride * size, count) for stride, count in zip(tensor.stride(), tensor.shape, strict=True)]
+    return [(stride, count) for stride, count in (*own, (1, size)) if count > 1]
+
+
+def repeats(tensor: Tensor) -> bool:
+    """Return whether a dimension is not beyond those of smaller strides, so that elements share memory."""
+    reach = 0
+    for stride, count in sorted(dimensions(tensor)):
+        if stride <= reach:
+            return True
+        reach += stride * (count - 1)
+    return False
+
+
+def check_forms(owner: str, given: Mapping[str, Any], forms: Mapping[str, str], written: bool = False) -> None:
     """Check the tensors of one object, which are all on one device.
 
     Args:
@@ -38,6 +57,7 @@ def check_forms(owner: str, given: Mapping[str, Any], forms: Mapping[str, str]) 
         given: at least what `forms` names.
         forms: by name, such as "float32 [R, vocab] or None", "integers [n]" or "floats [rows, 8]". A size of one name
             is the same in all tensors.
+        written: they are written, so that none may have elements that share memory.
 
     Raises:
         ConfigError: naming the first tensor of another form.
@@ -60,6 +80,11 @@ def check_forms(owner: str, given: Mapping[str, Any], forms: Mapping[str, str]) 
         if not (same and of_dtype and tensor.device == device and tensor.layout is torch.strided):
             known = "".join(f", {dim} = {sizes[dim]}" for dim in dims if dim in sizes)
             raise ConfigError(f"{owner}: {name} is {described(tensor)}, expected {form} on {device}{known}")
+        if written and repeats(tensor):
+            raise ConfigError(
+                f"{owner}: {name} has strides {tensor.stride()}, by which several of its elements share memory: give "
+                "one that has memory for each, such as a clone"
+            )
         sizes |= zip(dims, tensor.shape, strict=True)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from specgraph.errors import RankError, first_line
+from specgraph.errors import ConfigError, RankError, first_line
 from specgraph.parallel.split import WHOLE, TensorParallel
+from specgraph.validation import checked
 
 _dist: Any = torch.distributed
 """Without the types of torch, of which some are private or marked deprecated in some versions."""
@@ -23,6 +24,7 @@ _HEADER = 224
 """Bytes of an exchange between hosts that say which exchange it is."""
 _PAYLOAD, _DATA = 136, 16384
 """Bytes that every exchange carries besides: for integers, and on the CPU for tensors."""
+_MOST_VALUES = 16
 _FAILED = "failed: "
 """Begins the label of a rank that can't go on."""
 _GRACE_S, _LOOK_S = 5.0, 0.02
@@ -69,6 +71,7 @@ class Ranks:
         """This rank's share of a model that all these ranks split."""
         return TensorParallel(self.rank, self.size, self.name) if self.size > 1 else WHOLE
 
+    @checked
     def exchange(self, what: str, values: Sequence[int] = ()) -> list[list[int]]:
         """Return every rank's `values`, by rank. All ranks must be at the same exchange: `what` is compared too.
 
@@ -77,8 +80,11 @@ class Ranks:
             values: at most 16 integers, as many on every rank.
 
         Raises:
+            ConfigError: more values, or others than integers.
             RankError: another rank is at another exchange, failed, ended, or did not come within `timeout`.
         """
+        if len(values) > _MOST_VALUES:
+            raise ConfigError(f"exchange: {len(values)} values: an exchange carries at most {_MOST_VALUES}")
         numbers = torch.tensor([len(values), *values], dtype=torch.int64)
         return [each[1 : 1 + each[0]] for each in self._gather(what, numbers).tolist()]
 
@@ -177,6 +183,7 @@ class Ranks:
             own = self.members[self.rank]
             raise RankError(f"rank {own} waited at {what}: {self._absent(what)}. {_reason(error)}") from error
 
+    @checked
     def same(self, what: str, values: Mapping[str, object]) -> None:
         """Compare a configuration over the ranks; RankError where it differs (every rank names the first key that does,
         with the values of two ranks), or a rank did not come within `timeout`.
@@ -194,6 +201,7 @@ class Ranks:
                         everywhere=True,
                     )
 
+    @checked
     def smallest(self, what: str, value: int) -> int:
         """Return the smallest `value` over the ranks."""
         return min(values[0] for values in self.exchange(what, [value]))

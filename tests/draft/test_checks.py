@@ -368,7 +368,7 @@ def test_caches_that_share_memory(layers, make_cache, message):
 
 @pytest.mark.parametrize("dim", range(5))
 def test_caches_that_lie_between_each_other_in_one_memory(dim):
-    """As engines keep them: keys beside values, in a block, in a token or in a head, and all layers in one memory."""
+    """Engines keep keys beside values, in a block, in a token or in a head, and all layers in one memory."""
 
     def between(shape):
         parts = torch.zeros(*shape[:dim], 4, *shape[dim:]).unbind(dim)
@@ -381,7 +381,7 @@ def test_caches_that_lie_between_each_other_in_one_memory(dim):
 @given(st.data())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_memory_that_tensors_share_is_found_exactly(data):
-    """Against the elements that each of them has, counted one by one."""
+    """The oracle counts the elements of each one by one."""
     memory, views = torch.zeros(400), []
     for _ in range(2):
         shape = data.draw(st.lists(st.integers(1, 3), min_size=2, max_size=3))
