@@ -382,6 +382,7 @@ CALLS = [
     call("Ranks exchange", use=alone(lambda ranks: ranks.exchange), valid=lambda w: {"what": "a", "values": [1, 2]}),
     call("Ranks same", use=alone(lambda ranks: ranks.same), valid=lambda w: {"what": "a", "values": {"a": 1}}),
     call("Ranks smallest", use=alone(lambda ranks: ranks.smallest), valid=lambda w: {"what": "a", "value": 2}),
+    call("Ranks part", use=alone(lambda ranks: ranks.part), valid=lambda w: {"what": "a", "groups": [[0]]}),
     call("ContextParallel", valid=lambda w: {"rank": 0, "size": 2, "group": "a", "gathers_heads": False}),
     call("ExpertParallel", valid=lambda w: {
         "rank": 0, "size": 2, "group": "a", "data_rank": 0, "data_size": 1, "data_group": ""}),

@@ -30,7 +30,7 @@ def test_readme_has_both_examples():
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_block_runs(block, capsys, monkeypatch):
+def test_block_runs(block, capsys, caplog, monkeypatch):
     monkeypatch.delenv("SPECGRAPH_PLATFORM", raising=False)
     names = {}
     exec(compile(block, str(README), "exec"), names)
@@ -38,6 +38,8 @@ def test_block_runs(block, capsys, monkeypatch):
         assert names["generator"].decoder.metrics.mean_acceptance_length > 1.5
     if "MyHead" in names:
         assert tuple(names["drafter"].propose(names["batch"]).token_ids.shape) == (1, 3)
+        assert all(layer.rotary is not None for layer in names["head"].attention_layers)
+    assert not [record.message for record in caplog.records if record.levelname == "WARNING"]
     if "tokens" in names:
         assert tuple(names["tokens"].shape) == (1, 4)
 

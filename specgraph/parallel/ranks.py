@@ -206,10 +206,13 @@ class Ranks:
         """Return the smallest `value` over the ranks."""
         return min(values[0] for values in self.exchange(what, [value]))
 
+    @checked
     def part(self, what: str, groups: Sequence[Sequence[int]]) -> Ranks:
         """Return the group that this rank is in, named after `what`. All ranks call it with the same groups, numbers of
-        these ranks, which hold each rank once.
+        these ranks, which hold each rank once: ConfigError for others.
         """
+        if sorted(rank for members in groups for rank in members) != [*range(self.size)]:
+            raise ConfigError(f"part: groups of {self.size} ranks hold each of 0 to {self.size - 1} once")
         found: Ranks | None = None
         for members in groups:
             numbers = [self.members[rank] for rank in members]
@@ -221,7 +224,7 @@ class Ranks:
                 found = Ranks(
                     name, place, len(numbers), group, host, store, self.timeout, self.compares, False, tuple(numbers)
                 )
-        assert found is not None, f"rank {self.rank} is in none of {groups}"
+        assert found is not None, "it is in one of them"
         self.parts.append(found)
         JOINED[found.name] = found
         found.exchange("the first exchange")

@@ -21,6 +21,11 @@ class Share:
 Place = Annotated[int, Range(0)]
 
 
+def _check_place(what: str, rank: int, size: int) -> None:
+    if rank >= size:
+        raise ConfigError(f"{what}: rank {rank} of {size}; their ranks are 0 to {size - 1}")
+
+
 @checked_fields
 @dataclass(frozen=True, slots=True)
 class ExpertParallel:
@@ -40,6 +45,10 @@ class ExpertParallel:
     data_group: str = ""
     """Their name."""
 
+    def __post_init__(self) -> None:
+        _check_place("ExpertParallel", self.rank, self.size)
+        _check_place("ExpertParallel, data parallel", self.data_rank, self.data_size)
+
     def part(self, num_experts: int) -> tuple[int, int]:
         """(begin, end) of this rank's experts; `num_experts` is a multiple of `size`."""
         each = num_experts // self.size
@@ -57,6 +66,9 @@ class ContextParallel:
     """The name of their process group; all of them hold the same KV heads."""
     gathers_heads: bool = False
     """Each rank has query heads of its own, and attends with those of all ranks."""
+
+    def __post_init__(self) -> None:
+        _check_place("ContextParallel", self.rank, self.size)
 
 
 @checked_fields
@@ -78,6 +90,9 @@ class TensorParallel:
     """The ranks that hold whole experts; not only those that split the other matrices where ranks are data parallel."""
     context: ContextParallel | None = None
     """The ranks that share the keys of every request with this one; None where each rank has them all."""
+
+    def __post_init__(self) -> None:
+        _check_place("TensorParallel", self.rank, self.size)
 
     def part(self, total: int) -> tuple[int, int]:
         """Return (begin, end) of this rank's part of `total` equal things; `total` is a multiple of `size`."""

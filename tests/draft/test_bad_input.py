@@ -15,7 +15,7 @@ from specgraph.capture import resolve
 from specgraph.device import no
 from specgraph.device.cpu import CpuPlatform
 from specgraph.device.cpu.platform import CAPABILITIES
-from specgraph.draft import DraftConfig, Drafter, allocate_sampling
+from specgraph.draft import DraftConfig, Drafter, SamplingBuffers, allocate_sampling
 from specgraph.engine.load import load_generator
 from specgraph.errors import CapacityError, CaptureError, ConfigError, UnsupportedError
 
@@ -146,6 +146,25 @@ def test_sampling_of_other_sizes():
         sampling = allocate_sampling(requests, vocab, torch.device("cpu"))
         with pytest.raises(ConfigError, match=f"sampling is for {requests} requests and {vocab} tokens, the drafter's"):
             Drafter(head, drafter.caches, drafter.platform, drafter.config, sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bias": torch.zeros(2)}, r"bias is \[2\] torch.float32 on cpu, expected float32 \[R, vocab\] on cpu, R = 2"),
+        ({"bias": torch.zeros(3, VOCAB)}, r"bias is \[3, \d+\] .* R = 2"),
+        ({"output_counts": torch.zeros(2, VOCAB).long()}, r"output_counts is .* torch.int64 .*, expected int32"),
+        ({"in_prompt": torch.zeros(2, VOCAB + 1).bool()}, f"in_prompt is .* vocab = {VOCAB}"),
+        ({"min_p": torch.zeros(2, device="meta")}, r"min_p is .* on meta, expected float32 \[R\] on cpu"),
+        ({"top_k": [0, 0]}, r"top_k must be a tensor, int64 \[R\], got a list"),
+        ({"top_p": torch.ones(1).expand(2)}, r"top_p has strides \(0,\), by which several of its elements share"),
+        ({"top_q": torch.ones(2)}, "unexpected keyword argument 'top_q'; it takes top_k, top_p"),
+    ],
+)
+def test_sampling_buffers_made_by_hand(change, message):
+    own = allocate_sampling(2, VOCAB, torch.device("cpu"))._asdict()
+    with pytest.raises(ConfigError, match=f"SamplingBuffers: .*{message}"):
+        SamplingBuffers(**own | change)
 
 
 def test_passes_that_the_platform_can_t_run():
