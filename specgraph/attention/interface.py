@@ -57,11 +57,6 @@ class AttentionLayer:
         given = {"rotary": self.rotary, "sinks": self.sinks}
         forms = {"rotary": "floats [max_positions, rotary_dim] or None", "sinks": f"floats [{self.num_heads}] or None"}
         check_forms("AttentionLayer", given, forms)
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                f"AttentionLayer: {self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly: give "
-                "a multiple of num_kv_heads"
-            )
         columns = 0 if self.rotary is None else self.rotary.shape[1]
         if columns > self.head_dim or columns % 2:
             raise ConfigError(

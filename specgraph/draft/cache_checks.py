@@ -27,7 +27,7 @@ def check_caches(
         raise ConfigError(f"the drafter has {len(layers)} attention layer(s), got {len(caches)} KV caches")
     dtypes = (head.dtype, *(getattr(attention, "cache_dtypes", None) or ()))
     for layer, cache in zip(layers, caches, strict=True):
-        _check_rotary(layer, config, device)
+        _check_layer(layer, config, device)
         wanted = (config.block_size // layer.context_size, layer.num_kv_heads, layer.head_dim)
         for name, tensor in cache._asdict().items():
             _check_cache(f"the drafter's {name} cache", tensor, wanted, device)
@@ -49,11 +49,16 @@ def check_caches(
     _check_apart(layers, caches)
 
 
-def _check_rotary(layer: AttentionLayer, config: DraftConfig, device: torch.device) -> None:
+def _check_layer(layer: AttentionLayer, config: DraftConfig, device: torch.device) -> None:
     if layer.rotary is not None and layer.rotary.shape[0] < config.max_model_len:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, and the drafter was loaded for {layer.rotary.shape[0]} "
             "positions (its target's max_model_len)"
+        )
+    if layer.num_heads % layer.num_kv_heads:
+        raise ConfigError(
+            f"an attention layer of the drafter has {layer.num_heads} query heads, which cannot share "
+            f"{layer.num_kv_heads} KV heads evenly"
         )
     for name, tensor in (("rotary", layer.rotary), ("sinks", layer.sinks)):
         if tensor is not None and tensor.device.type != device.type:

@@ -306,12 +306,20 @@ def test_the_examples_have_rotation(caplog):
         ({"rotary": torch.ones(48, 990)}, "rotary has 990 columns"),
         ({"rotary": torch.ones(48, 8), "no_rotary": True}, "rotary is given, and no_rotary says that there is none"),
         ({"sinks": torch.ones(3)}, r"sinks is \[3\] .* expected floats \[4\] or None"),
-        ({"num_kv_heads": 3}, "4 query heads cannot share 3 KV heads evenly"),
     ],
 )
 def test_an_attention_layer_that_cannot_be(change, message):
     with pytest.raises(ConfigError, match=f"AttentionLayer: {message}"):
         AttentionLayer(**{"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "scale": 1.0} | change)
+
+
+def test_query_heads_that_cannot_share_kv_heads():
+    (layer,) = HEAD.attention_layers
+    odd = replace(layer, num_kv_heads=layer.num_heads + 1)
+    with pytest.raises(
+        ConfigError, match=rf"{layer.num_heads} query heads, which cannot share {odd.num_kv_heads} KV heads"
+    ):
+        make(Changed(HEAD, attention_layers=[odd]))
 
 
 def cache(blocks, layers, make_cache):
