@@ -236,6 +236,16 @@ def test_a_first_round_behind_a_prompt_that_was_never_given_to_prefill():
     engine.propose()
 
 
+def test_made_up_rounds_of_a_start_up_are_not_looked_at():
+    engine = Engine()
+    engine.grow(0, 30)
+    engine.starts[0], engine.counts[0] = 12, 2
+    with engine.drafter.unchecked():
+        engine.propose()
+    with pytest.raises(ConfigError, match="never wrote the key of position 0"):
+        engine.propose()
+
+
 @pytest.mark.parametrize(("block", "shown"), [(0, 0), (-1, -1), (NUM_BLOCKS, NUM_BLOCKS)])
 def test_a_prefill_into_a_block_that_no_request_owns(block, shown):
     engine = Engine()
