@@ -234,15 +234,6 @@ class Drafter(ModelRunner):
         finally:
             self.refusal = ""
 
-    @contextmanager
-    def unchecked(self) -> Generator[None]:
-        """Leave out the checks of `DraftConfig.debug` in the block: for made-up rounds, whose prompts nobody wrote."""
-        history, self._history = self._history, None
-        try:
-            yield
-        finally:
-            self._history = history
-
     @one_call
     @checked
     def dispatch(self, num_requests: int, query_len: int | None = None) -> Dispatch:
@@ -253,6 +244,15 @@ class Drafter(ModelRunner):
             ConfigError: no K of this drafter makes rounds of `query_len` rows per request.
         """
         return self._passes.find(num_requests, query_len).drafts.dispatch
+
+    @contextmanager
+    def unchecked(self) -> Generator[None]:
+        """Leave out the checks of `DraftConfig.debug` in the block: for made-up rounds, whose prompts nobody wrote."""
+        history, self._history = self._history, None
+        try:
+            yield
+        finally:
+            self._history = history
 
     @one_call
     def prefill(
