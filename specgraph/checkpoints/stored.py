@@ -2,13 +2,12 @@
 
 A GGUF file is read as the folder that it was made from. Layouts of folders: `model.safetensors`; shards named by
 `model.safetensors.index.json`; any other lone `*.safetensors`; and `pytorch_model.bin` (several published EAGLE heads
-have nothing else), read with `weights_only`.
+have nothing else), whose pickle is not run.
 """
 
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from specgraph.checkpoints.files import checked_file, exists, listed, read_json, shown
 from specgraph.checkpoints.gguf_file import ROTATION, GgufTensor, is_gguf, open_gguf
+from specgraph.checkpoints.pickled import NotPlain, PickledTensor, pickled_tensors
 from specgraph.errors import CheckpointError, first_line
 from specgraph.parallel import Share
 
@@ -87,9 +87,10 @@ def _indexed_tensors(index: Path) -> dict[str, StoredTensor]:
         if absent := mapped - found.keys():
             first = f"{shown(min(absent))} ({len(absent)} such)"
             raise CheckpointError(f"{index} says {shard} holds {first}, it does not")
-        if unnamed := found.keys() - mapped:
-            raise CheckpointError(f"{path} holds {shown(min(unnamed))}, which {_INDEX} does not name; fetch both again")
-        tensors |= found
+        if twice := sorted(found.keys() & tensors.keys()):
+            other = tensors[twice[0]].file.name
+            raise CheckpointError(f"{path} holds {shown(twice[0])}, and so does {other}; keep the one of the index")
+        tensors |= found  # those that the index does not name too, as transformers and vLLM read them
     return tensors
 
 
@@ -134,24 +135,18 @@ def part_of(source: Any, share: Share) -> Tensor:
 
 def _pickled_tensors(path: Path) -> dict[str, StoredTensor]:
     checked_file(path)
-    if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"{path} is truncated or not a zip archive of tensors; convert it to safetensors")
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # a hostile pickle raises anything; torch's advice to trust the file is not passed on
-        raise CheckpointError(
-            f"{path} is truncated, or holds more than plain tensors ({type(error).__name__}); convert it to safetensors"
-        ) from error
-    if not isinstance(loaded, dict):
-        raise CheckpointError(f"{path} should hold a mapping of names to tensors, holds {type(loaded).__name__}")
+        tensors = pickled_tensors(path)
+    except NotPlain as error:
+        problem = f"holds more than plain tensors: {first_line(error)}"
+        raise CheckpointError(f"{path} {problem}; convert it to safetensors") from None
+    except Exception as error:  # a hostile archive raises anything
+        problem = f"is truncated, or not a zip archive of tensors ({type(error).__name__})"
+        raise CheckpointError(f"{path} {problem}; convert it to safetensors") from error
 
-    def read(tensor: Tensor, share: Share | None) -> Tensor:
-        return tensor.detach() if share is None else part_of(tensor.detach(), share)
+    def read(tensor: PickledTensor, share: Share | None) -> Tensor:
+        return tensor.read() if share is None else part_of(tensor.read(), share)
 
-    tensors: dict[str, StoredTensor] = {}
-    for name, tensor in loaded.items():
-        plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
-        if not isinstance(name, str) or not plain:
-            raise CheckpointError(f"{path} should map names to plain tensors; {shown(name)} is {type(tensor).__name__}")
-        tensors[name] = StoredTensor(path, tuple(tensor.shape), str(tensor.dtype), partial(read, tensor))
-    return tensors
+    return {
+        name: StoredTensor(path, each.shape, str(each.dtype), partial(read, each)) for name, each in tensors.items()
+    }
