@@ -65,6 +65,19 @@ _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
 ROTATION = "rope_freqs.weight"
 """The divisors of frequencies, one per rotated pair: Llama 3's scaling, computed when the file was made."""
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_KINDS: tuple[tuple[str, str, tuple[type, ...], bool], ...] = (
+    (r"general\.architecture|tokenizer\.ggml\.(model|pre)|tokenizer\.chat_template(\..*)?", "text", (str,), False),
+    (r"general\.alignment|split\.count|tokenizer\.ggml\..*_token_id", "an integer", (int,), False),
+    (r"tokenizer\.ggml\.add_.*", "true or false", (bool,), False),
+    (r"tokenizer\.ggml\.(tokens|merges)|tokenizer\.chat_templates", "a list of texts", (str,), True),
+    (r"tokenizer\.ggml\.token_type", "a list of integers", (int,), True),
+    (r"tokenizer\.ggml\.scores", "a list of numbers", (int, float), True),
+)
+"""Pattern of keys -> the values that they may have: their name, their types, and whether they are in a list. Other keys
+become those of config.json, whose reader checks them."""
+HEADER_LIMIT = 64 << 20
+"""Bytes of the header, where the values of keys are. The largest that is published has about 16 MB."""
+_MOST_EXPERTS = 4096
 _NUMBERS = {0: "B", 1: "b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "?", 10: "<Q", 11: "<q", 12: "<d"}
 """Number of a value's type -> its format; 8 is a string, 9 an array."""
 
@@ -173,7 +186,7 @@ class GgufFile:
         tokens = self._tokens()
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
             index = self.values.get(f"tokenizer.ggml.{key}_token_id")
-            if type(index) is int and 0 <= index < len(tokens):
+            if index is not None and 0 <= index < len(tokens):
                 found[f"{name}_token"] = tokens[index]
         return found | {"chat_template": self.values.get("tokenizer.chat_template")}
 
@@ -222,17 +235,20 @@ class _Reader:
         self.data, self.place = data, 0
 
     def number(self, form: str) -> Any:
-        (value,) = struct.unpack_from(form, self.data, self.place)
-        self.place += struct.calcsize(form)
+        (value,) = struct.unpack_from(form, self.data, self.skip(struct.calcsize(form)))
         return value
+
+    def skip(self, length: int) -> int:
+        """Return the place, and move it on by so many bytes, which the header has."""
+        place, self.place = self.place, self.place + length
+        if self.place > min(len(self.data), HEADER_LIMIT):
+            raise ValueError(f"{length} bytes go beyond its end, or beyond the {HEADER_LIMIT} that a header may have")
+        return place
 
     def string(self) -> str:
         length = self.number("<Q")
-        text = self.data[self.place : self.place + length]
-        if len(text) < length:
-            raise ValueError(f"a string of {length} bytes goes beyond its end")
-        self.place += length
-        return text.decode()
+        place = self.skip(length)
+        return self.data[place : place + length].decode()
 
     def value(self, kind: int) -> Any:
         """Return the next value of a type."""
@@ -244,9 +260,16 @@ class _Reader:
         if of == 8:
             return [self.string() for _ in range(count)]
         form = _NUMBERS[of].lstrip("<")
-        values = struct.unpack_from(f"<{count}{form}", self.data, self.place)
-        self.place += count * struct.calcsize(form)
-        return list(values)
+        return list(struct.unpack_from(f"<{count}{form}", self.data, self.skip(count * struct.calcsize(form))))
+
+
+def _check_kind(path: Path, key: str, value: Any) -> None:
+    """Raise CheckpointError for a key that is read here, if its value is of another type."""
+    for pattern, what, types, listed in _KINDS:
+        if re.fullmatch(pattern, key):
+            items: list[Any] = value if isinstance(value, list) else [value]
+            if isinstance(value, list) != listed or not {*map(type, items)} <= {*types}:
+                raise CheckpointError(f"{path}: '{key}' should be {what}, is {shown(value)}; fetch it again")
 
 
 def _parse(path: Path, reader: _Reader) -> GgufFile:
@@ -260,6 +283,7 @@ def _parse(path: Path, reader: _Reader) -> GgufFile:
     for _ in range(num_keys):
         key = reader.string()
         values[key] = reader.value(reader.number("<I"))
+        _check_kind(path, key, values[key])
     architecture = values.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise CheckpointError(
@@ -275,7 +299,7 @@ def _parse(path: Path, reader: _Reader) -> GgufFile:
             raise ValueError(f"tensor {shown(name)} has shape {shown(list(shape))}")
         entries.append((name, shape, reader.number("<I"), reader.number("<Q")))
     alignment = values.get("general.alignment", 32)
-    if type(alignment) is not int or alignment < 1:
+    if alignment < 1:
         raise ValueError(f"'general.alignment' is {shown(alignment)}")
     begin = -(-reader.place // alignment) * alignment
     tensors: dict[str, GgufTensor] = {}
@@ -304,6 +328,8 @@ def _named(name: str, tensor: GgufTensor, values: Mapping[str, Any]) -> Iterator
     prefix = "" if block is None else f"model.layers.{block}."
     if (experts := _EXPERTS.fullmatch(part)) and len(tensor.shape) == 3:
         count, rows, columns = tensor.shape
+        if count > _MOST_EXPERTS:
+            raise ValueError(f"tensor {shown(name)} has {count} experts")
         size = rows * _row_bytes(columns, tensor.kind)
         for i in range(count):
             one = GgufTensor(tensor.path, tensor.begin + i * size, (rows, columns), tensor.kind)
