@@ -191,8 +191,8 @@ def load_models(
     """Load a target and its drafter, choose attention for both, and the size of their KV caches by the memory left.
 
     Options are checked before weights are read. Where they name no max_model_len and not even one request of the
-    target's maximum fits, the models are shortened to the length that does, so that their rotary tables have no more
-    rows than positions are used; attention is then chosen again, as a window may be gone.
+    target's maximum fits, the models are shortened to the length that does; attention is then chosen again, as a window
+    may be gone. Rotary tables are made afterwards, with no more rows than positions are used.
 
     Raises:
         CheckpointError: a folder cannot be loaded.
@@ -235,17 +235,21 @@ def load_models(
     if layout is not None:  # all ranks must have the same blocks
         memory = layout.ranks.smallest("the size of the KV cache", memory)
     while True:
+        shapes = [layer for m in decoders for layer in m.attention_shapes()]
+        tables = {id(table): table.shape[1] * table.itemsize for layer in shapes if (table := layer.rotary) is not None}
+        # A table's row is smaller than a token's keys and values: of a length that fits in half, both fit.
+        left = max(memory - sum(tables.values()) * model.max_model_len, memory // 2)
         attention = choose_attention(
             options.attention,
             platform,
-            [layer for m in decoders for layer in m.attention_layers],
+            shapes,
             model.dtype,
             options.block_size,
             tree is not None,
             cache_dtype(options.kv_cache_dtype, model.dtype),
         )
         kv_bytes = sum(
-            bytes_per_token(m.attention_layers, cache_dtype(options.kv_cache_dtype, m.dtype))
+            bytes_per_token(m.attention_shapes(), cache_dtype(options.kv_cache_dtype, m.dtype))
             for m in (model, head)
             if m is not None
         )
@@ -256,7 +260,7 @@ def load_models(
             block_size=attention.block_size,
             max_model_len=model.max_model_len,
             max_num_requests=options.max_num_requests,
-            memory=int(options.kv_memory * GIB) if options.kv_memory is not None else memory or None,
+            memory=int(options.kv_memory * GIB) if options.kv_memory is not None else left or None,
             num_blocks=options.num_blocks,
             may_shorten=length is None,
             scratch_tokens=0 if tree is None else tree.scratch_tokens,

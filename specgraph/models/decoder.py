@@ -44,12 +44,24 @@ class DecoderModel:
         self.output_norm, self._causal = output_norm, causal
         self.hidden_size, self.dtype = sizes.hidden_size, embed_tokens.dtype
         self.tensor_parallel = sizes.tensor_parallel
-        self.attention_layers = self._attention_layers()
+        self._attention_layers: tuple[AttentionLayer, ...] | None = None
 
-    def _attention_layers(self) -> tuple[AttentionLayer, ...]:
-        """Return the attention shape of each layer; layers of one rotation share its table."""
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        """Return each layer's attention. The rotary tables are made at the first use: a model that is shortened before
+        never has longer ones."""
+        if self._attention_layers is None:
+            self._attention_layers = self.attention_shapes(self.sizes.max_position_embeddings)
+        return self._attention_layers
+
+    @attention_layers.setter
+    def attention_layers(self, layers: Sequence[AttentionLayer]) -> None:
+        self._attention_layers = tuple(layers)
+
+    def attention_shapes(self, positions: int = 0) -> tuple[AttentionLayer, ...]:
+        """Return the attention of each layer, with tables of so many rows; layers of one rotation share its table."""
         sizes, device = self.sizes, self.embed_tokens.device
-        positions, dim = sizes.max_position_embeddings, sizes.rotary_dim or sizes.head_dim
+        dim = sizes.rotary_dim or sizes.head_dim
         table = rotary_table(sizes.rotary, positions, dim, device)
         local = table
         if sizes.sliding_rotary is not None:
@@ -78,7 +90,7 @@ class DecoderModel:
     def shorten(self, max_model_len: int) -> None:
         """Run with fewer positions: the rotary table has a row for each, and a window that hides none is gone."""
         self.sizes = replace(self.sizes, max_position_embeddings=max_model_len)
-        self.attention_layers = self._attention_layers()
+        self._attention_layers = None
 
     def run_layers(
         self, x: Tensor, attend: Attend, rows: Tensor | None = None, first_qkv: Tensor | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
-from specgraph.attention import Attend
+from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.layers import take_rows
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.logits import OutputProjection
@@ -15,7 +16,7 @@ from specgraph.ops.linear import PairInput
 
 
 class DraftModelHead:
-    """A language model with the target's vocabulary. It ignores the hidden states passed to it.
+    """A language model with the target's tokens. It ignores the hidden states passed to it.
 
     Implements `DraftHead`: a row takes the token *after* its position, as in every head, and stores its key and value
     at that token's own position.
@@ -27,15 +28,34 @@ class DraftModelHead:
     aux_layers: Sequence[int] = ()
     draft_to_target: Tensor | None = None
 
-    def __init__(self, model: LlamaTarget, target_hidden_size: int) -> None:
-        """target_hidden_size: columns of the target's hidden states, which `combine` takes and ignores."""
+    def __init__(self, model: LlamaTarget, target_hidden_size: int, draft_vocab_size: int | None = None) -> None:
+        """
+        Args:
+            model: with a row in its embedding for each of the target's tokens.
+            target_hidden_size: columns of the target's hidden states, which `combine` takes and ignores.
+            draft_vocab_size: the first tokens, which alone are drafted, as the others are padding; all when None.
+        """
         self.model = model
-        self.attention_layers, self.aux_size = model.attention_layers, target_hidden_size
-        self.hidden_size, self.draft_vocab_size, self.dtype = model.hidden_size, model.vocab_size, model.dtype
+        if draft_vocab_size is not None and draft_vocab_size < model.vocab_size:
+            self.draft_to_target = torch.zeros(draft_vocab_size, dtype=torch.int64, device=model.embed_tokens.device)
+        self.aux_size = target_hidden_size
+        self.hidden_size, self.dtype = model.hidden_size, model.dtype
+        self.draft_vocab_size = draft_vocab_size or model.vocab_size
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        return self.model.attention_layers
+
+    @attention_layers.setter
+    def attention_layers(self, layers: Sequence[AttentionLayer]) -> None:
+        self.model.attention_layers = tuple(layers)
+
+    def attention_shapes(self) -> Sequence[AttentionLayer]:
+        """Return `DecoderModel.attention_shapes` of the model."""
+        return self.model.attention_shapes()
 
     def shorten(self, max_model_len: int) -> None:
         self.model.shorten(max_model_len)
-        self.attention_layers = self.model.attention_layers
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """Zeros [T, hidden_size]."""
@@ -49,8 +69,9 @@ class DraftModelHead:
         return DraftOutput(out, out)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, vocab_size]."""
-        return self.model.logits(hidden)
+        """[N, hidden_size] -> [N, draft_vocab_size]."""
+        return self.model.logits(hidden)[:, : self.draft_vocab_size].contiguous()
 
     def weights(self) -> Mapping[str, Tensor]:
-        return self.model.weights()
+        own = {} if self.draft_to_target is None else {"draft_to_target": self.draft_to_target}
+        return {**self.model.weights(), **own}

@@ -52,5 +52,9 @@ class NgramHead:
         """Return one layer, which is the shape of the cache: a number per slot."""
         return (AttentionLayer(num_heads=1, num_kv_heads=1, head_dim=1, scale=1.0, latent=True, no_rotary=True),)
 
+    def attention_shapes(self) -> Sequence[AttentionLayer]:
+        """Return the same: it has no rotary table."""
+        return self.attention_layers
+
     def weights(self) -> Mapping[str, Tensor]:
         return {}

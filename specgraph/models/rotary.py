@@ -65,9 +65,12 @@ def inverse_frequencies(config: RotaryConfig, rotary_dim: int, max_positions: in
 def rotary_table(config: RotaryConfig, max_positions: int, rotary_dim: int, device: torch.device) -> Tensor:
     """float32 [max_positions, rotary_dim]: cosines in the first half of a row, sines in the second."""
     positions = torch.arange(max_positions, dtype=torch.float32)
-    angles = torch.outer(positions, inverse_frequencies(config, rotary_dim, max_positions))
-    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    return (table if config.attention_factor == 1 else table * config.attention_factor).to(device)
+    table = torch.empty(max_positions, rotary_dim)
+    cosines, sines = table.chunk(2, dim=1)  # written in place: a table of a long context has gigabytes
+    torch.outer(positions, inverse_frequencies(config, rotary_dim, max_positions), out=cosines)
+    torch.sin(cosines, out=sines)
+    cosines.cos_()
+    return (table if config.attention_factor == 1 else table.mul_(config.attention_factor)).to(device)
 
 
 def _llama3_keep(config: RotaryConfig, frequencies: Tensor) -> Tensor:

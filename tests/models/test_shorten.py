@@ -1,10 +1,15 @@
 """A model that is shortened attends as one that was made for so few positions."""
 
+import shutil
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
+from changed_folders import change_config
 
+from specgraph.engine.load import load_generator, shipped_pair
+from specgraph.models import decoder
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.rotary import RotaryConfig
@@ -48,3 +53,17 @@ def test_targets_and_draft_models_whose_table_and_windows_depend_on_the_length()
     assert model.max_model_len == 16
     same(model, short)
     same(head, short)
+
+
+def test_no_table_is_made_before_the_length_is_known(monkeypatch, tmp_path):
+    """A configuration of a long context whose keys do not fit in memory: its tables would have gigabytes."""
+    rows: list[int] = []
+    table = decoder.rotary_table
+    monkeypatch.setattr(decoder, "rotary_table", lambda *args: rows.append(args[1]) or table(*args))
+    folders = [Path(shutil.copytree(folder, tmp_path / str(i))) for i, folder in enumerate(shipped_pair())]
+    change_config(folders[0], max_position_embeddings=1 << 20)
+    with load_generator(*folders, max_num_requests=1, kv_memory=0.02, capture_sizes=[1], prefill="eager") as generator:
+        length = generator.decoder.config.max_model_len
+        generator.text("def ", max_tokens=3)
+    assert length < 1 << 16
+    assert set(rows) == {0, length}
