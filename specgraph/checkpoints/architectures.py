@@ -24,6 +24,8 @@ class Architecture:
     """Values of keys of config.json that are absent."""
     model: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `ModelConfig` that every model of the architecture has."""
+    switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Boolean keys that its class in transformers reads -> the fields of `ModelConfig` that each sets."""
     sliding: Literal["never", "every layer", "some layers"] = "every layer"
     """Layers that have a `sliding_window` where `layer_types` says nothing of them."""
     by_layer: bool = False
@@ -35,19 +37,41 @@ class Architecture:
     hybrid: bool = False
     """Layers of the target may be linear attention; those of its MTP modules have full attention."""
 
+    @property
+    def always(self) -> Mapping[str, bool]:
+        """Keys that are refused elsewhere, with the value that every model of the architecture has."""
+        return {key: True for name, keys in _SAID_BY.items() if self.model.get(name) for key in keys}
+
+
+_SAID_BY = {"qk_norm": ("use_qk_norm", "qk_layernorm"), "norm_offset": ("use_gemma_norm",)}
+"""Field of `ModelConfig` -> keys of `NEUTRAL` that say it."""
+
+OF_TENSORS = ("attention_bias", "mlp_bias", "qkv_bias", "shared_expert_intermediate_size")
+"""Keys that only say which tensors a layer has. An architecture whose class has no such key leaves them unread: a
+tensor that it does not have is refused by itself."""
+
+_BIASES = {"attention_bias": ("qkv_bias", "output_bias")}
 
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
 _MISTRAL = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(sliding="never"),
+    "llama": Architecture(switches={**_BIASES, "mlp_bias": ("mlp_bias",)}, sliding="never"),
     "mistral": Architecture({**_MISTRAL, "sliding_window": 4096}, by_layer=True),
-    "qwen2": Architecture({**_QWEN, "num_key_value_heads": 32}, sliding="some layers", by_layer=True),
+    "qwen2": Architecture(
+        {**_QWEN, "num_key_value_heads": 32}, {"qkv_bias": True}, sliding="some layers", by_layer=True
+    ),
     "qwen3": Architecture(
-        {**_QWEN, "num_key_value_heads": 32, "head_dim": 128}, {"qk_norm": True}, sliding="some layers", by_layer=True
+        {**_QWEN, "num_key_value_heads": 32, "head_dim": 128},
+        {"qk_norm": True},
+        _BIASES,
+        sliding="some layers",
+        by_layer=True,
     ),
     "qwen3_moe": Architecture(
-        {**_QWEN, "num_key_value_heads": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 768}, {"qk_norm": True}
+        {**_QWEN, "num_key_value_heads": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        {"qk_norm": True},
+        _BIASES,
     ),
     "mixtral": Architecture(
         {**_MISTRAL, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2}
@@ -68,6 +92,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "first_k_dense_replace": 1,
             "partial_rotary_factor": 0.5,
         },
+        switches={"attention_bias": ("qkv_bias",), "use_qk_norm": ("qk_norm",)},
         sliding="never",
         partly_rotated=True,
     ),
@@ -81,8 +106,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "num_local_experts": 128,
             "num_experts_per_tok": 4,
             "rope_theta": 150000.0,
+            "attention_bias": True,
         },
         {"sinks": True},
+        _BIASES,
         sliding="some layers",
         by_layer=True,
         full_every=2,
@@ -90,6 +117,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma3_text": Architecture(
         {"max_position_embeddings": 131072, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096},
         {"activation": "gelu_tanh", "norm_offset": 1.0, "output_norms": True, "qk_norm": True},
+        _BIASES,
         sliding="some layers",
         by_layer=True,
         full_every=6,
@@ -117,7 +145,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 _QWEN_HYBRID = {"max_position_embeddings": 32768, "head_dim": 256, "partial_rotary_factor": 0.25}
 _QWEN_HYBRID_MOE = {**_QWEN_HYBRID, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
-_hybrid = partial(Architecture, model={"qk_norm": True, "norm_offset": 1.0}, partly_rotated=True, hybrid=True)
+_hybrid = partial(
+    Architecture, model={"qk_norm": True, "norm_offset": 1.0}, switches=_BIASES, partly_rotated=True, hybrid=True
+)
 
 MTP_ARCHITECTURES: Mapping[str, Architecture] = {
     **ARCHITECTURES,

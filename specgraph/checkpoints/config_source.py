@@ -56,7 +56,7 @@ RANGES: Mapping[str, Range] = {
         (1.0, 1e6, "factor"),
         (1e-3, 1.0, "partial_rotary_factor"),
         (0, 1e3, "mscale mscale_all_dim"),
-        (1e-3, 1e3, "attention_factor routed_scaling_factor swiglu_alpha"),
+        (1e-3, 1e3, "attention_factor attn_factor routed_scaling_factor swiglu_alpha"),
         (1e-3, 1e4, "swiglu_limit"),
         (1e-3, 1e6, "low_freq_factor high_freq_factor beta_fast beta_slow short_factor long_factor"),
         (1e-3, 1e6, "query_pre_attn_scalar"),

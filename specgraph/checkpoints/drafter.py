@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -14,9 +16,11 @@ from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.model_config import model_config
 from specgraph.checkpoints.target_shape import TargetShape
-from specgraph.errors import CheckpointError
+from specgraph.errors import CheckpointError, ConfigError
 from specgraph.models.config import ModelConfig
 from specgraph.models.llama import LlamaTarget
+
+_LOG = logging.getLogger("specgraph")
 
 DraftedTarget = LlamaTarget | TargetShape
 """The sizes that a drafter must match, and the tensors that it may share; both are split alike over ranks."""
@@ -26,6 +30,20 @@ IGNORED = {r"(.*\.)?t2d": "the inverse of d2t", r"verifier_(lm_head|norm)\.weigh
 
 EAGLE_ARCHITECTURES = {name: ARCHITECTURES[name] for name in ("llama", "qwen2", "qwen3")}
 """The layers that EAGLE heads have. One that names another architecture has a Llama's: a Mistral's without windows."""
+
+_PARTS = {
+    "qk_norm": "self_attn.q_norm.weight",
+    "qkv_bias": "self_attn.q_proj.bias",
+    "output_bias": "self_attn.o_proj.bias",
+    "mlp_bias": "mlp.gate_proj.bias",
+}
+"""Field of `ModelConfig` -> a tensor that an EAGLE head's layer has with it."""
+
+_OF_TARGET = (
+    "num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok", "mlp_only_layers",
+    "kv_lora_rank", "q_lora_rank", "use_qk_norm", "qk_layernorm",
+)  # fmt: skip
+"""Keys of a configuration that was copied from a target: they name tensors that a Llama's layer has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +72,34 @@ class DrafterFolder:
         config = model_config(self.layers, default_architecture, architectures)
         self.check_same("vocabulary", config.vocab_size, self.target.vocab_size)
         return config.with_max_position(self.target.max_model_len).split(self.target.tensor_parallel)
+
+    def eagle_layers(
+        self, first: str, prefix: str = "", default_architecture: str = "llama"
+    ) -> tuple[ModelConfig, list[str]]:
+        """Return the sizes of an EAGLE head's layers, and the prefixes of their tensors.
+
+        In the authors' layout config.json was often copied from the target's, or has a builder's defaults
+        (yuhuili/EAGLE3-Vicuna1.3-13B says 40 layers). There the tensors say how many layers there are, and whether they
+        have biases and norms of heads. One warning says where config.json says otherwise.
+
+        Args:
+            first: prefix of the first layer's tensors.
+            prefix: of the others', before `layers.1`.
+            default_architecture: as in `model_config`.
+        """
+        config, folder = self.decoder_config(default_architecture, EAGLE_ARCHITECTURES), self.checkpoint
+        names = [first, *(f"{prefix}layers.{i}" for i in range(1, config.num_layers))]
+        if self.from_speculators:
+            return config, names
+        self.layers.taken.update(_OF_TARGET)
+        names = list(takewhile(lambda name: f"{name}.mlp.down_proj.weight" in folder, names)) or names
+        found = {"num_layers": len(names), **{part: f"{first}.{name}" in folder for part, name in _PARTS.items()}}
+        different = {name: found[name] for name in found if getattr(config, name) != found[name]}
+        if different:
+            said = {name: getattr(config, name) for name in different}
+            _LOG.warning("%s: the head's layers have %s by config.json, and %s by their tensors, which count here",
+                         self.layers.name, said, different)  # fmt: skip
+        return replace(config, **different), names
 
     def check_same(self, what: str, drafter: int, target: int) -> None:
         """Raise CheckpointError unless both numbers agree."""
@@ -96,10 +142,19 @@ class DrafterFolder:
                     f"{self.checkpoint.folder} has no {name!r}, and the target's cannot replace it: "
                     f"it has shape {[self.target.vocab_size, shared.shape[1]]}, the drafter needs {list(shape)}"
                 )
-            return shared
+            return self.shared(name, shared)
         own = self.checkpoint.weight(name, shape, share=self.target.tensor_parallel.vocabulary(shape[0]))
         same = own.shape == shared.shape and own.dtype == shared.dtype and torch.equal(own, shared)
         return shared if same else own
+
+    def shared(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the target's tensor in the place of the drafter's `name`; ConfigError if it has another dtype."""
+        if tensor.dtype != self.checkpoint.dtype:
+            raise ConfigError(
+                f"a drafter of dtype {self.checkpoint.dtype} shares '{name.removesuffix('.weight')}' with its target, "
+                f"where it is {tensor.dtype}: leave dtype out, or give the target's tensors in that dtype"
+            )
+        return tensor
 
     def draft_to_target(self, draft_vocab_size: int) -> Tensor | None:
         """Return `d2t` as int64 offsets, target id = draft id + d2t[draft id]; None when all are 0."""

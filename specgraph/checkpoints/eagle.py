@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from specgraph.checkpoints.drafter import EAGLE_ARCHITECTURES, DrafterFolder
+from specgraph.checkpoints.drafter import DrafterFolder
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.models.eagle import EagleHead
 
@@ -12,14 +12,11 @@ from specgraph.models.eagle import EagleHead
 def load_eagle(opened: DrafterFolder) -> EagleHead:
     """Read a head in the authors' layout (`fc`, `layers.0`) or that of speculators (`fusion_fc`, `transformer`)."""
     folder, head = opened.checkpoint, opened.head
-    config = opened.decoder_config("llama", EAGLE_ARCHITECTURES)
+    config, names = opened.eagle_layers("transformer" if "transformer.mlp.down_proj.weight" in folder else "layers.0")
     head.require({"layernorms": False})
     hidden = config.hidden_size
     opened.check_same("hidden size", hidden, opened.target.hidden_size)
     fc = "fusion_fc" if "fusion_fc.weight" in folder else "fc"
-    names = [f"layers.{i}" for i in range(config.num_layers)]
-    if "transformer.mlp.down_proj.weight" in folder:
-        names = ["transformer"]
     fusing = folder.matrix([f"{fc}.weight"], [(hidden, 2 * hidden)])
     fusing = fusing._replace(bias=folder.optional_weight(f"{fc}.bias", (hidden,)))
     for key in ("fusion_bias", "bias"):  # speculators' name, the authors' name; the tensor tells where neither is there

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from specgraph.checkpoints.config_source import holder_of
-from specgraph.checkpoints.drafter import EAGLE_ARCHITECTURES, DrafterFolder
+from specgraph.checkpoints.drafter import DrafterFolder
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import AuxWeights
@@ -29,16 +29,16 @@ Engines read the last three at the top level alone."""
 def _aux_layers_listed(listed: tuple[int, ...] | None, num_layers: int, from_speculators: bool) -> tuple[int, ...]:
     """Return the aux layers of a head that lists these `eagle_aux_hidden_state_layer_ids`.
 
-    One that lists none takes the inputs of an early, the middle and a late layer. Two ways of counting are in use in
-    the authors' layout, and no key says which. SpecForge lists layers whose *output* was taken, by default 1, n / 2 - 1
-    and n - 4 (its pull request 239); others, vLLM among them, list layers whose *input* was taken. The output of layer
-    i is the input of layer i + 1, so SpecForge's default names the same states, one less each. It is recognised as a
-    whole. SGLang goes by the first id (its pull request 25454; in 32334 a list that begins with 24 means inputs). In
-    the format of speculators the ids are vLLM's.
+    One that lists none, or an empty list (ModelOpt's default), takes the inputs of an early, the middle and a late
+    layer. Two ways of counting are in use in the authors' layout, and no key says which. SpecForge lists layers whose
+    *output* was taken, by default 1, n / 2 - 1 and n - 4 (its pull request 239); others, vLLM among them, list layers
+    whose *input* was taken. The output of layer i is the input of layer i + 1, so SpecForge's default names the same
+    states, one less each. It is recognised as a whole. SGLang goes by the first id (its pull request 25454; in 32334 a
+    list that begins with 24 means inputs). In the format of speculators the ids are vLLM's.
     """
     inputs = (2, num_layers // 2, num_layers - 3)
     outputs = tuple(layer - 1 for layer in inputs)
-    return inputs if listed is None or (listed == outputs and not from_speculators) else listed
+    return inputs if not listed or (listed == outputs and not from_speculators) else listed
 
 
 def load_eagle3(opened: DrafterFolder) -> Eagle3Head:
@@ -89,13 +89,12 @@ def _parts(opened: DrafterFolder) -> tuple[ModelConfig, AuxWeights, list[Decoder
     folder, source, target_hidden = opened.checkpoint, opened.head, opened.target.hidden_size
     source.taken.update(("bias", "fusion_bias", "num_eagle_features", "target_model_type"))  # for tools
     default = "qwen3" if opened.from_speculators else "llama"
-    sizes, aux_layers = opened.decoder_config(default, EAGLE_ARCHITECTURES), _aux_layers(opened)
+    prefix = "model." if "model.norm.weight" in folder else ""
+    first = f"{prefix}{'midlayer' if f'{prefix}midlayer.mlp.down_proj.weight' in folder else 'layers.0'}"
+    sizes, layer_names = opened.eagle_layers(first, prefix, default)
+    aux_layers = _aux_layers(opened)
     opened.check_same("hidden size", source.integer("target_hidden_size", target_hidden), target_hidden)
     hidden, draft_vocab_size = sizes.hidden_size, source.integer("draft_vocab_size", sizes.vocab_size)
-    prefix = "model." if "model.norm.weight" in folder else ""
-    layer_names = [f"{prefix}layers.{i}" for i in range(sizes.num_layers)]
-    if f"{prefix}midlayer.mlp.down_proj.weight" in folder:
-        layer_names[0] = f"{prefix}midlayer"
     layers = [
         load_decoder_layer(folder, name, sizes, input_size=2 * hidden if i == 0 else None)
         for i, name in enumerate(layer_names)

@@ -36,8 +36,16 @@ ALWAYS_IGNORED: dict[str, str] = {
 }
 """Pattern of tensor names -> why they may be ignored in every format."""
 
+_MASK = re.compile(r"(.*\.)?(self_)?attn\.(masked_)?bias")
+"""Buffers of older files: the causal mask [1, 1, positions, positions], and the number that it puts in place of scores.
+No linear has such a name."""
+
 KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 """The ends of the names of an FP8 KV cache's scales; the latter in folders of Quark."""
+
+
+def _is_mask(stored: StoredTensor) -> bool:
+    return stored.shape == () or (stored.shape[:2] == (1, 1) and len(stored.shape) == 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +223,7 @@ class CheckpointFolder:
     def refuse_unused(self) -> None:
         """Raise CheckpointError if any tensor was neither read nor ignored; the message names the first."""
         self.ignore(ALWAYS_IGNORED if self.quantisation is None else ALWAYS_IGNORED | QUANTISED_IGNORED)
+        self.used.update(name for name, stored in self.tensors.items() if _MASK.fullmatch(name) and _is_mask(stored))
         unused = sorted(self.tensors.keys() - self.used)
         if unused:
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""

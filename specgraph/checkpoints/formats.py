@@ -9,6 +9,7 @@ speculators_config          algorithm, proposal methods (how many tokens to draf
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from specgraph.checkpoints.architectures import ARCHITECTURES
 from specgraph.checkpoints.config_source import ConfigSource, holder_of
 from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.folder import CheckpointFolder
-from specgraph.checkpoints.mtp import mtp_family
+from specgraph.checkpoints.mtp import COUNTS, mtp_family
 from specgraph.errors import CheckpointError
 
 LAYOUTS = {
@@ -34,6 +35,10 @@ LAYOUTS = {
 
 
 _AUTHORS_KEYS = ("eagle_config", "dflash_config", "dspark_config")
+
+_DRAFTERS_KEYS = (*_AUTHORS_KEYS, "draft_vocab_size", "medusa_num_heads")
+_DRAFTERS_NAMES = re.compile(r"eagle|medusa|mtp|nextn|dflash|dspark|domino|speculator", re.IGNORECASE)
+"""Keys, and names of architectures, of a drafter that is no whole model."""
 
 _MISSING = {
     "xpress": "the repeated passes of its refiner over a block",
@@ -64,6 +69,8 @@ def detect_format(source: ConfigSource, folder: CheckpointFolder) -> DrafterForm
     if source.has("speculators_model_type") or source.has("speculators_config"):
         return _speculators_format(source)
     found = next(_recognised(source, folder), None)
+    if found is None or found.algorithm == "draft_model":
+        _refuse_lost_drafter(source)
     if found is None:
         raise CheckpointError(
             f"{source.name}: no known drafter (model_type {shown(source.values.get('model_type'))}, "
@@ -102,8 +109,32 @@ def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[Draf
     if (names := mtp_family(folder)) is not None:
         yield DrafterFormat("mtp", names.family, f"tensors named as {names.parts}.{names.projection}")
     model_type = source.string("model_type", "")  # last: a whole model may carry MTP modules
-    if model_type in ARCHITECTURES and "model.embed_tokens.weight" in folder:
+    parts = ("embed_tokens.weight", "layers.0.input_layernorm.weight", "norm.weight")  # of a model without its lm_head
+    exported = "fc.weight" not in folder and all(name in folder for name in parts)
+    if model_type in ARCHITECTURES and ("model.embed_tokens.weight" in folder or exported):
         yield DrafterFormat("draft_model", "transformers", f"a whole {model_type} model")
+
+
+def _refuse_lost_drafter(source: ConfigSource) -> None:
+    """Raise CheckpointError if config.json promises a drafter of which the folder has no tensor.
+
+    Tools that fine-tune or quantise a model often leave its MTP modules out. What is left is a whole model, which would
+    draft for itself at the price of a target's step per token.
+    """
+    text = source.values.get("text_config")
+    for section in (source, ConfigSource(text if isinstance(text, dict) else {}, f"{source.name}[text_config]")):
+        for key in COUNTS:
+            if section.has(key) and section.integer(key):
+                problem = f"is {section.values[key]}, and the folder has no tensor of an MTP module"
+                raise section.fail(
+                    key,
+                    f"{problem}: export or fetch them again (an index must name their shard), set the key to 0 to "
+                    "draft with the whole model, or give another drafter",
+                )
+    named = [name for name in source.strings("architectures") if _DRAFTERS_NAMES.search(name)]
+    for key in ("architectures",) if named else tuple(key for key in _DRAFTERS_KEYS if source.has(key)):
+        problem = f"is {shown(source.values[key])}, and no tensor of such a drafter is in the folder"
+        raise source.fail(key, f"{problem}: fetch it again, or take the key out if this is a whole model")
 
 
 def _sections(source: ConfigSource) -> list[ConfigSource]:

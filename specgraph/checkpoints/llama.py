@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from specgraph.checkpoints.drafter import DrafterFolder
 from specgraph.checkpoints.experts import load_experts
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.latent import load_latent
-from specgraph.checkpoints.model_config import model_config
+from specgraph.checkpoints.model_config import context_length, model_config
+from specgraph.checkpoints.stored import part_of
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.layers import DecoderLayer, Weight
 from specgraph.models.llama import LlamaTarget
 from specgraph.parallel import Share
+
+MOST_PADDING = 128
+"""Rows by which two vocabularies of one tokenizer may differ: embeddings are padded to multiples of up to so many."""
 
 
 class _Part(NamedTuple):
@@ -134,33 +141,63 @@ def _read(folder: CheckpointFolder, prefix: str, linear: _Linear, packed: bool) 
     return weight._replace(bias=folder.stacked([f"{name}.bias" for name in names], [(p.rows,) for p in parts], rows))
 
 
-def load_llama(folder: CheckpointFolder, config: ModelConfig) -> LlamaTarget:
-    """Read a target whose tensors are named `model.layers.0...`, `model.embed_tokens`, `model.norm`, `lm_head`."""
-    vocabulary = (config.vocab_size, config.hidden_size)
-    rows = config.tensor_parallel.vocabulary(config.vocab_size)
-    embed_tokens = folder.weight("model.embed_tokens.weight", vocabulary, share=rows)
-    lm_head = embed_tokens
+def base_prefix(folder: CheckpointFolder) -> str:
+    """Return the prefix of a whole model's tensors: "model.", or nothing if the model was saved without its lm_head."""
+    exported = "embed_tokens.weight" in folder and "model.embed_tokens.weight" not in folder
+    return "" if exported else "model."
+
+
+def load_llama(folder: CheckpointFolder, config: ModelConfig, vocab_size: int | None = None) -> LlamaTarget:
+    """Read a target whose tensors are named `model.layers.0...`, `model.embed_tokens`, `model.norm`, `lm_head`, or
+    without `model.`.
+
+    Args:
+        folder, config: the checkpoint, and its sizes.
+        vocab_size: rows of embedding and lm_head, if others than are stored: those past the end are left out, and
+            missing ones are zeros.
+    """
+    stored, wanted, ranks = config.vocab_size, vocab_size or config.vocab_size, config.tensor_parallel
+    rows, prefix = ranks.vocabulary(wanted), base_prefix(folder)
+
+    def table(name: str) -> Tensor:
+        if wanted == stored:
+            return folder.weight(name, (stored, config.hidden_size), share=rows)
+        whole = pad(folder.weight(name, (stored, config.hidden_size)), (0, 0, 0, wanted - stored))
+        return whole if rows is None else part_of(whole, rows)
+
+    config = replace(config, vocab_size=wanted)
+    embed_tokens = lm_head = table(f"{prefix}embed_tokens.weight")
     if not config.tie_word_embeddings or "lm_head.weight" in folder:
-        lm_head = folder.weight("lm_head.weight", vocabulary, share=rows)
+        lm_head = table("lm_head.weight")
         if config.tie_word_embeddings and torch.equal(lm_head, embed_tokens):
             lm_head = embed_tokens  # a copy; one that differs is used, as transformers does
     return LlamaTarget(
         config,
         embed_tokens,
-        [load_decoder_layer(folder, f"model.layers.{i}", config, index=i) for i in range(config.num_layers)],
-        folder.weight("model.norm.weight", (config.hidden_size,)) + config.norm_offset,
+        [load_decoder_layer(folder, f"{prefix}layers.{i}", config, index=i) for i in range(config.num_layers)],
+        folder.weight(f"{prefix}norm.weight", (config.hidden_size,)) + config.norm_offset,
         lm_head,
     )
 
 
 def load_draft_model(opened: DrafterFolder) -> DraftModelHead:
-    """Read a small model of the target's vocabulary as a drafter, with as many positions as the target has."""
+    """Read a small model of the target's tokenizer as a drafter, with as many positions as the target has.
+
+    Vocabularies of one tokenizer are padded to different sizes (Qwen2.5: 151,936 and 152,064 rows). The target's
+    counts: rows that it has not are left out, and tokens that the draft model has not are never drafted.
+    """
     config, target = model_config(opened.layers), opened.target
-    opened.check_same("vocabulary", config.vocab_size, target.vocab_size)
-    if config.max_position_embeddings < target.max_model_len:
+    if abs(config.vocab_size - target.vocab_size) > MOST_PADDING:
         raise CheckpointError(
-            f"{opened.layers.name}: the draft model has {config.max_position_embeddings} positions, the target has "
-            f"{target.max_model_len}; load the target with max_model_len={config.max_position_embeddings} or less"
+            f"{opened.layers.name}: the draft model has vocabulary {config.vocab_size}, the target has "
+            f"{target.vocab_size}; give a model of the target's tokenizer, padded by at most {MOST_PADDING} rows more "
+            "or less"
+        )
+    if (most := context_length(config)) < target.max_model_len:
+        raise CheckpointError(
+            f"{opened.layers.name}: the draft model has {most} positions, the target has "
+            f"{target.max_model_len}; load the target with max_model_len={most} or less"
         )
     config = config.with_max_position(target.max_model_len).split(target.tensor_parallel)
-    return DraftModelHead(load_llama(opened.checkpoint, config), target.hidden_size)
+    model = load_llama(opened.checkpoint, config, target.vocab_size)
+    return DraftModelHead(model, target.hidden_size, min(config.vocab_size, target.vocab_size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from specgraph.checkpoints.eagle3 import load_eagle3, load_peagle
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFormat, detect_format
 from specgraph.checkpoints.llama import load_draft_model, load_llama
-from specgraph.checkpoints.model_config import model_config
+from specgraph.checkpoints.model_config import context_length, model_config
 from specgraph.checkpoints.mtp import load_mtp, mtp_tensors
 from specgraph.checkpoints.quantised import announce, quantisation
 from specgraph.checkpoints.stored import stored_tensors
@@ -34,6 +35,8 @@ from specgraph.models.mtp import MtpHead
 from specgraph.options import DType, device_named, dtype_named
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.validation import MOST_POSITIONS, Count, Tokens, checked
+
+_LOG = logging.getLogger("specgraph")
 
 LoadedHead = DFlashHead | Eagle3Head | EagleHead | MtpHead | DraftModelHead
 _LOADERS: Mapping[str, Callable[[DrafterFolder], LoadedHead]] = {
@@ -78,11 +81,12 @@ def load_target(
     stored = quantisation(source)
     config = model_config(source)
     if max_model_len is not None:
-        most = min(config.max_position_embeddings, MOST_POSITIONS)
+        most = min(context_length(config), MOST_POSITIONS)
         if max_model_len > most:
             raise ConfigError(
                 f"max_model_len {max_model_len} is not in 1 to {most} ({source.name} has max_position_embeddings "
-                f"{config.max_position_embeddings})"
+                f"{config.max_position_embeddings}; for more give it a yarn section, which allows factor times "
+                "original_max_position_embeddings, or a larger max_position_embeddings if it was trained for that)"
             )
         config = config.with_max_position(max_model_len)
     elif config.max_position_embeddings > MOST_POSITIONS:
@@ -166,6 +170,7 @@ def load_drafter(
         keep_fp8=keep_fp8,
     )
     found = detect_format(source, checkpoint)
+    _LOG.info("%s is read as %s", folder, found)
     if num_modules is not None and found.algorithm != "mtp":
         raise ConfigError(f"num_modules {num_modules}: {folder} holds {found}; it is for mtp alone")
     layers = source
@@ -178,11 +183,4 @@ def load_drafter(
     head = _LOADERS[found.algorithm](opened)
     checkpoint.ignore(IGNORED)
     _account(checkpoint, source)
-    taken = {tensor.data_ptr() for tensor in (target.embed_tokens, target.lm_head)}
-    for name, weight in head.weights().items():
-        if weight.dtype != checkpoint.dtype and weight.data_ptr() in taken:
-            raise ConfigError(
-                f"a drafter of dtype {checkpoint.dtype} shares '{name}' with its target, where it is {weight.dtype}: "
-                "leave dtype out, or give the target's tensors in that dtype"
-            )
     return head

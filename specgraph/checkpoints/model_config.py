@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from specgraph.checkpoints.architectures import ARCHITECTURES, Architecture, with_absent_keys
+from specgraph.checkpoints.architectures import ARCHITECTURES, OF_TENSORS, Architecture, with_absent_keys
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.experts import experts_config
 from specgraph.checkpoints.files import shown
@@ -54,7 +54,6 @@ def model_config(
         head_dim, rotary_dim = _head_sizes(source, row.partly_rotated, hidden_size, num_heads)
     else:
         num_kv_heads, rotary_dim, head_dim = 1, latent.rotated, latent.rotated + latent.rank
-    attention_bias = source.boolean("attention_bias", architecture == "gpt_oss")
     num_layers = source.integer("num_hidden_layers")
     if row.hybrid:
         window, sliding = _full_attention(source)
@@ -66,8 +65,10 @@ def model_config(
             "long_factor", f"has {len(rotary.long_factors)} entries, and each head has {rotary_dim // 2} rotated pairs"
         )
     experts, fields = experts_config(source, architecture, num_layers), dict(row.model)
-    if architecture == "glm4_moe":
-        fields["qk_norm"] = source.boolean("use_qk_norm", False)
+    for key, names in row.switches.items():
+        fields |= dict.fromkeys(names, source.boolean(key, row.absent_keys.get(key, False)))
+    source.taken.update(OF_TENSORS)
+    source.taken.update(key for key, value in row.always.items() if source.values.get(key) is value)
     return ModelConfig(
         architecture=architecture,
         vocab_size=source.integer("vocab_size"),
@@ -88,14 +89,19 @@ def model_config(
         rotary_dim=rotary_dim,
         attention_scale=_attention_scale(source, architecture, latent),
         embedding_scale=hidden_size**0.5 if gemma else 1.0,
-        qkv_bias=attention_bias or architecture == "qwen2",
-        output_bias=attention_bias and architecture != "glm4_moe",
-        mlp_bias=source.boolean("mlp_bias", False),
         output_gate=row.hybrid and source.boolean("attn_output_gate", True),
         experts=experts,
         latent=latent,
         **fields,
     )
+
+
+def context_length(config: ModelConfig) -> int:
+    """Return the most positions that a model as it is stored may run with: `max_position_embeddings`, or as many as a
+    yarn section scales to. Qwen's model cards add that section alone."""
+    rotary = config.rotary
+    scaled = int(rotary.original_max_position_embeddings * rotary.factor) if rotary.kind == "yarn" else 0
+    return max(config.max_position_embeddings, scaled)
 
 
 def _head_sizes(source: ConfigSource, partly: bool, hidden_size: int, num_heads: int) -> tuple[int, int]:

@@ -126,7 +126,10 @@ def load_mtp(opened: DrafterFolder) -> MtpHead:
     opened.head.taken.update(("vision_config", "image_token_id", "video_token_id"))  # of a target that takes pictures
     opened.head.taken.update(("vision_start_token_id", "vision_end_token_id"))
     folder.ignore({rf"lm_head\.weight|model\.(language_model\.)?({own})|model\.visual\..*": "the target's own"})
-    return MtpHead(config, modules, target.embed_tokens, target.lm_head)
+    embed_tokens, lm_head = target.embed_tokens, target.lm_head
+    return MtpHead(
+        config, modules, opened.shared("embed_tokens.weight", embed_tokens), opened.shared("lm_head.weight", lm_head)
+    )
 
 
 def _prefix(pattern: str, module: int, target: DraftedTarget) -> str:

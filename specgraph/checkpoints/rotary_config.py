@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 from specgraph.checkpoints.config_source import ConfigSource, holder_of
 from specgraph.checkpoints.files import shown
 from specgraph.models.rotary import RotaryConfig
+
+_LOG = logging.getLogger("specgraph")
 
 ORIGINAL = "original_max_position_embeddings"
 
@@ -98,6 +101,12 @@ def _read(scaling: ConfigSource, default_theta: float, longest: int, original: i
     mscale, mscale_all_dim = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
     if mscale and mscale_all_dim:
         default = yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim)
+    if scaling.has("attn_factor"):
+        default *= scaling.number("attn_factor")
+        if scaling.has("attention_factor"):
+            raise scaling.fail("attn_factor", "multiplies a default that 'attention_factor' replaces; keep one of them")
+        _LOG.warning("%s: cosines and sines are multiplied by %g, attn_factor times YaRN's factor, as in vLLM; "
+                     "transformers leaves that key out: see docs/checkpoints.md", scaling.name, default)  # fmt: skip
     return RotaryConfig(
         theta,
         kind,

@@ -139,15 +139,28 @@ def _of_module(module: torch.nn.Module, max_model_len: int | None) -> TargetShap
             "models; give target_shape(module.state_dict(), max_model_len=...)"
         )
     text = config.get_text_config() if callable(getattr(config, "get_text_config", None)) else config
+
+    def size(name: str) -> int:
+        value = getattr(text, name, None)
+        if type(value) is not int or value < 1:
+            raise CheckpointError(
+                f"{type(module).__name__}: 'config.{name}' is {shown(value)}, it should be an integer of at least 1; "
+                "give a TargetShape"
+            )
+        return value
+
     embedding, head = (table() for table in tables if table is not None)
     if head is None:
         raise CheckpointError(f"{type(module).__name__} has no lm_head; give the model with its language-model head")
+    weights: list[Any] = [getattr(table, "weight", None) for table in (embedding, head)]
+    if not all(isinstance(weight, Tensor) for weight in weights):
+        raise CheckpointError(f"{type(module).__name__}: its embedding or lm_head has no weight; give a TargetShape")
     return TargetShape(
-        num_layers=int(text.num_hidden_layers),
-        max_model_len=max_model_len or min(int(text.max_position_embeddings), MOST_POSITIONS),
-        embed_tokens=embedding.weight.detach(),
-        lm_head=head.weight.detach(),
-        architecture=str(text.model_type),
+        num_layers=size("num_hidden_layers"),
+        max_model_len=max_model_len or min(size("max_position_embeddings"), MOST_POSITIONS),
+        embed_tokens=weights[0].detach(),
+        lm_head=weights[1].detach(),
+        architecture=str(getattr(text, "model_type", "llama")),
     )
 
 

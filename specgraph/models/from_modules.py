@@ -51,7 +51,8 @@ summed over the ranks."""
 
 
 @contextmanager
-def _other_names() -> Generator[None]:
+def other_names() -> Generator[None]:
+    """Turn an AttributeError into an UnsupportedError that says which name a module lacks."""
     try:
         yield
     except AttributeError as error:
@@ -59,7 +60,7 @@ def _other_names() -> Generator[None]:
 
 
 @checked
-@_other_names()
+@other_names()
 def eagle3_head_from_module(
     module: Any,
     *,
@@ -106,7 +107,7 @@ def eagle3_head_from_module(
 
 
 @checked
-@_other_names()
+@other_names()
 def eagle_head_from_module(module: Any, ranks: TensorParallel = WHOLE) -> EagleHead:
     """Return an EAGLE-1 head over a loaded module, split over `ranks`; `lm_head` is the target's."""
     inner, model = module.model, config_from_module(module, ranks)

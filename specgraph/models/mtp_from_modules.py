@@ -24,6 +24,7 @@ from specgraph.models.from_modules import (
     linear_weight,
     mlp_from_module,
     norm_of,
+    other_names,
     plain,
     set_rotary,
     vocabulary_rows,
@@ -69,6 +70,7 @@ class MtpParts:
     """True if `projection` has the columns of the hidden state first; a head here has those of the embedding first."""
 
 
+@other_names()
 def mtp_head_from_modules(
     config: Any,
     parts: MtpParts,
