@@ -46,7 +46,11 @@ _OPTIONAL = {
 }
 _ELSEWHERE = {"vocab_size", "rope.dimension_count", "attention.value_length"}
 """Keys that repeat what the tensors or other keys say."""
-_SCALING = {"factor": "factor", "original_context_length": "original_max_position_embeddings"}
+_SCALING = {
+    "factor": "factor",
+    "attn_factor": "attn_factor",
+    "original_context_length": "original_max_position_embeddings",
+}
 
 _TENSORS = {
     "token_embd": "model.embed_tokens",

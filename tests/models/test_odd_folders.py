@@ -61,7 +61,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 @torch.no_grad()
 def test_attn_factor_multiplies_the_factor_of_yarn(tmp_path, random_model, dense_attend, caplog):
-    """As in vLLM; transformers has that product under another name."""
+    """vLLM computes so; transformers has that product under another name."""
     yarn = {**YARN, "attention_factor": 0.5 * (0.1 * torch.tensor(4.0).log().item() + 1)}
     model = random_model("Qwen3", tmp_path, head_dim=8, rope_parameters=yarn)
     change_config(tmp_path, rope_parameters={**YARN, "attn_factor": 0.5})
@@ -114,7 +114,7 @@ class TestFiles:
     @pytest.mark.parametrize(("name", "sizes"), [TARGETS[each] for each in ("llama", "qwen3_moe", "gemma3_text")])
     @torch.no_grad()
     def test_a_model_without_the_prefix(self, name, sizes, tmp_path, random_model, dense_attend):
-        """As `AutoModel.save_pretrained` writes it; transformers finds its names, and ties lm_head."""
+        """`AutoModel.save_pretrained` writes such a folder; transformers finds its names, and ties lm_head."""
         model = random_model(name, tmp_path / "whole", tie_word_embeddings=True, **sizes)
         model.model.save_pretrained(tmp_path / "base")
         assert "embed_tokens.weight" in load_file(tmp_path / "base/model.safetensors")
