@@ -241,11 +241,13 @@ def check_keys(source: ConfigSource, *, strict: bool = False) -> None:
             continue
         if key in NEUTRAL:
             if value not in NEUTRAL[key]:
-                raise source.fail(key, f"is {shown(value)}; models with it are not supported")
+                problem = f"is {shown(value)}; models with it are not supported"
+                raise source.fail(key, f"{problem}; take the key out if this model was trained without it")
         elif not key.startswith("_"):
             unknown.append(key)
     if unknown and strict:
-        raise source.fail(unknown[0], f"is {shown(source.values[unknown[0]])}; this key is not known here")
+        problem = f"is {shown(source.values[unknown[0]])}; this key is not known here"
+        raise source.fail(unknown[0], f"{problem}; take it out if nothing that the model was trained with reads it")
     if unknown:
         _LOG.warning("%s: ignored unknown keys %s", source.name, shown(sorted(unknown)))
     for key, section in source.sections.items():

@@ -23,7 +23,10 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
     if architecture not in (*_QWEN, "mixtral", "gpt_oss", "glm4_moe", *DEEPSEEK):
         return None
     keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    if architecture in ("glm4_moe", *DEEPSEEK):
+        keys = ("n_routed_experts", "num_local_experts", "num_experts")
     key = next((k for k in keys if source.has(k)), "num_local_experts")
+    source.taken.update(k for k in keys if source.values.get(k) == source.values.get(key))  # the same number
     num_experts, top_k = source.integer(key), source.integer("num_experts_per_tok")
     if top_k > num_experts:
         raise source.fail("num_experts_per_tok", f"is {top_k}, and there are {num_experts} experts")

@@ -93,8 +93,8 @@ def _read(scaling: ConfigSource, default_theta: float, longest: int, original: i
             raise scaling.fail("low_freq_factor", f"is {low:g}, it should be below 'high_freq_factor', {high:g}")
         return RotaryConfig(theta, kind, factor, original, low_freq_factor=low, high_freq_factor=high)
     fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
-    if slow >= fast:
-        raise scaling.fail("beta_slow", f"is {slow:g}, it should be below 'beta_fast', {fast:g}")
+    if slow > fast:  # both are 1 in Kimi-K2
+        raise scaling.fail("beta_slow", f"is {slow:g}, it should be at most 'beta_fast', {fast:g}")
     if theta == 1:
         raise scaling.fail("rope_theta", "is 1; 'yarn' needs a larger one")
     default = yarn_mscale(factor, 1.0)

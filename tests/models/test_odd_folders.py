@@ -32,6 +32,7 @@ KEYS = [
     ("qwen3", ALWAYS), ("gemma3_text", {**ALWAYS, "use_gemma_norm": True}),
     ("qwen3_moe", {**ALWAYS, "shared_expert_intermediate_size": 0}),
     *((name, keys) for name in ("mistral", "mixtral", "phi3", "qwen2") for keys in UNREAD),
+    ("deepseek_v3", {"num_experts": 6}), ("qwen3_moe", {"num_local_experts": 6}),
     ("qwen3", {"mlp_bias": True}), ("glm4_moe", {"mlp_bias": True}), ("gpt_oss", {"mlp_bias": True}),
 ]  # fmt: skip
 """Keys that say of an architecture what it always has (Qwen3-Coder), or that its class leaves unread."""
@@ -70,6 +71,14 @@ def test_attn_factor_multiplies_the_factor_of_yarn(tmp_path, random_model, dense
     change_config(tmp_path, rope_parameters={**yarn, "attn_factor": 0.5})
     with refused("'attn_factor'", "keep one of them"):
         load_target(tmp_path)
+
+
+@torch.no_grad()
+def test_yarn_without_a_range(tmp_path, random_model, dense_attend):
+    """Kimi-K2 has one number of turns for both limits."""
+    yarn = {**YARN, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False}
+    model = random_model("Llama", tmp_path, rope_parameters=yarn)
+    close(logits(load_target(tmp_path), dense_attend), model(TOKENS[None]).logits[0])
 
 
 @torch.no_grad()

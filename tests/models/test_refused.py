@@ -62,7 +62,7 @@ TARGET_KEYS = [
     ({ROPE: BOUNDS}, ["low_freq_factor", "below"]),
     ({ROPE: {**YARN, "rope_theta": 1.0}}, ["rope_theta", "larger"]),
     ({ROPE: {**YARN, "beta_fast": float("inf")}}, ["beta_fast", "inf"]),
-    ({ROPE: {**YARN, "beta_fast": 1.0}}, ["beta_slow", "below"]),
+    ({ROPE: {**YARN, "beta_fast": 0.5}}, ["beta_slow", "at most 'beta_fast', 0.5"]),
     ({ROPE: {**SCALED, "rope_theta": float("nan")}}, ["rope_theta", "nan"]),
     ({ROPE: {"rope_theta": 1e4, "mrope_section": [1, 1, 2]}}, [ROPE, "'mrope_section'", "not known"]),
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, [ROPE, "rope_scaling", "differ"]),
