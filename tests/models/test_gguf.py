@@ -291,23 +291,23 @@ def header(key: str, kind: int, value: bytes) -> bytes:
     return b"GGUF" + struct.pack("<IQQ", 3, 0, len(keys)) + b"".join(keys)
 
 
-NUMBER, TEXT = struct.pack("<I", 7), struct.pack("<Q", 1) + b"x"
-NUMBERS, TEXTS = struct.pack("<IQ", 4, 1) + NUMBER, struct.pack("<IQ", 8, 1) + TEXT
-KINDS = [
-    ("general.architecture", 9, TEXTS, "text, is ['x']"),
-    *[(f"tokenizer.ggml.{name}", 9, TEXTS, "text, is ['x']") for name in ("model", "pre")],
-    ("tokenizer.chat_template", 4, NUMBER, "text, is 7"),
-    ("tokenizer.ggml.eos_token_id", 9, NUMBERS, "an integer, is [7]"),
-    ("split.count", 8, TEXT, "an integer, is 'x'"),
-    ("tokenizer.ggml.add_bos_token", 4, NUMBER, "true or false, is 7"),
-    ("tokenizer.ggml.tokens", 4, NUMBER, "a list of texts, is 7"),
-    ("tokenizer.ggml.merges", 9, NUMBERS, "a list of texts, is [7]"),
-    ("tokenizer.ggml.token_type", 9, TEXTS, "a list of integers, is ['x']"),
-    ("tokenizer.ggml.scores", 8, TEXT, "a list of numbers, is 'x'"),
+A_NUMBER, A_TEXT = struct.pack("<I", 7), struct.pack("<Q", 1) + b"x"
+A_NUMBER_LIST, A_TEXT_LIST = struct.pack("<IQ", 4, 1) + A_NUMBER, struct.pack("<IQ", 8, 1) + A_TEXT
+OTHER_KINDS = [
+    ("general.architecture", 9, A_TEXT_LIST, "text, is ['x']"),
+    *[(f"tokenizer.ggml.{name}", 9, A_TEXT_LIST, "text, is ['x']") for name in ("model", "pre")],
+    ("tokenizer.chat_template", 4, A_NUMBER, "text, is 7"),
+    ("tokenizer.ggml.eos_token_id", 9, A_NUMBER_LIST, "an integer, is [7]"),
+    ("split.count", 8, A_TEXT, "an integer, is 'x'"),
+    ("tokenizer.ggml.add_bos_token", 4, A_NUMBER, "true or false, is 7"),
+    ("tokenizer.ggml.tokens", 4, A_NUMBER, "a list of texts, is 7"),
+    ("tokenizer.ggml.merges", 9, A_NUMBER_LIST, "a list of texts, is [7]"),
+    ("tokenizer.ggml.token_type", 9, A_TEXT_LIST, "a list of integers, is ['x']"),
+    ("tokenizer.ggml.scores", 8, A_TEXT, "a list of numbers, is 'x'"),
 ]
 
 
-@pytest.mark.parametrize(("key", "kind", "value", "words"), KINDS)
+@pytest.mark.parametrize(("key", "kind", "value", "words"), OTHER_KINDS)
 def test_a_key_of_another_kind_is_refused(key, kind, value, words, tmp_path):
     (tmp_path / "model.gguf").write_bytes(header(key, kind, value))
     with refused("model.gguf", f"'{key}' should be {words}"):
