@@ -231,14 +231,15 @@ def load_models(
             drafted = target_shape(target, device=where, dtype=model.dtype, max_model_len=model.max_model_len)
         head = loaded = load_drafter(draft, drafted, num_modules=options.num_modules, keep_fp8=keep_fp8)
         decoders = [model, loaded]
-    memory = int(platform.memory().free * options.memory_fraction)
+    free = platform.memory().free
     if layout is not None:  # all ranks must have the same blocks
-        memory = layout.ranks.smallest("the size of the KV cache", memory)
+        free = layout.ranks.smallest("the size of the KV cache", free)
+    memory = int(free * options.memory_fraction)
     while True:
         shapes = [layer for m in decoders for layer in m.attention_shapes()]
         tables = {id(table): table.shape[1] * table.itemsize for layer in shapes if (table := layer.rotary) is not None}
-        # A table's row is smaller than a token's keys and values: of a length that fits in half, both fit.
-        left = max(memory - sum(tables.values()) * model.max_model_len, memory // 2)
+        # A table's row is smaller than a token's keys and values: both fit for a length whose keys fit in half.
+        left = max(min(memory, free - sum(tables.values()) * model.max_model_len), memory // 2)
         attention = choose_attention(
             options.attention,
             platform,
