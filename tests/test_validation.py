@@ -27,6 +27,7 @@ from specgraph import (
 )
 from specgraph.attention import choose_attention
 from specgraph.checkpoints import target_shape
+from specgraph.checkpoints.tokenizer import Tokenizer
 from specgraph.cli.load import check_processes
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import CheckpointError, ConfigError, UnknownPlatformError
@@ -291,4 +292,4 @@ def test_four_threads_in_one_drafter(generator):
 def test_a_tokenizer_without_a_token_for_unknown_words(generator):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="[UNK]"))
     with pytest.raises(CheckpointError, match="can't encode it: WordLevel error: Missing \\[UNK\\]"):
-        replace(generator, tokenizer=words).text("b")
+        replace(generator, tokenizer=Tokenizer(words, generator.folder)).text("b")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.gguf_file import GgufFile
-from specgraph.errors import CheckpointError, first_line
+from specgraph.checkpoints.tokenizer import tokenizer_call
+from specgraph.errors import CheckpointError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -49,12 +50,10 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     embedding = file.tensors.get("model.embed_tokens.weight")
     if embedding is not None and len(tokens) > embedding.shape[0]:
         raise CheckpointError(f"{file.path} has {len(tokens)} tokens, and embeddings of {embedding.shape[0]}")
-    try:
+    with tokenizer_call(file.path, "has a tokenizer that cannot be read"):
         tokenizer = _byte_level(values) if kind == "gpt2" else _sentencepiece(values)
         _add_tokens(tokenizer, values)
         tokenizer.encode("\U00013000")
-    except Exception as error:  # tokenizers raises bare Exception
-        raise CheckpointError(f"{file.path}: its tokenizer cannot be read: {first_line(error)}") from None
     return tokenizer
 
 

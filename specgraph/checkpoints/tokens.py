@@ -7,15 +7,13 @@ import json
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from specgraph.checkpoints.files import TOKENIZER_LIMIT, checked_file, checked_folder, exists, read_json, shown
+from specgraph.checkpoints.files import TOKENIZER_LIMIT, checked_file, checked_folder, exists, shown
 from specgraph.checkpoints.gguf_file import is_gguf, json_of, open_gguf
 from specgraph.checkpoints.gguf_tokenizer import gguf_tokenizer
+from specgraph.checkpoints.special_tokens import add_special_tokens, read_special_tokens
+from specgraph.checkpoints.tokenizer import Tokenizer, tokenizer_call
 from specgraph.errors import CheckpointError, first_line
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _LOG = logging.getLogger("specgraph")
 
@@ -40,83 +38,36 @@ NEUTRAL_DEFAULTS: dict[str, tuple[object, ...]] = {
 }
 """Keys of generation_config.json that change which tokens are generated, with the values that change nothing."""
 
-NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Keys of tokenizer_config.json whose token is special, whatever tokenizer.json says of it; a chat template may name
-it."""
-
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Return the folder's tokenizer.json, with the added tokens of tokenizer_config.json; or a GGUF file's tokenizer.
+    """Return the folder's tokenizer.json, with the tokens that other files name; or a GGUF file's tokenizer.
 
     Its `truncation` and `padding` are left out: they are how its last user batched training texts; transformers ignores
     them too. Applied here they would cut or fill up a prompt.
+
+    Raises:
+        CheckpointError: there is none, it can't be read, or it can't encode any text.
     """
-    from tokenizers import Tokenizer
+    import tokenizers
 
     if is_gguf(folder):
-        return gguf_tokenizer(open_gguf(folder))
+        return Tokenizer(gguf_tokenizer(open_gguf(folder)), folder)
     path = checked_folder(folder) / "tokenizer.json"
     if not exists(path):
         raise CheckpointError(f"{folder} has no tokenizer.json; the target's folder must hold one")
     checked_file(path, TOKENIZER_LIMIT)
-    try:
+    tokens, config = read_special_tokens(folder), json_of(folder, "tokenizer_config.json") or {}
+    with tokenizer_call(path, "cannot be read as a tokenizer (fetch it again)"):
         text = path.read_text(encoding="utf-8")
         _check_prefix(text)
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise CheckpointError(f"{path} cannot be read as a tokenizer: {first_line(error)}; fetch it again") from error
-    try:
-        tokenizer.encode("\U00013000")  # a hieroglyph: hardly in a vocabulary
-    except Exception as error:  # bare, too
-        raise CheckpointError(
-            f"{path}: text with unknown characters cannot be encoded: {first_line(error)}; its model's unknown token "
-            "should be in its vocabulary"
-        ) from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    _add_tokens(tokenizer, folder / "tokenizer_config.json")
-    return tokenizer
-
-
-def _add_tokens(tokenizer: Tokenizer, path: Path) -> None:
-    """Add the tokens of `added_tokens_decoder` that tokenizer.json lacks, and mark special ones, as transformers does.
-
-    Special tokens are left out of decoded text.
-    """
-    from tokenizers import AddedToken
-
-    values = read_json(path) if exists(path) else {}
-    listed = values.get("added_tokens_decoder") or {}
-    if not isinstance(listed, dict):
-        raise CheckpointError(f"{path}: 'added_tokens_decoder' should be a mapping, is {shown(listed)}")
-    known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
-    tokens: list[tuple[int | None, AddedToken]] = []
-    entries: dict[str, Any] = listed
-    for index in sorted(entries, key=lambda index: index.zfill(16)):
-        entry = entries[index]
-        content = entry.get("content") if isinstance(entry, dict) else None
-        if not index.isdecimal() or not isinstance(content, str):
-            raise CheckpointError(f"{path}: 'added_tokens_decoder' has {shown(index)}: {shown(entry)}, not a token")
-        flags = {key: bool(entry.get(key)) for key in ("single_word", "lstrip", "rstrip", "special")}
-        flags["normalized"] = bool(entry.get("normalized", not flags["special"]))
-        tokens.append((int(index), AddedToken(content, **flags)))
-    for name in NAMED_TOKENS:
-        value = values.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str) and content in known and not known[content].special:
-            old = known[content]
-            flags = {key: getattr(old, key) for key in ("single_word", "lstrip", "rstrip", "normalized")}
-            tokens.append((None, AddedToken(content, special=True, **flags)))
-    for index, token in tokens:
-        is_new = tokenizer.token_to_id(token.content) is None
-        if known.get(token.content) != token:
-            (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
-        found = tokenizer.token_to_id(token.content)
-        if is_new and found != index:
-            raise CheckpointError(
-                f"{path}: 'added_tokens_decoder' gives {shown(token.content)} the id {index}, and the next free one in "
-                f"tokenizer.json is {found}"
-            )
+        backend = tokenizers.Tokenizer.from_str(text)
+        backend.no_truncation()
+        backend.no_padding()
+        add_special_tokens(backend, tokens, folder)
+        backend.encode_special_tokens = bool(config.get("split_special_tokens"))
+    with tokenizer_call(path, "can't encode text; its unknown token should be in its vocabulary, and its steps whole"):
+        backend.encode("\U00013000")  # a hieroglyph: hardly in a vocabulary
+    return Tokenizer(backend, folder)
 
 
 def compare_tokenizers(tokenizer: Tokenizer, folder: Path, draft_folder: Path) -> None:

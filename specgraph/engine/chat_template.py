@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from specgraph.checkpoints.files import JSON_LIMIT, checked_file, exists
 from specgraph.checkpoints.gguf_file import json_of
-from specgraph.checkpoints.tokens import NAMED_TOKENS
+from specgraph.checkpoints.special_tokens import read_special_tokens
 from specgraph.errors import CheckpointError, ConfigError, first_line
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def render_chat(folder: Path, messages: Sequence[Mapping[str, Any]], variables: 
     if not messages:
         raise ConfigError("a conversation needs at least one message")
     known = {"tools": None, "documents": None, "add_generation_prompt": True, **(variables or {})}
-    config, template = _read(folder, "default" if known["tools"] is None else "tool_use")
-    tokens = {name: _text(config[name]) for name in NAMED_TOKENS if config.get(name)}
+    template = _read(folder, "default" if known["tools"] is None else "tool_use")
+    tokens = {name: token.content for name, token in read_special_tokens(folder).named.items()}
     try:
         # Through JSON: a template is a program of the folder's, and sees no object that has methods of its own.
         seen = json.loads(json.dumps({**tokens, **known, "messages": [_with_reasoning(each) for each in messages]}))
@@ -98,8 +98,8 @@ def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
     return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
 
 
-def _read(folder: Path, name: str) -> tuple[Mapping[str, Any], str]:
-    """Return tokenizer_config.json and the template: of several the one of a name, else `default`."""
+def _read(folder: Path, name: str) -> str:
+    """Return the template: of several the one of a name, else `default`."""
     file, config = folder / "chat_template.jinja", json_of(folder, "tokenizer_config.json") or {}
     template: Any = config.get("chat_template")
     if exists(file):
@@ -115,8 +115,4 @@ def _read(folder: Path, name: str) -> tuple[Mapping[str, Any], str]:
             f"{folder} has no chat template (chat_template.jinja, or in tokenizer_config.json): "
             "give a plain prompt, or another target"
         )
-    return config, template
-
-
-def _text(token: Any) -> str:
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token)
+    return template

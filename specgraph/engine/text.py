@@ -6,22 +6,20 @@ import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from specgraph.checkpoints.tokenizer import Tokenizer
 from specgraph.device import Platform
 from specgraph.engine.chat_template import render_chat
 from specgraph.engine.decoder import SpeculativeDecoder
 from specgraph.engine.request import UNSUPPORTED, Chunk, Generation, Request
 from specgraph.engine.text_stream import TextStream, text_of
-from specgraph.errors import CheckpointError, ConfigError, first_line
+from specgraph.errors import ConfigError
 from specgraph.options import check_num_sequences
 from specgraph.parallel import ParallelLayout
 from specgraph.validation import Requests, checked
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +84,7 @@ class TextGenerator:
         if plain and chat_template_kwargs:
             raise ConfigError("chat_template_kwargs are for a chat template: give messages, or chat=True")
         text = prompt if isinstance(prompt, str) and plain else render_chat(self.folder, messages, chat_template_kwargs)
-        try:
-            ids = self.tokenizer.encode(text, add_special_tokens=plain).ids
-        except Exception as error:  # of no narrower class: such as an unknown word without a token for it
-            raise CheckpointError(f"{self.folder}: tokenizer.json can't encode it: {first_line(error)}") from None
+        ids = self.tokenizer.encode(text, add_special_tokens=plain).ids
         return Request(prompt_token_ids=ids, max_tokens=max_tokens, temperature=temperature, seed=seed, **parameters)
 
     @checked

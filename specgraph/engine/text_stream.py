@@ -6,13 +6,10 @@ from collections import deque
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
 
+from specgraph.checkpoints.tokenizer import Tokenizer
 from specgraph.engine.request import Chunk, FinishReason, Generation, Request
 from specgraph.errors import CapacityError, ConfigError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT = 6

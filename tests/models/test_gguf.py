@@ -15,6 +15,7 @@ from changed_folders import refused
 from specgraph import load_generator
 from specgraph.checkpoints import gguf_file, load_target, target_shape
 from specgraph.checkpoints.gguf_file import open_gguf
+from specgraph.checkpoints.gguf_tokenizer import gguf_tokenizer
 from specgraph.checkpoints.tokens import read_tokenizer, stop_token_ids
 from specgraph.engine.chat_template import render_chat
 from specgraph.errors import CheckpointError
@@ -170,7 +171,7 @@ def test_smollm_splits_digits_before_all_else(file):
     from tokenizers import pre_tokenizers
 
     ours = read_tokenizer(file(tokenizer=byte_level("smollm")))
-    theirs = read_tokenizer(file(tokenizer=byte_level("gpt-2")))
+    theirs = gguf_tokenizer(open_gguf(file(tokenizer=byte_level("gpt-2"))))
     theirs.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

@@ -1,10 +1,12 @@
 """Tokenizer, end-of-text tokens and sampling defaults of a folder, against transformers' tokenizer of the same one."""
 
 import json
+from pathlib import Path
 
 import pytest
 from changed_folders import refused
 
+from specgraph.checkpoints.tokenizer import tokenizer_call
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.engine.load import shipped_pair
 
@@ -81,11 +83,75 @@ def test_as_transformers_reads_the_folder(in_tokenizer, config, settings, write)
         ({"x": added("<|a|>")}, "not a token"),
         ({"2048": 3}, "not a token"),
         ([1], "should be a mapping"),
+        ({"9" * 5000: added("<|a|>")}, "not a token"),
+        ({"\u0662\u0660\u0664\u0668": added("<|a|>")}, "not a token"),
+        ({str(NEXT): added("\ud800")}, "not a token"),
+        ({str(NEXT): added("<|a|>", lstrip=3)}, "are true or false"),
     ],
 )
 def test_tokens_that_cannot_be_added_are_refused(listed, words, write):
     with refused(words):
         read_tokenizer(write(config={"added_tokens_decoder": listed}))
+
+
+@pytest.mark.parametrize("key", ["eos_token", "image_token", "extra_special_tokens", "added_tokens.json"])
+def test_tokens_with_half_a_character_are_refused(key, write):
+    content = "a\ud800"
+    folder = write(config={key: [content] if key.startswith("extra") else content})
+    if key == "added_tokens.json":
+        (folder / "tokenizer_config.json").unlink()
+        (folder / key).write_text(json.dumps({content: NEXT}))
+    with refused("not a token"):
+        read_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"added_tokens.json": {"<|a|>": "2048"}}, "has the id '2048', which is none"),
+        ({"added_tokens.json": {"<|a|>": NEXT + 1}}, "'<|a|>' the id 2049, and the next free one"),
+        ({"added_tokens.json": {"<|a|>": 0}}, "'<|a|>' the id 0, which is '<|endoftext|>' in tokenizer.json"),
+        ({"special_tokens_map.json": {"eos_token": 3}}, "'eos_token' is 3, not a token"),
+        ({"special_tokens_map.json": {"extra_special_tokens": 3}}, "should be a list or a mapping"),
+    ],
+)
+def test_other_files_of_tokens_that_cannot_be_read(files, words, write):
+    folder = write()
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    with refused(words):
+        read_tokenizer(folder)
+
+
+REPLACE = {"type": "Replace", "pattern": {"Regex": ".+"}, "content": ""}
+STRIP = {"type": "Strip", "content": " ", "start": 0, "stop": 1}
+PANICS = {
+    "charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "pieces of no length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "template without its token": {
+        "post_processor": {
+            "type": "TemplateProcessing", "pair": [], "special_tokens": {},
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        }
+    },
+    "retries": {
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    },
+    "strip of nothing": {"decoder": {"type": "Sequence", "decoders": [REPLACE, {"type": "Fuse"}, STRIP]}},
+}  # fmt: skip
+"""Settings at which the package's own code panics: while it is read, at any text, at one text, and at any token."""
+
+
+@pytest.mark.parametrize("settings", PANICS.values(), ids=PANICS.keys())
+def test_a_panic_of_the_package_is_one_error(settings, write):
+    with refused("tokenizer"):
+        tokenizer = read_tokenizer(write(settings=settings))
+        tokenizer.decode(tokenizer.encode("a" * 60 + "!").ids)
+
+
+def test_an_interrupt_is_none():
+    with pytest.raises(KeyboardInterrupt), tokenizer_call(Path("a"), "can't"):
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"{", b"[" * 9999])
