@@ -192,7 +192,9 @@ class GgufFile:
             index = self.values.get(f"tokenizer.ggml.{key}_token_id")
             if index is not None and 0 <= index < len(tokens):
                 found[f"{name}_token"] = tokens[index]
-        return found | {"chat_template": self.values.get("tokenizer.chat_template")}
+        key = "tokenizer.chat_template"
+        named = {each.removeprefix(f"{key}."): text for each, text in self.values.items() if each.startswith(f"{key}.")}
+        return found | {"chat_template": {"default": self.values.get(key), **named}}
 
 
 def is_gguf(path: Path) -> bool:

@@ -25,7 +25,7 @@ _MAP, _CONFIG, _LISTED = "special_tokens_map.json", "tokenizer_config.json", "ad
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _EXTRA, _ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
 _DIGITS = 9
-"""Of a token id, at most."""
+"""Digits of a token id, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class SpecialTokens:
     """The tokens that a folder's JSON files name."""
 
     named: Mapping[str, AddedToken]
-    """By name, such as `eos_token`; all are special. A chat template sees their content."""
+    """Tokens by name, such as `eos_token`; all are special. A chat template sees their content."""
     extra: Sequence[AddedToken]
     """Others that are special."""
     listed: Mapping[int, AddedToken]
-    """By the id that a file gives them."""
+    """Tokens by the id that a file gives them."""
     has_decoder: bool
     """True if tokenizer_config.json has `added_tokens_decoder`; else the listed tokens are those of added_tokens.json,
     and tokenizer.json's own become special too where they are named."""

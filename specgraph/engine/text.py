@@ -61,7 +61,8 @@ class TextGenerator:
             temperature: 0 is greedy; above 0 the generator must have been loaded with `sampled=True`.
             seed: sampling repeats for the same seed; None gives each request another one; see `Request.seed`.
             chat: put the text into the target's chat template, as a message of the user.
-            chat_template_kwargs: variables of the chat template, such as `tools` (JSON schemas) or `enable_thinking`.
+            chat_template_kwargs: variables of the chat template, such as `tools` (JSON schemas) or `enable_thinking`;
+                and transformers' options `chat_template`, `continue_final_message`, `add_generation_prompt`.
             parameters: stop_token_ids as in `Request`, instead of the target's own; top_k, top_p, min_p, penalties and
                 logit_bias, for which the generator must have been loaded with `sampling_parameters=True`.
 

@@ -9,6 +9,7 @@ import pytest
 
 from specgraph.checkpoints.architectures import ARCHITECTURES
 from specgraph.engine.chat_template import render_chat
+from specgraph.engine.load import shipped_pair
 from specgraph.errors import CheckpointError, ConfigError
 
 TEMPLATE = (
@@ -146,6 +147,101 @@ def test_conversations_of_a_family(family, tmp_path, by_transformers):
                 assert render_chat(folder, messages, variables) == wanted
                 rendered += 1
     assert rendered >= 20
+
+
+FILES = {
+    "one": {"chat_template.jinja": "one"},
+    "one and tools": {"chat_template.jinja": "one", "additional_chat_templates/tool_use.jinja": "tools"},
+    "default of the subfolder": {"additional_chat_templates/default.jinja": "sub"},
+    "both defaults": {"chat_template.jinja": "one", "additional_chat_templates/default.jinja": "sub"},
+    "tools only": {"additional_chat_templates/tool_use.jinja": "tools"},
+    "another": {"chat_template.jinja": "one", "additional_chat_templates/rag.jinja": "{{ documents | length }}"},
+    "none": {},
+}
+IN_CONFIG = (
+    None, "config", [{"name": "default", "template": "listed"}, {"name": "tool_use", "template": "listed tools"}],
+    [{"name": "rag", "template": "listed rag"}],
+)  # fmt: skip
+CHOICES = ({}, {"tools": []}, {"tools": [TOOL]}, {"chat_template": "rag"}, {"chat_template": "{{ messages | length }}"})
+
+
+@pytest.mark.parametrize("files", FILES.values(), ids=FILES.keys())
+@pytest.mark.parametrize("in_config", IN_CONFIG, ids=["none", "one", "list", "list without default"])
+def test_named_templates(files, in_config, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((shipped_pair()[0] / name).read_bytes())
+    write(tmp_path, {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": in_config})
+    for name, template in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(template)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for choice in CHOICES:
+        variables = {"documents": [{"title": "a", "text": "b"}], **choice}
+        try:
+            wanted = theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True, **variables)
+        except ValueError:
+            with pytest.raises(CheckpointError, match="has no chat template"):
+                render_chat(tmp_path, MESSAGES, variables)
+        else:
+            assert render_chat(tmp_path, MESSAGES, variables) == wanted, choice
+
+
+CONTINUED = {
+    "content": ([user("a"), assistant(" b ")], True, True),
+    "stripped": ([user("a"), assistant("b")], True, True),
+    "of a user": ([user("a ")], True, True),
+    "by name": ([user("a"), assistant("b")], "content", True),
+    "reasoning": ([user("a"), assistant("b", thinking="so ")], "thinking", True),
+    "reasoning by another name": ([user("a"), assistant("b", reasoning="so")], "reasoning_content", True),
+    "parts": ([user("a"), assistant([{"type": "text", "text": "b"}, {"type": "image"}])], True, True),
+    "no content": ([user("a"), assistant(None, tool_calls=CALL)], True, False),
+    "no text": ([user("a"), assistant([{"type": "image"}])], True, False),
+    "not in the template": ([user("a"), assistant("b", plan="c")], "plan", False),
+    "no template writes it": ([user("a"), assistant("b", tool_calls="c")], "tool_calls", False),
+}
+"""Messages, the option, and whether a template of some family can do it."""
+
+
+@pytest.mark.parametrize("case", CONTINUED.values(), ids=CONTINUED.keys())
+def test_a_message_that_is_continued(case, tmp_path, by_transformers):
+    messages, field, works = case
+    rendered = 0
+    for template in FAMILIES.values():
+        folder = write(tmp_path, {**CONFIG, **TOKENS, "chat_template": template})
+        variables = {"continue_final_message": field}
+        wanted = by_transformers(template, messages, {**variables, "add_generation_prompt": False})
+        if wanted is None:
+            with pytest.raises((CheckpointError, ConfigError), match=r"continue|can't render"):
+                render_chat(folder, messages, variables)
+        else:
+            assert render_chat(folder, messages, variables) == wanted
+            rendered += 1
+    assert (rendered > 0) == works
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"tokenize": False}, "'tokenize' is no variable"),
+        ({"messages": []}, "'messages' is no variable"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "contradict each other"),
+        ({"continue_final_message": 3}, "continue_final_message is 3"),
+        ({"chat_template": 3}, "chat_template is 3"),
+        ({"tools": [print]}, "should be JSON values"),
+    ],
+)
+def test_options_that_have_no_meaning_are_refused(variables, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        render_chat(write(tmp_path, CONFIG), MESSAGES, variables)
+
+
+def test_a_template_sees_tokens_under_other_names(tmp_path):
+    """Names are those of transformers, whose `special_tokens_map` `tests/models/test_special_tokens.py` compares."""
+    config = {"eos_token": "</s>", "image_token": "<i>", "extra_special_tokens": {"end_token": "<e>"}}
+    write(tmp_path, {**config, "chat_template": "{{ eos_token }}{{ image_token }}{{ end_token }}{{ bos_token }}"})
+    (tmp_path / "special_tokens_map.json").write_text('{"bos_token": {"content": "<s>", "lstrip": false}}')
+    assert render_chat(tmp_path, MESSAGES) == "</s><i><e><s>"
 
 
 def test_an_empty_conversation_is_refused_as_in_transformers(tmp_path, by_transformers):

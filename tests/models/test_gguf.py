@@ -179,11 +179,22 @@ def test_smollm_splits_digits_before_all_else(file):
         assert ours.encode(text).ids == theirs.encode(text).ids
 
 
+def test_named_templates(file):
+    """llama.cpp reads them so: `tool_use` where there are tools."""
+    key = "tokenizer.chat_template.tool_use"
+    path = file(change=lambda writer: writer.add_string(key, "{{ tools | length }}"))
+    messages = [{"role": "user", "content": "hi"}]
+    assert render_chat(path, messages, {"tools": [{}, {}]}) == "2"
+    assert render_chat(path, messages).startswith(f"{SPECIAL[1]}user: hi")
+    assert render_chat(path, messages, {"chat_template": "tool_use", "tools": []}) == "0"
+
+
 def test_chat_and_stops(file):
     path = file(change=lambda writer: writer.add_eot_token_id(7))
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     messages = [{"role": "user", "content": "hi"}]
     wanted = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert render_chat(path, messages, {"tools": []}) == wanted  # no tool_use: the only one
     assert render_chat(path, messages) == wanted == f"{SPECIAL[1]}user: hi{SPECIAL[0]}"
     assert stop_token_ids(path, 400) == (397, 7)
 

@@ -31,7 +31,7 @@ def flags(rng, every=False):
 
 
 def forms(rng):
-    """How a folder's files write each token: as its text, or as an object whose flags are the same each time."""
+    """Return how a folder's files write each token: as its text, or as an object whose flags are the same each time."""
     return {content: None if rng.random() < 0.6 else flags(rng) for content in CONTENTS}
 
 

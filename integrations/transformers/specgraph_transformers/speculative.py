@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -133,9 +134,10 @@ class Speculative:
                 a state of the target that transformers does not hand out.
             CheckpointError: the drafter's folder cannot be read, or does not fit the model.
         """
-        streamer = streamer or _streamer_of_generate()
+        given = _arguments_of_generate()
+        streamer = streamer or given.get("streamer")
         mask, positions = model_inputs.get("attention_mask"), model_inputs.get("position_ids")
-        check_supported(model, input_ids, logits_processor, generation_config, model_inputs)
+        check_supported(model, input_ids, logits_processor, generation_config, model_inputs, given)
         lengths = prompt_lengths(input_ids, mask, positions)
         limit = stopping_criteria.max_length
         if limit is None:
@@ -213,12 +215,12 @@ def _weights(model: Any) -> int:
     return model.get_input_embeddings().weight.data_ptr()
 
 
-def _streamer_of_generate() -> Any:
-    """The `streamer` that `generate` was called with.
+def _arguments_of_generate() -> Mapping[str, Any]:
+    """Return the arguments that `generate` was called with; empty where another function called.
 
-    transformers 5.23 hands a callable only its own keyword arguments, and `streamer` is not among them: the prompt is
-    put into the streamer, and then it is dropped. It is an argument of the calling frame.
+    transformers 5.23 hands a callable only its own keyword arguments, and drops `streamer` (into which it has put the
+    prompt), `assistant_model` and `synced_gpus`. They are arguments of the calling frame.
     """
     here = inspect.currentframe()
     caller = here.f_back.f_back if here is not None and here.f_back is not None else None  # past `__call__`
-    return caller.f_locals.get("streamer") if caller is not None and caller.f_code.co_name == "generate" else None
+    return caller.f_locals if caller is not None and caller.f_code.co_name == "generate" else {}

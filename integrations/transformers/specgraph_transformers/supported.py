@@ -46,11 +46,22 @@ PREFIX_PROCESSORS = (
 MODEL_INPUTS = {"attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep"}
 """The inputs that `generate` hands over for a text prompt."""
 
+DROPPED = {
+    "assistant_model": "the drafter drafts",
+    "synced_gpus": "a verify has no step per token that the ranks could take together",
+}
+"""Arguments of `generate` that it drops where there is a `custom_generate`, and why they have no meaning beside one."""
+
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 def check_supported(
-    model: Any, input_ids: Tensor, processors: Sequence[Any], config: Any, model_inputs: Mapping[str, Any]
+    model: Any,
+    input_ids: Tensor,
+    processors: Sequence[Any],
+    config: Any,
+    model_inputs: Mapping[str, Any],
+    given: Mapping[str, Any],
 ) -> None:
     """Refuse what cannot be served exactly.
 
@@ -58,12 +69,18 @@ def check_supported(
         processors: logits processors, as `generate` made them.
         config: the generation config, as `generate` prepared it.
         model_inputs: what `generate` prepared for the model besides input_ids.
+        given: the arguments of `generate`, some of which it hands over nowhere else.
 
     Raises:
         UnsupportedError: names the option, the processor, the model's kind or the cache.
     """
     if model.config.is_encoder_decoder:
         raise UnsupportedError(f"{type(model).__name__} is an encoder-decoder model; drafters are for causal models")
+    for name, why in DROPPED.items():
+        if given.get(name):
+            raise UnsupportedError(f"{name} beside custom_generate is not supported: {why}; leave it out")
+    if config.is_assistant:
+        raise UnsupportedError("is_assistant=True is not supported: the model is the target of a drafter here")
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise UnsupportedError(f"generation mode '{mode.value}': speculative decoding is greedy or sampled, one beam")

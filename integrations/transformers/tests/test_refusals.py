@@ -29,6 +29,9 @@ REFUSED = {
     "offloaded": ({"cache_implementation": "offloaded"}, "an offloaded cache"),
     "no cache": ({"use_cache": False}, "use_cache=True"),
     "chunks": ({"prefill_chunk_size": 2}, "prefill_chunk_size=2"),
+    "ranks": ({"synced_gpus": True}, "synced_gpus beside custom_generate"),
+    "an assistant itself": ({"is_assistant": True}, "is_assistant=True"),
+    "lookup": ({"prompt_lookup_num_tokens": 2}, "generation mode 'assisted_generation'"),
     "inputs": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions=True"),
 }
 
@@ -44,6 +47,12 @@ def test_options(name, model, eagle3, monkeypatch):
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert draft.drafter is None
+
+
+def test_an_assistant_model(model, eagle3):
+    """`generate` drops it where there is a `custom_generate`."""
+    with pytest.raises(UnsupportedError, match="assistant_model beside custom_generate is not supported"):
+        model.generate(make_prompts(5)[0], max_new_tokens=4, custom_generate=speculative(eagle3), assistant_model=model)
 
 
 def never(forward):
