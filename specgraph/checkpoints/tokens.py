@@ -67,6 +67,10 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         backend.encode_special_tokens = bool(config.get("split_special_tokens"))
     with tokenizer_call(path, "can't encode text; its unknown token should be in its vocabulary, and its steps whole"):
         backend.encode("\U00013000")  # a hieroglyph: hardly in a vocabulary
+    cleaned = not isinstance(backend.model, tokenizers.models.BPE)  # of BPE transformers leaves it out too
+    for key in ("fix_mistral_regex", "fast_tokenizer_files", *(["clean_up_tokenization_spaces"] if cleaned else [])):
+        if config.get(key):
+            _LOG.warning("%s: '%s' of tokenizer_config.json is not applied; transformers applies it", folder, key)
     return Tokenizer(backend, folder)
 
 

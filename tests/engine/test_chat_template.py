@@ -205,6 +205,7 @@ CONTINUED = {
 
 @pytest.mark.parametrize("case", CONTINUED.values(), ids=CONTINUED.keys())
 def test_a_message_that_is_continued(case, tmp_path, by_transformers):
+    pytest.importorskip("transformers", "5.24")  # earlier ones continue no reasoning, and keep keys that are None
     messages, field, works = case
     rendered = 0
     for template in FAMILIES.values():

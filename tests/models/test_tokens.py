@@ -123,6 +123,21 @@ def test_other_files_of_tokens_that_cannot_be_read(files, words, write):
         read_tokenizer(folder)
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"fix_mistral_regex": True}, True),
+        ({"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}, True),
+        ({"clean_up_tokenization_spaces": True}, False),
+        ({"fix_mistral_regex": False, "add_bos_token": True, "legacy": False}, False),
+    ],
+)
+def test_settings_that_are_not_applied_are_said(config, said, write, caplog):
+    """`clean_up_tokenization_spaces` is one only of other models than BPE; what transformers ignores is none."""
+    read_tokenizer(write(config=config))
+    assert ("is not applied" in caplog.text) == said
+
+
 REPLACE = {"type": "Replace", "pattern": {"Regex": ".+"}, "content": ""}
 STRIP = {"type": "Strip", "content": " ", "start": 0, "stop": 1}
 PANICS = {
