@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specgraph.engine import template_sandbox
+from specgraph.engine import template_sandbox, template_work
 from specgraph.engine.chat_template import render_chat
 from specgraph.errors import CheckpointError
 
@@ -27,6 +27,7 @@ MADE = (
     "{{ messages | tojson(indent=999999999) }}",
     "{{ ('a' * 1000000).replace('', 'b' * 100000) }}",
     "{{ ('a' * 1000000) | replace('a', 'b' * 100000) }}",
+    "{{ ('a' * 1000000) | replace(new='b' * 100000, old='a') }}",
     "{{ ('b' * 1000000).join('a' * 1000000) }}",
     "{{ (['a'] * 100000) | map('string') | join('b' * 100000) }}",
     "{{ ['a'] | map('center', 999999999) | list }}",
@@ -80,7 +81,7 @@ def test_one_operation(template, tmp_path):
 
 @pytest.mark.parametrize("template", GROWING, ids=range(len(GROWING)))
 def test_many_operations(template, tmp_path, monkeypatch):
-    monkeypatch.setattr(template_sandbox, "WORK", 1 << 21)  # as with the real limit, sooner
+    monkeypatch.setattr(template_work, "WORK", 1 << 21)  # as with the real limit, sooner
     check(tmp_path, template, "can't render.*more than 2097152 steps and bytes")
 
 
@@ -99,7 +100,7 @@ def test_a_long_template(tmp_path):
 
 
 def test_a_filter_of_ours_can_not_give_work_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(template_sandbox, "WORK", 1 << 16)
+    monkeypatch.setattr(template_work, "WORK", 1 << 16)
     negative = "{% for i in range(9999) %}{% set x = [-9999999999] | map('counted literal') | list %}{% endfor %}"
     check(tmp_path, negative, "steps and bytes")
 
@@ -115,7 +116,7 @@ def test_the_work_is_the_same_each_time(tmp_path, monkeypatch):
             return False
         return True
 
-    monkeypatch.setattr(template_sandbox, "WORK", 1 << 15)
+    monkeypatch.setattr(template_work, "WORK", 1 << 15)
     limits = [max(n for n in range(400) if fits(n)) for _ in range(2)]
     assert limits[0] == limits[1]
     assert 50 < limits[0] < 399
