@@ -25,6 +25,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "n": "a request has one sequence; TextGenerator.requests and text take n",
     "best_of": "give the request several times with other seeds, and compare their logprobs",
     "stop": "give stop strings to stream_text",
+    "skip_special_tokens": "a request is of tokens; stream_text and text take skip_special_tokens",
 }
 """Parameters of servers that are not supported, and why or what to use."""
 

@@ -105,12 +105,21 @@ class TextGenerator:
         return [first if seed is None else replace(first, seed=seed + i) for i in range(n)]
 
     @checked
-    def stream_text(self, prompt: str | Request, *, stop: str | Sequence[str] = (), **settings: Any) -> TextStream:
+    def stream_text(
+        self,
+        prompt: str | Request,
+        *,
+        stop: str | Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        **settings: Any,
+    ) -> TextStream:
         """Stream the text for one prompt as it is generated, in whole characters.
 
         Args:
             prompt: the prompt, or a request made by `request`.
-            stop: the text ends before this string, or before the one of these strings that is complete first.
+            stop: the text ends before this string, or before the one of these strings that is complete first. One that
+                contains a special token, such as "<|eot_id|>", also ends a text that leaves special tokens out.
+            skip_special_tokens: leave special tokens out of the text, as vLLM and transformers do.
             settings: as in `request`, if `prompt` is a text.
 
         Returns:
@@ -118,7 +127,7 @@ class TextGenerator:
         """
         request = self.request(prompt, **settings) if isinstance(prompt, str) else prompt
         self.decoder.check(request)
-        return TextStream(self.tokenizer, request, self.stream([request]), stop)
+        return TextStream(self.tokenizer, request, self.stream([request]), stop, skip_special_tokens)
 
     @checked
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
@@ -153,7 +162,9 @@ class TextGenerator:
             yield chunk
 
     @checked
-    def text(self, prompts: str | Sequence[str], *, n: Requests = 1, **settings: Any) -> list[str]:
+    def text(
+        self, prompts: str | Sequence[str], *, n: Requests = 1, skip_special_tokens: bool = True, **settings: Any
+    ) -> list[str]:
         """Return continuations, `n` per prompt, those of one prompt together; greedy by default.
 
         Warns where `max_num_requests` is less than the number of texts, so that some wait for others.
@@ -161,6 +172,7 @@ class TextGenerator:
         Args:
             prompts: a string is one prompt.
             n: texts per prompt, as in `requests`; more than 1 needs a temperature.
+            skip_special_tokens: leave special tokens out of the texts.
             settings: as in `request`, for all prompts.
 
         Raises:
@@ -180,7 +192,10 @@ class TextGenerator:
                 stacklevel=2,
             )
         results = self.generate(requests)
-        return [text_of(self.tokenizer, *each) for each in zip(requests, results, strict=True)]
+        return [
+            text_of(self.tokenizer, *each, skip_special_tokens=skip_special_tokens)
+            for each in zip(requests, results, strict=True)
+        ]
 
     def close(self) -> None:
         """Release graphs and their memory, and leave the ranks; requests are refused afterwards."""

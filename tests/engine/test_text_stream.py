@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import combinations, pairwise, product
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from specgraph.engine.load import shipped_pair
 from specgraph.engine.request import Chunk, Request
 from specgraph.engine.text_stream import Detokenizer, StopStrings, TextStream
 from specgraph.errors import CapacityError, ConfigError
@@ -81,14 +83,17 @@ class Counting:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.decoded = tokenizer, 0
 
-    def decode(self, ids) -> str:
+    def decode(self, ids, **options) -> str:
         self.decoded += len(ids)
-        return self.tokenizer.decode(ids)
+        return self.tokenizer.decode(ids, **options)
+
+    def __getattr__(self, name: str):
+        return getattr(self.tokenizer, name)
 
 
-def in_pieces(data, tokenizer, prompt, ids):
+def in_pieces(data, tokenizer, prompt, ids, skip=True):
     """The pieces of a text whose tokens come in random numbers, as rounds give them."""
-    detokenizer, pieces = Detokenizer(tokenizer, prompt), []
+    detokenizer, pieces = Detokenizer(tokenizer, prompt, skip_special_tokens=skip), []
     while ids:
         count = data.draw(st.integers(1, 6))
         pieces.append(detokenizer.push(ids[:count], final=len(ids) <= count))
@@ -96,9 +101,11 @@ def in_pieces(data, tokenizer, prompt, ids):
     return pieces
 
 
-def after(tokenizer, prompt, ids):
-    """The oracle: the text of all tokens without the prompt's."""
-    return tokenizer.decode([*prompt, *ids])[len(tokenizer.decode(prompt)) :]
+def after(tokenizer, prompt, ids, skip=True):
+    """The oracle: the text of all tokens, without as much of it as `decode` shows of the prompt or its beginning."""
+    text = tokenizer.decode([*prompt, *ids], skip_special_tokens=skip)
+    before = [tokenizer.decode(prompt[:end], skip_special_tokens=skip) for end in range(len(prompt) + 1)]
+    return text[max(len(os.path.commonprefix([each, text])) for each in before) :]  # noqa: RUF071 (no paths)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -121,6 +128,80 @@ def test_pieces_of_any_tokenizer_are_the_text_behind_the_prompt(tokenizer, data)
     if tokenizer is SENTENCES:
         ids = [*data.draw(st.integers(0, 9)) * [2], *ids]
     assert "".join(in_pieces(data, tokenizer, prompt, ids)) == after(tokenizer, prompt, ids)
+
+
+def with_special(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a copy with two more special tokens."""
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.add_special_tokens(["<|x|>", "<|end|>"])
+    return copy
+
+
+SHIPPED = Tokenizer.from_file(str(shipped_pair()[0] / "tokenizer.json"))
+KINDS = {
+    "one byte each": BYTES, "byte-level BPE": SHIPPED, "metaspace": WORDS, "byte fallback": SENTENCES,
+    "WordPiece": PIECES, "parts of characters": parts_of_characters(),
+}  # fmt: skip
+SPECIAL = {name: with_special(tokenizer) for name, tokenizer in KINDS.items()}
+WRITTEN = ["the", " quick fox", " foxes", " don't", ".", "\n", "é", " 你好", "🙂", "  "]
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(data=st.data())
+def test_text_depends_neither_on_the_pieces_nor_on_the_prompts_end(kind, skip, data):
+    """Any words with any number of special tokens between them, cut anywhere: within a character, behind specials."""
+    tokenizer = SPECIAL[kind]
+    marks = [tokenizer.token_to_id(name) for name in ("<|x|>", "<|end|>")]
+    ids = []
+    for _ in range(data.draw(st.integers(1, 6))):
+        if kind == "parts of characters":
+            ids += data.draw(st.lists(st.integers(0, len(PARTS) - 1), max_size=6))
+        else:
+            ids += tokenizer.encode(data.draw(st.sampled_from(WRITTEN)), add_special_tokens=False).ids
+        ids += data.draw(st.sampled_from([0, 0, 1, 2, 9])) * [data.draw(st.sampled_from(marks))]
+    cut = data.draw(st.integers(0, len(ids)))
+    pieces = in_pieces(data, tokenizer, ids[:cut], ids[cut:], skip)
+    assert "".join(pieces) == after(tokenizer, ids[:cut], ids[cut:], skip)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(data=st.data())
+def test_any_tokens_are_one_text_in_whatever_pieces(kind, data):
+    """Also bytes that are no text, behind a character that was shown before they came."""
+    tokenizer = SPECIAL[kind]
+    size = tokenizer.get_vocab_size()
+    ids = data.draw(st.lists(st.integers(0, size + 1) | st.integers(size - 4, size - 1), max_size=30))
+    if kind == "byte fallback":
+        of_bytes = st.sampled_from([3 + byte for byte in (0xE4, 0xBD, 0xA0, 0xFF, 0x61)])
+        ids = data.draw(st.lists(of_bytes | st.sampled_from([2, 303]), max_size=30))
+    cut = data.draw(st.integers(0, len(ids)))
+    alone = Detokenizer(tokenizer, ids[:cut])
+    one_by_one = "".join(alone.push([token]) for token in ids[cut:]) + alone.push([], final=True)
+    assert Detokenizer(tokenizer, ids[:cut]).push(ids[cut:], final=True) == one_by_one
+    assert "".join(in_pieces(data, tokenizer, ids[:cut], ids[cut:])) == one_by_one
+
+
+def test_a_character_that_the_prompt_began_is_shown_when_it_is_complete():
+    for tokenizer in (BYTES, SENTENCES):
+        ids = tokenizer.encode("the 你.").ids
+        for cut in range(1, len(ids) + 1):
+            shown = Detokenizer(tokenizer, ids[:cut]).push(ids[cut:], final=True)
+            whole = tokenizer.decode(ids[:cut]).rstrip("\N{REPLACEMENT CHARACTER}")
+            assert whole + shown == "the 你."
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_space_behind_many_special_tokens_is_kept(skip):
+    tokenizer = SPECIAL["metaspace"]
+    mark, (the, quick) = tokenizer.token_to_id("<|x|>"), tokenizer.encode("the quick").ids
+    shown = "<|x|>" * 9 if not skip else ""
+    assert Detokenizer(tokenizer, [the, *9 * [mark]], skip_special_tokens=skip).push([quick], final=True) == " quick"
+    detokenizer = Detokenizer(tokenizer, [the], skip_special_tokens=skip)
+    assert detokenizer.push([quick, *9 * [mark]]) == f" quick{shown}"
+    assert detokenizer.push([quick], final=True) == " quick"
 
 
 @settings(max_examples=200, derandomize=True)
@@ -189,6 +270,60 @@ def test_the_text_ends_before_the_first_stop_string_in_whatever_pieces():
                 assert cut(pieces, stop) == wanted, (pieces, stop)
 
 
+@pytest.mark.parametrize(
+    ("stop", "pieces", "shown"),
+    [
+        ("aab", ["aa", "b"], ""),  # of "aa" and "a", both of which may begin it, the longest is held
+        ("aab", ["xa", "a", "ab"], "xa"),
+        (["ab", "bcd"], ["a", "bc", "d"], ""),
+        (["abcd", "bc"], ["ab", "c", "d"], "a"),
+        (["b", "ab"], ["a", "b"], ""),
+    ],
+)
+def test_what_may_begin_a_stop_string_is_held(stop, pieces, shown):
+    assert cut(pieces, stop) == (shown, True)
+
+
+NAMES = ("<x>", "<y>")
+
+
+def of_tokens(tokens, stop):
+    """The text of these tokens, of which NAMES are left out, and the number of tokens that came before a stop."""
+    strings, shown = StopStrings(stop, NAMES), ""
+    for count, token in enumerate(tokens, 1):
+        shown += strings.push(token, hidden=token in NAMES)
+        if strings.found:
+            return shown, count
+    return shown + strings.flush(), None
+
+
+def first_stop(tokens, stop):
+    """The oracle of `of_tokens`: looks for all of them again after each character."""
+    hidden = [each for each in stop if any(name in each for name in NAMES)]
+    units = [(char, token in NAMES, count) for count, token in enumerate(tokens, 1) for char in token]
+    for end in range(1, len(units) + 1):
+        shown = [place for place in range(end) if not units[place][1]]
+        ends = []
+        for each in stop:
+            places = range(end) if each in hidden else shown
+            where = "".join(units[place][0] for place in places)
+            if where.endswith(each) and places[-1] == end - 1:
+                ends.append(places[len(where) - len(each)])
+        if ends:
+            text = "".join(units[place][0] for place in shown if place < min(ends))
+            return text, units[end - 1][2]
+    return "".join(char for char, hides, _ in units if not hides), None
+
+
+def test_stop_strings_with_tokens_that_are_left_out():
+    """Every text of up to 4 of these tokens, for every one or two of these stop strings."""
+    strings = ["<x>", "<y>", "a<x>", "<x>b", "a<x>b", "ab", "b", "<x><y>", "a<y>b", "x", "aa<x>"]
+    stops = [*((each,) for each in strings), *combinations(strings, 2)]
+    for tokens in (each for n in range(1, 5) for each in product(["a", "b", *NAMES], repeat=n)):
+        for stop in stops:
+            assert of_tokens(tokens, stop) == first_stop(tokens, stop), (tokens, stop)
+
+
 def test_a_plain_string_is_one_stop_string():
     assert cut(["Each: an E", "ND of text, END"], "END of") == ("Each: an ", True)
     assert [piece.text for piece in stream("an END", [1, 5], stop="END")[0]] == ["a", "n "]
@@ -237,7 +372,7 @@ def test_accepted_text_is_marked():
 def test_a_stop_string_across_chunks_ends_the_generation():
     texts, closed = stream("one.\n\ntwo three", [1, 4, 4, 4], stop=["\n\n"])
     assert "".join(p.text for p in texts) == "one."
-    assert (texts.finish_reason, len(texts.token_ids), closed) == ("stop", 9, [True])
+    assert (texts.finish_reason, len(texts.token_ids), closed) == ("stop", 6, [True])
 
 
 def test_held_back_text_comes_at_the_end_with_its_mark():
@@ -250,6 +385,39 @@ def test_a_stop_token_is_no_text():
     texts, _ = stream("ab!", [1, 2], finish="stop", stop_token_ids=[token])
     assert "".join(p.text for p in texts) == "ab"
     assert len(texts.token_ids) == 3
+
+
+def special_stream(names, stop, skip=True, size=1):
+    """A stream of letters, and of special tokens by name, in chunks of `size` tokens."""
+    tokenizer = SPECIAL["one byte each"]
+    ids = [tokenizer.token_to_id(name) for name in names]
+    chunks = [Chunk(0, ids[at : at + size], size - 1) for at in range(0, len(ids), size)]
+    chunks[-1].finish_reason = "length"
+    request = Request(prompt_token_ids=[1], max_tokens=99)
+    return TextStream(tokenizer, request, (each for each in chunks), stop, skip)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("stop", "skip", "text", "count"),
+    [
+        ("<|end|>", True, "abc", 5),
+        ("<|end|>", False, "ab<|x|>c", 5),
+        ("b<|x|>c", True, "a", 4),
+        ("bc", True, "a", 4),  # as the reader of the text sees it
+        ("bc", False, "ab<|x|>c<|end|>ab", None),
+        ("<|", True, "abcab", None),  # the reader sees none
+        ("<|", False, "ab", 3),
+        ((), True, "abcab", None),
+        ((), False, "ab<|x|>c<|end|>ab", None),
+    ],
+)
+def test_special_tokens_in_text_and_in_stop_strings(stop, skip, text, count, size):
+    """The tokens end with the one that completes the stop string, however many came together."""
+    names = ["a", "b", "<|x|>", "c", "<|end|>", "a", "b"]
+    texts = special_stream(names, stop, skip, size)
+    assert "".join(piece.text for piece in texts) == texts.text == text
+    assert (texts.finish_reason, len(texts.token_ids)) == ("length" if count is None else "stop", count or len(names))
 
 
 def test_leaving_early_stops_and_a_refused_request_is_an_error():
