@@ -87,9 +87,9 @@ def _begins(path: Path, start: bytes) -> bool:
         return False  # whoever reads the file says why it cannot be read
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of at most JSON_LIMIT bytes."""
-    checked_file(path, JSON_LIMIT)
+def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
+    """Return the JSON object in a file of at most `limit` bytes."""
+    checked_file(path, limit)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:

@@ -64,6 +64,19 @@ _TENSORS = {
     **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
     "ffn_gate_inp": "mlp.gate",
 }
+_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+"""`tokenizer.ggml.NAME_token_id` are tokens that end a text."""
+END_TOKENS = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
+    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+))  # fmt: skip
+"""Strings of control tokens that end a text, or a turn of a conversation, or a file, in llama.cpp (`special_eog_ids` in
+src/llama-vocab.cpp)."""
+_CONTROL, _USER_DEFINED = 3, 4
+"""Values of `tokenizer.ggml.token_type`."""
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
 ROTATION = "rope_freqs.weight"
@@ -177,9 +190,21 @@ class GgufFile:
         return {"rope_type": kind, **{_SCALING.get(key, f"rope.scaling.{key}"): given[key] for key in given}}
 
     def _stops(self) -> list[int]:
-        """Return the ids of the tokens that end a text, or a turn of a conversation."""
-        keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-        return list(dict.fromkeys(self.values[key] for key in keys if key in self.values))
+        """Return the ids of the tokens that end a text, or a turn of a conversation: those that keys name, then those
+        whose strings llama.cpp knows, as files of the first converters name one token only.
+        """
+        keys = [f"tokenizer.ggml.{name}_token_id" for name in _ENDS]
+        named = [self.values[key] for key in keys if key in self.values]
+        tokens = self._tokens()
+        kinds = self.values.get("tokenizer.ggml.token_type") or [_CONTROL] * len(tokens)
+        known = {
+            token: index
+            for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+            if token in END_TOKENS and kind in (_CONTROL, _USER_DEFINED)
+        }
+        if {"<|return|>", "<|call|>"} <= known.keys():
+            known.pop("<|end|>", None)  # it ends one of the messages of an answer
+        return list(dict.fromkeys([*named, *known.values()]))
 
     def _tokens(self) -> list[str]:
         tokens: list[str] = self.values.get("tokenizer.ggml.tokens", [])

@@ -6,9 +6,10 @@ import filecmp
 import json
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from specgraph.checkpoints.files import TOKENIZER_LIMIT, checked_file, checked_folder, exists, shown
+from specgraph.checkpoints.files import TOKENIZER_LIMIT, checked_file, checked_folder, exists, read_json, shown
 from specgraph.checkpoints.gguf_file import is_gguf, json_of, open_gguf
 from specgraph.checkpoints.gguf_tokenizer import gguf_tokenizer
 from specgraph.checkpoints.special_tokens import add_special_tokens, read_special_tokens
@@ -127,7 +128,13 @@ def _check_prefix(text: str) -> None:
 
 
 def stop_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """Return `eos_token_id` of generation_config.json, else of config.json; empty when neither gives one."""
+    """Return the tokens that end a text: `eos_token_id` of generation_config.json, else of config.json, and then the
+    tokenizer's `eos_token`; of a GGUF file those of its keys, and those that llama.cpp knows by their strings.
+
+    A chat fine-tune of a base model often has the end of a turn in the tokenizer's files only: vLLM and SGLang stop at
+    both too, transformers at `eos_token_id` alone.
+    """
+    ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         path, value = folder / name, (json_of(folder, name) or {}).get("eos_token_id")
         if value is None:
@@ -138,8 +145,30 @@ def stop_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
                 f"{path}: 'eos_token_id' is {shown(value)}; it should be a token id below {vocab_size}, "
                 "or a list of such ids"
             )
-        return tuple(ids)
-    return ()
+        break
+    named = None if is_gguf(folder) else _eos_token_id(folder)
+    if named is not None and named < vocab_size:  # another can't be generated
+        ids = [*ids, named]
+    return tuple(dict.fromkeys(ids))
+
+
+def _eos_token_id(folder: Path) -> int | None:
+    """Return the id of the tokenizer's `eos_token`, as tokenizer.json says it, else as the tokenizer finds it."""
+    named, path = read_special_tokens(folder).named.get("eos_token"), folder / "tokenizer.json"
+    if named is None or not exists(path):
+        return None
+    added = read_json(path, TOKENIZER_LIMIT).get("added_tokens")
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict) and token.get("content") == named.content and type(token.get("id")) is int:
+            return token["id"]
+    return read_tokenizer(folder).token_to_id(named.content)
+
+
+def shown_stops(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Return the tokens that end a text, for people: `texts end at <|im_end|> (2), </s> (7)`."""
+    if not ids:
+        return "no token ends a text (there is no eos_token_id)"
+    return "texts end at " + ", ".join(f"{tokenizer.id_to_token(index) or 'token'} ({index})" for index in ids)
 
 
 def sampling_defaults(folder: Path) -> str:

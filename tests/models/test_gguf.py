@@ -199,6 +199,34 @@ def test_chat_and_stops(file):
     assert stop_token_ids(path, 400) == (397, 7)
 
 
+PLAIN, CONTROL, USER_DEFINED = 1, 3, 4
+
+
+@pytest.mark.parametrize(
+    ("typed", "ends"),
+    [
+        ({"<|eot_id|>": CONTROL, "<|start_header_id|>": CONTROL}, ["<|eot_id|>"]),
+        ({"<|im_start|>": CONTROL, "<|im_end|>": USER_DEFINED, "<EOT>": CONTROL}, ["<|im_end|>", "<EOT>"]),
+        ({"</s>": PLAIN, "<end_of_turn>": CONTROL}, ["<end_of_turn>"]),  # HTML has </s>
+        ({"<|end|>": CONTROL, "<|call|>": CONTROL}, ["<|end|>", "<|call|>"]),
+        ({"<|end|>": CONTROL, "<|call|>": CONTROL, "<|return|>": CONTROL}, ["<|call|>", "<|return|>"]),
+        ({"<|fim_pad|>": CONTROL, "<|file_sep|>": CONTROL, "<think>": CONTROL}, ["<|fim_pad|>", "<|file_sep|>"]),
+    ],
+)  # fmt: skip
+def test_tokens_that_llama_cpp_knows_end_a_text(typed, ends, file):
+    """Of a file that names one token only, as the first ones of Llama 3 do; `load` of llama-vocab.cpp is followed."""
+    tokenizer = byte_level()
+    size = len(tokenizer["token_list"]) - len(SPECIAL)
+    tokens = [*tokenizer["token_list"][:size], *typed]
+    kinds = [*tokenizer["token_types"][:size], *typed.values()]
+    path = file(tokenizer=tokenizer | {"token_list": tokens, "token_types": kinds, "eos_token_id": 5})
+    assert stop_token_ids(path, 400) == (5, *(tokens.index(each) for each in ends))
+    path = file(
+        tokenizer=tokenizer | {"token_list": tokens, "token_types": kinds, "eos_token_id": tokens.index(ends[0])}
+    )
+    assert stop_token_ids(path, 400) == tuple(tokens.index(each) for each in ends), "each once"
+
+
 @torch.no_grad()
 def test_a_file_generates(file):
     """Greedy, as the transformers model that it was made from."""

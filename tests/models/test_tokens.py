@@ -7,7 +7,7 @@ import pytest
 from changed_folders import refused
 
 from specgraph.checkpoints.tokenizer import tokenizer_call
-from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
+from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, shown_stops, stop_token_ids
 from specgraph.engine.load import shipped_pair
 
 SHIPPED = shipped_pair()[0] / "tokenizer.json"
@@ -207,6 +207,41 @@ def test_eos_token_ids_that_are_none(value, tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
     with refused("generation_config.json", "eos_token_id"):
         stop_token_ids(tmp_path, 64)
+
+
+MAP = "special_tokens_map.json"
+
+
+@pytest.mark.parametrize(
+    ("in_tokenizer", "config", "more"),
+    [
+        ([A], {"eos_token": "<|a|>"}, {}),
+        ([A, B], {}, {"eos_token": added("<|b|>", special=True)}),
+        ([A], {}, {"eos_token": "<|a|>"}),
+        ([A, B], {"eos_token": "<|a|>"}, {"eos_token": "<|b|>"}),
+        ([], {"eos_token": "<|a|>", "added_tokens_decoder": {str(NEXT): A}}, {"eos_token": "<|endoftext|>"}),
+        ([], {"eos_token": "def"}, {}),
+    ],
+    ids=["by name", "as an object", "in the map", "the map goes first", "the map is not read", "a plain token"],
+)  # fmt: skip
+def test_the_tokenizers_end_ends_a_text_too(in_tokenizer, config, more, write):
+    """As in vLLM and SGLang, behind `eos_token_id`; which token it is says transformers' tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    folder = write(in_tokenizer, config)
+    (folder / MAP).write_text(json.dumps(more))
+    (folder / "config.json").write_text('{"eos_token_id": [9, 5]}')
+    end = transformers.PreTrainedTokenizerFast.from_pretrained(folder).eos_token_id
+    assert end not in (0, None)
+    assert stop_token_ids(folder, NEXT + 2) == (9, 5, end)
+    assert stop_token_ids(folder, end) == (9, 5), "the model can't generate it"
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    assert stop_token_ids(folder, NEXT + 2) == (end,)
+
+
+def test_what_ends_a_text_is_said(write):
+    tokenizer = read_tokenizer(write([A]))
+    assert shown_stops(tokenizer, (NEXT, 0, 9999)) == "texts end at <|a|> (2048), <|endoftext|> (0), token (9999)"
+    assert shown_stops(tokenizer, ()) == "no token ends a text (there is no eos_token_id)"
 
 
 @pytest.mark.parametrize(
