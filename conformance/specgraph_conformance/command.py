@@ -85,11 +85,11 @@ def run_command(
     for path, _ in files:
         check_writable(Path(path))
     report = run_suite(platform, selection, jobs=jobs)
+    for path, form in files:  # before anything is shown: an output that breaks loses no report
+        Path(path).write_text(form(report), encoding="utf-8")
     print_report(report, file=sys.stderr if json == "-" else sys.stdout)
     if json == "-":
         print(as_json(report), end="")
-    for path, form in files:
-        Path(path).write_text(form(report), encoding="utf-8")
     return report.is_green and _conforms(report, profile)
 
 

@@ -20,6 +20,7 @@ from specgraph.cli.env import env
 from specgraph.cli.explain import explain
 from specgraph.cli.generate import generate
 from specgraph.cli.new_backend import new_backend
+from specgraph.cli.output import write_any_text
 from specgraph.cli.platforms import platforms
 from specgraph.errors import SpecgraphError
 
@@ -79,6 +80,7 @@ def _let_idle_threads_sleep() -> None:
 def main() -> None:
     """Entry point: an error of ours is one message and its exit status, without a traceback."""
     _let_idle_threads_sleep()
+    write_any_text()
     try:
         app()
     except SpecgraphError as error:

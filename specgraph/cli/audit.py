@@ -84,8 +84,8 @@ def audit(
         )  # fmt: skip
         chosen = choose_attention(attention, opened, head.attention_layers, head.dtype, block_size=16)
         report = compare(opened, head, case, chosen.backend, progress)
-    print(as_text(report, case.lowerings), file=text_output(json))
     write_json(report, json)
+    print(as_text(report, case.lowerings), file=text_output(json))
     if not report["equal"]:
         raise typer.Exit(1)
 

@@ -105,8 +105,8 @@ def bench(
         report["interrupted"] = True
     if (tiles := opened.capabilities.notes.get("tiles")) is not None:
         report["tiles"] = tiles.reason
-    _show_report(Console(file=text_output(json)), report, shape, target)
     write_json(report, json)
+    _show_report(Console(file=text_output(json)), report, shape, target)
     if "interrupted" in report:
         exit_interrupted()
 

@@ -26,7 +26,7 @@ from specgraph.cli.waiting import waiting
 from specgraph.errors import CapacityError, ConfigError
 
 
-@with_options(Prompt, "settings", only=("max_tokens", "temperature", "seed"), max_tokens=512)
+@with_options(Prompt, "settings", only=("max_tokens", "temperature", "seed", "skip_special_tokens"), max_tokens=512)
 @with_engine_options(without=("sampled", "max_num_requests", "sampling_parameters", "logprobs", "synthetic_acceptance"))
 def chat(
     model: ModelOption = None,
@@ -42,7 +42,8 @@ def chat(
 ) -> None:
     """Talk to a target that has a chat template, one line per message; an empty line or Ctrl-D ends it.
 
-    Every answer sees the whole conversation, which is prefilled again each time.
+    Every answer sees the whole conversation, which is prefilled again each time. The reasoning of gpt-oss is shown
+    under the name of its channel; the template decides whether later answers see it.
     """
     check_processes(options)
     target, draft = choose_folders(target, draft, model)
@@ -52,6 +53,8 @@ def chat(
     messages = [{"role": "system", "content": system}] if system else list[dict[str, str]]()
     with waiting() as captured:
         from specgraph.engine.chat_template import render_chat
+        from specgraph.engine.harmony import HarmonyStream, is_harmony
+        from specgraph.engine.text_stream import TextStream
 
         # It refuses a folder without a template.
         render_chat(target, [*messages, {"role": "user", "content": "?"}])
@@ -71,11 +74,26 @@ def chat(
                 print(f"specgraph: the conversation is too long: {error}", file=sys.stderr)
                 return
             results: list[Result] = []
+            if is_harmony(generator.tokenizer) and settings.skip_special_tokens:
+                stream = HarmonyStream(generator.tokenizer, request, stop or ())
+            else:
+                stream = TextStream(generator.tokenizer, request, None, stop or (), settings.skip_special_tokens)
             try:
-                show_texts(generator, [[request]], stop or (), consoles, results)
+                show_texts(generator, [[stream]], consoles, results)
             except KeyboardInterrupt:
                 console.print()
-            messages.append({"role": "assistant", "content": results[0].text if results else ""})
+            messages.append(_answer(stream.text, is_harmony(generator.tokenizer)))
+
+
+def _answer(text: str, harmony: bool) -> dict[str, str]:
+    """Return an answer as a message of the conversation; one in harmony by its channels, as the template takes it."""
+    from specgraph.engine.harmony import Channels
+
+    if not harmony:
+        return {"role": "assistant", "content": text}
+    channels = Channels()
+    channels.push(text, final=True)
+    return channels.message()
 
 
 def _line(console: Console) -> str:

@@ -36,8 +36,8 @@ def explain(
     target, draft = choose_folders(target, draft)
     with waiting() as captured:
         report = _report(target, draft, options, platform, captured)
-    _show(Console(file=text_output(json)), report)
     write_json(report, json)
+    _show(Console(file=text_output(json)), report)
 
 
 def _report(
@@ -46,6 +46,7 @@ def _report(
     """Load the models as `load_generator` does, and capture them. A target alone is captured without a drafter."""
     import torch
 
+    from specgraph.checkpoints.tokens import read_tokenizer, shown_stops, stop_token_ids
     from specgraph.cli.captured import describe, k_by_acceptance
     from specgraph.device import open_platform
     from specgraph.engine import SpeculativeDecoder
@@ -58,8 +59,10 @@ def _report(
         pair = load_models(target, draft, opened, options)
         decoder = SpeculativeDecoder(pair.target, pair.head, opened, pair.config, attention=pair.attention.backend)
         drafter = "none: decodes without drafts" if draft is None else f"{draft}: {drafter_name(draft, options)}"
+        stops = stop_token_ids(target, pair.target.vocab_size)
         models = {"target": f"{target}", "drafter": drafter, "KV": f"{pair.cache}"}
-        report = {"models": models, **describe(decoder, captured)}
+        models["text"] = shown_stops(read_tokenizer(target), stops)
+        report = {"models": models, "stop_token_ids": stops, **describe(decoder, captured)}
         times = decoder.time_rounds()
     decoder.close()
     return report | {

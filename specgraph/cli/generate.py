@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -33,6 +33,7 @@ from specgraph.validation import environment_number
 if TYPE_CHECKING:
     from specgraph.engine.request import Request
     from specgraph.engine.text import TextGenerator
+    from specgraph.engine.text_stream import TextStream
 
 _OF_A_ROUND = ("verify", "propose", "round")
 """Phases of the programs that a round consists of."""
@@ -49,7 +50,7 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="The prompt; - reads it from standard input.")] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help='JSON lines: {"prompt": TEXT}, each with max_tokens, temperature, top_p ... if wanted.'),
+        typer.Option(help='JSON lines: {"prompt": TEXT}, each with max_tokens, temperature, stop ... if wanted.'),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the target's chat template.")] = False,
     stop: StopOption = None,
@@ -71,7 +72,7 @@ def generate(
     if rank:
         json = None  # the first rank writes
     target, draft = choose_folders(target, draft, model)
-    asked = read_prompts(prompt, prompts, settings)
+    asked = read_prompts(prompt, prompts, replace(settings, stop=stop or ()))
     for each in asked:
         check_num_sequences(each.n, each.temperature)
     chosen = replace(
@@ -84,27 +85,32 @@ def generate(
     shown = [f"> {each.prompt}\n" if chat else each.prompt for each in asked]
     with waiting() as captured:
         generator, description = load_pair(target, draft, platform, chosen, captured)
-        groups = _requests(generator, asked, chat)
-        for request in chain(*groups):
-            generator.decoder.check(request)
+        groups = _streams(generator, asked, chat)
+        for stream in chain(*groups):
+            generator.decoder.check(stream.request)
     console.print(description)
     if console.is_terminal and not console.is_dumb_terminal:  # which shows no styles
         console.print(LEGEND)
-    run = _Run()
+    run, broken = _Run(), None
     try:
-        _generate(generator, groups, stop or (), shown, consoles, run)
+        _generate(generator, groups, shown, consoles, run)
         if compare and generator.decoder.drafter is not None and chosen.data_parallel == 1:
             run.tokens_per_second_alone = _time_target_alone((target, draft), generator, chosen, asked, chat)
     except KeyboardInterrupt:
         run.interrupted = True
-        console.print()
+    except OSError as error:  # the text can't be written: its reader has left, or a disk is full
+        run.interrupted, broken = True, error
     names = ("tiny-python" if target is None else str(target), str(draft) if draft else None)
     if target is None and draft is None:
         names = ("tiny-python", "eagle3")
     report = _report(generator, asked, run, *names)
-    _show(console, report, generator, list(chain(*groups)))
-    write_json(report, json)
     generator.close()
+    write_json(report, json)
+    if broken is not None:
+        raise broken
+    if run.interrupted:
+        console.print()
+    _show(console, report, generator, [stream.request for stream in chain(*groups)])
     if run.interrupted:
         exit_interrupted()
 
@@ -128,33 +134,42 @@ def _requests(generator: TextGenerator, asked: list[Prompt], chat: bool) -> list
     return [generator.requests(each.prompt, chat=chat, **each.settings) for each in asked]
 
 
+def _streams(generator: TextGenerator, asked: list[Prompt], chat: bool) -> list[list[TextStream]]:
+    """Return the streams of each prompt, whose chunks `show_texts` gives them."""
+    from specgraph.engine.text_stream import TextStream
+
+    return [
+        [TextStream(generator.tokenizer, request, None, each.stop, each.skip_special_tokens) for request in requests]
+        for each, requests in zip(asked, _requests(generator, asked, chat), strict=True)
+    ]
+
+
 def _generate(
     generator: TextGenerator,
-    groups: list[list[Request]],
-    stop: Sequence[str],
+    groups: list[list[TextStream]],
     prompts: list[str],
     consoles: tuple[Console, Console],
     run: _Run,
 ) -> None:
     """Show all texts as they come, and fill in `run`, also where Ctrl-C ends this."""
-    requests, layout = list(chain(*groups)), generator.layout
+    streams, layout = list(chain(*groups)), generator.layout
     prompt_of = [prompt for prompt, group in zip(prompts, groups, strict=True) for _ in group]
     own = slice(None) if layout is None else slice(layout.data_rank, None, layout.data_size)  # every n-th request
     if layout is not None and layout.data_size > 1:
-        groups, prompts = [[request] for request in requests[own]], prompt_of[own]
+        groups, prompts = [[stream] for stream in streams[own]], prompt_of[own]
     earlier = _launches_of_rounds(generator)  # -k auto has timed some
     start = time.perf_counter()
     try:
         try:
-            show_texts(generator, groups, stop, consoles, run.results, prompts)
+            show_texts(generator, groups, consoles, run.results, prompts)
         finally:
             run.seconds = time.perf_counter() - start
             run.graph_launches = _launches_of_rounds(generator) - earlier
         run.results = gather_results(generator, run.results, prompt_of, consoles)
     finally:
-        if len(run.results) < len(requests):  # those of other data parallel ranks were not gathered
-            known = dict(zip(range(len(requests))[own], run.results, strict=False))
-            run.results = [known.get(i, Result()) for i in range(len(requests))]
+        if len(run.results) < len(streams):  # those of other data parallel ranks were not gathered
+            known = dict(zip(range(len(streams))[own], run.results, strict=False))
+            run.results = [known.get(i, Result()) for i in range(len(streams))]
 
 
 def _time_target_alone(
@@ -199,6 +214,7 @@ def _report(generator: TextGenerator, asked: list[Prompt], run: _Run, target: st
         "drafts_by_k": generator.decoder.metrics.drafts_by_k,
         "rows_without_block": 0 if drafter is None else drafter.rows_without_block,
         "max_num_requests": generator.decoder.config.max_num_requests,
+        "stop_token_ids": generator.stop_token_ids,
         "graph_launches_per_propose": per_propose,
         "graph_launches_per_round": per_round,
         "lowering": resolution.lowering,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection
 from dataclasses import Field, fields
 from functools import partial, wraps
@@ -27,14 +28,36 @@ ModelOption = Annotated[
 ]
 
 
-def _check_stop(strings: list[str] | None) -> list[str] | None:
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.?)", re.DOTALL)
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
+
+
+def _read_stop(strings: list[str] | None) -> list[str] | None:
+    """Return stop strings with the characters that escapes stand for."""
     if not all(strings or ()):
         raise ConfigError("--stop: a stop string is empty")
-    return strings
+    return None if strings is None else [_ESCAPE.sub(_unescaped, each) for each in strings]
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    escape = found[1]
+    if len(escape) == 5 and not "d800" <= escape[1:].lower() <= "dfff":  # which are halves of a character
+        return chr(int(escape[1:], 16))
+    if escape not in _ESCAPED:
+        raise ConfigError(
+            f"--stop {found.string}: '{found[0]}' stands for no character; write \\\\ for a backslash; there are also "
+            "\\n, \\r, \\t, and \\u with four hexadecimal digits"
+        )
+    return _ESCAPED[escape]
 
 
 StopOption = Annotated[
-    list[str] | None, typer.Option(help="End the text before this string; repeatable.", callback=_check_stop)
+    list[str] | None,
+    typer.Option(
+        help="End the text before this string, or before a special token by its name; repeatable. \\n, \\r, \\t and "
+        "\\uXXXX stand for a character, \\\\ for a backslash.",
+        callback=_read_stop,
+    ),
 ]
 JsonOption = Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")]
 

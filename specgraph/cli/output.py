@@ -1,7 +1,12 @@
-"""Outputs of a command: files checked before the work and written after it, text for people, the end by Ctrl-C."""
+"""Outputs of a command: files checked before the work and written after it, text for people, the end by Ctrl-C.
+
+A command writes its file before it shows figures: an output that breaks then loses none.
+"""
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import sys
@@ -14,7 +19,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from specgraph.errors import ConfigError
+from specgraph.errors import ConfigError, SpecgraphError
+
+
+def write_any_text() -> None:
+    """Let standard output and error write every character: one that their encoding lacks as its escape, `\\u2192`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where it is closed; a caller may have put another one there
+            stream.reconfigure(errors="backslashreplace")
 
 
 def check_output(option: str, to: str | Path | None) -> None:
@@ -33,22 +45,33 @@ def check_output(option: str, to: str | Path | None) -> None:
 
 
 def write_json(data: Any, to: str | None) -> None:
-    """Write `data` as JSON to a file, to standard output for `-`, or nowhere for None; ConfigError where it fails."""
+    """Write `data` as JSON to a file, to standard output for `-`, or nowhere for None.
+
+    Raises:
+        SpecgraphError: the file can't be written.
+    """
     if to is None:
         return
     text = json.dumps(data, indent=2) + "\n"
+    if to == "-":
+        sys.stdout.write(text)
+        return
     try:
-        if to == "-":
-            sys.stdout.write(text)
-        else:
-            Path(to).write_text(text)
+        Path(to).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{to} can't be written: {error.strerror or error}") from None
+        raise SpecgraphError(f"{to} can't be written: {error.strerror or error}") from None
 
 
 def text_output(json_to: str | None) -> TextIO:
     """Return the stream for people: standard error where standard output is for JSON."""
     return sys.stderr if json_to == "-" else sys.stdout
+
+
+class TextConsole(Console):
+    """A console that raises BrokenPipeError if its reader has left; a plain one ends the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def text_consoles(json_to: str | None, quiet: bool = False) -> tuple[Console, Console]:
@@ -57,9 +80,9 @@ def text_consoles(json_to: str | None, quiet: bool = False) -> tuple[Console, Co
     They are one on a terminal, and where JSON takes standard output. Else standard output gets the text alone, so that
     it can be piped.
     """
-    text = Console(file=text_output(json_to), highlight=False, quiet=quiet)
+    text = TextConsole(file=text_output(json_to), highlight=False, quiet=quiet)
     together = text.is_terminal or json_to == "-"
-    return text, text if together else Console(stderr=True, highlight=False, quiet=quiet)
+    return text, text if together else TextConsole(stderr=True, highlight=False, quiet=quiet)
 
 
 def print_summary(console: Console, rows: Iterable[tuple[str, str]]) -> None:

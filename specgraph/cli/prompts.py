@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ DEFAULT = '''def read_chunk(self, size):
 '''
 
 
+_OF_TEXT = ("prompt", "stop", "skip_special_tokens")
+
+
 @checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
@@ -52,14 +56,20 @@ class Prompt:
     presence_penalty: Penalty = option(0.0, "Taken off the logits of tokens in the output.")
     frequency_penalty: Penalty = option(0.0, "Taken off a token's logit for each time that the output has it.")
     n: Requests = option(1, "Sequences per prompt; --seed S gives them S, S + 1 ...; needs a temperature.", "-n", "--n")
+    stop: str | Sequence[str] = ()
+    """Stop strings, of which --stop gives those of all prompts: it takes escapes, which JSON has of its own."""
+    skip_special_tokens: bool = option(True, "Leave special tokens, such as <|im_end|>, out of the text.")
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
+        object.__setattr__(self, "stop", [self.stop] if isinstance(self.stop, str) else [*self.stop])
+        if not all(self.stop):
+            raise ConfigError("a stop string is empty")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All but the prompt, as `TextGenerator.requests` takes it."""
-        return {name: value for name, value in asdict(self).items() if name != "prompt"}
+        """The settings of tokens, as `TextGenerator.requests` takes them."""
+        return {name: value for name, value in asdict(self).items() if name not in _OF_TEXT}
 
     @property
     def has_parameters(self) -> bool:
@@ -101,8 +111,8 @@ def _text_of(path: Path) -> str:
 def _json_lines(path: Path, settings: Prompt) -> list[Prompt]:
     content = _text_of(path)
     prompts: list[Prompt] = []
-    for number, line in enumerate(content.splitlines(), 1):
-        if not line.strip():
+    for number, line in enumerate(content.split("\n"), 1):  # not at U+2028 and the like, which strings may hold
+        if not line.strip(" \t\r"):
             continue
         try:
             values = json.loads(line)

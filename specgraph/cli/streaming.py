@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from specgraph.engine.request import Request
     from specgraph.engine.text import TextGenerator
     from specgraph.engine.text_stream import TextPiece, TextStream
 
@@ -39,46 +38,41 @@ class Result:
 
 def show_texts(
     generator: TextGenerator,
-    groups: Sequence[Sequence[Request]],
-    stop: Sequence[str],
+    groups: Sequence[Sequence[TextStream]],
     consoles: tuple[Console, Console],
     results: list[Result],
     prompts: Sequence[str] = (),
 ) -> None:
-    """Generate for all requests, as many together as the generator takes, and show the texts in their order.
+    """Generate for all streams, as many together as the generator takes, and show the texts in their order.
 
     The first unfinished text is shown as it comes, the others when it is their turn.
 
     Args:
-        groups: the requests of each prompt: the prompt is shown once, before the first of them.
-        stop: stop strings, of all requests.
+        groups: the streams of each prompt, without chunks: the prompt is shown once, before the first of them.
         consoles: see `text_consoles`.
-        results: gets one result per request, also where this is interrupted.
+        results: gets one result per stream, also where this is interrupted.
         prompts: the text to show of each prompt; none shows none.
     """
-    from specgraph.engine import text_stream
-
     text, notes = consoles
-    requests = [request for group in groups for request in group]
+    streams = [stream for group in groups for stream in group]
     places = [(number, place, len(group)) for number, group in enumerate(groups) for place in range(len(group))]
-    streams = [text_stream.TextStream(generator.tokenizer, request, stop=stop) for request in requests]
-    results += [Result() for _ in requests]
-    held: list[list[TextPiece]] = [[] for _ in requests]
+    results += [Result() for _ in streams]
+    held: list[list[TextPiece]] = [[] for _ in streams]
     start, shown = time.perf_counter(), 0
 
     def begin() -> None:
         number, place, of = places[shown]
         if place:
-            seed = requests[shown].seed
+            seed = streams[shown].request.seed
             notes.print(f"[dim]sequence {place + 1} of {of}{'' if seed is None else f', seed {seed}'}:[/]")
         elif prompts:
             show_prompt(prompts[number], consoles)
 
     indices: dict[int, int] = {}
-    if requests:
+    if streams:
         begin()
     try:
-        indices |= {generator.add(request): i for i, request in enumerate(requests)}
+        indices |= {generator.add(stream.request): i for i, stream in enumerate(streams)}
         while True:
             for chunk in generator.step():
                 i = indices[chunk.request]
@@ -88,7 +82,7 @@ def show_texts(
                 _fill(results[i], streams[i], time.perf_counter() - start)
                 if streams[i].finish_reason is not None and chunk.finish_reason is None:
                     generator.cancel(chunk.request)
-            while shown < len(requests):
+            while shown < len(streams):
                 for piece in held[shown]:
                     style = ACCEPTED if piece.is_accepted else None
                     text.print(piece.text, style=style, end="", markup=False, soft_wrap=True)
@@ -97,9 +91,9 @@ def show_texts(
                     break
                 text.print("\n" if text is notes else "")
                 shown += 1
-                if shown < len(requests):
+                if shown < len(streams):
                     begin()
-            if shown == len(requests) and not generator.decoder.others_unfinished:
+            if shown == len(streams) and not generator.decoder.others_unfinished:
                 break
     finally:
         for i, stream in enumerate(streams):

@@ -17,7 +17,13 @@ from specgraph.checkpoints.config_source import read_config
 from specgraph.checkpoints.folder import KV_SCALES
 from specgraph.checkpoints.model_config import config_dtype
 from specgraph.checkpoints.stored import stored_tensors
-from specgraph.checkpoints.tokens import compare_tokenizers, read_tokenizer, sampling_defaults, stop_token_ids
+from specgraph.checkpoints.tokens import (
+    compare_tokenizers,
+    read_tokenizer,
+    sampling_defaults,
+    shown_stops,
+    stop_token_ids,
+)
 from specgraph.device import Platform, open_platform
 from specgraph.draft.buffers import past_rows_bytes
 from specgraph.engine.blocks import GIB, CacheSize, bytes_per_token, cache_dtype, size_cache
@@ -99,7 +105,8 @@ def load_generator(
     how += f"; attention '{attention.backend.name}', because {attention.reason}" if attention.reason else ""
     where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
     ignored = f"; generation_config.json's {defaults} are not applied, each request says how it samples"
-    description = f"{where}: {how}; captured in {took:.2f} s{drafter}; {loaded.cache}{ignored if defaults else ''}"
+    description = f"{where}: {how}; captured in {took:.2f} s{drafter}; {loaded.cache}; "
+    description += f"{shown_stops(tokenizer, stops)}{ignored if defaults else ''}"
     if layout is not None:
         description += f"; rank {layout.ranks.rank} of {layout.ranks.size} that run the models together"
     return TextGenerator(decoder, tokenizer, stops, opened, target_folder, description, layout)

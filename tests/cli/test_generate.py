@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shlex
 import shutil
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +18,15 @@ from command import specgraph
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from specgraph.cli import named_models
+from specgraph.cli import chat, named_models
 from specgraph.cli.load import choose_threads
+from specgraph.cli.options import _read_stop
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.waiting import waiting
 from specgraph.device.cpu import CpuPlatform
 from specgraph.engine import chat_template
 from specgraph.engine.load import cpu_dtype, load_generator, shipped_pair
+from specgraph.engine.request import Chunk
 from specgraph.errors import ConfigError
 
 SETTINGS = Prompt(prompt="", max_tokens=9, temperature=0.0, seed=1)
@@ -41,9 +47,34 @@ def test_prompts_from_json_lines(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("char", ["\u2028", "\u2029", "\x85", "\x7f"])
+def test_a_line_of_json_ends_at_a_line_feed_alone(char, tmp_path, monkeypatch):
+    """RFC 8259 lets strings hold these characters unescaped."""
+    lines = [json.dumps({"prompt": f"x{char}y{n}"}, ensure_ascii=False) for n in (1, 2)]
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes("\r\n".join([lines[0], " \t", lines[1], ""]).encode())
+    assert [each.prompt for each in read_prompts(None, file, SETTINGS)] == [f"x{char}y1", f"x{char}y2"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    assert [each.prompt for each in read_prompts(None, Path("-"), SETTINGS)] == [f"x{char}y1", f"x{char}y2"]
+
+
+def test_stop_strings_and_special_tokens_of_a_line(tmp_path):
+    """A line's own go before those of the command."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b", "stop": "\\n\\n", "skip_special_tokens": false}\n')
+    first, second = read_prompts(None, file, replace(SETTINGS, stop=["END"]))
+    assert (first.stop, first.skip_special_tokens) == (["END"], True)
+    assert (second.stop, second.skip_special_tokens) == (["\n\n"], False)
+    assert not first.has_parameters
+    assert not second.has_parameters
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ('{"prompt": "a", "stop": ["b", ""]}', "line 1: a stop string is empty"),
+        ('{"prompt": "a", "stop": ""}', "line 1: a stop string is empty"),
+        ('{"prompt": "a", "stop": 3}', "line 1: .*stop must be"),
         ("nonsense", "line 1 is not JSON"),
         ('{"prompt": ' + "[" * 50000, "line 1 is not JSON: maximum recursion depth"),
         ("[]", "give an object"),
@@ -105,6 +136,120 @@ def test_several_sequences_need_a_temperature():
 def test_an_empty_stop_string_is_refused_before_anything_is_loaded(tmp_path):
     run = specgraph("generate", "--target", tmp_path, "--draft", tmp_path, "--prompt", "a", "--stop", "")
     assert run.stderr.strip() == "specgraph: --stop: a stop string is empty"
+
+
+@pytest.mark.parametrize(
+    ("written", "stop"),
+    [
+        (r"\n\n", "\n\n"),
+        ("\n\n", "\n\n"),
+        (r"a\tb\r", "a\tb\r"),
+        (r"\\n", r"\n"),
+        (r"\u2028\u00e9", "\u2028é"),
+        ("<|eot_id|>", "<|eot_id|>"),
+    ],
+)
+def test_escapes_of_a_stop_string(written, stop):
+    assert _read_stop([written, "x"]) == [stop, "x"]
+
+
+@pytest.mark.parametrize("written", ["\\d", "a\\", "\\u12", "\\ud83d", "\\begin{x}"])
+def test_an_escape_that_stands_for_nothing_is_refused_before_anything_is_loaded(written, tmp_path):
+    run = specgraph("generate", "--target", tmp_path, "--draft", tmp_path, "--prompt", "a", "--stop", written)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"specgraph: --stop {written}: ")
+    assert r"write \\ for a backslash" in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+
+
+def test_the_stop_string_of_the_readme(tmp_path):
+    """As written there, in a shell: two characters and two again, which stand for a blank line."""
+    file = tmp_path / "prompts.jsonl"
+    prompt = "class TestCase(unittest.TestCase):\n    def setUp(self):\n"
+    file.write_text(json.dumps({"prompt": prompt}))
+    lines = (Path(__file__).parents[2] / "README.md").read_text().splitlines()
+    [line] = [each for each in lines if each.startswith("specgraph generate") and "--stop" in each]
+    arguments = [str(file) if word == "FILE.jsonl" else word for word in shlex.split(line, comments=True)[1:]]
+    whole = json.loads(specgraph(*arguments[:3], "--no-compare", "--decode", "eager", "--json", "-").stdout)
+    assert "\n\n" in whole["text"]
+    run = specgraph(*arguments, "--no-compare", "--decode", "eager")
+    report = json.loads(run.stdout)
+    assert (report["finish_reason"], report["text"]) == ("stop", whole["text"].partition("\n\n")[0])
+    assert report["stop"] == ["\n\n"]
+    file.write_text(json.dumps({"prompt": prompt, "stop": "\n\n"}) + '\n{"prompt": "import os", "max_tokens": 3}\n')
+    run = specgraph("generate", "--prompts", file, "--no-compare", "--decode", "eager", "--json", "-")
+    first, second = json.loads(run.stdout)["results"]
+    assert (first["finish_reason"], first["text"]) == ("stop", report["text"])
+    assert second["finish_reason"] == "length"
+
+
+SNOWMAN = "print('☃ é 你')  #"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_an_output_that_is_not_utf_8_gets_every_character(encoding, tmp_path):
+    """One that it lacks is escaped; the file of JSON is whole."""
+    file = tmp_path / "report.json"
+    quick = (*QUICK, "--max-model-len", 64, "--capture-sizes", 1, "--prefill-sizes", 16)
+    words = map(str, ("generate", *quick, "--prompt", SNOWMAN, "--json", file))
+    command = [sys.executable, "-m", "specgraph", *words]
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    run = subprocess.run(command, capture_output=True, env=env, check=False)
+    assert run.returncode == 0, run.stderr
+    report = json.loads(file.read_text())
+    assert report["prompt"] == SNOWMAN
+    written = [text.encode(encoding, "backslashreplace") for text in (SNOWMAN, report["text"])]
+    assert written[0] in run.stderr
+    assert run.stdout == written[1] + b"\n"
+
+
+@pytest.mark.parametrize("broken", ["reader", "disk"])
+def test_an_output_that_breaks_loses_no_report(broken, tmp_path):
+    """Neither where the reader of the text has left, nor where the disk is full: the file has what came before."""
+    file, source = tmp_path / "report.json", "from specgraph.cli import main; main()"
+    quick = [*map(str, QUICK), "--max-model-len", "64", "--capture-sizes", "1", "--prefill-sizes", "16"]
+    command = [sys.executable, "-c", source, "generate", *quick, "--json", str(file)]
+    if broken == "reader":
+        reading, writing = os.pipe()
+        os.close(reading)
+    else:
+        writing = os.open("/dev/full", os.O_WRONLY)
+    run = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    report = json.loads(file.read_text())
+    assert report["interrupted"]
+    assert run.returncode == 1
+    assert "Traceback" not in run.stderr
+    assert "Exception ignored" not in run.stderr
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
+    run = specgraph("env", "--json", "/dev/full")
+    assert (run.returncode, run.stderr) == (1, "specgraph: /dev/full can't be written: No space left on device\n")
+
+
+def test_special_tokens_are_shown_if_asked_for(tmp_path):
+    """A target whose most frequent token is special: in the text, and as a stop string, also where it is left out."""
+    pair = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in shipped_pair()]
+    quick = (*QUICK, "--target", pair[0], "--draft", pair[1], "--prompt", "import os", "--json", "-")
+    plain = json.loads(specgraph("generate", *quick).stdout)
+    content = json.loads((pair[0] / "tokenizer.json").read_text())
+    token = {i: token for token, i in content["model"]["vocab"].items()}[plain["tokens"][4]]
+    content["added_tokens"].append({
+        "id": plain["tokens"][4], "content": token, "special": True,
+        **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+    })  # fmt: skip
+    (pair[0] / "tokenizer.json").write_text(json.dumps(content))
+    skipped = json.loads(specgraph("generate", *quick).stdout)
+    shown = json.loads(specgraph("generate", *quick, "--no-skip-special-tokens").stdout)
+    assert skipped["tokens"] == shown["tokens"] == plain["tokens"]
+    assert (skipped["skip_special_tokens"], shown["skip_special_tokens"]) == (True, False)
+    count = plain["tokens"].count(plain["tokens"][4])
+    assert len(shown["text"]) - len(skipped["text"]) == count * len(token)
+    for more in ((), ("--no-skip-special-tokens",)):
+        stopped = json.loads(specgraph("generate", *quick, "--stop", token, *more).stdout)
+        place = plain["tokens"].index(plain["tokens"][4])
+        assert (stopped["finish_reason"], stopped["tokens"]) == ("stop", plain["tokens"][: place + 1])
 
 
 def test_what_is_counted_is_in_the_output():
@@ -211,6 +356,43 @@ def test_a_conversation(tmp_path, monkeypatch):
     answer = generator.tokenizer.decode(generator.generate([generator.request(first, max_tokens=6)])[0].token_ids)
     assert second[2]["content"] == answer
     assert answer in run.stdout
+
+
+def test_a_conversation_in_harmony(tmp_path, monkeypatch):
+    """The answer's channels are shown apart, and given to the template as it takes them, also after Ctrl-C."""
+    pair = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in shipped_pair()]
+    shutil.copy(Path(__file__).parents[1] / "engine/chat_templates/gpt_oss.jinja", pair[0] / "chat_template.jinja")
+    content, markers = json.loads((pair[0] / "tokenizer.json").read_text()), ("<|channel|>", "<|message|>", "<|end|>")
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for index, marker in enumerate(markers, 2048):
+        content["added_tokens"].append({"id": index, "content": marker, "special": True, **flags})
+    (pair[0] / "tokenizer.json").write_text(json.dumps(content))
+    answer = "<|channel|>analysis<|message|>so<|end|><|channel|>final<|message|>Yes."
+    seen, render = [], chat_template.render_chat
+
+    def rendered(folder, messages, variables):
+        seen.append([dict(message) for message in messages])
+        return render(folder, [{"role": "user", "content": "?"}], variables) and "def f():"
+
+    def answered(generator, groups, consoles, results, prompts=()):
+        [[stream]] = groups
+        ids = generator.tokenizer.encode(answer).ids
+        pieces = list(stream.push(Chunk(0, ids, 0, "length")))
+        consoles[0].print("".join(piece.text for piece in pieces), markup=False)
+        if len(seen) > 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("specgraph.engine.text.render_chat", rendered)
+    monkeypatch.setitem(chat.__wrapped__.__wrapped__.__globals__, "show_texts", answered)
+    folders = ("--target", pair[0], "--draft", pair[1], "--decode", "eager", "--max-tokens", 6)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\nthree\n"))
+    run = specgraph("chat", *folders)
+    assert run.returncode == 0, run.stderr
+    assert "analysis: so\n\nYes." in run.stdout
+    for message in (seen[1][1], seen[2][3]):
+        assert message == {"role": "assistant", "content": "Yes.", "thinking": "so"}
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n"))
+    assert answer in specgraph("chat", *folders, "--no-skip-special-tokens").stdout
 
 
 def test_a_conversation_needs_a_chat_template():
