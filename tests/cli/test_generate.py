@@ -223,6 +223,30 @@ def test_an_output_that_breaks_loses_no_report(broken, tmp_path):
     assert "Exception ignored" not in run.stderr
 
 
+SMALL = ("--max-model-len", 64)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("explain", *SMALL, "--capture-sizes", 1, "--max-num-requests", 1, "--prefill-sizes", 16),
+        ("audit", *SMALL, "--rounds", 1, "--requests", 1, "-k", 1),
+        ("bench", "--repeats", 1, "--requests", 1, "-k", 1, "--context", 8, "--lowerings", "eager", "--no-torch-ops"),
+        ("platforms",),
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_writes_its_file_before_it_shows_figures(command, tmp_path):
+    """So that a full disk, or a reader that has left, loses none."""
+    file = tmp_path / "report.json"
+    words = [sys.executable, "-m", "specgraph", *map(str, (*command, "--json", file))]
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert run.returncode == 1
+    assert run.stderr.decode().splitlines()[-1] == "specgraph: the output: No space left on device"
+    assert json.loads(file.read_text())
+
+
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
     run = specgraph("env", "--json", "/dev/full")
     assert (run.returncode, run.stderr) == (1, "specgraph: /dev/full can't be written: No space left on device\n")
