@@ -163,7 +163,7 @@ def test_an_escape_that_stands_for_nothing_is_refused_before_anything_is_loaded(
 
 
 def test_the_stop_string_of_the_readme(tmp_path):
-    """As written there, in a shell: two characters and two again, which stand for a blank line."""
+    """A shell gives the command two characters and two again, which stand for a blank line."""
     file = tmp_path / "prompts.jsonl"
     prompt = "class TestCase(unittest.TestCase):\n    def setUp(self):\n"
     file.write_text(json.dumps({"prompt": prompt}))
@@ -237,7 +237,7 @@ SMALL = ("--max-model-len", 64)
     ids=lambda command: command[0],
 )
 def test_every_command_writes_its_file_before_it_shows_figures(command, tmp_path):
-    """So that a full disk, or a reader that has left, loses none."""
+    """A full disk, or a reader that has left, then loses none."""
     file = tmp_path / "report.json"
     words = [sys.executable, "-m", "specgraph", *map(str, (*command, "--json", file))]
     with open("/dev/full", "w") as full:

@@ -214,7 +214,7 @@ PLAIN, CONTROL, USER_DEFINED = 1, 3, 4
     ],
 )  # fmt: skip
 def test_tokens_that_llama_cpp_knows_end_a_text(typed, ends, file):
-    """Of a file that names one token only, as the first ones of Llama 3 do; `load` of llama-vocab.cpp is followed."""
+    """The file's keys name one token only, as those of the first Llama 3 files do. The rule is llama-vocab.cpp's."""
     tokenizer = byte_level()
     size = len(tokenizer["token_list"]) - len(SPECIAL)
     tokens = [*tokenizer["token_list"][:size], *typed]

@@ -225,7 +225,7 @@ MAP = "special_tokens_map.json"
     ids=["by name", "as an object", "in the map", "the map goes first", "the map is not read", "a plain token"],
 )  # fmt: skip
 def test_the_tokenizers_end_ends_a_text_too(in_tokenizer, config, more, write):
-    """As in vLLM and SGLang, behind `eos_token_id`; which token it is says transformers' tokenizer."""
+    """It stands behind `eos_token_id`, as in vLLM and SGLang; transformers' tokenizer says which token it is."""
     transformers = pytest.importorskip("transformers")
     folder = write(in_tokenizer, config)
     (folder / MAP).write_text(json.dumps(more))
