@@ -97,9 +97,12 @@ def _answer(text: str, harmony: bool) -> dict[str, str]:
 
 
 def _line(console: Console) -> str:
-    """Return the next message; empty at the end of the input."""
+    """Return the next message; empty at the end of the input. ConfigError where it is no text."""
     try:
         return console.input("[bold]> [/]").strip()
+    except UnicodeDecodeError as error:
+        console.print()
+        raise ConfigError(f"standard input can't be read: {error}") from None
     except (EOFError, KeyboardInterrupt, RuntimeError):  # the last where standard input is closed
         console.print()
         return ""

@@ -417,6 +417,10 @@ def test_a_conversation_in_harmony(tmp_path, monkeypatch):
         assert message == {"role": "assistant", "content": "Yes.", "thinking": "so"}
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n"))
     assert answer in specgraph("chat", *folders, "--no-skip-special-tokens").stdout
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8"))
+    run = specgraph("chat", *folders)
+    assert run.returncode == 2
+    assert run.stderr.splitlines()[-1].startswith("specgraph: standard input can't be read: 'utf-8' codec")
 
 
 def test_a_conversation_needs_a_chat_template():

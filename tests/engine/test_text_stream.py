@@ -184,6 +184,15 @@ def test_any_tokens_are_one_text_in_whatever_pieces(kind, data):
     assert "".join(in_pieces(data, tokenizer, ids[:cut], ids[cut:])) == one_by_one
 
 
+@pytest.mark.parametrize("size", [1, 2, 4, 9])
+def test_a_character_stays_when_the_bytes_behind_it_are_none(size):
+    """`decode` makes none of a run of byte tokens text if one is none; the character before it was shown."""
+    ids = [3 + byte for byte in (*"你".encode(), 0xFF)] + SENTENCES.encode("the").ids
+    detokenizer = Detokenizer(SENTENCES, SENTENCES.encode("fox").ids)
+    pieces = [detokenizer.push(ids[at : at + size]) for at in range(0, len(ids), size)]
+    assert "".join(pieces) == "你\N{REPLACEMENT CHARACTER} the"
+
+
 def test_a_character_that_the_prompt_began_is_shown_when_it_is_complete():
     for tokenizer in (BYTES, SENTENCES):
         ids = tokenizer.encode("the 你.").ids
