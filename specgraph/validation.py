@@ -10,12 +10,26 @@ import collections.abc
 import inspect
 import os
 import reprlib
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
-from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import CodeType, FrameType, FunctionType
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from specgraph.errors import ConfigError
 
@@ -266,20 +280,44 @@ RUNNING = "another call runs, in another thread or further up in this one: make 
 
 
 class OneCall:
-    """An object that takes one call at a time, and none once it is closed. `one_call` makes a method so."""
+    """An object that takes one call at a time, and none once it is closed. `one_call` makes a method so.
+
+    A call that an interrupt ended may not have said that it is over: whether it runs is then seen from the stacks.
+    """
 
     refusal = ""
     """The reason why it takes no call now; empty while it takes one."""
+    guards: frozenset[CodeType] = frozenset()
+    """The code of the functions, with a local `self`, whose frames on a stack are the calls that run."""
 
-    def refused(self, call: str) -> ConfigError:
-        """Return the error of a call that comes now."""
-        return ConfigError(f"{call.strip('_')}: {self.refusal}")
+    def take_turn(self, call: str) -> None:
+        """Go on in place of a call that is over and did not say so; for a function in `guards`, once `refusal` is set.
+
+        Raises:
+            ConfigError: another call runs, or the object is closed.
+        """
+        if self.refusal is not RUNNING or self._runs(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
+            raise self._refused(call)
 
     def refuse_calls(self, reason: str) -> None:
         """Refuse every later call; ConfigError where one runs now, and uses what is about to be released."""
-        if self.refusal is RUNNING:
-            raise self.refused("close")
+        if self.refusal is RUNNING and self._runs(None):
+            raise self._refused("close")
         self.refusal = reason
+
+    def _refused(self, call: str) -> ConfigError:
+        return ConfigError(f"{call.strip('_')}: {self.refusal or RUNNING}")
+
+    def _runs(self, besides: FrameType | None) -> bool:
+        """Return True if any thread is in a call of this object, `besides` that of a frame. Of two threads that ask at
+        once, each sees the other."""
+        for top in sys._current_frames().values():  # pyright: ignore[reportPrivateUsage]
+            frame: FrameType | None = top
+            while frame is not None:
+                if frame is not besides and frame.f_code in self.guards and frame.f_locals.get("self") is self:
+                    return True
+                frame = frame.f_back
+        return False
 
     def __reduce__(self) -> str:
         name = type(self).__name__
@@ -294,9 +332,10 @@ def one_call(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate
 
     @wraps(method)
     def call(self: Owner, *args: P.args, **given: P.kwargs) -> T:
-        if self.refusal:
-            raise self.refused(method.__name__)
-        self.refusal = RUNNING  # the interpreter lets no other thread run between the two lines
+        if not self.refusal:
+            self.refusal = RUNNING  # no version of the interpreter lets another thread run between the two lines
+        else:
+            self.take_turn(method.__name__)
         try:
             return method(self, *args, **given)
         except RuntimeError as error:
@@ -305,6 +344,7 @@ def one_call(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate
         finally:
             self.refusal = ""
 
+    OneCall.guards |= {cast(FunctionType, call).__code__}  # one for all methods
     return call
 
 

@@ -36,20 +36,22 @@ class HostCopy:
         """The memory of every copy, from its beginning."""
         self._device = torch.zeros(size, dtype=dtype, device=platform.device)
         self._platform, self._ready, self._copied = platform, platform.event(), platform.event()
-        self._shape, self._between, self._result = None, self._device, self.host
+        self._views: tuple[torch.Size | None, Tensor, Tensor] = None, self._device, self.host
+        """The shape of the last tensor, and the part of both memories that it took."""
         self._is_waited_for = True
 
     def start(self, tensor: Tensor) -> None:
         """Queue the copy of a tensor, which must have the dtype given to the constructor."""
-        if tensor.shape != self._shape:
-            self._shape, size = tensor.shape, tensor.numel()
-            self._between, self._result = (memory[:size].view(tensor.shape) for memory in (self._device, self.host))
+        shape, between, result = self._views
+        if tensor.shape != shape:
+            between, result = (memory[: tensor.numel()].view(tensor.shape) for memory in (self._device, self.host))
+            self._views = tensor.shape, between, result
         stream = self._platform.copy_stream
-        self._between.copy_(tensor)
+        between.copy_(tensor)
         self._ready.record(self._platform.current_stream())
         with self._platform.use(stream):
             self._ready.wait(stream)
-            self._result.copy_(self._between, non_blocking=True)
+            result.copy_(between, non_blocking=True)
             self._copied.record(stream)
         self._is_waited_for = False
 
@@ -58,4 +60,4 @@ class HostCopy:
         if not self._is_waited_for:
             self._copied.synchronize()
             self._is_waited_for = True
-        return self._result
+        return self._views[2]

@@ -42,12 +42,13 @@ class ProposePasses:
         self._runner, self._config, self._memory, self._programs = ref(runner), config, memory, programs
         self._keeps_draft_probs, self._query_len = config.keeps_draft_probs, config.query_len
         self._passes: dict[tuple[int, int, int | None, int], ProposePass] = {}
-        self._in_place: dict[int, BoundTensors | None] = {}
-        """The tensors that a pass's inputs are views of, by the id of the inputs; None for the drafter's own memory."""
+        self._in_place: dict[int, tuple[ProposeBatch, BoundTensors | None]] = {}
+        """A pass's inputs and the tensors that they are views of, None for the drafter's own memory; by the id of the
+        inputs, which stays theirs as they are kept here."""
 
     def hand_over(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass:
         """Bring a batch to where its pass reads it, with the requests behind it inert; see `Drafter.propose`."""
-        if id(batch) not in self._in_place:  # the object itself: its pass keeps it alive
+        if id(batch) not in self._in_place:  # the object itself
             check_types("propose", batch, self._memory.num_sampled.device)
             if not self._config.sampled:
                 refuse_sampling("propose", batch)
@@ -55,7 +56,7 @@ class ProposePasses:
             check_shapes("propose", batch, ready.inputs, self._keeps_draft_probs, dtypes=self._config.debug)
             self._memory.load(batch, ready.inputs, self._keeps_draft_probs)
             return ready
-        bound = self._in_place[id(batch)]
+        bound = self._in_place[id(batch)][1]
         ready = self.find(batch.num_requests, batch.query_len, num_speculative_tokens, bound)
         if bound is not None:
             bound.check_addresses()
@@ -84,8 +85,8 @@ class ProposePasses:
             known = None
         if known is None:
             known = self._make(num_requests, rows, num_speculative_tokens, bound)
-            self._passes[key] = known
-            self._in_place[id(known.inputs)] = bound
+            self._in_place[id(known.inputs)] = known.inputs, bound
+            self._passes[key] = known  # last: whoever finds it knows that it is in place
         return known
 
     @checked

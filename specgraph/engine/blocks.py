@@ -98,6 +98,11 @@ class BlockAllocator:
         """Blocks that were given back."""
         self._owned: set[int] = set()
 
+    def reset(self) -> None:
+        """Take all blocks back, also after an interrupt within `allocate` or `free`, which leaves some in neither
+        list."""
+        self._free, self._owned, self._fresh = [], set(), NULL_BLOCK + 1
+
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now."""

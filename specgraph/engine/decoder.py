@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import count
+from weakref import ref
+
+import torch
 
 from specgraph.attention import AttentionBackend, PagedAttention
 from specgraph.capture import report_captures
@@ -28,6 +33,9 @@ from specgraph.parallel import ParallelLayout
 from specgraph.parallel.start_up import PATIENCE, agreed, agreed_captures
 from specgraph.validation import Count, OneCall, checked, one_call
 
+StreamRef = Callable[[], Generator[Chunk] | None]
+"""A weak reference to a stream."""
+
 
 class SpeculativeDecoder(OneCall):
     """Generates for batches of requests with a target and, optionally, a drafter.
@@ -38,7 +46,11 @@ class SpeculativeDecoder(OneCall):
     Without a drafter it is plain decoding; with `query_len` K + 1 and no drafter it decodes one token per round at the
     verify pass's shape, which is what speculative greedy output is compared with bit for bit.
 
-    One call at a time: another one meanwhile, from any thread, is refused.
+    One call at a time: another one meanwhile, from any thread, is refused. Only `cancel` comes at any time.
+
+    An exception may end a call anywhere, as Ctrl-C does. So each call begins with `_settle`, which puts right what the
+    last one left. A request is in `_waiting`, in the rows of `rounds`, or both while it joins; what else is known of it
+    follows from there.
     """
 
     @checked
@@ -98,11 +110,20 @@ class SpeculativeDecoder(OneCall):
         self.metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
         """Counts over the rounds that were handed out."""
         self._waiting: deque[Running] = deque()
+        self._cancelled: dict[int, object] = {}
+        """The ids that the next step ends, each with an object of the call of `cancel` that named it first."""
         self._chunks: list[Chunk] = []
         """Chunks that were not handed out yet."""
         self._failure: BaseException | None = None
         """The error of a request that failed to join in this round."""
-        self._stream_open = False
+        self._in_step = False
+        """True from the beginning of a step to its end: a call that finds it comes behind a step that was cut short."""
+        self._reason = ""
+        """The reason why a step was cut short."""
+        self._stream: StreamRef | None = None
+        """The stream that all requests are of; None if they are of `add`."""
+        self._in_inference_mode = torch.is_inference_mode_enabled()
+        """Steps run in the mode that the memory was made in."""
         self._next_id = 0
         self._seeds = count(-1, -1) if layout is None else count(-1 - layout.data_rank, -layout.data_size)
         """The seeds of requests without one. Those of data parallel ranks differ; tensor parallel ranks count alike."""
@@ -146,68 +167,116 @@ class SpeculativeDecoder(OneCall):
         self.rounds.adaptive = AdaptiveK(times, acceptance)
         return times
 
+    @one_call
     @checked
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
-        """Generate for all requests, in batches that shrink and grow as requests finish and join."""
-        results = [Generation() for _ in requests]
-        for chunk in self.stream(requests):
-            result = results[chunk.request]
-            result.token_ids += chunk.token_ids
-            result.logprobs += chunk.logprobs
-            result.finish_reason, result.message, result.seed = chunk.finish_reason, chunk.message, chunk.seed
-        return results
-
-    @checked
-    def stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
-        """Generate for all requests, giving the tokens of each round as they come. `Chunk.request` is the index in
-        `requests`.
+        """Generate for all requests, in batches that shrink and grow as requests finish and join.
 
         A request that can never fit is refused with a message while the others go on; one that does not fit now waits.
 
         Raises:
             ConfigError: a request is wrong in itself (see `check`); nothing was run.
+            CapacityError: this decoder has unfinished requests, of a stream or from `add`.
+        """
+        results = [Generation() for _ in requests]
+
+        def take(chunks: Sequence[Chunk]) -> None:
+            for chunk in chunks:
+                result = results[chunk.request]
+                result.token_ids += chunk.token_ids
+                result.logprobs += chunk.logprobs
+                result.finish_reason, result.message, result.seed = chunk.finish_reason, chunk.message, chunk.seed
+
+        try:
+            places, refused = self._begin(requests, _over)
+            take(refused)
+            while True:  # at least once: other ranks may have requests
+                take(self._continue(places))
+                if not self.num_unfinished and not self.others_unfinished:
+                    return results
+        finally:
+            self._settle()
+
+    @checked
+    def stream(self, requests: Sequence[Request]) -> Generator[Chunk]:
+        """Generate for all requests, giving the tokens of each round as they come. `Chunk.request` is the index in
+        `requests`.
+
+        As in `generate`, some may be refused with a message. `close()` of the stream ends the others.
+
+        Raises:
+            ConfigError: a request is wrong in itself (see `check`); nothing was run.
             CapacityError: this decoder has unfinished requests, of another stream or from `add`.
         """
-        self._open_stream()
-        refused: dict[int, str] = {}
-        try:
-            for index, request in enumerate(requests):
-                try:
-                    self.check(request)
-                except CapacityError as error:
-                    refused[index] = str(error)
-            taken = [index for index in range(len(requests)) if index not in refused]
-            first = self._queue([requests[index] for index in taken])
-            yield from (Chunk(index, [], 0, "refused", why) for index, why in refused.items())
-            while True:  # at least once: other ranks may have requests
-                for chunk in self._step():
-                    chunk.request = taken[chunk.request - first]
-                    yield chunk
-                if not self.num_unfinished and not self.others_unfinished:
-                    break
-        finally:
-            for state in (*self._waiting, *self.rounds.running):
-                self._end(state, "cancelled")
-            self._chunks.clear()
-            self._stream_open = False
+        own: list[StreamRef] = []
+        stream = self._chunks_of(requests, own)
+        own.append(ref(stream))
+        return stream
 
-    def _open_stream(self) -> None:
-        """Let no other stream begin, in another thread neither; refuse where there are requests."""
-        if not self._stream_open:
-            self._stream_open = True  # the interpreter lets no other thread run between the two lines
-            if not self.num_unfinished:
-                return
-            self._stream_open = False
-        raise CapacityError(
-            f"this decoder has a stream that is still open, or {self.num_unfinished} unfinished requests of add(): "
-            "close() the stream, or call step() until none is left, also after cancel()"
-        )
+    def _chunks_of(self, requests: Sequence[Request], own: Sequence[StreamRef]) -> Generator[Chunk]:
+        """Give the chunks of a stream; `own` has a reference to it."""
+        try:
+            places, refused = self._begin_stream(requests, own[0])
+            yield from refused
+            while True:
+                yield from self._continue_stream(places)
+                if not self.num_unfinished and not self.others_unfinished:
+                    return
+        finally:
+            if self._stream is own[0]:
+                self._stream = _over
+                with suppress(ConfigError):  # another call runs, and the next one does it; or the decoder is closed
+                    self._settle_alone()
+
+    @one_call
+    def _begin_stream(self, requests: Sequence[Request], stream: StreamRef) -> tuple[Mapping[int, int], list[Chunk]]:
+        return self._begin(requests, stream)
+
+    @one_call
+    def _continue_stream(self, places: Mapping[int, int]) -> list[Chunk]:
+        return self._continue(places)
+
+    @one_call
+    def _settle_alone(self) -> None:
+        self._settle()
+
+    def _begin(self, requests: Sequence[Request], stream: StreamRef) -> tuple[Mapping[int, int], list[Chunk]]:
+        """Queue the requests of a stream that fit.
+
+        Returns:
+            Their indices in `requests`, by id; and a chunk for each request that does not fit, named by its index.
+        """
+        self._settle()
+        if self._stream is not None or self.num_unfinished:
+            raise CapacityError(
+                f"this decoder has a stream that is still open, or {self.num_unfinished} unfinished requests of add(): "
+                "close() the stream, or call step() until none is left, also after cancel()"
+            )
+        fitting: dict[int, Request] = {}
+        refused: list[Chunk] = []
+        for index, request in enumerate(requests):
+            try:
+                self._check(request)
+                fitting[index] = request
+            except CapacityError as error:
+                refused.append(Chunk(index, [], 0, "refused", str(error)))
+        self._stream = stream
+        first = self._queue([*fitting.values()])
+        return dict(zip(count(first), fitting, strict=False)), refused
+
+    def _continue(self, places: Mapping[int, int]) -> list[Chunk]:
+        """Run a step; the chunks are named by the indices of their requests."""
+        chunks = self._step()
+        for chunk in chunks:
+            chunk.request = places[chunk.request]
+        return chunks
 
     @property
     def num_unfinished(self) -> int:
         """The number of requests that wait or run, and of those whose last chunk was not handed out yet."""
         return len(self._waiting) + len(self.rounds.running) + sum(bool(each.finish_reason) for each in self._chunks)
 
+    @one_call
     @checked
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch in a later `step`, when a row and KV blocks are free.
@@ -219,24 +288,27 @@ class SpeculativeDecoder(OneCall):
             CapacityError, ConfigError: it can never run here; see `check`.
             ConfigError: a stream is open; its chunks are numbered by the places of its own requests.
         """
-        if self._stream_open:
+        self._settle()
+        if self._stream is not None:
             raise ConfigError("add() while a stream is open: finish it, or give all requests by add() and step()")
-        self.check(request)
+        self._check(request)
         return self._queue([request])
 
     @checked
     def cancel(self, request_id: int) -> bool:
-        """End a request now. The next `step` gives its last chunk, with reason "cancelled".
+        """End a request, from any thread and at any moment. The next `step` gives its last chunk, with reason
+        "cancelled"; if a step that runs meanwhile ends the request, its last chunk is of that step.
 
         Returns:
-            True if it was still unfinished.
+            True if it was still unfinished, and not cancelled before.
         """
-        for state in (*self._waiting, *self.rounds.running):
-            if state.index == request_id:
-                self._end(state, "cancelled")
-                return True
-        return False
+        waiting = tuple(self._waiting)  # before the rows: a request that joins meanwhile is in one of both
+        if all(state.index != request_id for state in (*waiting, *self.rounds.running)):
+            return False
+        this_call = object()
+        return self._cancelled.setdefault(request_id, this_call) is this_call
 
+    @one_call
     def step(self) -> list[Chunk]:
         """Run a round over the batch, after which new requests may have joined; return each request's new tokens.
 
@@ -251,33 +323,67 @@ class SpeculativeDecoder(OneCall):
 
         Raises:
             ConfigError: a stream is open; its chunks would be taken from it.
+            CapacityError: nothing runs, and a request still has not enough KV blocks; it fails.
         """
-        if self._stream_open:
+        self._settle()
+        if self._stream is not None:
             raise ConfigError("step() while a stream is open would take its chunks: finish it, or close() it")
         return self._step()
 
-    @one_call
     def _step(self) -> list[Chunk]:
-        agreed = None
-        if self._sharing is not None:
-            agreed = agree(self._sharing, self.rounds.passes(self._admissible(), len(self._waiting)))
-            self.others_unfinished = agreed.unfinished > 0
-        idle = agreed is None and not self.rounds.running and not self._waiting
+        self._reason, self._in_step = "the step was cut short", True
         self._failure = None
         try:
-            for state, tokens in () if idle else self.rounds.step(self._admit, agreed):
-                chunk = state.add(tokens)
-                self._chunks.append(chunk)
-                if chunk.finish_reason is not None:
-                    self.rounds.leave(state)
+            if self._cancelled:
+                self._end_cancelled()
+            with torch.inference_mode() if self._in_inference_mode else nullcontext():
+                agreed = None
+                if self._sharing is not None:
+                    agreed = agree(self._sharing, self.rounds.passes(self._admissible(), len(self._waiting)))
+                    self.others_unfinished = agreed.unfinished > 0
+                idle = agreed is None and not self.rounds.rows and not self._waiting
+                for state, tokens in () if idle else self.rounds.step(self._admit, agreed):
+                    chunk = state.add(tokens)
+                    self._chunks.append(chunk)
+                    if chunk.finish_reason is not None:
+                        self.rounds.leave(state)
+            if self._waiting and not self._chunks and not self.rounds.running:
+                self._refuse_first()
         except BaseException as error:
-            for state in self.rounds.running:
-                self._end(state, "failed", first_line(error))
+            self._reason = first_line(error)
+            self._settle()
             raise
+        self._in_step = False
         if self._failure is not None:
             raise self._failure
         chunks, self._chunks = self._chunks, []
         return chunks
+
+    def _settle(self) -> None:
+        """Put right what an exception left, wherever it came: requests of a stream that is over are dropped, and those
+        that ran in a step that was cut short fail. An exception here leaves it to the next call."""
+        over = self._stream is not None and not _is_open(self._stream)
+        if not over and not self._in_step:
+            return
+        running = self.rounds.running
+        if over:
+            self._waiting.clear()
+            self._chunks.clear()
+        else:
+            ended = {chunk.request for chunk in self._chunks if chunk.finish_reason is not None}
+            self._chunks += [
+                self._last_chunk(each, "failed", self._reason) for each in running if each.index not in ended
+            ]
+            gone = ended.union(each.index for each in running)
+            self._waiting = deque(each for each in self._waiting if each.index not in gone)
+            for state in self._waiting:
+                state.blocks = []  # one that was about to join
+        if running or self._in_step:
+            self.allocator.reset()
+            self.rounds.reset()  # last: until then it says who ran
+        self._in_step = False
+        if over:
+            self._stream = None
 
     @one_call
     @checked
@@ -289,6 +395,9 @@ class SpeculativeDecoder(OneCall):
             ConfigError: it wants sampling, and this decoder is greedy; a token is not in the target's vocabulary; or
                 the decoder is closed.
         """
+        self._check(request)
+
+    def _check(self, request: Request) -> None:
         vocab = self.target.model.vocab_size
         check_request(request, self.config, self.query_len, vocab, self.allocator.capacity)
 
@@ -304,16 +413,38 @@ class SpeculativeDecoder(OneCall):
         seeds = [next(self._seeds) if each.seed is None else each.seed for each in requests]
         states = [Running(first + i, each, seeds[i], longest) for i, each in enumerate(requests)]
         self._next_id += len(states)
-        self._waiting += states
+        self._waiting += states  # in one go
         return first
 
     def _end(self, state: Running, reason: FinishReason, message: str = "") -> None:
-        """End a request that waits or runs; the next `step` gives its last chunk."""
+        """End a request that waits or runs, in a step."""
+        self._chunks.append(self._last_chunk(state, reason, message))
         if state in self._waiting:
             self._waiting.remove(state)
-        else:
+        if state.blocks:
             self.rounds.leave(state)
-        self._chunks.append(Chunk(state.index, [], 0, reason, message, seed=state.sampled_with))
+
+    def _last_chunk(self, state: Running, reason: FinishReason, message: str) -> Chunk:
+        return Chunk(state.index, [], 0, reason, message, seed=state.sampled_with)
+
+    def _end_cancelled(self) -> None:
+        for request_id in tuple(self._cancelled):  # another thread may add to it
+            for state in (*self._waiting, *self.rounds.running):
+                if state.index == request_id:
+                    self._end(state, "cancelled")
+            del self._cancelled[request_id]
+
+    def _refuse_first(self) -> None:
+        """End the first request that waits, where waiting is for nothing."""
+        state = self._waiting[0]
+        needed = blocks_needed(state.request, self.config, self.query_len)
+        error = CapacityError(
+            f"request {state.index} needs {needed} KV blocks, {self.allocator.num_free} of {self.allocator.capacity} "
+            "are free, and no request runs that would give some back: it would wait for ever"
+        )
+        self._end(state, "failed", str(error))
+        if self._sharing is None:
+            self._failure = error
 
     def _admissible(self) -> list[Running]:
         """Return the waiting requests that join the next round: in order, while rows and blocks last."""
@@ -325,12 +456,23 @@ class SpeculativeDecoder(OneCall):
     def _admit(self) -> None:
         """Let waiting requests join."""
         for state in self._admissible():
+            state.blocks = self.allocator.allocate(blocks_needed(state.request, self.config, self.query_len))
             try:
-                self._waiting.popleft()
-                state.blocks = self.allocator.allocate(blocks_needed(state.request, self.config, self.query_len))
                 self.rounds.join(state)
             except BaseException as error:  # the round goes on: others have tokens in it, and other ranks run it
                 self._end(state, "failed", first_line(error))
                 if self._sharing is None or not isinstance(error, Exception):
                     self._failure = error
                 break  # its row is made inert before the next launch, and taken by nobody until then
+            self._waiting.remove(state)
+
+
+def _over() -> None:
+    """Stand for a stream that is over."""
+
+
+def _is_open(stream: StreamRef) -> bool:
+    """Return True if a stream goes on. A generator that an exception left is closed by then, without a statement of
+    ours that another exception could skip."""
+    generator = stream()
+    return generator is not None and getgeneratorstate(generator) is not GEN_CLOSED

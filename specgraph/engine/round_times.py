@@ -37,8 +37,7 @@ def measure_round_times(steps: RoundSteps, drafter: Drafter) -> RoundTimes:
     for size in target.config.sizes:
         times[size] = {}
         for k in target.config.k_candidates or ():
-            _make_live(target, size)
-            times[size][k] = _time(target.platform, _rounds(steps, size, k))
+            times[size][k] = _time(target.platform, _rounds(steps, size, k, *_make_live(target, size)))
     memory = target.round
     memory.start_positions.fill_(-1)
     memory.num_sampled.zero_()
@@ -54,26 +53,32 @@ def _start(config: EngineConfig) -> int:
     return max(0, min(CONTEXT, config.max_model_len // 2, behind))
 
 
-def _make_live(target: TargetRunner, size: int) -> None:
-    """Give each of `size` requests blocks and sampled tokens; they share blocks where there are too few."""
+def _make_live(target: TargetRunner, size: int) -> tuple[int, int]:
+    """Give requests blocks of their own, and sampled tokens: `size` of them with all their context, or with as much of
+    it, or as many of them, as the cache has blocks for.
+
+    Returns:
+        Requests that are live; the others are inert. The tokens of context that each has.
+    """
     memory, config = target.round, target.config
-    blocks = target.caches[0].key.shape[0] - 1
-    tokens = _start(config) + (_ROUNDS + 1) * config.query_len
-    columns = min(-(-tokens // config.block_size), memory.block_table.shape[1])
-    table = torch.arange(size * columns, dtype=torch.int32).view(size, columns) % blocks + 1
-    memory.block_table[:size, :columns].copy_(table)
+    blocks, ahead = target.caches[0].key.shape[0] - 1, (_ROUNDS + 1) * config.query_len
+    live = max(1, min(size, blocks // -(-ahead // config.block_size)))
+    columns = min(-(-(_start(config) + ahead) // config.block_size), memory.block_table.shape[1], blocks // live)
+    table = torch.arange(1, live * columns + 1, dtype=torch.int32).view(live, columns)
+    memory.block_table[:live, :columns].copy_(table)
     sampled, g = memory.sampled_token_ids, torch.Generator().manual_seed(0)
     sampled.copy_(torch.randint(0, target.model.vocab_size, tuple(sampled.shape), generator=g))
+    return live, max(0, min(_start(config), columns * config.block_size - ahead))
 
 
-def _rounds(steps: RoundSteps, size: int, k: int) -> Callable[[], None]:
-    """Return a function that launches rounds, for requests that have just sampled one token."""
+def _rounds(steps: RoundSteps, size: int, k: int, live: int, context: int) -> Callable[[], None]:
+    """Return a function that launches rounds, for `live` requests that have just sampled one token at `context`."""
     memory, ready = steps.target.round, steps.find(size, steps.target.config.drafted(k) + 1, k)
 
     def run() -> None:
-        memory.num_sampled[:size].fill_(1)
+        memory.num_sampled[:live].fill_(1)
         memory.sampled_token_ids.clamp_(min=0)  # -1 where a request was inert
-        memory.start_positions[:size].fill_(_start(steps.target.config))
+        memory.start_positions[:size].fill_(context)
         for _ in range(_ROUNDS):
             host = None
             if steps.target.attention.host_parameters:

@@ -142,6 +142,14 @@ class Rounds:
         if not self.rows:
             self._unread.clear()
 
+    def reset(self) -> None:
+        """Take all requests out, whatever was under way: no row is live at the next launch, and nothing that was
+        launched is read. Their KV blocks are not given back one by one: see `BlockAllocator.reset`."""
+        self._left = [*range(self.config.max_num_requests)]
+        self._unread.clear()
+        self._joined = []
+        self.rows = []
+
     def passes(self, joining: Sequence[Running], num_waiting: int) -> RoundPasses:
         """Return the passes that the next round needs here; `joining` of `num_waiting` requests join behind it."""
         self._vacate()

@@ -8,8 +8,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from specgraph.checkpoints.tokenizer import Tokenizer
 from specgraph.device import Platform
 from specgraph.engine.chat_template import render_chat
@@ -132,8 +130,7 @@ class TextGenerator:
     @checked
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generate token ids for every request."""
-        with torch.inference_mode():
-            return self.decoder.generate(requests)
+        return self.decoder.generate(requests)
 
     @checked
     def add(self, request: Request) -> int:
@@ -142,24 +139,17 @@ class TextGenerator:
 
     @checked
     def cancel(self, request_id: int) -> bool:
-        """End a request; says whether it was still unfinished."""
+        """End a request, from any thread; says whether it was still unfinished. See `SpeculativeDecoder.cancel`."""
         return self.decoder.cancel(request_id)
 
     def step(self) -> Sequence[Chunk]:
         """Run a round over all unfinished requests; see `SpeculativeDecoder.step`."""
-        with torch.inference_mode():
-            return self.decoder.step()
+        return self.decoder.step()
 
     @checked
     def stream(self, requests: Sequence[Request]) -> Generator[Chunk]:
-        """Give each round's tokens as they come."""
-        stream = self.decoder.stream(requests)
-        while True:
-            with torch.inference_mode():  # not across the yield: the caller's grad mode is the caller's
-                chunk = next(stream, None)
-            if chunk is None:
-                return
-            yield chunk
+        """Give each round's tokens as they come; see `SpeculativeDecoder.stream`."""
+        return self.decoder.stream(requests)
 
     @checked
     def text(

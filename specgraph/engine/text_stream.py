@@ -13,6 +13,7 @@ from types import TracebackType
 from specgraph.checkpoints.tokenizer import Tokenizer
 from specgraph.engine.request import Chunk, FinishReason, Generation, Request
 from specgraph.errors import CapacityError, ConfigError
+from specgraph.validation import OneCall, one_call
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT = 6
@@ -212,10 +213,11 @@ class TextPiece:
     """True if it comes from accepted draft tokens; the rest comes from the target."""
 
 
-class TextStream:
-    """The text of one request as it is generated: iterate over its pieces. Made by `TextGenerator.stream_text`.
+class TextStream(OneCall):
+    """The text of one request as it is generated: an iterator of its pieces. Made by `TextGenerator.stream_text`.
 
-    A context manager; leaving it before the end stops the generation.
+    A context manager; leaving it before the end stops the generation. One call at a time: another thread that reads or
+    closes it meanwhile is refused.
     """
 
     def __init__(
@@ -250,6 +252,8 @@ class TextStream:
         self._marks: deque[tuple[int, bool]] = deque()
         self._stop_token_ids = frozenset(request.stop_token_ids)
         self._started = False
+        self._pieces: deque[TextPiece] = deque()
+        """Pieces of the last chunk that were not handed out yet."""
 
     def __enter__(self) -> TextStream:
         return self
@@ -259,17 +263,24 @@ class TextStream:
     ) -> None:
         self.close()
 
+    @one_call
     def close(self) -> None:
         """Stop generating; the request's KV blocks are free again. Twice is harmless."""
         if self._chunks is not None:
             self._chunks.close()
 
     def __iter__(self) -> Iterator[TextPiece]:
-        for chunk in self._chunks or ():
-            yield from self.push(chunk)
+        return self
+
+    @one_call
+    def __next__(self) -> TextPiece:
+        while not self._pieces:
+            if self._chunks is None:
+                raise StopIteration
+            self._pieces += self.push(next(self._chunks))
             if self._stop.found:
-                self.close()
-                return
+                self._chunks.close()
+        return self._pieces.popleft()
 
     def push(self, chunk: Chunk) -> Iterator[TextPiece]:
         """Give the pieces that a round adds.

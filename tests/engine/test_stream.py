@@ -164,22 +164,30 @@ def test_two_open_streams_of_one_decoder_are_refused(make_decoder, requests, sha
     assert sum(len(chunk.token_ids) for chunk in decoder.stream(requests)) == rest + 1
 
 
-def test_a_stream_that_another_thread_begins_meanwhile_is_refused(make_decoder, requests, shadow, monkeypatch):
-    """The other thread is simulated: its call comes where the first stream has not queued its requests yet."""
+@pytest.mark.parametrize("outer", ["generate", "stream"])
+def test_a_stream_that_another_thread_begins_meanwhile_is_refused(make_decoder, requests, shadow, monkeypatch, outer):
+    """The other thread is simulated: its call comes where the first one has not queued its requests yet."""
     decoder = make_decoder(shadow)
     alone = [each.token_ids for each in decoder.generate(requests)]
-    check, refused = decoder.check, []
+    check, refused = decoder._check, []
 
     def interrupted(request):
         if not refused:
-            with pytest.raises(CapacityError, match="a stream that is still open") as error:
-                decoder.generate(requests)
-            refused.append(error)
+            for use in (decoder.generate, lambda requests: next(decoder.stream(requests))):
+                with pytest.raises(ConfigError, match="another call runs") as error:
+                    use(requests)
+                refused.append(error)
         check(request)
 
-    monkeypatch.setattr(decoder, "check", interrupted)
-    assert [each.token_ids for each in decoder.generate(requests)] == alone
-    assert refused
+    monkeypatch.setattr(decoder, "_check", interrupted)
+    given = [[] for _ in requests]
+    if outer == "generate":
+        given = [each.token_ids for each in decoder.generate(requests)]
+    else:
+        for chunk in decoder.stream(requests):
+            given[chunk.request] += chunk.token_ids
+    assert given == alone
+    assert len(refused) == 2
 
 
 def test_nothing_to_generate(make_decoder, shadow):
