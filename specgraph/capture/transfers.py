@@ -47,13 +47,15 @@ class HostCopy:
             between, result = (memory[: tensor.numel()].view(tensor.shape) for memory in (self._device, self.host))
             self._views = tensor.shape, between, result
         stream = self._platform.copy_stream
+        if not self._is_waited_for:  # nobody has read the last copy: it may still be under way
+            self._platform.current_stream().wait_stream(stream)
+        self._is_waited_for = False
         between.copy_(tensor)
         self._ready.record(self._platform.current_stream())
         with self._platform.use(stream):
             self._ready.wait(stream)
             result.copy_(between, non_blocking=True)
             self._copied.record(stream)
-        self._is_waited_for = False
 
     def read(self) -> Tensor:
         """Return the copy, on the host; overwritten by the next `start`."""

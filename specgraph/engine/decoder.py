@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import count
 from weakref import ref
 
@@ -28,13 +27,11 @@ from specgraph.engine.round_times import measure_round_times
 from specgraph.engine.rounds import Rounds
 from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.models.protocol import Head, Target
+from specgraph.open_generator import GeneratorRef, is_open
 from specgraph.options import Progress, RoundTimes
 from specgraph.parallel import ParallelLayout
 from specgraph.parallel.start_up import PATIENCE, agreed, agreed_captures
 from specgraph.validation import Count, OneCall, checked, one_call
-
-StreamRef = Callable[[], Generator[Chunk] | None]
-"""A weak reference to a stream."""
 
 
 class SpeculativeDecoder(OneCall):
@@ -120,7 +117,7 @@ class SpeculativeDecoder(OneCall):
         """True from the beginning of a step to its end: a call that finds it comes behind a step that was cut short."""
         self._reason = ""
         """The reason why a step was cut short."""
-        self._stream: StreamRef | None = None
+        self._stream: GeneratorRef | None = None
         """The stream that all requests are of; None if they are of `add`."""
         self._in_inference_mode = torch.is_inference_mode_enabled()
         """Steps run in the mode that the memory was made in."""
@@ -208,12 +205,12 @@ class SpeculativeDecoder(OneCall):
             ConfigError: a request is wrong in itself (see `check`); nothing was run.
             CapacityError: this decoder has unfinished requests, of another stream or from `add`.
         """
-        own: list[StreamRef] = []
+        own: list[GeneratorRef] = []
         stream = self._chunks_of(requests, own)
         own.append(ref(stream))
         return stream
 
-    def _chunks_of(self, requests: Sequence[Request], own: Sequence[StreamRef]) -> Generator[Chunk]:
+    def _chunks_of(self, requests: Sequence[Request], own: Sequence[GeneratorRef]) -> Generator[Chunk]:
         """Give the chunks of a stream; `own` has a reference to it."""
         try:
             places, refused = self._begin_stream(requests, own[0])
@@ -229,7 +226,7 @@ class SpeculativeDecoder(OneCall):
                     self._settle_alone()
 
     @one_call
-    def _begin_stream(self, requests: Sequence[Request], stream: StreamRef) -> tuple[Mapping[int, int], list[Chunk]]:
+    def _begin_stream(self, requests: Sequence[Request], stream: GeneratorRef) -> tuple[Mapping[int, int], list[Chunk]]:
         return self._begin(requests, stream)
 
     @one_call
@@ -240,7 +237,7 @@ class SpeculativeDecoder(OneCall):
     def _settle_alone(self) -> None:
         self._settle()
 
-    def _begin(self, requests: Sequence[Request], stream: StreamRef) -> tuple[Mapping[int, int], list[Chunk]]:
+    def _begin(self, requests: Sequence[Request], stream: GeneratorRef) -> tuple[Mapping[int, int], list[Chunk]]:
         """Queue the requests of a stream that fit.
 
         Returns:
@@ -362,7 +359,7 @@ class SpeculativeDecoder(OneCall):
     def _settle(self) -> None:
         """Put right what an exception left, wherever it came: requests of a stream that is over are dropped, and those
         that ran in a step that was cut short fail. An exception here leaves it to the next call."""
-        over = self._stream is not None and not _is_open(self._stream)
+        over = self._stream is not None and not is_open(self._stream)
         if not over and not self._in_step:
             return
         running = self.rounds.running
@@ -469,10 +466,3 @@ class SpeculativeDecoder(OneCall):
 
 def _over() -> None:
     """Stand for a stream that is over."""
-
-
-def _is_open(stream: StreamRef) -> bool:
-    """Return True if a stream goes on. A generator that an exception left is closed by then, without a statement of
-    ours that another exception could skip."""
-    generator = stream()
-    return generator is not None and getgeneratorstate(generator) is not GEN_CLOSED

@@ -7,7 +7,8 @@ import os
 import platform as host
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from weakref import ref
 
 import torch
 
@@ -21,6 +22,7 @@ from specgraph.device.cpu.stream import CpuEvent, CpuStream
 from specgraph.device.cpu.tasks import CpuTaskGroup, UpdateMode, entered
 from specgraph.device.interface import MemoryInfo, Platform, PlatformInfo, Stream, TaskGroup
 from specgraph.errors import CaptureError, PlatformError, UpdateError
+from specgraph.open_generator import GeneratorRef, is_open
 
 CAPABILITIES = Capabilities(
     graphs=yes("recorded ops, replayed at baked addresses"),
@@ -41,7 +43,8 @@ CAPABILITIES = Capabilities(
 
 class _ThreadState(threading.local):
     def __init__(self) -> None:
-        self.stream: CpuStream | None = None
+        self.uses: list[tuple[CpuStream, GeneratorRef]] = []
+        """The current stream of each block that is open, and the block's generator."""
         self.recorder: Recorder | None = None
 
 
@@ -85,27 +88,35 @@ class CpuPlatform(Platform):
         return CpuStream(self, next(self._stream_ids))
 
     def current_stream(self) -> CpuStream:
-        return self._thread.stream or self._default
+        uses = self._thread.uses
+        while uses and not is_open(uses[-1][1]):
+            uses.pop()  # left by an interrupt
+        return uses[-1][0] if uses else self._default
+
+    def use(self, stream: Stream) -> AbstractContextManager[None]:
+        """See `Platform.use`. Work on streams other than the default one is checked for its order."""
+        own: list[GeneratorRef] = []
+        block = self._used(self._own(stream), own)
+        own.append(ref(block.gen))
+        return block
 
     @contextmanager
-    def use(self, stream: Stream) -> Generator[None]:
-        """See `Platform.use`. Work on streams other than the default one is checked for its order."""
-        before = self._thread.stream
-        self._thread.stream = self._own(stream)
+    def _used(self, stream: CpuStream, own: list[GeneratorRef]) -> Generator[None]:
+        """Run a block with a current stream; `own` has a reference to this generator."""
+        uses = self._thread.uses
+        uses.append((stream, own[0]))
         try:
-            if self._thread.stream.id and not self.captures.is_here:
+            if stream.id and not self.captures.is_here:
                 with entered(TrackedWork(self)):
                     yield
             else:
                 yield
         finally:
-            self._thread.stream = before
+            uses.remove((stream, own[0]))
 
-    @contextmanager
-    def checked(self) -> Generator[None]:
+    def checked(self) -> AbstractContextManager[None]:
         """Check the order of this thread's work on the default stream too (slower; for tests)."""
-        with entered(TrackedWork(self)):
-            yield
+        return entered(TrackedWork(self))
 
     def event(self, *, timing: bool = False, external: bool = False) -> CpuEvent:
         return CpuEvent(self, timing=timing, external=external)

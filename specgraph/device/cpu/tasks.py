@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode
 
 from specgraph.device.cpu.baking import map_tensors
 from specgraph.device.cpu.checks.order import Access
@@ -20,6 +21,7 @@ from specgraph.device.cpu.ops import changes_metadata_only, is_composite
 from specgraph.device.source import user_line
 from specgraph.dispatch_mode import DispatchMode, tensors_in
 from specgraph.errors import UpdateError
+from specgraph.open_generator import GeneratorRef, is_open
 
 
 @dataclass(slots=True)
@@ -98,7 +100,20 @@ class CpuTaskGroup:
             )
 
 
-class UpdateMode(DispatchMode):
+class BlockMode(DispatchMode):
+    """A dispatch mode of one `with` block: `entered`. Once the block is over, `is_over` says so, and it passes ops on.
+
+    An interrupt may come while torch enters or leaves a mode, and leave it on torch's stack.
+    """
+
+    block: GeneratorRef | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.block is not None and not is_open(self.block)
+
+
+class UpdateMode(BlockMode):
     """Matches the ops issued against a group's tasks; `commit` rewrites the baked host values, all or none."""
 
     def __init__(self, group: CpuTaskGroup) -> None:
@@ -110,6 +125,8 @@ class UpdateMode(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.is_over:
+            return func(*args, **kwargs)
         if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
@@ -173,9 +190,17 @@ class UpdateMode(DispatchMode):
         self._group.is_updated = True
 
 
+def entered(mode: BlockMode) -> AbstractContextManager[None]:
+    """Enter a mode for a block."""
+    block = _entered(mode)
+    mode.block = ref(block.gen)
+    return block
+
+
 @contextmanager
-def entered(mode: TorchDispatchMode) -> Generator[None]:
-    """Enter a mode, and leave it also where an interrupt comes while torch enters or leaves it."""
+def _entered(mode: BlockMode) -> Generator[None]:
+    while isinstance(top := _get_current_dispatch_mode(), BlockMode) and top.is_over:
+        _pop_mode()  # left by an interrupt
     depth = torch._C._len_torch_dispatch_stack()
     try:
         with mode:

@@ -9,8 +9,9 @@ import torch
 
 from specgraph.device.cpu.checks.order import Access, Clock, EagerLog, Region, conflict, merge, order_error
 from specgraph.device.cpu.ops import EMPTY, changes_metadata_only, written_by
+from specgraph.device.cpu.tasks import BlockMode
 from specgraph.device.source import user_line
-from specgraph.dispatch_mode import DispatchMode, tensors_in
+from specgraph.dispatch_mode import tensors_in
 
 if TYPE_CHECKING:
     from specgraph.device.cpu.graph import CpuGraph
@@ -112,7 +113,7 @@ class Timeline:
                 raise order_error(access, str(stream), earlier[1], str(self._streams[earlier[0]]))
 
 
-class TrackedWork(DispatchMode):
+class TrackedWork(BlockMode):
     """Reports this thread's eager ops to the timeline before they run, except during capture."""
 
     def __init__(self, platform: CpuPlatform) -> None:
@@ -123,6 +124,8 @@ class TrackedWork(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.is_over:
+            return func(*args, **kwargs)
         if self._platform.recorder is None and not changes_metadata_only(func) and func.overloadpacket not in EMPTY:
             stream = self._platform.current_stream()
             given = tensors_in(args, list(kwargs.values()))
