@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +34,7 @@ from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import CheckpointError, ConfigError, UnknownPlatformError
 from specgraph.models import eagle_head_from_module
 from specgraph.parallel import join_layout, join_ranks
+from specgraph.validation import RUNNING, OneCall, one_call
 
 TARGET, DRAFTER = shipped_pair()
 
@@ -293,3 +295,46 @@ def test_a_tokenizer_without_a_token_for_unknown_words(generator):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="[UNK]"))
     with pytest.raises(CheckpointError, match="can't encode it: WordLevel error: Missing \\[UNK\\]"):
         replace(generator, tokenizer=Tokenizer(words, generator.folder)).text("b")
+
+
+class Alone(OneCall):
+    """It runs one function at a time."""
+
+    @one_call
+    def run(self, inside: Callable[[], object]) -> object:
+        return inside()
+
+
+def in_a_thread(call: Callable[[], object]) -> list[object]:
+    """Return what a call gives, or its error, in another thread."""
+    given: list[object] = []
+
+    def run() -> None:
+        try:
+            given.append(call())
+        except SpecgraphError as error:
+            given.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return given
+
+
+def test_a_call_that_an_interrupt_ended_before_it_could_say_so_refuses_nobody():
+    """Its mark is left, as by Ctrl-C in a `finally`. A call that runs has the mark too, and a frame on a stack."""
+    alone, refused = Alone(), "run: another call runs"
+    alone.refusal = RUNNING
+    assert alone.run(lambda: 5) == 5
+    for left in (False, True):
+        alone.refusal = RUNNING if left else ""
+        inner = alone.run(lambda: in_a_thread(lambda: alone.run(lambda: 6)))
+        assert len(inner) == 1
+        assert str(inner[0]).startswith(refused)
+        with pytest.raises(ConfigError, match=refused):
+            alone.run(lambda: alone.run(lambda: 7))
+        assert in_a_thread(lambda: alone.run(lambda: 8)) == [8]
+    alone.refusal = RUNNING
+    alone.refuse_calls("it is closed")
+    with pytest.raises(ConfigError, match="run: it is closed"):
+        alone.run(lambda: 9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -37,7 +38,7 @@ def measure_round_times(steps: RoundSteps, drafter: Drafter) -> RoundTimes:
     for size in target.config.sizes:
         times[size] = {}
         for k in target.config.k_candidates or ():
-            times[size][k] = _time(target.platform, _rounds(steps, size, k, *_make_live(target, size)))
+            times[size][k] = _time(target.platform, _rounds(steps, size, k, _make_live(target, size)))
     memory = target.round
     memory.start_positions.fill_(-1)
     memory.num_sampled.zero_()
@@ -53,33 +54,42 @@ def _start(config: EngineConfig) -> int:
     return max(0, min(CONTEXT, config.max_model_len // 2, behind))
 
 
-def _make_live(target: TargetRunner, size: int) -> tuple[int, int]:
-    """Give requests blocks of their own, and sampled tokens: `size` of them with all their context, or with as much of
-    it, or as many of them, as the cache has blocks for.
+class _Live(NamedTuple):
+    """The requests of timed rounds; the others of their batch are inert."""
 
-    Returns:
-        Requests that are live; the others are inert. The tokens of context that each has.
-    """
+    requests: int
+    context: int
+    """Tokens that each has."""
+    rounds: int
+    """Rounds that it has blocks for: then it begins again."""
+
+
+def _make_live(target: TargetRunner, size: int) -> _Live:
+    """Give requests blocks of their own, and sampled tokens: `size` of them with all their context, or with as much of
+    it, or as many of them, as the cache has blocks for."""
     memory, config = target.round, target.config
-    blocks, ahead = target.caches[0].key.shape[0] - 1, (_ROUNDS + 1) * config.query_len
+    blocks = target.caches[0].key.shape[0] - 1
+    rounds = max(1, min(_ROUNDS, blocks * config.block_size // config.query_len - 1))
+    ahead = (rounds + 1) * config.query_len
     live = max(1, min(size, blocks // -(-ahead // config.block_size)))
     columns = min(-(-(_start(config) + ahead) // config.block_size), memory.block_table.shape[1], blocks // live)
     table = torch.arange(1, live * columns + 1, dtype=torch.int32).view(live, columns)
     memory.block_table[:live, :columns].copy_(table)
     sampled, g = memory.sampled_token_ids, torch.Generator().manual_seed(0)
     sampled.copy_(torch.randint(0, target.model.vocab_size, tuple(sampled.shape), generator=g))
-    return live, max(0, min(_start(config), columns * config.block_size - ahead))
+    return _Live(live, max(0, min(_start(config), columns * config.block_size - ahead)), rounds)
 
 
-def _rounds(steps: RoundSteps, size: int, k: int, live: int, context: int) -> Callable[[], None]:
-    """Return a function that launches rounds, for `live` requests that have just sampled one token at `context`."""
+def _rounds(steps: RoundSteps, size: int, k: int, live: _Live) -> Callable[[], None]:
+    """Return a function that launches rounds, for requests that have just sampled one token."""
     memory, ready = steps.target.round, steps.find(size, steps.target.config.drafted(k) + 1, k)
 
     def run() -> None:
-        memory.num_sampled[:live].fill_(1)
-        memory.sampled_token_ids.clamp_(min=0)  # -1 where a request was inert
-        memory.start_positions[:size].fill_(context)
-        for _ in range(_ROUNDS):
+        for number in range(_ROUNDS):
+            if number % live.rounds == 0:
+                memory.num_sampled[: live.requests].fill_(1)
+                memory.sampled_token_ids.clamp_(min=0)  # -1 where a request was inert
+                memory.start_positions[:size].fill_(live.context)
             host = None
             if steps.target.attention.host_parameters:
                 host = HostState(memory.start_positions[:size].tolist(), memory.num_sampled[:size].tolist())

@@ -266,6 +266,18 @@ def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lowering, length
     assert [tuple(result.token_ids) for result in results] == [alone("eagle", i, 0.0) for i in range(len(SHAPES))]
 
 
+@pytest.mark.parametrize("num_blocks", [17, 6, 3])
+def test_rounds_are_timed_with_few_blocks_and_no_request_has_another_ones(num_blocks):
+    """`debug` looks at the blocks, and refuses those of two requests. With 17 each of 4 requests has some context, with
+    6 one request is live, with 3 it begins again after each round."""
+    settings = {"k_candidates": (1, 3), "capture_sizes": [1, 4], "num_blocks": num_blocks, "max_model_len": 128}
+    times = make_decoder("eagle", "round", **settings).rounds.adaptive.times
+    assert {size: tuple(row) for size, row in times.items()} == dict.fromkeys((1, 4), (1, 3))
+    checked = make_decoder("eagle", "merged", debug=True, **settings)
+    assert checked.rounds.adaptive is not None
+    assert not checked.target.round.num_sampled.any()
+
+
 def test_requests_go_on_through_all_timed_rounds_where_max_model_len_is_small(monkeypatch):
     times = {size: {1: 1.0, 3: 1.0} for size in (1, 4)}
     decoder = make_decoder(
