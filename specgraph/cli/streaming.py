@@ -75,7 +75,10 @@ def show_texts(
         indices |= {generator.add(stream.request): i for i, stream in enumerate(streams)}
         while True:
             for chunk in generator.step():
-                i = indices[chunk.request]
+                i = indices.get(chunk.request)
+                if i is None:  # of an answer before, whose end an interrupt skipped
+                    generator.cancel(chunk.request)
+                    continue
                 if results[i].finish_reason is not None:
                     continue  # it ended at a stop string, and this says that it is cancelled
                 held[i] += streams[i].push(chunk)
