@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
@@ -38,7 +37,8 @@ def measure_round_times(steps: RoundSteps, drafter: Drafter) -> RoundTimes:
     for size in target.config.sizes:
         times[size] = {}
         for k in target.config.k_candidates or ():
-            times[size][k] = _time(target.platform, _rounds(steps, size, k, _make_live(target, size)))
+            _make_live(target, size)
+            times[size][k] = _time(target.platform, _rounds(steps, size, k))
     memory = target.round
     memory.start_positions.fill_(-1)
     memory.num_sampled.zero_()
@@ -54,42 +54,27 @@ def _start(config: EngineConfig) -> int:
     return max(0, min(CONTEXT, config.max_model_len // 2, behind))
 
 
-class _Live(NamedTuple):
-    """The requests of timed rounds; the others of their batch are inert."""
-
-    requests: int
-    context: int
-    """Tokens that each has."""
-    rounds: int
-    """Rounds that it has blocks for: then it begins again."""
-
-
-def _make_live(target: TargetRunner, size: int) -> _Live:
-    """Give requests blocks of their own, and sampled tokens: `size` of them with all their context, or with as much of
-    it, or as many of them, as the cache has blocks for."""
+def _make_live(target: TargetRunner, size: int) -> None:
+    """Give each of `size` requests blocks and sampled tokens; they share blocks where there are too few."""
     memory, config = target.round, target.config
     blocks = target.caches[0].key.shape[0] - 1
-    rounds = max(1, min(_ROUNDS, blocks * config.block_size // config.query_len - 1))
-    ahead = (rounds + 1) * config.query_len
-    live = max(1, min(size, blocks // -(-ahead // config.block_size)))
-    columns = min(-(-(_start(config) + ahead) // config.block_size), memory.block_table.shape[1], blocks // live)
-    table = torch.arange(1, live * columns + 1, dtype=torch.int32).view(live, columns)
-    memory.block_table[:live, :columns].copy_(table)
+    tokens = _start(config) + (_ROUNDS + 1) * config.query_len
+    columns = min(-(-tokens // config.block_size), memory.block_table.shape[1])
+    table = torch.arange(size * columns, dtype=torch.int32).view(size, columns) % blocks + 1
+    memory.block_table[:size, :columns].copy_(table)
     sampled, g = memory.sampled_token_ids, torch.Generator().manual_seed(0)
     sampled.copy_(torch.randint(0, target.model.vocab_size, tuple(sampled.shape), generator=g))
-    return _Live(live, max(0, min(_start(config), columns * config.block_size - ahead)), rounds)
 
 
-def _rounds(steps: RoundSteps, size: int, k: int, live: _Live) -> Callable[[], None]:
+def _rounds(steps: RoundSteps, size: int, k: int) -> Callable[[], None]:
     """Return a function that launches rounds, for requests that have just sampled one token."""
     memory, ready = steps.target.round, steps.find(size, steps.target.config.drafted(k) + 1, k)
 
     def run() -> None:
-        for number in range(_ROUNDS):
-            if number % live.rounds == 0:
-                memory.num_sampled[: live.requests].fill_(1)
-                memory.sampled_token_ids.clamp_(min=0)  # -1 where a request was inert
-                memory.start_positions[:size].fill_(live.context)
+        memory.num_sampled[:size].fill_(1)
+        memory.sampled_token_ids.clamp_(min=0)  # -1 where a request was inert
+        memory.start_positions[:size].fill_(_start(steps.target.config))
+        for _ in range(_ROUNDS):
             host = None
             if steps.target.attention.host_parameters:
                 host = HostState(memory.start_positions[:size].tolist(), memory.num_sampled[:size].tolist())

@@ -267,9 +267,8 @@ def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lowering, length
 
 
 @pytest.mark.parametrize("num_blocks", [17, 6, 3])
-def test_rounds_are_timed_with_few_blocks_and_no_request_has_another_ones(num_blocks):
-    """`debug` looks at the blocks, and refuses those of two requests. With 17 each of 4 requests has some context, with
-    6 one request is live, with 3 it begins again after each round."""
+def test_rounds_are_timed_with_few_blocks(num_blocks):
+    """The requests of timed rounds share blocks then, which `debug` refuses of any other requests."""
     settings = {"k_candidates": (1, 3), "capture_sizes": [1, 4], "num_blocks": num_blocks, "max_model_len": 128}
     times = make_decoder("eagle", "round", **settings).rounds.adaptive.times
     assert {size: tuple(row) for size, row in times.items()} == dict.fromkeys((1, 4), (1, 3))
