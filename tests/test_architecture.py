@@ -109,6 +109,27 @@ def vendor_words(source: str) -> list[str]:
     ]  # fmt: skip
 
 
+def slotted_dataclasses(source: str) -> set[str]:
+    """Return the names of the classes of a file that `dataclass` makes with slots."""
+    return {
+        node.name
+        for node in ast.walk(parsed(source))
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(d, ast.Call) and any(k.arg == "slots" for k in d.keywords) for d in node.decorator_list)
+    }
+
+
+def repeated_slots(source: str, slotted: set[str]) -> list[str]:
+    """Slotted dataclasses that derive from one: before Python 3.11 they repeat its slots, and so clash with another."""
+    return [
+        node.name
+        for node in ast.walk(parsed(source))
+        if isinstance(node, ast.ClassDef)
+        and node.name in slotted_dataclasses(source)
+        and any(ast.unparse(base).rpartition(".")[2] in slotted for base in node.bases)
+    ]
+
+
 def room(path: Path) -> str:
     return path.relative_to(CORE).parts[0].removesuffix(".py")
 
@@ -124,6 +145,16 @@ def test_imports_point_one_way():
 
 def test_no_vendor_word_in_core():
     assert in_files(FILES, lambda path: vendor_words(path.read_text())) == {}
+
+
+def test_no_slotted_dataclass_derives_from_one():
+    slotted = set().union(*(slotted_dataclasses(path.read_text()) for path in WRITTEN))
+    assert in_files(WRITTEN, lambda path: repeated_slots(path.read_text(), slotted)) == {}
+
+
+def test_repeated_slots_are_seen():
+    source = "@dataclass(slots=True)\nclass A: ...\n@dataclass(slots=True)\nclass B(A): ...\nclass C(A): ..."
+    assert repeated_slots(source, slotted_dataclasses(source)) == ["B"]
 
 
 def docstrings(source: str) -> list[str]:

@@ -4,8 +4,6 @@
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -19,10 +17,11 @@ MOST_LISTED = 32
 """Requests whose splits start in the order of their keys. Each program compares the lengths of all with each other."""
 
 
-@dataclass(frozen=True, slots=True)
 class AttentionOps(Launcher):
     """Implementations of the ops in `specgraph.ops.kv_cache`, `specgraph.ops.paged_attention` and
     `specgraph.ops.context_parallel`."""
+
+    __slots__ = ()
 
     def rotate_and_store(self, query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
         if self._refuses("rotate_and_store", cache):

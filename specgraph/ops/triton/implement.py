@@ -4,8 +4,6 @@
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from specgraph.ops.experts import grouped_expert_mlp
 from specgraph.ops.library import Around, implement, implement_all
 from specgraph.ops.triton.attention_ops import AttentionOps
@@ -19,11 +17,12 @@ from specgraph.ops.triton.two_linears_ops import TwoLinearOps
 from specgraph.ops.triton.verify_ops import VerifyOps
 
 
-@dataclass(frozen=True, slots=True)
 class TritonOps(
     TwoLinearOps, NextStepOps, Fp8LinearOps, AttentionOps, RowOps, VerifyOps, TreeOps, SamplingParameterOps
 ):
     """One device's Triton ops. Every launch depends only on shapes, so equal shapes give equal bits."""
+
+    __slots__ = ()
 
 
 _registered: dict[str, TritonOps] = {}

@@ -172,7 +172,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Base of the classes whose methods implement the ops of one device."""
+    """Base of the classes whose methods implement the ops of one device. They add methods and no fields."""
 
     options: LaunchOptions
     compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any], repr=False)

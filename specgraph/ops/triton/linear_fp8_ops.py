@@ -4,7 +4,7 @@
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,9 +20,10 @@ _WIDEST = 32768
 """Columns that `scaled_kernel` holds at once."""
 
 
-@dataclass(frozen=True, slots=True)
 class Fp8LinearOps(LinearOps):
     """Implementations of the ops in `specgraph.ops.linear`, over FP8 weights too."""
+
+    __slots__ = ()
 
     def norm_linear(self, x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
         matrix, bias, scale = weight

@@ -4,7 +4,6 @@
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,9 +23,10 @@ HALVES = (torch.bfloat16, torch.float16)
 """Dtypes of x that the kernels multiply."""
 
 
-@dataclass(frozen=True, slots=True)
 class LinearOps(Launcher):
     """Implementations of the ops in `specgraph.ops.linear`."""
+
+    __slots__ = ()
 
     def norm_linear(self, x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
         x = self._normed(x, norm)

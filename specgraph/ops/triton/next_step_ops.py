@@ -4,8 +4,6 @@
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from specgraph.ops.draft_sampling import Drafts, LmHead
@@ -16,9 +14,10 @@ from specgraph.ops.triton.row_ops import RowOps
 from specgraph.ops.triton.sampling_ops import SamplingOps, require_rows
 
 
-@dataclass(frozen=True, slots=True)
 class NextStepOps(SamplingOps, RowOps):
     """The implementation of `specgraph.ops.greedy_next_step`."""
+
+    __slots__ = ()
 
     def greedy_next_step(
         self, x: Tensor, head: LmHead, drafts: Drafts, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor,

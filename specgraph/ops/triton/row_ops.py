@@ -4,8 +4,6 @@
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
@@ -21,9 +19,10 @@ _CHUNK = 2048
 """Elements of a hidden state that a program moves at a time."""
 
 
-@dataclass(frozen=True, slots=True)
 class RowOps(Launcher):
     """Implementations of the ops in `specgraph.ops.begin_rows`, `past_rows`, `copies`, `ngram` and `slots`."""
+
+    __slots__ = ()
 
     def begin_rows(self, given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None) -> None:
         requests, table = given.block_table.shape[0], given.block_table

@@ -4,7 +4,6 @@
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -54,9 +53,10 @@ def _allocate_picked(like: Tensor, blocks: int, logits: Tensor | None) -> Picked
     return Picked(floats(), like.new_empty(shape, dtype=torch.int32), logits, top, total)
 
 
-@dataclass(frozen=True, slots=True)
 class SamplingOps(LinearOps):
     """Implementations of the ops in `specgraph.ops.draft_sampling`."""
+
+    __slots__ = ()
 
     def draft_from_logits(self, logits: Tensor, drafts: Drafts, draws: Draws | None = None) -> None:
         self._finish(self._pick(logits, draws, drafts.rows), drafts, draws)

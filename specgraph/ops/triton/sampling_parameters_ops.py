@@ -4,7 +4,6 @@
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,9 +20,10 @@ _CHUNK = 4096
 """Collected weights that the search reads at once."""
 
 
-@dataclass(frozen=True, slots=True)
 class SamplingParameterOps(Launcher):
     """The implementation of `specgraph.ops.adjust_logits`."""
+
+    __slots__ = ()
 
     def adjust_logits(
         self, logits: Tensor, temperature: Tensor, parameters: SamplingParameters, draft_token_ids: Tensor,

@@ -4,7 +4,6 @@
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,9 +24,10 @@ _COLUMNS = 4096
 _MOST_MOVES = 1024
 
 
-@dataclass(frozen=True, slots=True)
 class TreeOps(Launcher):
     """Implementations of the ops in `specgraph.ops.tree` and `specgraph.ops.tree_verify`."""
+
+    __slots__ = ()
 
     def grow_tree(
         self, logits: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, first: bool, candidates: Candidates,

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -34,9 +33,10 @@ class Summed(NamedTuple):
     """The tile of the second linear, where `squares` is given."""
 
 
-@dataclass(frozen=True, slots=True)
 class TwoLinearOps(LinearOps):
     """Implementations of `linear_norm_linear` and `linear_norm_gate_up` in `specgraph.ops.linear`."""
+
+    __slots__ = ()
 
     def linear_norm_linear(
         self, x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight

@@ -4,8 +4,6 @@
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -17,9 +15,10 @@ _COLUMNS = 4096
 """Columns of logits per program."""
 
 
-@dataclass(frozen=True, slots=True)
 class VerifyOps(Launcher):
     """Implementations of the ops in `specgraph.ops.rejection`."""
+
+    __slots__ = ()
 
     def verify_drafts(
         self, target_logits: Tensor, draft_token_ids: Tensor, start_positions: Tensor, acceptance: Acceptance,
