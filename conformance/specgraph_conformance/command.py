@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from specgraph.cli.interrupts import finished_first
 from specgraph.errors import ConfigError
 
 from specgraph_conformance.case import GROUPS, attention_place
@@ -54,6 +55,7 @@ def run_command(
         PlatformError: unknown or unavailable platform, or one without graphs.
         ConfigError: a malformed xfails.toml, an unknown group, case or profile, a path that can't be written.
             Nothing ran.
+        KeyboardInterrupt: the run was interrupted. Files and table, if a case ran, say how many did.
     """
     _check_profile(profile)
     unknown = [group for group in selection.groups if group not in GROUPS]
@@ -86,10 +88,13 @@ def run_command(
         check_writable(Path(path))
     report = run_suite(platform, selection, jobs=jobs)
     for path, form in files:  # before anything is shown: an output that breaks loses no report
-        Path(path).write_text(form(report), encoding="utf-8")
+        with finished_first():
+            Path(path).write_text(form(report), encoding="utf-8")
     print_report(report, file=sys.stderr if json == "-" else sys.stdout)
     if json == "-":
         print(as_json(report), end="")
+    if report.interrupted:
+        raise KeyboardInterrupt
     return report.is_green and _conforms(report, profile)
 
 

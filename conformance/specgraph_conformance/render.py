@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from rich.markup import escape as plain
 from rich.table import Table
 from rich.text import Text
+from specgraph.cli.interrupts import finished_first
 from specgraph.errors import ConfigError
 
 from specgraph_conformance.case import GROUPS
@@ -183,12 +184,13 @@ def check_writable(path: Path) -> None:
     if not path.parent.is_dir():
         raise ConfigError(f"{path} can't be written: there is no folder {path.parent}")
     existed = path.exists()
-    try:
-        path.open("ab").close()  # permission bits alone do not tell
-    except OSError as error:
-        raise ConfigError(f"{path} can't be written: {error.strerror or error}") from error
-    if not existed:
-        path.unlink()
+    with finished_first():  # no empty file is left
+        try:
+            path.open("ab").close()  # permission bits alone do not tell
+        except OSError as error:
+            raise ConfigError(f"{path} can't be written: {error.strerror or error}") from error
+        if not existed:
+            path.unlink()
 
 
 def print_report(report: Report, file: TextIO) -> None:

@@ -70,6 +70,8 @@ class Report:
     cases: Sequence[CaseResult]
     problems: Sequence[str] = field(default_factory=tuple)
     """Errors that belong to no case: entries of xfails.toml that match no case."""
+    interrupted: bool = False
+    """True where Ctrl-C or a time limit from outside ended the run; `problems` says how many cases ran."""
 
     @property
     def counts(self) -> dict[str, int]:

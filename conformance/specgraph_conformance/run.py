@@ -9,8 +9,9 @@ import sys
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -103,6 +104,8 @@ def run_suite(platform: str, selection: Selection, *, jobs: int | None = None) -
 
     Raises:
         PlatformError, ConfigError: before anything runs: the platform, the declared gaps or the selection are wrong.
+        KeyboardInterrupt: Ctrl-C, or the signal of a time limit, before the first case. Later ones end the run with the
+            report of the cases that ran.
     """
     session = selection.open(platform)
     session.platform.close()
@@ -111,22 +114,35 @@ def run_suite(platform: str, selection: Selection, *, jobs: int | None = None) -
         jobs = min(4, os.cpu_count() or 1) if is_on_host and not selection.cases else 1
     run = _Run()
     workers = ["-n", str(jobs), "--dist", "worksteal", "--max-worker-restart", "10000", "--disable-warnings"]
-    with redirect_stdout(run), redirect_stderr(run), _interrupted_by_sigterm():
+    with redirect_stdout(run), redirect_stderr(run), _noted_interrupts() as interrupts:
         pytest.main([*selection.arguments(platform), *workers], plugins=[run])
+    if interrupts and (run.results is None or not run.results.began):
+        raise KeyboardInterrupt
     if run.results is None or not run.results.began:
         refused = run.results and run.results.said.get("refused")
         raise ConfigError(refused or f"the suite could not start:\n{run.getvalue()}")
-    return run.results.report()
+    return replace(run.results.report(), interrupted=bool(interrupts))
 
 
 @contextmanager
-def _interrupted_by_sigterm() -> Generator[None]:
-    """End as by Ctrl-C, with the report, at the signal that the time limits of `timeout` and of CI send."""
+def _noted_interrupts() -> Generator[list[int]]:
+    """Interrupt the block at Ctrl-C, and at the signal that the time limits of `timeout` and of CI send.
+
+    Yields the numbers of the signals that came: pytest ends by them without an error.
+    """
+    seen: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield seen
         return
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    heeded = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
+    former = {number: signal.signal(number, interrupt) for number in heeded}
     try:
-        yield
+        yield seen
     finally:
-        signal.signal(signal.SIGTERM, former)
+        for number, handler in former.items():
+            signal.signal(number, handler)

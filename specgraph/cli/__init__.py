@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from specgraph.cli.audit import audit
 from specgraph.cli.bench import bench
@@ -23,6 +25,28 @@ from specgraph.cli.new_backend import new_backend
 from specgraph.cli.output import write_any_text
 from specgraph.cli.platforms import platforms
 from specgraph.errors import SpecgraphError
+
+
+@contextmanager
+def _told() -> Generator[None]:
+    """End a command that Ctrl-C interrupts with a line and status 130: typer says nothing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("specgraph: interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+class _Group(TyperGroup):
+    """All commands."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _told():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _told():
+            return super().invoke(ctx)
 
 
 class _Command(TyperCommand):
@@ -43,7 +67,7 @@ class _Command(TyperCommand):
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=_SETTINGS
+    cls=_Group, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=_SETTINGS
 )
 for command in (generate, chat, platforms, explain, bench, conformance, audit, env, new_backend):
     first = " ".join((command.__doc__ or "").split("\n\n")[0].split())

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from specgraph.cli.interrupts import finished_first
 from specgraph.errors import ConfigError
 from specgraph.platform_names import installed_backends
 
@@ -29,7 +30,8 @@ def new_backend(
     if (other := installed_backends().get(name)) is not None:
         raise ConfigError(f"a platform '{name}' is installed already, by {other}; choose another name")
     try:
-        written = write_backend(name, target)
+        with finished_first():
+            written = write_backend(name, target)
     except OSError as error:
         raise ConfigError(f"{target} can't be written: {error}") from error
     for path in written:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from specgraph.cli.interrupts import finished_first
 from specgraph.errors import ConfigError, SpecgraphError
 
 
@@ -57,7 +58,8 @@ def write_json(data: Any, to: str | None) -> None:
         sys.stdout.write(text)
         return
     try:
-        Path(to).write_text(text, encoding="utf-8")
+        with finished_first():
+            Path(to).write_text(text, encoding="utf-8")
     except OSError as error:
         raise SpecgraphError(f"{to} can't be written: {error.strerror or error}") from None
 

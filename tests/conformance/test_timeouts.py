@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from command import Done
 from conformance.third_party import install, specgraph
 from specgraph_conformance.plugin import CASE
 from specgraph_conformance.run import Selection
@@ -42,22 +45,61 @@ def test_a_timeout_raises_and_lowers(timeout: float | None) -> None:
     assert look.limits == {id: timeout or own for id, own in limits.items()}
 
 
-INTERRUPT = """
+INTERRUPTED = """
 import os, signal
-Platform.memory = lambda self: os.kill({process}, signal.SIGTERM)
+WORKER = "PYTEST_XDIST_WORKER" in os.environ and os.getpid() != {process}
+
+def end(is_moment):
+    if is_moment:
+        os.kill({process}, signal.{signal})
+
+def _open(index):
+    end("{moment}" == ("collection" if WORKER else "start"))
+    return Platform()
+
+Platform.memory = lambda self: end("{moment}" == "case")
 """
+CASES = ["--case", "discovery.api-number", "--case", "device.memory-figures-agree"]
 
 
-def test_a_time_limit_from_outside_ends_the_run_with_its_report(tmp_path: Path) -> None:
-    """`timeout` and CI send SIGTERM to the command alone."""
-    folder = install(tmp_path / "site", extra=INTERRUPT.format(process=os.getpid()))
-    former = signal.getsignal(signal.SIGTERM)
-    cases = ["--case", "discovery.api-number", "--case", "device.memory-figures-agree"]
-    done = specgraph(folder, "acme", *cases, "--json", str(tmp_path / "r.json"), jobs=1)
-    report = json.loads((tmp_path / "r.json").read_text())
-    assert done.returncode == 1  # although every case that ran has passed
+@pytest.mark.parametrize(
+    ("moment", "sent"), [("start", "SIGINT"), ("collection", "SIGINT"), ("case", "SIGINT"), ("case", "SIGTERM")]
+)
+def test_an_end_from_outside_is_one_line_and_keeps_the_report(moment: str, sent: str, tmp_path: Path) -> None:
+    """Ctrl-C, and `timeout` and CI, which send SIGTERM to the command alone."""
+    folder = install(tmp_path / "site", extra=INTERRUPTED.format(process=os.getpid(), signal=sent, moment=moment))
+    former = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    done = specgraph(folder, "acme", *CASES, "--json", str(tmp_path / "r.json"), jobs=1)
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == former
+    check_interrupted(moment, done, tmp_path / "r.json")
+
+
+@pytest.mark.parametrize("moment", ["collection", "case"])
+def test_ctrl_c_in_a_terminal_reaches_every_process(moment: str, tmp_path: Path) -> None:
+    extra = INTERRUPTED.replace("os.kill({process}", "os.killpg(0").format(process=0, signal="SIGINT", moment=moment)
+    folder = install(tmp_path / "site", extra=extra)
+    path = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    report = tmp_path / "r.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "specgraph", "conformance", "acme", *CASES, "--json", report, "--jobs", "1"],
+        capture_output=True, text=True, env={**environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, cwd=folder,
+        check=False, start_new_session=True,
+    )  # fmt: skip
+    check_interrupted(moment, done, report)
+
+
+def check_interrupted(moment: str, done: Done, path: Path) -> None:
+    """Check status, words and report of a run that was interrupted at a moment."""
+    assert done.returncode == 130, done.stderr
+    *before, last = done.stderr.splitlines()
+    assert last == "specgraph: interrupted"
+    assert "Traceback" not in done.stderr
+    if moment != "case":
+        assert (before, done.stdout, path.exists()) == ([], "", False)
+        return
+    report = json.loads(path.read_text())
     assert [case["outcome"] for case in report["cases"]] == ["passed"]
     (problem,) = report["problems"]
     assert problem == "interrupted: 1 of 2 selected cases ran"
     assert f"acme does not conform: {problem}" in done.stdout
-    assert signal.getsignal(signal.SIGTERM) is former
