@@ -1,7 +1,8 @@
 # Two targets matter: `make demo` runs the shipped pair, `make test` is the whole check that CI runs.
 PYTHON ?= python3
 VENV ?= .venv
-# The release that CI uses. Installed first, alone, so that nothing else chooses torch. Override to keep your own.
+# The release that CI uses. Installed first, alone, so that nothing else chooses torch: every later install is held to it.
+# Override to have another.
 TORCH ?= torch==2.13.0
 # The CPU build, a tenth of the other's size. Where there is none of this name, or no network, plain torch is taken
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -15,9 +16,11 @@ install = $(BIN)/uv pip install --quiet --python $(1) $(2) || $(BIN)/python -m p
 BUILD_TOOLS := "hatchling>=1.25" "hatch-fancy-pypi-readme>=24" editables
 # All local parts go into ONE call: `specgraph` on PyPI is an unrelated package that must never be looked for.
 PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/transformers integrations/vllm integrations/sglang drafters/smollm2)
-# transformers 5.24, which specgraph-transformers needs, is for Python 3.11 and newer
-NOT_HERE := $(shell $(PYTHON) -c "import sys; print('' if sys.version_info >= (3, 11) else 'transformers')")
-OTHERS := $(foreach part,$(filter-out . %/$(NOT_HERE),$(PARTS)),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
+# $(FITTING) FOLDER...: those parts that this Python and torch can have, and a line for each other. It fails where torch is
+# not the one that was asked for
+FITTING = $(BIN)/python tests/fitting_parts.py --torch "$(TORCH)"
+# What is installed behind torch may not bring another
+HELD = --constraint $(VENV)/torch.txt
 JOBS ?= 2
 
 .PHONY: demo test lint types unit docs packages installed conformance clean
@@ -31,14 +34,16 @@ test: lint types unit docs packages conformance
 # torch and the core: all that the demo needs
 $(BIN)/specgraph: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --no-deps --retries 0 --extra-index-url $(TORCH_INDEX) "$(TORCH)+cpu" || $(PIP) "$(TORCH)"
 	-$(PIP) uv
+	$(PIP) --no-deps --retries 0 --extra-index-url $(TORCH_INDEX) "$(TORCH)+cpu" || { $(call install,$(BIN)/python,"$(TORCH)"); }
+	$(BIN)/python -c "import importlib.metadata as m; print('torch==' + m.version('torch'))" > $(VENV)/torch.txt
 	$(call install,$(BIN)/python,$(BUILD_TOOLS))
-	$(call install,$(BIN)/python,--no-build-isolation -e .)
+	$(call install,$(BIN)/python,$(HELD) --no-build-isolation -e .)
 	touch $@
 
 $(VENV)/.dev: $(BIN)/specgraph $(wildcard conformance/pyproject.toml backends/*/pyproject.toml integrations/*/pyproject.toml drafters/*/pyproject.toml)
-	$(call install,$(BIN)/python,--no-build-isolation -e ".[dev]" $(OTHERS))
+	set -e; parts=`$(FITTING) $(filter-out .,$(PARTS))`; parts=`printf -- '-e ./%s ' $$parts`; \
+	  $(call install,$(BIN)/python,$(HELD) --no-build-isolation -e ".[dev]" $$parts)
 	touch $@
 
 # What every process imports is compiled once, before several do it at the same time
@@ -55,7 +60,25 @@ types: $(VENV)/.dev
 
 # worksteal: tests of one file mostly stay together and share what its fixtures made; nobody idles at the end
 unit: $(VENV)/.dev $(VENV)/.compiled
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	set -e; cuda=`$(FITTING) backends/cuda`; \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests $${cuda:+$$cuda/tests}
+
+# Tests of what depends on the interpreter (streams, contexts, dataclasses, annotations, options), on the other Pythons that
+# we name; numbers don't, and tests of them that take seconds are marked slow. Each Python has an environment of its own.
+# `make test PYTHON=python3.12 VENV=.venv-3.12` runs everything on one
+PYTHONS ?= 3.10 3.12 3.13
+.PHONY: test-pythons $(PYTHONS:%=test-python-%)
+test-pythons: $(PYTHONS:%=test-python-%)
+$(PYTHONS:%=test-python-%): test-python-%:
+	@python=`python$* -c "import sys; print(sys.executable)" 2>/dev/null || PYENV_VERSION=$* pyenv which python 2>/dev/null`; \
+	if test -n "$$python"; then $(MAKE) quick-unit PYTHON=$$python VENV=.venv-$*; \
+	else echo "Python $* is left out: there is no python$*, and pyenv has none"; test "$$CI" != true; fi
+
+.PHONY: quick-unit
+quick-unit: $(VENV)/.dev $(VENV)/.compiled
+	$(FITTING)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" tests/test_imports.py tests/test_validation.py \
+	  tests/device tests/engine tests/cli tests/draft
 
 # The site in build/site. Strict: a dead link or anchor is an error. Loads nothing from the network
 docs: $(VENV)/.dev
@@ -78,7 +101,8 @@ packages: $(VENV)/.dev $(LICENCES)
 INSTALLED ?= build/installed
 installed: packages
 	test -d $(INSTALLED) || $(PYTHON) -m venv $(INSTALLED)
-	wheels=`ls build/packages/*.whl | grep -v specgraph_$(or $(NOT_HERE),nothing)` && \
+	python=`$(INSTALLED)/bin/python -c "import platform; print(platform.python_version())"` && \
+	  wheels=`$(BIN)/python tests/fitting_parts.py --python $$python --wheels build/packages $(PARTS)` && \
 	  $(INSTALLED)/bin/python -m pip install --quiet --no-compile --force-reinstall --no-deps $$wheels && \
 	  $(INSTALLED)/bin/python -m pip install --quiet --no-compile $$wheels
 	cd build && $(abspath $(INSTALLED))/bin/python ../tests/check_installed.py

@@ -53,6 +53,37 @@ def test_public_names_load_torch_and_pluggy_only_and_any_room_can_be_first():
     assert not (probed - before) & {"torch._inductor", "triton"}, "the recorder's internals come with `open` only"
 
 
+FOREIGN = {"vllm", "sglang", "torch_npu", "torch_musa", "triton", "cuda", "transformers", "pytest"}
+"""Packages that a module may need and an environment may lack."""
+OTHER_PARTS = {f"specgraph_{name}" for name in ("cuda", "transformers", "vllm", "sglang")}
+"""Parts that `make` leaves out where Python or torch is too old for them."""
+EVERY_MODULE = """
+import sys
+from importlib import import_module
+for name in sys.argv[1:]:
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        print(name, (error.name or "").partition(".")[0])
+"""
+
+
+def test_every_module_of_every_part_imports():
+    """On each Python that we name, as far as what a module needs is there."""
+    names = []
+    for mark in Path(__file__).parents[1].glob("**/py.typed"):
+        files = sorted(mark.parent.rglob("*.py"))
+        if not any(folder.startswith((".venv", "build")) for folder in mark.parts):
+            names += [".".join(file.relative_to(mark.parents[1]).with_suffix("").parts) for file in files]
+    assert len(names) > 300
+    names = [name.removesuffix(".__init__") for name in names]
+    run = subprocess.run([sys.executable, "-c", EVERY_MODULE, *names], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    lacking = dict(line.split() for line in run.stdout.splitlines())
+    may_lack = FOREIGN | OTHER_PARTS
+    assert {name: lacks for name, lacks in lacking.items() if lacks not in may_lack} == {}
+
+
 def test_public_names():
     assert {"Drafter", "load_generator", "open_platform"} <= set(specgraph.__all__) <= set(dir(specgraph))
     page = (Path(__file__).parents[1] / "docs" / "stability.md").read_text().split("## Python")[1].split("- Before")[0]
