@@ -34,9 +34,15 @@ def packaged(wheel: Path) -> list[str]:
     """The files that a wheel must hold: those of its package in the checkout, such as weights, lists and py.typed."""
     name = wheel.name.partition("-")[0]
     package = "specgraph" if name == "specgraph_core" else name
-    (root,) = [mark.parents[1] for mark in ROOT.glob("**/py.typed") if mark.parent.name == package and is_source(mark)]
+    (root,) = [mark.parents[1] for mark in typed_packages(ROOT) if mark.parent.name == package]
     files = [path for path in (root / package).rglob("*") if path.is_file() and is_source(path)]
     return [path.relative_to(root).as_posix() for path in files]
+
+
+def typed_packages(root: Path) -> list[Path]:
+    """Return the py.typed of every package. No environment is walked through: another process may be installing it."""
+    deep = ("[!.]*/py.typed", "[!.]*/*/py.typed", "[!.]*/*/*/py.typed")
+    return [path for pattern in deep for path in root.glob(pattern) if path.relative_to(root).parts[0] != "build"]
 
 
 def is_source(path: Path) -> bool:

@@ -95,6 +95,7 @@ def _inference():
         yield
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_arrivals_stops_cancellations_and_kv_pressure(data):
@@ -102,6 +103,7 @@ def test_arrivals_stops_cancellations_and_kv_pressure(data):
     check_random_requests(data, kept(*made), kind=made[0], sampled=made[4])
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_arrivals_while_k_or_trees_change_in_flight(data):
