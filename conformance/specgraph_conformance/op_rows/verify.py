@@ -204,7 +204,8 @@ def unlikely_tokens(run: Run, g: torch.Generator, kind: str) -> None:
         both = logits.repeat_interleave(2, 0).flatten(0, 1)
         tokens = verified(run, both, drafts, starts, ops.Acceptance(warm, seeds))[0][:, :1]
     if kind == "accepted":
-        ratio = torch.tensor(numbers).double() / 2**63 / row.double().softmax(-1)[token]
+        uniform = torch.tensor([number / 2**63 for number in numbers], dtype=torch.float64)
+        ratio = uniform / row.double().softmax(-1)[token]
         wrong = ((tokens[:, 0] == token) != (ratio < 1)) & ((ratio - 1).abs() > 1e-5)
         assert not wrong.any(), f"accepted wrongly, or not, at {ratio[wrong].tolist()} times the token's probability"
     else:
