@@ -45,7 +45,7 @@ class SamplingBuffers(ops.SamplingParameters):
         try:
             made = super().__new__(cls, *args, **fields)
         except TypeError as error:
-            raise ConfigError(f"SamplingBuffers: {first_line(error)}; it takes {', '.join(_FORMS)}") from None
+            raise ConfigError(f"SamplingBuffers: it takes {', '.join(_FORMS)}; {first_line(error)}") from None
         check_forms("SamplingBuffers", made._asdict(), _FORMS, written=True)
         return made
 
