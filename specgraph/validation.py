@@ -156,7 +156,9 @@ def kind_of(annotation: Any) -> Kind:
     if origin is Annotated:
         return _number(args[0], args[1])
     if origin is tuple and args[1:] == (...,):
-        return _sequence(kind_of(args[0]), tuple)
+        return _sequence(kind_of(args[0]))
+    if origin is tuple:
+        return _tuple([kind_of(each) for each in args])
     if origin in (Union, types.UnionType):
         return _union([kind_of(each) for each in args])
     if origin is Literal:
@@ -211,17 +213,31 @@ def _union(kinds: Sequence[Kind]) -> Kind:
     return Kind(" or ".join(kind.what for kind in kinds), lambda v: any(kind.fits(v) for kind in kinds), take)
 
 
-def _sequence(item: Kind, make: Callable[[list[Any]], Sequence[Any]] = list) -> Kind:
+def _sequence(item: Kind) -> Kind:
     def take(name: str, values: Sequence[Any]) -> Sequence[Any]:
+        """Return a copy, so that the caller's list may change; a list of anything is taken as it is."""
         _check_length(name, values)
-        if item.are_plain(values):
+        if item is _ANYTHING:
             return values
-        return make([_take(f"{name}[{place}]", value, item) for place, value in enumerate(values)])
+        copy = tuple(values)
+        if item.are_plain(copy):
+            return copy
+        return tuple(_take(f"{name}[{place}]", value, item) for place, value in enumerate(copy))
 
     def fits(value: Any) -> bool:
         return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
     return Kind("a list" if item is _ANYTHING else f"a list (each item {item.what})", fits, take)
+
+
+def _tuple(items: Sequence[Kind]) -> Kind:
+    def take(name: str, values: Sequence[Any]) -> Sequence[Any]:
+        return tuple(_take(f"{name}[{place}]", *each) for place, each in enumerate(zip(values, items, strict=True)))
+
+    what = f"a tuple ({', '.join(item.what for item in items)})"
+    return Kind(
+        what, lambda v: isinstance(v, Sequence) and not isinstance(v, str | bytes) and len(v) == len(items), take
+    )
 
 
 def _mapping(key: Kind, item: Kind) -> Kind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from torch import Tensor
 import specgraph as sg
 from specgraph import api, attention, checkpoints, engine, models, parallel
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder, TextGenerator
+from specgraph.ops import Weight
 
 TOKENS = [1, 2, 3, 4, 5]
 PUBLIC = {
@@ -265,6 +267,15 @@ def alone(method: Callable[[Any], Callable[..., Any]]) -> Callable[[World, Any],
     return use
 
 
+def attended(world: World) -> dict[str, Any]:
+    """Return the arguments of an attention's forward pass over the rows of a round."""
+    layer, metadata = world.head.attention_layers[0], world.drafter.buffers.first.sliced(1, 3)
+    query = torch.ones(3, layer.num_heads, layer.head_dim)
+    key = torch.ones(3, layer.num_kv_heads, layer.head_dim)
+    context = attention.StepContext(metadata)
+    return {"layer": layer, "query": query, "key": key, "value": key, "cache": world.other_cache, "context": context}
+
+
 SAMPLING = {"temperature": 0.5, "seed": 3}
 RUNNER = {
     "num_speculative_tokens": 3, "max_num_requests": 4, "capture_sizes": [1, 4], "prefill_sizes": [8],
@@ -391,6 +402,29 @@ CALLS = [
     call("Drafter KVCache", use=lambda w, make: lambda key, value: make(
         w.head, [sg.KVCache(key, value)], w.platform, w.draft_config).close(),
          valid=lambda w: w.caches[0]._asdict()),
+    call("OutputProjection logits", "none", use=lambda w, make: lambda hidden, **kw: make(**kw).logits(hidden),
+         valid=lambda w: {"norm": torch.ones(4), "eps": 1e-5, "weight": torch.ones(3, 4), "hidden": torch.ones(2, 4)}),
+    call("RowLogits tensor", "none", use=lambda w, make: lambda **kw: make(**kw).tensor(), valid=lambda w: {
+        "base": torch.ones(2, 3), "x": torch.ones(9, 4), "weight": Weight(torch.ones(3, 4)),
+        "row_ids": torch.tensor([1, 8])}),
+    call("PagedAttention forward", use=lambda w, make: lambda **kw: make().forward(index=0, **kw),
+         valid=attended),
+    call("PagedAttention supports", use=lambda w, make: make().supports, valid=lambda w: {
+        "layer": w.head.attention_layers[0], "dtype": torch.float32, "block_size": 4}),
+    call("AttentionMetadata sliced", "none", use=lambda w, _: w.drafter.buffers.first.sliced, valid=lambda w: {
+        "num_requests": 1, "query_len": 3}),
+    call("AcceptanceMetrics observe", use=lambda w, make: make(3).observe, valid=lambda w: {
+        "accepted": [1, 2], "num_speculative_tokens": 3}),
+    call("AcceptanceMetrics", valid=lambda w: {"num_speculative_tokens": 3, "num_drafts": 0, "rounds": 1}),
+    call("ProposeCounts add", "none", use=lambda w, make: lambda reason, **kw: make(**kw).add(reason), valid=lambda w: {
+        "reason": "a", "log": logging.getLogger("specgraph.hostile"), "log_every": 1}),
+    call("TensorParallel part", use=lambda w, make: make(0, 2).part, valid=lambda w: {"total": 4}),
+    call("TensorParallel check", "none", use=lambda w, make: make(0, 2).check, valid=lambda w: {
+        "heads": (4, 2), "inner": 4, "what": "a"}),
+    call("drafter.prepare", valid=lambda w: {
+        "program": w.drafter.program, "batch": w.drafter.dispatch(1).descriptor, "captured": True}),
+    call("drafter.run", "none", valid=lambda w: {
+        "ready": w.drafter.prepare(w.drafter.program, w.drafter.dispatch(1).descriptor)}),
     call("drafter.inputs join", use=lambda w, inputs: inputs(1).join, valid=lambda w: {
         "row": 0, "token_id": torch.tensor(3), "aux_hidden": w.aux[0]}),
 ]  # fmt: skip

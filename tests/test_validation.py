@@ -18,7 +18,11 @@ from specgraph import (
     Drafter,
     DraftTree,
     EngineOptions,
+    KVCache,
+    ProposeBatch,
+    SamplingBuffers,
     SpecgraphError,
+    allocate_caches,
     allocate_sampling,
     load_drafter,
     load_generator,
@@ -33,6 +37,7 @@ from specgraph.cli.load import check_processes
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import CheckpointError, ConfigError, UnknownPlatformError
 from specgraph.models import eagle_head_from_module
+from specgraph.ops.tensor_forms import check_named
 from specgraph.parallel import join_layout, join_ranks
 from specgraph.validation import RUNNING, OneCall, one_call
 
@@ -157,7 +162,7 @@ def test_what_can_be_meant_is_taken():
     made = request(prompt_token_ids=(np.int64(3), 4), max_tokens=np.int32(4), temperature=np.float32(0.5), top_p=1)
     assert (list(made.prompt_token_ids), made.max_tokens, made.temperature, made.top_p) == ([3, 4], 4, 0.5, 1.0)
     assert {type(each) for each in (*made.prompt_token_ids, made.max_tokens)} == {int}
-    assert request(prompt_token_ids=range(3)).prompt_token_ids == [0, 1, 2]
+    assert list(request(prompt_token_ids=range(3)).prompt_token_ids) == [0, 1, 2]
     assert load_target(TARGET, dtype="float16").embed_tokens.dtype == torch.float16
 
 
@@ -338,3 +343,64 @@ def test_a_call_that_an_interrupt_ended_before_it_could_say_so_refuses_nobody():
     alone.refuse_calls("it is closed")
     with pytest.raises(ConfigError, match="run: it is closed"):
         alone.run(lambda: 9)
+
+
+def test_a_config_keeps_its_own_copy():
+    sizes, times = [16], {1: {2: 5.0}}
+    made, options = config(prefill_sizes=sizes), EngineOptions(round_times=times)
+    sizes[:], times[1] = ["x"], {2: "x"}
+    assert list(made.prefill_sizes) == [16]
+    assert options.round_times == {1: {2: 5.0}}
+
+
+def test_a_propose_refuses_another_type_of_copy():
+    drafter = load_generator(max_model_len=64, num_speculative_tokens=2).decoder.drafter
+    with pytest.raises(ConfigError, match="copy must be True or False, got a Tensor"):
+        drafter.propose(drafter.inputs(1), copy=torch.ones(2))
+
+
+def freed(tensor: Tensor) -> Tensor:
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def round_with(name: str = "") -> ProposeBatch:
+    tensors = {
+        "sampled_token_ids": torch.ones(1, 3).long(), "num_sampled": torch.ones(1).int(),
+        "start_positions": torch.ones(1).long(), "aux_hidden": torch.ones(3, HEAD.aux_size, dtype=HEAD.dtype),
+        "block_table": torch.ones(1, 2).int(),
+    }  # fmt: skip
+    if name:
+        freed(tensors[name])
+    return ProposeBatch(**tensors)
+
+
+HEAD = load_drafter(DRAFTER, load_target(TARGET))
+
+
+@pytest.mark.parametrize("call", ["propose", "bind", "a bound propose", "prefill"])
+@pytest.mark.parametrize("name", ["start_positions", "aux_hidden"])
+def test_a_tensor_whose_storage_is_freed(call, name):
+    platform = open_platform("cpu")
+    caches = allocate_caches(HEAD.attention_layers, 4, 16, HEAD.dtype, platform.device)
+    drafter = Drafter(HEAD, caches, platform, config(decode="eager", prefill_sizes=[8]))
+    with pytest.raises(SpecgraphError, match=r"freed|moved|address"):  # noqa: PT012
+        if call == "prefill":
+            drafter.prefill([1, 2, 3], range(3), [1], round_with("aux_hidden").aux_hidden)
+        elif call == "a bound propose":
+            bound = drafter.bind(given := round_with())
+            freed(getattr(given, name))
+            drafter.inputs(1, bound=bound)
+        else:
+            getattr(drafter, call)(round_with(name))
+
+
+def test_memory_that_is_freed():
+    platform, buffers = open_platform("cpu"), allocate_sampling(1, 9, torch.device("cpu"))
+    cache = allocate_caches(HEAD.attention_layers, 4, 16, HEAD.dtype, platform.device)[0]
+    with pytest.raises(ConfigError, match=r"the drafter's key cache is .* with its storage freed"):
+        Drafter(HEAD, [KVCache(freed(cache.key), cache.value)], platform, config())
+    with pytest.raises(ConfigError, match=r"SamplingBuffers: top_p is .* with its storage freed"):
+        SamplingBuffers(**buffers._asdict() | {"top_p": freed(buffers.top_p)})
+    with pytest.raises(ConfigError, match=r"a\(\)\['b'\] is .* with its storage freed"):
+        check_named("a()", {"b": freed(torch.ones(3))})

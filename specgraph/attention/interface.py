@@ -15,7 +15,7 @@ from specgraph.errors import ConfigError
 from specgraph.ops import HostLengths, KVCache
 from specgraph.ops.tensor_forms import check_forms
 from specgraph.parallel import ContextParallel
-from specgraph.validation import Count, checked_fields
+from specgraph.validation import Count, checked_fields, shown
 
 
 @checked_fields
@@ -230,7 +230,13 @@ def attend_with(
     """Return the `attend` callable of one forward pass."""
 
     def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out: Any = backend.forward(layers[index], index, query, key, value, caches[index], context)
+        try:
+            layer, cache = layers[index], caches[index]
+        except (IndexError, TypeError):
+            raise ConfigError(
+                f"the model attends as layer {shown(index)}; it has {len(layers)} attention layer(s), from 0"
+            ) from None
+        out: Any = backend.forward(layer, index, query, key, value, cache, context)
         if getattr(out, "shape", None) != query.shape or out.dtype != query.dtype:
             got = f"{list(out.shape)} {out.dtype}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
             raise ConfigError(

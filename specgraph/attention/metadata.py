@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
+from specgraph.errors import ConfigError
 from specgraph.ops.slots import NULL_BLOCK, NULL_SLOT
+from specgraph.validation import checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,15 @@ class AttentionMetadata:
         tensors |= {f"query_start_loc.{rows}": tensor for rows, tensor in self.start_locs.items()}
         return {f"{prefix}.{name}": value for name, value in tensors.items() if isinstance(value, Tensor)}
 
+    @checked
     def sliced(self, num_requests: int, query_len: int | None = None) -> AttentionMetadata:
         """Return the first `num_requests` requests of a uniform batch of `query_len` rows each, by default as many as
         now, else one of the numbers that `allocate_metadata` was given: views of the same memory.
         """
         query_len = self.query_len if query_len is None else query_len
+        if query_len not in self.start_locs:
+            known = ", ".join(map(str, self.start_locs)) or "none"
+            raise ConfigError(f"metadata of {query_len} rows per request; it was allocated for {known}")
         rows = num_requests * query_len
         return replace(
             self,

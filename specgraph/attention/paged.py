@@ -6,9 +6,11 @@ updates can run it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -28,7 +30,11 @@ from specgraph.device import Platform, Support, no, yes
 from specgraph.errors import UpdateError
 from specgraph.ops import HostLengths, KVCache, Mask, NewRows
 from specgraph.ops.kv_cache import rotate_pairs
+from specgraph.ops.tensor_forms import check_forms, dtype_of
 from specgraph.parallel import ContextParallel
+from specgraph.validation import check, checked
+
+P = ParamSpec("P")
 
 FP8_CACHE = (torch.float8_e4m3fn,)
 
@@ -86,12 +92,54 @@ def move_rows(
         ops.move_kv(cache.key, cache.value, from_slots, to_slots)
 
 
+_ROWS = {
+    "query_start_loc": "int32 [ends]",
+    "seq_lens": "int32 [R]",
+    "positions": "int64 [T]",
+    "slot_mapping": "int64 [T]",
+    "block_table": "int32 [R, blocks]",
+    "ancestors": "int64 [T] or None",
+}
+
+
+def _explained(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Have a pass that failed by its arguments say which of them is wrong; one that succeeds is not looked at."""
+
+    @wraps(forward)
+    def call(*args: P.args, **given: P.kwargs) -> Tensor:
+        try:
+            return forward(*args, **given)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            _check_pass(**signature(forward).bind(*args, **given).arguments)
+            raise
+
+    return call
+
+
+@checked
+def _check_pass(
+    self: Any, layer: AttentionLayer, index: int, query: Tensor, key: Tensor, value: Tensor, cache: KVCache,
+    context: StepContext,
+) -> None:  # fmt: skip
+    """Raise ConfigError for arguments that `AttentionBackend.forward` doesn't take."""
+    dtype, keys = dtype_of(query), f"{layer.num_kv_heads}, {layer.head_dim}"
+    given = {"query": query, "key": key, "value": value, "key cache": cache.key, "value cache": cache.value}
+    blocks = f"any [num_blocks, block_size, {keys}]"
+    rows = f"{dtype} [T, {keys}]"
+    forms = {"query": f"floats [T, {layer.num_heads}, {layer.head_dim}]", "key": rows, "value": rows}
+    forms |= {"key cache": blocks, "value cache": blocks}
+    metadata = {name: getattr(context.metadata, name) for name in _ROWS}
+    check_forms(f"attention '{self.name}'", given | metadata, forms | _ROWS)
+    check("query_len", context.metadata.query_len, int)
+
+
 class _Paged:
     """The answers that both have in common."""
 
     __slots__ = ()
     after_advance = None
 
+    @checked
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports`: every shape; windows, sinks and latents with causal attention."""
         if layer.sinks is not None and layer.ranks is not None and layer.ranks.gathers_heads:
@@ -117,6 +165,7 @@ class PagedAttention(_Paged):
     preferred_block_size: int = 16
     cache_dtypes: tuple[torch.dtype, ...] = FP8_CACHE
 
+    @_explained
     def forward(
         self,
         layer: AttentionLayer,
@@ -139,6 +188,7 @@ class PagedAttention(_Paged):
         query, cache, new = _inputs(layer, query, key, value, cache, metadata)
         return ops.paged_attention(query, cache, metadata.block_table, metadata.lengths, mask, new, scale=layer.scale)
 
+    @checked
     def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports_trees`: every shape without a window or sinks."""
         return (
@@ -158,6 +208,7 @@ class PagedHostAttention(_Paged):
     preferred_block_size: int = 16
     cache_dtypes: tuple[torch.dtype, ...] = FP8_CACHE
 
+    @_explained
     def forward(
         self,
         layer: AttentionLayer,
@@ -200,6 +251,7 @@ class PagedHostAttention(_Paged):
             context.updates.add(TaskKey(context.step, index), group, lambda lengths: partial(attend, lengths))
         return out if ranks is None else own_heads(out, layer.num_heads, ranks, dtype)
 
+    @checked
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports`; no windows and sinks where ranks share keys."""
         if layer.ranks is not None and (layer.window or layer.sinks is not None):

@@ -28,10 +28,11 @@ from specgraph.capture.graph_runner import Body, GraphRunner, Recording, StepLen
 from specgraph.capture.lowering import Launch, launches, resolve
 from specgraph.capture.program import Program
 from specgraph.device import Graph, Platform
-from specgraph.device.source import users_code
-from specgraph.errors import CaptureError
+from specgraph.device.source import NONSENSE, users_code
+from specgraph.errors import CaptureError, ConfigError
+from specgraph.ops.tensor_forms import check_named
 from specgraph.options import Progress
-from specgraph.validation import OneCall
+from specgraph.validation import OneCall, checked, shown
 
 LengthsAt = Callable[[int], HostLengths]
 """The host lengths of one step; asked for when they are needed, because finding them may wait for the device."""
@@ -117,7 +118,8 @@ class ModelRunner(OneCall):
 
     def read_set(self) -> dict[str, Tensor]:
         """Return every persistent tensor that a graph of this model may touch, by name."""
-        named = {f"weights.{name}": tensor for name, tensor in self._model.weights().items()}
+        weights = check_named(f"{type(self._model).__name__}.weights()", self._model.weights())
+        named = {f"weights.{name}": tensor for name, tensor in weights.items()}
         named |= named_cache_tensors(self.caches, "kv_cache")
         named |= self.attention.named_tensors()
         for program in self.programs:
@@ -169,12 +171,17 @@ class ModelRunner(OneCall):
 
     def pass_mode(self, program: Program) -> PassMode:
         """Return the way in which the passes of a program run."""
-        return self.resolution.prefill if program.phase == "prefill" else self.resolution.decode
+        try:
+            return self.resolution.prefill if program.phase == "prefill" else self.resolution.decode
+        except AttributeError:
+            raise ConfigError(f"pass_mode takes one of the runner's programs, got {shown(program)}") from None
 
+    @checked
     def launches_of(self, program: Program, batch: BatchDescriptor) -> tuple[Launch, ...]:
         """Return the launches of one padded batch, in order."""
         return launches(self.resolution.lowering, program, batch)
 
+    @checked
     def prepare(self, program: Program, batch: BatchDescriptor, captured: bool = True) -> Pass:
         """Return a pass over a padded batch; `captured` is False where no captured size holds it: it runs eagerly."""
         from_graphs = captured and self.pass_mode(program) != "eager"
@@ -188,7 +195,10 @@ class ModelRunner(OneCall):
 
         A batch whose graph should have been captured, and was not, is a CaptureError.
         """
-        graphs = self.graphs if ready.from_graphs else None
+        try:
+            graphs = self.graphs if ready.from_graphs else None
+        except AttributeError:
+            raise ConfigError(f"run takes what prepare returns, got {shown(ready)}") from None
         if ready.graph is not None and graphs is not None and not graphs.is_closed:
             ready.graph.replay()
             self.launches[ready.batch.phase] += 1
@@ -198,7 +208,8 @@ class ModelRunner(OneCall):
             if lengths is not None and self.attention.host_parameters:
                 now = LaunchLengths(lengths, dict(zip(launch.captured_steps, launch.steps, strict=True)))
             if graphs is None:
-                self._body(ready.program, ready.batch, launch, now)(None)
+                with users_code(f"{ready.batch} of {type(self._model).__name__} failed", ConfigError, NONSENSE):
+                    self._body(ready.program, ready.batch, launch, now)(None)
             else:
                 self.launches[ready.program.phase] += graphs.replay(launch.descriptor, now)
 

@@ -14,7 +14,7 @@ from specgraph.device.discovery import Discovered, discover
 from specgraph.device.interface import Platform
 from specgraph.errors import PlatformError, UnknownPlatformError
 from specgraph.platform_names import how_to_install, parse_platform
-from specgraph.validation import checked, environment_number
+from specgraph.validation import check, checked, environment_number
 
 ENV_VAR = "SPECGRAPH_PLATFORM"
 FALLBACK = "cpu"
@@ -36,9 +36,12 @@ class Selection:
 
 def select_platform(asked: str | None, backends: Mapping[str, Discovered], environ: Mapping[str, str]) -> Selection:
     """Choose what `open_platform` opens; PlatformError for several accelerators, or an index that is no number."""
+    asked = check("asked", asked, str | None)
+    check("backends", backends, Mapping)
+    check("environ", environ, Mapping)
     if asked:
         return Selection(*parse_platform(asked), "asked for by name")
-    if variable := environ.get(ENV_VAR):
+    if variable := environ.get(ENV_VAR, "").strip():
         return Selection(*parse_platform(variable), f"{ENV_VAR}={variable}")
     if accelerator := _only_accelerator(backends):
         return Selection(accelerator, None, "the one accelerator that is available")

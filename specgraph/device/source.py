@@ -36,20 +36,31 @@ def raising_line(error: BaseException) -> str:
     return outside[-1] if outside else ""
 
 
+NONSENSE = (AttributeError, TypeError, ValueError)
+"""The exceptions of code that got an object of another kind from the user's code."""
+
+
 @contextmanager
-def users_code(what: str, error: type[SpecgraphError], theirs_alone: bool = False) -> Generator[None]:
-    """Turn what the user's own code raises in the block into one line: what failed, and where.
+def users_code(
+    what: str,
+    error: type[SpecgraphError],
+    kinds: tuple[type[Exception], ...] = (Exception,),
+    theirs_alone: bool = False,
+) -> Generator[None]:
+    """Turn what the user's own code raises in the block, or makes ours raise, into one line: what failed, and where.
 
     Args:
-        theirs_alone: an exception that no line of the user's raised passes through as it is.
+        kinds: the exceptions that are turned.
+        theirs_alone: an exception that no line of the user's raised passes through as it is, unless it is of those that
+            another kind of object raises.
     """
     try:
         yield
     except (SpecgraphError, torch.OutOfMemoryError):
         raise
-    except Exception as raised:
+    except kinds as raised:
         line = raising_line(raised)
-        if theirs_alone and not line:
+        if theirs_alone and not line and not isinstance(raised, NONSENSE):
             raise
         place = f" (at {line})" if line else ""
         raise error(f"{what}{place}: {type(raised).__name__}: {first_line(raised)[:300]}") from raised

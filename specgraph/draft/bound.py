@@ -60,6 +60,7 @@ class BoundTensors:
         Sampled tokens are the first `query_len` columns; hidden states are packed, the first
         num_requests * query_len rows.
         """
+        self.check_addresses()
         n, rows, of = num_requests, num_requests * query_len, self._of
         return ProposeBatch(
             sampled_token_ids=of.sampled_token_ids[:n, :query_len],

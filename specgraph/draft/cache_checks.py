@@ -12,7 +12,7 @@ from specgraph.attention import AttentionBackend, AttentionLayer, KVCache
 from specgraph.draft.config import DraftConfig
 from specgraph.errors import ConfigError
 from specgraph.models.protocol import Head
-from specgraph.ops.tensor_forms import described, dimensions, repeats
+from specgraph.ops.tensor_forms import described, dimensions, is_freed, repeats
 
 
 def check_caches(
@@ -73,6 +73,8 @@ def _check_cache(what: str, tensor: Tensor, wanted: tuple[int, ...], device: tor
         )
     if tensor.device.type != device.type:
         raise ConfigError(f"{what} is on {tensor.device}; allocate it on the platform's device, {device}")
+    if is_freed(tensor):
+        raise ConfigError(f"{what} is {described(tensor)}: allocate it again")
     if repeats(tensor):
         raise ConfigError(
             f"{what} has strides {tensor.stride()}, by which several of its elements share memory: allocate one that "

@@ -16,7 +16,7 @@ from specgraph.draft.batch_checks import check_options, check_types, check_value
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.cache_checks import check_caches
 from specgraph.draft.config import DraftConfig
-from specgraph.draft.head_checks import check_members, check_named, check_passes, tell_unrotated
+from specgraph.draft.head_checks import check_members, check_passes, tell_unrotated
 from specgraph.draft.host_lengths import Counts, HostRounds
 from specgraph.draft.kinds import programs_for
 from specgraph.draft.kv_history import KVHistory
@@ -26,6 +26,7 @@ from specgraph.draft.round import DraftTokens, ProposeBatch, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.errors import CaptureError, ConfigError, UnsupportedError
 from specgraph.models.protocol import Head
+from specgraph.ops.tensor_forms import check_named
 from specgraph.options import Progress
 from specgraph.validation import RUNNING, OneCall, check, checked, one_call
 
@@ -218,6 +219,8 @@ class Drafter(ModelRunner):
         else:
             self.take_turn("propose")
         try:
+            if copy is not True and copy is not False:
+                check("copy", copy, bool)
             if self._history is not None:
                 check_options(copy, host_start_positions, host_num_sampled)
             ready = self._passes.hand_over(batch, num_speculative_tokens)

@@ -7,7 +7,7 @@ broadcast into drafts that are never accepted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
@@ -21,6 +21,7 @@ from specgraph.errors import ConfigError
 from specgraph.models.logits import OutputProjection
 from specgraph.models.protocol import DraftHead, Head, Target
 from specgraph.models.split import whole_rows
+from specgraph.ops.tensor_forms import check_named
 from specgraph.validation import check
 
 _LOG = logging.getLogger("specgraph")
@@ -68,22 +69,6 @@ def _check_members(
         if isinstance(declared, property):
             annotation = get_type_hints(declared.fget, include_extras=True)["return"]
             check(f"{type(thing).__name__}.{member}", getattr(thing, member), annotation)
-
-
-def check_named(what: str, given: Any) -> None:
-    """Refuse what a head or attention gave for the read set, if it is no mapping of tensors.
-
-    Args:
-        what: the call that gave it.
-
-    Raises:
-        ConfigError: naming the call.
-    """
-    named: Mapping[str, Any] = given if isinstance(given, Mapping) else {"": given}
-    for name, tensor in named.items():
-        if not isinstance(tensor, Tensor) or not name:
-            place = f"{what}['{name}']" if name else what
-            raise ConfigError(f"{place} is of type {type(tensor).__name__}: return a dict of tensors by name")
 
 
 def tell_unrotated(head: Head, attention: AttentionBackend) -> None:
@@ -164,8 +149,7 @@ class _HeadCheck:
     def tensors(self) -> None:
         """Check the tensors that the head says it has."""
         head = self.head
-        check_named(f"{self.name}.weights()", weights := self.call("weights"))
-        for key, tensor in weights.items():
+        for key, tensor in check_named(f"{self.name}.weights()", self.call("weights")).items():
             if tensor.device.type != self.device.type:
                 raise ConfigError(
                     f"{self.name}.weights()['{key}'] is on {tensor.device}; the platform's device is {self.device} "

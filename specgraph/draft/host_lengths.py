@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import index
 
 import torch
 
@@ -11,7 +12,9 @@ from specgraph.attention import HostLengths
 from specgraph.capture import BatchDescriptor, HostCopy
 from specgraph.device import Platform
 from specgraph.draft.round import ProposeBatch
+from specgraph.errors import ConfigError
 from specgraph.ops.begin_rows import RowPlan
+from specgraph.validation import shown
 
 Counts = Sequence[int] | Callable[[], Sequence[int]]
 """Accepted + 1 of each request, or a function that gives it: when a propose is launched the host may not know it yet,
@@ -51,13 +54,21 @@ class HostRound:
     def counts(self) -> Sequence[int]:
         """Return accepted + 1 of each real request."""
         counts = self.num_sampled() if callable(self.num_sampled) else self.num_sampled
-        return counts[: len(self.start_positions)]
+        return _integers("host_num_sampled", counts, len(self.start_positions))
 
     def _requests(self, counts: Sequence[int]) -> Iterable[tuple[int, int]]:
         return zip(self.start_positions, counts, strict=True)
 
     def lengths(self, rows: int, seq_lens: Sequence[int]) -> HostLengths:
         return HostLengths([rows] * self.padded, [*seq_lens, *[0] * (self.padded - len(seq_lens))])
+
+
+def _integers(name: str, given: Sequence[int], most: int) -> Sequence[int]:
+    """Return the first numbers that a caller gave, as Python's; ConfigError where they are none."""
+    try:
+        return [index(each) for each in given[:most]]
+    except TypeError:
+        raise ConfigError(f"{name} must be a list of integers, one per request, got {shown(given)}") from None
 
 
 class HostRounds:
@@ -82,6 +93,8 @@ class HostRounds:
             counts: list[int] = buffers.num_sampled[: batch.num_requests].tolist()
             live = max((i + 1 for i, count in enumerate(counts) if count > 0), default=0)
             start_positions, num_sampled = buffers.start_positions[:live].tolist(), counts[:live]
+        else:
+            start_positions = _integers("host_start_positions", start_positions, buffers.num_requests)
         if num_sampled is None:
             self._accepted.start(buffers.num_sampled[: len(start_positions)])
             num_sampled = self._read

@@ -52,6 +52,7 @@ class SamplingBuffers(ops.SamplingParameters):
     def named_tensors(self) -> dict[str, Tensor]:
         return {f"sampling.{name}": tensor for name, tensor in self._asdict().items()}
 
+    @checked
     def check(self, requests: int, vocab_size: int | None, device: torch.device) -> None:
         """Raise ConfigError for buffers of fewer requests than a drafter's, another vocabulary than the target's, or on
         another device.

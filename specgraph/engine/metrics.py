@@ -11,6 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Annotated
+
+from specgraph.errors import ConfigError
+from specgraph.validation import MOST_POSITIONS, Range, check, checked_fields, shown
 
 
 def at_least(accepted: Sequence[int], num_speculative_tokens: int) -> list[int]:
@@ -19,21 +23,22 @@ def at_least(accepted: Sequence[int], num_speculative_tokens: int) -> list[int]:
     return [*accumulate(exactly)][::-1]
 
 
+@checked_fields
 @dataclass(slots=True)
 class AcceptanceMetrics:
     """Counts over all requests and rounds."""
 
-    num_speculative_tokens: int
+    num_speculative_tokens: Annotated[int, Range(0, MOST_POSITIONS)]
     """The largest K; 0 without a drafter."""
-    num_drafts: int = 0
+    num_drafts: Annotated[int, Range(0)] = 0
     """Verified drafts: one per request and round."""
     accepted: list[int] = field(default_factory=list[int])
     """Per position 0..K-1: drafts whose token there was accepted."""
     drafts_by_k: dict[int, int] = field(default_factory=dict[int, int])
     """Verified drafts by their K (of a tree, its depth)."""
-    rounds: int = 0
+    rounds: Annotated[int, Range(0)] = 0
     """Target passes over the batch, prefills not counted."""
-    rows_without_block: int = 0
+    rows_without_block: Annotated[int, Range(0)] = 0
     """See `Drafter.rows_without_block`; of the proposes before the last round that was read. A decoder gives each
     request the blocks that it needs, so this is 0."""
 
@@ -42,10 +47,26 @@ class AcceptanceMetrics:
             self.accepted = [0] * self.num_speculative_tokens
 
     def observe(self, accepted: Sequence[int], num_speculative_tokens: int) -> None:
-        """Count the verified drafts of one round, of K (of a tree, its depth), and those `accepted` per request."""
+        """Count the verified drafts of one round, of K (of a tree, its depth), and those `accepted` per request.
+
+        Raises:
+            ConfigError: K is above the largest one, or a request accepted fewer than 0 or more than K.
+        """
+        if type(accepted) is not list or type(num_speculative_tokens) is not int:
+            accepted = check("accepted", accepted, Sequence[int])
+            num_speculative_tokens = check("num_speculative_tokens", num_speculative_tokens, int)
+        if not 0 <= num_speculative_tokens <= len(self.accepted):
+            raise ConfigError(
+                f"num_speculative_tokens is {shown(num_speculative_tokens)}: it is 0 to {len(self.accepted)} here"
+            )
+        reached = at_least(accepted, num_speculative_tokens)
+        if reached[0] != len(accepted):
+            raise ConfigError(
+                f"accepted holds another number than 0 to {num_speculative_tokens}, the drafts of a request"
+            )
         self.num_drafts += len(accepted)
         self.drafts_by_k[num_speculative_tokens] = self.drafts_by_k.get(num_speculative_tokens, 0) + len(accepted)
-        for position, count in enumerate(at_least(accepted, num_speculative_tokens)[1:]):
+        for position, count in enumerate(reached[1:]):
             self.accepted[position] += count
 
     @property
@@ -59,18 +80,21 @@ class AcceptanceMetrics:
         return [count / max(self.num_drafts, 1) for count in self.accepted]
 
 
+@checked_fields
 @dataclass(slots=True)
 class ProposeCounts:
     """Counts of who drafted, for an engine whose own code drafts where specgraph does not; logged now and then."""
 
     log: logging.Logger
-    log_every: int = 10_000
+    log_every: Annotated[int, Range(0)] = 10_000
     """Proposes between two lines in the log; 0: none."""
     by_reason: Counter[str] = field(default_factory=Counter[str])
     """Proposes of specgraph under "specgraph", those of the engine under the reason why."""
 
     def add(self, reason: str | None) -> None:
         """Count one propose: `reason` is why the engine drafted, None where specgraph did."""
+        if reason is not None and type(reason) is not str:
+            reason = check("reason", reason, str)
         self.by_reason[reason or "specgraph"] += 1
         if self.log_every and self.by_reason.total() % self.log_every == 0:
             self.log.info("proposes: %s", ", ".join(f"{name}: {n}" for name, n in self.by_reason.most_common()))

@@ -72,7 +72,6 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise ConfigError("the prompt has no tokens")
-        object.__setattr__(self, "prompt_token_ids", [*self.prompt_token_ids])  # the caller's list may change
         check_temperature(self.temperature)
 
     @property

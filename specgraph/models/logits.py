@@ -11,7 +11,16 @@ from torch.nn import functional
 
 from specgraph import ops
 from specgraph.ops.linear import Norm, Weight
+from specgraph.ops.tensor_forms import check_forms, dtype_of
 from specgraph.parallel import WHOLE, TensorParallel
+from specgraph.validation import check
+
+_FORMS = {"weight": "floats [vocab, in]", "norm": "floats [in] or None"}
+_ROW_FORMS = {
+    "matrix": "any [draft_vocab, in]",
+    "base": "floats [R, draft_vocab]",
+    "row_ids": "int64 [R] or None",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,13 @@ class OutputProjection:
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size] -> logits [N, rows of `weight`]."""
         norm = None if self.norm is None else Norm(self.norm, self.eps)
-        return ops.norm_linear(hidden, norm, Weight(self.weight))
+        try:
+            return ops.norm_linear(hidden, norm, Weight(self.weight))
+        except (RuntimeError, TypeError, ValueError):
+            check("OutputProjection.eps", self.eps, float)
+            given = {"weight": self.weight, "norm": self.norm, "hidden": hidden}
+            check_forms("OutputProjection.logits", given, _FORMS | {"hidden": f"{dtype_of(self.weight)} [rows, in]"})
+            raise
 
 
 class RowLogits(NamedTuple):
@@ -69,8 +84,16 @@ class RowLogits(NamedTuple):
         """Return them, [R, draft_vocab_size]."""
         if self.x is None or self.weight is None:
             return self.base
-        x = self.x if self.row_ids is None else functional.embedding(self.row_ids, self.x)
-        return ops.norm_linear(x, None, self.weight, self.base)
+        try:
+            x = self.x if self.row_ids is None else functional.embedding(self.row_ids, self.x)
+            return ops.norm_linear(x, None, self.weight, self.base)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            check("RowLogits.weight", self.weight, Weight)
+            given = {"matrix": self.weight.matrix, "base": self.base, "x": self.x, "row_ids": self.row_ids}
+            of = dtype_of(self.weight.matrix) if self.weight.scale is None else "floats"
+            rows = "R" if self.row_ids is None else "rows"
+            check_forms("RowLogits", given, _ROW_FORMS | {"x": f"{of} [{rows}, in]"})
+            raise
 
 
 NextLogits = Callable[[int, Tensor], RowLogits]

@@ -18,6 +18,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from specgraph.errors import ConfigError, first_line
 from specgraph.ops.records import Parameters
 
 P = ParamSpec("P")
@@ -54,10 +55,15 @@ class Op(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Dispatch by the device of the tensors."""
-        if not self.parameters.has_records:
-            return self.overload(*args, **kwargs)
-        flat, named = self.parameters.flatten(args, kwargs)
-        return self.overload(*flat, **named)
+        try:
+            if not self.parameters.has_records:
+                return self.overload(*args, **kwargs)
+            flat, named = self.parameters.flatten(args, kwargs)
+            return self.overload(*flat, **named)
+        except RuntimeError as error:
+            if str(error).startswith(f"{NAMESPACE}::{self.name}() "):  # it got arguments that its schema doesn't have
+                raise ConfigError(f"the op {first_line(error)}") from error
+            raise
 
     def on(self, device: torch.device) -> Callable[P, R]:
         """Return what a call runs for tensors of that device, without torch's dispatcher where the device has an

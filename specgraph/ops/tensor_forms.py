@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -21,14 +22,31 @@ _DTYPES: Mapping[str, Callable[[torch.dtype], bool]] = {
 
 
 def has_rows(tensor: Tensor) -> bool:
-    """Return whether a tensor has memory in rows and columns: it is neither sparse nor on the meta device."""
-    return tensor.layout is torch.strided and not tensor.is_meta
+    """Return whether a tensor has memory in rows and columns: it is neither sparse nor freed nor on the meta device."""
+    return tensor.layout is torch.strided and not tensor.is_meta and not is_freed(tensor)
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Return whether the storage of a strided tensor ends before its last element, as `untyped_storage().resize_(0)`
+    makes it: reading it would read memory of others."""
+    count = tensor.numel()
+    if count == 0 or tensor.is_meta:
+        return False
+    if not tensor.is_contiguous():
+        count = 1 + sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return (tensor.storage_offset() + count) * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def described(tensor: Tensor) -> str:
     """Return what a message says of a tensor."""
     layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
-    return f"{list(tensor.shape)} {tensor.dtype}{layout} on {tensor.device}"
+    freed = " with its storage freed" if not layout and is_freed(tensor) else ""
+    return f"{list(tensor.shape)} {tensor.dtype}{layout} on {tensor.device}{freed}"
+
+
+def dtype_of(tensor: Any) -> str:
+    """Return the dtype of a tensor as a form has it; "floats" for anything else."""
+    return str(tensor.dtype).removeprefix("torch.") if isinstance(tensor, Tensor) else "floats"
 
 
 def dimensions(tensor: Tensor) -> list[tuple[int, int]]:
@@ -47,6 +65,25 @@ def repeats(tensor: Tensor) -> bool:
             return True
         reach += stride * (count - 1)
     return False
+
+
+def check_named(what: str, given: Any) -> Mapping[str, Tensor]:
+    """Return what a model or attention gave for the read set, a mapping of tensors.
+
+    Args:
+        what: the call that gave it.
+
+    Raises:
+        ConfigError: it is something else, or the storage of a tensor is freed; the message names the call.
+    """
+    named: Mapping[Any, Any] = given if isinstance(given, Mapping) else {"": given}
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor) or not name or not isinstance(name, str):
+            place = f"{what}[{reprlib.repr(name)}]" if name else what
+            raise ConfigError(f"{place} is of type {type(tensor).__name__}: return a dict of tensors by name")
+        if tensor.layout is torch.strided and is_freed(tensor):
+            raise ConfigError(f"{what}['{name}'] is {described(tensor)}: give a tensor that has its memory")
+    return named
 
 
 def check_forms(owner: str, given: Mapping[str, Any], forms: Mapping[str, str], written: bool = False) -> None:
@@ -77,7 +114,8 @@ def check_forms(owner: str, given: Mapping[str, Any], forms: Mapping[str, str], 
             want in (None, got) for want, got in zip(wanted, tensor.shape, strict=True)
         )
         of_dtype = _DTYPES[dtype](tensor.dtype) if dtype in _DTYPES else str(tensor.dtype) == f"torch.{dtype}"
-        if not (same and of_dtype and tensor.device == device and tensor.layout is torch.strided):
+        is_whole = tensor.layout is torch.strided and not is_freed(tensor)
+        if not (same and of_dtype and tensor.device == device and is_whole):
             known = "".join(f", {dim} = {sizes[dim]}" for dim in dims if dim in sizes)
             raise ConfigError(f"{owner}: {name} is {described(tensor)}, expected {form} on {device}{known}")
         if written and repeats(tensor):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from specgraph.errors import ConfigError
-from specgraph.validation import Count, Range, checked_fields
+from specgraph.validation import Count, Range, checked, checked_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class ExpertParallel:
         _check_place("ExpertParallel", self.rank, self.size)
         _check_place("ExpertParallel, data parallel", self.data_rank, self.data_size)
 
+    @checked
     def part(self, num_experts: int) -> tuple[int, int]:
         """(begin, end) of this rank's experts; `num_experts` is a multiple of `size`."""
         each = num_experts // self.size
@@ -94,15 +95,18 @@ class TensorParallel:
     def __post_init__(self) -> None:
         _check_place("TensorParallel", self.rank, self.size)
 
+    @checked
     def part(self, total: int) -> tuple[int, int]:
         """Return (begin, end) of this rank's part of `total` equal things; `total` is a multiple of `size`."""
         each = total // self.size
         return self.rank * each, (self.rank + 1) * each
 
+    @checked
     def share(self, dim: int, total: int) -> Share | None:
         """Return this rank's part of a dimension of size `total`; None for all of it."""
         return None if self.size == 1 else Share(dim, (self.part(total),))
 
+    @checked
     def kv_heads(self, num_kv_heads: int) -> tuple[int, int]:
         """Return (begin, end) of this rank's KV heads; with fewer heads than ranks, neighbours hold the same one."""
         if num_kv_heads >= self.size:
@@ -110,11 +114,13 @@ class TensorParallel:
         head = self.rank * num_kv_heads // self.size
         return head, head + 1
 
+    @checked
     def vocabulary(self, rows: int) -> Share | None:
         """Return this rank's rows of an embedding or lm_head; None where they cannot be split evenly: each has all."""
         return self.share(0, rows) if rows % self.size == 0 else None
 
-    def check(self, heads: tuple[int, int] | None, inner: int, what: str) -> None:
+    @checked
+    def check(self, heads: tuple[Count, Count] | None, inner: int, what: str) -> None:
         """Raise ConfigError for a model, `what` in the message, that cannot be split over the ranks: by its query and
         KV heads (None where attention is whole on every rank), or the `inner` columns of its MLP.
         """

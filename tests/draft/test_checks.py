@@ -453,3 +453,33 @@ def test_attention_of_trees_that_does_not_answer(members, message):
     tree = DraftTree(num_steps=3, top_k=2, num_draft_tokens=5)
     with pytest.raises(ConfigError, match=message):
         make(HEAD, Changed(PagedAttention(), **members), tree=tree)
+
+
+class Later:
+    """A head that returns something else from a call of one method on."""
+
+    def __init__(self, inner, method, number, returned):
+        self.inner, self.method, self.left, self.returned = inner, method, number, returned
+
+    def __getattr__(self, name):
+        found = getattr(self.inner, name)
+        if name != self.method:
+            return found
+
+        def call(*arguments):
+            self.left -= 1
+            return found(*arguments) if self.left >= 0 else self.returned
+
+        return call
+
+
+@pytest.mark.parametrize("decode", ["eager", "merged"])
+@pytest.mark.parametrize(("method", "returned"), [("forward", [1, 2]), ("logits", None), ("weights", [1])])
+def test_a_head_that_returns_something_else_later(decode, method, returned):
+    drafts = Later(Changed(HEAD, projection=None) if method == "logits" else HEAD, method, 4, returned)
+    with pytest.raises((CaptureError, ConfigError), match=r"Later|capture of|'int'|list") as raised:  # noqa: PT012
+        drafter = make(drafts, decode=decode)
+        for _ in range(4):
+            drafter.propose(drafter.inputs(1))
+            drafter.read_set()
+    assert "\n" not in str(raised.value)

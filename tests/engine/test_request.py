@@ -56,4 +56,4 @@ def test_a_change_of_the_caller_s_list_changes_no_request():
     ids = [1, 2]
     made = Request(prompt_token_ids=ids, max_tokens=1)
     ids.append(-1)
-    assert made.prompt_token_ids == [1, 2]
+    assert list(made.prompt_token_ids) == [1, 2]
