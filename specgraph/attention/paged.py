@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from inspect import signature
 from typing import Any, ParamSpec
 
 import torch
@@ -27,7 +26,7 @@ from specgraph.attention.context_parallel import (
 from specgraph.attention.interface import AttentionLayer, StepContext, TaskKey
 from specgraph.attention.metadata import AttentionMetadata
 from specgraph.device import Platform, Support, no, yes
-from specgraph.errors import UpdateError
+from specgraph.errors import ConfigError, UpdateError
 from specgraph.ops import HostLengths, KVCache, Mask, NewRows
 from specgraph.ops.kv_cache import rotate_pairs
 from specgraph.ops.tensor_forms import check_forms, dtype_of
@@ -110,7 +109,7 @@ def _explained(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
         try:
             return forward(*args, **given)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-            _check_pass(**signature(forward).bind(*args, **given).arguments)
+            _check_pass(*args, **given)
             raise
 
     return call
@@ -131,6 +130,8 @@ def _check_pass(
     metadata = {name: getattr(context.metadata, name) for name in _ROWS}
     check_forms(f"attention '{self.name}'", given | metadata, forms | _ROWS)
     check("query_len", context.metadata.query_len, int)
+    if torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)):
+        raise ConfigError(f"attention '{self.name}' writes a cache, which has no gradient: call it in torch.no_grad()")
 
 
 class _Paged:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -165,9 +166,23 @@ class ModelRunner(OneCall):
                 program.make_inert()
                 inert = program
             if launch.descriptor not in self.graphs:
-                with users_code(f"capture of {launch.descriptor} failed", CaptureError, theirs_alone=True):
+                what = f"capture of {launch.descriptor} failed"
+                with users_code(what, CaptureError, theirs_alone=True), self._explained():
                     self.graphs.capture(launch.descriptor, body)
             progress("capturing", done, len(captures))
+
+    @contextmanager
+    def _explained(self) -> Generator[None]:
+        """Have a pass that torch refuses say which tensor of the model is not as its protocol says, if one is."""
+        try:
+            yield
+        except RuntimeError as error:
+            try:
+                self._check()
+            except ConfigError as found:
+                if found.__cause__ is None:  # a tensor of another form; a device that failed fails here too
+                    raise found from error
+            raise
 
     def pass_mode(self, program: Program) -> PassMode:
         """Return the way in which the passes of a program run."""
@@ -208,7 +223,8 @@ class ModelRunner(OneCall):
             if lengths is not None and self.attention.host_parameters:
                 now = LaunchLengths(lengths, dict(zip(launch.captured_steps, launch.steps, strict=True)))
             if graphs is None:
-                with users_code(f"{ready.batch} of {type(self._model).__name__} failed", ConfigError, NONSENSE):
+                what = f"{ready.batch} of {type(self._model).__name__} failed"
+                with users_code(what, ConfigError, NONSENSE), self._explained():
                     self._body(ready.program, ready.batch, launch, now)(None)
             else:
                 self.launches[ready.program.phase] += graphs.replay(launch.descriptor, now)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from specgraph.errors import ConfigError
+from specgraph.validation import shown
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -117,6 +120,8 @@ class Parameters:
 def _fields(parameter: Parameter, value: Any) -> Iterable[Any]:
     if parameter.record is None:
         return (value,)
+    if value is not None and not isinstance(value, tuple):
+        raise ConfigError(f"{parameter.name} must be a {parameter.record.__name__}, got {shown(value)}")
     return (None,) * len(parameter.flat) if value is None else value
 
 

@@ -474,10 +474,12 @@ class Later:
 
 
 @pytest.mark.parametrize("decode", ["eager", "merged"])
-@pytest.mark.parametrize(("method", "returned"), [("forward", [1, 2]), ("logits", None), ("weights", [1])])
+@pytest.mark.parametrize(
+    ("method", "returned"), [("forward", [1, 2]), ("logits", None), ("logits", torch.ones(1, 2, 3)), ("weights", [1])]
+)
 def test_a_head_that_returns_something_else_later(decode, method, returned):
     drafts = Later(Changed(HEAD, projection=None) if method == "logits" else HEAD, method, 4, returned)
-    with pytest.raises((CaptureError, ConfigError), match=r"Later|capture of|'int'|list") as raised:  # noqa: PT012
+    with pytest.raises((CaptureError, ConfigError), match=r"Later|capture of") as raised:  # noqa: PT012
         drafter = make(drafts, decode=decode)
         for _ in range(4):
             drafter.propose(drafter.inputs(1))
