@@ -104,12 +104,14 @@ _ROWS = {
 def _explained(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """Have a pass that failed by its arguments say which of them is wrong; one that succeeds is not looked at."""
 
+    explain: Callable[..., None] = _check_pass
+
     @wraps(forward)
     def call(*args: P.args, **given: P.kwargs) -> Tensor:
         try:
             return forward(*args, **given)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-            _check_pass(*args, **given)
+            explain(*args, **given)
             raise
 
     return call
