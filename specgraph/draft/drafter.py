@@ -219,8 +219,6 @@ class Drafter(ModelRunner):
         else:
             self.take_turn("propose")
         try:
-            if copy is not True and copy is not False:
-                check("copy", copy, bool)
             if self._history is not None:
                 check_options(copy, host_start_positions, host_num_sampled)
             ready = self._passes.hand_over(batch, num_speculative_tokens)
@@ -231,7 +229,7 @@ class Drafter(ModelRunner):
             self.num_proposes += 1
             if self._history is not None:
                 self._history.drafted(ready.inputs, ready.drafts)
-            return ready.drafts.clone() if copy else ready.drafts
+            return ready.drafts if copy is False or not check("copy", copy, bool) else ready.drafts.clone()
         except (IndexError, RuntimeError) as error:  # a device that looks at values: the cpu platform
             refuse_values(error, self.config.debug)
             raise
