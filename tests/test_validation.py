@@ -302,6 +302,12 @@ def test_a_tokenizer_without_a_token_for_unknown_words(generator):
         replace(generator, tokenizer=Tokenizer(words, generator.folder)).text("b")
 
 
+def test_a_text_generator_of_other_parts(generator):
+    for part, wanted in {"decoder": "a SpeculativeDecoder", "tokenizer": "a Tokenizer", "folder": "a Path"}.items():
+        with pytest.raises(ConfigError, match=f"{part} must be {wanted}, got 2.0"):
+            replace(generator, **{part: 2.0})
+
+
 class Alone(OneCall):
     """It runs one function at a time."""
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from specgraph.checkpoints.files import checked_file, exists, listed, read_json, shown
 from specgraph.checkpoints.gguf_file import ROTATION, GgufTensor, is_gguf, open_gguf
 from specgraph.checkpoints.pickled import NotPlain, PickledTensor, pickled_tensors
-from specgraph.errors import CheckpointError, first_line
+from specgraph.errors import CapacityError, CheckpointError, first_line
 from specgraph.parallel import Share
 
 _INDEX = "model.safetensors.index.json"
@@ -102,6 +102,8 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
     def guarded(read: Callable[..., Any], *args: object) -> Any:
         try:
             return read(*args)
+        except MemoryError as error:
+            raise CapacityError(f"{path} ({size} bytes) does not fit into this process's memory: {error}") from None
         except (safetensors.SafetensorError, OSError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 f"{path} ({size} bytes) is truncated or not a safetensors file: {first_line(error)}; fetch it again"

@@ -17,9 +17,10 @@ from specgraph.engine.text_stream import TextStream, text_of
 from specgraph.errors import ConfigError
 from specgraph.options import check_num_sequences
 from specgraph.parallel import ParallelLayout
-from specgraph.validation import Requests, checked
+from specgraph.validation import Requests, checked, checked_fields
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True)
 class TextGenerator:
     """A loaded pair with its tokenizer, ready to generate. Made by `load_generator`.
@@ -29,7 +30,8 @@ class TextGenerator:
 
     decoder: SpeculativeDecoder
     tokenizer: Tokenizer
-    stop_token_ids: tuple[int, ...]
+    """Wraps a tokenizer of the package tokenizers."""
+    stop_token_ids: Sequence[int]
     platform: Platform
     folder: Path
     """The target's."""

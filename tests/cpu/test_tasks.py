@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils import _python_dispatch
 
+from specgraph.device.cpu import graph as cpu_graph
 from specgraph.device.cpu import platform as cpu_platform
 from specgraph.device.cpu import tasks
 from specgraph.errors import CaptureError, UpdateError
@@ -136,13 +137,13 @@ def test_wrong_places(platform, captured):
 TRACED = {module.__file__ for module in (cpu_platform, tasks, contextlib, _python_dispatch)}
 
 
-def interrupted(call, line):
-    """Raise KeyboardInterrupt at the `line`-th line that a call runs in an update; return False where it has fewer."""
+def interrupted(call, line, files=TRACED):
+    """Raise KeyboardInterrupt at the `line`-th line that a call runs in `files`; return it, or None if it has fewer."""
     left = line
 
     def trace(frame, event, _):
         nonlocal left
-        if frame.f_code.co_filename not in TRACED:
+        if frame.f_code.co_filename not in files:
             return None
         if event == "line":
             left -= 1
@@ -155,11 +156,11 @@ def interrupted(call, line):
     sys.settrace(trace)
     try:
         call()
-    except KeyboardInterrupt:
-        return True
+    except KeyboardInterrupt as error:
+        return error
     finally:
         sys.settrace(before)
-    return False
+    return None
 
 
 def test_an_interrupt_at_any_line_of_an_update_leaves_no_mode_and_no_half_update(platform):
@@ -184,3 +185,19 @@ def test_an_interrupt_at_any_line_of_an_update_leaves_no_mode_and_no_half_update
     assert line > 50
     graph.replay()
     assert torch.equal(out, x[:, :3].sum(1).expand(2, 3))
+
+
+def test_an_interrupt_at_any_line_of_a_replay_leaves_no_mode(platform):
+    """The second of two, say: the first one ends the ops, and torch's own modes are left by lines of Python."""
+    files = {torch.autograd.grad_mode.__file__, cpu_graph.__file__}
+    x, graph = torch.zeros(3), platform.graph()
+    with graph.capture():
+        x.add_(1)
+    with torch.inference_mode(False):
+        for line in count():
+            held = interrupted(graph.replay, line, files)  # with the frames that would leave the mode when they go
+            if held is None:
+                break
+            assert not torch.is_inference_mode_enabled(), line
+            assert torch.is_grad_enabled(), line
+    assert line > 5

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 from engine.pair_decoder import make_pair_decoder
-from tokenizers import Tokenizer
 
 import specgraph
+from specgraph.checkpoints.tokens import read_tokenizer
 from specgraph.engine import Request, TextGenerator
 from specgraph.engine.load import shipped_pair
 from specgraph.errors import CapacityError, ConfigError
@@ -43,7 +43,7 @@ def generator(request) -> Iterator[TextGenerator]:
         "eagle", lengths, decode=lowering, max_num_requests=2, max_model_len=64, block_size=8, num_blocks=12,
         capture_sizes=[2], rounds_ahead=ahead,
     )  # fmt: skip
-    tokenizer = Tokenizer.from_file(str(shipped_pair()[0] / "tokenizer.json"))
+    tokenizer = read_tokenizer(shipped_pair()[0])
     with TextGenerator(decoder, tokenizer, (), decoder.platform, Path(), "") as made:
         yield made
 

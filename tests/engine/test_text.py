@@ -7,11 +7,13 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import tokenizers
 import torch
 from tiny_checkpoints import write_eagle3, write_target
-from tokenizers import Tokenizer, decoders
+from tokenizers import decoders
 from tokenizers.models import WordLevel
 
+from specgraph.checkpoints.tokenizer import Tokenizer
 from specgraph.engine.load import load_generator, shipped_pair
 from specgraph.engine.text_stream import text_of
 from specgraph.errors import CapacityError, CheckpointError, ConfigError
@@ -137,8 +139,11 @@ def test_streamed_text_is_the_text(generator):
 
 def test_text_starts_with_its_space_and_has_no_stop_token(generator):
     """A decoder of words drops the space before the first; the oracle decodes the prompt with the tokens."""
-    words = Tokenizer(WordLevel({f"\u2581w{i}": i for i in range(generator.tokenizer.get_vocab_size())}, "\u2581w0"))
+    words = tokenizers.Tokenizer(
+        WordLevel({f"\u2581w{i}": i for i in range(generator.tokenizer.get_vocab_size())}, "\u2581w0")
+    )
     words.decoder = decoders.Metaspace()
+    words = Tokenizer(words, generator.folder)
     request = generator.request(PROMPT, max_tokens=24)
     [plain] = generator.generate([request])
     stop = plain.token_ids[9]

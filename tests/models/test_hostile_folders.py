@@ -21,7 +21,7 @@ from quantised_folders import BLOCKS, quantise
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.engine.load import shipped_pair
-from specgraph.errors import SpecgraphError
+from specgraph.errors import CapacityError, SpecgraphError
 
 HEADS = ("eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash")
 TARGETS = ("target", "latents in FP8")
@@ -122,3 +122,14 @@ def test_a_mutated_folder(batch, good, tmp_path, dense_attend, dense_store):
         shutil.rmtree(folder)
     assert "refused" in outcomes
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY
+
+
+def test_a_file_that_no_memory_holds(tmp_path, monkeypatch):
+    """A sparse file of 1 TB does that in a process of less address space."""
+
+    def mapped(*arguments):
+        raise MemoryError("Cannot allocate memory (os error 12)")
+
+    monkeypatch.setattr("safetensors.safe_open", mapped)
+    with pytest.raises(CapacityError, match=r"model.safetensors \(\d+ bytes\) does not fit into this process's memory"):
+        load_target(tiny_checkpoints.write_target(tmp_path))

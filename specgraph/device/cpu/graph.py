@@ -119,7 +119,8 @@ class CpuGraph(Graph):
         for group in captured.groups:
             group.require_update()
         stream = self.platform.current_stream()
-        with torch.inference_mode():
+        # Not `torch.inference_mode()`: an interrupt in its `__exit__`, which is Python, would leave the mode on.
+        with torch._C._InferenceMode(True):
             for number, part in enumerate(captured.parts):
                 self.platform.timeline.replay(self, number, part.accesses, stream)
                 part.run()
