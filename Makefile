@@ -66,27 +66,19 @@ unit: $(VENV)/.dev $(VENV)/.compiled
 # Tests of what depends on the interpreter (streams, contexts, dataclasses, annotations, options), on the other Pythons that
 # we name, each in an environment of its own. `make test PYTHON=python3.12 VENV=.venv-3.12` runs everything on one
 PYTHONS ?= 3.10 3.12 3.13
-ON_EACH := tests/test_imports.py tests/test_validation.py tests/device tests/engine tests/draft
-# What differs between the oldest and the newest differs at one of them
-ON_ENDS := tests/cli
-# Not these: numbers do not depend on the interpreter
-NUMBERS := $(patsubst %,tests/engine/test_%.py,sampled sampled_drafts sampling_parameters ragged_verify limits trees fp8_cache \
-  adaptive_k greedy shipped_drafters synthetic_acceptance ngram) $(patsubst %,tests/draft/test_%.py,trees any_target \
-  against_dense advancing_attention own_modules one_file schedule noise_of_drafts rows_without_block sampling_parameters \
-  host_rounds kv_history)
+ON_EACH := tests/test_imports.py tests/test_validation.py tests/cli tests/device tests/draft tests/engine
 .PHONY: test-pythons $(PYTHONS:%=test-python-%)
 test-pythons: $(PYTHONS:%=test-python-%)
 $(PYTHONS:%=test-python-%): test-python-%:
 	@python=`python$* -c "import sys; print(sys.executable)" 2>/dev/null || PYENV_VERSION=$* pyenv which python 2>/dev/null`; \
 	if test -n "$$python"; then \
-	  $(MAKE) unit-of-python PYTHON=$$python VENV=.venv-$* \
-	    TESTS="$(ON_EACH) $(if $(filter $*,$(firstword $(PYTHONS)) $(lastword $(PYTHONS))),$(ON_ENDS))"; \
+	  $(MAKE) unit-of-python PYTHON=$$python VENV=.venv-$*; \
 	else echo "Python $* is left out: there is no python$*, and pyenv has none"; test "$$CI" != true; fi
 
 .PHONY: unit-of-python
 unit-of-python: $(VENV)/.dev $(VENV)/.compiled
 	$(FITTING)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(NUMBERS:%=--ignore=%) $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(ON_EACH)
 
 # The site in build/site. Strict: a dead link or anchor is an error. Loads nothing from the network
 docs: $(VENV)/.dev
