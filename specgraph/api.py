@@ -4,7 +4,7 @@
 `specgraph.attention`, `checkpoints`, `models`, `engine`, `parallel` and `errors`.
 """
 
-from specgraph.attention import AttentionBackend, AttentionLayer, KVCache, PagedAttention
+from specgraph.attention import AttentionBackend, AttentionLayer, KVCache, PagedAttention, allocate_caches
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.device import Platform, open_platform
 from specgraph.draft import (
@@ -17,7 +17,6 @@ from specgraph.draft import (
     SamplingBuffers,
     allocate_sampling,
 )
-from specgraph.engine import allocate_caches
 from specgraph.engine.load import load_generator, shipped_pair
 from specgraph.errors import SpecgraphError
 from specgraph.models import DraftHead, DraftOutput

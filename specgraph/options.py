@@ -66,8 +66,6 @@ DraftCount = Annotated[int, Range(1, 63)]
 Schedule = Mapping[Requests, Annotated[int, Range(0, 63)] | Literal["tree"]]
 RoundTimes = Mapping[Requests, Mapping[DraftCount, Positive]]
 """Microseconds of one round (verify of K drafts and propose of K): {padded requests: {K: time}}."""
-Progress = Callable[[str, int, int], None]
-"""Takes what is waited for ("compiling kernels", "capturing"), how many of them are done, and their number in all."""
 
 
 def option(default: Any, text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> Any:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
+from specgraph.draft.protocol import DraftHead, DraftOutput, MaskedHead, ModelHead, ParallelHead
 from specgraph.models.dspark import DSparkHead
 from specgraph.models.mtp import MtpHead
-from specgraph.models.protocol import DraftHead, DraftOutput, MaskedHead, ModelHead, ParallelHead
 from specgraph.ops.linear import Weight
 from torch import Tensor
 

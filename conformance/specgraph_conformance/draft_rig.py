@@ -7,10 +7,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from specgraph.attention import NULL_BLOCK, KVCache
+from specgraph.attention import NULL_BLOCK, KVCache, allocate_caches
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens, ProposeBatch
-from specgraph.engine import allocate_caches
 from specgraph.errors import UnsupportedError
 from specgraph.ops.past_rows import PastRows
 from torch import Tensor

@@ -14,6 +14,8 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from specgraph.draft.ngram_head import NgramHead
+from specgraph.draft.protocol import DraftHead, Head
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import AuxWeights
 from specgraph.models.dflash import BlockParts, DFlashHead
@@ -24,8 +26,6 @@ from specgraph.models.eagle3 import Eagle3Head, PEagleHead
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
-from specgraph.models.ngram import NgramHead
-from specgraph.models.protocol import DraftHead, Head
 from specgraph.ops.linear import Weight
 from torch import Tensor
 

@@ -11,7 +11,7 @@ from itertools import product
 
 import torch
 from specgraph.draft import DraftTree
-from specgraph.models.protocol import DraftHead
+from specgraph.draft.protocol import DraftHead
 from torch import Tensor
 
 from specgraph_conformance.oracles import DenseKeys

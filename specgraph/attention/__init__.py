@@ -1,5 +1,6 @@
 """Paged attention: metadata, the backend interface, and the core's own backends."""
 
+from specgraph.attention.caches import allocate_caches
 from specgraph.attention.choose import AttentionChoice, choose_attention
 from specgraph.attention.interface import Attend, AttentionBackend, AttentionLayer, StepContext, Store, TaskKey
 from specgraph.attention.metadata import NULL_BLOCK, NULL_SLOT, AttentionMetadata
@@ -21,5 +22,6 @@ __all__ = [
     "StepContext",
     "Store",
     "TaskKey",
+    "allocate_caches",
     "choose_attention",
 ]

@@ -28,11 +28,10 @@ from specgraph.capture.dispatch import BatchDescriptor
 from specgraph.capture.graph_runner import Body, GraphRunner, Recording, StepLengths
 from specgraph.capture.lowering import Launch, launches, resolve
 from specgraph.capture.program import Program
-from specgraph.device import Graph, Platform
+from specgraph.device import Graph, Platform, Progress
 from specgraph.device.source import NONSENSE, users_code
 from specgraph.errors import CaptureError, ConfigError
 from specgraph.ops.tensor_forms import check_named
-from specgraph.options import Progress
 from specgraph.validation import OneCall, checked, shown
 
 LengthsAt = Callable[[int], HostLengths]

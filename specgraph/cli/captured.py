@@ -12,12 +12,12 @@ from torch import Tensor
 
 from specgraph.capture import ModelRunner, Resolution, report_captures, resolve
 from specgraph.capture.attend import PassMode
-from specgraph.device import Capabilities, LoweringName
+from specgraph.device import Capabilities, LoweringName, Progress
 from specgraph.draft import DraftConfig
 from specgraph.engine import SpeculativeDecoder
 from specgraph.engine.adaptive_k import best_k, expected_tokens
 from specgraph.errors import UnsupportedError
-from specgraph.options import Progress, RoundTimes
+from specgraph.options import RoundTimes
 
 
 def describe(decoder: SpeculativeDecoder, progress: Progress | None = None) -> dict[str, Any]:

@@ -5,7 +5,16 @@ from specgraph.device.capabilities import LOWERINGS, Capabilities, LoweringName,
 from specgraph.device.discovery import Discovered, discover
 from specgraph.device.graph import Graph, VendorMessage
 from specgraph.device.hookspecs import Backend, Probe, hookimpl
-from specgraph.device.interface import PLATFORM_API, Event, MemoryInfo, Platform, PlatformInfo, Stream, TaskGroup
+from specgraph.device.interface import (
+    PLATFORM_API,
+    Event,
+    MemoryInfo,
+    Platform,
+    PlatformInfo,
+    Progress,
+    Stream,
+    TaskGroup,
+)
 from specgraph.device.pool import GraphPool
 from specgraph.device.selection import ENV_VAR, open_platform, select_platform
 
@@ -24,6 +33,7 @@ __all__ = [
     "Platform",
     "PlatformInfo",
     "Probe",
+    "Progress",
     "Rule",
     "Stream",
     "Support",

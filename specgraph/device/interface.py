@@ -267,3 +267,8 @@ class Platform(ABC):
         such as "one launch and no synchronise per propose". Used by: benchmarks, suite.
         """
         return {}
+
+
+Progress = Callable[[str, int, int], None]
+"""A user's function that takes the name of the work ("compiling kernels", "capturing"), how many pieces of it are done,
+and their number."""

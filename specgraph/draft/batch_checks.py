@@ -16,9 +16,9 @@ from torch import Tensor
 
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.host_lengths import Counts
+from specgraph.draft.protocol import Head
 from specgraph.draft.round import ProposeBatch
 from specgraph.errors import ConfigError, first_line
-from specgraph.models.protocol import Head
 from specgraph.ops.tensor_forms import INTEGERS
 from specgraph.validation import checked, refuse_mode
 

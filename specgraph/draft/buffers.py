@@ -16,10 +16,10 @@ from specgraph import ops
 from specgraph.attention import AttentionMetadata
 from specgraph.attention.metadata import allocate_metadata
 from specgraph.draft.config import DraftConfig
+from specgraph.draft.protocol import BlockHead, Head
 from specgraph.draft.round import ProposeBatch, RoundBuffers
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.draft_tree import DraftTree
-from specgraph.models.protocol import BlockHead, Head
 from specgraph.ops.begin_rows import RowPlan, Rows
 from specgraph.ops.past_rows import PastRows
 

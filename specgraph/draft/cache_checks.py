@@ -10,8 +10,8 @@ from torch import Tensor
 
 from specgraph.attention import AttentionBackend, AttentionLayer, KVCache
 from specgraph.draft.config import DraftConfig
+from specgraph.draft.protocol import Head
 from specgraph.errors import ConfigError
-from specgraph.models.protocol import Head
 from specgraph.ops.tensor_forms import described, dimensions, is_freed, repeats
 
 

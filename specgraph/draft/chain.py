@@ -13,8 +13,8 @@ from specgraph.capture import BatchDescriptor, MakeAttend
 from specgraph.device.source import users_code
 from specgraph.draft.buffers import DraftBuffers, PassRows
 from specgraph.draft.program import DraftProgram, begin_rows, computed_tokens, draft_one
+from specgraph.draft.protocol import DraftHead, DraftOutput, PairHead
 from specgraph.errors import ConfigError
-from specgraph.models.protocol import DraftHead, DraftOutput, PairHead
 from specgraph.ops.begin_rows import RowPlan
 from specgraph.ops.linear import PairInput
 

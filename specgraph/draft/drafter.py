@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.capture import Dispatch, LengthsAt, ModelRunner
-from specgraph.device import Platform
+from specgraph.device import Platform, Progress
 from specgraph.draft.batch_checks import check_options, check_types, check_values, refuse_values, vocabulary_size
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.cache_checks import check_caches
@@ -22,12 +22,11 @@ from specgraph.draft.kinds import programs_for
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.prefill import DraftPrefill
 from specgraph.draft.propose_passes import ProposePass, ProposePasses
+from specgraph.draft.protocol import Head
 from specgraph.draft.round import DraftTokens, ProposeBatch, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.errors import CaptureError, ConfigError, UnsupportedError
-from specgraph.models.protocol import Head
 from specgraph.ops.tensor_forms import check_named
-from specgraph.options import Progress
 from specgraph.validation import RUNNING, OneCall, check, checked, one_call
 
 

@@ -17,10 +17,9 @@ from torch import Tensor
 from specgraph.attention import AttentionBackend
 from specgraph.device.source import users_code
 from specgraph.draft.kinds import KINDS
+from specgraph.draft.logits import OutputProjection, whole_rows
+from specgraph.draft.protocol import DraftHead, Head
 from specgraph.errors import ConfigError
-from specgraph.models.logits import OutputProjection
-from specgraph.models.protocol import DraftHead, Head, Target
-from specgraph.models.split import whole_rows
 from specgraph.ops.tensor_forms import check_named
 from specgraph.validation import check
 
@@ -30,31 +29,38 @@ _TREES = ("supports", "supports_trees", "cache_dtypes")
 """Members of an attention backend that draft trees need, besides."""
 
 
-def check_members(attention: Any, head: Any = None, target: Any = None, trees: bool = False) -> None:
-    """Raise ConfigError for an attention backend, a head or a target that lacks members of its protocol, or has others
-    than its protocol says.
+def check_members(attention: Any, head: Any = None, trees: bool = False) -> None:
+    """Raise ConfigError for an attention backend or a head that lacks members of its protocol, or has others than its
+    protocol says.
 
     Args:
         trees: draft trees are asked for, which the attention backend may refuse.
     """
     needed = (*_ATTENTION, *_TREES) if trees else _ATTENTION
-    _check_members("attention backend", attention, AttentionBackend, needed, [*_TREES, "preferred_block_size"])
-    if target is not None:
-        _check_members("target", target, Target, _members(Target))
+    check_protocol("attention backend", attention, AttentionBackend, needed, [*_TREES, "preferred_block_size"])
     if head is None:
         return
-    _check_members("head", head, DraftHead, ("kind",))
+    check_protocol("head", head, DraftHead, ("kind",))
     protocol = KINDS[head.kind].protocol
-    _check_members("head", head, protocol, _members(protocol))
+    check_protocol("head", head, protocol)
 
 
 def _members(protocol: type[Any]) -> list[str]:
     return [name for name in dir(protocol) if not name.startswith("_")]
 
 
-def _check_members(
-    what: str, thing: Any, protocol: type[Any], members: Sequence[str], optional: Sequence[str] = ()
+def check_protocol(
+    what: str, thing: Any, protocol: type[Any], members: Sequence[str] = (), optional: Sequence[str] = ()
 ) -> None:
+    """Raise ConfigError if `thing` lacks a member of its protocol, or has a property of another type.
+
+    Args:
+        what: the word for it in the message, such as "head".
+        members: the members that it needs; by default all of the protocol's.
+        optional: members that are checked if they are there.
+    """
+    members = members or _members(protocol)
+
     def lacks(member: str) -> bool:
         is_method = callable(getattr(protocol, member))
         return not hasattr(thing, member) or (is_method and not callable(getattr(thing, member)))

@@ -9,14 +9,14 @@ from specgraph.attention.choose import check_trees
 from specgraph.capture import AttentionStack
 from specgraph.draft.chain import ChainProgram
 from specgraph.draft.config import DraftConfig
+from specgraph.draft.ngram_head import NgramHead
 from specgraph.draft.one_pass import BlockProgram, MaskedProgram, NgramProgram, ParallelProgram
 from specgraph.draft.program import DraftProgram
+from specgraph.draft.protocol import BlockHead, DraftHead, HeadKind, MaskedHead, ParallelHead, StepwiseHead
 from specgraph.draft.round import RoundBuffers
 from specgraph.draft.stepwise import StepwiseProgram
 from specgraph.draft.tree import TreeProgram
 from specgraph.errors import ConfigError, UnsupportedError
-from specgraph.models.ngram import NgramHead
-from specgraph.models.protocol import BlockHead, DraftHead, HeadKind, MaskedHead, ParallelHead, StepwiseHead
 
 
 class Kind(NamedTuple):

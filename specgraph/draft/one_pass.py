@@ -13,10 +13,10 @@ from specgraph import ops
 from specgraph.attention.context_parallel import rows_of_rank
 from specgraph.capture import BatchDescriptor, MakeAttend, StepKind
 from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows
+from specgraph.draft.ngram_head import NgramHead
 from specgraph.draft.program import DraftProgram, begin_rows, draw, draw_from_logits, draws_of, present
+from specgraph.draft.protocol import BlockHead, MaskedHead, ModelHead, ParallelHead
 from specgraph.draft_tree import DraftTree
-from specgraph.models.ngram import NgramHead
-from specgraph.models.protocol import BlockHead, MaskedHead, ModelHead, ParallelHead
 from specgraph.ops.begin_rows import RowPlan
 
 

@@ -15,7 +15,7 @@ from specgraph.attention import AttentionMetadata
 from specgraph.capture import BatchDescriptor, MakeAttend, StepKind
 from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows
 from specgraph.draft.program import DraftProgram, begin_rows, draft_one
-from specgraph.models.protocol import StepwiseHead
+from specgraph.draft.protocol import StepwiseHead
 from specgraph.ops.begin_rows import RowPlan
 from specgraph.ops.past_rows import PastRows
 

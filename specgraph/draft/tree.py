@@ -11,8 +11,8 @@ from specgraph.capture import BatchDescriptor, MakeAttend
 from specgraph.draft.buffers import DraftBuffers, PassRows
 from specgraph.draft.chain import forward_round
 from specgraph.draft.program import DraftProgram, present
+from specgraph.draft.protocol import DraftHead
 from specgraph.draft_tree import DraftTree
-from specgraph.models.protocol import DraftHead
 from specgraph.ops.begin_rows import RowPlan
 
 

@@ -1,6 +1,5 @@
 """Speculative decoding end to end: target verify, rejection sampling, KV blocks, rounds, text, metrics."""
 
-from specgraph.engine.blocks import allocate_caches
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.decoder import SpeculativeDecoder
 from specgraph.engine.metrics import AcceptanceMetrics, ProposeCounts
@@ -16,5 +15,4 @@ __all__ = [
     "Request",
     "SpeculativeDecoder",
     "TextGenerator",
-    "allocate_caches",
 ]

@@ -13,8 +13,9 @@ import torch
 
 from specgraph.attention import AttentionBackend, PagedAttention
 from specgraph.capture import report_captures
-from specgraph.device import Platform
-from specgraph.draft.head_checks import check_members
+from specgraph.device import Platform, Progress
+from specgraph.draft.head_checks import check_members, check_protocol
+from specgraph.draft.protocol import Head
 from specgraph.engine.adaptive_k import AcceptanceByConfidence, AcceptanceRates, AdaptiveK
 from specgraph.engine.admission import admissible, blocks_needed, check_request
 from specgraph.engine.agreement import agree, check_sharing, compare_captures, same_times
@@ -26,9 +27,9 @@ from specgraph.engine.round_steps import RoundSteps
 from specgraph.engine.round_times import measure_round_times
 from specgraph.engine.rounds import Rounds
 from specgraph.errors import CapacityError, ConfigError, first_line
-from specgraph.models.protocol import Head, Target
+from specgraph.models.target import Target
 from specgraph.open_generator import GeneratorRef, is_open
-from specgraph.options import Progress, RoundTimes
+from specgraph.options import RoundTimes
 from specgraph.parallel import ParallelLayout
 from specgraph.parallel.start_up import PATIENCE, agreed, agreed_captures
 from specgraph.validation import Count, OneCall, checked, one_call
@@ -76,7 +77,8 @@ class SpeculativeDecoder(OneCall):
                 ranks.
         """
         attention = PagedAttention() if attention is None else attention
-        check_members(attention, head, target)
+        check_members(attention, head)
+        check_protocol("target", target, Target)
         self._ranks = None if layout is None else layout.ranks
         self._sharing = self._ranks if layout is not None and layout.data_size > 1 else None
         if self._sharing is not None:

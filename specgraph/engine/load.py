@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
+from specgraph.attention.caches import bytes_per_token, cache_dtype
 from specgraph.checkpoints import TargetShape, drafter_format, load_drafter, load_target, target_shape
 from specgraph.checkpoints.config_source import read_config
 from specgraph.checkpoints.folder import KV_SCALES
@@ -24,22 +25,22 @@ from specgraph.checkpoints.tokens import (
     shown_stops,
     stop_token_ids,
 )
-from specgraph.device import Platform, open_platform
+from specgraph.device import Platform, Progress, open_platform
 from specgraph.draft.buffers import past_rows_bytes
-from specgraph.engine.blocks import GIB, CacheSize, bytes_per_token, cache_dtype, size_cache
+from specgraph.draft.ngram_head import NgramHead
+from specgraph.engine.blocks import GIB, CacheSize, size_cache
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.decoder import SpeculativeDecoder
 from specgraph.engine.text import TextGenerator
 from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
-from specgraph.models.ngram import NgramHead
-from specgraph.options import NGRAM, EngineOptions, Progress, dtype_named
+from specgraph.options import NGRAM, EngineOptions, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout
 from specgraph.parallel.start_up import leave_on_error
 from specgraph.validation import MOST_POSITIONS, checked
 
 if TYPE_CHECKING:
+    from specgraph.draft.protocol import Head
     from specgraph.models.llama import LlamaTarget
-    from specgraph.models.protocol import Head
 
 
 def shipped_pair() -> tuple[Path, Path]:

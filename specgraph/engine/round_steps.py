@@ -15,15 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from specgraph.attention import AttentionBackend, KVCache
+from specgraph.attention import AttentionBackend, KVCache, allocate_caches
+from specgraph.attention.caches import cache_dtype
 from specgraph.capture import BatchDescriptor, ModelRunner, Pass, padded_size
 from specgraph.device import Platform
 from specgraph.draft import Drafter, ProposeBatch, allocate_sampling
-from specgraph.engine.blocks import allocate_caches, cache_dtype
+from specgraph.draft.protocol import Head
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.round_program import HandOver, HostState, RoundRunner
 from specgraph.engine.target import TargetRunner
-from specgraph.models.protocol import Head, Target
+from specgraph.models.target import Target
 
 Step = Callable[[HostState | None], None]
 """A step of a round, given None for attention with device lengths."""

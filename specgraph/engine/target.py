@@ -22,7 +22,7 @@ from specgraph.device import Platform
 from specgraph.draft import Drafter, SamplingBuffers, allocate_round
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.verify import VerifyProgram
-from specgraph.models.protocol import Target
+from specgraph.models.target import Target
 from specgraph.ops import RowPlan
 
 

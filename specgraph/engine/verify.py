@@ -11,12 +11,12 @@ from specgraph.attention.choose import check_trees
 from specgraph.attention.paged import move_rows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, Program, Work
 from specgraph.draft import Drafter, DraftTree, RoundBuffers
+from specgraph.draft.logits import most_likely
 from specgraph.draft.program import present
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.verify_buffers import VerifyBuffers, allocate_verify
 from specgraph.errors import ConfigError, UnsupportedError
-from specgraph.models.protocol import Target, TargetOutput
-from specgraph.models.split import most_likely
+from specgraph.models.target import Target, TargetOutput
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 
 

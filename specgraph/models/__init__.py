@@ -4,19 +4,11 @@
 `eagle_head_from_module` and `eagle3_head_from_module` from the modules of an engine.
 """
 
+from specgraph.draft.logits import NextLogits, OutputProjection, RowLogits
+from specgraph.draft.ngram_head import NgramHead
+from specgraph.draft.protocol import BlockHead, DraftHead, DraftOutput, MaskedHead, ParallelHead, StepwiseHead
 from specgraph.models.from_modules import eagle3_head_from_module, eagle_head_from_module
-from specgraph.models.logits import NextLogits, OutputProjection, RowLogits
-from specgraph.models.ngram import NgramHead
-from specgraph.models.protocol import (
-    BlockHead,
-    DraftHead,
-    DraftOutput,
-    MaskedHead,
-    ParallelHead,
-    StepwiseHead,
-    Target,
-    TargetOutput,
-)
+from specgraph.models.target import Target, TargetOutput
 
 __all__ = [
     "BlockHead",

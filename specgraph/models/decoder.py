@@ -11,11 +11,11 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer
+from specgraph.draft.logits import OutputProjection, whole_rows
 from specgraph.models.config import ModelConfig
 from specgraph.models.layers import DecoderLayer, decoder_blocks, rms_norm
-from specgraph.models.logits import OutputProjection
 from specgraph.models.rotary import rotary_table
-from specgraph.models.split import table_rows, whole_rows
+from specgraph.models.split import table_rows
 from specgraph.ops.linear import PairInput, Weight
 
 

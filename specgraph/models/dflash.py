@@ -17,10 +17,10 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import Attend, Store
+from specgraph.draft.protocol import HeadKind
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import AuxDecoder, AuxWeights
 from specgraph.models.layers import DecoderLayer, rms_norm
-from specgraph.models.protocol import HeadKind
 from specgraph.models.split import embedding
 from specgraph.ops.linear import Weight
 

@@ -17,10 +17,10 @@ from torch.nn import functional
 
 from specgraph import ops
 from specgraph.attention import Attend
+from specgraph.draft.logits import NextLogits, RowLogits
 from specgraph.models.decoder import named_tensors
 from specgraph.models.dflash import BlockParts, InOrderHead
 from specgraph.models.layers import rms_norm, split_heads
-from specgraph.models.logits import NextLogits, RowLogits
 from specgraph.models.split import embedding, row_parallel
 from specgraph.ops.linear import Weight
 

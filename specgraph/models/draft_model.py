@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer
+from specgraph.draft.logits import OutputProjection
+from specgraph.draft.protocol import DraftOutput, HeadKind
 from specgraph.models.layers import take_rows
 from specgraph.models.llama import LlamaTarget
-from specgraph.models.logits import OutputProjection
-from specgraph.models.protocol import DraftOutput, HeadKind
 from specgraph.ops.linear import PairInput
 
 

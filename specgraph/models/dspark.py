@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph import ops
+from specgraph.draft.logits import NextLogits, RowLogits
 from specgraph.models.decoder import named_tensors
 from specgraph.models.dflash import BlockParts, InOrderHead
-from specgraph.models.logits import NextLogits, RowLogits
 from specgraph.ops.linear import Weight
 
 

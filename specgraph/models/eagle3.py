@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from specgraph.attention import Attend
+from specgraph.draft.protocol import DraftOutput, HeadKind
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import AuxDecoder, AuxWeights
 from specgraph.models.layers import DecoderLayer, rms_norm
-from specgraph.models.protocol import DraftOutput, HeadKind
 from specgraph.ops.linear import PairInput
 
 

@@ -11,8 +11,8 @@ from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import DecoderModel
 from specgraph.models.layers import DecoderLayer, rms_norm
-from specgraph.models.protocol import TargetOutput
 from specgraph.models.split import embedding
+from specgraph.models.target import TargetOutput
 
 
 class LlamaTarget(DecoderModel):

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from specgraph.attention import Attend
+from specgraph.draft.logits import whole_rows
+from specgraph.draft.protocol import DraftOutput, HeadKind
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import DraftDecoder, named_tensors
 from specgraph.models.layers import DecoderLayer, decoder_blocks, rms_norm
-from specgraph.models.protocol import DraftOutput, HeadKind
-from specgraph.models.split import whole_rows
 from specgraph.ops.linear import PairInput, Weight
 
 

@@ -88,19 +88,3 @@ def table_rows(token_ids: Tensor, weight: Tensor, ranks: TensorParallel, vocab_s
         return token_ids, weight
     looked_up = embedding(token_ids, weight, ranks, vocab_size)
     return torch.arange(token_ids.shape[0], device=token_ids.device), looked_up
-
-
-def whole_rows(x: Tensor, ranks: TensorParallel, columns: int) -> Tensor:
-    """Rows of which each rank has some columns, [N, this rank's], such as logits: [N, columns]."""
-    if x.shape[-1] == columns:
-        return x
-    rows, part = x.shape
-    gathered = ops.all_gather(x, ranks.group, ranks.size)
-    return gathered.view(ranks.size, rows, part).transpose(0, 1).reshape(rows, columns)
-
-
-def most_likely(logits: Tensor, ranks: TensorParallel) -> Tensor:
-    """Return the most likely token of each row of all ranks' logits [N, this rank's part of the vocabulary]: int64
-    [N]."""
-    own = ops.best_tokens(logits, ranks.rank * logits.shape[1])
-    return ops.best_of(ops.all_gather(own, ranks.group, ranks.size).view(ranks.size, *own.shape))

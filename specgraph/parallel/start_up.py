@@ -6,8 +6,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 
+from specgraph.device import Progress
 from specgraph.errors import RankError
-from specgraph.options import Progress
 from specgraph.parallel.layout import ParallelLayout
 from specgraph.parallel.ranks import Ranks
 

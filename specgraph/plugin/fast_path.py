@@ -12,8 +12,8 @@ from torch import Tensor
 from specgraph.attention import KVCache
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens
+from specgraph.draft.protocol import DraftHead, ParallelHead
 from specgraph.errors import ConfigError, RankError, UnsupportedError
-from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.models.split import whole_weights
 from specgraph.parallel import Ranks
 from specgraph.parallel.start_up import PATIENCE, agreed, agreed_captures

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specgraph.attention.caches import bytes_per_token
 from specgraph.device import Platform
-from specgraph.engine.blocks import bytes_per_token
 from specgraph.models.llama import LlamaTarget
 from specgraph.tools.shapes import RandomHead
 from specgraph.tools.timing import device_time

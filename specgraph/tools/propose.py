@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from specgraph.attention import AttentionBackend, choose_attention
+from specgraph.attention.caches import cache_dtype
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTree, ProposeBatch
-from specgraph.engine.blocks import cache_dtype
 from specgraph.errors import UnsupportedError
 from specgraph.ops.library import dispatch_key_of, has_implementations, plain_torch
 from specgraph.options import KVCacheDtype, LoweringChoice, StoredWeights

@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specgraph.attention import AttentionBackend
+from specgraph.attention import AttentionBackend, allocate_caches
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter
-from specgraph.engine import allocate_caches
+from specgraph.draft.protocol import Head
 from specgraph.models.config import ModelConfig, RotaryConfig
 from specgraph.models.decoder import AuxWeights
 from specgraph.models.dflash import BlockParts, DFlashHead
@@ -23,7 +23,6 @@ from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.experts import Experts, ExpertsConfig
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.mtp import MtpHead, MtpModule
-from specgraph.models.protocol import Head
 from specgraph.ops.linear import Weight, quantised
 from specgraph.options import StoredWeights
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from specgraph import AttentionLayer, DraftOutput, SpecgraphError, open_platform
 from specgraph.attention import Attend
+from specgraph.draft.protocol import HeadKind
 from specgraph.errors import HostReadError
-from specgraph.models.protocol import HeadKind
 
 ATTENTION = """
     from specgraph.attention import PagedAttention

@@ -11,6 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from specgraph.draft.ngram_head import NgramHead
+from specgraph.draft.protocol import DraftHead, ParallelHead
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder import AuxWeights
 from specgraph.models.dflash import BlockParts, DFlashHead
@@ -25,8 +27,6 @@ from specgraph.models.latent import LatentAttention, LatentConfig
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
-from specgraph.models.ngram import NgramHead
-from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.ops.linear import Weight
 
 VOCAB, HIDDEN, POSITIONS, MODULES = 48, 32, 128, 8

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specgraph.attention import Attend, choose_attention
+from specgraph.attention import Attend, allocate_caches, choose_attention
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
-from specgraph.engine import allocate_caches
+from specgraph.draft.protocol import DraftHead, DraftOutput
 from specgraph.engine.blocks import BlockAllocator
-from specgraph.models.protocol import DraftHead, DraftOutput
 
 LOWERINGS = ("eager", "piecewise", "step", "merged")
 

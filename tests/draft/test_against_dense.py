@@ -9,11 +9,10 @@ import torch
 from draft.rounds import LoggedHead
 from tiny_checkpoints import VOCAB, write_eagle3, write_target
 
-from specgraph.attention import PagedAttention, PagedHostAttention
+from specgraph.attention import PagedAttention, PagedHostAttention, allocate_caches
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
-from specgraph.engine import allocate_caches
 
 LENGTH, BLOCK = 64, 4
 

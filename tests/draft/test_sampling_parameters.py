@@ -8,9 +8,9 @@ from draft.pairs import DRAFTERS, VOCAB, make_head, make_target
 from draft.rounds import LoggedHead, Rounds, caches_equal
 from served_distribution import served
 
+from specgraph.attention import allocate_caches
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter, SamplingBuffers, allocate_sampling
-from specgraph.engine import allocate_caches
 
 K, REQUESTS = 3, 5
 PROMPT, OUTPUT = [3, 8, 13, 21], [5, 5, 8, 30]

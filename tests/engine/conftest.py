@@ -15,10 +15,10 @@ from tiny_checkpoints import write_eagle3, write_target
 from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAttention
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.draft.protocol import DraftHead
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.llama import LlamaTarget
-from specgraph.models.protocol import DraftHead
 
 MakeDecoder = Callable[..., SpeculativeDecoder]
 

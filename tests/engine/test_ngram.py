@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from specgraph.device import open_platform
+from specgraph.draft.ngram_head import NgramHead
 from specgraph.engine import Request
 from specgraph.engine.load import load_generator
 from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
-from specgraph.models.ngram import NgramHead
 
 HEAD = NgramHead(96, prompt_lookup_max=3)
 

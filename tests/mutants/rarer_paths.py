@@ -12,9 +12,9 @@ from specgraph import ops
 from specgraph.device.cpu.tasks import UpdateMode
 from specgraph.draft.chain import ChainProgram
 from specgraph.draft.propose_passes import ProposePasses
+from specgraph.draft.protocol import DraftOutput
 from specgraph.engine import joining, verify
 from specgraph.engine.verify import VerifyProgram
-from specgraph.models.protocol import DraftOutput
 
 
 @mutant("group-partly-rewritten-table", "device.cpu.tasks:UpdateMode.commit")

@@ -18,9 +18,8 @@ from parallel.tasks import FIXTURES, TASKS, several
 from safetensors.torch import load_file, save_file
 
 from specgraph import EngineOptions
-from specgraph.attention import AttentionLayer, PagedAttention, PagedHostAttention
+from specgraph.attention import AttentionLayer, PagedAttention, PagedHostAttention, allocate_caches
 from specgraph.device import open_platform
-from specgraph.engine import allocate_caches
 from specgraph.engine.load import join
 from specgraph.errors import ConfigError
 from specgraph.parallel import ContextParallel, TensorParallel, join_layout

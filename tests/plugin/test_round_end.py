@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specgraph import ProposeBatch, open_platform
-from specgraph.engine import allocate_caches
+from specgraph.attention import allocate_caches
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.plugin import FastPath, RoundEnd, fill_round
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from specgraph.attention import allocate_caches
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
-from specgraph.engine import allocate_caches
 from specgraph.errors import CaptureError, HostReadError, PlatformError
 from specgraph.tools.shapes import SHAPES, random_head
 

@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from specgraph.attention import choose_attention
+from specgraph.attention import allocate_caches, choose_attention
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
-from specgraph.engine import allocate_caches
 from specgraph.tools.shapes import SHAPES, random_head
 
 

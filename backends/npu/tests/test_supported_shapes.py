@@ -9,9 +9,8 @@ import pytest
 import torch
 from specgraph_npu.attention import make_attention
 
-from specgraph.attention import AttentionLayer, HostLengths, StepContext, choose_attention
+from specgraph.attention import AttentionLayer, HostLengths, StepContext, allocate_caches, choose_attention
 from specgraph.attention.metadata import allocate_block_table, allocate_metadata
-from specgraph.engine import allocate_caches
 
 pytestmark = pytest.mark.usefixtures("all_limits")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from specgraph.attention import AttentionLayer
+from specgraph.attention import AttentionLayer, allocate_caches
 from specgraph.device import Platform
-from specgraph.engine import Chunk, Request, SpeculativeDecoder, allocate_caches
+from specgraph.engine import Chunk, Request, SpeculativeDecoder
 from specgraph.errors import CapacityError
 
 from specgraph_conformance.case import case

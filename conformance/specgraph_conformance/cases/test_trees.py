@@ -10,7 +10,7 @@ import pytest
 import torch
 from specgraph.device import Platform
 from specgraph.draft import DraftTree
-from specgraph.models.protocol import DraftHead
+from specgraph.draft.protocol import DraftHead
 
 from specgraph_conformance.case import case
 from specgraph_conformance.cases.test_decoding_first_propose import float64_pair, reads_hidden_states

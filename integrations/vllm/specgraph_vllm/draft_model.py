@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from specgraph import DraftHead, KVCache
+from specgraph.draft.protocol import ParallelHead
 from specgraph.errors import UnsupportedError
 from specgraph.models import eagle3_head_from_module, eagle_head_from_module
 from specgraph.models.from_modules import CallMlp
-from specgraph.models.protocol import ParallelHead
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph_vllm.config import FP8_CACHES
 from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS, dflash_head, dspark_head

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from specgraph import DraftHead, open_platform
+from specgraph.draft.protocol import ParallelHead
 from specgraph.engine import ProposeCounts
 from specgraph.errors import RankError, SpecgraphError
-from specgraph.models.protocol import ParallelHead
 from specgraph.parallel import WHOLE, Ranks
 from specgraph.parallel.start_up import agreed
 from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd

@@ -99,3 +99,19 @@ class RowLogits(NamedTuple):
 NextLogits = Callable[[int, Tensor], RowLogits]
 """`following(row, token_ids)`: the logits of row 0 to K - 1 of those that predict, called once for each in order, with
 the token before it, int64 [R]: the anchor, then each draft token."""
+
+
+def whole_rows(x: Tensor, ranks: TensorParallel, columns: int) -> Tensor:
+    """Rows of which each rank has some columns, [N, this rank's], such as logits: [N, columns]."""
+    if x.shape[-1] == columns:
+        return x
+    rows, part = x.shape
+    gathered = ops.all_gather(x, ranks.group, ranks.size)
+    return gathered.view(ranks.size, rows, part).transpose(0, 1).reshape(rows, columns)
+
+
+def most_likely(logits: Tensor, ranks: TensorParallel) -> Tensor:
+    """Return the most likely token of each row of all ranks' logits [N, this rank's part of the vocabulary]: int64
+    [N]."""
+    own = ops.best_tokens(logits, ranks.rank * logits.shape[1])
+    return ops.best_of(ops.all_gather(own, ranks.group, ranks.size).view(ranks.size, *own.shape))

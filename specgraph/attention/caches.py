@@ -1,0 +1,54 @@
+"""Allocating KV caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from specgraph.attention.interface import AttentionLayer
+from specgraph.errors import CapacityError, ConfigError, first_line
+from specgraph.ops import KVCache
+from specgraph.options import KVCacheDtype
+from specgraph.validation import Count, Tokens, checked
+
+
+def cache_dtype(kv_cache_dtype: KVCacheDtype, model: torch.dtype) -> torch.dtype:
+    """Return the dtype of the KV caches of a model; that of token ids (`NgramHead`) stays."""
+    return torch.float8_e4m3fn if kv_cache_dtype == "fp8" and model.is_floating_point else model
+
+
+def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
+    """Return the bytes of one token's keys and values in all of these layers; this rank's share of them."""
+    return sum(
+        -(-(1 if a.latent else 2) * a.num_kv_heads * a.head_dim * dtype.itemsize // a.context_size) for a in layers
+    )
+
+
+@checked
+def allocate_caches(
+    layers: Sequence[AttentionLayer], num_blocks: Count, block_size: Tokens, dtype: torch.dtype, device: torch.device
+) -> list[KVCache]:
+    """Return a zeroed cache per layer, [num_blocks, block_size, num_kv_heads, head_dim] for keys and for values; one
+    tensor for both where `AttentionLayer.latent`. A block has fewer cells where ranks share it.
+
+    Raises:
+        ConfigError: ranks cannot share a block evenly.
+        CapacityError: the device has not enough memory.
+    """
+
+    def zeros(layer: AttentionLayer) -> torch.Tensor:
+        shape = num_blocks, block_size // layer.context_size, layer.num_kv_heads, layer.head_dim
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    if (uneven := next((layer.context_size for layer in layers if block_size % layer.context_size), None)) is not None:
+        raise ConfigError(f"KV blocks of {block_size} tokens over {uneven} ranks: choose a block_size that they divide")
+    try:
+        keys = [zeros(layer) for layer in layers]
+        return [KVCache(key, key if a.latent else zeros(a)) for key, a in zip(keys, layers, strict=True)]
+    except (RuntimeError, MemoryError) as error:  # torch's errors of all devices are RuntimeErrors
+        wanted = bytes_per_token(layers, dtype) * block_size * num_blocks / 2**30
+        raise CapacityError(
+            f"{num_blocks} KV blocks of {block_size} tokens in {len(layers)} layers take {wanted:.2f} GiB, which could "
+            f"not be allocated; lower num_blocks, max_model_len or max_num_requests ({first_line(error)[:120]})"
+        ) from error
