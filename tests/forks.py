@@ -23,7 +23,7 @@ PRELOAD = [
     "parallel.processes",
     "specgraph_conformance.run",
     "rich.console",
-    "specgraph.device.cpu.platform",
+    "specgraph.cpu.platform",
     "torch.fx.experimental.symbolic_shapes",  # meta kernels import it
     "torch.testing",
     *CASES,

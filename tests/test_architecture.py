@@ -33,6 +33,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "device": {"dispatch_mode", "open_generator", "platform_names", "validation", "errors"},
     "parallel": {"options", "device", "validation", "errors"},
     "ops": {"dispatch_mode", "parallel", "validation", "errors"},
+    "cpu": {"device", "dispatch_mode", "open_generator", "errors"},
+    "kernels": {"ops", "dispatch_mode", "validation", "errors"},
     "attention": {"options", "device", "ops", "parallel", "validation", "errors"},
     "capture": {"options", "dispatch_mode", "device", "attention", "ops", "validation", "errors"},
     "draft": {"options", "draft_tree", "capture", "device", "attention", "ops", "parallel", "validation", "errors"},

@@ -19,7 +19,7 @@ from specgraph.errors import SpecgraphError, first_line
 
 _TORCH = os.path.dirname(os.path.abspath(str(torch.__file__))) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("device", "capture"))
+_OURS = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("cpu", "device", "capture"))
 _DISPATCH = frozenset({"__torch_dispatch__", "__torch_function__"})
 
 

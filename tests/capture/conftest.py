@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.cpu.platform import CpuPlatform
 
 
 @pytest.fixture

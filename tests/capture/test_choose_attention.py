@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from specgraph.attention import AttentionLayer, PagedAttention, PagedHostAttention, choose_attention
+from specgraph.cpu import CpuPlatform
 from specgraph.device import no, yes
-from specgraph.device.cpu import CpuPlatform
 from specgraph.errors import ConfigError, UnsupportedError
 
 NARROW, WIDE = AttentionLayer(4, 2, 32, 1.0), AttentionLayer(4, 2, 128, 1.0)

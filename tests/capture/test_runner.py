@@ -12,10 +12,10 @@ from torch import Tensor
 
 from specgraph.attention import HostLengths
 from specgraph.capture import BatchDescriptor, GraphRunner, Recording
+from specgraph.cpu.graph import CpuGraph
+from specgraph.cpu.platform import CpuPlatform
+from specgraph.cpu.pool import CpuGraphPool
 from specgraph.device import Capabilities
-from specgraph.device.cpu.graph import CpuGraph
-from specgraph.device.cpu.platform import CpuPlatform
-from specgraph.device.cpu.pool import CpuGraphPool
 from specgraph.errors import CaptureError, HostReadError, ReadSetError, StaleInputError
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import HostLengths, TaskKey
 from specgraph.capture import BatchDescriptor, GraphRunner, Recording
-from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.cpu.platform import CpuPlatform
 from specgraph.errors import UpdateError
 
 REQUESTS, LAYERS = 2, 2

@@ -12,7 +12,7 @@ from mutants.all import MUTANTS
 
 from specgraph import ops
 from specgraph.attention import PagedHostAttention
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.errors import ConfigError
 from specgraph.tools.audit import AuditCase, as_text, audit
 

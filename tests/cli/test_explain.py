@@ -14,9 +14,9 @@ from draft.pairs import make_head, make_target
 from specgraph import shipped_pair
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.cli.captured import describe
+from specgraph.cpu import CpuPlatform
+from specgraph.cpu.platform import CAPABILITIES
 from specgraph.device import no
-from specgraph.device.cpu import CpuPlatform
-from specgraph.device.cpu.platform import CAPABILITIES
 from specgraph.draft import DraftTree
 from specgraph.engine import EngineConfig, SpeculativeDecoder
 

@@ -23,7 +23,7 @@ from specgraph.cli.load import choose_threads
 from specgraph.cli.options import _read_stop
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.waiting import waiting
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.engine import chat_template
 from specgraph.engine.load import cpu_dtype, load_generator, shipped_pair
 from specgraph.engine.request import Chunk

@@ -10,7 +10,7 @@ import pytest
 from conformance.third_party import GOOD, install, specgraph
 from specgraph_conformance.standard import SUITE_VERSION
 
-from specgraph.device.cpu import stream
+from specgraph.cpu import stream
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def test_a_good_backend_gets_its_report(tmp_path: Path) -> None:
     extra = """
     from dataclasses import replace
     from specgraph.device import no
-    from specgraph.device.cpu.platform import CAPABILITIES
+    from specgraph.cpu.platform import CAPABILITIES
     Platform.capabilities = replace(CAPABILITIES, collectives_in_graph=no("collectives are not recorded"))
     """
     folder = install(tmp_path / "site", extra=extra)
@@ -143,8 +143,8 @@ def test_a_device_whose_captures_have_one_stream(tmp_path: Path, monkeypatch: py
     one_stream = """
     from dataclasses import replace
     from specgraph.device import no
-    from specgraph.device.cpu.platform import CAPABILITIES
-    from specgraph.device.cpu.stream import CpuEvent
+    from specgraph.cpu.platform import CAPABILITIES
+    from specgraph.cpu.stream import CpuEvent
 
     class Event(CpuEvent):
         def wait(self, stream=None):
@@ -152,8 +152,8 @@ def test_a_device_whose_captures_have_one_stream(tmp_path: Path, monkeypatch: py
                 raise RuntimeError("events in a capture are not supported")
             super().wait(stream)
 
-    import specgraph.device.cpu.stream
-    specgraph.device.cpu.stream.CpuEvent = Event
+    import specgraph.cpu.stream
+    specgraph.cpu.stream.CpuEvent = Event
     Platform.capabilities = replace(CAPABILITIES, fork_in_capture=no("one stream per capture"))
     """
     folder = install(tmp_path / "site", extra=one_stream)

@@ -14,7 +14,7 @@ from command import Done
 
 GOOD = """
     from specgraph.device import PLATFORM_API, Backend, PlatformInfo, Probe, hookimpl
-    from specgraph.device.cpu import CpuGraph, CpuPlatform
+    from specgraph.cpu import CpuGraph, CpuPlatform
 
     class Platform(CpuPlatform):
         def __init__(self):

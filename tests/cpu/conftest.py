@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 
 
 @pytest.fixture

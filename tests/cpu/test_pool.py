@@ -85,7 +85,7 @@ def test_a_freed_block_is_poisoned(platform):
     x = torch.ones(64)
     y = capture(graph, lambda: x + 1)
     graph.replay()
-    from specgraph.device.cpu.baking import storage_at, tensor_over
+    from specgraph.cpu.baking import storage_at, tensor_over
 
     peek = tensor_over(storage_at(y.data_ptr(), y.nbytes), y)
     assert (peek == 2).all()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 
 ROWS, COLUMNS = 4, 6
 NUMBERS = st.sampled_from([0, 1, -1, 3, 0.5, -2.25, True])

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils import _python_dispatch
 
-from specgraph.device.cpu import graph as cpu_graph
-from specgraph.device.cpu import platform as cpu_platform
-from specgraph.device.cpu import tasks
+from specgraph.cpu import graph as cpu_graph
+from specgraph.cpu import platform as cpu_platform
+from specgraph.cpu import tasks
 from specgraph.errors import CaptureError, UpdateError
 
 

@@ -29,7 +29,7 @@ class Plugins:
             distribution,
             f"""
             from specgraph.device import Backend, Probe, hookimpl
-            from specgraph.device.cpu import CpuPlatform
+            from specgraph.cpu import CpuPlatform
 
             class Opened(CpuPlatform):
                 def __init__(self, index):

@@ -10,8 +10,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from specgraph.cpu import CpuPlatform
 from specgraph.device import Graph, GraphPool, Platform, VendorMessage, trial
-from specgraph.device.cpu import CpuPlatform
 from specgraph.device.pool import CaptureLock
 from specgraph.errors import CaptureError, HostReadError, PlatformError
 

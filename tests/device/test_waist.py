@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from specgraph.cpu import CpuGraph, CpuPlatform
 from specgraph.device import Capabilities, Event, Graph, Platform, Stream, no, quirk, yes
-from specgraph.device.cpu import CpuGraph, CpuPlatform
 from specgraph.errors import PlatformError, UnsupportedError
 
 MOST_ABSTRACT_MEMBERS = 15

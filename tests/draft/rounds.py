@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import Attend, allocate_caches, choose_attention
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
 from specgraph.draft.protocol import DraftHead, DraftOutput
 from specgraph.engine.blocks import BlockAllocator

@@ -11,7 +11,7 @@ from tiny_checkpoints import VOCAB, write_eagle3, write_target
 
 from specgraph.attention import PagedAttention, PagedHostAttention, allocate_caches
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
 
 LENGTH, BLOCK = 64, 4

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from specgraph import DraftConfig, Drafter, allocate_caches, load_drafter, load_target, shipped_pair
 from specgraph.checkpoints import TargetShape, target_shape
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.errors import CheckpointError, ConfigError
 
 

@@ -12,9 +12,9 @@ from draft.rounds import Rounds, make_drafter
 
 from specgraph.attention import KVCache
 from specgraph.capture import resolve
+from specgraph.cpu import CpuPlatform
+from specgraph.cpu.platform import CAPABILITIES
 from specgraph.device import no
-from specgraph.device.cpu import CpuPlatform
-from specgraph.device.cpu.platform import CAPABILITIES
 from specgraph.draft import DraftConfig, Drafter, SamplingBuffers, allocate_sampling
 from specgraph.engine.load import load_generator
 from specgraph.errors import CapacityError, CaptureError, ConfigError, UnsupportedError

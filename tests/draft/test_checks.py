@@ -23,7 +23,7 @@ from specgraph import (
     allocate_caches,
     load_generator,
 )
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.draft import ProposeBatch
 from specgraph.draft.cache_checks import overlap, repeats
 from specgraph.errors import CaptureError, ConfigError

@@ -9,7 +9,7 @@ import torch
 
 from specgraph import ops
 from specgraph.capture import BatchDescriptor
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.draft.host_lengths import HostRounds
 from specgraph.engine.round_program import HostState
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgraph import DraftConfig, Drafter, DraftTree, ProposeBatch, allocate_caches
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.errors import ConfigError
 
 K, BLOCK, MAX_LEN, REQUESTS, NUM_BLOCKS = 3, 8, 48, 2, 14

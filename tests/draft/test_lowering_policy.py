@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from specgraph.capture import resolve
+from specgraph.cpu.platform import CAPABILITIES
 from specgraph.device import no, quirk
-from specgraph.device.cpu.platform import CAPABILITIES
 from specgraph.errors import UnsupportedError
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 import specgraph
 from specgraph import shipped_pair
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 
 

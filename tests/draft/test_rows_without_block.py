@@ -11,7 +11,7 @@ from draft.rounds import make_drafter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.draft import DraftTree, ProposeBatch
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 

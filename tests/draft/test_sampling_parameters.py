@@ -9,7 +9,7 @@ from draft.rounds import LoggedHead, Rounds, caches_equal
 from served_distribution import served
 
 from specgraph.attention import allocate_caches
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter, SamplingBuffers, allocate_sampling
 
 K, REQUESTS = 3, 5

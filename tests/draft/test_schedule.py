@@ -7,7 +7,7 @@ import torch
 from draft.pairs import make_head, make_target
 
 from specgraph.attention import PagedAttention
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 
 

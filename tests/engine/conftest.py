@@ -14,7 +14,7 @@ from tiny_checkpoints import write_eagle3, write_target
 
 from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAttention
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft.protocol import DraftHead
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.models.draft_model import DraftModelHead

@@ -7,7 +7,7 @@ from typing import Any
 from draft.pairs import make_head, make_target
 
 from specgraph.attention import PagedAttention, PagedHostAttention
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.engine import EngineConfig, SpeculativeDecoder
 
 

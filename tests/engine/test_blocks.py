@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specgraph import load_generator
 from specgraph.attention import AttentionLayer, allocate_caches
 from specgraph.attention.caches import bytes_per_token
-from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.cpu.platform import CpuPlatform
 from specgraph.device.interface import MemoryInfo
 from specgraph.engine.blocks import BlockAllocator, size_cache
 from specgraph.engine.load import shipped_pair

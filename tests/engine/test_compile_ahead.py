@@ -6,7 +6,7 @@ from itertools import groupby
 
 import pytest
 
-from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.cpu.platform import CpuPlatform
 from specgraph.engine import EngineConfig, SpeculativeDecoder
 from specgraph.errors import ConfigError
 

@@ -9,8 +9,8 @@ import torch
 
 from specgraph import load_generator
 from specgraph.attention import PagedAttention, choose_attention
+from specgraph.cpu import CpuPlatform
 from specgraph.device import no
-from specgraph.device.cpu import CpuPlatform
 from specgraph.errors import CapacityError, ConfigError, UnsupportedError
 
 PROMPTS = ["def read_chunk(self, size):\n", "import os\nimport sys\n\ndef walk(top"]

@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specgraph.device.cpu import CpuPlatform
-from specgraph.device.cpu.checks.host_read import _READS
-from specgraph.device.cpu.stream import CpuEvent, CpuStream
+from specgraph.cpu import CpuPlatform
+from specgraph.cpu.checks.host_read import _READS
+from specgraph.cpu.stream import CpuEvent, CpuStream
 from specgraph.engine import Request
 
 SYNCHRONISING = {"item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"}

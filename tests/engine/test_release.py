@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specgraph.attention import KVCache, PagedAttention
-from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
 from specgraph.engine import EngineConfig, SpeculativeDecoder
 

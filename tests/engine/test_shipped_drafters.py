@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
-from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.cpu.platform import CpuPlatform
 from specgraph.engine import AcceptanceMetrics, EngineConfig, Request, SpeculativeDecoder
 from specgraph.engine.load import shipped_pair
 

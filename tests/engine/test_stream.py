@@ -8,7 +8,7 @@ import pytest
 import torch
 from random_prompts import prompt
 
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.engine import EngineConfig, Generation, Request, SpeculativeDecoder
 from specgraph.engine.request import Running
 from specgraph.errors import CapacityError, ConfigError

@@ -12,7 +12,7 @@ from changed_folders import FIXTURES
 from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer, PagedAttention, PagedHostAttention
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 
 DenseAttend = Callable[..., Attend]

@@ -12,7 +12,7 @@ from mutants.platform_lifetimes import LaterLaunches
 from mutants.registry import mutant
 from torch import Tensor
 
-from specgraph.device.cpu.stream import CpuEvent, CpuStream
+from specgraph.cpu.stream import CpuEvent, CpuStream
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.engine import admission
 from specgraph.engine.request import Running
@@ -31,7 +31,7 @@ def stream_query_is_true(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CpuEvent, "query", lambda self: not later.waiting)
 
 
-@mutant("event-of-the-current-stream", "device.cpu.stream:CpuStream.record_event")
+@mutant("event-of-the-current-stream", "cpu.stream:CpuStream.record_event")
 def current_stream_recorded(real: Any, self: CpuStream, event: Any = None) -> Any:
     """record_event() of a stream records on the current one."""
     return real(self._platform.current_stream(), event)

@@ -17,10 +17,10 @@ from mutants.platform_wrapper import WrappedGraph, WrappedPlatform, install
 from mutants.registry import mutant
 
 import specgraph.device.graph
+from specgraph.cpu.recorder import Recorder
+from specgraph.cpu.stream import CpuEvent
+from specgraph.cpu.tasks import Task
 from specgraph.device import Graph, GraphPool, Platform, no
-from specgraph.device.cpu.recorder import Recorder
-from specgraph.device.cpu.stream import CpuEvent
-from specgraph.device.cpu.tasks import Task
 
 
 @mutant("wrapper-hides-type")
@@ -227,7 +227,7 @@ def dropped_graph_keeps_memory(real: Any, self: Graph) -> None:
     """A graph that nobody closed keeps its share of the pool for ever."""
 
 
-@mutant("recorded-op-loses-its-result", "device.cpu.tasks:Task.compile")
+@mutant("recorded-op-loses-its-result", "cpu.tasks:Task.compile")
 def recorded_op_loses_its_result(real: Any, self: Task) -> None:
     """A replay runs an op that writes arguments for its writes only: the tensor that it returns stays as it was."""
     real(self)
@@ -235,26 +235,26 @@ def recorded_op_loses_its_result(real: Any, self: Task) -> None:
         self.call = partial(self.func, *self.args, **self.kwargs)
 
 
-@mutant("swallowed-host-read", "device.cpu.recorder:Recorder.invalidate")
+@mutant("swallowed-host-read", "cpu.recorder:Recorder.invalidate")
 def refused_reads_are_forgotten(real: Any, self: Recorder, error: Exception) -> None:
     """A host read raises, and the capture goes on and ends where the captured code swallows the error."""
 
 
-@mutant("swallowed-host-read-shapes", "device.cpu.recorder:Recorder.invalidate")
+@mutant("swallowed-host-read-shapes", "cpu.recorder:Recorder.invalidate")
 def refused_shapes_are_forgotten(real: Any, self: Recorder, error: Exception) -> None:
     """Only reads of one value end a capture for good, not those of a shape that follows from values."""
     if "nonzero" not in str(error):
         real(self, error)
 
 
-@mutant("outputs-of-one-op", "device.cpu.tasks:Task.compile")
+@mutant("outputs-of-one-op", "cpu.tasks:Task.compile")
 def two_results(real: Any, self: Task) -> None:
     """A replay writes the first two results of an op."""
     self.outputs = self.outputs[:2]
     real(self)
 
 
-@mutant("outputs-of-one-op-exchanged", "device.cpu.tasks:Task.compile")
+@mutant("outputs-of-one-op-exchanged", "cpu.tasks:Task.compile")
 def exchanged_results(real: Any, self: Task) -> None:
     """The last two of three results of an op are exchanged in a replay."""
     if len(self.outputs) == 3:

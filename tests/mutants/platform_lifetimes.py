@@ -12,12 +12,12 @@ import torch
 from mutants.registry import mutant
 from torch import Tensor
 
-from specgraph.device.cpu.checks.timeline import Timeline
-from specgraph.device.cpu.graph import CpuGraph
-from specgraph.device.cpu.platform import CpuPlatform
-from specgraph.device.cpu.pool import CpuGraphPool
-from specgraph.device.cpu.stream import CpuEvent, CpuStream
-from specgraph.device.cpu.tasks import UpdateMode
+from specgraph.cpu.checks.timeline import Timeline
+from specgraph.cpu.graph import CpuGraph
+from specgraph.cpu.platform import CpuPlatform
+from specgraph.cpu.pool import CpuGraphPool
+from specgraph.cpu.stream import CpuEvent, CpuStream
+from specgraph.cpu.tasks import UpdateMode
 
 WAITS = {
     "event.wait": (CpuEvent, "wait"),

@@ -11,8 +11,8 @@ import pytest
 from mutants.platform_wrapper import WrappedGraph, WrappedPlatform, install
 from mutants.registry import mutant
 
+from specgraph.cpu.tasks import UpdateMode
 from specgraph.device import Platform
-from specgraph.device.cpu.tasks import UpdateMode
 
 
 class _Dropped(Exception):

@@ -9,7 +9,7 @@ import pytest
 from mutants.registry import mutant
 
 from specgraph import ops
-from specgraph.device.cpu.tasks import UpdateMode
+from specgraph.cpu.tasks import UpdateMode
 from specgraph.draft.chain import ChainProgram
 from specgraph.draft.propose_passes import ProposePasses
 from specgraph.draft.protocol import DraftOutput
@@ -17,7 +17,7 @@ from specgraph.engine import joining, verify
 from specgraph.engine.verify import VerifyProgram
 
 
-@mutant("group-partly-rewritten-table", "device.cpu.tasks:UpdateMode.commit")
+@mutant("group-partly-rewritten-table", "cpu.tasks:UpdateMode.commit")
 def only_sixteen(real: Any, self: UpdateMode) -> None:
     """A task update rewrites the first sixteen ops of a group; those behind them keep old values."""
     for place, task in list(enumerate(self._group.tasks))[16 : len(self._new)]:
@@ -25,7 +25,7 @@ def only_sixteen(real: Any, self: UpdateMode) -> None:
     real(self)
 
 
-@mutant("update-of-lengths-only", "device.cpu.tasks:UpdateMode.commit")
+@mutant("update-of-lengths-only", "cpu.tasks:UpdateMode.commit")
 def keyword_arguments_stay(real: Any, self: UpdateMode) -> None:
     """A task update rewrites positional arguments only: keyword arguments stay as captured."""
     self._new = [(args, task.kwargs) for (args, _), task in zip(self._new, self._group.tasks, strict=False)]

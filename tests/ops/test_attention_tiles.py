@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specgraph.ops.triton.launch import AttentionShape, attention_splits, ceil_div, default_attention
+from specgraph.kernels.launch import AttentionShape, attention_splits, ceil_div, default_attention
 
 SHAPES = st.builds(
     AttentionShape,

@@ -7,7 +7,7 @@ import torch
 from specgraph_conformance.op_rows import experts
 from specgraph_conformance.op_run import run_on
 
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.ops.experts import grouped_expert_mlp
 
 SETS = [

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from specgraph import ops
-from specgraph.ops.triton.trial import agrees_with_reference
+from specgraph.kernels.trial import agrees_with_reference
 
 OPS = ["begin_rows", "norm_linear", "paged_attention", "norm_gate_up", "draft_from_logits", "advance",
        "verify_drafts"]  # fmt: skip

@@ -16,7 +16,7 @@ from parallel.unequal_ranks import run
 
 from specgraph.attention import KVCache, choose_attention
 from specgraph.checkpoints import load_drafter, load_target, target_shape
-from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
 from specgraph.draft.ngram_head import NgramHead
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.engine import load
 from specgraph.errors import CheckpointError, ConfigError, RankError, SpecgraphError
 from specgraph.options import EngineOptions

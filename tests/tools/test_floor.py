@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from specgraph.attention import allocate_caches
-from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter
 from specgraph.models.experts import ExpertsConfig
 from specgraph.tools.floor import DeviceRates, propose_floor, propose_work, round_floor, verify_work

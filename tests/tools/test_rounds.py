@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
 from specgraph.tools.floor import DeviceRates
 from specgraph.tools.propose import BenchCase

@@ -13,7 +13,7 @@ import torch
 import torch_asynccpu  # noqa: F401  # registers the device with torch
 
 if TYPE_CHECKING:
-    from specgraph.device.cpu import CpuPlatform
+    from specgraph.cpu import CpuPlatform
 
     from specgraph_accelerator.platform import AcceleratorPlatform
 
@@ -37,7 +37,7 @@ def platform() -> AcceleratorPlatform:
 @pytest.fixture(scope="session")
 def cpu() -> CpuPlatform:
     """The generator that the platform's tokens are compared with."""
-    from specgraph.device.cpu import CpuPlatform
+    from specgraph.cpu import CpuPlatform
 
     return CpuPlatform()
 

@@ -7,8 +7,8 @@ import types
 import pytest
 import torch
 from specgraph import load_generator
+from specgraph.cpu import CpuPlatform
 from specgraph.device import Platform
-from specgraph.device.cpu import CpuPlatform
 from specgraph.errors import PlatformError, UnsupportedError
 
 from specgraph_accelerator.backend import specgraph_backend

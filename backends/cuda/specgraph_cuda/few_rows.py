@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specgraph.ops.triton.launch import FewRows
+from specgraph.kernels.launch import FewRows
 from specgraph_cuda.few_rows_plan import Plan, plan_for
 from specgraph_cuda.hopper import Kernel, Load, TensorMap, is_aligned, launch_early, loaded, text
 
@@ -26,7 +26,7 @@ class _Output(ctypes.Structure):
 
 
 def few_rows(choose: ChoosePlan = plan_for, load: Load = loaded) -> FewRows:
-    """Return the kernel's two kinds; see `specgraph.ops.triton.launch.FewRows`."""
+    """Return the kernel's two kinds; see `specgraph.kernels.launch.FewRows`."""
 
     def linear(x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor | None:
         if (plan := _plan(choose, load, False, x, weight)) is None or weight.shape[0] % 2:

@@ -18,7 +18,7 @@ from torch import Tensor
 from specgraph_cuda.nodes import checked
 
 if TYPE_CHECKING:
-    from specgraph.ops.triton.compilation import Compilation
+    from specgraph.kernels.compilation import Compilation
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Kernel:
 
 def compilation(kernel: Kernel, plan: Plan) -> Compilation:
     """Return what to compile for a plan."""
-    from specgraph.ops.triton.compilation import Compilation, digest
+    from specgraph.kernels.compilation import Compilation, digest
 
     written = kernel.source(plan)
     key = digest(written, checked(nvrtc.nvrtcVersion()))

@@ -13,11 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
-from specgraph.ops.library import Op
-from specgraph.ops.triton.ahead import compilations
-from specgraph.ops.triton.compilation import compile_all
-from specgraph.ops.triton.implement import ops_of, register
-from specgraph.ops.triton.launch import (
+from specgraph.kernels.ahead import compilations
+from specgraph.kernels.compilation import compile_all
+from specgraph.kernels.implement import ops_of, register
+from specgraph.kernels.launch import (
     AttentionShape,
     AttentionTile,
     LaunchOptions,
@@ -28,6 +27,7 @@ from specgraph.ops.triton.launch import (
     default_attention,
     default_tile,
 )
+from specgraph.ops.library import Op
 from specgraph_cuda.many_rows_plan import BLOCKS
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ _GATE_UP_FP8 = {16: Tile(64, 256, 4, 3, 64), 32: Tile(64, 128, 8, 5, 256), 64: T
 
 
 def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
-    """Return the tile of one linear; see `specgraph.ops.triton.launch.ChooseTile`."""
+    """Return the tile of one linear; see `specgraph.kernels.launch.ChooseTile`."""
     if kind == "head" and depth == 256:
         return _HEAD_256[rows]
     if depth % 512:
@@ -132,7 +132,7 @@ def _attention_over_fp8(shape: AttentionShape) -> AttentionTile:
 
 @triton.jit
 def overlap_previous(lines=None, START: tl.constexpr = True, WAIT: tl.constexpr = True):
-    """Programmatic dependent launch: see `specgraph.ops.triton.launch.LaunchOptions.overlap`.
+    """Programmatic dependent launch: see `specgraph.kernels.launch.LaunchOptions.overlap`.
 
     PTX's griddepcontrol needs compute capability 9.0; kernels are launched with `launch_pdl`.
     """

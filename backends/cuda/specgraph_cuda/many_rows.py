@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specgraph.ops.triton.launch import ManyRows
+from specgraph.kernels.launch import ManyRows
 from specgraph_cuda.hopper import Kernel, Load, TensorMap, is_aligned, launch_early, loaded, text
 from specgraph_cuda.many_rows_plan import Kind, Plan, plan_for
 
@@ -27,7 +27,7 @@ class _Best(ctypes.Structure):
 
 
 def linears(choose: ChoosePlan = plan_for, load: Load = loaded) -> ManyRows:
-    """Return the kernel's three kinds; see `specgraph.ops.triton.launch.ManyRows`."""
+    """Return the kernel's three kinds; see `specgraph.kernels.launch.ManyRows`."""
 
     def takes(kind: Kind, x: Tensor, weight: Tensor) -> bool:
         return _plan(choose, load, kind, x, weight) is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specgraph.ops.triton.launch import TwoLinears
+from specgraph.kernels.launch import TwoLinears
 from specgraph_cuda.hopper import Kernel, Load, TensorMap, is_aligned, launch_early, loaded, text
 from specgraph_cuda.two_linears_plan import Plan, plan_for
 
@@ -60,7 +60,7 @@ class _First(ctypes.Structure):
 
 
 def two_linears_in_one(choose: ChoosePlan = plan_for, load: Load = loaded) -> TwoLinears:
-    """Return the kernel's launch; see `specgraph.ops.triton.launch.TwoLinears`."""
+    """Return the kernel's launch; see `specgraph.kernels.launch.TwoLinears`."""
     memory = ProgressMemory()
 
     def launched(

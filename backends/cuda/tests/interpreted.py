@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 pytest.importorskip("triton")
 
 from specgraph import ops as kernels
-from specgraph.ops.triton.implement import TritonOps
-from specgraph.ops.triton.launch import LaunchOptions
+from specgraph.kernels.implement import TritonOps
+from specgraph.kernels.launch import LaunchOptions
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -14,10 +14,10 @@ from specgraph_conformance.attention_rows import Rows
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from specgraph.kernels import attention_ops
+from specgraph.kernels.implement import TritonOps
+from specgraph.kernels.launch import AttentionTile, LaunchOptions
 from specgraph.ops import Mask
-from specgraph.ops.triton import attention_ops
-from specgraph.ops.triton.implement import TritonOps
-from specgraph.ops.triton.launch import AttentionTile, LaunchOptions
 
 __all__ = ["device"]  # the fixture
 DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]

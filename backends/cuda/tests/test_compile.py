@@ -29,11 +29,11 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from specgraph import ops as declared
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
+from specgraph.kernels.implement import TritonOps
+from specgraph.kernels.launch import LaunchOptions
 from specgraph.ops import Drafts, LmHead, Weight
 from specgraph.ops.library import NAMESPACE
-from specgraph.ops.triton.implement import TritonOps
-from specgraph.ops.triton.launch import LaunchOptions
 
 
 class Driver:

@@ -20,10 +20,10 @@ from triton import language as tl
 from triton.runtime.jit import JITFunction
 
 from specgraph import ops as declared
+from specgraph.kernels.ahead import compilations
+from specgraph.kernels.compilation import Compilation, compile_all, digest
+from specgraph.kernels.implement import TritonOps
 from specgraph.ops import Drafts, LmHead, Norm, Weight
-from specgraph.ops.triton.ahead import compilations
-from specgraph.ops.triton.compilation import Compilation, compile_all, digest
-from specgraph.ops.triton.implement import TritonOps
 
 
 def body() -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from specgraph import ops as kernels
+from specgraph.kernels.attention_ops import AttentionOps
+from specgraph.kernels.launch import AttentionTile, LaunchOptions
 from specgraph.ops import KVCache, Mask
-from specgraph.ops.triton.attention_ops import AttentionOps
-from specgraph.ops.triton.launch import AttentionTile, LaunchOptions
 
 __all__ = ["device"]  # the fixture
 

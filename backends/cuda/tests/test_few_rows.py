@@ -142,8 +142,8 @@ def test_of_equals_the_first_is_the_largest_and_nan_is_none(hopper: Platform) ->
 
 def test_the_device_s_kernel_is_asked_first_and_not_for_a_bias() -> None:
     pytest.importorskip("triton")
-    from specgraph.ops.triton.implement import TritonOps
-    from specgraph.ops.triton.launch import FewRows, LaunchOptions
+    from specgraph.kernels.implement import TritonOps
+    from specgraph.kernels.launch import FewRows, LaunchOptions
 
     asked: list[Tensor | None] = []
 
@@ -167,8 +167,8 @@ def test_the_device_s_kernel_is_asked_first_and_not_for_a_bias() -> None:
 
 def test_two_linears_with_a_norm_between_them_are_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from specgraph.ops.triton.implement import TritonOps
-    from specgraph.ops.triton.launch import FewRows, LaunchOptions
+    from specgraph.kernels.implement import TritonOps
+    from specgraph.kernels.launch import FewRows, LaunchOptions
 
     def linear(x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor:
         product = x @ weight.T

@@ -10,11 +10,11 @@ from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
 from torch.nn import functional
 
+from specgraph.kernels.implement import TritonOps
+from specgraph.kernels.launch import LaunchOptions, ManyRows
 from specgraph.ops import Drafts, Draws, LmHead
 from specgraph.ops.draft_sampling import sample_rows
 from specgraph.ops.linear import Weight, dequantised, quantised
-from specgraph.ops.triton.implement import TritonOps
-from specgraph.ops.triton.launch import LaunchOptions, ManyRows
 
 __all__ = ["device"]
 

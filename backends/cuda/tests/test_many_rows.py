@@ -180,9 +180,9 @@ def test_a_linear_waits_for_the_one_before(hopper: Platform, plan: Plan) -> None
 
 def test_gated_linears_of_many_rows_without_bias_take_the_device_s_kernel() -> None:
     pytest.importorskip("triton")
+    from specgraph.kernels.implement import TritonOps
+    from specgraph.kernels.launch import LaunchOptions, ManyRows
     from specgraph.ops import norm_gate_up
-    from specgraph.ops.triton.implement import TritonOps
-    from specgraph.ops.triton.launch import LaunchOptions, ManyRows
 
     taken: list[int] = []
 

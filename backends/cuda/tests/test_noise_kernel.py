@@ -12,8 +12,8 @@ import torch
 from interpreted import DEVICE, device
 from specgraph_conformance.noise_oracles import RESAMPLE, seed_that_draws
 
+from specgraph.kernels.sampling import exponential, noise_key, uniform
 from specgraph.ops import noise
-from specgraph.ops.triton.sampling import exponential, noise_key, uniform
 
 __all__ = ["device"]  # the fixture
 

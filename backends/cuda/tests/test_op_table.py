@@ -15,7 +15,7 @@ from specgraph_conformance.op_table import Row
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specgraph import ops
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.ops.library import NAMESPACE
 
 SETS = [

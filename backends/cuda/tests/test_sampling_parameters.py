@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from specgraph import ops as kernels
-from specgraph.ops.triton import sampling_parameters_ops
+from specgraph.kernels import sampling_parameters_ops
 
 __all__ = ["device"]  # the fixture
 

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from specgraph_cuda.kernels import attention_for, tile_for
 
-from specgraph.ops.triton.launch import AttentionShape
+from specgraph.kernels.launch import AttentionShape
 
 
 @pytest.mark.parametrize("columns", [4096, 8192, 11008, 12288, 14336, 28672])

@@ -8,8 +8,8 @@ from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
 from torch.nn import functional
 
+from specgraph.kernels import two_linears_ops
 from specgraph.ops import Norm, Weight
-from specgraph.ops.triton import two_linears_ops
 
 __all__ = ["device"]
 

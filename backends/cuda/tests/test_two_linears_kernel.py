@@ -170,8 +170,8 @@ def test_graphs_that_run_at_once_do_not_wait_for_each_other_for_ever(hopper: Pla
 
 def test_the_device_s_kernel_is_asked_first_and_not_for_biases() -> None:
     pytest.importorskip("triton")
-    from specgraph.ops.triton.implement import TritonOps
-    from specgraph.ops.triton.launch import LaunchOptions
+    from specgraph.kernels.implement import TritonOps
+    from specgraph.kernels.launch import LaunchOptions
 
     asked: list[bool] = []
 

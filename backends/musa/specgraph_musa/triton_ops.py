@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from specgraph.errors import first_line
 
 if TYPE_CHECKING:
-    from specgraph.ops.triton.launch import LaunchOptions
+    from specgraph.kernels.launch import LaunchOptions
 
     from specgraph_musa.platform import MusaPlatform
 
@@ -32,16 +32,16 @@ def why_absent(platform: MusaPlatform) -> str | None:
 
 def launch_options(platform: MusaPlatform) -> LaunchOptions:
     """Default tiles: nothing was tuned, since no MUSA device was at hand."""
-    from specgraph.ops.triton.launch import LaunchOptions
+    from specgraph.kernels.launch import LaunchOptions
 
     return LaunchOptions(compute_units=int(platform.musa.get_device_properties(platform.index).multi_processor_count))
 
 
 def register_ops(platform: MusaPlatform) -> None:
     """Register the kernels under the dispatch key of the platform's tensors. Later calls change nothing."""
+    from specgraph.kernels.implement import register
     from specgraph.ops.library import dispatch_key_of
     from specgraph.ops.packed_rows import with_packed_rows
-    from specgraph.ops.triton.implement import register
 
     register(dispatch_key_of(platform.device), launch_options(platform), around=with_packed_rows)
 
@@ -50,7 +50,7 @@ def agree_with_reference(platform: MusaPlatform) -> str | None:
     """Return the core's trial of its Triton kernels on this device; what is wrong, or None."""
     if (absent := why_absent(platform)) is not None:
         return absent
-    from specgraph.ops.triton.implement import TritonOps
-    from specgraph.ops.triton.trial import agrees_with_reference
+    from specgraph.kernels.implement import TritonOps
+    from specgraph.kernels.trial import agrees_with_reference
 
     return agrees_with_reference(TritonOps(launch_options(platform)), platform.device)

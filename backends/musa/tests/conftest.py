@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from specgraph.device.cpu import CpuPlatform
+    from specgraph.cpu import CpuPlatform
 
     from specgraph_musa.platform import MusaPlatform
 
@@ -56,7 +56,7 @@ def forced() -> MusaPlatform:
 @pytest.fixture(scope="session")
 def cpu() -> CpuPlatform:
     """The generator that the musa platform's tokens are compared with."""
-    from specgraph.device.cpu import CpuPlatform
+    from specgraph.cpu import CpuPlatform
 
     return CpuPlatform()
 

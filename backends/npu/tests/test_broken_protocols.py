@@ -12,7 +12,7 @@ from specgraph_npu.attention import make_attention
 from draft.on_platform import arguments, make_drafter, propose, rounds_for
 from specgraph.attention import HostLengths, TaskKey
 from specgraph.capture import UpdatePlan
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.draft.chain import ChainProgram
 from specgraph.draft.host_lengths import HostRound
 from specgraph.errors import UpdateError
@@ -21,7 +21,7 @@ MANY_ROUNDS = """
 import torch
 from draft.on_platform import *
 from specgraph.attention import PagedAttention
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph_npu.attention import make_attention
 from specgraph_npu.platform import NpuPlatform
 from specgraph_npu import graph, task_groups

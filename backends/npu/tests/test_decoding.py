@@ -11,7 +11,7 @@ from specgraph_npu.attention import make_attention
 import tiny_checkpoints
 from specgraph import load_generator, shipped_pair
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from tiny_checkpoints import VOCAB, write_eagle3, write_target
 

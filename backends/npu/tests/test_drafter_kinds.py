@@ -11,8 +11,8 @@ from specgraph_npu.host_ops import HostOp
 
 from draft.on_platform import RAGGED, decoded, make_drafter, propose, rounds_for
 from specgraph.attention import AttentionLayer, PagedAttention
+from specgraph.cpu import CpuPlatform
 from specgraph.device import LOWERINGS
-from specgraph.device.cpu import CpuPlatform
 from specgraph.errors import UnsupportedError
 
 

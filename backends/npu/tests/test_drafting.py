@@ -14,8 +14,8 @@ from test_random_graphs import SCHEDULES
 from draft.on_platform import arguments, make_drafter, propose, rounds_for
 from draft.pairs import make_head, make_target
 from specgraph import ops
+from specgraph.cpu import CpuPlatform
 from specgraph.device import LOWERINGS
-from specgraph.device.cpu import CpuPlatform
 from specgraph.parallel import ContextParallel
 
 ALONE = ContextParallel(0, 1, "alone")

@@ -8,7 +8,7 @@ from specgraph_npu.attention import make_attention
 
 from draft.on_platform import make_drafter, propose, rounds_for
 from specgraph.attention import HostLengths
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.errors import UpdateError
 
 

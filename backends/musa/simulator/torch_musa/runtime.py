@@ -3,7 +3,7 @@
 import os
 from contextlib import contextmanager
 
-from specgraph.device.cpu import CpuPlatform
+from specgraph.cpu import CpuPlatform
 from specgraph.errors import CaptureError, PlatformError
 
 from torch_musa import simulated

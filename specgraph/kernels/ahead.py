@@ -1,0 +1,101 @@
+"""Lists the kernels that device work would make Triton compile: its Python runs on meta tensors, so our ops launch
+nothing.
+
+Kernels that our ops don't launch are not listed, such as those of a caller's own head or attention backend. The work
+ends before such a launch, where Python asks for an address, and what would follow it is not listed either. An extension
+in C++ is not stopped: as torch's own kernels do, it must refuse tensors that are not on its device.
+"""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+from triton.runtime import driver
+
+from specgraph import ops as declared
+from specgraph.dispatch_mode import DispatchMode
+from specgraph.errors import first_line
+from specgraph.kernels.compilation import Compilation, compilation_of
+from specgraph.kernels.implement import TritonOps
+from specgraph.ops.library import NAMESPACE
+
+_log = logging.getLogger("specgraph")
+
+
+def compilations(ops: TritonOps, bodies: Iterable[Callable[[], None]]) -> list[Compilation]:
+    """Return what the launches of device work make Triton compile for the current device. `bodies` can be captured:
+    they read no value on the host, and keep no tensor that they make.
+    """
+    found: dict[Compilation, None] = {}
+    recording = recorded(ops, found)
+    for body in bodies:
+        try:
+            with torch.no_grad(), _NoAddresses(), _Shapes(recording):
+                body()
+        except Exception as error:  # an op without a fake implementation, or a kernel of a caller's own
+            _log.debug("not all kernels of a pass are compiled ahead: %s: %s", type(error).__name__, first_line(error))
+    return list(found)
+
+
+def recorded(ops: TritonOps, found: dict[Compilation, None]) -> TritonOps:
+    """Return the ops such that, instead of a launch, what it makes Triton compile is added to `found`."""
+    target = driver.active.get_current_target()
+
+    def record(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        found[compilation_of(kernel, arguments, options, target)] = None
+
+    return replace(ops, record=record)
+
+
+class _NoAddresses(TorchFunctionMode):
+    """Raises where a kernel that is none of our ops asks a tensor without memory for its address; in one thread."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.data_ptr and args[0].is_meta:
+            raise RuntimeError("a kernel that is none of our ops asks for an address")
+        return func(*args, **(kwargs or {}))
+
+
+class _Shapes(DispatchMode):
+    """Within it ops take and return tensors without memory, and our own ops run the launches of `ops`."""
+
+    def __init__(self, ops: TritonOps) -> None:
+        super().__init__()
+        self.ops = ops
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map(_without_memory, (args, kwargs or {}))
+        name = func.__name__.partition(".")[0]
+        if func.namespace == NAMESPACE and hasattr(self.ops, name):
+            op = getattr(declared, name)
+            with self, torch._C.DisableTorchFunction():  # what it calls has launches too; alignment is an address's
+                result = op.parameters.with_records(getattr(self.ops, name))(*args, **kwargs)
+                return op.parameters.with_records(op.reference)(*args, **kwargs) if result is NotImplemented else result
+        # These two are most of a pass, and torch's own fakes import its compiler, which takes seconds.
+        if func is torch.ops.aten.linear.default:
+            return args[0].new_empty(*args[0].shape[:-1], args[1].shape[0])
+        if func is torch.ops.aten.add.Tensor and _alike(*args):
+            return args[0].new_empty(args[0].shape)
+        return func(*args, **kwargs)
+
+
+def _alike(x: Any, y: Any) -> bool:
+    return isinstance(y, Tensor) and (x.shape, x.dtype) == (y.shape, y.dtype)
+
+
+def _without_memory(value: Any) -> Any:
+    """Return a tensor's shape, strides and alignment as a tensor; any other value itself."""
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    if not isinstance(value, Tensor) or value.is_meta:
+        return value
+    offset = value.data_ptr() % 16 // value.itemsize
+    return torch.empty(0, dtype=value.dtype, device="meta").as_strided(value.shape, value.stride(), offset)

@@ -1,0 +1,104 @@
+# type: ignore  (what Triton compiles is not what a type checker reads)
+"""The tree of a drafter that drafts all positions in one pass: a search through the best tokens of each position."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specgraph.kernels.tree import found_in_row, take_best
+
+
+@triton.jit
+def block_tree_kernel(
+    best_value, best_index, totals, draft_to_target, draft_token_ids, draft_parents, steps, nodes, columns, blocks,
+    drafts_stride, parents_stride, TOP_K: tl.constexpr, FOUND: tl.constexpr, BLOCKS: tl.constexpr,
+    PLACES: tl.constexpr, OPEN: tl.constexpr, NODES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program per request: its best `nodes` paths, from what `scan_top_kernel` found in its `steps` rows.
+
+    Best first: the next path is the best of the open ones. After it two more are open, the path with the next likely
+    token in its last place, and the path made longer by the most likely token: neither comes before it, and every path
+    is opened once. Paths of equal score are ordered by length, then by the ranks of their tokens, of which `key` is a
+    number with TOP_K as its base.
+
+    FOUND, BLOCKS, PLACES, OPEN and NODES are powers of two that hold blocks * TOP_K, blocks, steps * TOP_K,
+    2 * nodes + 1 and nodes.
+    """
+    if OVERLAP is not None:
+        OVERLAP()
+    request = tl.program_id(0)
+    place = tl.arange(0, PLACES)
+    log_probs = tl.full((PLACES,), float("-inf"), tl.float32)
+    tokens = tl.zeros((PLACES,), tl.int64)
+    zero = request.to(tl.int64) * 0
+    unit = zero + 1  # of the first place's rank in a key
+    for step in range(steps):
+        at = request * steps + step
+        value, index, lse = found_in_row(best_value, best_index, totals, at, blocks, TOP_K, FOUND, BLOCKS)
+        for j in range(TOP_K):
+            value, index, best, token = take_best(value, index, draft_to_target, columns)
+            here = place == step * TOP_K + j
+            log_probs = tl.where(here, tl.minimum(best - lse, 0.0), log_probs)
+            tokens = tl.where(here, token, tokens)
+        if step > 0:
+            unit = unit * TOP_K
+
+    # The open paths: score, score without the last token, length, key, unit of the last place in it, the node that they
+    # follow (-1 for the root), and the rank of the last token.
+    item = tl.arange(0, OPEN)
+    first = tl.sum(tl.where(place == 0, log_probs, 0.0), axis=0)
+    live = item == 0
+    score = tl.where(live, first, float("-inf"))
+    before = tl.zeros((OPEN,), tl.float32)
+    length = tl.full((OPEN,), 1, tl.int32)
+    key = tl.zeros((OPEN,), tl.int64)
+    units = tl.zeros((OPEN,), tl.int64) + unit
+    follows = tl.full((OPEN,), -1, tl.int32)
+    rank = tl.zeros((OPEN,), tl.int32)
+    # The nodes, in the order in which they are found.
+    node = tl.arange(0, NODES)
+    node_length = tl.full((NODES,), 2147483647, tl.int32)
+    node_key = tl.zeros((NODES,), tl.int64)
+    node_follows = tl.full((NODES,), -1, tl.int32)
+    node_token = tl.zeros((NODES,), tl.int64)
+    for i in range(nodes):
+        best = tl.max(tl.where(live, score, float("-inf")), axis=0)
+        tie = live & (score == best)
+        own_length = tl.min(tl.where(tie, length, 2147483647), axis=0)
+        tie = tie & (length == own_length)
+        own_key = tl.min(tl.where(tie, key, 9223372036854775807), axis=0)
+        it = tie & (key == own_key)
+        own_before = tl.sum(tl.where(it, before, 0.0), axis=0)
+        own_unit = tl.sum(tl.where(it, units, 0), axis=0)
+        own_follows = tl.sum(tl.where(it, follows, 0), axis=0)
+        own_rank = tl.sum(tl.where(it, rank, 0), axis=0)
+        at = (own_length - 1) * TOP_K + own_rank
+        live = live & ~it
+        new = node == i
+        node_length = tl.where(new, own_length, node_length)
+        node_key = tl.where(new, own_key, node_key)
+        node_follows = tl.where(new, own_follows, node_follows)
+        node_token = tl.where(new, tl.sum(tl.where(place == at, tokens, 0), axis=0), node_token)
+
+        sibling = (item == 2 * i + 1) & (own_rank + 1 < TOP_K)
+        longer = (item == 2 * i + 2) & (own_length < steps)
+        next_token = tl.sum(tl.where(place == at + 1, log_probs, 0.0), axis=0)
+        next_place = tl.sum(tl.where(place == own_length * TOP_K, log_probs, 0.0), axis=0)
+        score = tl.where(sibling, own_before + next_token, tl.where(longer, best + next_place, score))
+        before = tl.where(sibling, own_before, tl.where(longer, best, before))
+        length = tl.where(sibling, own_length, tl.where(longer, own_length + 1, length))
+        key = tl.where(sibling, own_key + own_unit, tl.where(longer, own_key, key))
+        units = tl.where(sibling, own_unit, tl.where(longer, own_unit // TOP_K, units))
+        follows = tl.where(sibling, own_follows, tl.where(longer, i, follows))
+        rank = tl.where(sibling, own_rank + 1, tl.where(longer, 0, rank))
+        live = live | sibling | longer
+
+    # By length and key, so that parents come first.
+    earlier = (node_length[None, :] < node_length[:, None]) | (
+        (node_length[None, :] == node_length[:, None]) & (node_key[None, :] < node_key[:, None])
+    )
+    column = tl.sum(earlier.to(tl.int32), axis=1)
+    parent = tl.sum(tl.where(node_follows[:, None] == node[None, :], column[None, :] + 1, 0), axis=1)
+    tl.store(draft_token_ids + request * drafts_stride + column, node_token, mask=node < nodes)
+    tl.store(draft_parents + request * parents_stride + column, parent.to(tl.int64), mask=node < nodes)

@@ -1,0 +1,113 @@
+# type: ignore  (what Triton compiles is not what a type checker reads)
+"""Pass 4 of `specgraph.kernels.sampling_parameters`: the smallest weight that a row keeps.
+
+It lies among the collected weights, those between two cuts. Number and sum of the weights of at least w fall as w
+rises, so it is found by bisection over the bits of float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specgraph.kernels.sampling_parameters import ALL, bracket, is_filtered, least_weight, nucleus, octaves_of
+
+
+@triton.jit
+def collected(found, held, row, blocks, begin, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
+    """Return the bits of CHUNK collected weights of each block, from number `begin`; 0 after the last. [BLOCKS,
+    CHUNK]"""
+    block = tl.arange(0, BLOCKS)
+    there = tl.load(held + row * blocks + block, mask=block < blocks, other=0)
+    place = begin + tl.arange(0, CHUNK)[None, :]
+    start = found + (row.to(tl.int64) * blocks + block)[:, None] * COLUMNS
+    return tl.load(start + place, mask=place < there[:, None], other=0.0).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def worth(bits, least_bits, WEIGHED: tl.constexpr):
+    """1, or with WEIGHED the weight itself, for weights of at least `least_bits`; 0 for others. int64"""
+    value = bits.to(tl.float32, bitcast=True).to(tl.int64) if WEIGHED else 1
+    return tl.where(bits >= least_bits, value, 0).to(tl.int64)
+
+
+@triton.jit
+def tally(found, held, row, blocks, most, least_bits, WEIGHED: tl.constexpr,
+          BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """Return the number, or with WEIGHED weight, of the collected weights of at least `least_bits`: int64 [BLOCKS]."""
+    number = tl.zeros((BLOCKS,), tl.int64)
+    for begin in range(0, most, CHUNK):
+        bits = collected(found, held, row, blocks, begin, BLOCKS, COLUMNS, CHUNK)
+        number += tl.sum(worth(bits, least_bits, WEIGHED), axis=1)
+    return number
+
+
+@triton.jit
+def largest_reaching(found, held, row, blocks, most, low, high, before, wanted, WEIGHED: tl.constexpr,
+                     BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """Return the largest bits from `low` so that `before` and the collected weights of at least them reach `wanted`.
+
+    `low` reaches it, `high` does not. The first CHUNK weights of each block stay in registers; few rows have more.
+    """
+    bits = collected(found, held, row, blocks, 0, BLOCKS, COLUMNS, CHUNK)
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        number = tl.sum(worth(bits, middle, WEIGHED), axis=1)
+        for begin in range(CHUNK, most, CHUNK):
+            more = collected(found, held, row, blocks, begin, BLOCKS, COLUMNS, CHUNK)
+            number += tl.sum(worth(more, middle, WEIGHED), axis=1)
+        enough = before + tl.sum(number, axis=0) >= wanted
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    return low
+
+
+@triton.jit
+def select_kernel(
+    temperature, top_k, top_p, min_p, counts, sums, found, held, cuts, ties, per_request, blocks,
+    CUTS: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program per row: the bits of its smallest kept weight (`cuts`), and how many of each block that have just it
+    are kept (`ties` [rows, blocks]; ALL where none is left out)."""
+    if OVERLAP is not None:
+        OVERLAP()
+    row = tl.program_id(0)
+    request = row // per_request
+    if not is_filtered(temperature, top_k, top_p, min_p, request):
+        return
+    first, last, by_number, by_weight, number, weight, total = bracket(
+        counts, sums, top_k, top_p, row, request, blocks, CUTS, BLOCKS
+    )
+    block = tl.arange(0, BLOCKS)
+    cut = least_weight(min_p, request).to(tl.int32, bitcast=True)
+    left = tl.full((BLOCKS,), ALL, tl.int32)
+    kept = tl.full((), 0, tl.int64)
+    if by_number | by_weight:
+        most = tl.max(tl.load(held + row * blocks + block, mask=block < blocks, other=0), axis=0)
+        # A weight that is n powers of two below the largest has the exponent 40 - n.
+        low = (127 + 40 - octaves_of(last)) << 23
+        high = (127 + 40 - tl.where(first > 0, octaves_of(first - 1), -1)) << 23
+        if by_number:
+            fewest = tl.load(top_k + request)
+            cut = largest_reaching(
+                found, held, row, blocks, most, low, high, number.to(tl.int64), fewest, False, BLOCKS, COLUMNS, CHUNK
+            )
+            more = tl.sum(tally(found, held, row, blocks, most, cut + 1, False, BLOCKS, COLUMNS, CHUNK), axis=0)
+            kept = fewest - number - more
+            if by_weight:
+                more = tl.sum(tally(found, held, row, blocks, most, cut + 1, True, BLOCKS, COLUMNS, CHUNK), axis=0)
+                total = weight + more + kept * cut.to(tl.float32, bitcast=True).to(tl.int64)
+        if by_weight:
+            wanted = nucleus(total, top_p, request)
+            cut = largest_reaching(
+                found, held, row, blocks, most, low, high, weight, wanted, True, BLOCKS, COLUMNS, CHUNK
+            )
+            more = tl.sum(tally(found, held, row, blocks, most, cut + 1, True, BLOCKS, COLUMNS, CHUNK), axis=0)
+            value = cut.to(tl.float32, bitcast=True).to(tl.int64)
+            kept = (wanted - weight - more + value - 1) // value
+        equal = tally(found, held, row, blocks, most, cut, False, BLOCKS, COLUMNS, CHUNK)
+        equal -= tally(found, held, row, blocks, most, cut + 1, False, BLOCKS, COLUMNS, CHUNK)
+        before = tl.cumsum(equal, axis=0) - equal
+        left = tl.where(kept - before >= equal, ALL, tl.maximum(kept - before, 0).to(tl.int32))
+    tl.store(cuts + row, cut)
+    tl.store(ties + row * blocks + block, left, mask=block < blocks)

@@ -1,0 +1,285 @@
+# type: ignore  (what Triton compiles is not what a type checker reads)
+"""Draft trees: the k best tokens of each row, the next level, the nodes to verify, the accepted path and its KV.
+
+Everything of one request is decided by one program, in the order that `specgraph.ops.tree` states for ties. What
+other requests decide is never read.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specgraph.kernels.begin_rows import slots_of
+from specgraph.kernels.sampling import best_of, noise_key, real_numbers, uniform
+
+
+@triton.jit
+def scan_top_kernel(
+    logits, best_value, best_index, totals, columns, stride, blocks, TOP_K: tl.constexpr, COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Find in each row's block of COLUMNS columns the TOP_K best logits and their columns, and the sum of
+    exp(logit - best). One program per block and row; the lower column comes first among equals."""
+    if OVERLAP is not None:
+        OVERLAP()
+    block = tl.program_id(1)
+    row = tl.program_id(0)
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < columns
+    at = logits + row.to(tl.int64) * stride + column
+    scores = real_numbers(tl.load(at, mask=inside, other=float("-inf")).to(tl.float32), inside)[None, :]
+    part = row * blocks + block + tl.arange(0, 1)
+    value, index = best_of(scores)
+    base = tl.where(value == float("-inf"), 0.0, value)
+    tl.store(totals + part, tl.sum(tl.exp(scores - base[:, None]), axis=1))
+    for j in tl.static_range(TOP_K):
+        tl.store(best_value + part * TOP_K + j, value)
+        tl.store(best_index + part * TOP_K + j, block * COLUMNS + index)
+        scores = tl.where(tl.arange(0, COLUMNS)[None, :] == index[:, None], float("-inf"), scores)
+        value, index = best_of(scores)
+
+
+@triton.jit
+def found_in_row(
+    best_value, best_index, totals, row, blocks, TOP_K: tl.constexpr, FOUND: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """Load what `scan_top_kernel` found in one row: values and columns [FOUND], and the log of the sum of
+    exponentials."""
+    found = tl.arange(0, FOUND)
+    block = tl.arange(0, BLOCKS)
+    value = tl.load(best_value + row * blocks * TOP_K + found, mask=found < blocks * TOP_K, other=float("-inf"))
+    index = tl.load(best_index + row * blocks * TOP_K + found, mask=found < blocks * TOP_K, other=2147483647)
+    tops = tl.load(best_value + (row * blocks + block) * TOP_K, mask=block < blocks, other=float("-inf"))
+    sums = tl.load(totals + row * blocks + block, mask=block < blocks, other=0.0)
+    base = tl.max(tops, axis=0)
+    base = tl.where(base == float("-inf"), 0.0, base)
+    return value, index, base + tl.log(tl.sum(tl.exp(tops - base) * sums, axis=0))
+
+
+@triton.jit
+def take_best(value, index, draft_to_target, columns):
+    """Take the largest value out, of equals the lowest column: what is left, that value and its token id."""
+    best = tl.max(value, axis=0)
+    token = tl.min(tl.where(value == best, index, 2147483647), axis=0)
+    value = tl.where(index == token, float("-inf"), value)
+    index = tl.where(index == token, 2147483647, index)
+    token = tl.minimum(token, columns - 1).to(tl.int64)
+    if draft_to_target is not None:
+        token += tl.load(draft_to_target + token)
+    return value, index, best, token
+
+
+@triton.jit
+def grow_kernel(
+    best_value, best_index, totals, draft_to_target, draft_step, node_scores, node_token_ids, node_parents,
+    beam_scores, beam_nodes, beam_rows, token_ids, ancestors, candidates, columns, blocks,
+    FIRST: tl.constexpr, TOP_K: tl.constexpr, BEAMS: tl.constexpr, FOUND: tl.constexpr, BLOCKS: tl.constexpr,
+    DRAWN: tl.constexpr, CANDIDATES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program per request: the step's candidates from what `scan_top_kernel` found, and the rows of the next step.
+
+    BEAMS, FOUND, BLOCKS, DRAWN and CANDIDATES are powers of two that hold TOP_K, blocks * TOP_K, blocks, the
+    candidates of one step and those of all steps.
+    """
+    if OVERLAP is not None:
+        OVERLAP()
+    request = tl.program_id(0)
+    step = tl.load(draft_step)
+    beam = tl.arange(0, BEAMS)
+    own = request * TOP_K + beam
+    known = beam < TOP_K
+    rows = 1
+    number = step * 0
+    if not FIRST:
+        rows = TOP_K
+        number = TOP_K + (step - 1) * TOP_K * TOP_K
+    old_scores = tl.load(beam_scores + own, mask=known, other=0.0)
+    old_nodes = tl.load(beam_nodes + own, mask=known, other=-1)
+    old_bits = tl.load(ancestors + own, mask=known, other=0)
+    if FIRST:
+        every = tl.arange(0, CANDIDATES)
+        nothing = tl.full((CANDIDATES,), float("-inf"), tl.float32)
+        tl.store(node_scores + request * candidates + every, nothing, mask=every < candidates)
+    tl.debug_barrier()  # the candidates' scores go to the same addresses, the new beams to those just read
+
+    item = tl.arange(0, DRAWN)
+    scores = tl.full((DRAWN,), float("-inf"), tl.float32)
+    tokens = tl.zeros((DRAWN,), tl.int64)
+    for row in range(rows):
+        at = request * rows + row
+        value, index, lse = found_in_row(best_value, best_index, totals, at, blocks, TOP_K, FOUND, BLOCKS)
+        before = 0.0
+        parent = step * 0 - 1
+        if not FIRST:
+            before = tl.sum(tl.where(beam == row, old_scores, 0.0), axis=0)
+            parent = tl.sum(tl.where(beam == row, old_nodes, 0), axis=0)
+        for j in range(TOP_K):
+            value, index, best, token = take_best(value, index, draft_to_target, columns)
+            score = before + tl.minimum(best - lse, 0.0)
+            place = row * TOP_K + j
+            scores = tl.where(item == place, score, scores)
+            tokens = tl.where(item == place, token, tokens)
+            to = request * candidates + number + place
+            tl.store(node_scores + to, score)
+            tl.store(node_token_ids + to, token)
+            tl.store(node_parents + to, parent)
+
+    free = item < rows * TOP_K
+    for j in range(TOP_K):
+        key = tl.where(free, scores, float("-inf"))
+        best = tl.max(key, axis=0)
+        place = tl.min(tl.where(free & (key == best), item, DRAWN), axis=0)
+        free = free & (item != place)
+        follows = place // TOP_K
+        bits = (step * 0 + 1) << (step * TOP_K + j)
+        source = request.to(tl.int64)
+        if not FIRST:
+            bits = bits | tl.sum(tl.where(beam == follows, old_bits, 0), axis=0)
+            source = source * TOP_K + follows
+        after = request * TOP_K + j
+        tl.store(beam_scores + after, best)
+        tl.store(beam_nodes + after, number + place)
+        tl.store(beam_rows + after, source)
+        tl.store(token_ids + after, tl.sum(tl.where(item == place, tokens, 0), axis=0))
+        tl.store(ancestors + after, bits)
+
+
+@triton.jit
+def choose_kernel(
+    node_scores, node_token_ids, node_parents, scratch, draft_token_ids, draft_parents, candidates, nodes,
+    drafts_stride, parents_stride, CANDIDATES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program per request: its best `nodes` candidates in their order. scratch: int64 [R, candidates]."""
+    if OVERLAP is not None:
+        OVERLAP()
+    request = tl.program_id(0)
+    item = tl.arange(0, CANDIDATES)
+    known = item < candidates
+    at = request * candidates + item
+    score = tl.load(node_scores + at, mask=known, other=float("-inf"))
+    rank = tl.zeros((CANDIDATES,), tl.int32)
+    for first in range(0, candidates, 16):
+        other = first + tl.arange(0, 16)
+        value = tl.load(node_scores + request * candidates + other, mask=other < candidates, other=float("-inf"))
+        better = (value[None, :] > score[:, None]) | (
+            (value[None, :] == score[:, None]) & (other[None, :] < item[:, None])
+        )
+        rank += tl.sum((better & (other < candidates)[None, :]).to(tl.int32), axis=1)
+    chosen = known & (rank < nodes)
+    row = tl.cumsum(chosen.to(tl.int32), axis=0)
+    tl.store(scratch + at, tl.where(chosen, row, 0).to(tl.int64), mask=known)
+    tl.debug_barrier()
+    parent = tl.load(node_parents + at, mask=chosen, other=-1)
+    follows = tl.load(scratch + request * candidates + parent, mask=chosen & (parent >= 0), other=0)
+    tl.store(draft_token_ids + request * drafts_stride + row - 1, tl.load(node_token_ids + at, mask=chosen, other=0),
+             mask=chosen)  # fmt: skip
+    tl.store(draft_parents + request * parents_stride + row - 1, follows, mask=chosen)
+
+
+@triton.jit
+def advance_tree_kernel(
+    base_lens, base_positions, block_table, seq_lens, positions, slot_mapping, draft_step, requests, rows, tree_len,
+    table_stride, table_width, max_model_len, BLOCK: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program for all requests. ROWS is a power of two that holds requests * rows."""
+    if OVERLAP is not None:
+        OVERLAP()
+    step = tl.load(draft_step) + 1
+    item = tl.arange(0, ROWS)
+    known = item < requests * rows
+    request = item // rows
+    length = tl.load(base_lens + request, mask=known, other=0)
+    live = known & (length > 0)
+    raw = length.to(tl.int64) + (step - 1) * rows + item % rows
+    reserved = table_width * BLOCK
+    table = block_table + request * table_stride
+    slot = slots_of(raw, table, live, table_width, reserved, BLOCK)
+    tl.store(slot_mapping + item, slot, mask=known)
+    position = tl.load(base_positions + request, mask=known, other=0) + step
+    tl.store(positions + item, tl.minimum(position, max_model_len - 1), mask=known)
+    tl.store(seq_lens + request, tl.where(live, length + tree_len, 0), mask=known & (item % rows == 0))
+    tl.debug_barrier()
+    tl.store(draft_step, step)
+
+
+@triton.jit
+def path_kernel(
+    chosen, draft_token_ids, draft_parents, chances, seeds, start_positions, slot_mapping, sampled_token_ids,
+    num_sampled, path_rows, from_slots, to_slots, rows, steps, drafts_stride, parents_stride, sampled_stride,
+    ROWS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program per request: the accepted path, what it samples, and where its keys and values move.
+
+    chosen: int64 [R, rows], the target's own token after each row. With `chances` place i of the path is accepted with
+    probability chances[i], and is row rows - steps + i.
+    """
+    if OVERLAP is not None:
+        OVERLAP()
+    request = tl.program_id(0)
+    start = tl.load(start_positions + request)
+    live = start >= 0
+    node = tl.arange(0, ROWS)
+    known = node < rows - 1
+    draft = tl.load(draft_token_ids + request * drafts_stride + node, mask=known, other=-1)
+    parent = tl.full((ROWS,), -1, tl.int64)
+    if chances is None:
+        parent = tl.load(draft_parents + request * parents_stride + node, mask=known, other=-1)
+    row = start * 0
+    accepted = start * 0
+    going = live
+    for place in range(steps + 1):
+        own = tl.load(chosen + request * rows + row)
+        going_on = going
+        following = row
+        token = own
+        if place < steps:
+            if chances is not None:
+                following = row * 0 + rows - steps + place
+                number = uniform(noise_key(tl.load(seeds + request), tl.maximum(start, 0) + 1 + place, 2), row * 0)
+                going_on = going & (number < tl.load(chances + place))
+            else:
+                match = known & (parent == row) & (draft == own)
+                following = tl.min(tl.where(match, node, ROWS), axis=0).to(tl.int64) + 1
+                going_on = going & (following <= ROWS)
+            next_token = tl.sum(tl.where(node == following - 1, draft, 0), axis=0)
+            token = tl.where(going_on, next_token, own)
+        else:
+            going_on = going & (place < 0)
+        tl.store(sampled_token_ids + request * sampled_stride + place, tl.where(going, token, -1))
+        tl.store(path_rows + request * (steps + 1) + place, request * rows + row)
+        if place > 0:
+            source = tl.load(slot_mapping + request * rows + row)
+            target = tl.load(slot_mapping + request * rows + place)
+            moved = (place <= accepted) & (source >= 0) & (target >= 0)
+            to = request * steps + place - 1
+            tl.store(from_slots + to, tl.where(moved, source, 0))
+            tl.store(to_slots + to, tl.where(moved, target, 0))
+        accepted += going_on.to(tl.int64)
+        going = going_on
+        row = following if chances is not None else tl.where(going_on, following, row)
+    tl.store(num_sampled + request, tl.where(live, accepted + 1, 0).to(tl.int32))
+
+
+@triton.jit
+def move_kernel(
+    key_cache, value_cache, from_slots, to_slots, moves, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr, MOVES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program per KV head and PART of its elements: it reads those of all moves, then writes them."""
+    if OVERLAP is not None:
+        OVERLAP()
+    move = tl.arange(0, MOVES)
+    source = tl.load(from_slots + move, mask=move < moves, other=0)
+    target = tl.load(to_slots + move, mask=move < moves, other=0)
+    element = tl.program_id(1) * PART + tl.arange(0, PART)
+    wanted = ((move < moves) & (source != target))[:, None] & (element < DIM)[None, :]
+    inside = tl.program_id(0) * HEAD_STRIDE + element
+    source = (source // BLOCK * BLOCK_STRIDE + source % BLOCK * KEY_STRIDE)[:, None] + inside[None, :]
+    target = (target // BLOCK * BLOCK_STRIDE + target % BLOCK * KEY_STRIDE)[:, None] + inside[None, :]
+    key = tl.load(key_cache + source, mask=wanted)
+    value = tl.load(value_cache + source, mask=wanted)
+    tl.debug_barrier()
+    tl.store(key_cache + target, key, mask=wanted)
+    tl.store(value_cache + target, value, mask=wanted)
