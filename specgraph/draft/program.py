@@ -1,7 +1,11 @@
 """The draft program: plain tensor code for one propose, written once for every lowering.
 
-It knows no device, no graph and no lowering. It reads and writes persistent buffers, so a step that is captured once
-and replayed, a step inside one merged graph, and an eager step run the very same ops.
+It knows no device, no graph and no lowering. It reads and writes persistent buffers, so a launch that is captured and
+replayed runs the same ops as an eager call of it. A lowering says which steps are in one launch: all of them in eager
+and merged, each in its own in piecewise and step.
+
+One op follows from that. If all steps of a greedy chain are in one launch, `ChainProgram.run` ends a step and begins
+the next by `ops.greedy_next_step`. If each step is a launch, the ops that its reference is made of run one by one.
 """
 
 from __future__ import annotations
