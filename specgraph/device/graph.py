@@ -81,7 +81,7 @@ class Graph:
         return f"{type(self).__name__} at {id(self):#x} ({state})"
 
     def __del__(self) -> None:
-        if getattr(self, "is_captured", False) and not sys.is_finalizing():
+        if getattr(self, "pool_handle", None) is not None and not sys.is_finalizing():
             self.reset()  # a graph that nobody closed gives its share of the pool back
 
     @final
@@ -135,13 +135,14 @@ class Graph:
     @final
     def reset(self) -> None:
         """Drop the captured work; the graph can capture again. Used by: engine authors, suite."""
-        if self.is_captured:
-            self.is_captured = False
-            try:
+        try:
+            if self.is_captured:
+                self.is_captured = False
                 self._destroy()
-            finally:
-                self.pool_handle = None
+        finally:  # after an interrupt the next call lets the pool go
+            if self.platform.captures.graph is not self:
                 self.pool.leave(self)
+                self.pool_handle = None
 
     @final
     def close(self) -> None:

@@ -6,14 +6,18 @@ import gc
 import sys
 import threading
 from contextlib import nullcontext
+from itertools import count
 
 import pytest
 import torch
+from cpu.test_tasks import interrupted
 
 from specgraph.cpu import CpuPlatform
 from specgraph.device import Graph, GraphPool, Platform, VendorMessage, trial
 from specgraph.device.pool import CaptureLock
 from specgraph.errors import CaptureError, HostReadError, PlatformError
+
+FILES = tuple(sys.modules[life.__module__].__file__ for life in (Graph, GraphPool))
 
 
 class Vendor:
@@ -264,6 +268,22 @@ def test_an_interrupt_while_a_capture_begins_leaves_nothing_taken(platform):
         assert_next_capture_works(platform, platform.graph())
         call += 1
     assert call > 5
+
+
+@pytest.mark.parametrize("ends", ["closed again", "dropped"])
+def test_an_interrupt_at_any_line_of_a_close_leaves_no_share_of_the_pool(platform, ends):
+    pool = platform.graph_pool()
+    for line in count():
+        graph = platform.graph(pool)
+        with graph.capture():
+            pass
+        if not interrupted(graph.close, line, FILES):
+            break
+        if ends == "closed again":
+            graph.close()
+        del graph
+        assert pool.num_graphs == 0, f"line {line}"
+    assert line > 10
 
 
 def test_a_graph_that_nobody_closed_gives_its_share_back(platform):
