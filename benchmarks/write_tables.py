@@ -55,10 +55,10 @@ def propose(report: dict[str, Any]) -> str:
 
 
 def rounds(report: dict[str, Any]) -> str:
-    """Tokens per second of whole rounds, in every lowering."""
+    """Tokens per second of whole rounds, in every lowering that there is."""
     found = by_requests(report["rounds"])
     names = list(next(iter(found.values())))
-    names = [names[-1], *names[:-1]]  # the target alone first
+    names = [names[-1], *(name for name in names[:-1] if name != "round")]  # the target alone first; round went
     rows: list[list[Any]] = []
     for requests, ways in found.items():
         rates = (f"{ways[name]['tokens_per_second']:.0f}" for name in names)
@@ -92,16 +92,16 @@ def drafters(report: dict[str, Any]) -> str:
 
 
 def peer_rounds(report: dict[str, Any]) -> str:
-    """Whole rounds and proposes of a peer and of both lowerings, measured in one call."""
+    """Whole rounds and proposes of a peer and of the lowering merged, measured in one call."""
     rows: list[list[Any]] = []
     for requests in sorted({row["requests"] for row in report["rows"]}):
         ways = {row["way"]: row for row in report["rows"] if row["requests"] == requests}
-        peer, merged, one = ways["vllm"], ways["merged"], ways["round"]
-        times = [f"{way['round_ms']:.2f}" for way in (peer, merged, one)]
+        peer, merged = ways["vllm"], ways["merged"]
+        times = [f"{way['round_ms']:.2f}" for way in (peer, merged)]
         named = ("propose_us", "kernels_us"), ("propose_us", "propose_with_hand_over_us", "propose_floor_us")
         proposes = [f"{way[name]:.0f}" for way, names in zip((peer, merged), named, strict=True) for name in names]
         rows.append([requests, *times, f"{100 * (1 - merged['of_vllm']):.0f} %", *proposes])
-    columns = "requests", "round, vLLM (ms)", "merged", "round", "merged is below by", "propose, vLLM (us)"
+    columns = "requests", "round, vLLM (ms)", "merged", "merged is below by", "propose, vLLM (us)"
     return markdown((*columns, "its kernels alone", "merged", "with the hand-over", "kernels' floor"), rows)
 
 

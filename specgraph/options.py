@@ -20,6 +20,7 @@ from specgraph.draft_tree import DraftTree
 from specgraph.errors import ConfigError, first_line
 from specgraph.validation import (
     Count,
+    Gone,
     ModelLen,
     NgramTokens,
     Positive,
@@ -42,7 +43,10 @@ else:
 DTYPES = ("float32", "float16", "bfloat16")
 NGRAM = Path("ngram")
 """Takes the place of a drafter's folder, and stands for `NgramHead`, which has none."""
-LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged", "round"]
+LoweringChoice = Annotated[
+    Literal["auto", "eager", "piecewise", "step", "merged"],
+    Gone("round", "a whole round in one launch was no faster than a propose in one; give 'merged'"),
+]
 PrefillChoice = Literal["auto", "eager", "piecewise", "full"]
 Fallback = Literal["error", "eager"]
 KVCacheDtype = Literal["auto", "fp8"]
@@ -130,9 +134,7 @@ class RunnerOptions:
     prefill_sizes: Sequence[Tokens] | None = option(
         None, "Rows of prefill passes to capture, comma-separated. Default: up to 512, on cpu 128.", parse=_integers
     )
-    decode: LoweringChoice = option(
-        "auto", "How the draft loop becomes graph launches; round launches the verify with it."
-    )
+    decode: LoweringChoice = option("auto", "How the draft loop becomes graph launches.", parse=str.lower)
     prefill: PrefillChoice = option(
         "auto", "How prompts run: op by op, from graphs between attention calls, or as one graph per pass."
     )

@@ -55,6 +55,15 @@ class Range:
     most: float = (1 << 63) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A value that an argument took in an earlier version, written `Annotated[Literal["a", "b"], Gone("c", "...")]`."""
+
+    value: str
+    instead: str
+    """The reason why it went, and the value to give now; ends the message to a caller who still gives it."""
+
+
 Count = Annotated[int, Range(1)]
 Tokens = Annotated[int, Range(1, MOST_POSITIONS)]
 ModelLen = Annotated[int, Range(2, MOST_POSITIONS)]
@@ -153,6 +162,8 @@ def kind_of(annotation: Any) -> Kind:
     Of a protocol only None and classes are refused; `draft/head_checks.py` looks at members.
     """
     origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated and isinstance(args[1], Gone):
+        return _without(kind_of(args[0]), args[1])
     if origin is Annotated:
         return _number(args[0], args[1])
     if origin is tuple and args[1:] == (...,):
@@ -196,6 +207,15 @@ def _number(of: type[int] | type[float], limits: Range) -> Kind:
 
     what = "an integer" if of is int else "a number"
     return Kind(what, lambda v: isinstance(v, abstract) and not isinstance(v, bool), take, are_plain)
+
+
+def _without(kind: Kind, gone: Gone) -> Kind:
+    def take(name: str, value: Any) -> Any:
+        if not kind.fits(value):
+            raise ConfigError(f"{name} {gone.value!r} is gone, and must be {kind.what}: {gone.instead}")
+        return kind.take(name, value)
+
+    return Kind(kind.what, lambda v: kind.fits(v) or (isinstance(v, str) and v == gone.value), take)
 
 
 def _text(name: str, value: str) -> str:

@@ -1,8 +1,8 @@
 """The versioned standard: which cases a suite of this version has, and what a backend must pass for each profile.
 
-A report "conforms to drafting 2.0" when every case of that profile is in it and passed, or is absent for a reason that
+A report "conforms to drafting 3.0" when every case of that profile is in it and passed, or is absent for a reason that
 the profile allows. The version is apart from those of the packages. A minor version only adds cases, so that reports of
-2.0 are still judged by the cases of 2.0 in a suite of 2.1; a major version begins a new list, and reports of another
+3.0 are still judged by the cases of 3.0 in a suite of 3.1; a major version begins a new list, and reports of another
 one are judged by the suite that made them.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 from specgraph_conformance.case import CORE_ATTENTION
 from specgraph_conformance.report import CaseResult, Report
 
-SUITE_VERSION = "2.2"
+SUITE_VERSION = "3.0"
 LISTS = Path(__file__).parent / "lists"
-"""A file per minor version, `2.0.json`, with the cases that it adds to those before it."""
+"""A file per minor version, `3.0.json`, with the cases that it adds to those before it."""
 FROZEN: Mapping[str, str] = json.loads((LISTS / "frozen.json").read_text(encoding="utf-8"))
 """`digest_of` the file of each released version: from then on the version has these cases and no others."""
 VERSIONS = [f"{SUITE_VERSION.partition('.')[0]}.{minor}" for minor in range(int(SUITE_VERSION.partition(".")[2]) + 1)]
@@ -205,7 +205,7 @@ def level(capabilities: Mapping[str, Any], name: str) -> str:
 
 
 def summary(report: Report) -> str:
-    """Such as "graphs and drafting 2.0"; empty where it conforms to nothing."""
+    """Such as "graphs and drafting 3.0"; empty where it conforms to nothing."""
     names = [answer.profile for answer in conformance(report) if answer.conforms]
     if not names:
         return ""

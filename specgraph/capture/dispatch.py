@@ -12,10 +12,9 @@ from typing import Literal
 
 from specgraph.errors import ConfigError
 
-Phase = Literal["prefill", "verify", "propose", "first", "step", "round"]
+Phase = Literal["prefill", "verify", "propose", "first", "step"]
 """prefill: rows of one prompt, for target or drafter. verify: the target over K + 1 rows per request. propose: a
-drafter's whole loop. first: its step 0 alone. step: one later step alone, in most drafters one row per request.
-round: a propose and the verify after it."""
+drafter's whole loop. first: its step 0 alone. step: one later step alone, in most drafters one row per request."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,7 +42,7 @@ class BatchDescriptor:
     def num_tokens(self) -> int:
         """Return the rows that enter the graph: num_requests * query_len, never rounded on their own; fewer in a ragged
         verify."""
-        if self.phase == "verify" and self.verified:
+        if self.verified:
             return self.num_requests + self.verified
         return self.num_requests * self.query_len
 

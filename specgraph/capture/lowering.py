@@ -1,9 +1,9 @@
 """The launches that a program becomes, and the passes that run from graphs at all.
 
 The lowering of the draft loop: `eager` runs op by op; `piecewise` captures between attention calls; `step` captures the
-first step and one later step; `merged` captures the whole loop; `round`, which needs a target, captures the loop and
-the verify after it. Programs without a loop (prefill, verify) are always one launch. The options `decode` and
-`prefill`, which target and drafter share, name the lowering and how prompts run; `auto` follows from the platform.
+first step and one later step; `merged` captures the whole loop. Programs without a loop (prefill, verify) are always
+one launch. The options `decode` and `prefill`, which target and drafter share, name the lowering and how prompts run;
+`auto` follows from the platform.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def launches(lowering: LoweringName, program: Program, batch: BatchDescriptor) -
     `eager` calls what `merged` would capture; `piecewise` has the launches of `step`, each split around attention.
     """
     every = tuple(range(program.num_steps(batch)))
-    if program.step_kind == "together" or lowering in ("round", "merged", "eager"):
+    if program.step_kind == "together" or lowering in ("merged", "eager"):
         return (Launch(batch, every, every),)
     first = Launch(replace(batch, phase="first"), (0,), (0,))
     batch = replace(batch, binding=0)  # later steps read no tensor of a binding
@@ -71,9 +71,9 @@ def refusal(lowering: LoweringName, capabilities: Capabilities, host_parameters:
         return None
     if not capabilities.graphs:
         return f"the platform has no graphs: {capabilities.graphs.reason}"
-    if lowering in ("round", "merged") and not capabilities.merged_loop:
+    if lowering == "merged" and not capabilities.merged_loop:
         return f"the platform can't capture the whole loop: {capabilities.merged_loop.reason}"
-    if lowering in ("round", "merged", "step") and host_parameters and not capabilities.task_update:
+    if lowering in ("merged", "step") and host_parameters and not capabilities.task_update:
         return (
             f"attention takes {', '.join(host_parameters)} from the host, and the platform can't update captured "
             f"tasks: {capabilities.task_update.reason}"

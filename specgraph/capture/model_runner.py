@@ -130,8 +130,6 @@ class ModelRunner(OneCall):
         """Return what `capture` captures: every launch of every batch of the programs that run from graphs, once."""
         found: dict[BatchDescriptor, tuple[Program, BatchDescriptor, Launch]] = {}
         for program in self.programs if self.graphs is not None else ():
-            if self.resolution.lowering == "round" and program.phase in ("verify", "propose"):
-                continue  # captured together, by the runner of the round
             for batch in program.batches() if self.pass_mode(program) != "eager" else ():
                 for launch in self.launches_of(program, batch):
                     found.setdefault(launch.descriptor, (program, batch, launch))  # one step graph serves several steps

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -70,9 +69,7 @@ def bench(
 
     --sampled, --weights and --kv-cache-dtype are for proposes: whole rounds are greedy, in the dtype of the models.
     """
-    ways: Any = tuple(lowerings.split(","))
-    if unknown := [way for way in ways if way not in get_args(LoweringChoice)]:
-        raise ConfigError(f"--lowerings: there is no {unknown[0]!r}; there are {', '.join(get_args(LoweringChoice))}")
+    ways: Any = check("--lowerings", lowerings.split(","), Sequence[LoweringChoice])
     counts, steps = parse_numbers("--requests", requests, MOST_REQUESTS), parse_numbers("-k", k, 63)
     if (depth := options.speculative_num_steps) is not None and steps != [depth]:
         raise ConfigError(f"-k {k}: trees of {depth} steps have K {depth}: give -k {depth}")
@@ -130,10 +127,8 @@ def _measure(
         report["bandwidth_bytes_per_second"] = rates.bytes_per_second
         report["matmul_flops_per_second"] = rates.flops_per_second
     for case in cases:
-        proposes = replace(case, lowerings=tuple(way for way in case.lowerings if way != "round"))
-        if proposes.lowerings:  # a whole round has no propose of its own to time
-            print(f"propose: {case.requests} requests, K {case.k}", file=sys.stderr)
-            report["rows"] += bench_propose(platform, proposes, dtype=dtype, rates=rates)
+        print(f"propose: {case.requests} requests, K {case.k}", file=sys.stderr)
+        report["rows"] += bench_propose(platform, case, dtype=dtype, rates=rates)
     for case in cases if target is not None else ():
         print(f"whole rounds: {case.requests} requests, K {case.k}", file=sys.stderr)
         rows = bench_rounds(platform, case, str(target), acceptance, dtype=dtype, rates=rates)

@@ -44,7 +44,7 @@ def describe(decoder: SpeculativeDecoder, progress: Progress | None = None) -> d
         "program": ", ".join(type(each).__name__ for each in drafter.draft_programs.values()) if drafter else None,
         "lowering": resolution.lowering,
         "prefill": resolution.prefill,
-        "launches_per_propose": _launches(owners.get("round", runner)),
+        "launches_per_propose": _launches(runner),
         "refusals": resolution.refusals,
         "lowerings": {name: _outcome(name, "auto", capabilities, hosts) for name in get_args(LoweringName)},
         "prefills": {mode: _outcome("auto", mode, capabilities, hosts) for mode in get_args(PassMode)},
@@ -79,7 +79,7 @@ def _launches(runner: ModelRunner) -> dict[int, int]:
     """Return the graph launches per propose, by K; attention between graphs of a piecewise lowering is not counted."""
     graphs, result = runner.graphs, dict[int, int]()
     for program in runner.programs:
-        for batch in program.batches() if program.phase in ("propose", "round") else ():
+        for batch in program.batches() if program.phase == "propose" else ():
             keys = [launch.descriptor for launch in runner.launches_of(program, batch)]
             result[batch.num_speculative_tokens] = 0 if graphs is None else sum(map(graphs.graphs_of, keys))
     return dict(sorted(result.items()))

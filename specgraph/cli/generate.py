@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from specgraph.engine.text import TextGenerator
     from specgraph.engine.text_stream import TextStream
 
-_OF_A_ROUND = ("verify", "propose", "round")
+_OF_A_ROUND = ("verify", "propose")
 """Phases of the programs that a round consists of."""
 _MOST_TOGETHER = 8
 """Prompts that run together where --max-num-requests is not given: every size up to it is captured."""
@@ -123,7 +123,7 @@ class _Run:
     """One per request, in the order of the prompts."""
     seconds: float = 0.0
     graph_launches: int = 0
-    """Launches of verifies, proposes and rounds."""
+    """Launches of verifies and proposes."""
     tokens_per_second_alone: float | None = None
     """Speed of the same prompts without drafting; None where it is not known."""
     interrupted: bool = False
@@ -233,7 +233,7 @@ def _report(generator: TextGenerator, asked: list[Prompt], run: _Run, target: st
 
 
 def _launches_of_rounds(generator: TextGenerator) -> int:
-    """Return the graph launches of verifies, proposes and rounds since the capture."""
+    """Return the graph launches of verifies and proposes since the capture."""
     return sum(runner.launches[phase] for runner in generator.decoder.runners.values() for phase in _OF_A_ROUND)
 
 

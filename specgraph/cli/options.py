@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import Field, fields
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -130,9 +130,14 @@ def parse_numbers(option: str, text: str, most: int) -> list[int]:
 
 
 def _parameter(each: Field[Any], kind: Any, default: Any, panel: str) -> inspect.Parameter:
+    metavar = f"[{'|'.join(get_args(kind))}]" if each.metadata["parse"] and get_origin(kind) is Literal else None
     kind = str | None if each.metadata["parse"] else kind
     option = typer.Option(
-        *each.metadata["flags"], help=each.metadata["help"], case_sensitive=False, rich_help_panel=panel
+        *each.metadata["flags"],
+        help=each.metadata["help"],
+        case_sensitive=False,
+        rich_help_panel=panel,
+        metavar=metavar,
     )
     annotation = Annotated[kind, option]
     return inspect.Parameter(each.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 Level = Literal["yes", "no", "quirk"]
-LoweringName = Literal["eager", "piecewise", "step", "merged", "round"]
+LoweringName = Literal["eager", "piecewise", "step", "merged"]
 
-LOWERINGS: tuple[LoweringName, ...] = tuple(name for name in get_args(LoweringName) if name != "round")
-"""The lowerings, from the most launches per propose to a single one. `round`, a decoder's, launches the verify too."""
+LOWERINGS: tuple[LoweringName, ...] = get_args(LoweringName)
+"""The lowerings, from the most launches per propose to a single one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,6 @@ class DraftConfig(RunnerConfig, DraftOptions):
 
     def __post_init__(self) -> None:
         RunnerConfig.__post_init__(self)
-        if self.decode == "round" and type(self) is DraftConfig:
-            raise ConfigError("decode 'round' launches a verify with the propose, and a drafter alone has no verify")
         k = self.num_speculative_tokens
         if k >= self.max_model_len:
             raise ConfigError(f"num_speculative_tokens is {k}, and max_model_len only {self.max_model_len}")

@@ -25,7 +25,7 @@ from specgraph.draft.propose_passes import ProposePass, ProposePasses
 from specgraph.draft.protocol import Head
 from specgraph.draft.round import DraftTokens, ProposeBatch, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers
-from specgraph.errors import CaptureError, ConfigError, UnsupportedError
+from specgraph.errors import CaptureError, ConfigError
 from specgraph.ops.tensor_forms import check_named
 from specgraph.validation import RUNNING, OneCall, check, checked, one_call
 
@@ -119,12 +119,9 @@ class Drafter(ModelRunner):
         Raises:
             CaptureError: the graphs were captured before.
             ConfigError: a tensor is missing, or has the wrong shape, dtype or device.
-            UnsupportedError: decode is 'round', whose graphs begin with what the target's graph left.
         """
         if self.graphs is not None and self.graphs.descriptors:
             raise CaptureError("bind: the graphs are captured already, and read other memory; bind before capture()")
-        if self.resolution.lowering == "round":
-            raise UnsupportedError("bind: decode 'round' launches no propose of its own; use 'merged'")
         check_types("bind", tensors, self.round.num_sampled.device)
         made = BoundTensors(len(self.bound) + 1, tensors, self.round, self.config)
         self.bound.append(made)

@@ -104,8 +104,8 @@ def best_k(tokens: Callable[[int], float], times: Mapping[int, float]) -> int:
 
 
 class AdaptiveK:
-    """Chooses K for each propose of one decoder; in the lowering `round` for each launch, before the round in flight
-    was read. What it chooses follows from times and observed counts."""
+    """Chooses K for each propose of one decoder, with `rounds_ahead` before the round in flight was read. The choice
+    follows from times and observed counts."""
 
     def __init__(self, times: RoundTimes, acceptance: AcceptanceRates | AcceptanceByConfidence) -> None:
         """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from itertools import count
 from weakref import ref
 
@@ -88,8 +87,6 @@ class SpeculativeDecoder(OneCall):
         self.query_len = query_len if query_len is not None else config.query_len if head is not None else 1
         if head is not None and self.query_len != config.query_len:
             raise ConfigError(f"with a drafter query_len is K + 1 = {config.query_len}, got {query_len}")
-        if head is None and config.decode == "round":
-            config = replace(config, decode="merged")  # a verify is one launch anyway
         config = config.with_prefill_sizes(platform.capabilities.longest_prefill)
         self.platform, self.config = platform, config
         per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)

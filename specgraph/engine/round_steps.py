@@ -5,26 +5,43 @@ they begin at, and hidden states. A round begins with the propose, so that a new
 its prefill it is a request that sampled one token (`ProposeBatch.join`). For the same reason a host that has read the
 round before knows all lengths of a round before its launch.
 
-The lowering says where the list is cut: `round` captures all of it in one graph (`round_program.py`), the others have
-graphs of the propose and of the verify.
+Propose and verify have graphs of their own, as the lowering says; handing the drafts over is two or three small ops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
+from specgraph import ops
 from specgraph.attention import AttentionBackend, KVCache, allocate_caches
 from specgraph.attention.caches import cache_dtype
 from specgraph.capture import BatchDescriptor, ModelRunner, Pass, padded_size
 from specgraph.device import Platform
 from specgraph.draft import Drafter, ProposeBatch, allocate_sampling
+from specgraph.draft.program import DraftProgram
 from specgraph.draft.protocol import Head
 from specgraph.engine.config import EngineConfig
-from specgraph.engine.round_program import HandOver, HostState, RoundRunner
 from specgraph.engine.target import TargetRunner
+from specgraph.engine.verify import VerifyProgram
 from specgraph.models.target import Target
+
+
+class HostState(NamedTuple):
+    """The round before, as attention with host parameters needs it."""
+
+    start_positions: Sequence[int]
+    """The position of each request's first row."""
+    num_sampled: Sequence[int]
+
+    @property
+    def next_positions(self) -> list[int]:
+        """The position of each request's first row in the next verify; -1 for inert requests."""
+        requests = zip(self.start_positions, self.num_sampled, strict=True)
+        return [start + count if count else -1 for start, count in requests]
+
 
 Step = Callable[[HostState | None], None]
 """A step of a round, given None for attention with device lengths."""
@@ -86,13 +103,10 @@ class RoundSteps:
             drafter=drafter,
             sampling=sampling,
         )
-        self._whole: RoundRunner | None = None
         self.runners: dict[str, ModelRunner] = {"target": self.target}
         """The runners by name, in the order in which they capture."""
         if drafter is not None:
             self.runners["drafter"] = drafter
-            if self._config.decode == "round":
-                self._whole = self.runners["round"] = RoundRunner(self.target, drafter)
         self._found: dict[tuple[int, int, int | None], Round] = {}
 
     def find(self, num_requests: int, query_len: int, candidate: int | None = None) -> Round:
@@ -112,10 +126,6 @@ class RoundSteps:
         program = target.verify_programs[tree]
         verified = program.verified(n, k + 1, candidate)
         batch = BatchDescriptor("verify", n, program.rows(k + 1), k, tree=tree, verified=verified)
-        if self._whole is not None:
-            batch = replace(batch, phase="round", query_len=query_len)
-            ready = self._whole.prepare(self._whole.round_programs[tree], batch, captured)
-            return Round(k + 1, (partial(self._whole.launch, ready),))
         propose: tuple[Step, ...] = ()
         draft = None
         if drafter is not None:
@@ -123,7 +133,7 @@ class RoundSteps:
             asked = None if candidate is None else k
             propose = (partial(_propose, drafter, drafter.inputs(num_requests, query_len), asked),)
         verify = partial(_verify, target, target.prepare(program, batch, captured))
-        return Round(k + 1, (*propose, HandOver(program, draft, n, query_len, k), verify))
+        return Round(k + 1, (*propose, _hand_over(program, draft, n, query_len, k), verify))
 
 
 def _propose(drafter: Drafter, batch: ProposeBatch, num_speculative_tokens: int | None, host: HostState | None) -> None:
@@ -135,6 +145,31 @@ def _propose(drafter: Drafter, batch: ProposeBatch, num_speculative_tokens: int 
         copy=False,
         num_speculative_tokens=num_speculative_tokens,
     )
+
+
+def _hand_over(
+    verify: VerifyProgram, draft: DraftProgram[Any] | None, num_requests: int, query_len: int, k: int
+) -> Step:
+    """Return the step that writes the inputs of the verify: last tokens, positions and drafts of a padded batch.
+
+    Args:
+        draft: None if the target decodes alone; the verify's rows behind the last token then stay as they are.
+        query_len: rows per request in the round before.
+        k: K of the drafts, or the depth of their trees.
+    """
+    before, b = verify.buffers.round.sliced(num_requests, query_len), verify.sliced(num_requests, k + 1)
+    into = b.draft_token_ids
+    drafts = into if draft is None else draft.buffers.draft_token_ids[:num_requests, : into.shape[1]]
+    copied = [] if draft is None else b.copied(draft.buffers)
+
+    def hand_over(host: HostState | None) -> None:
+        ops.next_verify(
+            before.sampled_token_ids, before.num_sampled, drafts, before.start_positions, b.last_token_ids, into
+        )
+        for values, source in copied:
+            values.copy_(source)
+
+    return hand_over
 
 
 def _verify(target: TargetRunner, ready: Pass, host: HostState | None) -> None:

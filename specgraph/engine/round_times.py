@@ -12,8 +12,7 @@ from specgraph.attention import NULL_BLOCK
 from specgraph.device import Platform
 from specgraph.draft import Drafter
 from specgraph.engine.config import EngineConfig
-from specgraph.engine.round_program import HostState
-from specgraph.engine.round_steps import RoundSteps
+from specgraph.engine.round_steps import HostState, RoundSteps
 from specgraph.engine.target import TargetRunner
 from specgraph.options import RoundTimes
 

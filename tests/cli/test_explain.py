@@ -80,13 +80,6 @@ def test_prompts_are_captured_whole_where_the_device_knows_the_lengths():
     assert report_of(host=True)["prefill"] == "piecewise"
 
 
-def test_a_round_is_one_graph():
-    assert [row for row in rows(report_of(decode="round")) if row[1] != "prefill"] == [
-        ("round", "round", 4, 16, 3, 0, 1),
-        ("round", "round", 1, 4, 3, 0, 1),
-    ]
-
-
 def test_one_step_graph_serves_all_steps_and_rounds_unless_steps_differ():
     schedule = {"decode": "step", "prefill": "eager", "draft_schedule": {1: 3, 4: 2}}
     drafter = [row[1:6] for row in rows(report_of(**schedule)) if row[0] == "drafter"]
@@ -106,7 +99,6 @@ def test_one_step_graph_serves_all_steps_and_rounds_unless_steps_differ():
         ("merged", {0: 1, 2: 1, 3: 1}),
         ("step", {0: 1, 2: 2, 3: 3}),
         ("piecewise", {0: 2, 2: 4, 3: 6}),
-        ("round", {0: 1, 2: 1, 3: 1}),
         ("eager", 0),
     ],
 )

@@ -128,12 +128,12 @@ def test_a_difference_within_the_spread_is_said():
     ]
     rounds = [
         {**same, "lowering": lowering, **dict(zip(RATES, rates, strict=True))}
-        for lowering, rates in (("step", (50, 49, 51)), ("merged", (70, 66, 74)), ("round", (73, 72, 75)))
+        for lowering, rates in (("step", (50, 49, 51)), ("merged", (70, 66, 74)), ("eager", (73, 72, 75)))
     ]
     report = {"device": "one", "device_kind": "GPU", "rows": [*rows, {**rows[2], "requests": 2}], "rounds": rounds}
     lines = shown(show_bench_report, 80, "piped", report, "a shape", None).splitlines()
     assert "1 requests: step and merged are 5.0 us apart, less than the spread of either, 14.0" in lines
-    assert "1 requests: merged and round are 3.0 tokens/s apart, less than the spread of either, 8.0" in lines
+    assert "1 requests: merged and eager are 3.0 tokens/s apart, less than the spread of either, 8.0" in lines
     assert len([line for line in lines if "apart" in line]) == 2
 
 

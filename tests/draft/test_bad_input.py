@@ -98,6 +98,7 @@ def test_a_prompt_pass_longer_than_the_largest_size():
         ({"prefill_sizes": []}, "prefill sizes: the list is empty"),
         ({"prefill_sizes": [64]}, r"\[64\] are outside 1..48"),
         ({"decode": "fully"}, "decode must be one of 'auto', 'eager', 'piecewise', 'step', .*, got 'fully'"),
+        ({"decode": "round"}, "decode 'round' is gone, and must be one of .*: .* no faster than .*; give 'merged'"),
         ({"prefill": "FULL"}, "prefill must be one of 'auto', 'eager', .*, got 'FULL'"),
         ({"draft_sampling": "drawn"}, "draft_sampling must be one of 'sampled', 'greedy', got 'drawn'"),
         ({"num_speculative_tokens": "4"}, r"num_speculative_tokens must be an integer, got '4' \(str\)"),

@@ -11,7 +11,7 @@ from specgraph import ops
 from specgraph.capture import BatchDescriptor
 from specgraph.cpu import CpuPlatform
 from specgraph.draft.host_lengths import HostRounds
-from specgraph.engine.round_program import HostState
+from specgraph.engine.round_steps import HostState
 
 
 @pytest.mark.parametrize(

@@ -68,12 +68,11 @@ def test_rows_without_block_are_counted(kind, lowering):
 
 
 @pytest.mark.parametrize("tree", [None, TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("lowering", ["merged", "round"])
-def test_a_decoder_loses_none_unless_it_gives_too_few_blocks(lowering, tree, monkeypatch):
+def test_a_decoder_loses_none_unless_it_gives_too_few_blocks(tree, monkeypatch):
     target = make_target()
     config = EngineConfig(
         num_speculative_tokens=K, tree=tree, max_num_requests=2, max_model_len=LENGTH, block_size=BLOCK,
-        decode=lowering, capture_sizes=[2], prefill="eager",
+        capture_sizes=[2], prefill="eager",
     )  # fmt: skip
 
     def rows_without_block() -> tuple[int, int]:

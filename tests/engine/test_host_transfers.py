@@ -139,7 +139,7 @@ def requests(temperature=0.0, seed=0):
     ]
 
 
-WAYS = (("merged", 1), ("round", 0), ("round", 1))
+WAYS = (("merged", 1), ("merged", 0), ("step", 1))
 """Lowerings and rounds ahead; the drafters take turns in them."""
 ONE = (["copy to the host"], 1)
 

@@ -32,7 +32,7 @@ ASKED = ((17, 4, 9), 9), ((19, 4, 9, 5), 4), ((7,) * 20, 2), ((3, 8), 4)
 PROBE = Request(prompt_token_ids=[8, 4, 9, 5], max_tokens=6)
 
 
-WAYS = {"a round ahead": ("round", "device", 1), "read at once": ("merged", "host", 0)}
+WAYS = {"a round ahead": ("merged", "device", 1), "read at once": ("merged", "host", 0)}
 
 
 @pytest.fixture(scope="module", params=WAYS)

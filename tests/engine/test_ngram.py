@@ -30,9 +30,9 @@ def repetitive(requests) -> list[Request]:
     "options",
     [
         {"decode": "merged"},
-        {"decode": "round", "attention": "host"},
+        {"decode": "merged", "attention": "host"},
         {"decode": "step", "block_size": 1},
-        {"decode": "round", "k_candidates": [1, 3], "round_times": {4: {1: 10.0, 3: 11.0}}},
+        {"decode": "merged", "k_candidates": [1, 3], "round_times": {4: {1: 10.0, 3: 11.0}}},
         {"decode": "merged", "draft_schedule": {1: 3, 2: 0, 4: 2}},
         {"decode": "merged", "debug": True, "rounds_ahead": 0, "check_inputs": True},
         {"decode": "eager", "sampling_parameters": True, "logprobs": True},
@@ -52,7 +52,7 @@ def test_every_lowering_samples_the_same_tokens(make_decoder, repetitive):
     eager = make_decoder(HEAD, sampled=True)
     wanted = tokens(eager.generate(warm))
     assert sum(eager.metrics.accepted) >= 5
-    for lowering in ("step", "round"):
+    for lowering in ("step", "merged"):
         decoder = make_decoder(HEAD, sampled=True, decode=lowering)
         assert tokens(decoder.generate(warm)) == wanted
         assert decoder.metrics == eager.metrics
@@ -64,7 +64,7 @@ def test_the_shipped_target_drafts_for_itself():
     prompt = "x = [1, 2, 3]\n" * 8
     texts = []
     for options in ({"draft": "ngram"}, {"speculate": False}):
-        generator = load_generator(platform=open_platform("cpu"), max_model_len=256, decode="round", **options)
+        generator = load_generator(platform=open_platform("cpu"), max_model_len=256, **options)
         request = Request(prompt_token_ids=generator.tokenizer.encode(prompt).ids, max_tokens=40)
         with torch.inference_mode():
             texts.append(tokens(generator.decoder.generate([request])))

@@ -59,7 +59,7 @@ def test_every_lowering_gives_the_same_tokens(make_decoder, target, target_alone
     wanted = tokens(eager.generate(asked))
     alone = target_alone(requests)
     assert wanted[::2] == alone[::2]
-    for lowering in ("step", "merged", "round"):
+    for lowering in ("step", "merged"):
         decoder = make_decoder(dspark(target), decode=lowering, **options)
         assert tokens(decoder.generate(asked)) == wanted
         assert decoder.metrics == eager.metrics
@@ -75,7 +75,7 @@ def test_the_number_of_verified_drafts_may_change_every_round(make_decoder, targ
     asked = [replace(each, temperature=4.0 * (i % 2), seed=i) for i, each in enumerate(requests)]
     alone = target_alone(requests)
     order, wanted = [3, 1, 2, 1, 3, 2] * 9, None
-    for lowering in ("eager", "step", "merged", "round"):
+    for lowering in ("eager", "step", "merged"):
         options = AUTO | {"sampled": True, "round_times": {4: dict.fromkeys((1, 2, 3), 1.0)}, "rounds_ahead": 1}
         decoder = make_decoder(dspark(target), decode=lowering, **options)
         policy, seen = AdaptiveK({4: {}}, AcceptanceByConfidence((1, 2, 3))), []

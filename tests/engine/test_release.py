@@ -28,7 +28,7 @@ def graphs_of(runner):
     return [piece for captured in runner.graphs._captured.values() for piece in captured.pieces]
 
 
-@pytest.mark.parametrize("lowering", ["piecewise", "merged", "round"])
+@pytest.mark.parametrize("lowering", ["piecewise", "merged"])
 def test_a_dropped_decoder_frees_its_graphs_and_caches(target, shadow, requests, lowering):
     platform = CpuPlatform()
     decoder = SpeculativeDecoder(target, shadow, platform, EngineConfig(**LIMITS, decode=lowering, prefill_sizes=[8]))

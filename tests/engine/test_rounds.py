@@ -26,8 +26,8 @@ MAX_MODEL_LEN = 32
 TREE = DraftTree(num_steps=3, top_k=2, num_draft_tokens=7)
 CANDIDATES = (1, 2, 3)
 WAYS = [
-    *(("round", *way) for way in (("device", 1), ("device", 0), ("host", 1))),
     *((lowering, "device", 1) for lowering in LOWERINGS),
+    ("merged", "device", 0),
     ("merged", "host", 1),
     ("step", "host", 0),
 ]
@@ -36,10 +36,10 @@ DECODERS = [(DRAFTERS[i % len(DRAFTERS)], *way, i % 2 == 0, None if i % 4 < 2 el
 """Kind, way, sampled and KV blocks: each way and each kind, in few decoders, since capturing one takes longer than to
 decode an example."""
 CHANGING = [
-    ("eagle", "round", "device", 1, False, 16, None, (1, 3)),
-    ("peagle", "round", "host", 1, False, None, None, (1, 3)),
+    ("eagle", "merged", "device", 1, False, 16, None, (1, 3)),
+    ("peagle", "merged", "host", 1, False, None, None, (1, 3)),
     ("mtp", "merged", "device", 1, False, 16, None, (1, 3)),
-    ("eagle", "round", "device", 0, False, None, ((1, "tree"), (4, 2))),
+    ("eagle", "merged", "device", 0, False, None, ((1, "tree"), (4, 2))),
     ("eagle", "merged", "device", 1, False, 16, ((1, 3), (2, "tree"), (4, 0))),
 ]
 """Decoders whose K is drawn anew for each launch, or that draft trees and chains by batch; host lengths have no
@@ -151,17 +151,17 @@ def check_random_requests(data, decoder, kind, sampled, least=1):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_k_follows_the_batch_while_rounds_are_in_flight(ahead):
-    decoder = kept("eagle", "round", "device", ahead, False, None, ((1, 3), (2, 1), (4, 0)))
+    decoder = kept("eagle", "merged", "device", ahead, False, None, ((1, 3), (2, 1), (4, 0)))
     results = decoder.generate([request(index) for index in range(len(SHAPES))])
     assert [tuple(result.token_ids) for result in results] == [alone("eagle", i, 0.0) for i in range(len(SHAPES))]
-    used = {d.num_speculative_tokens for d in decoder.runners["round"].graphs.descriptors}
+    used = {d.num_speculative_tokens for d in decoder.drafter.graphs.descriptors}
     assert used == {0, 1, 3}
 
 
 @pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "dflash", "draft-model"])
 def test_a_joining_request_has_its_row_and_nobody_elses(kind):
     """Row 1 of 3, between rows of other requests, against what the request says and its prompt's passes left."""
-    decoder = make_decoder(kind, "round", sampled=True)
+    decoder = make_decoder(kind, "merged", sampled=True)
     rounds, memory = decoder.rounds, decoder.target.round
     others = [request(5, 0.7, (9,)), request(3), request(0)]
     for each in others:
@@ -197,7 +197,7 @@ def test_a_joining_request_has_its_row_and_nobody_elses(kind):
 
 @pytest.mark.parametrize("count", [0, 5])
 def test_a_count_that_no_running_request_can_have_is_named_with_its_row(monkeypatch, count):
-    decoder, read = make_decoder("eagle", "round"), RoundBuffers.unpacked
+    decoder, read = make_decoder("eagle", "merged"), RoundBuffers.unpacked
     decoder.add(request(1))
     decoder.step()
     monkeypatch.setattr(RoundBuffers, "unpacked", lambda *args: (read(*args)[0], [count]))
@@ -213,7 +213,7 @@ def test_drafts_are_counted_by_the_k_that_they_had(ahead, k):
     for large batches there is nothing to count."""
     rounds, schedule = {"rounds_ahead": ahead}, {1: 3, 4: k}
     by_k = []
-    for lowering, changes in (("eager", {}), ("round", rounds)):
+    for lowering, changes in (("eager", {}), ("merged", rounds)):
         decoder = make_decoder("eagle", lowering, draft_schedule=schedule, capture_sizes=[1, 4], **changes)
         for requests in ([request(5)], [request(5)] * 4):
             decoder.generate(requests)
@@ -226,7 +226,7 @@ def test_drafts_are_counted_by_the_k_that_they_had(ahead, k):
 def test_acceptance_is_followed_and_counted_by_the_k_of_each_round(ahead):
     """One request, and K that changes with every launch."""
     decoder = make_decoder(
-        "eagle", "round", rounds_ahead=ahead, k_candidates=CANDIDATES, max_num_requests=1, capture_sizes=[1],
+        "eagle", "merged", rounds_ahead=ahead, k_candidates=CANDIDATES, max_num_requests=1, capture_sizes=[1],
         round_times={1: dict.fromkeys(CANDIDATES, 1.0)},
     )  # fmt: skip
     policy, order, seen = decoder.rounds.adaptive, [2, 3, 1, 3, 2, 1, 2, 3, 1] * 4, []
@@ -243,7 +243,7 @@ def test_acceptance_is_followed_and_counted_by_the_k_of_each_round(ahead):
 
 def test_k_settles_on_what_acceptance_makes_best_and_repeats():
     times = {4: {1: 500.0, 2: 590.0, 3: 680.0}}
-    for rate, best, lowering, repeats in ((0.0, 1, "eager", 1), (1.0, 3, "round", 2)):
+    for rate, best, lowering, repeats in ((0.0, 1, "eager", 1), (1.0, 3, "merged", 2)):
         runs = []
         for _ in range(repeats):
             settings = {"synthetic_acceptance": rate, "k_candidates": CANDIDATES, "round_times": times}
@@ -255,9 +255,9 @@ def test_k_settles_on_what_acceptance_makes_best_and_repeats():
         assert max(used, key=lambda k: used[k]) == best
 
 
-@pytest.mark.parametrize(("lowering", "lengths"), [("round", "device"), ("merged", "host")])
-def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lowering, lengths):
-    decoder = make_decoder("eagle", lowering, lengths, k_candidates=(1, 3), capture_sizes=[1, 4])
+@pytest.mark.parametrize("lengths", ["device", "host"])
+def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lengths):
+    decoder = make_decoder("eagle", "merged", lengths, k_candidates=(1, 3), capture_sizes=[1, 4])
     times = decoder.rounds.adaptive.times
     assert {size: tuple(row) for size, row in times.items()} == dict.fromkeys((1, 4), (1, 3))
     assert all(time > 0 for row in times.values() for time in row.values())
@@ -272,7 +272,7 @@ def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lowering, length
 def test_rounds_are_timed_with_few_blocks(num_blocks):
     """The requests of timed rounds share blocks then, which `debug` refuses of any other requests."""
     settings = {"k_candidates": (1, 3), "capture_sizes": [1, 4], "num_blocks": num_blocks, "max_model_len": 128}
-    times = make_decoder("eagle", "round", **settings).rounds.adaptive.times
+    times = make_decoder("eagle", "merged", **settings).rounds.adaptive.times
     assert {size: tuple(row) for size, row in times.items()} == dict.fromkeys((1, 4), (1, 3))
     checked = make_decoder("eagle", "merged", debug=True, **settings)
     assert checked.rounds.adaptive is not None
@@ -282,7 +282,7 @@ def test_rounds_are_timed_with_few_blocks(num_blocks):
 def test_requests_go_on_through_all_timed_rounds_where_max_model_len_is_small(monkeypatch):
     times = {size: {1: 1.0, 3: 1.0} for size in (1, 4)}
     decoder = make_decoder(
-        "eagle", "round", max_model_len=20, synthetic_acceptance=1.0, k_candidates=(1, 3), round_times=times,
+        "eagle", "merged", max_model_len=20, synthetic_acceptance=1.0, k_candidates=(1, 3), round_times=times,
         capture_sizes=[1, 4],
     )  # fmt: skip
     going_on = []
@@ -301,13 +301,13 @@ def test_requests_go_on_through_all_timed_rounds_where_max_model_len_is_small(mo
 def test_draft_trees(ahead, sampled):
     tree = {"tree": TREE, "sampled": sampled}
     asked = [request(index, 0.8 * sampled) for index in range(len(SHAPES))]
-    eager, whole = (make_decoder("eagle", name, rounds_ahead=ahead, **tree) for name in ("eager", "round"))
+    eager, whole = (make_decoder("eagle", name, rounds_ahead=ahead, **tree) for name in ("eager", "merged"))
     assert whole.generate(asked) == eager.generate(asked)
     assert (whole.metrics.accepted, whole.metrics.num_drafts) == (eager.metrics.accepted, eager.metrics.num_drafts)
 
 
 def test_a_stream_may_end_outside_of_inference_mode():
-    generator = load_generator(platform="cpu", decode="round", capture_sizes=[1], prefill_sizes=[64])
+    generator = load_generator(platform="cpu", decode="merged", capture_sizes=[1], prefill_sizes=[64])
     with torch.inference_mode(False):
         for _ in range(2):
             with generator.stream_text("def read(self, size):\n", max_tokens=40, stop=["\n"]) as stream:
@@ -324,11 +324,11 @@ def test_a_stream_may_end_outside_of_inference_mode():
 
 def test_a_wrong_number_of_rounds_ahead_is_refused():
     with pytest.raises(ConfigError, match="rounds_ahead must be at most 1, got 2"):
-        make_decoder("eagle", "round", rounds_ahead=2)
+        make_decoder("eagle", "merged", rounds_ahead=2)
 
 
 def test_a_prompt_with_more_blocks_than_the_table_has_is_refused():
-    decoder = kept("eagle", "round", "device", 1, False)
+    decoder = kept("eagle", "merged", "device", 1, False)
     with pytest.raises(CapacityError, match="a prefill pass with 99 KV blocks: its block table holds"):
         decoder.target.prefill([1, 2], 0, range(1, 100))
 
@@ -336,7 +336,7 @@ def test_a_prompt_with_more_blocks_than_the_table_has_is_refused():
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_no_round_is_launched_for_requests_that_end_in_the_one_in_flight(waiting):
     """All drafts are accepted, so a round gives K + 1 tokens: as many rounds as that takes, and none behind them."""
-    decoder = make_decoder("eagle3", "round", synthetic_acceptance=1.0, max_num_requests=1, capture_sizes=[1])
+    decoder = make_decoder("eagle3", "merged", synthetic_acceptance=1.0, max_num_requests=1, capture_sizes=[1])
     ids = request(0).prompt_token_ids
     decoder.generate([Request(prompt_token_ids=ids, max_tokens=9)])  # before it there is no acceptance to go by
     for count in (1, 2, 4, 5, 6, 9, 8, 13, 24):

@@ -25,7 +25,7 @@ MIXED = [
     {"temperature": 3.0, "repetition_penalty": 1.8, "presence_penalty": 8.0},
 ]
 SETTINGS = {
-    "sampled": True, "sampling_parameters": True, "max_num_requests": 64, "decode": "round", "capture_sizes": [64],
+    "sampled": True, "sampling_parameters": True, "max_num_requests": 64, "decode": "merged", "capture_sizes": [64],
     "prefill": "full", "prefill_sizes": [4], "num_speculative_tokens": 2,
     "tree": DraftTree(num_steps=2, top_k=2, num_draft_tokens=5),
 }  # fmt: skip

@@ -195,19 +195,17 @@ def successors() -> Successors:
     return Successors(BlockParts(head.sizes, weights, head.layers, head.aux_layers, 9, VOCAB - 1))
 
 
-@pytest.mark.parametrize("lowering", ["merged", "round"])
-def test_trees_of_a_parallel_drafter(make_decoder, requests, lowering):
+def test_trees_of_a_parallel_drafter(make_decoder, requests):
     model, settings = make_target(), tree(STEPS, 4, 14)
     asked = [replace(one, prompt_token_ids=[t % VOCAB for t in one.prompt_token_ids]) for one in requests]
     wanted = tokens(make_decoder(None, target=model, query_len=STEPS + 1).generate(asked))
-    decoder = make_decoder(successors(), target=model, decode=lowering, check_inputs=True, **settings)
+    decoder = make_decoder(successors(), target=model, decode="merged", check_inputs=True, **settings)
     assert tokens(decoder.generate(asked)) == wanted
     chain = make_decoder(successors(), target=model, num_speculative_tokens=STEPS)
     assert tokens(chain.generate(asked)) == wanted
     assert decoder.metrics.mean_acceptance_length > chain.metrics.mean_acceptance_length > 1.5
     assert all(decoder.metrics.accepted)
-    if lowering == "merged":
-        assert decoder.drafter.launches["propose"] == decoder.drafter.num_proposes
+    assert decoder.drafter.launches["propose"] == decoder.drafter.num_proposes
 
 
 @pytest.mark.parametrize("kind", ["dflash", "peagle"])

@@ -29,7 +29,7 @@ def test_greedy_output_is_that_of_transformers(name, tmp_path, random_model, dec
     for attention in ("device",) if is_plain else ("device", "host"):
         tokens, decoder = decoded(
             target, head, [p.tolist() for p in prompts], TOKENS, attention, max_model_len=64,
-            decode="merged" if attention == "host" else "round", num_speculative_tokens=2,
+            decode="merged", num_speculative_tokens=2,
         )  # fmt: skip
         assert tokens == expected
         assert decoder.metrics.mean_acceptance_length > 2

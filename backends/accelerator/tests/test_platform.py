@@ -113,7 +113,7 @@ def test_each_rule_has_a_reason_and_a_source() -> None:
         assert all((rule.name, rule.decision, rule.reason, rule.source, rule.held_by)), rule
 
 
-@pytest.mark.parametrize("lowering", ["piecewise", "step", "merged", "round"])
+@pytest.mark.parametrize("lowering", ["piecewise", "step", "merged"])
 def test_the_shipped_pair_writes_what_the_cpu_writes(platform: Platform, cpu: CpuPlatform, lowering: str) -> None:
     def written(on: Platform, name: str) -> tuple[str, float]:
         generator = load_generator(platform=on, num_speculative_tokens=3, max_num_requests=1, decode=name)
@@ -122,6 +122,4 @@ def test_the_shipped_pair_writes_what_the_cpu_writes(platform: Platform, cpu: Cp
         generator.close()
         return str(text), length
 
-    seen, wanted = written(platform, lowering), written(cpu, "eager")
-    assert seen[0] == wanted[0]
-    assert lowering == "round" or seen[1] == wanted[1]
+    assert written(platform, lowering) == written(cpu, "eager")

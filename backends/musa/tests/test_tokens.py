@@ -72,16 +72,16 @@ def test_block_misaligned_sizes_put_back_are_seen(musa, monkeypatch):
 
 
 WAYS = {
-    "eagle3": (*LOWERINGS, "round"),
+    "eagle3": LOWERINGS,
     "mtp": ("merged",),
-    "latent": ("round",),
-    "dflash": ("step", "merged", "round"),
+    "latent": ("merged",),
+    "dflash": ("step", "merged"),
     "dspark": ("merged",),
-    "dflash2": ("round",),
+    "dflash2": ("merged",),
     "domino": ("step",),
     "ngram": ("merged",),
     "dspark-ragged": ("merged",),
-    "dspark-auto": ("round",),
+    "dspark-auto": ("merged",),
 }
 """Lowerings that each kind decodes with: a chain and a block with all of them. The backend knows of no kind; the suite
 has every kind in every lowering on the cpu platform's recorder, which the simulator runs on."""

@@ -45,7 +45,7 @@ def test_tokens_and_acceptance_as_on_cpu(npu, runtime, kind, k, name):
     each row is a request. Ragged verifies need lengths on the device."""
     expected = on_cpu(kind, k)
     assert sum(map(len, expected[0])) == 44
-    lowerings = {"fia": ("step", "round"), "atb-paged": ("merged",), "paged": ("step", "merged", "round")}
+    lowerings = {"fia": ("step", "merged"), "atb-paged": ("merged",), "paged": ("step", "merged")}
     attention = PagedAttention() if name == "paged" else make_attention(npu, name)
     for lowering in lowerings[name]:
         seen, spent = decoded(npu, kind, lowering, k, attention)

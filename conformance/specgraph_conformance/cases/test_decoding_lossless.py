@@ -126,7 +126,7 @@ def test_schedule(platform: Platform, seed: int) -> None:
 TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
 WAYS: dict[str, dict[str, Any]] = {
     "chain": {},
-    "round-tree": {"decode": "round", "k": 4, "tree": TREE},
+    "tree": {"k": 4, "tree": TREE},
 }
 """Options of `decoder`."""
 Rounds = list[tuple[list[int], int]]
@@ -177,7 +177,7 @@ def test_company(platform: Platform, way: str, seed: int) -> None:
 def test_compacted(platform: Platform, seed: int) -> None:
     limits = [3, 12, 3, 12, 20, 20]
     asked = [replace(each, max_tokens=n) for each, n in zip(requests(seed, count=6), limits, strict=True)]
-    with decoder(platform, decode="round", rounds_ahead=0, max_num_requests=4, capture_sizes=(2, 4)) as made:
+    with decoder(platform, rounds_ahead=0, max_num_requests=4, capture_sizes=(2, 4)) as made:
         assert made.drafter is not None
         reads_hidden_states(made.drafter.head)
         expected = generate(made, asked)

@@ -70,16 +70,15 @@ def test_stop(platform: Platform, seed: int) -> None:
         assert result.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("lowering", ["merged", "round"])
 @case(
     "decoding.each-request-has-its-stops",
     "Requests of one batch with different stop tokens each end at the first of their own, and at no other request's.",
     hazard="stops-of-one-request",
     cause="the batch is looked through for the stop tokens of one request only, or for those of all",
 )
-def test_own_stops(platform: Platform, lowering: str, seed: int) -> None:
+def test_own_stops(platform: Platform, seed: int) -> None:
     asked = requests(seed, count=3, tokens=24)
-    with decoder(platform, decode=lowering) as made:
+    with decoder(platform) as made:
         texts = generate(made, asked)
         wanted = list[list[int]]()
         for number, place in enumerate((12, 7, 2)):

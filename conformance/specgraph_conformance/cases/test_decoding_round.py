@@ -1,4 +1,4 @@
-"""The lowering `round`: one launch per round, whose tokens the host reads while the next round runs."""
+"""Rounds in flight: the host reads the tokens of a round while the next one runs."""
 
 from __future__ import annotations
 
@@ -8,31 +8,12 @@ from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
-import pytest
 from specgraph.device import Platform
 from specgraph.engine import SpeculativeDecoder
 from specgraph.engine.adaptive_k import AcceptanceRates
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
-
-
-@pytest.mark.parametrize("kind", ["mtp-modules", "dflash", "dspark", "draft-model"])
-@case(
-    "decoding.round-is-one-launch",
-    "Propose and verify as one graph give the tokens of separate ones, greedy and sampled, with one launch per round.",
-    hazard="round-copy-overwritten",
-    cause="a copy of the tokens that the next round's copy overwrites before it was read",
-)
-def test_one_launch(platform: Platform, attention: str, kind: str, seed: int) -> None:
-    asked = requests(seed, count=5, tokens=14, temperatures=(0.0, 0.8))
-    with decoder(platform, kind=kind, attention=attention, sampled=True) as separate:
-        expected = generate(separate, asked)
-    with decoder(platform, decode="round", kind=kind, attention=attention, sampled=True) as made:
-        assert generate(made, asked) == expected
-        launches = made.runners["round"].launches["round"]
-        assert launches == made.rounds.num_rounds, f"{launches} launches in {made.rounds.num_rounds} rounds"
-        assert not made.target.launches["verify"]
 
 
 @case(
@@ -43,7 +24,7 @@ def test_one_launch(platform: Platform, attention: str, kind: str, seed: int) ->
 )
 def test_rows(platform: Platform, seed: int) -> None:
     asked = requests(seed, count=6, tokens=12)
-    with decoder(platform, decode="round") as made:
+    with decoder(platform) as made:
         alone = [generate(made, [request])[0] for request in asked]
         for steps in (1, 2, 3):
             ids = {made.add(request): i for i, request in enumerate(asked[:3])}
@@ -60,7 +41,6 @@ def test_rows(platform: Platform, seed: int) -> None:
                     assert tokens[request_id] == alone[i], f"request {i} got other tokens than alone"
 
 
-@pytest.mark.parametrize("lowering", ["auto", "round"])
 @case(
     "decoding.k-changes-every-round",
     "Greedy output is the target's own where every propose drafts another K than the one before, also while rounds of "
@@ -68,11 +48,11 @@ def test_rows(platform: Platform, seed: int) -> None:
     hazard="round-k-changed-in-flight",
     cause="a graph, counts, lengths from the host or rows per request of the K before or after",
 )
-def test_k_by_acceptance(platform: Platform, attention: str, lowering: str, seed: int) -> None:
+def test_k_by_acceptance(platform: Platform, attention: str, seed: int) -> None:
     asked, candidates = requests(seed, count=6), (1, 2, 4)
     times = {size: dict.fromkeys(candidates, 1.0) for size in (1, 3)}
     given: dict[str, Any] = {"k_candidates": candidates, "round_times": times, "capture_sizes": (1, 3)}
-    with decoder(platform, decode=lowering, attention=attention, **given) as made:
+    with decoder(platform, attention=attention, **given) as made:
         policy, order = made.rounds.adaptive, (4, 1, 2, 4, 2, 1)
         assert policy is not None
         turns = cycle(order)
@@ -102,7 +82,7 @@ def test_arrivals(platform: Platform, seed: int) -> None:
     rng = random.Random(seed)
     asked = [replace(request, max_tokens=1 + i * i % 13) for i, request in enumerate(requests(seed, count=12))]
     limits: dict[str, Any] = {"capture_sizes": (1, 2, 4), "max_num_requests": 4}
-    with decoder(platform, decode="round", **limits) as made:
+    with decoder(platform, **limits) as made:
         for _ in range(4):
             ids: dict[int, int] = {}
             tokens: dict[int, list[int]] = {}

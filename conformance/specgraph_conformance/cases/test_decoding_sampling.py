@@ -26,7 +26,6 @@ from specgraph_conformance.tiny_models import VOCAB
 
 WAYS: dict[str, dict[str, Any]] = {
     "chain": {},
-    "round": {"decode": "round"},
     "tree": {"k": 3, "tree": DraftTree(num_steps=3, top_k=2, num_draft_tokens=8)},
 }
 """Options of `decoder`: what verifies drafts in a graph."""

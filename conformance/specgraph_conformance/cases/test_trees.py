@@ -204,7 +204,7 @@ def test_after_path(platform: Platform, seed: int) -> None:
     assert accepted > 0, "no path was accepted"
 
 
-@pytest.mark.parametrize(("kind", "lowering"), [("eagle3", "auto"), ("draft-model", "round")])
+@pytest.mark.parametrize("kind", ["eagle3", "draft-model"])
 @case(
     "decoding.trees-for-small-batches",
     "Greedy output is the target's own where batches of one request draft trees and larger ones chains, also while "
@@ -212,11 +212,9 @@ def test_after_path(platform: Platform, seed: int) -> None:
     hazard="path-kv-not-moved",
     cause="a verify of one kind for drafts of the other, or KV that a round of the one leaves and the other does not",
 )
-def test_trees_and_chains(platform: Platform, lowering: str, kind: str, seed: int) -> None:
+def test_trees_and_chains(platform: Platform, kind: str, seed: int) -> None:
     asked = requests(seed, count=7)
     schedule = {1: "tree", 3: 2}
-    with decoder(
-        platform, decode=lowering, kind=kind, tree=TREE, draft_schedule=schedule, capture_sizes=(1, 3)
-    ) as made:
+    with decoder(platform, kind=kind, tree=TREE, draft_schedule=schedule, capture_sizes=(1, 3)) as made:
         expect_targets_tokens(made, asked, generate(made, asked))
         assert set(made.metrics.drafts_by_k) == {2, 4}, "both kinds of drafts must be verified"
