@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -68,6 +67,10 @@ RoundsAhead = Annotated[int, Range(0, 1)]
 DraftCount = Annotated[int, Range(1, 63)]
 """K: a verify has K + 1 rows per request, at most `MAX_TREE_LEN` as a tree's."""
 Schedule = Mapping[Requests, Annotated[int, Range(0, 63)] | Literal["tree"]]
+VerifiedDrafts = Annotated[
+    Positive | None,
+    Gone("auto", "no run on a GPU showed that choosing the number pays; give the number, such as 2.5, or leave it out"),
+]
 RoundTimes = Mapping[Requests, Mapping[DraftCount, Positive]]
 """Microseconds of one round (verify of K drafts and propose of K): {padded requests: {K: time}}."""
 
@@ -88,11 +91,19 @@ def _integers(text: str) -> tuple[int, ...]:
         raise ValueError("give whole numbers, comma-separated") from None
 
 
-def _or_auto(kind: type[int | float], text: str) -> float | Literal["auto"]:
+def _whole_or_auto(text: str) -> int | Literal["auto"]:
     try:
-        return "auto" if text == "auto" else kind(text)
+        return "auto" if text == "auto" else int(text)
     except ValueError:
-        raise ValueError(f"give a {'whole ' if kind is int else ''}number, or auto") from None
+        raise ValueError("give a whole number, or auto") from None
+
+
+def _number(text: str) -> float | str:
+    """Return the number; a text that is none is refused with the field's own message."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _times(text: str) -> dict[int, dict[int, float]]:
@@ -204,14 +215,13 @@ class DecoderOptions(DraftOptions):
         parse=_times,
     )
     """The choice of K by a given table follows from nothing but the tokens."""
-    verified_drafts: Positive | Literal["auto"] | None = option(
+    verified_drafts: VerifiedDrafts = option(
         None,
         "Draft tokens that a verify takes per request on average: those likeliest accepted, by the drafter's "
-        "confidence; below K. auto, with -k auto, chooses that number instead of K. Default: all.",
-        parse=partial(_or_auto, float),
+        "confidence; below K. Default: all.",
+        parse=_number,
     )
-    """Needs a drafter with confidence (DSpark), and attention with device lengths. With "auto" every propose drafts the
-    largest of k_candidates, and each of them is captured as a number of drafts that a verify takes per request."""
+    """Needs a drafter with confidence (DSpark), and attention with device lengths."""
     sampling_parameters: bool = option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
     logprobs: bool = option(False, "Give the log-probability of each generated token.")
     """It is under the target's own distribution, before all parameters."""
@@ -232,7 +242,7 @@ class EngineOptions(DecoderOptions):
         "Draft tokens per propose, K; auto follows acceptance.",
         "-k",
         "--num-speculative-tokens",
-        parse=partial(_or_auto, int),
+        parse=_whole_or_auto,
     )
     num_modules: Count | None = option(None, "MTP modules to use; 1 reuses the first at every step. Default: all.")
     prompt_lookup_max: NgramTokens = option(5, "Draft ngram: tokens of the longest n-gram that is looked for.")
@@ -296,11 +306,6 @@ class EngineOptions(DecoderOptions):
             )
         if self.k_candidates is not None and self.num_speculative_tokens != "auto":
             raise ConfigError("k_candidates are for num_speculative_tokens='auto' (-k auto)")
-        if self.verified_drafts == "auto" and self.num_speculative_tokens != "auto":
-            raise ConfigError(
-                "verified_drafts 'auto' is for num_speculative_tokens='auto' (-k auto): give that too, or the number "
-                "of drafts that a verify takes per request"
-            )
         _ = self.draft_tree
 
     @property

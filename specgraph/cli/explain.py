@@ -106,11 +106,10 @@ def _model_rows(report: Mapping[str, Any]) -> _Rows:
 def _draft_rows(report: Mapping[str, Any]) -> _Rows:
     by_size, times, tree = report["num_speculative_tokens"], report["round_times"], report["tree"]
     if times is not None:
-        name, k_ = ("verified drafts", "") if report["verified_drafts"] == "auto" else ("draft tokens K", "K ")
-        yield name, f"by acceptance, of {', '.join(map(str, next(iter(times.values()))))}"
+        yield "draft tokens K", f"by acceptance, of {', '.join(map(str, next(iter(times.values()))))}"
         for size, row in times.items():
-            took = ", ".join(f"{time:.0f} us for {k_}{k}" for k, time in row.items())
-            chosen = ", ".join(f"{k_}{k} at {rate}" for rate, k in report["k_by_acceptance"][size].items())
+            took = ", ".join(f"{time:.0f} us for K {k}" for k, time in row.items())
+            chosen = ", ".join(f"K {k} at {rate}" for rate, k in report["k_by_acceptance"][size].items())
             yield f"rounds of {size} request{'s' * (size > 1)}", f"{took}: {chosen} acceptance per token"
     elif len(set(by_size.values())) == 1:
         yield "draft tokens K", f"{next(iter(by_size.values()))}"

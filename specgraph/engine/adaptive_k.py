@@ -1,7 +1,5 @@
 """K that follows acceptance (`-k auto`): which of the captured K gives the most tokens per second now.
 
-With `verified_drafts` "auto" K is fixed, and the same candidates are the drafts per request that a verify takes.
-
 A round of K draft tokens takes a time that depends on the batch size, and gives 1 + a_1 + a_1 a_2 + ... tokens per
 request, where a_i is the chance that draft token i is accepted when all before it are. Times are measured once, after
 the capture; the chances are followed while requests run.
@@ -40,12 +38,12 @@ class AcceptanceRates:
         self._reached = [0.0] * num_speculative_tokens
         self._accepted = [0.0] * num_speculative_tokens
 
-    def observe(self, candidate: int, accepted: Sequence[int], expected: Sequence[float] = ()) -> None:
-        """Count one round of K = `candidate`, in which each request had so many drafts accepted."""
+    def observe(self, num_speculative_tokens: int, accepted: Sequence[int]) -> None:
+        """Count one round of K drafts, in which each request had so many of them accepted."""
         kept = 0.5 ** (len(accepted) / HALF_LIFE)
-        reached = at_least(accepted, candidate)
+        reached = at_least(accepted, num_speculative_tokens)
         for place in range(len(self._reached)):
-            seen = place < candidate
+            seen = place < num_speculative_tokens
             self._reached[place] = kept * self._reached[place] + (reached[place] if seen else 0)
             self._accepted[place] = kept * self._accepted[place] + (reached[place + 1] if seen else 0)
 
@@ -58,37 +56,9 @@ class AcceptanceRates:
             rates.append((accepted + _WEIGHT * before) / (reached + _WEIGHT))
         return rates
 
-    def tokens(self, candidate: int) -> float:
+    def tokens(self, num_speculative_tokens: int) -> float:
         """Return a request's expected tokens per round of this K, the target's own included."""
-        return expected_tokens(self.rates, candidate)
-
-
-class AcceptanceByConfidence:
-    """The drafts accepted per request for each number that is verified: those that the drafter's confidences expect,
-    followed exponentially, times the share of expected ones that were accepted.
-
-    The confidences of a round say it of every number, also of those that are not tried; that share corrects a drafter
-    which is too sure, or not sure enough.
-    """
-
-    def __init__(self, candidates: Sequence[int]) -> None:
-        """candidates: drafts verified per request, ascending."""
-        self._expected = {k: _WEIGHT * (expected_tokens([_FIRST] * k, k) - 1) for k in candidates}
-        self._seen = self._accepted = self._promised = _WEIGHT
-
-    def observe(self, candidate: int, accepted: Sequence[int], expected: Sequence[float]) -> None:
-        """Count one round that verified `candidate` drafts per request; `expected` is its `VerifyBuffers.expected`."""
-        n, kept = len(accepted), 0.5 ** (len(accepted) / HALF_LIFE)
-        now = dict(zip(self._expected, expected, strict=True))
-        self._expected = {k: kept * before + n * now[k] for k, before in self._expected.items()}
-        self._seen = kept * self._seen + n
-        self._accepted = kept * self._accepted + sum(accepted)
-        self._promised = kept * self._promised + n * now[candidate]
-
-    def tokens(self, candidate: int) -> float:
-        """Return a request's expected tokens per round that verifies this number, the target's own included."""
-        promised = max(self._promised, 1e-6)  # 0 of a drafter that has been sure of nothing for long
-        return 1 + self._expected[candidate] / self._seen * self._accepted / promised
+        return expected_tokens(self.rates, num_speculative_tokens)
 
 
 def expected_tokens(rates: Sequence[float], num_speculative_tokens: int) -> float:
@@ -107,7 +77,7 @@ class AdaptiveK:
     """Chooses K for each propose of one decoder, with `rounds_ahead` before the round in flight was read. The choice
     follows from times and observed counts."""
 
-    def __init__(self, times: RoundTimes, acceptance: AcceptanceRates | AcceptanceByConfidence) -> None:
+    def __init__(self, times: RoundTimes, acceptance: AcceptanceRates) -> None:
         """
         Args:
             times: for every captured size and K.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from specgraph.draft import DraftConfig
-from specgraph.draft.config import DraftShape
 from specgraph.engine.adaptive_k import check_times
 from specgraph.errors import ConfigError
 from specgraph.options import DecoderOptions
@@ -31,38 +30,17 @@ class EngineConfig(DraftConfig, DecoderOptions):
                     f"{name} is about the target's tokens, and with synthetic_acceptance the output is not the "
                     f"target's: leave out one of the two"
                 )
-        if self.verified_drafts == "auto" and self.k_candidates is None:
-            raise ConfigError(
-                "verified_drafts 'auto' chooses among k_candidates, and there are none: give them, or the number of "
-                "drafts that a verify takes per request"
-            )
         if self.round_times is not None:
             check_times(self.round_times, self.sizes, self.k_candidates)
         if self.synthetic_acceptance is not None:
             acceptance_chances(self.synthetic_acceptance, self.num_speculative_tokens)
 
-    @property
-    def shapes(self) -> frozenset[DraftShape]:
-        """See `DraftConfig.shapes`: where verified_drafts is "auto", every propose drafts the largest K."""
-        if self.verified_drafts == "auto":
-            return frozenset([DraftShape(self.num_speculative_tokens)])
-        return super().shapes
-
-    def drafted(self, candidate: int) -> int:
-        """Return the K of a propose for one of k_candidates: the same, or the largest where verified_drafts is
-        "auto"."""
-        return self.num_speculative_tokens if self.verified_drafts == "auto" else candidate
-
-    def verified(self, num_requests: int, num_drafts: int, candidate: int | None) -> int:
-        """Return the drafts that a verify of a padded batch takes, for a `candidate` of k_candidates (None: as many as
-        for any); 0 where verifies take all `num_drafts`, as `BatchDescriptor.verified`.
+    def verified(self, num_requests: int, num_drafts: int) -> int:
+        """Return how many of the `num_drafts` of a padded batch a verify takes; 0 if it takes all, as
+        `BatchDescriptor.verified`.
         """
         average = self.verified_drafts
-        if average is None:
-            return 0
-        if average == "auto":
-            average = self.num_speculative_tokens if candidate is None else candidate
-        return min(num_drafts, max(1, int(num_requests * average)))
+        return 0 if average is None else min(num_drafts, max(1, int(num_requests * average)))
 
 
 def acceptance_chances(synthetic: float | Sequence[float], num_speculative_tokens: int) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from specgraph.capture import report_captures
 from specgraph.device import Platform, Progress
 from specgraph.draft.head_checks import check_members, check_protocol
 from specgraph.draft.protocol import Head
-from specgraph.engine.adaptive_k import AcceptanceByConfidence, AcceptanceRates, AdaptiveK
+from specgraph.engine.adaptive_k import AcceptanceRates, AdaptiveK
 from specgraph.engine.admission import admissible, blocks_needed, check_request
 from specgraph.engine.agreement import agree, check_sharing, compare_captures, same_times
 from specgraph.engine.blocks import BlockAllocator
@@ -158,9 +158,7 @@ class SpeculativeDecoder(OneCall):
             times = self.config.round_times or measure_round_times(self.steps, self.drafter)
         if self._ranks is not None:
             times = same_times(self._ranks, times)
-        by_confidence = self.config.verified_drafts == "auto"
-        acceptance = AcceptanceByConfidence(candidates) if by_confidence else AcceptanceRates(candidates[-1])
-        self.rounds.adaptive = AdaptiveK(times, acceptance)
+        self.rounds.adaptive = AdaptiveK(times, AcceptanceRates(candidates[-1]))
         return times
 
     @one_call

@@ -109,28 +109,27 @@ class RoundSteps:
             self.runners["drafter"] = drafter
         self._found: dict[tuple[int, int, int | None], Round] = {}
 
-    def find(self, num_requests: int, query_len: int, candidate: int | None = None) -> Round:
+    def find(self, num_requests: int, query_len: int, num_speculative_tokens: int | None = None) -> Round:
         """Return the round over the first `num_requests` rows of the round's memory, after one of `query_len` rows per
-        request; `candidate` is one of `EngineConfig.k_candidates`, which the config chooses by default.
+        request; K is one of `EngineConfig.k_candidates`, and by default the one that the config chooses.
         """
-        key = num_requests, query_len, candidate
+        key = num_requests, query_len, num_speculative_tokens
         if (known := self._found.get(key)) is None:
             known = self._found[key] = self._make(*key)
         return known
 
-    def _make(self, num_requests: int, query_len: int, candidate: int | None) -> Round:
+    def _make(self, num_requests: int, query_len: int, asked: int | None) -> Round:
         size, target, drafter = padded_size(num_requests, self._config.sizes), self.target, self.drafter
         n, captured = size or num_requests, size is not None
         k, tree = (self.query_len - 1, False) if drafter is None else self._config.shape(n)
-        k = k if candidate is None else self._config.drafted(candidate)
+        k = k if asked is None else asked
         program = target.verify_programs[tree]
-        verified = program.verified(n, k + 1, candidate)
+        verified = program.verified(n, k + 1)
         batch = BatchDescriptor("verify", n, program.rows(k + 1), k, tree=tree, verified=verified)
         propose: tuple[Step, ...] = ()
         draft = None
         if drafter is not None:
             draft = drafter.draft_programs[tree]
-            asked = None if candidate is None else k
             propose = (partial(_propose, drafter, drafter.inputs(num_requests, query_len), asked),)
         verify = partial(_verify, target, target.prepare(program, batch, captured))
         return Round(k + 1, (*propose, _hand_over(program, draft, n, query_len, k), verify))

@@ -67,7 +67,7 @@ def _make_live(target: TargetRunner, size: int) -> None:
 
 def _rounds(steps: RoundSteps, size: int, k: int) -> Callable[[], None]:
     """Return a function that launches rounds, for requests that have just sampled one token."""
-    memory, ready = steps.target.round, steps.find(size, steps.target.config.drafted(k) + 1, k)
+    memory, ready = steps.target.round, steps.find(size, k + 1, k)
 
     def run() -> None:
         memory.num_sampled[:size].fill_(1)

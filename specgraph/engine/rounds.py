@@ -30,7 +30,6 @@ class _HostMemory:
 
     results: HostCopy
     logprobs: HostCopy
-    expected: HostCopy
 
 
 @dataclass(slots=True)
@@ -40,8 +39,6 @@ class _UnreadRound:
     copied: _HostMemory
     query_len: int
     """Rows per request: how its tokens are packed."""
-    candidate: int
-    """The one of k_candidates that it drafted or verified; K where the config chooses."""
     rows: list[Running | None]
     """The request of each row at the launch; None where there was none or it has left. Empty where no round was
     launched before requests joined."""
@@ -73,15 +70,11 @@ class Rounds:
         """Rounds launched so far."""
         self._query_len = steps.query_len
         """Rows per request in the last round: how its sampled tokens and hidden states are packed."""
-        self._candidate = steps.query_len - 1
-        self._expected = self.target.verify_program.buffers.expected
         platform, memory = self.target.platform, self.target.round
-        candidates = 0 if self._expected is None else self._expected.numel()
         self._copies = [
             _HostMemory(
                 HostCopy(platform, memory.results.numel(), torch.int64),
                 HostCopy(platform, memory.sampled_token_ids.numel(), torch.float32),
-                HostCopy(platform, candidates, torch.float32),
             )
             for _ in range(ahead + 1)
         ]
@@ -197,7 +190,6 @@ class Rounds:
             step(host)
         self.num_rounds += 1
         self._query_len = ready.query_len
-        self._candidate = ready.query_len - 1 if k is None else k
 
     def _passed(self) -> None:
         self._passes += 1
@@ -217,13 +209,11 @@ class Rounds:
         unread = [each.copied for each in self._unread]
         copied = next(each for each in self._copies if all(each is not other for other in unread))
         logprobs = self.target.round.logprobs_of(len(self.rows), self._query_len)
-        self._unread.append(_UnreadRound(copied, self._query_len, self._candidate, rows, self._joined))
+        self._unread.append(_UnreadRound(copied, self._query_len, rows, self._joined))
         self._joined = []
         copied.results.start(self.target.round.results)
         if logprobs is not None:
             copied.logprobs.start(logprobs)
-        if self._expected is not None:
-            copied.expected.start(self._expected)
 
     def _read(self, unread: _UnreadRound) -> list[tuple[Running, list[int]]]:
         """Wait for a round, and give each request its tokens."""
@@ -256,8 +246,7 @@ class Rounds:
             return
         self.metrics.observe(accepted, unread.query_len - 1)
         if self.adaptive is not None:
-            expected = [] if self._expected is None else unread.copied.expected.read().tolist()
-            self.adaptive.acceptance.observe(unread.candidate, accepted, expected)
+            self.adaptive.acceptance.observe(unread.query_len - 1, accepted)
 
     def _vacate(self) -> None:
         """Make the rows of requests that left inert, before anybody joins there."""

@@ -67,15 +67,10 @@ class VerifyProgram(Program):
         rows per request; `verified` of their drafts are (0: all)."""
         return self.buffers.sliced(num_requests, query_len, self.rows(query_len), verified)
 
-    def verified(self, num_requests: int, query_len: int, candidate: int | None = None) -> int:
+    def verified(self, num_requests: int, query_len: int) -> int:
         """Return the drafts of a padded batch that the pass takes, after which the round has `query_len` rows per
         request; see `EngineConfig.verified`."""
-        return self.config.verified(num_requests, num_requests * (self.rows(query_len) - 1), candidate)
-
-    def totals(self, num_requests: int, query_len: int) -> list[int]:
-        """Return what `verified` gives for each candidate that is captured, ascending."""
-        candidates = (self.config.k_candidates or ()) if self.config.verified_drafts == "auto" else (None,)
-        return [self.verified(num_requests, query_len, candidate) for candidate in candidates]
+        return self.config.verified(num_requests, num_requests * (self.rows(query_len) - 1))
 
     def rows(self, query_len: int) -> int:
         """Return the rows per request of the pass after which the round has `query_len` rows per request: as many, or
@@ -91,10 +86,11 @@ class VerifyProgram(Program):
         """Return every captured size with every number of rows, largest first."""
         tree = self.tree is not None
         return [
-            BatchDescriptor("verify", size, self.rows(length), length - 1, tree=tree, verified=total)
+            BatchDescriptor(
+                "verify", size, self.rows(length), length - 1, tree=tree, verified=self.verified(size, length)
+            )
             for size in reversed(self.config.sizes)
             for length in reversed(self._query_lens)
-            for total in reversed(self.totals(size, length))
         ]
 
     def make_inert(self) -> None:
@@ -108,11 +104,8 @@ class VerifyProgram(Program):
         """Return the pass: rows, the target, its hidden states for the drafter, and acceptance."""
         query_len = batch.num_speculative_tokens + 1
         b, plan = self.sliced(batch.num_requests, query_len, batch.verified), self.plan(query_len)
-        totals = self.totals(batch.num_requests, query_len)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
-            if b.ragged is not None and b.expected is not None:
-                b.expected.copy_(ops.expected_accepted(b.ragged.confidence, b.batch.start_positions >= 0, totals))
             self._begin(b, plan)
             out = self.target.forward(b.token_ids, make_attend(b.metadata, 0), self.aux_layers)
             hidden = self.drafter_hidden(out)

@@ -45,9 +45,6 @@ class VerifyBuffers:
     metadata: AttentionMetadata
     ragged: ops.RaggedRows | None = None
     """The split of the rows where requests have as many as their confidence says; the pass then has fewer rows."""
-    expected: Tensor | None = None
-    """float32 [candidates], the result of a ragged verify: drafts per live request that the confidences of this round
-    expect to be accepted if each of k_candidates were the number verified per request. None where nobody chooses."""
     synthetic_acceptance: Tensor | None = None
     """float32 [K]: the chance that each draft is accepted when all before it are; None where the target decides."""
 
@@ -78,7 +75,6 @@ class VerifyBuffers:
             path=path,
             metadata=metadata,
             ragged=ragged,
-            expected=None if ragged is None else self.expected,
             synthetic_acceptance=None if chances is None else chances[: query_len - 1],
         )
 
@@ -127,7 +123,7 @@ def allocate_verify(
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    path = probs = ragged = expected = chances = None
+    path = probs = ragged = chances = None
     if tree is not None:
         moved = requests * tree.num_steps
         path = ops.AcceptedPath(zeros(requests * (tree.num_steps + 1)), zeros(moved), zeros(moved))
@@ -136,8 +132,6 @@ def allocate_verify(
     if config.verified_drafts is not None:
         confidence, ends = zeros(requests, rows - 1, dtype=torch.float32), zeros(requests + 1, dtype=torch.int32)
         ragged = ops.RaggedRows(confidence, ends, zeros(requests * rows))
-    if config.verified_drafts == "auto":
-        expected = zeros(len(config.k_candidates or ()), dtype=torch.float32)
     if config.synthetic_acceptance is not None:
         given = acceptance_chances(config.synthetic_acceptance, config.num_speculative_tokens)
         chances = zeros(max(len(given), query_lens[-1] - 1), dtype=torch.float32)
@@ -153,6 +147,5 @@ def allocate_verify(
         path=path,
         metadata=allocate_metadata(requests, lens, table, 0 if tree is None else rows),
         ragged=ragged,
-        expected=expected,
         synthetic_acceptance=chances,
     )

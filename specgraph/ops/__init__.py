@@ -29,7 +29,7 @@ from specgraph.ops.linear import (
 from specgraph.ops.ngram import keep_tokens, ngram_propose
 from specgraph.ops.paged_attention import DeviceLengths, HostLengths, Mask, paged_attention, paged_attention_host
 from specgraph.ops.past_rows import keep_rows
-from specgraph.ops.ragged import RaggedRows, begin_ragged_rows, expected_accepted
+from specgraph.ops.ragged import RaggedRows, begin_ragged_rows
 from specgraph.ops.rejection import Acceptance, Sampled, accept_greedy, verify_drafts
 from specgraph.ops.sampling_parameters import SamplingParameters, adjust_logits, count_tokens, emitted_logprobs
 from specgraph.ops.slots import advance, shift_token_ids
@@ -78,7 +78,6 @@ __all__ = [
     "draft_from_logits",
     "embed_part",
     "emitted_logprobs",
-    "expected_accepted",
     "expert_mlp",
     "greedy_next_step",
     "grow_tree",

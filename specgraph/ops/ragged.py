@@ -6,7 +6,6 @@ that one captured graph serves every split. Inert requests get rows only where a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,20 +42,6 @@ def choose_drafts(confidence: Tensor, live: Tensor, num_drafts: int) -> Tensor:
     chance = torch.where(live[:, None], confidence.cumprod(dim=1), -1.0).t().flatten()
     order = chance.sort(descending=True, stable=True).indices[:num_drafts]
     return order.new_zeros(steps * requests).index_fill(0, order, 1).view(steps, requests).sum(dim=0)
-
-
-def expected_accepted(confidence: Tensor, live: Tensor, totals: Sequence[int]) -> Tensor:
-    """Return how many drafts per live request are accepted by their confidences if the likeliest of all requests are
-    verified, float32 [len(totals)].
-
-    Args:
-        confidence, live: as in `choose_drafts`.
-        totals: numbers of drafts that might be verified, each at least 1.
-    """
-    chance = torch.where(live[:, None], confidence.cumprod(dim=1), 0.0).flatten().sort(descending=True).values
-    # Ranks choose by these sums and must choose the same: those of whole numbers are the same in any order.
-    summed = (chance * 2**20).round().long().cumsum(dim=0)
-    return torch.stack([summed[total - 1] for total in totals]) / (live.sum().clamp(min=1) * 2**20)
 
 
 @op(writes=("ragged.query_start_loc", "ragged.columns", "rows", "given.draft_token_ids"))

@@ -312,7 +312,7 @@ def test_wrong_options_are_refused_before_torch_is_imported():
         "one path": ("explain", *TREE[:-1], "2"),
         "choose a divisor": ("generate", "--decode-context-parallel", "2"),
         "1 process was started": ("chat", "--tensor-parallel", "2"),
-        "verified_drafts 'auto' is for": ("generate", "--verified-drafts", "auto"),
+        "verified_drafts 'auto' is gone": ("generate", "--verified-drafts", "auto"),
         "draft_tensor_parallel 2": ("generate", "--draft-tensor-parallel", "2"),
         "longest down to the shortest": ("generate", "--draft", "ngram", "--prompt-lookup-min", "9"),
         "stop string": ("chat", "--stop", ""),

@@ -72,8 +72,8 @@ def arguments(batch: ProposeBatch, device: torch.device, *, late: bool = True) -
 
 RAGGED = {
     "dspark-ragged": {"verified_drafts": 1.25},
-    "dspark-auto": {
-        "verified_drafts": "auto", "k_candidates": (1, 2, 3), "round_times": {3: {1: 10.0, 2: 11.0, 3: 12.0}},
+    "dspark-ragged-auto": {
+        "verified_drafts": 1.25, "k_candidates": (1, 2, 3), "round_times": {3: {1: 10.0, 2: 11.0, 3: 12.0}},
     },
 }  # fmt: skip
 """Options of decoders whose verifies take the likeliest drafts."""

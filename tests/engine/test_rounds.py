@@ -232,7 +232,7 @@ def test_acceptance_is_followed_and_counted_by_the_k_of_each_round(ahead):
     policy, order, seen = decoder.rounds.adaptive, [2, 3, 1, 3, 2, 1, 2, 3, 1] * 4, []
     chosen, observe = iter(order), policy.acceptance.observe
     policy.choose = lambda num_rows: next(chosen)
-    policy.acceptance.observe = lambda k, accepted, _: (seen.append((k, [*accepted])), observe(k, accepted))
+    policy.acceptance.observe = lambda k, accepted: (seen.append((k, [*accepted])), observe(k, accepted))
     decoder.add(request(5))
     _, *rounds = [chunk for _ in range(len(order)) for chunk in decoder.step()]
     assert len(rounds) > 3

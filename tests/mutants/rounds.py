@@ -63,7 +63,7 @@ def counted_by_the_latest(real: Any, self: Any, unread: Any) -> Any:
     observe, latest = self.adaptive.acceptance.observe, self._query_len - 1
     with pytest.MonkeyPatch.context() as inner:
         inner.setattr(
-            self.adaptive.acceptance, "observe", lambda _, counts, __: observe(latest, [min(c, latest) for c in counts])
+            self.adaptive.acceptance, "observe", lambda _, counts: observe(latest, [min(c, latest) for c in counts])
         )
         return real(self, unread)
 

@@ -81,7 +81,7 @@ WAYS = {
     "domino": ("step",),
     "ngram": ("merged",),
     "dspark-ragged": ("merged",),
-    "dspark-auto": ("merged",),
+    "dspark-ragged-auto": ("merged",),
 }
 """Lowerings that each kind decodes with: a chain and a block with all of them. The backend knows of no kind; the suite
 has every kind in every lowering on the cpu platform's recorder, which the simulator runs on."""
