@@ -121,6 +121,21 @@ class DecoderModel:
                 named["rotary" if index == 0 else f"rotary.{index}"] = shape.rotary
         return named
 
+    def rank_parts(self) -> frozenset[str]:
+        """Return the names, in `weights`, of the tensors of which each rank has a part of its own; every rank has the
+        others whole, and the same."""
+        parts = {id(tensor) for tensor in named_tensors(self._rank_parts()).values()}
+        return frozenset(name for name, tensor in self.weights().items() if id(tensor) in parts)
+
+    def _rank_parts(self) -> tuple[Any, ...]:
+        """Return these tensors, in records of any form; subclasses add their own."""
+        embeds_part = self.embed_tokens.shape[0] != self.sizes.vocab_size
+        return (
+            self.embed_tokens if embeds_part else None,
+            self.lm_head if self._output.is_split else None,
+            *(layer.rank_parts() for layer in self.layers),
+        )
+
 
 class DraftDecoder(DecoderModel):
     """A draft head of decoder layers. The target's final hidden state is its input where nothing else is said."""

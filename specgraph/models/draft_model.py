@@ -75,3 +75,7 @@ class DraftModelHead:
     def weights(self) -> Mapping[str, Tensor]:
         own = {} if self.draft_to_target is None else {"draft_to_target": self.draft_to_target}
         return {**self.model.weights(), **own}
+
+    def rank_parts(self) -> frozenset[str]:
+        """Return `DecoderModel.rank_parts` of the model."""
+        return self.model.rank_parts()

@@ -81,6 +81,28 @@ class DecoderLayer:
     tensor_parallel: TensorParallel = WHOLE
     """The ranks that split it. Where it is split, heads and inner columns here are this rank's."""
 
+    def rank_parts(self) -> tuple[Weight | Tensor | EngineMlp | None, ...]:
+        """Return the weights of which each rank has a part of its own: heads, inner columns, or experts.
+
+        An engine's own MLP is among them as a whole if ranks split the layer: its weights are not told apart.
+        """
+        ranks, output = self.tensor_parallel, _without_bias(self.output)
+        if self.experts is not None and ranks.experts is not None:
+            mlp = (self.gate_up, self.down) if ranks.experts.size > 1 else ()
+        else:
+            mlp = (self.gate_up, _without_bias(self.down), self.mlp) if ranks.size > 1 else ()
+        if ranks.size == 1 or (self.latent is not None and not self.latent.config.splits_heads):
+            return mlp
+        if self.latent is None:
+            return self.qkv, self.sinks, output, *mlp
+        query = self.qkv if self.latent.query_up is None else self.latent.query_up
+        return query, self.latent.key_up, self.latent.value_up, output, *mlp
+
+
+def _without_bias(split_by_columns: Weight) -> Weight:
+    """Return the part that a rank has of its own: every rank has the bias whole, and the first one adds it."""
+    return split_by_columns._replace(bias=None)
+
 
 def decoder_blocks(
     x: Tensor,

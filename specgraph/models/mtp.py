@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -92,3 +93,7 @@ class MtpHead(DraftDecoder):
     def weights(self) -> Mapping[str, Tensor]:
         modules = named_tensors(self.modules, "modules")
         return {**{name: own for name, own in modules.items() if ".layer." not in name}, **super().weights()}
+
+    def _rank_parts(self) -> tuple[Any, ...]:
+        projections = (module.projection for module in self.modules)
+        return *super()._rank_parts(), *(each for each in projections if each.matrix.shape[0] != self.hidden_size)

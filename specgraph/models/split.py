@@ -5,9 +5,6 @@ For a model that is whole (`WHOLE`) each function is the plain op.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,23 +12,6 @@ from torch.nn import functional
 from specgraph import ops
 from specgraph.ops.linear import Weight
 from specgraph.parallel import WHOLE, TensorParallel
-
-_SPLIT = re.compile(
-    r"(^|\.)(embed_tokens|lm_head|qkv|output|gate_up|down|sinks|(query|key|value)_up)(_bias|_scale)?$|\.mlp\.weights\."
-)
-"""The names, in `Head.weights`, of tensors that ranks may split; of a mixture of experts nothing is told apart."""
-
-
-def whole_weights(weights: Mapping[str, Tensor], hidden_size: int) -> list[Tensor]:
-    """Return those of a head's weights that every rank has whole, and the same."""
-
-    def is_split(name: str) -> bool:
-        matrix = name.removesuffix("_bias").removesuffix("_scale")
-        if matrix.startswith("modules.") and matrix.endswith(".projection"):  # an MTP module's: engines may split rows
-            return weights[matrix].shape[0] < hidden_size
-        return _SPLIT.search(name) is not None
-
-    return [tensor for name, tensor in weights.items() if not is_split(name)]
 
 
 def row_parallel(x: Tensor, weight: Weight, residual: Tensor | None, ranks: TensorParallel) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -14,7 +14,6 @@ from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens
 from specgraph.draft.protocol import DraftHead, ParallelHead
 from specgraph.errors import ConfigError, RankError, UnsupportedError
-from specgraph.models.split import whole_weights
 from specgraph.parallel import Ranks
 from specgraph.parallel.start_up import PATIENCE, agreed, agreed_captures
 from specgraph.plugin.prompts import Chunk, PromptPass, PromptProgram
@@ -41,6 +40,7 @@ class FastPath:
         sampled: bool = False,
         capture_sizes: Sequence[int] | None = None,
         ranks: Ranks | None = None,
+        rank_parts: Collection[str] = (),
         compare_every: int = 1000,
         module: Any = None,
     ) -> None:
@@ -53,15 +53,18 @@ class FastPath:
             capture_sizes: numbers of requests to capture; by default a ladder up to `max_num_requests`. The largest is
                 the largest batch that can be drafted for.
             ranks: those that split the head; all of them make this object, and make the same calls of it.
+            rank_parts: the names, in the head's `weights()`, of the tensors of which each rank has a part of its own
+                (`DecoderModel.rank_parts`). All others are compared at start-up: every rank has them whole.
             compare_every: proposes from one comparison of the ranks' tokens to the next, which waits for the device;
                 0 compares at start-up only.
             module: the torch module that has the head's weights, whose places are noted (`weights_moved`).
 
         Raises:
-            ConfigError, UnsupportedError, CaptureError: as of `Drafter` and its `capture`.
+            ConfigError, UnsupportedError, CaptureError: as of `Drafter` and its `capture`; a name in `rank_parts` is
+                none of the head's.
             RankError: another rank raises one of these.
         """
-        self._head, self._ranks, self._compare_every = head, ranks, compare_every
+        self._head, self._ranks, self._rank_parts, self._compare_every = head, ranks, rank_parts, compare_every
         owners = [] if module is None else [owner._parameters for owner in module.modules()]
         self._weights = [(owner, name) for owner in owners for name, tensor in owner.items() if tensor is not None]
         self._addresses = self._weight_addresses()
@@ -71,6 +74,11 @@ class FastPath:
                 raise UnsupportedError(
                     "several MTP modules take tokens further on in a prompt than the rows of an engine's pass: give "
                     "one module (num_modules=1), or draft by Drafter, whose prefill takes the whole prompt"
+                )
+            if unknown := sorted(set(rank_parts) - head.weights().keys()):
+                raise ConfigError(
+                    f"rank_parts has {', '.join(unknown)}, which {type(head).__name__}.weights() has not: give names "
+                    "of its tensors"
                 )
             self.config = DraftConfig(
                 num_speculative_tokens=num_speculative_tokens,
@@ -127,7 +135,7 @@ class FastPath:
                 )
             )
             if self._ranks is not None:
-                whole = whole_weights(self._head.weights(), self._head.hidden_size)
+                whole = [own for name, own in self._head.weights().items() if name not in self._rank_parts]
                 self._compare("start-up", *whole, self._draft_without_blocks())
 
     @torch.no_grad()

@@ -98,3 +98,12 @@ def test_what_is_missing_or_not_served_is_named() -> None:
     fast.fill(replace(end, temperature=torch.ones(1), seeds=torch.ones(1, dtype=torch.int64)))
     with pytest.raises(UnsupportedError, match="several MTP modules take tokens further on"):
         FastPath(make_head("mtp-modules", target), caches, platform, **sizes)
+
+
+def test_a_part_that_is_none_of_the_head_s_weights_is_named() -> None:
+    platform = open_platform("cpu")
+    head = make_head("eagle", make_target())
+    caches = allocate_caches(head.attention_layers, 4, BLOCK, torch.float32, platform.device)
+    sizes = {"num_speculative_tokens": 1, "max_num_requests": 1, "max_model_len": 16, "block_size": BLOCK}
+    with pytest.raises(ConfigError, match=r"rank_parts has qkv, which EagleHead\.weights\(\) has not"):
+        FastPath(head, caches, platform, **sizes, rank_parts=["fc", "qkv"])

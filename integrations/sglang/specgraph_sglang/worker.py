@@ -181,6 +181,7 @@ class DraftRounds:
             block_size=page_size,
             capture_sizes=sizes,
             ranks=self._ranks,
+            rank_parts=head.rank_parts(),
             module=runner.model,
         )
         self._warm_up(fast, rows, head.dtype)

@@ -12,11 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph import DraftHead, KVCache
-from specgraph.draft.protocol import ParallelHead
+from specgraph import KVCache
 from specgraph.errors import UnsupportedError
 from specgraph.models import eagle3_head_from_module, eagle_head_from_module
+from specgraph.models.dflash import DFlashHead
+from specgraph.models.draft_model import DraftModelHead
+from specgraph.models.eagle import EagleHead
+from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.from_modules import CallMlp
+from specgraph.models.mtp import MtpHead
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph_vllm.config import FP8_CACHES
 from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS, dflash_head, dspark_head
@@ -25,13 +29,15 @@ from specgraph_vllm.mtp import LATENT_ATTENTION, MTP_CLASSES, mtp_head, mtp_part
 
 EAGLE3_CLASS, EAGLE_CLASS = "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM"
 
+VllmHead = Eagle3Head | EagleHead | DFlashHead | MtpHead | DraftModelHead
+
 SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, DFLASH_CLASS, DSPARK_CLASS, *MTP_CLASSES, *LANGUAGE_MODEL_CLASSES)
 """The modules of vLLM that `draft_head` reads."""
 
 
 def draft_head(
     module: Any, target_hidden_size: Callable[[], int], ranks: TensorParallel = WHOLE, call: CallMlp | None = None
-) -> DraftHead | ParallelHead:
+) -> VllmHead:
     """The head over the module's own weights, with the module's own table of cosines and sines.
 
     Args:
@@ -95,7 +101,7 @@ class DraftCache:
 
 
 def draft_cache(
-    head: DraftHead | ParallelHead,
+    head: VllmHead,
     module: Any,
     groups: Sequence[Any],
     block_sizes: Sequence[int],

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from specgraph import DraftHead, open_platform
-from specgraph.draft.protocol import ParallelHead
+from specgraph import open_platform
 from specgraph.engine import ProposeCounts
 from specgraph.errors import RankError, SpecgraphError
 from specgraph.parallel import WHOLE, Ranks
@@ -21,7 +20,7 @@ from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
 from specgraph.plugin.engine_names import parameters
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_logits import write_draft_logits
-from specgraph_vllm.draft_model import draft_cache, draft_head
+from specgraph_vllm.draft_model import VllmHead, draft_cache, draft_head
 from specgraph_vllm.names import PROPOSE, table_block_sizes
 
 _LOG = logging.getLogger("vllm.specgraph")  # below vLLM's own logger, so that its handlers show it
@@ -118,7 +117,7 @@ class Speculator(_Stock):
         """None before the capture, and where vLLM drafts because something is not supported."""
         self.counts = ProposeCounts(_LOG, settings.log_every)
         self._kv_group = 0
-        self._head: DraftHead | ParallelHead | None = None
+        self._head: VllmHead | None = None
         self._left_to_vllm = "no captured graphs"
 
     def load_model(self, target_model: Any) -> None:
@@ -126,7 +125,7 @@ class Speculator(_Stock):
         with self._refusals():
             self._head = self._read_head()
 
-    def _read_head(self) -> DraftHead | ParallelHead:
+    def _read_head(self) -> VllmHead:
         split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
         return draft_head(self.model, lambda: self.vllm_config.model_config.get_hidden_size(), split, self._run_mlp)
 
@@ -199,6 +198,7 @@ class Speculator(_Stock):
                 sampled=self.draft_logits is not None,
                 capture_sizes=self.settings.capture_sizes,
                 ranks=self._ranks,
+                rank_parts=self._head.rank_parts(),
                 compare_every=self.settings.compare_every,
                 module=self.model,
             )
@@ -208,7 +208,7 @@ class Speculator(_Stock):
             graphs = len(sizes) + len(fast.prompts.sizes)
             _LOG.info("specgraph drafts for up to %d requests (%d graphs)", sizes[-1], graphs)
 
-    def _warm_up(self, fast: FastPath, head: DraftHead | ParallelHead, table: Any) -> None:
+    def _warm_up(self, fast: FastPath, head: VllmHead, table: Any) -> None:
         """Hand over one request without blocks in both forms of `_round_end`, whose kernels vLLM would otherwise have
         compiled while it serves."""
 

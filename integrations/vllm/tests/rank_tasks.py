@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from zlib import crc32
 
 import torch
 from engine_rounds import Engine
@@ -14,6 +15,7 @@ from specgraph_vllm.names import FORWARD_CONTEXT, TENSOR_PARALLEL
 from test_prompts import Load
 from vllm_objects import StockSpeculator, batch_class, vllm_config
 
+from specgraph.models.decoder import DecoderModel
 from specgraph.parallel.join import ranks_of_groups
 
 KINDS = {
@@ -33,8 +35,8 @@ def started(ranks, kind: str, change=None, **settings) -> Engine:
 
 
 def draft(ranks) -> list[list[int]]:
-    """For each kind: proposes, drafts compared with those of the whole module, those that differ, and comparisons
-    between the ranks."""
+    """For each kind: proposes, drafts compared with those of the whole module, those that differ, comparisons between
+    the ranks, and weights that are not split as the head says."""
     found = []
     for kind, number in KINDS.items():
         engine = started(ranks, kind, compare_every=4, capture_sizes=[3])
@@ -50,14 +52,28 @@ def draft(ranks) -> list[list[int]]:
                     wrong += want is not None and got.tolist() != want
             load.leave()
         assert engine.speculator.counts.by_reason == {"specgraph": proposes}
-        found.append([proposes, compared, wrong, engine.speculator._ranks.exchanges - before])
+        exchanges = engine.speculator._ranks.exchanges - before
+        found.append([proposes, compared, wrong, exchanges, mislabelled(engine.speculator)])
         engine.speculator.fast_path.drafter.close()
         engine.speculator._ranks.close()
     return found
 
 
+def mislabelled(speculator) -> list[str]:
+    """The weights that are the same on both ranks and should be parts, or the other way round; of a mixture of vLLM's
+    nothing is told apart."""
+    parts, wrong = speculator._head.rank_parts(), []
+    for name, tensor in speculator._head.weights().items():
+        digest = crc32(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        one, other = speculator._ranks.exchange(name, [digest])
+        if tensor.numel() and (one != other) != (name in parts) and ".mlp." not in name:
+            wrong.append(name)
+    return wrong
+
+
 def drift(ranks, what: str) -> str:
-    """Rank 1 is another one, in what is supported, in a whole projection, in a token, or by an error in a propose."""
+    """Rank 1 is another one, in what is supported, in a whole projection, in a token, or by an error in a propose; or
+    both ranks take a part for a whole weight."""
 
     def change(engine: Engine) -> None:
         if ranks.rank and what == "support":
@@ -65,6 +81,9 @@ def drift(ranks, what: str) -> str:
         if ranks.rank and what == "weight":
             mtp_parts(engine.module).projection.weight.data.mul_(2)
 
+    if what == "label":
+        of = DecoderModel.rank_parts
+        DecoderModel.rank_parts = lambda head: of(head) - {"layers.0.down"}
     kind = "mtp" if what == "weight" else "shipped"
     engine = started(ranks, kind, change, compare_every=2, capture_sizes=[1], when_unsupported="vllm")
     engine.prompt(0, 9)

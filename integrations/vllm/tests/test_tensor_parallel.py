@@ -9,13 +9,15 @@ from parallel.processes import results, run_ranks
 def test_every_kind_drafts_what_the_whole_module_drafts():
     one, other = results(2, "call", module="rank_tasks", name="draft")
     assert one == other
-    assert [(proposes, wrong) for proposes, _, wrong, _ in one] == [(6, 0)] + [(3, 0)] * 7
+    assert [(proposes, wrong) for proposes, _, wrong, *_ in one] == [(6, 0)] + [(3, 0)] * 7
     assert all(compared > 0 for _, compared, *_ in one)
+    assert [wrong for *_, wrong in one] == [[]] * 8
 
 
 @pytest.mark.parametrize(("what", "words"), [
     ("support", "rank 1 failed: UnsupportedError: "),
     ("weight", "rank 1 and rank 0 draft from other tokens or weights, or other tokens from the same, at start-up"),
+    ("label", "other tokens or weights, or other tokens from the same, at start-up"),
     ("token", "other tokens from the same, at propose"),
 ])  # fmt: skip
 def test_ranks_that_differ_end_with_the_same_error(what, words):
