@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
-from specgraph.capture import Dispatch, LengthsAt, ModelRunner
+from specgraph.capture import Dispatch, LengthsAt, ModelRunner, PrefillBuffers, Program
 from specgraph.device import Platform, Progress
 from specgraph.draft.batch_checks import check_options, check_types, check_values, refuse_values, vocabulary_size
 from specgraph.draft.bound import BoundTensors
@@ -21,6 +22,7 @@ from specgraph.draft.host_lengths import Counts, HostRounds
 from specgraph.draft.kinds import programs_for
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.prefill import DraftPrefill
+from specgraph.draft.program import DraftProgram
 from specgraph.draft.propose_passes import ProposePass, ProposePasses
 from specgraph.draft.protocol import Head
 from specgraph.draft.round import DraftTokens, ProposeBatch, allocate_round
@@ -57,6 +59,7 @@ class Drafter(ModelRunner):
         *,
         attention: AttentionBackend | None = None,
         sampling: SamplingBuffers | None = None,
+        prompts: Callable[[DraftProgram[Any]], Program] | None = None,
     ) -> None:
         """
         Args:
@@ -68,6 +71,8 @@ class Drafter(ModelRunner):
             sampling: what requests ask of sampling besides temperature and seed, in memory that the caller writes;
                 drafts then follow it (see `SamplingBuffers.adjusted_drafts`), except those of a tree. None: they are
                 drawn by temperature alone, which lossless acceptance makes up for.
+            prompts: makes the program that writes the keys of prompts, from a draft program of the head. It is captured
+                in place of the one that `prefill` runs, and the caller runs it.
 
         Raises:
             ConfigError: the head or the attention backend lacks a member of its protocol, the caches do not fit the
@@ -93,9 +98,13 @@ class Drafter(ModelRunner):
         self.buffers = self.program.buffers
         num_blocks = caches[0].key.shape[0]
         self._history = KVHistory(config, num_blocks, self.position_offset) if config.debug else None
-        self._prefill = DraftPrefill(self.program, num_blocks, self._history)
-        self.prefill_buffers = self._prefill.buffers
-        self.programs += [self._prefill.program, *self.draft_programs.values()]
+        self._prefill: DraftPrefill | None = None
+        if prompts is None:
+            self._prefill = DraftPrefill(self.program, num_blocks, self._history)
+            prompt_program = self._prefill.program
+        else:
+            prompt_program = prompts(self.program)
+        self.programs += [prompt_program, *self.draft_programs.values()]
         self.bound: list[BoundTensors] = []
         """The tensors that `bind` was given, in order."""
         self.num_proposes = 0
@@ -149,6 +158,16 @@ class Drafter(ModelRunner):
     def position_offset(self) -> int:
         """See `DraftProgram.position_offset`."""
         return self.program.position_offset
+
+    @property
+    def prefill_buffers(self) -> PrefillBuffers:
+        """Return the memory of a prefill pass, where a target's pass can leave its hidden states."""
+        return self._own_prefill().buffers
+
+    def _own_prefill(self) -> DraftPrefill:
+        if self._prefill is None:
+            raise UnsupportedError("prefill: this drafter's prompts are written by the program that `prompts` made")
+        return self._prefill
 
     @property
     def rows_without_block(self) -> int:
@@ -287,8 +306,9 @@ class Drafter(ModelRunner):
             ConfigError: positions outside of the prompt or with gaps, `aux_hidden` of another shape, a tensor for
                 numbers that the host reads, a token id outside of the vocabulary, where the head tells its size;
                 nothing was run.
+            UnsupportedError: the drafter was made with `prompts`.
         """
-        return self._prefill.run(self, prompt, positions, blocks, aux_hidden, at_least)
+        return self._own_prefill().run(self, prompt, positions, blocks, aux_hidden, at_least)
 
     def _host_lengths(
         self, ready: ProposePass, start_positions: Sequence[int] | None, num_sampled: Counts | None

@@ -12,6 +12,7 @@ from torch import Tensor
 from specgraph.attention import KVCache
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens
+from specgraph.draft.program import DraftProgram
 from specgraph.draft.protocol import DraftHead, ParallelHead
 from specgraph.errors import ConfigError, RankError, UnsupportedError
 from specgraph.parallel import Ranks
@@ -64,6 +65,8 @@ class FastPath:
                 none of the head's.
             RankError: another rank raises one of these.
         """
+        self.prompts: PromptProgram
+        """One of the drafter's programs: it writes the keys of prompts."""
         self._head, self._ranks, self._rank_parts, self._compare_every = head, ranks, rank_parts, compare_every
         owners = [] if module is None else [owner._parameters for owner in module.modules()]
         self._weights = [(owner, name) for owner in owners for name, tensor in owner.items() if tensor is not None]
@@ -87,12 +90,14 @@ class FastPath:
                 block_size=block_size,
                 capture_sizes=sizes,
                 sampled=sampled,
-                prefill_sizes=(1,),  # `PromptProgram` takes the place of the drafter's own prompts
             )
-            self.drafter = Drafter(head, caches, platform, self.config)
+
+            def prompts(program: DraftProgram[Any]) -> PromptProgram:
+                self.prompts = PromptProgram(program, max_num_rows)
+                return self.prompts
+
+            self.drafter = Drafter(head, caches, platform, self.config, prompts=prompts)
             self._reach = 2 * self.config.query_len - (not self.drafter.program.has_row_of_last_draft)
-            self.prompts = PromptProgram(self.drafter.program, max_num_rows)
-            self.drafter.programs = [self.prompts, *self.drafter.draft_programs.values()]
         with agreed(ranks, PATIENCE):
             self.drafter.capture(agreed_captures(ranks))
 

@@ -107,3 +107,14 @@ def test_a_part_that_is_none_of_the_head_s_weights_is_named() -> None:
     sizes = {"num_speculative_tokens": 1, "max_num_requests": 1, "max_model_len": 16, "block_size": BLOCK}
     with pytest.raises(ConfigError, match=r"rank_parts has qkv, which EagleHead\.weights\(\) has not"):
         FastPath(head, caches, platform, **sizes, rank_parts=["fc", "qkv"])
+
+
+def test_a_drafter_whose_prompts_another_program_writes_has_no_prefill() -> None:
+    platform = open_platform("cpu")
+    head = make_head("eagle", make_target())
+    caches = allocate_caches(head.attention_layers, 4, BLOCK, torch.float32, platform.device)
+    sizes = {"num_speculative_tokens": 1, "max_num_requests": 1, "max_model_len": 16, "block_size": BLOCK}
+    drafter = FastPath(head, caches, platform, **sizes).drafter
+    assert not [name for name in drafter.read_set() if name.startswith("prefill")]
+    with pytest.raises(UnsupportedError, match="prefill: this drafter's prompts are written by the program"):
+        drafter.prefill([1, 2], range(1), [1])
