@@ -401,6 +401,16 @@ def test_a_tensor_whose_storage_is_freed(call, name):
             getattr(drafter, call)(round_with(name))
 
 
+def test_a_view_of_a_storage_that_is_freed():
+    """Its own address is not 0: it begins behind the first element."""
+    platform = open_platform("cpu")
+    caches = allocate_caches(HEAD.attention_layers, 4, 16, HEAD.dtype, platform.device)
+    drafter = Drafter(HEAD, caches, platform, config(decode="eager", prefill_sizes=[8]))
+    view = freed(torch.ones(2, 2).int()[1:])
+    with pytest.raises(ConfigError, match="the storage of block_table is freed"):
+        drafter.propose(replace(round_with(), block_table=view))
+
+
 def test_memory_that_is_freed():
     platform, buffers = open_platform("cpu"), allocate_sampling(1, 9, torch.device("cpu"))
     cache = allocate_caches(HEAD.attention_layers, 4, 16, HEAD.dtype, platform.device)[0]

@@ -19,7 +19,7 @@ from specgraph.draft.host_lengths import Counts
 from specgraph.draft.protocol import Head
 from specgraph.draft.round import ProposeBatch
 from specgraph.errors import ConfigError, first_line
-from specgraph.ops.tensor_forms import INTEGERS
+from specgraph.ops.tensor_forms import INTEGERS, is_freed
 from specgraph.validation import checked, refuse_mode
 
 _TENSORS = tuple(field.name for field in fields(ProposeBatch))
@@ -60,7 +60,9 @@ def check_types(call: str, batch: Any, device: torch.device) -> None:
             raise ConfigError(f"{call}: {name} is {value.dtype}: give {kind}, as ProposeBatch has them")
         if value.layout is not torch.strided:
             raise ConfigError(f"{call}: {name} is {value.layout}: give a plain tensor, such as {name}.to_dense()")
-        if not value.data_ptr() and value.numel():  # `is_freed` takes longer
+        # A storage that was freed has no bytes. `is_freed` alone also sees one that was made shorter, and takes 0.3
+        # microseconds more for each tensor of each propose.
+        if not value.untyped_storage().nbytes() and is_freed(value):
             raise ConfigError(f"{call}: the storage of {name} is freed: give a tensor that has its memory")
     if (ids := batch.sampled_token_ids).dim() != 2:
         raise ConfigError(f"sampled_token_ids is {list(ids.shape)}, expected [requests, K + 1]")
