@@ -26,6 +26,7 @@ from specgraph.attention.context_parallel import (
 from specgraph.attention.interface import AttentionLayer, StepContext, TaskKey
 from specgraph.attention.metadata import AttentionMetadata
 from specgraph.device import Platform, Support, no, yes
+from specgraph.device.source import NONSENSE, explained
 from specgraph.errors import ConfigError, UpdateError
 from specgraph.ops import HostLengths, KVCache, Mask, NewRows
 from specgraph.ops.kv_cache import rotate_pairs
@@ -104,15 +105,12 @@ _ROWS = {
 def _explained(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """Have a pass that failed by its arguments say which of them is wrong; one that succeeds is not looked at."""
 
-    explain: Callable[..., None] = _check_pass
+    look: Callable[..., None] = _check_pass
 
     @wraps(forward)
     def call(*args: P.args, **given: P.kwargs) -> Tensor:
-        try:
+        with explained((*NONSENSE, IndexError, RuntimeError), partial(look, *args, **given)):
             return forward(*args, **given)
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-            explain(*args, **given)
-            raise
 
     return call
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -29,7 +28,7 @@ from specgraph.capture.graph_runner import Body, GraphRunner, Recording, StepLen
 from specgraph.capture.lowering import Launch, launches, resolve
 from specgraph.capture.program import Program
 from specgraph.device import Graph, Platform, Progress
-from specgraph.device.source import NONSENSE, users_code
+from specgraph.device.source import NONSENSE, explained, users_code
 from specgraph.errors import CaptureError, ConfigError
 from specgraph.ops.tensor_forms import check_named
 from specgraph.validation import OneCall, checked, shown
@@ -164,22 +163,9 @@ class ModelRunner(OneCall):
                 inert = program
             if launch.descriptor not in self.graphs:
                 what = f"capture of {launch.descriptor} failed"
-                with users_code(what, CaptureError, theirs_alone=True), self._explained():
+                with users_code(what, CaptureError, theirs_alone=True), explained((RuntimeError,), self._check):
                     self.graphs.capture(launch.descriptor, body)
             progress("capturing", done, len(captures))
-
-    @contextmanager
-    def _explained(self) -> Generator[None]:
-        """Have a pass that torch refuses say which tensor of the model is not as its protocol says, if one is."""
-        try:
-            yield
-        except RuntimeError as error:
-            try:
-                self._check()
-            except ConfigError as found:
-                if found.__cause__ is None:  # a tensor of another form; a device that failed fails here too
-                    raise found from error
-            raise
 
     def pass_mode(self, program: Program) -> PassMode:
         """Return the way in which the passes of a program run."""
@@ -221,7 +207,7 @@ class ModelRunner(OneCall):
                 now = LaunchLengths(lengths, dict(zip(launch.captured_steps, launch.steps, strict=True)))
             if graphs is None:
                 what = f"{ready.batch} of {type(self._model).__name__} failed"
-                with users_code(what, ConfigError, NONSENSE), self._explained():
+                with users_code(what, ConfigError, NONSENSE), explained((RuntimeError,), self._check):
                     self._body(ready.program, ready.batch, launch, now)(None)
             else:
                 self.launches[ready.program.phase] += graphs.replay(launch.descriptor, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from operator import is_
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph.errors import SpecgraphError, first_line
+from specgraph.errors import ConfigError, SpecgraphError, first_line
 
 _TORCH = os.path.dirname(os.path.abspath(str(torch.__file__))) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -64,6 +64,21 @@ def users_code(
             raise
         place = f" (at {line})" if line else ""
         raise error(f"{what}{place}: {type(raised).__name__}: {first_line(raised)[:300]}") from raised
+
+
+@contextmanager
+def explained(kinds: tuple[type[Exception], ...], look: Callable[[], object]) -> Generator[None]:
+    """Raise the ConfigError of `look`, which says what is wrong, if the block fails with one of `kinds`. The block's
+    own exception stays if `look` finds nothing."""
+    try:
+        yield
+    except kinds as error:
+        try:
+            look()
+        except ConfigError as found:
+            if found.__cause__ is None:  # a device that failed fails here too
+                raise found from error
+        raise
 
 
 def variable_name(tensor: Tensor) -> str:

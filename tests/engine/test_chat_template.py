@@ -218,9 +218,9 @@ CONTINUED = {
 """Messages, the option, and whether a template of some family can do it."""
 
 
+@read_since_then("reasoning is continued, and keys that are None are left out,")
 @pytest.mark.parametrize("case", CONTINUED.values(), ids=CONTINUED.keys())
 def test_a_message_that_is_continued(case, tmp_path, by_transformers):
-    pytest.importorskip("transformers", "5.24")  # earlier ones continue no reasoning, and keep keys that are None
     messages, field, works = case
     rendered = 0
     for template in FAMILIES.values():
