@@ -27,7 +27,7 @@ from specgraph.draft.propose_passes import ProposePass, ProposePasses
 from specgraph.draft.protocol import Head
 from specgraph.draft.round import DraftTokens, ProposeBatch, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers
-from specgraph.errors import CaptureError, ConfigError
+from specgraph.errors import CaptureError, ConfigError, UnsupportedError
 from specgraph.ops.tensor_forms import check_named
 from specgraph.validation import RUNNING, OneCall, check, checked, one_call
 
