@@ -1,7 +1,7 @@
-"""Options, each declared once: `DraftConfig`, `EngineConfig`, `load_generator` and the commands take them from here.
+"""Options of loading and running a pair, each declared once: `load_generator` and the commands take them from here.
 
-The three that may be left open in `EngineOptions` (num_speculative_tokens, max_model_len, block_size) are fields of the
-configs too: there they are the numbers that were settled on.
+The three that may be left open in `EngineOptions` (num_speculative_tokens, max_model_len, block_size) are fields of
+`DraftConfig` too: there they are the numbers that were settled on.
 
 Importing this module does not import torch, so that `specgraph --help` is fast.
 """
@@ -10,13 +10,14 @@ Importing this module does not import torch, so that `specgraph --help` is fast.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from specgraph.draft_tree import DraftTree
-from specgraph.errors import ConfigError, first_line
+from specgraph.config import DraftCount, DraftOptions, DraftTree, KVCacheDtype, check_layout, check_ngrams, option
+from specgraph.device.names import DTYPES, DType, dtype_named
+from specgraph.errors import ConfigError
 from specgraph.validation import (
     Count,
     Gone,
@@ -29,26 +30,10 @@ from specgraph.validation import (
     Tokens,
     checked,
     checked_fields,
-    shown,
 )
 
-if TYPE_CHECKING:
-    import torch
-
-    DType = torch.dtype | str | None
-else:
-    DType = object  # `dtype_named` checks it, once torch is loaded
-
-DTYPES = ("float32", "float16", "bfloat16")
 NGRAM = Path("ngram")
 """Takes the place of a drafter's folder, and stands for `NgramHead`, which has none."""
-LoweringChoice = Annotated[
-    Literal["auto", "eager", "piecewise", "step", "merged"],
-    Gone("round", "a whole round in one launch was no faster than a propose in one; give 'merged'"),
-]
-PrefillChoice = Literal["auto", "eager", "piecewise", "full"]
-Fallback = Literal["error", "eager"]
-KVCacheDtype = Literal["auto", "fp8"]
 Fp8Weights = Literal["dequantise", "keep"]
 StoredWeights = Literal["plain", "fp8", "fp8-blocks"]
 """The storage of a random head's matrices: in its dtype; as FP8 with a scale per row; or with a scale per row and 128
@@ -61,34 +46,14 @@ DrafterShape = Literal[
 """The shapes of drafters with random weights, `specgraph.tools.shapes.SHAPES`."""
 RandomTarget = Literal["llama3-8b", "qwen3-8b", "tiny-python"]
 """Targets with random weights, `specgraph.tools.rounds.TARGETS`."""
-DraftSampling = Literal["sampled", "greedy"]
 BlockCount = Annotated[int, Range(2, (1 << 31) - 1)]
 RoundsAhead = Annotated[int, Range(0, 1)]
-DraftCount = Annotated[int, Range(1, 63)]
-"""K: a verify has K + 1 rows per request, at most `MAX_TREE_LEN` as a tree's."""
-Schedule = Mapping[Requests, Annotated[int, Range(0, 63)] | Literal["tree"]]
 VerifiedDrafts = Annotated[
     Positive | None,
     Gone("auto", "no run on a GPU showed that choosing the number pays; give the number, such as 2.5, or leave it out"),
 ]
 RoundTimes = Mapping[Requests, Mapping[DraftCount, Positive]]
 """Microseconds of one round (verify of K drafts and propose of K): {padded requests: {K: time}}."""
-
-
-def option(default: Any, text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> Any:
-    """Return a field that is an option of the commands; `text`, one sentence, is shown by `--help`.
-
-    `flags` are `--` and the field's name by default; `parse` turns the command line's text into the field's value, or
-    raises ValueError.
-    """
-    return field(default=default, metadata={"help": text, "flags": flags, "parse": parse})
-
-
-def _integers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError("give whole numbers, comma-separated") from None
 
 
 def _whole_or_auto(text: str) -> int | Literal["auto"]:
@@ -117,14 +82,6 @@ def _times(text: str) -> dict[int, dict[int, float]]:
         raise ValueError("the file is no JSON object {requests: {K: microseconds}}") from None
 
 
-def _schedule(text: str) -> dict[int, int | Literal["tree"]]:
-    parts = [part.partition(":") for part in text.split(",")]
-    try:
-        return {int(limit): "tree" if drafts == "tree" else int(drafts) for limit, _, drafts in parts}
-    except ValueError:
-        raise ValueError("give REQUESTS:K or REQUESTS:tree, comma-separated, such as 4:5,16:3") from None
-
-
 def parse_acceptance(text: str) -> float | tuple[float, ...]:
     """Return `synthetic_acceptance` as the commands write it; ValueError if it is not that."""
     try:
@@ -132,60 +89,6 @@ def parse_acceptance(text: str) -> float | tuple[float, ...]:
     except ValueError:
         raise ValueError("give a rate (0.7), or one share per position (0.8,0.6,0.5)") from None
     return shares[0] if len(shares) == 1 else shares
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunnerOptions:
-    """Options of whatever captures and runs the programs of a model."""
-
-    max_num_requests: Requests = option(1, "Requests in the largest batch.")
-    capture_sizes: Sequence[Requests] | None = option(
-        None, "Batch sizes to capture, comma-separated. Default: a ladder up to max_num_requests.", parse=_integers
-    )
-    prefill_sizes: Sequence[Tokens] | None = option(
-        None, "Rows of prefill passes to capture, comma-separated. Default: up to 512, on cpu 128.", parse=_integers
-    )
-    decode: LoweringChoice = option("auto", "How the draft loop becomes graph launches.", parse=str.lower)
-    prefill: PrefillChoice = option(
-        "auto", "How prompts run: op by op, from graphs between attention calls, or as one graph per pass."
-    )
-    fallback: Fallback = option("error", "What happens to a batch larger than every captured size.")
-    check_inputs: bool = option(False, "Compare the addresses of all tensors that a graph reads before every replay.")
-    """It takes some microseconds per launch."""
-    debug: bool = option(False, "Check the values of every batch before it is drafted for; waits for the device.")
-    """The values are token ids, counts, positions, block ids and hidden states. It is also checked that no two requests
-    write one block, and that this drafter has written the key of every position before a request's rows, those of its
-    prompt too."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftOptions(RunnerOptions):
-    """Options of a drafter."""
-
-    k_candidates: Sequence[DraftCount] | None = option(
-        None, "With -k auto: K to choose from, comma-separated. Default: 1,2,3,5.", parse=_integers
-    )
-    """Each of these K of a `DraftConfig`, ascending, is captured at every size, and `Drafter.propose` is told which to
-    draft; num_speculative_tokens is the largest of them."""
-    draft_schedule: Schedule | None = option(
-        None,
-        "K by batch size: 4:5,16:3 drafts 5 tokens for up to 4 requests, 3 for up to 16. 4:tree,16:3 drafts trees, "
-        "of the three --speculative options, for up to 4.",
-        parse=_schedule,
-    )
-    """A batch takes the first entry that holds its padded size, so that every captured size drafts one thing. None
-    always drafts num_speculative_tokens.
-
-    K 0 gives no drafts, and the next round is plain decode. The drafter's first pass (of several MTP modules every one)
-    still runs, so that its KV is complete and drafting can go on when the batch is small again. "tree" drafts trees,
-    which pay while the target's pass has few rows, so they are for the smallest batches."""
-    sampled: bool = option(False, "Allow temperatures above 0.")
-    draft_sampling: DraftSampling = option(
-        "sampled", "Drafts of requests above temperature 0: drawn by temperature too, or greedy. Lossless either way."
-    )
-    """"sampled" keeps the distributions of the drafts, float32 [max_num_requests, K, draft_vocab]; "greedy" takes the
-    most likely tokens. The output has the target's distribution either way (`ops.verify_drafts`); which is accepted
-    more often depends on the pair. The tokens of a tree are always the most likely ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,31 +225,6 @@ class EngineOptions(DecoderOptions):
         return DraftTree(num_steps=steps, top_k=top_k, num_draft_tokens=tokens)
 
 
-def check_ngrams(prompt_lookup_max: int, prompt_lookup_min: int) -> None:
-    """Raise ConfigError for n-grams of which the shortest is longer than the longest."""
-    if prompt_lookup_min > prompt_lookup_max:
-        raise ConfigError(
-            f"prompt_lookup_min {prompt_lookup_min} is more than prompt_lookup_max {prompt_lookup_max}: n-grams are "
-            "looked for from the longest down to the shortest"
-        )
-
-
-def check_layout(tensor_parallel: int, data_parallel: int, expert_parallel: bool, decode_context_parallel: int) -> None:
-    """Raise ConfigError for data parallel ranks that share nothing, or context parallel ranks that don't divide the
-    tensor parallel ones.
-    """
-    if data_parallel > 1 and not expert_parallel:
-        raise ConfigError(
-            f"data_parallel {data_parallel} without enable_expert_parallel: these ranks would share nothing. Give "
-            "both for a mixture of experts; for independent replicas start each as a run of its own"
-        )
-    if tensor_parallel % decode_context_parallel:
-        raise ConfigError(
-            f"decode_context_parallel {decode_context_parallel}, tensor_parallel {tensor_parallel}: ranks that share "
-            "keys are some of those that split the matrices; choose a divisor"
-        )
-
-
 MIN_TEMPERATURE = 1e-5
 """Below it logits / temperature may leave float32, and the distribution is one-hot anyway."""
 
@@ -362,27 +240,3 @@ def check_num_sequences(n: Requests, temperature: float) -> None:
     """Raise ConfigError for less than 1 sequence per prompt, or more than 1 at temperature 0."""
     if n > 1 and temperature == 0:
         raise ConfigError(f"n {n} needs a temperature above 0: greedy sequences of one prompt are all the same")
-
-
-def device_named(device: torch.device | str) -> torch.device:
-    """Return the torch device of that name; ConfigError where this machine has none."""
-    import torch
-
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"no device {shown(str(device))}: {first_line(error)}") from None
-
-
-def dtype_named(dtype: DType) -> torch.dtype | None:
-    """Return the torch dtype of that name; a dtype and None pass through. ConfigError for one that no model runs in."""
-    unknown = ConfigError(f"unknown dtype {shown(dtype)}; there are {', '.join(DTYPES)}")
-    if isinstance(dtype, str) and dtype not in DTYPES:
-        raise unknown  # before torch is imported, which takes long
-    import torch
-
-    if dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1):
-        return dtype
-    if not isinstance(dtype, str):
-        raise unknown
-    return getattr(torch, dtype)

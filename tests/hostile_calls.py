@@ -21,13 +21,14 @@ import specgraph as sg
 from specgraph import api, attention, checkpoints, engine, models, parallel
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder, TextGenerator
 from specgraph.ops import Weight
+from specgraph.plugin import ProposeCounts
 
 TOKENS = [1, 2, 3, 4, 5]
 PUBLIC = {
     name: getattr(module, name)
     for module in (api, attention, checkpoints, engine, models, parallel)
     for name in module.__all__
-}
+} | {"ProposeCounts": ProposeCounts}
 
 
 class World:

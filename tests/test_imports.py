@@ -45,6 +45,12 @@ def test_specgraph_alone_loads_nothing():
     assert packages(after - before) == {"specgraph"}
 
 
+def test_options_and_the_interface_of_devices_load_no_torch():
+    """Commands take options and names of devices from them before torch is there."""
+    rooms = [f"import specgraph.{room}" for room in ("config", "options", "device", "cli")]
+    assert [packages(after) & {"torch", "numpy"} for after in loaded("", *rooms)] == [set()] * len(rooms)
+
+
 def test_public_names_load_torch_and_pluggy_only_and_any_room_can_be_first():
     """Rooms import each other with `from specgraph import ops`, which must not load the whole API."""
     rooms = [f"import specgraph.{room}" for room in ("attention", "draft", "models")]

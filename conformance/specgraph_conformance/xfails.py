@@ -20,8 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specgraph.device.names import ENTRY_POINT_GROUP
 from specgraph.errors import ConfigError
-from specgraph.platform_names import ENTRY_POINT_GROUP
 
 if TYPE_CHECKING:
     from specgraph.device import Discovered, Support

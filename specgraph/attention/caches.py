@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from specgraph.attention.interface import AttentionLayer
+from specgraph.config import KVCacheDtype
 from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.ops import KVCache
-from specgraph.options import KVCacheDtype
 from specgraph.validation import Count, Tokens, checked
 
 

@@ -1,16 +1,7 @@
 """Capturing device work once and replaying it: programs, lowerings, sizes, updates, the read-set guard."""
 
 from specgraph.capture.attend import AttentionStack, MakeAttend
-from specgraph.capture.config import RunnerConfig
-from specgraph.capture.dispatch import (
-    BatchDescriptor,
-    Dispatch,
-    Phase,
-    capture_sizes,
-    dispatch,
-    padded_size,
-    prefill_sizes,
-)
+from specgraph.capture.dispatch import BatchDescriptor, Dispatch, Phase, dispatch, padded_size
 from specgraph.capture.graph_runner import Body, GraphRunner, Recording
 from specgraph.capture.lowering import Resolution, resolve
 from specgraph.capture.model_runner import LengthsAt, ModelRunner, Pass, report_captures
@@ -39,16 +30,13 @@ __all__ = [
     "ReadSetGuard",
     "Recording",
     "Resolution",
-    "RunnerConfig",
     "StepKind",
     "UpdatePlan",
     "Work",
     "allocate_prefill",
-    "capture_sizes",
     "dispatch",
     "fingerprint",
     "padded_size",
-    "prefill_sizes",
     "report_captures",
     "resolve",
     "write",

@@ -1,4 +1,4 @@
-"""The captured graph that serves a batch: capture sizes, the key of a graph, and padding a batch to a captured size.
+"""The captured graph that serves a batch: the key of a graph, and padding a batch to a captured size.
 
 Everything here is a pure function of the configuration and the batch, so the same batch always gets the same graph.
 """
@@ -9,8 +9,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
-
-from specgraph.errors import ConfigError
 
 Phase = Literal["prefill", "verify", "propose", "first", "step"]
 """prefill: rows of one prompt, for target or drafter. verify: the target over K + 1 rows per request. propose: a
@@ -80,45 +78,3 @@ def padded_size(count: int, sizes: Sequence[int]) -> int | None:
     """Return the smallest of `sizes` (ascending) that is at least `count`; None when there is none."""
     index = bisect_left(sizes, count)
     return sizes[index] if index < len(sizes) else None
-
-
-def capture_sizes(max_num_requests: int, asked: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Return the numbers of requests to capture, ascending.
-
-    Sizes of uniform batches count requests. Rows follow per phase as requests times rows per request, so step 0
-    (K + 1 rows per request) and the later steps (1 row per request) share one list, and no size can be misaligned to
-    K + 1. By default 1, 2, 4, then multiples of 8 up to 64, then multiples of 16, and always `max_num_requests`
-    itself. Sizes that the user names are captured exactly as named, or refused.
-
-    Raises:
-        ConfigError: a named size is not in 1..max_num_requests, or is named twice.
-    """
-    if asked is None:
-        ladder = [1, 2, 4, *range(8, 65, 8), *range(80, max_num_requests, 16)]
-        return (*(size for size in ladder if size < max_num_requests), max_num_requests)
-    return _checked("capture sizes", asked, max_num_requests, "max_num_requests")
-
-
-def prefill_sizes(max_model_len: int, asked: Sequence[int] | None = None, longest: int = 512) -> tuple[int, ...]:
-    """Return the rows of prefill passes to capture, ascending; the last one is also the longest chunk of a prompt.
-
-    By default powers of two from 16 to `longest`, or to `max_model_len` if that is less.
-
-    Raises:
-        ConfigError: a named size is not in 1..max_model_len, or is named twice.
-    """
-    if asked is not None:
-        return _checked("prefill sizes", asked, max_model_len, "max_model_len")
-    longest = min(longest, max_model_len)
-    return (*(size for size in (16, 32, 64, 128, 256) if size < longest), longest)
-
-
-def _checked(what: str, asked: Sequence[int], limit: int, limit_name: str) -> tuple[int, ...]:
-    if not asked:
-        raise ConfigError(f"{what}: the list is empty; name at least one size, or use decode 'eager'")
-    wrong = [size for size in asked if not 1 <= size <= limit]
-    if wrong:
-        raise ConfigError(f"{what} {wrong} are outside 1..{limit} ({limit_name})")
-    if len(set(asked)) != len(asked):
-        raise ConfigError(f"{what} {list(asked)} name a size twice")
-    return tuple(sorted(asked))

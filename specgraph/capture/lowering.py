@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from specgraph.capture.attend import PassMode
 from specgraph.capture.dispatch import BatchDescriptor
 from specgraph.capture.program import Program
+from specgraph.config import LoweringChoice, PrefillChoice
 from specgraph.device import LOWERINGS, Capabilities, LoweringName
 from specgraph.errors import UnsupportedError
-from specgraph.options import LoweringChoice, PrefillChoice
 
 
 @dataclass(frozen=True, slots=True)

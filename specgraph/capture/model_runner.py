@@ -22,11 +22,11 @@ from torch import Tensor
 from specgraph.attention import AttentionBackend, AttentionLayer, HostLengths, KVCache
 from specgraph.attention.interface import named_cache_tensors
 from specgraph.capture.attend import AttentionStack, PassMode
-from specgraph.capture.config import RunnerConfig
 from specgraph.capture.dispatch import BatchDescriptor
 from specgraph.capture.graph_runner import Body, GraphRunner, Recording, StepLengths
 from specgraph.capture.lowering import Launch, launches, resolve
 from specgraph.capture.program import Program
+from specgraph.config import DraftConfig
 from specgraph.device import Graph, Platform, Progress
 from specgraph.device.source import NONSENSE, explained, users_code
 from specgraph.errors import CaptureError, ConfigError
@@ -93,7 +93,7 @@ class ModelRunner(OneCall):
         model: Model,
         caches: Sequence[KVCache],
         platform: Platform,
-        config: RunnerConfig,
+        config: DraftConfig,
         attention: AttentionBackend,
     ) -> None:
         """model: a target or a draft head; caches: one per attention layer of it. UnsupportedError where the lowering

@@ -16,11 +16,11 @@ from specgraph import ops
 from specgraph.attention import NULL_BLOCK, AttentionMetadata
 from specgraph.attention.metadata import allocate_metadata
 from specgraph.capture.attend import MakeAttend
-from specgraph.capture.config import RunnerConfig
 from specgraph.capture.dispatch import BatchDescriptor, Phase, padded_size
 from specgraph.capture.model_runner import ModelRunner
 from specgraph.capture.program import Program, Work
 from specgraph.capture.transfers import write
+from specgraph.config import DraftConfig
 from specgraph.errors import CapacityError
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 
@@ -91,7 +91,7 @@ class PrefillBuffers:
 
 
 def allocate_prefill(
-    config: RunnerConfig,
+    config: DraftConfig,
     aux_size: int,
     dtype: torch.dtype,
     device: torch.device,
@@ -126,7 +126,7 @@ class PrefillProgram(Program):
     """The prefill passes of one model."""
 
     buffers: PrefillBuffers
-    config: RunnerConfig
+    config: DraftConfig
     forward: Callable[[PrefillBuffers, MakeAttend], None]
     """The model's part of a pass, once positions, slots and lengths are in the buffers."""
     num_passes: int = 1

@@ -25,6 +25,7 @@ from specgraph.checkpoints.mtp import load_mtp, mtp_tensors
 from specgraph.checkpoints.quantised import announce, quantisation
 from specgraph.checkpoints.stored import stored_tensors
 from specgraph.checkpoints.target_shape import target_shape
+from specgraph.device.names import DType, device_named, dtype_named
 from specgraph.errors import ConfigError
 from specgraph.models.dflash import DFlashHead
 from specgraph.models.draft_model import DraftModelHead
@@ -32,7 +33,6 @@ from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead
-from specgraph.options import DType, device_named, dtype_named
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.validation import MOST_POSITIONS, Count, Tokens, checked
 

@@ -21,8 +21,8 @@ from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.model_config import config_dtype
 from specgraph.checkpoints.stored import stored_tensors
+from specgraph.device.names import DType, device_named, dtype_named
 from specgraph.errors import CheckpointError, ConfigError
-from specgraph.options import DType, device_named, dtype_named
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.validation import MOST_POSITIONS, Count, Tokens, checked, checked_fields
 

@@ -15,8 +15,9 @@ from rich.table import Table
 from specgraph.cli.env import environment
 from specgraph.cli.options import TREES, JsonOption, PlatformOption, parse_numbers, with_engine_options
 from specgraph.cli.output import check_output, exit_interrupted, text_output, write_json
+from specgraph.config import LoweringChoice
 from specgraph.errors import ConfigError
-from specgraph.options import DrafterShape, LoweringChoice, RandomTarget, StoredWeights, parse_acceptance
+from specgraph.options import DrafterShape, RandomTarget, StoredWeights, parse_acceptance
 from specgraph.validation import MOST_REQUESTS, Share, check
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def bench(
     import torch
 
     from specgraph.device import open_platform
-    from specgraph.options import dtype_named
+    from specgraph.device.names import dtype_named
     from specgraph.tools.propose import BenchCase
 
     opened = open_platform(platform)

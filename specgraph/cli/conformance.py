@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from specgraph.cli.options import JsonOption
+from specgraph.device.names import check_platform
 from specgraph.errors import ConfigError, SpecgraphError
-from specgraph.platform_names import check_platform
 
 SUITE = "specgraph_conformance"
 

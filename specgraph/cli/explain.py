@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,10 +17,8 @@ from specgraph.cli.load import choose_folders
 from specgraph.cli.options import RANKS, DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
 from specgraph.cli.output import check_output, print_summary, text_output, write_json
 from specgraph.cli.waiting import waiting
+from specgraph.device import Progress
 from specgraph.options import EngineOptions
-
-if TYPE_CHECKING:
-    from specgraph.device import Progress
 
 _Rows = Iterator[tuple[str, str]]
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")

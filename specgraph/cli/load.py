@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specgraph.cli.named_models import find_model
+from specgraph.device import Platform, Progress
 from specgraph.errors import ConfigError, how_to_fetch
 from specgraph.options import NGRAM, EngineOptions
 from specgraph.validation import environment_number
 
 if TYPE_CHECKING:
-    from specgraph.device import Platform, Progress
     from specgraph.engine.text import TextGenerator
 
 _SMALL = 64 * 2**20

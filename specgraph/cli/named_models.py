@@ -7,8 +7,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from specgraph.device.names import CHECKOUT
 from specgraph.errors import ConfigError
-from specgraph.platform_names import CHECKOUT
 
 
 @dataclass(frozen=True, slots=True)

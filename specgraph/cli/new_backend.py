@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from specgraph.cli.interrupts import finished_first
+from specgraph.device.names import installed_backends
 from specgraph.errors import ConfigError
-from specgraph.platform_names import installed_backends
 
 _TEMPLATE = Path(__file__).parent / "backend_template"
 _SUFFIX = ".in"

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
+from specgraph.device.names import check_platform
 from specgraph.errors import ConfigError
 from specgraph.options import EngineOptions
-from specgraph.platform_names import check_platform
 
 PlatformOption = Annotated[
     str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.", callback=check_platform)
@@ -87,7 +87,7 @@ def with_options(
     """Give a command an option per field of a dataclass, in the place of its parameter `place`, which gets the object.
 
     Args:
-        of: the dataclass; its fields that are options are made by `specgraph.options.option`.
+        of: the dataclass; its fields that are options are made by `specgraph.config.option`.
         panel: heading of the options in the command's help.
         only: the fields that the command takes; all by default.
         without: fields that the command sets itself.

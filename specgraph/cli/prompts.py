@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specgraph.config import option
 from specgraph.errors import ConfigError
-from specgraph.options import check_temperature, option
+from specgraph.options import check_temperature
 from specgraph.validation import (
     Count,
     Penalty,

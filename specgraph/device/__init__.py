@@ -1,6 +1,5 @@
 """The interface between the drafting engine and a device, and how devices are found and chosen."""
 
-from specgraph.device import trial
 from specgraph.device.capabilities import LOWERINGS, Capabilities, LoweringName, Rule, Support, no, quirk, yes
 from specgraph.device.discovery import Discovered, discover
 from specgraph.device.graph import Graph, VendorMessage
@@ -45,6 +44,5 @@ __all__ = [
     "open_platform",
     "quirk",
     "select_platform",
-    "trial",
     "yes",
 ]

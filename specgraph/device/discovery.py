@@ -16,8 +16,8 @@ import pluggy
 from specgraph.device import hookspecs
 from specgraph.device.hookspecs import PROJECT, Backend, Probe
 from specgraph.device.interface import PLATFORM_API
+from specgraph.device.names import ENTRY_POINT_GROUP
 from specgraph.errors import PlatformError
-from specgraph.platform_names import ENTRY_POINT_GROUP
 
 
 @dataclass(frozen=True, slots=True)

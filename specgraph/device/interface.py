@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, final, runtime_checkable
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
 from specgraph.device.capabilities import Capabilities
 from specgraph.device.graph import Graph
 from specgraph.device.pool import CaptureLock, GraphPool
 from specgraph.errors import PlatformError, UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
 
 PLATFORM_API = 2
 """Version of this interface. A backend built for another number is refused at discovery, in one line."""

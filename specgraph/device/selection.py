@@ -8,12 +8,10 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from specgraph.device.discovery import Discovered, discover
 from specgraph.device.interface import Platform
+from specgraph.device.names import how_to_install, parse_platform
 from specgraph.errors import PlatformError, UnknownPlatformError
-from specgraph.platform_names import how_to_install, parse_platform
 from specgraph.validation import check, checked, environment_number
 
 ENV_VAR = "SPECGRAPH_PLATFORM"
@@ -103,6 +101,8 @@ def _only_accelerator(backends: Mapping[str, Discovered]) -> str | None:
 
 def _torch_sees(backends: Mapping[str, Discovered]) -> str:
     """Return an accelerator of torch whose backend is missing or not available; empty where there is none."""
+    import torch
+
     device = torch.accelerator.current_accelerator(True)
     if device is None or device.type in WITHOUT_GRAPHS:
         return ""

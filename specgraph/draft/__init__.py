@@ -1,11 +1,10 @@
 """The drafter, what a round hands over, and the draft programs: chain, tree, stepwise, and those of one pass."""
 
+from specgraph.config import DraftConfig, DraftTree
 from specgraph.draft.bound import BoundTensors
-from specgraph.draft.config import DraftConfig
 from specgraph.draft.drafter import Drafter
 from specgraph.draft.round import DraftTokens, ProposeBatch, RoundBuffers, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers, allocate_sampling
-from specgraph.draft_tree import DraftTree
 
 __all__ = [
     "BoundTensors",

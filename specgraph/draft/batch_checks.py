@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph.draft.config import DraftConfig
+from specgraph.config import DraftConfig
 from specgraph.draft.host_lengths import Counts
 from specgraph.draft.protocol import Head
 from specgraph.draft.round import ProposeBatch

@@ -12,8 +12,8 @@ from dataclasses import fields, replace
 from torch import Tensor
 
 from specgraph.capture import Fingerprint, fingerprint
+from specgraph.config import DraftConfig
 from specgraph.draft.batch_checks import check_shapes, check_types, refuse_sampling
-from specgraph.draft.config import DraftConfig
 from specgraph.draft.round import ProposeBatch, RoundBuffers
 from specgraph.ops.tensor_forms import check_forms
 from specgraph.validation import Count, Requests, Tokens, checked

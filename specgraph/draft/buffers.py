@@ -15,11 +15,10 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import AttentionMetadata
 from specgraph.attention.metadata import allocate_metadata
-from specgraph.draft.config import DraftConfig
+from specgraph.config import DraftConfig, DraftTree
 from specgraph.draft.protocol import BlockHead, Head
 from specgraph.draft.round import ProposeBatch, RoundBuffers
 from specgraph.draft.sampling_buffers import SamplingBuffers
-from specgraph.draft_tree import DraftTree
 from specgraph.ops.begin_rows import RowPlan, Rows
 from specgraph.ops.past_rows import PastRows
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend, AttentionLayer, KVCache
-from specgraph.draft.config import DraftConfig
+from specgraph.config import DraftConfig
 from specgraph.draft.protocol import Head
 from specgraph.errors import ConfigError
 from specgraph.ops.tensor_forms import described, dimensions, is_freed, repeats

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.capture import Dispatch, LengthsAt, ModelRunner, PrefillBuffers, Program
+from specgraph.config import DraftConfig
 from specgraph.device import Platform, Progress
 from specgraph.draft.batch_checks import check_options, check_types, check_values, refuse_values, vocabulary_size
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.cache_checks import check_caches
-from specgraph.draft.config import DraftConfig
 from specgraph.draft.head_checks import check_members, check_passes, tell_unrotated
 from specgraph.draft.host_lengths import Counts, HostRounds
 from specgraph.draft.kinds import programs_for

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from specgraph.attention.choose import check_trees
 from specgraph.capture import AttentionStack
+from specgraph.config import DraftConfig
 from specgraph.draft.chain import ChainProgram
-from specgraph.draft.config import DraftConfig
 from specgraph.draft.ngram_head import NgramHead
 from specgraph.draft.one_pass import BlockProgram, MaskedProgram, NgramProgram, ParallelProgram
 from specgraph.draft.program import DraftProgram

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from specgraph.draft.config import DraftConfig
+from specgraph.config import DraftConfig
 from specgraph.draft.round import DraftTokens, ProposeBatch
 from specgraph.errors import ConfigError
 

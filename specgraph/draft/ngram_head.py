@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import AttentionLayer
+from specgraph.config import check_ngrams
 from specgraph.draft.protocol import HeadKind
 from specgraph.ops.linear import PairInput
-from specgraph.options import check_ngrams
 from specgraph.validation import Count, NgramTokens, checked_fields
 
 

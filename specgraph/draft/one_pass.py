@@ -12,11 +12,11 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention.context_parallel import rows_of_rank
 from specgraph.capture import BatchDescriptor, MakeAttend, StepKind
+from specgraph.config import DraftTree
 from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows
 from specgraph.draft.ngram_head import NgramHead
 from specgraph.draft.program import DraftProgram, begin_rows, draw, draw_from_logits, draws_of, present
 from specgraph.draft.protocol import BlockHead, MaskedHead, ModelHead, ParallelHead
-from specgraph.draft_tree import DraftTree
 from specgraph.ops.begin_rows import RowPlan
 
 

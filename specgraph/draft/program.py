@@ -21,14 +21,13 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import HostLengths
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, Program, StepKind, Work
+from specgraph.config import DraftConfig, DraftTree
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows, allocate_buffers
-from specgraph.draft.config import DraftConfig
 from specgraph.draft.host_lengths import HostRound
 from specgraph.draft.logits import most_likely
 from specgraph.draft.protocol import DraftHead, Head, ModelHead
 from specgraph.draft.round import RoundBuffers, copy_round
-from specgraph.draft_tree import DraftTree
 from specgraph.ops import noise
 from specgraph.ops.begin_rows import RowInputs, Rows
 from specgraph.ops.past_rows import PastRows

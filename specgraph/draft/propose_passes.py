@@ -10,9 +10,9 @@ from weakref import ref
 from torch import Tensor
 
 from specgraph.capture import BatchDescriptor, ModelRunner, Pass, dispatch, padded_size
+from specgraph.config import DraftConfig, DraftShape
 from specgraph.draft.batch_checks import check_shapes, check_types, refuse_sampling
 from specgraph.draft.bound import BoundTensors
-from specgraph.draft.config import DraftConfig, DraftShape
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.round import DraftTokens, ProposeBatch, RoundBuffers
 from specgraph.errors import CapacityError, ConfigError

@@ -11,7 +11,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention.metadata import allocate_block_table
 from specgraph.capture import Dispatch
-from specgraph.draft.config import DraftConfig
+from specgraph.config import DraftConfig
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.errors import ConfigError
 from specgraph.ops.copies import RoundTensors

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.capture import BatchDescriptor, MakeAttend
+from specgraph.config import DraftTree
 from specgraph.draft.buffers import DraftBuffers, PassRows
 from specgraph.draft.chain import forward_round
 from specgraph.draft.program import DraftProgram, present
 from specgraph.draft.protocol import DraftHead
-from specgraph.draft_tree import DraftTree
 from specgraph.ops.begin_rows import RowPlan
 
 

@@ -2,7 +2,7 @@
 
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.decoder import SpeculativeDecoder
-from specgraph.engine.metrics import AcceptanceMetrics, ProposeCounts
+from specgraph.engine.metrics import AcceptanceMetrics
 from specgraph.engine.request import Chunk, Generation, Request
 from specgraph.engine.text import TextGenerator
 
@@ -11,7 +11,6 @@ __all__ = [
     "Chunk",
     "EngineConfig",
     "Generation",
-    "ProposeCounts",
     "Request",
     "SpeculativeDecoder",
     "TextGenerator",

@@ -26,6 +26,7 @@ from specgraph.checkpoints.tokens import (
     stop_token_ids,
 )
 from specgraph.device import Platform, Progress, open_platform
+from specgraph.device.names import dtype_named
 from specgraph.draft.buffers import past_rows_bytes
 from specgraph.draft.ngram_head import NgramHead
 from specgraph.engine.blocks import GIB, CacheSize, size_cache
@@ -33,7 +34,7 @@ from specgraph.engine.config import EngineConfig
 from specgraph.engine.decoder import SpeculativeDecoder
 from specgraph.engine.text import TextGenerator
 from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
-from specgraph.options import NGRAM, EngineOptions, dtype_named
+from specgraph.options import NGRAM, EngineOptions
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout
 from specgraph.parallel.start_up import leave_on_error
 from specgraph.validation import MOST_POSITIONS, checked

@@ -6,8 +6,6 @@ acceptance at position i = drafts whose token i was accepted / drafts.
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -78,23 +76,3 @@ class AcceptanceMetrics:
     def acceptance_per_position(self) -> list[float]:
         """The share of all drafts whose i-th token was accepted, for each i."""
         return [count / max(self.num_drafts, 1) for count in self.accepted]
-
-
-@checked_fields
-@dataclass(slots=True)
-class ProposeCounts:
-    """Counts of who drafted, for an engine whose own code drafts where specgraph does not; logged now and then."""
-
-    log: logging.Logger
-    log_every: Annotated[int, Range(0)] = 10_000
-    """Proposes between two lines in the log; 0: none."""
-    by_reason: Counter[str] = field(default_factory=Counter[str])
-    """Proposes of specgraph under "specgraph", those of the engine under the reason why."""
-
-    def add(self, reason: str | None) -> None:
-        """Count one propose: `reason` is why the engine drafted, None where specgraph did."""
-        if reason is not None and type(reason) is not str:
-            reason = check("reason", reason, str)
-        self.by_reason[reason or "specgraph"] += 1
-        if self.log_every and self.by_reason.total() % self.log_every == 0:
-            self.log.info("proposes: %s", ", ".join(f"{name}: {n}" for name, n in self.by_reason.most_common()))

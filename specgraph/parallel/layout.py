@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specgraph.options import check_layout
+from specgraph.config import check_layout
 from specgraph.parallel.join import join_ranks
 from specgraph.parallel.ranks import Ranks
 from specgraph.parallel.split import ContextParallel, ExpertParallel, TensorParallel

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
+from specgraph.config import LoweringChoice
 from specgraph.device import Platform, Progress
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
 from specgraph.draft.protocol import Head
 from specgraph.errors import ConfigError, SpecgraphError, UnsupportedError, first_line
-from specgraph.options import LoweringChoice
 from specgraph.tools.shapes import lone_drafter
 
 _OTHERS = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)

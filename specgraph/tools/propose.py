@@ -14,11 +14,12 @@ import torch
 
 from specgraph.attention import AttentionBackend, choose_attention
 from specgraph.attention.caches import cache_dtype
+from specgraph.config import KVCacheDtype, LoweringChoice
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTree, ProposeBatch
 from specgraph.errors import UnsupportedError
 from specgraph.ops.library import dispatch_key_of, has_implementations, plain_torch
-from specgraph.options import KVCacheDtype, LoweringChoice, StoredWeights
+from specgraph.options import StoredWeights
 from specgraph.tools.floor import DeviceRates, propose_floor
 from specgraph.tools.shapes import SHAPES, RandomHead, lone_drafter, random_head
 from specgraph.tools.timing import count_issued, device_time, host_time, in_turns

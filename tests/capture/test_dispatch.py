@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specgraph.capture import BatchDescriptor, capture_sizes, dispatch, padded_size, prefill_sizes
+from specgraph.capture import BatchDescriptor, dispatch, padded_size
+from specgraph.config import capture_sizes, prefill_sizes
 from specgraph.errors import ConfigError
 
 PHASES = ("verify", "propose", "first", "step")

@@ -19,6 +19,7 @@ import torch
 from command import in_a_process, specgraph
 
 from specgraph import EngineOptions, __version__, load_generator, open_platform, shipped_pair
+from specgraph.cli import app
 from specgraph.cli.explain import explain
 from specgraph.cli.generate import generate
 from specgraph.cli.options import RANKS
@@ -335,6 +336,16 @@ def test_wrong_options_are_refused_before_torch_is_imported():
         command = [sys.executable, "-m", "specgraph", "--version"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "specgraph: the output: No space left on device\n")
+
+
+def test_no_help_imports_torch():
+    """Help is shown in a fraction of the time that torch takes to import."""
+    names = [each.name or each.callback.__name__.replace("_", "-") for each in app.registered_commands]
+    assert {"generate", "conformance", "new-backend"} <= set(names)
+    asked = [["--help"], ["--version"], *([name, "--help"] for name in names)]
+    done = subprocess.run([sys.executable, "-c", REFUSED_AT_ONCE % asked], capture_output=True, text=True, check=True)
+    ends = [line for line in done.stdout.splitlines() if line.startswith("0 ")]
+    assert ends == ["0 False"] * len(asked), done.stderr
 
 
 def test_names_that_commands_offer_are_those_of_the_tools():

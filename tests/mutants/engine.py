@@ -10,7 +10,6 @@ import pytest
 from mutants.registry import mutant
 from torch import Tensor
 
-import specgraph.capture.config
 import specgraph.capture.model_runner
 import specgraph.draft.buffers
 import specgraph.draft.program
@@ -127,7 +126,7 @@ def step_ladder_overpadding(
     return real(self, program, batch, launch, *rest)
 
 
-@mutant("size-truncated", "capture.config:capture_sizes")
+@mutant("size-truncated", "config:capture_sizes")
 def size_truncated(real: Any, most: int, asked: Any = None) -> tuple[int, ...]:
     """Named sizes are cut to even numbers without a word."""
     sizes = real(most, asked)

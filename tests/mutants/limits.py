@@ -62,14 +62,14 @@ def an_empty_pass_is_padded(real: Any, self: Any, num_rows: Any) -> Any:
     return real(self, max(num_rows, 1))
 
 
-@mutant("default-sizes", "capture.config:capture_sizes")
+@mutant("default-sizes", "config:capture_sizes")
 def a_size_is_left_out(real: Any, most: int, asked: Any = None) -> tuple[int, ...]:
     """The default capture sizes leave out 64."""
     found = real(most, asked)
     return found if asked is not None else tuple(size for size in found if size != 64 or size == most)
 
 
-@mutant("default-sizes-too-large", "capture.config:capture_sizes")
+@mutant("default-sizes-too-large", "config:capture_sizes")
 def large_size_is_dropped(real: Any, most: int, asked: Any = None) -> tuple[int, ...]:
     """A named capture size above max_num_requests is passed over without a word."""
     return real(most, asked if asked is None else [size for size in asked if size <= most])

@@ -16,11 +16,11 @@ from parallel.unequal_ranks import run
 
 from specgraph.attention import KVCache, choose_attention
 from specgraph.checkpoints import load_drafter, load_target, target_shape
+from specgraph.config import LoweringChoice
 from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
 from specgraph.draft.ngram_head import NgramHead
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
-from specgraph.options import LoweringChoice
 from specgraph.parallel import WHOLE, ExpertParallel, ParallelLayout, Ranks, join_layout
 from specgraph.parallel.layout import context_parallel
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from specgraph import load_drafter, load_target
+from specgraph.config import LoweringChoice
 from specgraph.device import Platform
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
-from specgraph.options import LoweringChoice
 from specgraph.parallel import ParallelLayout, TensorParallel
 
 LENGTH, REQUESTS = 64, 4

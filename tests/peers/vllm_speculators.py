@@ -14,7 +14,7 @@ from peers.left_out import pytest_collection_modifyitems as pytest_collection_mo
 from specgraph_vllm.config import Settings
 from specgraph_vllm.speculator import Speculator
 
-from specgraph.engine import ProposeCounts
+from specgraph.plugin import ProposeCounts
 
 CLASSES = {
     "eagle": "EagleSpeculator",

@@ -67,7 +67,7 @@ def test_block_misaligned_sizes_put_back_are_seen(musa, monkeypatch):
     assert rows != [9, 18, 36, 72]
     assert smallest % 9
     with monkeypatch.context() as patch:
-        patch.setattr("specgraph.capture.config.capture_sizes", lambda most, asked=None: (most,))
+        patch.setattr("specgraph.config.capture_sizes", lambda most, asked=None: (most,))
         assert captured_rows(musa, 8) == ([72], 72)
 
 

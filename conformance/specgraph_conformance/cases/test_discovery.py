@@ -13,8 +13,8 @@ import torch
 from specgraph.attention import AttentionBackend
 from specgraph.capture import resolve
 from specgraph.device import PLATFORM_API, Discovered, Event, Platform, Probe, Stream, discover, open_platform
+from specgraph.device.names import ENTRY_POINT_GROUP
 from specgraph.errors import PlatformError
-from specgraph.platform_names import ENTRY_POINT_GROUP
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import expect_refusal

@@ -15,9 +15,9 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from specgraph import DraftConfig, Drafter, Platform, allocate_caches, load_drafter, open_platform
 from specgraph.attention import choose_attention
 from specgraph.checkpoints import target_shape
+from specgraph.config import DraftCount
 from specgraph.engine import AcceptanceMetrics
 from specgraph.errors import ConfigError, UnsupportedError
-from specgraph.options import DraftCount
 from specgraph.validation import Count, ModelLen, Requests, checked
 from specgraph_transformers.acceptance import Acceptance
 from specgraph_transformers.output import Output

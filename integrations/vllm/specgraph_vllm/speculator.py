@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from specgraph import open_platform
-from specgraph.engine import ProposeCounts
 from specgraph.errors import RankError, SpecgraphError
 from specgraph.parallel import WHOLE, Ranks
 from specgraph.parallel.start_up import agreed
-from specgraph.plugin import Chunk, FastPath, PromptPass, RoundEnd
+from specgraph.plugin import Chunk, FastPath, PromptPass, ProposeCounts, RoundEnd
 from specgraph.plugin.engine_names import parameters
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_logits import write_draft_logits
