@@ -91,13 +91,19 @@ def parse_acceptance(text: str) -> float | tuple[float, ...]:
     return shares[0] if len(shares) == 1 else shares
 
 
+@checked_fields
 @dataclass(frozen=True, kw_only=True)
-class DecoderOptions(DraftOptions):
-    """Options of a target with its drafter."""
+class DecoderOptions:
+    """Choices of a decoder that a drafter alone does not have.
+
+    Raises:
+        ConfigError: a number is out of range, or an option has no such value.
+    """
 
     num_blocks: BlockCount | None = option(
         None, "KV blocks of each cache, one of them the null block. Default: what the batch needs and memory allows."
     )
+    """A `SpeculativeDecoder` without it has enough for the largest batch."""
     kv_cache_dtype: KVCacheDtype = option(
         "auto", "KV caches: auto (the model's dtype) or fp8 (e4m3, half the memory of bfloat16; not lossless)."
     )
@@ -129,10 +135,18 @@ class DecoderOptions(DraftOptions):
     logprobs: bool = option(False, "Give the log-probability of each generated token.")
     """It is under the target's own distribution, before all parameters."""
 
+    def __post_init__(self) -> None:
+        for name in ("sampling_parameters", "logprobs"):
+            if getattr(self, name) and self.synthetic_acceptance is not None:
+                raise ConfigError(
+                    f"{name} is about the target's tokens, and with synthetic_acceptance the output is not the "
+                    f"target's: leave out one of the two"
+                )
+
 
 @checked_fields
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(DecoderOptions):
+class EngineOptions(DecoderOptions, DraftOptions):
     """Options of loading, capturing and running a pair. Each field is a keyword argument of `load_generator`.
 
     Raises:
@@ -197,6 +211,7 @@ class EngineOptions(DecoderOptions):
     rank_timeout: Positive = option(600.0, "Seconds that a rank waits for another before all end with an error.")
 
     def __post_init__(self) -> None:
+        DecoderOptions.__post_init__(self)
         if self.dtype is not None and not (isinstance(self.dtype, str) and self.dtype in DTYPES):
             dtype_named(self.dtype)  # not asked of a name: torch takes long to import
         check_ngrams(self.prompt_lookup_max, self.prompt_lookup_min)

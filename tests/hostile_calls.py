@@ -19,7 +19,7 @@ from torch import Tensor
 
 import specgraph as sg
 from specgraph import api, attention, checkpoints, engine, models, parallel
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder, TextGenerator
+from specgraph.engine import DecoderOptions, Request, SpeculativeDecoder, TextGenerator
 from specgraph.ops import Weight
 from specgraph.plugin import ProposeCounts
 
@@ -43,10 +43,10 @@ class World:
         self.draft_config = sg.DraftConfig(
             num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, decode="eager", debug=True
         )
-        self.engine_config = EngineConfig(
-            num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, decode="eager", sampled=True,
-            sampling_parameters=True,
-        )  # fmt: skip
+        self.decoder_config = sg.DraftConfig(
+            num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, decode="eager", sampled=True
+        )
+        self.decoder_options = DecoderOptions(sampling_parameters=True)
         self.ask = {"prompt_token_ids": TOKENS, "max_tokens": 4}
 
     @property
@@ -71,7 +71,7 @@ class World:
         return drafter
 
     def make_decoder(self) -> SpeculativeDecoder:
-        decoder = SpeculativeDecoder(self.target, self.head, self.platform, self.engine_config)
+        decoder = SpeculativeDecoder(self.target, self.head, self.platform, self.decoder_config, self.decoder_options)
         decoder.capture()
         return decoder
 
@@ -283,7 +283,7 @@ RUNNER = {
     "decode": "eager", "prefill": "eager", "fallback": "eager", "check_inputs": False, "debug": False, "sampled": True,
     "draft_sampling": "greedy", "max_model_len": 64, "block_size": 4, "draft_schedule": {1: 3, 4: 2},
 }  # fmt: skip
-ENGINE = RUNNER | {
+DECODER = {
     "num_blocks": 90, "kv_cache_dtype": "auto", "rounds_ahead": 1, "sampling_parameters": True, "logprobs": True
 }  # fmt: skip
 FLOAT = {"dtype": torch.float32}
@@ -294,9 +294,9 @@ CALLS = [
         "logit_bias": {3: 1.0}}),
     call("DraftTree", valid=lambda w: {"num_steps": 3, "top_k": 2, "num_draft_tokens": 4}),
     call("DraftConfig", "none", valid=lambda w: RUNNER),
-    call("EngineConfig", "none", valid=lambda w: ENGINE),
+    call("DecoderOptions", "none", valid=lambda w: DECODER),
     call("EngineOptions", "none", "dtype", valid=lambda w: {
-        **ENGINE, "kv_memory": 10.0, "memory_fraction": 0.5, "attention": "auto", "dtype": "float32",
+        **RUNNER, **DECODER, "kv_memory": 10.0, "memory_fraction": 0.5, "attention": "auto", "dtype": "float32",
         "tensor_parallel": 1, "data_parallel": 1, "enable_expert_parallel": False, "rank_timeout": 5.0}),
     call("open_platform", "none", valid=lambda w: {"name": "cpu"}),
     call("allocate_caches", valid=lambda w: {
@@ -323,8 +323,8 @@ CALLS = [
         "head": w.head, "caches": w.caches, "platform": w.platform, "config": w.draft_config, "attention": None,
         "sampling": None}),
     call("SpeculativeDecoder", "none", use=closed_again, valid=lambda w: {
-        "target": w.target, "head": w.head, "platform": w.platform, "config": w.engine_config, "query_len": None,
-        "attention": None, "layout": None}),
+        "target": w.target, "head": w.head, "platform": w.platform, "config": w.decoder_config,
+        "options": w.decoder_options, "query_len": None, "attention": None, "layout": None}),
     *engine_calls("decoder"),
     *engine_calls("generator"),
     call("decoder.check", valid=lambda w: {"request": w.request}),

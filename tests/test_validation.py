@@ -34,7 +34,7 @@ from specgraph.attention import choose_attention
 from specgraph.checkpoints import target_shape
 from specgraph.checkpoints.tokenizer import Tokenizer
 from specgraph.cli.load import check_processes
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import Request, SpeculativeDecoder
 from specgraph.errors import CheckpointError, ConfigError, UnknownPlatformError
 from specgraph.models import eagle_head_from_module
 from specgraph.ops.tensor_forms import check_named
@@ -222,7 +222,7 @@ def copy(generator):
         (lambda g: g.decoder.drafter.inputs(1).join(0, torch.zeros(2), None), "join"),
         (lambda g: eagle_head_from_module(g), "the module lacks a name of Llama-shaped drafters: .*'model'"),
         (
-            lambda g: SpeculativeDecoder(3, None, g.platform, EngineConfig(**LIMITS)),
+            lambda g: SpeculativeDecoder(3, None, g.platform, DraftConfig(**LIMITS)),
             "the target int lacks ",
         ),
         (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
+from specgraph.config import DraftConfig
 from specgraph.device import Platform
-from specgraph.engine import AcceptanceMetrics, EngineConfig, Generation, Request, SpeculativeDecoder
+from specgraph.engine import AcceptanceMetrics, DecoderOptions, Generation, Request, SpeculativeDecoder
 from specgraph.errors import UnsupportedError
 from torch import Tensor
 
@@ -25,6 +26,12 @@ MANY: dict[str, Any] = {"max_num_requests": 9, "capture_sizes": (9,)}
 """Options of `decoder` for batches of up to nine requests."""
 
 
+def decoder_settings(**settings: Any) -> tuple[DraftConfig, DecoderOptions]:
+    """Return the limits of target and drafter, and the decoder's own options, from fields of both."""
+    own = {each.name: settings.pop(each.name) for each in fields(DecoderOptions) if each.name in settings}
+    return DraftConfig(**settings), DecoderOptions(**own)
+
+
 @contextmanager
 def decoder(
     platform: Platform, *, decode: str = "auto", kind: str | None = "eagle", attention: str = "paged", **options: Any
@@ -35,7 +42,7 @@ def decoder(
     dtype and head size, and the block size, are those of `fit_attention`; max_model_len stays.
     """
     limits: dict[str, Any] = {"k": 4, "max_num_requests": 3, "capture_sizes": (3,)}
-    config = EngineConfig(**small_limits(**limits | options, decode=decode))
+    config, chosen = decoder_settings(**small_limits(**limits | options, decode=decode))
     shape = fit_attention(platform, attention, config.block_size)
     config = replace(config, block_size=shape.block)
     model: dict[str, Any] = {"dtype": shape.dtype, "head_dim": shape.dim}
@@ -47,6 +54,7 @@ def decoder(
             head,
             platform,
             config,
+            chosen,
             query_len=config.query_len,
             attention=(backend := attention_backend(platform, attention)),
         )

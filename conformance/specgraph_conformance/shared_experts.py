@@ -10,8 +10,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from specgraph.config import DraftConfig
 from specgraph.device import Platform
-from specgraph.engine import EngineConfig, Generation, Request, SpeculativeDecoder
+from specgraph.engine import Generation, Request, SpeculativeDecoder
 from specgraph.errors import RankError
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.experts import Experts, ExpertsConfig
@@ -94,7 +95,7 @@ def run_scenarios(
         try:
             target = make_mixture(seed, platform.device, layout.tensor_parallel)
             head = DraftModelHead(make_mixture(seed + 1, platform.device, layout.tensor_parallel), HIDDEN)
-            config = EngineConfig(
+            config = DraftConfig(
                 num_speculative_tokens=3, draft_schedule=schedule, max_num_requests=4, max_model_len=LENGTH,
                 capture_sizes=(1, 4), prefill_sizes=(CHUNK,), decode="merged", prefill="full",
             )  # fmt: skip

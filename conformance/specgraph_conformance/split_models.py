@@ -13,9 +13,10 @@ from dataclasses import replace
 
 import torch
 from specgraph.attention import choose_attention
+from specgraph.config import DraftConfig
 from specgraph.device import Platform
 from specgraph.draft import DraftTree
-from specgraph.engine import EngineConfig, SpeculativeDecoder
+from specgraph.engine import DecoderOptions, SpeculativeDecoder
 from specgraph.errors import RankError
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.eagle import EagleHead
@@ -58,14 +59,15 @@ def run_split(platform: Platform, name: str, seed: int, timeout: float) -> str:
         head = (
             DraftModelHead(split_target(seed, device, ranks), HIDDEN) if is_same else split_eagle(seed, device, ranks)
         )
-        config = EngineConfig(
+        config = DraftConfig(
             num_speculative_tokens=3, max_num_requests=2, max_model_len=LENGTH, capture_sizes=(2,),
-            prefill_sizes=(CHUNK,), decode="merged", prefill="full", logprobs=name == "split_logits", sampled=sampled,
+            prefill_sizes=(CHUNK,), decode="merged", prefill="full", sampled=sampled,
             tree=DraftTree(num_steps=3, top_k=2, num_draft_tokens=6) if name == "keys_tree" else None,
         )  # fmt: skip
+        options = DecoderOptions(logprobs=name == "split_logits")
         on_host = name in ("keys_lengths", "keys_updates") and platform.capabilities.task_update
         attention = choose_attention("host" if on_host else "device", platform).backend
-        made = SpeculativeDecoder(target, head, platform, config, attention=attention, layout=layout)
+        made = SpeculativeDecoder(target, head, platform, config, options, attention=attention, layout=layout)
         made.capture()
         if keys and made.drafter is not None:
             for part in (part for cache in (*made.target.caches, *made.drafter.caches) for part in cache):

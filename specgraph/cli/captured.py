@@ -51,7 +51,7 @@ def describe(decoder: SpeculativeDecoder, progress: Progress | None = None) -> d
         "num_speculative_tokens": {
             size: config.shape(size).num_speculative_tokens if drafter else 0 for size in config.sizes
         },
-        "verified_drafts": config.verified_drafts,
+        "verified_drafts": decoder.options.verified_drafts,
         "tree": None if config.tree is None else asdict(config.tree),
         "tree_sizes": [size for size in config.sizes if config.shape(size).tree],
         "max_num_requests": config.max_num_requests,

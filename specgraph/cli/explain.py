@@ -58,7 +58,8 @@ def _report(
         target, draft = pair_folders(target, draft)
     with torch.inference_mode():
         pair = load_models(target, draft, opened, options)
-        decoder = SpeculativeDecoder(pair.target, pair.head, opened, pair.config, attention=pair.attention.backend)
+        chosen = pair.config, pair.options
+        decoder = SpeculativeDecoder(pair.target, pair.head, opened, *chosen, attention=pair.attention.backend)
         drafter = "none: decodes without drafts" if draft is None else f"{draft}: {drafter_name(draft, options)}"
         stops = stop_token_ids(target, pair.target.vocab_size)
         models = {"target": f"{target}", "drafter": drafter, "KV": f"{pair.cache}"}

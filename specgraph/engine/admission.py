@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specgraph.engine.config import EngineConfig
+from specgraph.config import DraftConfig
 from specgraph.engine.request import Request, Running
 from specgraph.errors import CapacityError, ConfigError
+from specgraph.options import DecoderOptions
 
 
-def check_request(request: Request, config: EngineConfig, query_len: int, vocab_size: int, num_blocks: int) -> None:
+def check_request(
+    request: Request,
+    config: DraftConfig,
+    options: DecoderOptions,
+    query_len: int,
+    vocab_size: int,
+    num_blocks: int,
+) -> None:
     """Refuse what can never run: a CapacityError for a prompt, or KV that it may need, that is too long for
     `num_blocks`; a ConfigError for sampling or its parameters where this decoder has none, and for tokens outside of
     the target's vocabulary.
@@ -19,7 +27,7 @@ def check_request(request: Request, config: EngineConfig, query_len: int, vocab_
         raise ConfigError(f"prompt token {wrong} is not in the target's vocabulary of {vocab_size}")
     if request.temperature > 0 and not config.sampled:
         raise ConfigError(f"temperature {request.temperature}: this decoder is greedy; load it with sampled=True")
-    if (parameters := request.parameters) and not config.sampling_parameters:
+    if (parameters := request.parameters) and not options.sampling_parameters:
         name, value = next(iter(parameters.items()))
         raise ConfigError(
             f"{name} {value}: this decoder takes no such parameters; load it with sampling_parameters=True"
@@ -40,14 +48,14 @@ def check_request(request: Request, config: EngineConfig, query_len: int, vocab_
         )
 
 
-def blocks_needed(request: Request, config: EngineConfig, query_len: int) -> int:
+def blocks_needed(request: Request, config: DraftConfig, query_len: int) -> int:
     """Return the KV blocks for all that the request can ever touch, so that it never runs out midway."""
     reach = len(request.prompt_token_ids) + request.max_tokens + 2 * query_len
     return -(-(min(reach, config.max_model_len) + config.scratch_tokens) // config.block_size)
 
 
 def admissible(
-    waiting: Iterable[Running], config: EngineConfig, query_len: int, num_rows: int, num_blocks: int
+    waiting: Iterable[Running], config: DraftConfig, query_len: int, num_rows: int, num_blocks: int
 ) -> list[Running]:
     """Return the requests that may join, in order, by the free rows and KV blocks; none overtakes one that does not
     fit.

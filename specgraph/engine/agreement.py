@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
 from specgraph.capture import ModelRunner
-from specgraph.engine.config import EngineConfig
+from specgraph.config import DraftConfig
 from specgraph.errors import RankError, UnsupportedError
 from specgraph.options import RoundTimes
 from specgraph.parallel import Ranks
@@ -53,7 +53,7 @@ def agree(ranks: Ranks, own: RoundPasses) -> RoundPasses:
     return RoundPasses(*(max(values) for values in zip(*map(astuple, every), strict=True)))
 
 
-def check_sharing(config: EngineConfig) -> None:
+def check_sharing(config: DraftConfig) -> None:
     """Raise UnsupportedError where data parallel ranks, which agree on each round, would choose a K of their own."""
     if config.k_candidates is not None:
         raise UnsupportedError(
@@ -68,7 +68,7 @@ def same_times(ranks: Ranks, times: RoundTimes) -> RoundTimes:
     return {int(size): {int(k): time for k, time in by_k.items()} for size, by_k in first.items()}
 
 
-def compare_captures(ranks: Ranks, runners: Mapping[str, ModelRunner], config: EngineConfig) -> None:
+def compare_captures(ranks: Ranks, runners: Mapping[str, ModelRunner], config: DraftConfig) -> None:
     """Raise RankError for the first graph, or number, that differs between two ranks, before the first warm-up, whose
     collectives would wait for ever.
     """

@@ -12,6 +12,7 @@ import torch
 
 from specgraph.attention import AttentionBackend, PagedAttention
 from specgraph.capture import report_captures
+from specgraph.config import DraftConfig
 from specgraph.device import Platform, Progress
 from specgraph.draft.head_checks import check_members, check_protocol
 from specgraph.draft.protocol import Head
@@ -19,7 +20,7 @@ from specgraph.engine.adaptive_k import AcceptanceRates, AdaptiveK
 from specgraph.engine.admission import admissible, blocks_needed, check_request
 from specgraph.engine.agreement import agree, check_sharing, compare_captures, same_times
 from specgraph.engine.blocks import BlockAllocator
-from specgraph.engine.config import EngineConfig
+from specgraph.engine.config import check_options
 from specgraph.engine.metrics import AcceptanceMetrics
 from specgraph.engine.request import Chunk, FinishReason, Generation, Request, Running
 from specgraph.engine.round_steps import RoundSteps
@@ -28,7 +29,7 @@ from specgraph.engine.rounds import Rounds
 from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.models.target import Target
 from specgraph.open_generator import GeneratorRef, is_open
-from specgraph.options import RoundTimes
+from specgraph.options import DecoderOptions, RoundTimes
 from specgraph.parallel import ParallelLayout
 from specgraph.parallel.start_up import PATIENCE, agreed, agreed_captures
 from specgraph.validation import Count, OneCall, checked, one_call
@@ -56,7 +57,8 @@ class SpeculativeDecoder(OneCall):
         target: Target,
         head: Head | None,
         platform: Platform,
-        config: EngineConfig,
+        config: DraftConfig,
+        options: DecoderOptions | None = None,
         *,
         query_len: Count | None = None,
         attention: AttentionBackend | None = None,
@@ -64,17 +66,20 @@ class SpeculativeDecoder(OneCall):
     ) -> None:
         """
         Args:
-            config: limits and choices, of target and drafter.
+            config: limits and choices of target and drafter.
+            options: choices of the decoder alone; the defaults of `DecoderOptions` when not given.
             query_len: rows per request in a target pass without a drafter, 1 by default; with one it is K + 1.
             attention: for target and drafter; the core's paged attention with device lengths by default.
             layout: the ranks that run these models together. Data parallel ranks call `step`, or `stream` and
                 `generate`, equally often, with requests or without.
 
         Raises:
-            ConfigError: max_model_len is more than the target has positions for.
+            ConfigError: max_model_len is more than the target has positions for, or options contradict the limits.
             UnsupportedError: the lowering that was asked for is not possible on this platform, or between data parallel
                 ranks.
         """
+        options = options or DecoderOptions()
+        check_options(config, options)
         attention = PagedAttention() if attention is None else attention
         check_members(attention, head)
         check_protocol("target", target, Target)
@@ -88,15 +93,16 @@ class SpeculativeDecoder(OneCall):
         if head is not None and self.query_len != config.query_len:
             raise ConfigError(f"with a drafter query_len is K + 1 = {config.query_len}, got {query_len}")
         config = config.with_prefill_sizes(platform.capabilities.longest_prefill)
-        self.platform, self.config = platform, config
+        self.platform, self.config, self.options = platform, config, options
         per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
         enough = 1 + per_request * config.max_num_requests
-        self.allocator = BlockAllocator(enough if config.num_blocks is None else config.num_blocks)
+        self.allocator = BlockAllocator(enough if options.num_blocks is None else options.num_blocks)
         self.steps = RoundSteps(
             target,
             head,
             platform,
             config,
+            options,
             query_len=self.query_len,
             num_blocks=self.allocator.num_blocks,
             attention=attention,
@@ -126,7 +132,7 @@ class SpeculativeDecoder(OneCall):
         self.others_unfinished = False
         """True if any data parallel rank had requests at the last `step`: then all ranks call it again."""
         waits = self._sharing is not None or bool(self.target.attention.host_parameters)
-        self.rounds = Rounds(self.steps, self.allocator, self.metrics, 0 if waits else config.rounds_ahead)
+        self.rounds = Rounds(self.steps, self.allocator, self.metrics, 0 if waits else options.rounds_ahead)
         """The running requests."""
 
     @one_call
@@ -155,7 +161,7 @@ class SpeculativeDecoder(OneCall):
         if self.drafter is None or candidates is None:
             return None
         with self.drafter.unchecked():
-            times = self.config.round_times or measure_round_times(self.steps, self.drafter)
+            times = self.options.round_times or measure_round_times(self.steps, self.drafter)
         if self._ranks is not None:
             times = same_times(self._ranks, times)
         self.rounds.adaptive = AdaptiveK(times, AcceptanceRates(candidates[-1]))
@@ -393,7 +399,7 @@ class SpeculativeDecoder(OneCall):
 
     def _check(self, request: Request) -> None:
         vocab = self.target.model.vocab_size
-        check_request(request, self.config, self.query_len, vocab, self.allocator.capacity)
+        check_request(request, self.config, self.options, self.query_len, vocab, self.allocator.capacity)
 
     def close(self) -> None:
         """Release graphs and their memory. Twice is harmless; requests are refused afterwards."""

@@ -10,8 +10,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import NULL_BLOCK
 from specgraph.capture import write
-from specgraph.draft import Drafter, RoundBuffers, SamplingBuffers
-from specgraph.engine.config import EngineConfig
+from specgraph.draft import Drafter, SamplingBuffers
 from specgraph.engine.request import NUMBERS, Request, Running
 from specgraph.engine.target import TargetRunner
 from specgraph.ops import noise
@@ -59,7 +58,7 @@ def join_round(
     prompt, request, row = state.token_ids, state.request, slice(state.row, state.row + 1)
     starts = prefill_prompt(target, drafter, state, at_least, passed)
     batch = target.round.sliced(row.stop, query_len)
-    _write_row(target.round, target.config, state)
+    _write_row(target, state)
     adjusted = logits = target.prompt_logits
 
     def number(value: float, dtype: torch.dtype) -> Tensor:
@@ -94,14 +93,15 @@ def first_token(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: T
     return torch.where(hot, drawn.argmax(-1), logits.argmax(-1))
 
 
-def _write_row(memory: RoundBuffers, config: EngineConfig, state: Running) -> None:
+def _write_row(target: TargetRunner, state: Running) -> None:
     """Upload what the host knows of a request. Target and drafter both read it."""
+    memory, config = target.round, target.config
     row, width = slice(state.row, state.row + 1), memory.block_table.shape[1]
     write(memory.block_table[row], [*state.blocks, *[NULL_BLOCK] * (width - len(state.blocks))])
     write(memory.start_positions[row], [state.position])
     if config.sampled:
         write(memory.temperature[row], [state.request.temperature])
-    if config.sampled or config.synthetic_acceptance is not None:
+    if config.sampled or target.options.synthetic_acceptance is not None:
         write(memory.seeds[row], [state.seed])
 
 

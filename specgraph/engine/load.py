@@ -25,16 +25,17 @@ from specgraph.checkpoints.tokens import (
     shown_stops,
     stop_token_ids,
 )
+from specgraph.config import DraftConfig, DraftOptions
 from specgraph.device import Platform, Progress, open_platform
 from specgraph.device.names import dtype_named
 from specgraph.draft.buffers import past_rows_bytes
 from specgraph.draft.ngram_head import NgramHead
 from specgraph.engine.blocks import GIB, CacheSize, size_cache
-from specgraph.engine.config import EngineConfig
+from specgraph.engine.config import check_options
 from specgraph.engine.decoder import SpeculativeDecoder
 from specgraph.engine.text import TextGenerator
 from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
-from specgraph.options import NGRAM, EngineOptions
+from specgraph.options import NGRAM, DecoderOptions, EngineOptions
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout
 from specgraph.parallel.start_up import leave_on_error
 from specgraph.validation import MOST_POSITIONS, checked
@@ -92,7 +93,13 @@ def load_generator(
         attention = loaded.attention
         with torch.inference_mode():
             decoder = SpeculativeDecoder(
-                loaded.target, loaded.head, opened, loaded.config, attention=attention.backend, layout=layout
+                loaded.target,
+                loaded.head,
+                opened,
+                loaded.config,
+                loaded.options,
+                attention=attention.backend,
+                layout=layout,
             )
             start = time.perf_counter()
             decoder.capture(progress)
@@ -190,8 +197,9 @@ class LoadedPair:
     """The drafter's model; None where the target decodes alone."""
     attention: AttentionChoice
     cache: CacheSize
-    config: EngineConfig
-    """The options, with the KV blocks of `cache`."""
+    config: DraftConfig
+    options: DecoderOptions
+    """The options asked for, with the KV blocks of `cache`."""
 
 
 def load_models(
@@ -210,7 +218,7 @@ def load_models(
         UnsupportedError: the attention that was asked for by name does not support both models, or FP8 was asked for
             and the device has none.
     """
-    k = engine_config(options, options.max_model_len or MOST_POSITIONS).num_speculative_tokens
+    k = draft_config(options, options.max_model_len or MOST_POSITIONS).num_speculative_tokens
     if draft == NGRAM and options.num_modules is not None:
         raise ConfigError(f"num_modules {options.num_modules}: ngram has none; it is for mtp alone")
     dtype, length, tree = dtype_named(options.dtype), options.max_model_len, options.draft_tree
@@ -277,22 +285,28 @@ def load_models(
         )
         if cache.max_model_len == model.max_model_len:
             sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size)
-            return LoadedPair(model, head, attention, cache, engine_config(sized, cache.max_model_len))
+            return LoadedPair(model, head, attention, cache, draft_config(sized, cache.max_model_len), sized)
         length = cache.max_model_len
         for m in decoders:
             m.shorten(length)
 
 
-def engine_config(options: EngineOptions, max_model_len: int) -> EngineConfig:
-    """Return the part of `options` that a decoder takes; `max_model_len` where they name none."""
-    shared = {field.name for field in fields(EngineConfig)} & {field.name for field in fields(options)}
-    values: dict[str, Any] = {name: getattr(options, name) for name in shared}
-    if options.num_speculative_tokens == "auto":
-        candidates = tuple(options.k_candidates or (1, 2, 3, 5))
-        values |= {"k_candidates": candidates, "num_speculative_tokens": candidates[-1]}
+def draft_config(options: EngineOptions, max_model_len: int) -> DraftConfig:
+    """Return the limits and choices of target and drafter, `max_model_len` if the options name none; ConfigError for
+    options that contradict each other."""
+    values: dict[str, Any] = {each.name: getattr(options, each.name) for each in fields(DraftOptions)}
+    k = options.num_speculative_tokens
+    if k == "auto":
+        values["k_candidates"] = candidates = tuple(options.k_candidates or (1, 2, 3, 5))
+        k = candidates[-1]
     if (tree := options.draft_tree) is not None:
-        chains = [k for k in (options.draft_schedule or {}).values() if k != "tree"]
-        values |= {"tree": tree, "num_speculative_tokens": max([tree.num_steps, *chains])}
-    values["max_model_len"] = options.max_model_len or max_model_len
-    values["block_size"] = options.block_size or PagedAttention().preferred_block_size
-    return EngineConfig(**values)
+        k = max([tree.num_steps, *(k for k in (options.draft_schedule or {}).values() if k != "tree")])
+    config = DraftConfig(
+        num_speculative_tokens=k,
+        tree=tree,
+        max_model_len=options.max_model_len or max_model_len,
+        block_size=options.block_size or PagedAttention().preferred_block_size,
+        **values,
+    )
+    check_options(config, options)
+    return config

@@ -95,7 +95,7 @@ class Chunk:
     message: str = ""
     """The reason of a refusal or a failure, for a person."""
     logprobs: list[float] = field(default_factory=list[float])
-    """One per token with `EngineConfig.logprobs`, under the target's distribution before any parameter."""
+    """One per token with `DecoderOptions.logprobs`, under the target's distribution before any parameter."""
     seed: int | None = None
     """The seed that the request is sampled with: its own, or the one that the decoder gave it. None for greedy ones."""
 

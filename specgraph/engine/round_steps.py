@@ -19,14 +19,15 @@ from specgraph import ops
 from specgraph.attention import AttentionBackend, KVCache, allocate_caches
 from specgraph.attention.caches import cache_dtype
 from specgraph.capture import BatchDescriptor, ModelRunner, Pass, padded_size
+from specgraph.config import DraftConfig
 from specgraph.device import Platform
 from specgraph.draft import Drafter, ProposeBatch, allocate_sampling
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.protocol import Head
-from specgraph.engine.config import EngineConfig
 from specgraph.engine.target import TargetRunner
 from specgraph.engine.verify import VerifyProgram
 from specgraph.models.target import Target
+from specgraph.options import DecoderOptions
 
 
 class HostState(NamedTuple):
@@ -64,7 +65,8 @@ class RoundSteps:
         target: Target,
         head: Head | None,
         platform: Platform,
-        config: EngineConfig,
+        config: DraftConfig,
+        options: DecoderOptions,
         *,
         query_len: int,
         num_blocks: int,
@@ -84,11 +86,11 @@ class RoundSteps:
         """
 
         def caches(model: Target | Head) -> list[KVCache]:
-            dtype = cache_dtype(config.kv_cache_dtype, model.dtype)
+            dtype = cache_dtype(options.kv_cache_dtype, model.dtype)
             return allocate_caches(model.attention_layers, num_blocks, config.block_size, dtype, platform.device)
 
         sampling = drafter = None
-        if config.sampling_parameters:
+        if options.sampling_parameters:
             sampling = allocate_sampling(config.max_num_requests, target.vocab_size, platform.device)
         if head is not None:
             drafter = Drafter(head, caches(head), platform, config, attention=attention, sampling=sampling)
@@ -98,6 +100,7 @@ class RoundSteps:
             caches(target),
             platform,
             config,
+            options,
             attention=attention,
             query_len=query_len,
             drafter=drafter,
@@ -111,7 +114,7 @@ class RoundSteps:
 
     def find(self, num_requests: int, query_len: int, num_speculative_tokens: int | None = None) -> Round:
         """Return the round over the first `num_requests` rows of the round's memory, after one of `query_len` rows per
-        request; K is one of `EngineConfig.k_candidates`, and by default the one that the config chooses.
+        request; K is one of `DraftConfig.k_candidates`, and by default the one that the config chooses.
         """
         key = num_requests, query_len, num_speculative_tokens
         if (known := self._found.get(key)) is None:

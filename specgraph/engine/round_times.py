@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 
 from specgraph.attention import NULL_BLOCK
+from specgraph.config import DraftConfig
 from specgraph.device import Platform
 from specgraph.draft import Drafter
-from specgraph.engine.config import EngineConfig
 from specgraph.engine.round_steps import HostState, RoundSteps
 from specgraph.engine.target import TargetRunner
 from specgraph.options import RoundTimes
@@ -48,7 +48,7 @@ def measure_round_times(steps: RoundSteps, drafter: Drafter) -> RoundTimes:
     return times
 
 
-def _start(config: EngineConfig) -> int:
+def _start(config: DraftConfig) -> int:
     behind = config.max_model_len - _ROUNDS * config.query_len - 1
     return max(0, min(CONTEXT, config.max_model_len // 2, behind))
 

@@ -221,7 +221,7 @@ class Rounds:
         verified = [(state, row) for row, state in enumerate(unread.rows) if state is not None]
         num_rows = max([len(unread.rows), *(row + 1 for _, row in unread.joined)])
         tokens, counts = self.target.round.unpacked(results, num_rows, query_len)
-        logprobs = unread.copied.logprobs.read().tolist() if self.config.logprobs else None
+        logprobs = unread.copied.logprobs.read().tolist() if self.target.options.logprobs else None
         self.metrics.rows_without_block = int(results[-1])
         sampled: list[tuple[Running, list[int]]] = []
         for state, row in (*verified, *unread.joined):

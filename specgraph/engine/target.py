@@ -18,12 +18,13 @@ from specgraph.capture import (
     PrefillProgram,
     allocate_prefill,
 )
+from specgraph.config import DraftConfig
 from specgraph.device import Platform
 from specgraph.draft import Drafter, SamplingBuffers, allocate_round
-from specgraph.engine.config import EngineConfig
 from specgraph.engine.verify import VerifyProgram
 from specgraph.models.target import Target
 from specgraph.ops import RowPlan
+from specgraph.options import DecoderOptions
 
 
 class TargetRunner(ModelRunner):
@@ -34,7 +35,8 @@ class TargetRunner(ModelRunner):
         target: Target,
         caches: Sequence[KVCache],
         platform: Platform,
-        config: EngineConfig,
+        config: DraftConfig,
+        options: DecoderOptions,
         *,
         attention: AttentionBackend,
         query_len: int,
@@ -50,16 +52,16 @@ class TargetRunner(ModelRunner):
             sampling: without a drafter, see `RoundBuffers.sampling`.
         """
         super().__init__(target, caches, platform, config, attention)
-        self.model, self.config = target, config
+        self.model, self.config, self.options = target, config, options
         if drafter is None:
             lens = (query_len,)
             self.round = allocate_round(config, lens, 0, target.dtype, platform.device, sampling)
         else:
             self.round, lens = drafter.round, config.chain_lens
-        if config.logprobs:
+        if options.logprobs:
             tokens = self.round.sampled_token_ids
             self.round = replace(self.round, logprobs=torch.zeros_like(tokens, dtype=torch.float32))
-        given = target, self.stack, config
+        given = target, self.stack, config, options
         self.verify_programs: dict[bool, VerifyProgram] = {}
         """The verifies of chains, of trees, or both, by whether they are of trees."""
         if lens:

@@ -10,14 +10,15 @@ from specgraph import ops
 from specgraph.attention.choose import check_trees
 from specgraph.attention.paged import move_rows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, Program, Work
+from specgraph.config import DraftConfig
 from specgraph.draft import Drafter, DraftTree, RoundBuffers
 from specgraph.draft.logits import most_likely
 from specgraph.draft.program import present
-from specgraph.engine.config import EngineConfig
 from specgraph.engine.verify_buffers import VerifyBuffers, allocate_verify
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.models.target import Target, TargetOutput
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
+from specgraph.options import DecoderOptions
 
 
 class VerifyProgram(Program):
@@ -33,7 +34,8 @@ class VerifyProgram(Program):
         self,
         target: Target,
         stack: AttentionStack,
-        config: EngineConfig,
+        config: DraftConfig,
+        options: DecoderOptions,
         query_lens: Sequence[int],
         drafter: Drafter | None,
         memory: RoundBuffers,
@@ -52,15 +54,15 @@ class VerifyProgram(Program):
             UnsupportedError: trees are drafted, and the attention has no ancestor mask; or verifies are ragged, and
                 the attention takes lengths from the host.
         """
-        if config.verified_drafts is not None:
+        if options.verified_drafts is not None:
             _check_ragged(stack, drafter)
         if tree is not None:
             check_trees(stack.backend, stack.layers, target.dtype, config.block_size)
-        self.target, self.config, self.tree = target, config, tree
+        self.target, self.config, self.options, self.tree = target, config, options, tree
         self.aux_layers: Sequence[int] = () if drafter is None else drafter.head.aux_layers
         self._caches, self._query_lens = stack.caches, query_lens
         self._vocab_map = None if drafter is None else drafter.head.draft_to_target
-        self.buffers = allocate_verify(config, query_lens, drafter, memory, tree)
+        self.buffers = allocate_verify(config, options, query_lens, drafter, memory, tree)
 
     def sliced(self, num_requests: int, query_len: int, verified: int = 0) -> VerifyBuffers:
         """Return the buffers of the first `num_requests` requests of a verify after which the round has `query_len`
@@ -69,8 +71,10 @@ class VerifyProgram(Program):
 
     def verified(self, num_requests: int, query_len: int) -> int:
         """Return the drafts of a padded batch that the pass takes, after which the round has `query_len` rows per
-        request; see `EngineConfig.verified`."""
-        return self.config.verified(num_requests, num_requests * (self.rows(query_len) - 1))
+        request; 0 if it takes all, as `BatchDescriptor.verified`."""
+        average = self.options.verified_drafts
+        num_drafts = num_requests * (self.rows(query_len) - 1)
+        return 0 if average is None else min(num_drafts, max(1, int(num_requests * average)))
 
     def rows(self, query_len: int) -> int:
         """Return the rows per request of the pass after which the round has `query_len` rows per request: as many, or
@@ -164,9 +168,9 @@ class VerifyProgram(Program):
     @property
     def _needs_logits(self) -> bool:
         """Return whether acceptance takes more than the best token of each row, which ranks then need not exchange."""
-        config = self.config
-        draws = config.sampled or config.synthetic_acceptance is not None
-        return draws or config.sampling_parameters or config.logprobs or self.tree is not None
+        options = self.options
+        draws = self.config.sampled or options.synthetic_acceptance is not None
+        return draws or options.sampling_parameters or options.logprobs or self.tree is not None
 
     def _acceptance(self, b: VerifyBuffers) -> ops.Acceptance:
         if b.synthetic_acceptance is not None:

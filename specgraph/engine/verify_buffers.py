@@ -11,9 +11,11 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import AttentionMetadata
 from specgraph.attention.metadata import allocate_metadata
+from specgraph.config import DraftConfig
 from specgraph.draft import Drafter, DraftTree, ProposeBatch, RoundBuffers
 from specgraph.draft.buffers import DraftBuffers
-from specgraph.engine.config import EngineConfig, acceptance_chances
+from specgraph.engine.config import acceptance_chances
+from specgraph.options import DecoderOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,8 @@ def _packed(tensor: Tensor, num_requests: int, columns: int) -> Tensor:
 
 
 def allocate_verify(
-    config: EngineConfig,
+    config: DraftConfig,
+    options: DecoderOptions,
     query_lens: Sequence[int],
     drafter: Drafter | None,
     memory: RoundBuffers,
@@ -129,11 +132,11 @@ def allocate_verify(
         path = ops.AcceptedPath(zeros(requests * (tree.num_steps + 1)), zeros(moved), zeros(moved))
     elif drafter is not None and drafter.config.keeps_draft_probs:
         probs = zeros(requests, rows - 1, drafter.head.draft_vocab_size, dtype=torch.float32)
-    if config.verified_drafts is not None:
+    if options.verified_drafts is not None:
         confidence, ends = zeros(requests, rows - 1, dtype=torch.float32), zeros(requests + 1, dtype=torch.int32)
         ragged = ops.RaggedRows(confidence, ends, zeros(requests * rows))
-    if config.synthetic_acceptance is not None:
-        given = acceptance_chances(config.synthetic_acceptance, config.num_speculative_tokens)
+    if options.synthetic_acceptance is not None:
+        given = acceptance_chances(options.synthetic_acceptance, config.num_speculative_tokens)
         chances = zeros(max(len(given), query_lens[-1] - 1), dtype=torch.float32)
         chances[: len(given)] = torch.tensor(given)
     return VerifyBuffers(

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from specgraph.attention import choose_attention
+from specgraph.config import DraftConfig
 from specgraph.device import Platform
-from specgraph.engine import Chunk, EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import Chunk, DecoderOptions, Request, SpeculativeDecoder
 from specgraph.models.llama import LlamaTarget
 from specgraph.tools.floor import DeviceRates, round_floor
 from specgraph.tools.propose import BenchCase
@@ -44,7 +45,7 @@ def bench_rounds(
 
     Args:
         target: one of TARGETS.
-        acceptance: see `EngineConfig.synthetic_acceptance`: one chance, or the share of drafts accepted per position.
+        acceptance: see `DecoderOptions.synthetic_acceptance`: one chance, or the share of drafts accepted per position.
         rounds: per timed stretch.
         repeats: timed stretches.
 
@@ -64,11 +65,12 @@ def bench_rounds(
     ).tolist()
     requests = [Request(prompt_token_ids=prompt, max_tokens=length - case.context) for prompt in prompts]
     limits = {"num_speculative_tokens": case.k, "max_num_requests": case.requests, "max_model_len": length}
-    limits |= {"synthetic_acceptance": acceptance, "tree": case.tree}
+    limits |= {"tree": case.tree}
+    options = DecoderOptions(synthetic_acceptance=acceptance)
     drafters = [*((head, lowering) for lowering in case.lowerings), (None, case.lowerings[-1])]
     with torch.inference_mode():
         ways = [
-            _Way(captured_decoder(platform, verifying, drafter, decode=lowering, **limits))
+            _Way(captured_decoder(platform, verifying, drafter, options, decode=lowering, **limits))
             for drafter, lowering in drafters
         ]
         for way in ways:
@@ -118,11 +120,11 @@ def random_target(shape: BenchShape, device: torch.device, dtype: torch.dtype, m
 
 
 def captured_decoder(
-    platform: Platform, target: LlamaTarget, head: RandomHead | None, **limits: Any
+    platform: Platform, target: LlamaTarget, head: RandomHead | None, options: DecoderOptions, **limits: Any
 ) -> SpeculativeDecoder:
     """Return a decoder of random weights, captured for batches of `max_num_requests` only.
 
-    By default, without `limits` (fields of `EngineConfig`), prompts are prefilled 512 tokens at a time, only decode
+    By default, without `limits` (fields of `DraftConfig`), prompts are prefilled 512 tokens at a time, only decode
     rounds are captured, and attention chooses its block size.
     """
     layers = [*target.attention_layers, *(head.attention_layers if head is not None else ())]
@@ -134,7 +136,7 @@ def captured_decoder(
         "prefill_sizes": [min(512, limits["max_model_len"])],
         "prefill": "eager",
     }
-    decoder = SpeculativeDecoder(target, head, platform, EngineConfig(**defaults | limits), attention=attention)
+    decoder = SpeculativeDecoder(target, head, platform, DraftConfig(**defaults | limits), options, attention=attention)
     decoder.capture()
     return decoder
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from command import specgraph
 from draft.pairs import make_head, make_target
+from specgraph_conformance.decode_rig import decoder_settings
 
 from specgraph import shipped_pair
 from specgraph.attention import PagedAttention, PagedHostAttention
@@ -18,7 +19,7 @@ from specgraph.cpu import CpuPlatform
 from specgraph.cpu.platform import CAPABILITIES
 from specgraph.device import no
 from specgraph.draft import DraftTree
-from specgraph.engine import EngineConfig, SpeculativeDecoder
+from specgraph.engine import SpeculativeDecoder
 
 
 class NoTaskUpdate(CpuPlatform):
@@ -32,11 +33,11 @@ class NoTaskUpdate(CpuPlatform):
 def report_of(kind="eagle", platform=None, host=False, **settings):
     platform = platform or CpuPlatform()
     options = {"num_speculative_tokens": 3, "max_num_requests": 4, "max_model_len": 40, "prefill_sizes": [8]}
-    config = EngineConfig(**{**options, "capture_sizes": [1, 4], **settings})
+    config = decoder_settings(**{**options, "capture_sizes": [1, 4], **settings})
     target = make_target()
     attention = PagedHostAttention(platform) if host else PagedAttention()
     with torch.inference_mode():
-        decoder = SpeculativeDecoder(target, make_head(kind, target), platform, config, attention=attention)
+        decoder = SpeculativeDecoder(target, make_head(kind, target), platform, *config, attention=attention)
         report = describe(decoder)
     decoder.close()
     return report

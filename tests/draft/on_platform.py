@@ -10,12 +10,13 @@ import torch
 from draft import rounds
 from draft.pairs import VOCAB, make_head, make_target
 from draft.rounds import Rounds
+from specgraph_conformance.decode_rig import decoder_settings
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend
 from specgraph.device import Platform
 from specgraph.draft import Drafter, ProposeBatch
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import Request, SpeculativeDecoder
 
 
 def moved(model: Any, device: torch.device) -> Any:
@@ -87,11 +88,11 @@ def decoded(
     target = make_target()
     head = make_head(kind.split("-")[0] if kind in RAGGED else kind, target)
     target, head = moved((target, head), platform.device)
-    config = EngineConfig(
+    config = decoder_settings(
         num_speculative_tokens=k, max_num_requests=3, max_model_len=48, block_size=4, decode=lowering, sampled=True,
         capture_sizes=[3], prefill_sizes=[16], **RAGGED.get(kind, {}),
     )  # fmt: skip
-    decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
+    decoder = SpeculativeDecoder(target, head, platform, *config, attention=attention)
     g = torch.Generator().manual_seed(9)
     prompts = [torch.randint(0, VOCAB, (n,), generator=g).tolist() for n in (3, 9, 1, 14)]
     requests = [

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 
 import specgraph
 from specgraph import shipped_pair
+from specgraph.config import DraftConfig
 from specgraph.cpu import CpuPlatform
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import Request, SpeculativeDecoder
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def prompts():
 def test_it_generates_and_accepts_what_our_own_decoder_does(example, prompts):
     """A prompt that reached the drafter wrongly costs acceptance in the first rounds, and nothing else tells."""
     engine, target = example.Engine(CpuPlatform(), len(prompts)), specgraph.load_target(shipped_pair()[0])
-    config = EngineConfig(
+    config = DraftConfig(
         num_speculative_tokens=example.K, max_num_requests=1, max_model_len=example.MAX_LEN, decode="eager"
     )
     decoder = SpeculativeDecoder(target, specgraph.load_drafter(shipped_pair()[1], target), CpuPlatform(), config)

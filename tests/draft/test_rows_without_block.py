@@ -11,9 +11,10 @@ from draft.rounds import make_drafter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specgraph.config import DraftConfig
 from specgraph.cpu import CpuPlatform
 from specgraph.draft import DraftTree, ProposeBatch
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import Request, SpeculativeDecoder
 
 LENGTH, BLOCK, K = 32, 4, 3
 TREE = DraftTree(num_steps=K, top_k=2, num_draft_tokens=6)
@@ -70,7 +71,7 @@ def test_rows_without_block_are_counted(kind, lowering):
 @pytest.mark.parametrize("tree", [None, TREE], ids=["chain", "tree"])
 def test_a_decoder_loses_none_unless_it_gives_too_few_blocks(tree, monkeypatch):
     target = make_target()
-    config = EngineConfig(
+    config = DraftConfig(
         num_speculative_tokens=K, tree=tree, max_num_requests=2, max_model_len=LENGTH, block_size=BLOCK,
         capture_sizes=[2], prefill="eager",
     )  # fmt: skip
@@ -92,7 +93,7 @@ def test_a_decoder_loses_none_unless_it_gives_too_few_blocks(tree, monkeypatch):
 
     assert rows_without_block() == (0, 0)
 
-    def blocks_of_the_prompt(request: Request, config: EngineConfig, query_len: int) -> int:
+    def blocks_of_the_prompt(request: Request, config: DraftConfig, query_len: int) -> int:
         return -(-len(request.prompt_token_ids) // config.block_size)
 
     for module in ("admission", "decoder"):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from draft.pairs import make_head, make_target
+from specgraph_conformance.decode_rig import decoder_settings
 
 from specgraph.attention import PagedAttention
 from specgraph.cpu import CpuPlatform
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import Request, SpeculativeDecoder
 
 
 @pytest.mark.parametrize("settings", [{}, {"sampled": True}, {"synthetic_acceptance": 0.5}], ids=str)
@@ -18,11 +19,11 @@ def test_a_decoder_that_drafts_for_small_batches_only(settings, decode):
     requests = [Request(prompt_token_ids=[3, 5 + i], max_tokens=m) for i, m in enumerate((5, 9, 16))]
 
     def generate(head, **more):
-        config = EngineConfig(
+        config = decoder_settings(
             num_speculative_tokens=3, max_num_requests=3, max_model_len=48, decode=decode, prefill_sizes=[8], **more
         )
         with torch.inference_mode():
-            decoder = SpeculativeDecoder(target, head, CpuPlatform(), config, attention=PagedAttention())
+            decoder = SpeculativeDecoder(target, head, CpuPlatform(), *config, attention=PagedAttention())
             decoder.capture()
             return decoder, [result.token_ids for result in decoder.generate(requests)]
 

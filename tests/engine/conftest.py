@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 from random_prompts import prompt
+from specgraph_conformance.decode_rig import decoder_settings
 from tiny_checkpoints import write_eagle3, write_target
 
 from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAttention
 from specgraph.checkpoints import load_drafter, load_target
+from specgraph.config import DraftConfig
 from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft.protocol import DraftHead
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import Request, SpeculativeDecoder
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.llama import LlamaTarget
 
@@ -85,7 +87,7 @@ def small_pair(small_pair_folder) -> tuple[LlamaTarget, DraftHead]:
 @pytest.fixture(scope="session")
 def target_alone(target) -> Callable[[list[Request]], list[list[int]]]:
     """`target_alone(requests)`: the greedy tokens of each, decoded once, without a drafter or another request."""
-    config = EngineConfig(
+    config = DraftConfig(
         num_speculative_tokens=3, max_num_requests=1, max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE, decode="eager"
     )
     decoder = SpeculativeDecoder(target, None, CpuPlatform(), config, query_len=4)
@@ -132,7 +134,7 @@ def make_decoder(target) -> Iterator[MakeDecoder]:
             target,
             head,
             platform,
-            EngineConfig(**(settings | changes)),
+            *decoder_settings(**(settings | changes)),
             query_len=query_len,
             attention=backend,
         )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgraph.engine.adaptive_k import AcceptanceRates, AdaptiveK, best_k, expected_tokens
-from specgraph.engine.load import engine_config
+from specgraph.engine.load import draft_config
 from specgraph.errors import ConfigError
 from specgraph.options import EngineOptions
 
@@ -104,7 +104,7 @@ def test_a_batch_beyond_every_captured_size_runs_eagerly_with_the_k_of_the_large
 
 def test_k_by_acceptance_is_possible_with_ranks_that_split_the_models():
     """They choose by the times of the first one; `tests/parallel/test_tensor_parallel.py` runs them."""
-    config = engine_config(EngineOptions(num_speculative_tokens="auto", tensor_parallel=2), max_model_len=64)
+    config = draft_config(EngineOptions(num_speculative_tokens="auto", tensor_parallel=2), max_model_len=64)
     assert (config.k_candidates, config.num_speculative_tokens) == ((1, 2, 3, 5), 5)
 
 

@@ -6,11 +6,12 @@ from itertools import groupby
 
 import pytest
 
+from specgraph.config import DraftConfig
 from specgraph.cpu.platform import CpuPlatform
-from specgraph.engine import EngineConfig, SpeculativeDecoder
+from specgraph.engine import SpeculativeDecoder
 from specgraph.errors import ConfigError
 
-CONFIG = EngineConfig(
+CONFIG = DraftConfig(
     num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, decode="merged", prefill_sizes=[8]
 )
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from random_prompts import prompt
 
-from specgraph.engine import EngineConfig, Request
+from specgraph.config import DraftConfig
+from specgraph.engine import Request
 from specgraph.engine.agreement import check_sharing
 from specgraph.errors import ConfigError, UnsupportedError
 
@@ -126,7 +127,7 @@ def test_batches_beyond_the_captured_sizes_run_eager_if_asked(make_decoder, requ
 
 
 def test_data_parallel_ranks_draft_one_k():
-    config = EngineConfig(
+    config = DraftConfig(
         num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, k_candidates=(1, 2)
     )
     with pytest.raises(UnsupportedError, match="with data parallel ranks"):

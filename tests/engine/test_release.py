@@ -11,7 +11,7 @@ import torch
 from specgraph.attention import KVCache, PagedAttention
 from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
-from specgraph.engine import EngineConfig, SpeculativeDecoder
+from specgraph.engine import SpeculativeDecoder
 
 LIMITS = {"num_speculative_tokens": 2, "max_num_requests": 2, "max_model_len": 64, "block_size": 4}
 
@@ -31,7 +31,7 @@ def graphs_of(runner):
 @pytest.mark.parametrize("lowering", ["piecewise", "merged"])
 def test_a_dropped_decoder_frees_its_graphs_and_caches(target, shadow, requests, lowering):
     platform = CpuPlatform()
-    decoder = SpeculativeDecoder(target, shadow, platform, EngineConfig(**LIMITS, decode=lowering, prefill_sizes=[8]))
+    decoder = SpeculativeDecoder(target, shadow, platform, DraftConfig(**LIMITS, decode=lowering, prefill_sizes=[8]))
     decoder.capture()
     stream = decoder.stream(requests[:2])
     next(stream)

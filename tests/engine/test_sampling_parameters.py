@@ -13,7 +13,7 @@ from served_distribution import served
 
 from specgraph import load_generator
 from specgraph.draft import DraftTree
-from specgraph.engine import EngineConfig, Request
+from specgraph.engine import DecoderOptions, Request
 from specgraph.engine.request import UNSUPPORTED
 from specgraph.errors import ConfigError
 
@@ -128,11 +128,4 @@ def test_a_bias_outside_the_vocabulary_is_refused(make_decoder, eagle3):
 @pytest.mark.parametrize("name", ["sampling_parameters", "logprobs"])
 def test_what_does_not_work_together_is_refused(name):
     with pytest.raises(ConfigError, match=f"{name} is about the target's tokens"):
-        EngineConfig(
-            num_speculative_tokens=2,
-            max_num_requests=1,
-            max_model_len=32,
-            block_size=4,
-            synthetic_acceptance=0.5,
-            **{name: True},
-        )
+        DecoderOptions(synthetic_acceptance=0.5, **{name: True})

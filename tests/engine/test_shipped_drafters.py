@@ -14,8 +14,9 @@ import torch
 from tokenizers import Tokenizer
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
+from specgraph.config import DraftConfig
 from specgraph.cpu.platform import CpuPlatform
-from specgraph.engine import AcceptanceMetrics, EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import AcceptanceMetrics, Request, SpeculativeDecoder
 from specgraph.engine.load import shipped_pair
 
 TARGET, EAGLE3 = shipped_pair()
@@ -50,7 +51,7 @@ def decode(target):
     def run(name: str | None, prompts: int = 4) -> tuple[list[list[int]], AcceptanceMetrics]:
         head = load_drafter(folder_of(name), target) if name else None
         platform, together = CpuPlatform(), min(prompts, 8)
-        config = EngineConfig(
+        config = DraftConfig(
             num_speculative_tokens=STEPS,
             max_num_requests=together,
             max_model_len=256,

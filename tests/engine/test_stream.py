@@ -8,8 +8,9 @@ import pytest
 import torch
 from random_prompts import prompt
 
+from specgraph.config import DraftConfig
 from specgraph.cpu import CpuPlatform
-from specgraph.engine import EngineConfig, Generation, Request, SpeculativeDecoder
+from specgraph.engine import Generation, Request, SpeculativeDecoder
 from specgraph.engine.request import Running
 from specgraph.errors import CapacityError, ConfigError
 
@@ -213,7 +214,7 @@ SHAPES = ((4, 20), (9, 3), (1, 17), (16, 1), (15, 12), (30, 9), (8, 14))
 @pytest.fixture(scope="module")
 def alone(target):
     """The target's own tokens for a request of each shape."""
-    config = EngineConfig(num_speculative_tokens=3, max_num_requests=1, max_model_len=64, block_size=4, decode="eager")
+    config = DraftConfig(num_speculative_tokens=3, max_num_requests=1, max_model_len=64, block_size=4, decode="eager")
     with torch.inference_mode():
         decoder = SpeculativeDecoder(target, None, CpuPlatform(), config, query_len=4)
         decoder.capture()

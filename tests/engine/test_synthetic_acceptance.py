@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from engine.pair_decoder import make_pair_decoder
 
-from specgraph.engine import EngineConfig, Request
-from specgraph.engine.config import acceptance_chances
+from specgraph.config import DraftConfig
+from specgraph.engine import DecoderOptions, Request
+from specgraph.engine.config import acceptance_chances, check_options
 from specgraph.errors import ConfigError
 
 
@@ -54,8 +55,9 @@ def test_requests_do_not_accept_alike_and_lowerings_do():
     ],
 )
 def test_bad_tables(synthetic, message):
+    config = DraftConfig(num_speculative_tokens=4, max_num_requests=1, max_model_len=64)
     with pytest.raises(ConfigError, match=message):
-        EngineConfig(num_speculative_tokens=4, max_num_requests=1, max_model_len=64, synthetic_acceptance=synthetic)
+        check_options(config, DecoderOptions(synthetic_acceptance=synthetic))
 
 
 def test_chances_after_a_position_that_accepts_nothing():

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from changed_folders import FIXTURES
+from specgraph_conformance.decode_rig import decoder_settings
 from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer, PagedAttention, PagedHostAttention
 from specgraph.cpu import CpuPlatform
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import Request, SpeculativeDecoder
 
 DenseAttend = Callable[..., Attend]
 
@@ -144,9 +145,11 @@ def decoded() -> Callable:
         platform = CpuPlatform()
         sizes = {"num_speculative_tokens": 3, "max_num_requests": 2, "max_model_len": 32, "block_size": 4}
         passes = {"prefill": "eager", "prefill_sizes": [8]}
-        config = EngineConfig(**{**sizes, "capture_sizes": [2], **passes, **options})
+        config, chosen = decoder_settings(**{**sizes, "capture_sizes": [2], **passes, **options})
         backend = PagedHostAttention(platform) if attention == "host" else PagedAttention()
-        decoder = SpeculativeDecoder(target, head, platform, config, query_len=config.query_len, attention=backend)
+        decoder = SpeculativeDecoder(
+            target, head, platform, config, chosen, query_len=config.query_len, attention=backend
+        )
         decoder.capture()
         requests = [Request(prompt_token_ids=list(prompt), max_tokens=max_tokens) for prompt in prompts]
         results = decoder.generate(requests)

@@ -17,7 +17,7 @@ from mutants.registry import mutant, replace_function
 from specgraph_conformance import rank
 
 from specgraph import ops
-from specgraph.engine import EngineConfig
+from specgraph.config import DraftConfig
 
 Broken = Callable[..., Any]
 KEPT: list[torch.Tensor] = []
@@ -82,8 +82,8 @@ def gathers_instead(real: Any, partial: Any, ranks: Any) -> Any:
     return real(partial, ranks)
 
 
-@of_ranks("rank-captures-other-size", "engine:EngineConfig.sizes", "1")
-def sizes(real: Any, self: EngineConfig) -> tuple[int, ...]:
+@of_ranks("rank-captures-other-size", "config:DraftConfig.sizes", "1")
+def sizes(real: Any, self: DraftConfig) -> tuple[int, ...]:
     """One rank captures every size up to the largest, the others a ladder."""
     return tuple(range(1, self.max_num_requests + 1))
 

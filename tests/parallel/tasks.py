@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from parallel.unequal_ranks import decoder as mixture_decoder
 from parallel.unequal_ranks import run
+from specgraph_conformance.decode_rig import decoder_settings
 
 from specgraph.attention import KVCache, choose_attention
 from specgraph.checkpoints import load_drafter, load_target, target_shape
@@ -20,7 +21,7 @@ from specgraph.config import LoweringChoice
 from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
 from specgraph.draft.ngram_head import NgramHead
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import Request, SpeculativeDecoder
 from specgraph.parallel import WHOLE, ExpertParallel, ParallelLayout, Ranks, join_layout
 from specgraph.parallel.layout import context_parallel
 
@@ -66,13 +67,13 @@ def make_decoder(
     head = NgramHead(model.vocab_size) if draft == "ngram" else load_drafter(draft, drafted)
     if tree:
         options["tree"] = DraftTree(num_steps=3, top_k=2, num_draft_tokens=6)
-    config = EngineConfig(
+    config = decoder_settings(
         max_model_len=64, block_size=4, prefill_sizes=(8,), prefill="eager", decode=decode, sampled=temperature > 0,
         **{"num_speculative_tokens": 3, "max_num_requests": 2, "capture_sizes": (2,), **options},
     )  # fmt: skip
     platform = CpuPlatform()
     backend = choose_attention(attention, platform).backend
-    decoder = SpeculativeDecoder(model, head, platform, config, attention=backend, layout=layout)
+    decoder = SpeculativeDecoder(model, head, platform, *config, attention=backend, layout=layout)
     decoder.capture()
     return decoder
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from specgraph import load_drafter, load_target
-from specgraph.config import LoweringChoice
+from specgraph.config import DraftConfig, LoweringChoice
 from specgraph.device import Platform
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import Request, SpeculativeDecoder
 from specgraph.parallel import ParallelLayout, TensorParallel
 
 LENGTH, REQUESTS = 64, 4
@@ -54,7 +54,7 @@ def decoder(
 ) -> SpeculativeDecoder:
     """Return the pair in float64, captured."""
     target = load_target(pair[0], platform.device, torch.float64, LENGTH, split)
-    config = EngineConfig(
+    config = DraftConfig(
         num_speculative_tokens=3, draft_schedule=None if sampled else {2: 3, 4: 1},
         max_num_requests=REQUESTS, max_model_len=LENGTH,
         block_size=4, capture_sizes=(2, 4), prefill_sizes=(4, 16), prefill="eager", sampled=sampled, decode=decode,

@@ -11,8 +11,9 @@ from specgraph_npu.attention import make_attention
 import tiny_checkpoints
 from specgraph import load_generator, shipped_pair
 from specgraph.checkpoints import load_drafter, load_target
+from specgraph.config import DraftConfig
 from specgraph.cpu import CpuPlatform
-from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.engine import Request, SpeculativeDecoder
 from tiny_checkpoints import VOCAB, write_eagle3, write_target
 
 
@@ -29,7 +30,7 @@ def generate(
     """Tokens and acceptance of requests that are generated so many times; `before` is called with each number."""
     target = load_target(folders[0], dtype=torch.float32, device=platform.device)
     head = load_drafter(folders[1], target)
-    config = EngineConfig(
+    config = DraftConfig(
         num_speculative_tokens=k, max_num_requests=3, max_model_len=max_len, block_size=block, decode=lowering
     )
     decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)

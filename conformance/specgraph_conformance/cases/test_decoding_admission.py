@@ -183,8 +183,8 @@ def test_alone(platform: Platform, seed: int) -> None:
     asked = requests(seed, count=3, tokens=9)
     with decoder(platform) as speculative:
         expected = generate(speculative, asked)
-        target, config = speculative.target.model, speculative.config
-    made = SpeculativeDecoder(target, None, platform, config)
+        target, config, options = speculative.target.model, speculative.config, speculative.options
+    made = SpeculativeDecoder(target, None, platform, config, options)
     try:
         made.capture()
         assert made.query_len == 1, f"{made.query_len} rows per request, where nothing is drafted"

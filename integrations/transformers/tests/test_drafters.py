@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from specgraph import load_drafter, load_target, open_platform, shipped_pair
-from specgraph.engine import AcceptanceMetrics, EngineConfig, Request, SpeculativeDecoder
+from specgraph.config import DraftConfig
+from specgraph.engine import AcceptanceMetrics, Request, SpeculativeDecoder
 
 TARGET, EAGLE3 = shipped_pair()
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-python"
@@ -51,7 +52,7 @@ def folder_of(name: str) -> Path:
 def engine(name: str, prompts) -> AcceptanceMetrics:
     """Acceptance of the same prompts in specgraph's own engine, with its own model as the target, run eagerly."""
     target = load_target(TARGET, dtype=torch.float32, max_model_len=256)
-    config = EngineConfig(num_speculative_tokens=K, max_num_requests=3, max_model_len=256, decode="eager")
+    config = DraftConfig(num_speculative_tokens=K, max_num_requests=3, max_model_len=256, decode="eager")
     rows = zip(prompts["inputs"].tolist(), prompts["attention_mask"].sum(1).tolist(), strict=True)
     requests = [Request(prompt_token_ids=row[-length:], max_tokens=OPTIONS["max_new_tokens"]) for row, length in rows]
     with torch.inference_mode():
