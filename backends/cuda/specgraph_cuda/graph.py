@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import warnings
 from collections.abc import Callable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,9 @@ from specgraph.errors import HostReadError
 
 if TYPE_CHECKING:
     from specgraph_cuda.platform import CudaPlatform
-    from specgraph_cuda.tasks import CudaTaskGroup
+
+Launcher = Callable[[int], Callable[[int], None]]
+"""Returns the function that launches an executable graph, both given as the driver's handles: `driver.launcher`."""
 
 
 class CudaGraphPool(GraphPool):
@@ -25,19 +26,11 @@ class CudaGraphPool(GraphPool):
 
     platform: CudaPlatform
 
-    @cached_property
-    def update_memory(self) -> torch.cuda.MemPool:
-        """Return the pool that task updates of graphs in this pool allocate from; see tasks.py."""
-        return torch.cuda.MemPool()
-
     def _new_handle(self) -> Any:
         return graph_pool_handle()
 
     def _release(self, handle: Any) -> None:
         """torch retires the pool with its last graph, and keeps its memory until the cache is emptied."""
-        if not self.num_graphs:
-            memory = [self.__dict__.pop("update_memory", None)]
-            self.platform.free(memory.clear)
         if self.platform.captures.graph is None:
             self.platform.free(torch.cuda.empty_cache)
 
@@ -54,7 +47,6 @@ class CudaGraph(Graph):
         ),
     )
     platform: CudaPlatform
-    pool: CudaGraphPool
 
     def __init__(self, platform: CudaPlatform, pool: CudaGraphPool, *, owns_pool: bool = False) -> None:
         super().__init__(platform, pool, owns_pool=owns_pool)
@@ -63,24 +55,22 @@ class CudaGraph(Graph):
         """Launches on a stream, given by its handle, once torch's first replay has shown that this is enough."""
         self._draws_numbers = False
         """True if that replay moved torch's random generator on."""
-        self.groups: list[CudaTaskGroup] = []
-        self.broken = ""
-        """The reason why the graph can't be replayed any more: an update that the driver stopped half-way."""
 
     def executable(self) -> int:
         """Return the cudaGraphExec_t of the captured graph. Owned by this object."""
         return int(self._graph.raw_cuda_graph_exec())
 
     def _begin(self, handle: Any) -> None:
-        self.groups, self.broken, self._by_driver, self._draws_numbers = [], "", None, False
-        # Updates name the nodes of the graph that was captured, so it is kept beside the executable one.
-        self._graph = CUDAGraph(keep_graph=self.platform.tasks is not None)
+        self._by_driver, self._draws_numbers = None, False
+        self._graph = self._new_graph()
         self._graph.capture_begin(pool=handle, capture_error_mode="thread_local")
+
+    def _new_graph(self) -> Any:
+        """Return torch's graph of one capture."""
+        return CUDAGraph()
 
     def _end(self) -> None:
         self._graph.capture_end()
-        if self.platform.tasks is not None:
-            self._graph.instantiate()
 
     def _abandon(self, began: bool) -> None:
         """torch stops at the driver's error, with its pools and its generator still in capture.
@@ -97,21 +87,17 @@ class CudaGraph(Graph):
         self._destroy()
 
     def _launch(self) -> None:
-        if self.groups and self.platform.tasks is not None:
-            self.platform.tasks.require_updates(self)
         index = self.platform.device.index
         if self._by_driver is not None and torch._C._cuda_getDevice() == index:  # pyright: ignore[reportPrivateUsage]
             self._by_driver(torch._C._cuda_getCurrentRawStream(index))  # pyright: ignore[reportPrivateUsage]
-        elif self._by_driver is not None or self._draws_numbers or self.platform.tasks is None:
+        elif self._by_driver is not None or self._draws_numbers or self.platform.launcher is None:
             self._graph.replay()
         else:
-            self._launch_first(index)
+            self._launch_first(index, self.platform.launcher)
 
-    def _launch_first(self, index: int) -> None:
+    def _launch_first(self, index: int, launcher: Launcher) -> None:
         """torch's replay moves its random generator on, where the graph draws numbers, and then calls the driver. All
         other graphs are launched without it from now on: it takes 2 us longer."""
-        from specgraph_cuda.nodes import launcher
-
         before = torch.cuda.get_rng_state(index)
         self._graph.replay()
         self._draws_numbers = not torch.equal(before, torch.cuda.get_rng_state(index))
@@ -119,9 +105,6 @@ class CudaGraph(Graph):
             self._by_driver = launcher(self.executable())
 
     def _destroy(self) -> None:
-        for group in self.groups:
-            group.stored.clear()  # memory of the pool
-        self.groups.clear()
         graph, self._graph = self._graph, None  # its destructor tells torch's random generator
         self._by_driver = None
         if graph is not None:

@@ -15,7 +15,7 @@ from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
 from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from specgraph_cuda.nodes import checked
+from specgraph_cuda.driver import checked
 
 if TYPE_CHECKING:
     from specgraph.kernels.compilation import Compilation

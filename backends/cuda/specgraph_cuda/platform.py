@@ -6,19 +6,39 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from specgraph.device import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream, TaskGroup, yes
 from specgraph.errors import PlatformError, UnsupportedError
 from specgraph_cuda import probe
-from specgraph_cuda.graph import CudaGraph, CudaGraphPool
-
-if TYPE_CHECKING:
-    from specgraph_cuda.tasks import TaskUpdates
+from specgraph_cuda.graph import CudaGraph, CudaGraphPool, Launcher
 
 _log = logging.getLogger(__name__)
+
+
+class TaskUpdates(Protocol):
+    """The task groups and updates of one GPU: the methods of `Platform` that an optional module brings."""
+
+    count: int
+    """Updates so far."""
+
+    def group(self) -> AbstractContextManager[TaskGroup]:
+        """See `Platform.task_group`."""
+        ...
+
+    def update(self, group: Any) -> AbstractContextManager[None]:
+        """See `Platform.task_update`."""
+        ...
+
+    def batch(self) -> AbstractContextManager[object]:
+        """See `Platform.batch_task_updates`."""
+        ...
+
+    def is_updating(self) -> bool:
+        """Return whether this thread captures the ops of an update: nothing may free device memory then."""
+        ...
 
 
 class CudaPlatform(Platform):
@@ -40,8 +60,10 @@ class CudaPlatform(Platform):
         self._total = int(properties.total_memory)
         self.put_off: list[Callable[[], object]] = []
         """The releases that `free` has still to call."""
+        self.launcher: Launcher | None = probe.launcher()
+        """None without cuda.bindings: torch launches all graphs."""
         self.tasks: TaskUpdates | None = None
-        """None without cuda.bindings, or where the trial of task updates failed."""
+        """None if the module of task updates or cuda.bindings is missing, or the trial of task updates failed."""
         self._capabilities = probe.capabilities(self)
         triton = self._capabilities.notes["triton"]
         if triton:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from specgraph.device.installed import installed_version
 from specgraph.errors import first_line
 
 if TYPE_CHECKING:
+    from specgraph_cuda.graph import Launcher
     from specgraph_cuda.platform import CudaPlatform
 
 
@@ -34,21 +36,28 @@ def capabilities(platform: CudaPlatform) -> Capabilities:
     )
 
 
+TASK_UPDATE = "specgraph_cuda.task_update"
+"""The optional module of task updates; its `enable` tries them on a platform."""
+
+
 def task_update_support(platform: CudaPlatform) -> Support:
-    """Make task updates available if they work here."""
+    """Make task updates available if their module is there, and they work here."""
     try:
-        from specgraph_cuda.host_lengths import register_host_attention
-        from specgraph_cuda.host_values import rewritten_values
-        from specgraph_cuda.tasks import TaskUpdates
+        module = import_module(TASK_UPDATE)
     except ImportError as error:
+        if error.name == TASK_UPDATE:
+            return no(f"this installation of specgraph-cuda is without {TASK_UPDATE}: install the whole one")
         return no(f"cuda.bindings is missing: pip install cuda-bindings ({first_line(error)})")
-    platform.tasks = TaskUpdates(platform)
-    found = trial.claim(platform, rewritten_values, "node parameters of the executable graph, through cuda.bindings")
-    if found:
-        register_host_attention()
-    else:
-        platform.tasks = None
-    return found
+    return module.enable(platform)
+
+
+def launcher() -> Launcher | None:
+    """Return the launch of a graph by the driver, 2 us faster than torch's; None without cuda.bindings."""
+    try:
+        from specgraph_cuda import driver
+    except ImportError:
+        return None
+    return driver.launcher
 
 
 def versions(device: torch.device) -> dict[str, str]:

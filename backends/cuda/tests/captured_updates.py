@@ -44,7 +44,7 @@ class Stored:
     """A graph that stores host values into `x` in a task group, then adds `x` to `total` and logs it."""
 
     def __init__(self, platform: Platform, slow: int = 0) -> None:
-        from specgraph_cuda import host_values
+        from specgraph_cuda.task_update import host_values
 
         self.platform, self.store = platform, lambda *values: host_values.store(self.x, values)
         self.x, self.total = (torch.zeros(2, dtype=torch.int32, device=platform.device) for _ in range(2))

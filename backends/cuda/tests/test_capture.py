@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
+from specgraph_cuda.backend import open_device
+from specgraph_cuda.probe import TASK_UPDATE
 
 from specgraph.attention import allocate_caches
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
-from specgraph.errors import CaptureError, HostReadError, PlatformError
+from specgraph.errors import CaptureError, HostReadError, PlatformError, UnsupportedError
 from specgraph.tools.shapes import SHAPES, random_head
 
 
@@ -191,6 +194,27 @@ def test_smaller_sizes_after_out_of_memory(platform: Platform) -> None:
         )
         assert small.propose(batch).token_ids.shape == (2, 5)
         small.close()
+
+
+def test_a_gpu_without_task_updates(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optional module is not there: graphs are captured and launched as before, and a task group is refused."""
+    monkeypatch.setitem(sys.modules, TASK_UPDATE, None)
+    alone = open_device(platform.device.index)
+    assert not alone.capabilities.task_update
+    for _ in range(2):
+        _captures_and_replays(alone)
+    x, graph = torch.zeros(4, device=alone.device), alone.graph()
+    with graph.capture():
+        x.add_(1)
+    for _ in range(3):  # the first one by torch, the others by the driver
+        graph.replay()
+    assert x.tolist() == [3.0] * 4
+    graph.close()
+    assert alone.counts() == {}
+    with pytest.raises(UnsupportedError, match=f"has no task update: this installation .* without {TASK_UPDATE}"):
+        alone.task_group()
+    alone.close()
+    _captures_and_replays(platform)
 
 
 def test_a_stranger_s_stream_is_refused(platform: Platform) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import specgraph_cuda
 import torch
 from specgraph_cuda.backend import open_device, probe
-from specgraph_cuda.probe import task_update_support, triton_support
+from specgraph_cuda.probe import TASK_UPDATE, launcher, task_update_support, triton_support
 
 from specgraph.device import discover
 from specgraph.errors import PlatformError
@@ -80,9 +83,26 @@ def test_discovery_finds_the_plugin() -> None:
 
 def test_without_cuda_bindings_the_capability_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    monkeypatch.delitem(sys.modules, "specgraph_cuda.tasks", raising=False)
+    for name in [name for name in sys.modules if name.startswith(("specgraph_cuda.driver", TASK_UPDATE))]:
+        monkeypatch.delitem(sys.modules, name)
     platform = SimpleNamespace(tasks=None)
     found = task_update_support(platform)
     assert not found
     assert "pip install cuda-bindings" in found.reason
     assert platform.tasks is None
+    assert launcher() is None
+
+
+def test_without_its_module_there_is_no_task_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, TASK_UPDATE, None)
+    found = task_update_support(SimpleNamespace(tasks=None))
+    assert not found
+    assert f"without {TASK_UPDATE}: install the whole one" in found.reason
+
+
+def test_one_line_of_the_backend_names_the_module_of_task_updates() -> None:
+    """All else works without it: see `test_a_gpu_without_task_updates`."""
+    folder = Path(specgraph_cuda.__file__).parent
+    named = re.compile(r"specgraph_cuda(?:\.| import )task_update")
+    found = {path.name: named.findall(path.read_text()) for path in folder.glob("*.py")}
+    assert {file: names for file, names in found.items() if names} == {"probe.py": [TASK_UPDATE]}

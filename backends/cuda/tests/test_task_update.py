@@ -172,7 +172,7 @@ def test_updates(updating: Platform, check: Callable[[Platform], None]) -> None:
 
 def _hits_running_launch(patch: pytest.MonkeyPatch) -> None:
     """Values lie in host memory that a launch reads when it runs: an update changes launches that are queued."""
-    from specgraph_cuda import host_values
+    from specgraph_cuda.task_update import host_values
 
     held = torch.zeros(2, dtype=torch.int32).pin_memory()
 
@@ -185,8 +185,8 @@ def _hits_running_launch(patch: pytest.MonkeyPatch) -> None:
 
 def _lengths_hit_running_launch(patch: pytest.MonkeyPatch) -> None:
     """The same, where an update of an op with host values writes them."""
-    from specgraph_cuda import nodes
-    from specgraph_cuda.host_values import StoredValues
+    from specgraph_cuda.task_update import nodes
+    from specgraph_cuda.task_update.host_values import StoredValues
 
     held: dict[int, torch.Tensor] = {}
 
@@ -207,7 +207,7 @@ def _lengths_hit_running_launch(patch: pytest.MonkeyPatch) -> None:
 
 def _other_node(patch: pytest.MonkeyPatch) -> None:
     """A group takes the node before its own."""
-    from specgraph_cuda import nodes
+    from specgraph_cuda.task_update import nodes
 
     real = nodes.between
     patch.setattr(nodes, "between", lambda before, after: list(before) or real(before, after))
@@ -215,7 +215,7 @@ def _other_node(patch: pytest.MonkeyPatch) -> None:
 
 def _misses_memcpy(patch: pytest.MonkeyPatch) -> None:
     """Copy nodes keep their captured parameters."""
-    from specgraph_cuda import nodes
+    from specgraph_cuda.task_update import nodes
 
     real, copies = nodes.rewrite, nodes.cu.CUDA_MEMCPY3D
     patch.setattr(nodes, "rewrite", lambda e, n, p: None if isinstance(p, copies) else real(e, n, p))
@@ -223,15 +223,15 @@ def _misses_memcpy(patch: pytest.MonkeyPatch) -> None:
 
 def _pool_grows(patch: pytest.MonkeyPatch) -> None:
     """Every update allocates from a new pool, which stays."""
-    from specgraph_cuda.graph import CudaGraphPool
+    from specgraph_cuda.task_update.graph import UpdatableGraphPool
 
     kept: list[torch.cuda.MemPool] = []
 
-    def update_memory(self: CudaGraphPool) -> torch.cuda.MemPool:
+    def update_memory(self: UpdatableGraphPool) -> torch.cuda.MemPool:
         kept.append(torch.cuda.MemPool())
         return kept[-1]
 
-    patch.setattr(CudaGraphPool, "update_memory", property(update_memory))
+    patch.setattr(UpdatableGraphPool, "update_memory", property(update_memory))
 
 
 MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]]] = {
@@ -286,7 +286,7 @@ def test_many_groups_in_any_order_of_updates(updating: Platform) -> None:
 
 
 def test_lists_longer_than_one_launch_may_carry(updating: Platform) -> None:
-    from specgraph_cuda.host_values import store
+    from specgraph_cuda.task_update.host_values import store
 
     values = torch.randint(-(1 << 31), 1 << 31, (2500,)).tolist()
     out = torch.zeros(2500, dtype=torch.int32, device=updating.device)

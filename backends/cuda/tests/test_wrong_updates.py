@@ -148,7 +148,7 @@ def test_what_a_group_may_not_hold(updating: Platform) -> None:
 def test_a_refusal_half_way_breaks_the_graph_with_one_error(
     updating: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specgraph_cuda import nodes
+    from specgraph_cuda.task_update import nodes
 
     x = torch.zeros(2, device=updating.device)
     x.add_(1).zero_()

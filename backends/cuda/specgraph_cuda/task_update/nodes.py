@@ -1,13 +1,14 @@
-"""CUDA graphs by the driver: what a capture added, what a node is, setting its parameters, and the launch."""
+"""The nodes of CUDA graphs, by the driver: those that a capture added, the kind of each, and setting its parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
 
 from specgraph.errors import CaptureError
+from specgraph_cuda.driver import checked
 
 _KERNEL = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
 _MEMCPY = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY
@@ -73,24 +74,3 @@ def rewrite(executable: Any, node: Any, new: Any) -> None:
         checked(cu.cuGraphExecMemcpyNodeSetParams(executable, node, new, checked(cu.cuCtxGetCurrent())))
     else:
         checked(cu.cuGraphExecMemsetNodeSetParams(executable, node, new, checked(cu.cuCtxGetCurrent())))
-
-
-def launcher(executable: int) -> Callable[[int], None]:
-    """Return the function that launches an executable graph on a stream, both given as the driver's handles."""
-    graph = cu.CUgraphExec(executable)
-
-    def launch(stream: int) -> None:
-        (status,) = cu.cuGraphLaunch(graph, stream)
-        if status:
-            checked((status,))
-
-    return launch
-
-
-def checked(answer: tuple[Any, ...]) -> Any:
-    """Return the results of a driver call: one, a tuple of several, or None. Raises RuntimeError with the driver's
-    status."""
-    status, *results = answer
-    if status != cu.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(status.name)
-    return results[0] if len(results) == 1 else tuple(results) or None

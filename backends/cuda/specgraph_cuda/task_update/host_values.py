@@ -18,8 +18,6 @@ from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
 from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from specgraph.device import Platform
-
 _PER_LAUNCH = 960
 """Values per launch: kernel parameters may take 4 KiB."""
 
@@ -94,28 +92,6 @@ def store(out: Tensor, values: Sequence[int]) -> None:
     stored = StoredValues(out[: len(values)])
     stored.fill(values)
     stored.issue()
-
-
-def rewritten_values(platform: Platform) -> str | None:
-    """Try task updates, values rewritten for each replay without waiting in between; return what is wrong, or None."""
-    x, total = (torch.zeros(3, dtype=torch.int32, device=platform.device) for _ in range(2))
-    store(x, [0, 0, 0])
-    total.add_(x)
-    platform.synchronize()
-    graph = platform.graph()
-    try:
-        with graph.capture():
-            with platform.task_group() as group:
-                store(x, [1, 2, 3])
-            total.add_(x)
-        for values in ([5, 0, 7], [10, 20, 30]):
-            with platform.task_update(group):
-                store(x, values)
-            graph.replay()
-        seen = total.tolist()
-        return None if seen == [15, 20, 37] else f"rewritten values added up to {seen} instead of [15, 20, 37]"
-    finally:
-        graph.close()
 
 
 @cache

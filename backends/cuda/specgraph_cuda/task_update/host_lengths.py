@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.ops import DeviceLengths, HostLengths, KVCache, Mask, NewRows
-from specgraph_cuda.tasks import host_values
+from specgraph_cuda.task_update.tasks import host_values
 
 
 def register_host_attention() -> None:

@@ -26,19 +26,20 @@ from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from specgraph.errors import CaptureError, UpdateError, first_line
-from specgraph_cuda import nodes
-from specgraph_cuda.host_values import StoredValues
+from specgraph_cuda.driver import checked
+from specgraph_cuda.task_update import nodes
+from specgraph_cuda.task_update.host_values import StoredValues
 
 if TYPE_CHECKING:
-    from specgraph_cuda.graph import CudaGraph
     from specgraph_cuda.platform import CudaPlatform
+    from specgraph_cuda.task_update.graph import UpdatableGraph
 
 
 @dataclass(slots=True, eq=False)
 class CudaTaskGroup:
     """The work that one block added to a graph."""
 
-    graph: CudaGraph
+    graph: UpdatableGraph
     number: int
     nodes: list[Any] = field(default_factory=list[Any])
     """The nodes that an update rewrites, in order: those that store host values where its ops say which, else all."""
@@ -129,20 +130,6 @@ class TaskUpdates:
         self._stream = torch.cuda.Stream(platform.device)
         self._lock = threading.Lock()
 
-    def require_updates(self, graph: CudaGraph) -> None:
-        """Called before a launch: use up one update of each group.
-
-        Raises:
-            UpdateError: a group has had none, or the graph is broken.
-        """
-        if graph.broken:
-            raise UpdateError(f"{graph.broken}; reset() the graph and capture it again")
-        for group in graph.groups:
-            if not group.is_updated:
-                raise UpdateError(f"{group} has had no update since the last replay: issue one task_update() for it")
-        for group in graph.groups:
-            group.is_updated = False
-
     @contextmanager
     def group(self) -> Generator[CudaTaskGroup]:
         """See `Platform.task_group`."""
@@ -192,9 +179,7 @@ class TaskUpdates:
             batch, temporary = _Batch(), None
             token = _batch.set(batch)  # before the capture begins and until it has ended: see `is_updating`
             try:
-                nodes.checked(
-                    cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
-                )
+                checked(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
                 try:
                     yield batch
                     if batch.has_failed:
