@@ -236,7 +236,7 @@ class DraftOptions:
         "sampled", "Drafts of requests above temperature 0: drawn by temperature too, or greedy. Lossless either way."
     )
     """"sampled" keeps the distributions of the drafts, float32 [max_num_requests, K, draft_vocab]; "greedy" takes the
-    most likely tokens. The output has the target's distribution either way (`ops.verify_drafts`); which is accepted
+    most likely tokens. The output has the target's distribution either way (`verify_drafts`); which is accepted
     more often depends on the pair. The tokens of a tree are always the most likely ones."""
 
 

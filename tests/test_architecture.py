@@ -36,13 +36,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": {"config", "device", "ops", "parallel", "validation", "errors"},
     "capture": {"config", "dispatch_mode", "device", "attention", "ops", "validation", "errors"},
     "draft": {"config", "capture", "device", "attention", "ops", "parallel", "validation", "errors"},
-    "models": {"draft", "attention", "capture", "device", "ops", "parallel", "validation", "errors"},
+    "models": {"draft", "attention", "capture", "device", "kernels", "ops", "parallel", "validation", "errors"},
     "checkpoints": {"draft", "device", "models", "parallel", "validation", "errors"},
     "plugin": {"draft", "capture", "device", "attention", "ops", "models", "parallel", "validation", "errors"},
     "options": {"config", "device", "validation", "errors"},
     "engine": {
-        "options", "config", "parallel", "draft", "capture", "device", "attention", "ops", "models", "checkpoints",
-        "validation", "errors", "open_generator",
+        "options", "config", "parallel", "draft", "capture", "device", "attention", "kernels", "ops", "models",
+        "checkpoints", "validation", "errors", "open_generator",
     },
 }  # fmt: skip
 """Rooms from the bottom to the top, and what each may import besides itself: only rooms that are listed before it, so

@@ -11,6 +11,7 @@ from specgraph import ops
 from specgraph.attention import NULL_BLOCK
 from specgraph.capture import write
 from specgraph.draft import Drafter, SamplingBuffers
+from specgraph.engine import ops as decoder_ops
 from specgraph.engine.request import NUMBERS, Request, Running
 from specgraph.engine.target import TargetRunner
 from specgraph.ops import noise
@@ -75,12 +76,12 @@ def join_round(
         at = number(len(prompt), torch.int64)
         token = first_token(adjusted, temperature, number(state.seed, torch.int64), at)
     if sampling is not None:
-        ops.count_tokens(token[None], sampling.output_counts)
+        decoder_ops.count_tokens(token[None], sampling.output_counts)
     hidden = None if drafter is None else drafter.prefill_buffers.aux_hidden[len(prompt) - 1 - starts[-1]]
     batch.join(state.row, token[0], hidden)
     logprobs = target.round.logprobs_of(*batch.sampled_token_ids.shape)
     if logprobs is not None:
-        ops.emitted_logprobs(logits, token[None], logprobs[row, :1])
+        decoder_ops.emitted_logprobs(logits, token[None], logprobs[row, :1])
 
 
 def first_token(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from specgraph import ops
 from specgraph.attention import AttentionBackend, KVCache, allocate_caches
 from specgraph.attention.caches import cache_dtype
 from specgraph.capture import BatchDescriptor, ModelRunner, Pass, padded_size
@@ -24,6 +23,7 @@ from specgraph.device import Platform
 from specgraph.draft import Drafter, ProposeBatch, allocate_sampling
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.protocol import Head
+from specgraph.engine import ops as decoder_ops
 from specgraph.engine.target import TargetRunner
 from specgraph.engine.verify import VerifyProgram
 from specgraph.models.target import Target
@@ -165,7 +165,7 @@ def _hand_over(
     copied = [] if draft is None else b.copied(draft.buffers)
 
     def hand_over(host: HostState | None) -> None:
-        ops.next_verify(
+        decoder_ops.next_verify(
             before.sampled_token_ids, before.num_sampled, drafts, before.start_positions, b.last_token_ids, into
         )
         for values, source in copied:

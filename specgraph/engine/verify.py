@@ -14,6 +14,7 @@ from specgraph.config import DraftConfig
 from specgraph.draft import Drafter, DraftTree, RoundBuffers
 from specgraph.draft.logits import most_likely
 from specgraph.draft.program import present
+from specgraph.engine import ops as decoder_ops
 from specgraph.engine.verify_buffers import VerifyBuffers, allocate_verify
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.models.target import Target, TargetOutput
@@ -136,17 +137,17 @@ class VerifyProgram(Program):
         )
         places = b.metadata.positions, b.metadata.slot_mapping, b.metadata.seq_lens
         if b.ragged is not None:
-            ops.begin_ragged_rows(given, plan, Rows(*places, b.token_ids), b.ragged)
+            decoder_ops.begin_ragged_rows(given, plan, Rows(*places, b.token_ids), b.ragged)
         else:
             ops.begin_rows(given, plan, Rows(*places, b.token_ids, ancestors=b.metadata.ancestors))
 
     def _accept(self, b: VerifyBuffers, hidden: Tensor) -> None:
         """Write the sampled tokens and their counts, and of a tree the accepted path."""
         out, drafts, starts = self.target.projection, b.draft_token_ids, b.batch.start_positions
-        sampled = ops.Sampled(b.batch.sampled_token_ids, b.batch.num_sampled)
+        sampled = decoder_ops.Sampled(b.batch.sampled_token_ids, b.batch.num_sampled)
         if out is not None and out.is_split and not self._needs_logits:
             best = most_likely(out.logits(hidden), out.tensor_parallel)
-            ops.accept_greedy(b.by_row(best), drafts, starts, sampled)
+            decoder_ops.accept_greedy(b.by_row(best), drafts, starts, sampled)
             return
         logits = b.by_row(self.target.logits(hidden))
         adjusted, sampling = logits, b.round.sampling
@@ -154,16 +155,16 @@ class VerifyProgram(Program):
             sampling = sampling.sliced(slice(0, starts.shape[0]))
             adjusted = ops.adjust_logits(logits, present(b.batch.temperature), sampling, drafts, b.metadata.ancestors)
         if b.path is None:
-            ops.verify_drafts(adjusted, drafts, starts, self._acceptance(b), sampled)
+            decoder_ops.verify_drafts(adjusted, drafts, starts, self._acceptance(b), sampled)
         else:
             nodes = ops.TreeNodes(drafts, present(b.draft_parents))
             places = b.metadata.positions, b.metadata.slot_mapping
-            ops.verify_tree(adjusted, nodes, starts, *places, self._acceptance(b), sampled, b.path)
+            decoder_ops.verify_tree(adjusted, nodes, starts, *places, self._acceptance(b), sampled, b.path)
         if sampling is not None:
-            ops.count_tokens(sampled.token_ids, sampling.output_counts)
+            decoder_ops.count_tokens(sampled.token_ids, sampling.output_counts)
         logprobs = b.round.logprobs_of(*sampled.token_ids.shape)
         if logprobs is not None:
-            ops.emitted_logprobs(logits if b.path is None else logits[b.path.rows], sampled.token_ids, logprobs)
+            decoder_ops.emitted_logprobs(logits if b.path is None else logits[b.path.rows], sampled.token_ids, logprobs)
 
     @property
     def _needs_logits(self) -> bool:
@@ -172,12 +173,14 @@ class VerifyProgram(Program):
         draws = self.config.sampled or options.synthetic_acceptance is not None
         return draws or options.sampling_parameters or options.logprobs or self.tree is not None
 
-    def _acceptance(self, b: VerifyBuffers) -> ops.Acceptance:
+    def _acceptance(self, b: VerifyBuffers) -> decoder_ops.Acceptance:
         if b.synthetic_acceptance is not None:
-            return ops.Acceptance(seeds=present(b.batch.seeds), chances=b.synthetic_acceptance)
+            return decoder_ops.Acceptance(seeds=present(b.batch.seeds), chances=b.synthetic_acceptance)
         if not self.config.sampled:
-            return ops.Acceptance()
-        return ops.Acceptance(present(b.batch.temperature), present(b.batch.seeds), b.draft_probs, self._vocab_map)
+            return decoder_ops.Acceptance()
+        return decoder_ops.Acceptance(
+            present(b.batch.temperature), present(b.batch.seeds), b.draft_probs, self._vocab_map
+        )
 
 
 def _check_ragged(stack: AttentionStack, drafter: Drafter | None) -> None:

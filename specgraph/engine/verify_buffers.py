@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from specgraph import ops
 from specgraph.attention import AttentionMetadata
 from specgraph.attention.metadata import allocate_metadata
 from specgraph.config import DraftConfig
 from specgraph.draft import Drafter, DraftTree, ProposeBatch, RoundBuffers
 from specgraph.draft.buffers import DraftBuffers
+from specgraph.engine import ops as decoder_ops
 from specgraph.engine.config import acceptance_chances
 from specgraph.options import DecoderOptions
 
@@ -41,11 +41,11 @@ class VerifyBuffers:
     """int64 [R, N - 1], written before a verify; None for chains."""
     token_ids: Tensor
     """int64 [R * N]"""
-    path: ops.AcceptedPath | None = None
+    path: decoder_ops.AcceptedPath | None = None
     """Rows of the accepted path, R * (S + 1), and R * S slots between which its keys and values move; None for
     chains."""
     metadata: AttentionMetadata
-    ragged: ops.RaggedRows | None = None
+    ragged: decoder_ops.RaggedRows | None = None
     """The split of the rows where requests have as many as their confidence says; the pass then has fewer rows."""
     synthetic_acceptance: Tensor | None = None
     """float32 [K]: the chance that each draft is accepted when all before it are; None where the target decides."""
@@ -57,13 +57,15 @@ class VerifyBuffers:
         n, steps, path, ragged, chances = num_requests, rows - 1, self.path, self.ragged, self.synthetic_acceptance
         if path is not None:
             s = query_len - 1
-            path = ops.AcceptedPath(path.rows[: n * query_len], path.from_slots[: n * s], path.to_slots[: n * s])
+            path = decoder_ops.AcceptedPath(
+                path.rows[: n * query_len], path.from_slots[: n * s], path.to_slots[: n * s]
+            )
         metadata, total = self.metadata.sliced(n, rows), n + (verified or n * steps)
         if not steps:
             ragged = None
         elif ragged is not None:
             ends, confidence = ragged.query_start_loc[: n + 1], _packed(ragged.confidence, n, steps)
-            ragged = ops.RaggedRows(confidence, ends, ragged.columns[: n * rows])
+            ragged = decoder_ops.RaggedRows(confidence, ends, ragged.columns[: n * rows])
             places = {"positions": metadata.positions[:total], "slot_mapping": metadata.slot_mapping[:total]}
             metadata = replace(metadata, query_start_loc=ends, **places)
         return replace(
@@ -129,12 +131,12 @@ def allocate_verify(
     path = probs = ragged = chances = None
     if tree is not None:
         moved = requests * tree.num_steps
-        path = ops.AcceptedPath(zeros(requests * (tree.num_steps + 1)), zeros(moved), zeros(moved))
+        path = decoder_ops.AcceptedPath(zeros(requests * (tree.num_steps + 1)), zeros(moved), zeros(moved))
     elif drafter is not None and drafter.config.keeps_draft_probs:
         probs = zeros(requests, rows - 1, drafter.head.draft_vocab_size, dtype=torch.float32)
     if options.verified_drafts is not None:
         confidence, ends = zeros(requests, rows - 1, dtype=torch.float32), zeros(requests + 1, dtype=torch.int32)
-        ragged = ops.RaggedRows(confidence, ends, zeros(requests * rows))
+        ragged = decoder_ops.RaggedRows(confidence, ends, zeros(requests * rows))
     if options.synthetic_acceptance is not None:
         given = acceptance_chances(options.synthetic_acceptance, config.num_speculative_tokens)
         chances = zeros(max(len(given), query_lens[-1] - 1), dtype=torch.float32)

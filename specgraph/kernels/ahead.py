@@ -10,7 +10,7 @@ in C++ is not stopped: as torch's own kernels do, it must refuse tensors that ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,22 +20,24 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from triton.runtime import driver
 
-from specgraph import ops as declared
 from specgraph.dispatch_mode import DispatchMode
 from specgraph.errors import first_line
 from specgraph.kernels.compilation import Compilation, compilation_of
-from specgraph.kernels.implement import TritonOps
-from specgraph.ops.library import NAMESPACE
+from specgraph.kernels.launch import Launcher
+from specgraph.ops.library import NAMESPACE, declared
 
 _log = logging.getLogger("specgraph")
 
 
-def compilations(ops: TritonOps, bodies: Iterable[Callable[[], None]]) -> list[Compilation]:
-    """Return what the launches of device work make Triton compile for the current device. `bodies` can be captured:
-    they read no value on the host, and keep no tensor that they make.
+def compilations(launchers: Iterable[Launcher], bodies: Iterable[Callable[[], None]]) -> list[Compilation]:
+    """Return what the launches of device work make Triton compile for the current device.
+
+    Args:
+        launchers: the device's; see `launchers_of`.
+        bodies: they can be captured: they read no value on the host, and keep no tensor that they make.
     """
     found: dict[Compilation, None] = {}
-    recording = recorded(ops, found)
+    recording = [recorded(each, found) for each in launchers]
     for body in bodies:
         try:
             with torch.no_grad(), _NoAddresses(), _Shapes(recording):
@@ -45,14 +47,14 @@ def compilations(ops: TritonOps, bodies: Iterable[Callable[[], None]]) -> list[C
     return list(found)
 
 
-def recorded(ops: TritonOps, found: dict[Compilation, None]) -> TritonOps:
-    """Return the ops such that, instead of a launch, what it makes Triton compile is added to `found`."""
+def recorded(launcher: Launcher, found: dict[Compilation, None]) -> Launcher:
+    """Return the launcher such that, instead of a launch, what it makes Triton compile is added to `found`."""
     target = driver.active.get_current_target()
 
     def record(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         found[compilation_of(kernel, arguments, options, target)] = None
 
-    return replace(ops, record=record)
+    return replace(launcher, record=record)
 
 
 class _NoAddresses(TorchFunctionMode):
@@ -65,19 +67,20 @@ class _NoAddresses(TorchFunctionMode):
 
 
 class _Shapes(DispatchMode):
-    """Within it ops take and return tensors without memory, and our own ops run the launches of `ops`."""
+    """Within it ops take and return tensors without memory, and our own ops run their launches."""
 
-    def __init__(self, ops: TritonOps) -> None:
+    def __init__(self, launchers: Sequence[Launcher]) -> None:
         super().__init__()
-        self.ops = ops
+        self.launchers = launchers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map(_without_memory, (args, kwargs or {}))
         name = func.__name__.partition(".")[0]
-        if func.namespace == NAMESPACE and hasattr(self.ops, name):
-            op = getattr(declared, name)
+        launcher = next((each for each in self.launchers if hasattr(each, name)), None)
+        if func.namespace == NAMESPACE and launcher is not None:
+            op = declared()[name]
             with self, torch._C.DisableTorchFunction():  # what it calls has launches too; alignment is an address's
-                result = op.parameters.with_records(getattr(self.ops, name))(*args, **kwargs)
+                result = op.parameters.with_records(getattr(launcher, name))(*args, **kwargs)
                 return op.parameters.with_records(op.reference)(*args, **kwargs) if result is NotImplemented else result
         # These two are most of a pass, and torch's own fakes import its compiler, which takes seconds.
         if func is torch.ops.aten.linear.default:

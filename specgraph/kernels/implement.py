@@ -1,44 +1,81 @@
-"""Registering the Triton ops as the implementations of the draft ops under a device's dispatch key."""
+"""Registering Triton kernels as the implementations of ops under a device's dispatch key.
+
+Each package that declares ops has launchers of its own for them (`Kernels`), and names them with `name_kernels`. A
+device registers all of them at once, and those of a package that is imported later when it is.
+"""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any
+
+import torch
+
 from specgraph.kernels.attention_ops import AttentionOps
-from specgraph.kernels.launch import LaunchOptions
-from specgraph.kernels.linear_fp8_ops import Fp8LinearOps
-from specgraph.kernels.next_step_ops import NextStepOps
-from specgraph.kernels.row_ops import RowOps
+from specgraph.kernels.launch import Launcher, LaunchOptions
+from specgraph.kernels.next_step import NextStepOps
 from specgraph.kernels.sampling_parameters_ops import SamplingParameterOps
 from specgraph.kernels.tree_ops import TreeOps
-from specgraph.kernels.two_linears_ops import TwoLinearOps
-from specgraph.kernels.verify_ops import VerifyOps
-from specgraph.ops.experts import grouped_expert_mlp
-from specgraph.ops.library import Around, implement, implement_all
+from specgraph.kernels.trial import Calls, agrees_with_reference, draft_round
+from specgraph.ops.library import Around, implement, implement_all, import_installed, kernel_places, use_kernels
 
 
-class TritonOps(
-    TwoLinearOps, NextStepOps, Fp8LinearOps, AttentionOps, RowOps, VerifyOps, TreeOps, SamplingParameterOps
-):
-    """One device's Triton ops. Every launch depends only on shapes, so equal shapes give equal bits."""
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The implementations of one package's ops."""
+
+    launcher: type[Launcher]
+    """Each method that has the name of an op implements it."""
+    trial: Calls
+    """Calls that `agree_with_references` compares on a device before it is used."""
+    others: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
+    """Implementations that launch no kernel of ours, by op."""
+
+
+class DraftOps(NextStepOps, AttentionOps, TreeOps, SamplingParameterOps):
+    """Launchers of the draft ops. Every launch depends only on shapes, so equal shapes give equal bits."""
 
     __slots__ = ()
 
 
-_registered: dict[str, TritonOps] = {}
-"""The registered ops, by dispatch key."""
+KERNELS = Kernels(DraftOps, draft_round)
+
+_registered: dict[str, list[Launcher]] = {}
+"""The registered launchers, one per package, by dispatch key."""
 
 
-def register(dispatch_key: str, options: LaunchOptions | None = None, around: Around | None = None) -> TritonOps:
-    """Make these the implementations of the draft ops under a torch dispatch key. The first registration stays."""
+def register(dispatch_key: str, options: LaunchOptions | None = None, around: Around | None = None) -> None:
+    """Make the Triton kernels the implementations of the ops under a torch dispatch key. The first registration
+    stays."""
     if dispatch_key in _registered:
-        return _registered[dispatch_key]
-    ops = _registered[dispatch_key] = TritonOps(options or LaunchOptions())
-    implement_all(ops, dispatch_key, around)
-    implement("expert_mlp", dispatch_key, grouped_expert_mlp)  # torch's own ops
-    return ops
+        return
+    launchers = _registered[dispatch_key] = []
+
+    def add(place: str) -> None:
+        kernels: Kernels = resolve_name(place)
+        launchers.append(kernels.launcher(options or LaunchOptions()))
+        implement_all(launchers[-1], dispatch_key, around)
+        for name, function in kernels.others.items():
+            implement(name, dispatch_key, function)
+
+    use_kernels(add)
 
 
-def ops_of(dispatch_key: str) -> TritonOps | None:
-    """Return the ops that were registered under a dispatch key; None if nothing was."""
-    return _registered.get(dispatch_key)
+def launchers_of(dispatch_key: str) -> Sequence[Launcher]:
+    """Return the launchers that are registered under a dispatch key, one per package that declared ops so far."""
+    return _registered.get(dispatch_key, ())
+
+
+def agree_with_references(options: LaunchOptions, device: torch.device) -> str | None:
+    """Try the kernels of all installed packages on a device, unregistered. Return the first op that differs from its
+    reference and in what, None if all agree."""
+    import_installed()
+    for place in kernel_places():
+        kernels: Kernels = resolve_name(place)
+        if (wrong := agrees_with_reference(kernels.launcher(options), kernels.trial, device)) is not None:
+            return wrong
+    return None

@@ -1,4 +1,3 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
 """Linears of few rows, with residual, activation or argmax in their epilogue.
 
 With the few rows of a draft step a linear takes the time that reading its weights takes, so whatever needs only its
@@ -7,12 +6,28 @@ kernel of its own: scaling rows inside the loop takes the operand out of the cop
 small kernel, during which the linear prefetches its weights. A backend says what it measured beside its tiles.
 """
 
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from specgraph.kernels.sampling import best_by_gumbel, best_of, real_numbers, scaled
+from specgraph import ops
+from specgraph.kernels.launch import ManyRows, Tile, ceil_div, contiguous_rows, power_of_two, tile_rows
+from specgraph.kernels.norm import NormOps
+from specgraph.ops.linear import Norm, Weight
+
+MAX_ROWS = 64
+"""Above this many rows a linear takes longer than reading its weights, and the library's matmul is as fast; a weight in
+FP8 is dequantised for it by a kernel of its own."""
+
+HALVES = (torch.bfloat16, torch.float16)
+"""Dtypes of x that the kernels multiply."""
 
 
 @triton.jit
@@ -103,126 +118,6 @@ def linear_kernel(
 
 
 @triton.jit
-def gate_up_kernel(
-    x, weight, bias, out, squares, rows, columns, depth, x_stride, parts, eps,
-    PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
-    PREFETCH: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """out = silu(gate) * up with gate, up = x @ weight.T; `columns` are those of out; squares as in `linear_kernel`."""
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    safe = tl.minimum(column, columns - 1)
-    if OVERLAP is not None:
-        OVERLAP(WAIT=False)
-        OVERLAP(first_lines(weight, safe, depth, PREFETCH), START=False, WAIT=False)
-        OVERLAP(first_lines(weight, safe + columns, depth, PREFETCH), START=False)
-    row = tl.arange(0, ROWS)
-    live = row < rows
-    inner = tl.arange(0, DEPTH)[None, :]
-    x_rows = x_row_starts(x, weight, row, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
-    gate_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
-    up_rows = gate_rows + tl.cast(columns, tl.int64) * depth
-    gate = tl.zeros((ROWS, COLUMNS), tl.float32)
-    up = tl.zeros((ROWS, COLUMNS), tl.float32)
-    if squares is not None:
-        square = load_squares(squares, row, live, parts, PARTS)
-        if ROWS > 16:
-            square = tl.sum(square, axis=1, keep_dims=True)
-    for k in range(0, depth, DEPTH):
-        a = load_rows(x_rows + k, live, MASKED)
-        gate = tl.dot(a, tl.trans(tl.load(gate_rows + k, eviction_policy="evict_first")), gate)
-        up = tl.dot(a, tl.trans(tl.load(up_rows + k, eviction_policy="evict_first")), up)
-    if squares is not None:
-        factor = tl.rsqrt(tl.sum(square, axis=1) / depth + eps)[:, None]
-        gate *= factor
-        up *= factor
-    if bias is not None:
-        gate += tl.load(bias + safe)[None, :].to(tl.float32)
-        up += tl.load(bias + columns + safe)[None, :].to(tl.float32)
-    gate = gate.to(out.dtype.element_ty).to(tl.float32)
-    up = up.to(out.dtype.element_ty).to(tl.float32)
-    result = gate * tl.sigmoid(gate) * up
-    mask = live[:, None] & (column < columns)[None, :]
-    tl.store(out + row[:, None] * columns + column[None, :], result.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def head_kernel(
-    x, weight, added, row_ids, logits, best_value, best_index, tops, totals, temperature, seeds, first_position,
-    more_positions, draft_step, draft_column, rows, columns, depth, x_stride, added_stride, row_ids_stride, blocks,
-    TURN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
-    PREFETCH: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Per block of columns of x[row_ids] @ weight.T + added, the best logit and its column: best_value, best_index
-    [rows, blocks].
-
-    Logits are rounded to the model's dtype before they are compared, as if they had been stored. With a temperature,
-    logits [rows, columns] are stored, and best_value, best_index, tops, totals are what `best_by_gumbel` returns.
-    `draft_column` gets the value of `draft_step`, for a kernel that writes it. With a TURN other launches read the same
-    weight: 0 from its first block on, 1 from its last.
-    """
-    block = tl.program_id(0)
-    if TURN == 1:
-        block = tl.num_programs(0) - 1 - block
-    column = block * COLUMNS + tl.arange(0, COLUMNS)
-    safe = tl.minimum(column, columns - 1)
-    if OVERLAP is not None:
-        OVERLAP(WAIT=False)
-        OVERLAP(first_lines(weight, safe, depth, PREFETCH), START=False)
-    row = tl.arange(0, ROWS)
-    live = row < rows
-    inner = tl.arange(0, DEPTH)[None, :]
-    inside = (column < columns)[None, :]
-    taken = row
-    if row_ids is not None:
-        taken = tl.load(row_ids + row * row_ids_stride, mask=live, other=0)
-    if added is not None:
-        at = added + row.to(tl.int64)[:, None] * added_stride + column[None, :]
-        more = tl.load(at, mask=live[:, None] & inside, other=0.0)
-    x_rows = x_row_starts(x, weight, taken, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
-    w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
-    if draft_column is not None:
-        tl.store(draft_column, tl.load(draft_step, mask=block == 0, other=0), mask=block == 0)
-    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for k in range(0, depth, DEPTH):
-        a = load_rows(x_rows + k, live, MASKED)
-        w = tl.load(w_rows + k, eviction_policy="evict_first" if TURN is None else "")
-        acc = tl.dot(a, tl.trans(w), acc)
-    rounded = acc.to(x.dtype.element_ty)
-    if added is not None:
-        rounded = (rounded.to(tl.float32) + more.to(tl.float32)).to(x.dtype.element_ty)
-    scores = real_numbers(rounded.to(tl.float32), inside)
-    if temperature is not None:
-        at = logits + row.to(tl.int64)[:, None] * columns + column[None, :]
-        tl.store(at, rounded, mask=live[:, None] & inside)
-        warmth = tl.load(temperature + row, mask=live, other=0.0)
-        position = tl.load(first_position + row, mask=live, other=0).to(tl.int64) + 1
-        if more_positions is not None:
-            position += tl.load(more_positions + row, mask=live, other=0)
-        seed = tl.load(seeds + row, mask=live, other=0)
-        value, index, top, total = best_by_gumbel(scaled(scores, warmth), warmth, seed, position, column)
-        tl.store(tops + row * blocks + block, top, mask=live)
-        tl.store(totals + row * blocks + block, total, mask=live)
-    else:
-        value, index = best_of(scores)
-    tl.store(best_value + row * blocks + block, value, mask=live)
-    tl.store(best_index + row * blocks + block, block * COLUMNS + index, mask=live)
-
-
-@triton.jit
-def gate_kernel(packed, out, columns, packed_stride, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr):
-    """out [rows, columns] = silu(gate) * up of rows (gate | up); one program per row and COLUMNS of them."""
-    if OVERLAP is not None:
-        OVERLAP()
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < columns
-    at = packed + row * packed_stride + column
-    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(at + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * columns + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def add_parts_kernel(
     parts, residual, out, norm, normed, rows, columns, residual_stride, eps, SPLIT: tl.constexpr,
     WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
@@ -254,3 +149,87 @@ def add_parts_kernel(
         wide *= tl.rsqrt(tl.sum(wide * wide, axis=0) / columns + eps)
         wide *= scale.to(tl.float32)
         tl.store(normed + row * columns + column, wide.to(out.dtype.element_ty), mask=inside)
+
+
+class LinearOps(NormOps):
+    """Implementations of the ops `specgraph.ops.norm_linear`."""
+
+    __slots__ = ()
+
+    def norm_linear(self, x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
+        x = self._normed(x, norm)
+        matrix, bias, _ = weight
+        few = self.options.few_rows
+        if few is not None and bias is None and (out := few.linear(x, matrix, residual)) is not None:
+            return out
+        own = self._own(x, bias)
+        if own is not None and (parts := own.parts(x, matrix)) is not None:
+            return self._add_parts(x, parts, residual)[0]
+        tile = self._tile("linear", x, matrix, matrix.shape[0])
+        if tile is None:
+            return ops.norm_linear.reference(x, None, weight, residual)
+        return self._linear(x, matrix, bias, residual, tile)
+
+    def _linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile,
+        squares: Tensor | None = None, eps: float = 0.0, scaling: tuple[Tensor | None, ...] = (None, None, None),
+    ) -> Tensor:  # fmt: skip
+        """squares: float32 [T, parts] where rows of x are still to be divided; scaling: norm, scaled_out and
+        squares_out; see `linear_kernel`."""
+        x = contiguous_rows(x)
+        out = x.new_empty(x.shape[0], weight.shape[0])
+        residual = None if residual is None else contiguous_rows(residual)
+        programs, parts = ceil_div(weight.shape[0], tile.columns), 0 if squares is None else squares.shape[1]
+        self.launch(
+            linear_kernel, (programs,),
+            x, weight, bias, residual, out, *scaling, squares, x.shape[0], weight.shape[0], weight.shape[1],
+            x.stride(0), 0 if residual is None else residual.stride(0), parts, eps, PARTS=power_of_two(parts),
+            **self._shape(tile, x, programs),
+        )  # fmt: skip
+        return out
+
+    def _own(self, x: Tensor, bias: Tensor | None) -> ManyRows | None:
+        """Return the device's own linears, where they may take this one."""
+        return self.options.many_rows if bias is None and x.dtype in HALVES else None
+
+    def _add_parts(
+        self, x: Tensor, parts: Tensor, residual: Tensor | None, norm: Tensor | None = None, eps: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum of parts [S, T, out] in the dtype of x, plus residual; and its rms_norm, if there is a
+        norm."""
+        split, rows, columns = parts.shape
+        out = x.new_empty(rows, columns)
+        normed = out if norm is None else x.new_empty(rows, columns)
+        residual = None if residual is None else contiguous_rows(residual)
+        self.launch(
+            add_parts_kernel, (rows,),
+            parts, residual, out, norm, normed, rows, columns, 0 if residual is None else residual.stride(0), eps,
+            SPLIT=split, WIDTH=power_of_two(columns), num_warps=8,
+        )  # fmt: skip
+        return out, normed
+
+    def _tile(self, kind: str, x: Tensor, weight: Tensor, columns: int) -> Tile | None:
+        count, depth = x.shape[0], weight.shape[1]
+        if not 0 < count <= MAX_ROWS or x.dtype not in HALVES or weight.dtype != x.dtype or not weight.is_contiguous():
+            return None
+        tile = self.options.tile(kind, tile_rows(count), columns, depth)
+        return tile if tile is not None and depth % tile.depth == 0 else None
+
+    def _shape(self, tile: Tile, x: Tensor, programs: int) -> dict[str, Any]:
+        count = x.shape[0]
+        # Without a mask a program reads all rows of a tile, which costs time where several share a multiprocessor. One
+        # alone may wait for the selects that a mask takes.
+        unmasked = count > 1 and count % 16 != 0 and programs <= self.options.compute_units
+        return self._tile_options(tile, count, masked=not unmasked)
+
+    def _tile_options(self, tile: Tile, count: int, masked: bool) -> dict[str, Any]:
+        """Return the options of a launch of a linear of `count` rows."""
+        return {
+            "MASKED": masked,
+            "ROWS": tile_rows(count),
+            "COLUMNS": tile.columns,
+            "DEPTH": tile.depth,
+            "PREFETCH": tile.prefetch,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+        }

@@ -1,10 +1,16 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
 """Norms of few rows, one program per row."""
 
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from specgraph.kernels.launch import Launcher, contiguous_rows, power_of_two
+from specgraph.ops.linear import Norm, PairInput, normed
 
 
 @triton.jit
@@ -51,3 +57,40 @@ def pair_kernel(
         write_normed(chosen, table_norm, to, width, eps, WIDTH)
     else:
         write_normed(hidden + row * hidden_stride, hidden_norm, to + width, hidden_width, eps, HIDDEN_WIDTH)
+
+
+class NormOps(Launcher):
+    """Launches of norms, for the classes of linears."""
+
+    __slots__ = ()
+
+    def _pair(self, token_ids: Tensor, hidden: Tensor, pair: PairInput) -> Tensor:
+        """cat(rms_norm(table[token_ids]), rms_norm(hidden)): [T, E + H]."""
+        table, table_norm, hidden_norm, eps = pair
+        if table.stride(1) != 1:  # a copy of the whole table would be made at every call
+            token_ids, table = torch.arange(token_ids.shape[0], device=table.device), table[token_ids]
+        hidden = contiguous_rows(hidden)
+        rows_, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
+        out = hidden.new_empty(rows_, width + hidden_width)
+        if rows_:
+            self.launch(
+                pair_kernel, (rows_, 2),
+                token_ids.contiguous(), table, table_norm, hidden, hidden_norm, out, table.stride(0), width,
+                hidden_width, hidden.stride(0), eps, WIDTH=power_of_two(width),
+                HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8,
+            )  # fmt: skip
+        return out
+
+    def _normed(self, x: Tensor, norm: Norm | None) -> Tensor:
+        """rms_norm(x) with contiguous rows; x itself without a norm."""
+        x = contiguous_rows(x)
+        if norm is None:
+            return x
+        if x.shape[0] == 0 or x.dim() != 2:
+            return normed(x, *norm)
+        out, width = x.new_empty(x.shape), x.shape[1]
+        self.launch(
+            norm_kernel, (x.shape[0],),
+            x, norm.weight, out, width, x.stride(0), norm.eps, WIDTH=power_of_two(width), num_warps=8
+        )  # fmt: skip
+        return out

@@ -124,18 +124,3 @@ class RowOps(Launcher):
             {"ROW": power_of_two(query_len), "TABLE": power_of_two(to_width), "CHUNK": chunk},
             num_warps=4,
         )
-
-    def next_verify(
-        self, sampled_token_ids: Tensor, num_sampled: Tensor, draft_token_ids: Tensor, start_positions: Tensor,
-        last_token_ids: Tensor, to_draft_token_ids: Tensor,
-    ) -> None:  # fmt: skip
-        if not all(t.is_contiguous() for t in (num_sampled, start_positions, last_token_ids, to_draft_token_ids)):
-            return NotImplemented
-        sampled_token_ids, draft_token_ids = contiguous_rows(sampled_token_ids), contiguous_rows(draft_token_ids)
-        drafts = draft_token_ids.shape[1]
-        self.launch(
-            row_kernels.next_verify_kernel, (num_sampled.shape[0],),
-            sampled_token_ids, num_sampled, draft_token_ids, start_positions, last_token_ids, to_draft_token_ids,
-            drafts, sampled_token_ids.stride(0), draft_token_ids.stride(0), WIDTH=power_of_two(max(drafts, 1)),
-            num_warps=1,
-        )  # fmt: skip

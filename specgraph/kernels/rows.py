@@ -1,5 +1,5 @@
 # type: ignore  (what Triton compiles is not what a type checker reads)
-"""Small kernels over rows and rounds: rotation and cache writes, copies, and what lies between two rounds."""
+"""Small kernels over rows and rounds: rotation and cache writes, and copies."""
 
 from __future__ import annotations
 
@@ -93,23 +93,3 @@ def load_round_kernel(
         inside = at < aux_elements
         at += request.to(tl.int64) * aux_elements
         tl.store(to_aux_hidden + at, tl.load(aux_hidden + at, mask=inside), mask=inside)
-
-
-@triton.jit
-def next_verify_kernel(
-    sampled_token_ids, num_sampled, draft_token_ids, start_positions, last_token_ids, to_draft_token_ids, drafts,
-    sampled_stride, draft_stride, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program per request."""
-    if OVERLAP is not None:
-        OVERLAP()
-    request = tl.program_id(0)
-    count = tl.load(num_sampled + request)
-    live = count > 0
-    last = tl.load(sampled_token_ids + request * sampled_stride + tl.maximum(count - 1, 0), mask=live, other=0)
-    start = tl.load(start_positions + request)
-    tl.store(last_token_ids + request, last)
-    tl.store(start_positions + request, tl.where(live, start + count, -1))
-    offset = tl.arange(0, WIDTH)
-    draft = tl.load(draft_token_ids + request * draft_stride + offset, mask=offset < drafts, other=0)
-    tl.store(to_draft_token_ids + request * drafts + offset, draft, mask=offset < drafts)

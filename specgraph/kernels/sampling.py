@@ -1,84 +1,28 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
-"""Picking tokens from logits: block by block over the vocabulary, then one kernel that compares the blocks.
+"""Picking tokens from logits: block by block over the vocabulary, then one kernel that compares the blocks."""
 
-Sampling by the Gumbel-max trick makes no pass over the logits that an argmax doesn't make: the same pass also gives the
-parts of the softmax. What it adds is one write of the distribution.
-"""
-
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from specgraph.kernels.launch import ceil_div, contiguous_rows, power_of_two
+from specgraph.kernels.linear import first_lines, load_rows, x_row_starts
+from specgraph.kernels.linear_fp8 import Fp8LinearOps
+from specgraph.kernels.noise import best_by_gumbel, best_of, real_numbers, scaled
+from specgraph.ops.draft_sampling import Drafts, Draws, LmHead
+from specgraph.ops.linear import Norm, Weight
 
-@triton.jit
-def mix(x):
-    """Return x through the finaliser of SplitMix64, on uint64; see `specgraph.ops.noise`."""
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
-    return x ^ (x >> 31)
+MAX_SAMPLED_ROWS = 32
+"""Above this many rows the noise is drawn in a kernel of its own: the linear has too few threads for so much of it."""
 
-
-@triton.jit
-def noise_key(seed, position, PURPOSE: tl.constexpr):
-    """Return the key that the noise of one (seed, position, purpose) is a function of, beside the index. All int64 ->
-    uint64."""
-    return mix(mix(mix(seed.to(tl.uint64)) + PURPOSE) + position.to(tl.uint64) * 0x9E3779B97F4A7C15)
-
-
-@triton.jit
-def uniform(key, index):
-    """Return numbers as `specgraph.ops.noise.uniform`: float32 in (0, 1) for uint64 keys and the indices of the
-    numbers."""
-    bits = (mix(key + (index.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15) >> 1) | 1
-    return tl.minimum(bits.to(tl.int64).to(tl.float32) * 1.0842021724855044e-19, 0.9999999403953552)
-
-
-@triton.jit
-def exponential(key, index):
-    """Return exponential noise, -log(1 - uniform), float32 with a relative error of at most 2^-20.
-
-    The logarithm of 1 - number has lost the precision of a small number: its series is taken, up to 1 / 16.
-    """
-    v = uniform(key, index)
-    series = v + v * v * (0.5 + v * (0.3333333333 + v * (0.25 + v * (0.2 + v * 0.1666666667))))
-    return tl.where(v < 0.0625, series, -tl.log(1.0 - v))
-
-
-@triton.jit
-def real_numbers(logits, inside):
-    """logits where inside, else -inf. A NaN becomes -inf too, so a padded row of garbage still gives a token."""
-    return tl.where(inside & (logits == logits), logits, float("-inf"))
-
-
-@triton.jit
-def scaled(logits, temperature):
-    """logits [ROWS, COLUMNS] / temperature [ROWS], or as they are at temperature 0."""
-    return logits * tl.where(temperature > 0, 1.0 / temperature, 1.0)[:, None]
-
-
-@triton.jit
-def best_of(scores):
-    """Return the largest of each row of scores [ROWS, COLUMNS], and its column: the lowest among equals."""
-    return tl.max(scores, axis=1, return_indices=True, return_indices_tie_break_left=True)
-
-
-@triton.jit
-def best_by_gumbel(scores, temperature, seed, position, column):
-    """Return the largest key (score + noise) of each row and its column, and the row's part of the softmax.
-
-    The noise is that of (seed, position) [ROWS] and column [COLUMNS], none at temperature 0. As it is -log(e) with
-    exponential e, the key is top - log(e * exp(top - score)): one logarithm per element, and no division.
-
-    Returns:
-        value and index of the key, the largest score (top), and the sum of exp(score - top), each [ROWS].
-    """
-    top = tl.max(scores, axis=1)
-    base = tl.where(top == float("-inf"), 0.0, top)
-    below = scores - base[:, None]
-    number = exponential(noise_key(seed, position, 1)[:, None], column[None, :])
-    value, index = best_of(tl.where((temperature > 0)[:, None], -number * tl.exp(-below), scores))
-    return tl.where(temperature > 0, base - tl.log(-value), value), index, top, tl.sum(tl.exp(below), axis=1)
+_COLUMNS = 4096
+"""Columns of stored logits, or of a distribution, per program."""
 
 
 @triton.jit
@@ -186,3 +130,191 @@ def finish_sampled_kernel(
     tl.store(draft_probs + to, share, mask=inside)
     if tl.program_id(1) == 0:
         write_token(token, draft_to_target, draft_step, token_ids, draft_token_ids, row, steps, draft_stride)
+
+
+@triton.jit
+def head_kernel(
+    x, weight, added, row_ids, logits, best_value, best_index, tops, totals, temperature, seeds, first_position,
+    more_positions, draft_step, draft_column, rows, columns, depth, x_stride, added_stride, row_ids_stride, blocks,
+    TURN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Per block of columns of x[row_ids] @ weight.T + added, the best logit and its column: best_value, best_index
+    [rows, blocks].
+
+    Logits are rounded to the model's dtype before they are compared, as if they had been stored. With a temperature,
+    logits [rows, columns] are stored, and best_value, best_index, tops, totals are what `best_by_gumbel` returns.
+    `draft_column` gets the value of `draft_step`, for a kernel that writes it. With a TURN other launches read the same
+    weight: 0 from its first block on, 1 from its last.
+    """
+    block = tl.program_id(0)
+    if TURN == 1:
+        block = tl.num_programs(0) - 1 - block
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    safe = tl.minimum(column, columns - 1)
+    if OVERLAP is not None:
+        OVERLAP(WAIT=False)
+        OVERLAP(first_lines(weight, safe, depth, PREFETCH), START=False)
+    row = tl.arange(0, ROWS)
+    live = row < rows
+    inner = tl.arange(0, DEPTH)[None, :]
+    inside = (column < columns)[None, :]
+    taken = row
+    if row_ids is not None:
+        taken = tl.load(row_ids + row * row_ids_stride, mask=live, other=0)
+    if added is not None:
+        at = added + row.to(tl.int64)[:, None] * added_stride + column[None, :]
+        more = tl.load(at, mask=live[:, None] & inside, other=0.0)
+    x_rows = x_row_starts(x, weight, taken, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
+    w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
+    if draft_column is not None:
+        tl.store(draft_column, tl.load(draft_step, mask=block == 0, other=0), mask=block == 0)
+    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for k in range(0, depth, DEPTH):
+        a = load_rows(x_rows + k, live, MASKED)
+        w = tl.load(w_rows + k, eviction_policy="evict_first" if TURN is None else "")
+        acc = tl.dot(a, tl.trans(w), acc)
+    rounded = acc.to(x.dtype.element_ty)
+    if added is not None:
+        rounded = (rounded.to(tl.float32) + more.to(tl.float32)).to(x.dtype.element_ty)
+    scores = real_numbers(rounded.to(tl.float32), inside)
+    if temperature is not None:
+        at = logits + row.to(tl.int64)[:, None] * columns + column[None, :]
+        tl.store(at, rounded, mask=live[:, None] & inside)
+        warmth = tl.load(temperature + row, mask=live, other=0.0)
+        position = tl.load(first_position + row, mask=live, other=0).to(tl.int64) + 1
+        if more_positions is not None:
+            position += tl.load(more_positions + row, mask=live, other=0)
+        seed = tl.load(seeds + row, mask=live, other=0)
+        value, index, top, total = best_by_gumbel(scaled(scores, warmth), warmth, seed, position, column)
+        tl.store(tops + row * blocks + block, top, mask=live)
+        tl.store(totals + row * blocks + block, total, mask=live)
+    else:
+        value, index = best_of(scores)
+    tl.store(best_value + row * blocks + block, value, mask=live)
+    tl.store(best_index + row * blocks + block, block * COLUMNS + index, mask=live)
+
+
+class Picked(NamedTuple):
+    """The best token of each block of columns, and the parts of each block's softmax where tokens are sampled."""
+
+    value: Tensor
+    """float32 [rows, blocks]"""
+    index: Tensor
+    """int32 [rows, blocks]: the column of `value`."""
+    logits: Tensor | None = None
+    """[rows, vocab]"""
+    top: Tensor | None = None
+    """float32 [rows, blocks]: the largest logit / temperature."""
+    total: Tensor | None = None
+    """float32 [rows, blocks]: the sum of exp(logit / temperature - top)."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of columns."""
+        return self.value.shape[1]
+
+
+def _allocate_picked(like: Tensor, blocks: int, logits: Tensor | None) -> Picked:
+    """Allocate for the rows of `like`, with the softmax's parts if there are logits."""
+    shape = like.shape[0], blocks
+
+    def floats() -> Tensor:
+        return like.new_empty(shape, dtype=torch.float32)
+
+    top, total = (None, None) if logits is None else (floats(), floats())
+    return Picked(floats(), like.new_empty(shape, dtype=torch.int32), logits, top, total)
+
+
+class SamplingOps(Fp8LinearOps):
+    """Implementations of the ops in `specgraph.ops.draft_sampling`."""
+
+    __slots__ = ()
+
+    def draft_from_logits(self, logits: Tensor, drafts: Drafts, draws: Draws | None = None) -> None:
+        self._finish(self._pick(logits, draws, drafts.rows), drafts, draws)
+
+    def draft_from_hidden(self, x: Tensor, head: LmHead, drafts: Drafts, draws: Draws | None = None) -> None:
+        if draws is not None and drafts.rows > 1:
+            norm = None if head.norm is None else Norm(head.norm, head.eps)
+            logits = self.norm_linear(head.taken(x), norm, Weight(head.weight), head.added)
+            picked = self._pick(logits, draws, drafts.rows)
+        else:
+            picked = self.best_by_block(x, head, draws)
+        self._finish(picked, drafts, draws)
+
+    def best_by_block(
+        self, x: Tensor, head: LmHead, draws: Draws | None, step: tuple[Tensor | None, Tensor | None] = (None, None)
+    ) -> Picked:
+        """Return the best token of each block of columns of rms_norm(x) @ weight.T, one row per request with `draws`.
+
+        step: `draft_step`, and int64 [1] that its value is copied to where a tile computes the product.
+        """
+        _, _, weight, added, row_ids, turn = head
+        x = self._normed(x, None if head.norm is None else Norm(head.norm, head.eps))
+        few, own = self.options.few_rows, self._own(x, None)
+        if added is not None or row_ids is not None:
+            few = own = None
+        if few is not None and draws is None and (found := few.best(x, weight, *step)) is not None:
+            return Picked(*found)
+        if own is not None and draws is None and (found := own.best(x, weight, *step)) is not None:
+            return Picked(*found)
+        rows = x if row_ids is None else x[:1].expand(row_ids.shape[0], -1)
+        tile = self._tile("head", rows, weight, weight.shape[0])
+        if tile is None:
+            return self._pick(head._replace(norm=None).logits(x), draws)
+        if draws is not None and rows.shape[0] > MAX_SAMPLED_ROWS:
+            return self._pick(self._linear(head.taken(x), weight, None, added, tile), draws)
+        count, columns = rows.shape[0], weight.shape[0]
+        added = None if added is None else contiguous_rows(added)
+        logits = None if draws is None else x.new_empty(count, columns)
+        picked = _allocate_picked(rows, ceil_div(columns, tile.columns), logits)
+        noise = (None, None, None, None) if draws is None else draws[:4]
+        strides = (0 if tensor is None else tensor.stride(0) for tensor in (added, row_ids))
+        self.launch(
+            head_kernel, (picked.blocks,),
+            x, weight, added, row_ids, logits, picked.value, picked.index, picked.top, picked.total, *noise, *step,
+            count, columns, weight.shape[1], x.stride(0), *strides, picked.blocks, None if turn is None else turn % 2,
+            **self._shape(tile, rows, picked.blocks),
+        )  # fmt: skip
+        return picked
+
+    def _pick(self, logits: Tensor, draws: Draws | None, rows: int = 1) -> Picked:
+        """Return the best token of each 4096 columns of stored logits, with that many rows per request."""
+        logits = contiguous_rows(logits)
+        count, vocab = logits.shape
+        picked = _allocate_picked(logits, ceil_div(vocab, _COLUMNS), None if draws is None else logits)
+        noise = (None,) * 4 if draws is None else draws[:4]
+        self.launch(
+            pick_kernel, (count, picked.blocks),
+            logits, picked.value, picked.index, picked.top, picked.total, *noise, vocab, logits.stride(0),
+            picked.blocks, rows, COLUMNS=_COLUMNS, num_warps=8,
+        )  # fmt: skip
+        return picked
+
+    def _finish(self, picked: Picked, drafts: Drafts, draws: Draws | None) -> None:
+        """Write the token of each row (see `write_token`) and its distribution."""
+        draft_token_ids, draft_to_target, draft_step, token_ids = drafts
+        require_rows(drafts, *(() if draws is None else (draws.draft_probs,)))
+        blocks: dict[str, int] = {"BLOCKS": power_of_two(picked.blocks)}
+        if draws is None:
+            self.launch(
+                finish_greedy_kernel, (picked.value.shape[0],),
+                picked.value, picked.index, draft_to_target, draft_step, token_ids, draft_token_ids, picked.blocks,
+                drafts.rows, draft_token_ids.stride(0), num_warps=4, **blocks,
+            )  # fmt: skip
+            return
+        (count, vocab), probs = picked.logits.shape, draws.draft_probs
+        self.launch(
+            finish_sampled_kernel, (count, ceil_div(vocab, _COLUMNS)),
+            picked.logits, picked.value, picked.index, picked.top, picked.total, draft_to_target, draws.temperature,
+            draft_step, token_ids, draft_token_ids, probs, picked.blocks, vocab, picked.logits.stride(0), drafts.rows,
+            draft_token_ids.stride(0), probs.stride(0), probs.stride(1), COLUMNS=_COLUMNS, num_warps=8, **blocks,
+        )  # fmt: skip
+
+
+def require_rows(drafts: Drafts, *written: Tensor) -> None:
+    """Raise ValueError where token_ids, or a row of another result, is not contiguous: kernels cannot write it."""
+    ids, rows = drafts.token_ids, (drafts.draft_token_ids, *written)
+    if (ids is not None and not ids.is_contiguous()) or any(t.stride(-1) != 1 for t in rows):
+        raise ValueError("token_ids, and the rows of draft_token_ids and draft_probs, must be contiguous")

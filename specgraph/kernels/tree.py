@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from specgraph.kernels.begin_rows import slots_of
-from specgraph.kernels.sampling import best_of, noise_key, real_numbers, uniform
+from specgraph.kernels.noise import best_of, real_numbers
 
 
 @triton.jit
@@ -201,64 +201,6 @@ def advance_tree_kernel(
     tl.store(seq_lens + request, tl.where(live, length + tree_len, 0), mask=known & (item % rows == 0))
     tl.debug_barrier()
     tl.store(draft_step, step)
-
-
-@triton.jit
-def path_kernel(
-    chosen, draft_token_ids, draft_parents, chances, seeds, start_positions, slot_mapping, sampled_token_ids,
-    num_sampled, path_rows, from_slots, to_slots, rows, steps, drafts_stride, parents_stride, sampled_stride,
-    ROWS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program per request: the accepted path, what it samples, and where its keys and values move.
-
-    chosen: int64 [R, rows], the target's own token after each row. With `chances` place i of the path is accepted with
-    probability chances[i], and is row rows - steps + i.
-    """
-    if OVERLAP is not None:
-        OVERLAP()
-    request = tl.program_id(0)
-    start = tl.load(start_positions + request)
-    live = start >= 0
-    node = tl.arange(0, ROWS)
-    known = node < rows - 1
-    draft = tl.load(draft_token_ids + request * drafts_stride + node, mask=known, other=-1)
-    parent = tl.full((ROWS,), -1, tl.int64)
-    if chances is None:
-        parent = tl.load(draft_parents + request * parents_stride + node, mask=known, other=-1)
-    row = start * 0
-    accepted = start * 0
-    going = live
-    for place in range(steps + 1):
-        own = tl.load(chosen + request * rows + row)
-        going_on = going
-        following = row
-        token = own
-        if place < steps:
-            if chances is not None:
-                following = row * 0 + rows - steps + place
-                number = uniform(noise_key(tl.load(seeds + request), tl.maximum(start, 0) + 1 + place, 2), row * 0)
-                going_on = going & (number < tl.load(chances + place))
-            else:
-                match = known & (parent == row) & (draft == own)
-                following = tl.min(tl.where(match, node, ROWS), axis=0).to(tl.int64) + 1
-                going_on = going & (following <= ROWS)
-            next_token = tl.sum(tl.where(node == following - 1, draft, 0), axis=0)
-            token = tl.where(going_on, next_token, own)
-        else:
-            going_on = going & (place < 0)
-        tl.store(sampled_token_ids + request * sampled_stride + place, tl.where(going, token, -1))
-        tl.store(path_rows + request * (steps + 1) + place, request * rows + row)
-        if place > 0:
-            source = tl.load(slot_mapping + request * rows + row)
-            target = tl.load(slot_mapping + request * rows + place)
-            moved = (place <= accepted) & (source >= 0) & (target >= 0)
-            to = request * steps + place - 1
-            tl.store(from_slots + to, tl.where(moved, source, 0))
-            tl.store(to_slots + to, tl.where(moved, target, 0))
-        accepted += going_on.to(tl.int64)
-        going = going_on
-        row = following if chances is not None else tl.where(going_on, following, row)
-    tl.store(num_sampled + request, tl.where(live, accepted + 1, 0).to(tl.int32))
 
 
 @triton.jit

@@ -13,11 +13,8 @@ from specgraph.kernels import tree as kernels
 from specgraph.kernels.attention_ops import cache_layout, unsupported
 from specgraph.kernels.block_tree import block_tree_kernel
 from specgraph.kernels.launch import Launcher, ceil_div, contiguous_rows, power_of_two
-from specgraph.kernels.verify_ops import require_rows
 from specgraph.ops.kv_cache import bytes_of
-from specgraph.ops.rejection import Acceptance, Sampled
 from specgraph.ops.tree import Beams, Candidates, TreeNodes
-from specgraph.ops.tree_verify import AcceptedPath, own_tokens
 
 _COLUMNS = 4096
 """Columns of logits per program."""
@@ -25,7 +22,7 @@ _MOST_MOVES = 1024
 
 
 class TreeOps(Launcher):
-    """Implementations of the ops in `specgraph.ops.tree` and `specgraph.ops.tree_verify`."""
+    """Implementations of the ops in `specgraph.ops.tree`, and of `move_kv`."""
 
     __slots__ = ()
 
@@ -96,24 +93,6 @@ class TreeOps(Launcher):
             base_lens, base_positions, block_table, seq_lens, positions, slot_mapping, draft_step, requests,
             positions.shape[0] // max(requests, 1), tree_len, block_table.stride(0), block_table.shape[1],
             max_model_len, BLOCK=block_size, ROWS=power_of_two(positions.shape[0]), num_warps=4,
-        )  # fmt: skip
-
-    def verify_tree(
-        self, target_logits: Tensor, tree: TreeNodes, start_positions: Tensor, positions: Tensor, slot_mapping: Tensor,
-        acceptance: Acceptance, sampled: Sampled, path: AcceptedPath,
-    ) -> None:  # fmt: skip
-        requests, depth = sampled.token_ids.shape
-        if requests == 0:
-            return
-        require_rows(sampled)
-        chosen = own_tokens(target_logits, acceptance, positions)
-        drafts, parents = (contiguous_rows(part) for part in tree)
-        rows = drafts.shape[1] + 1
-        self.launch(
-            kernels.path_kernel, (requests,),
-            chosen, drafts, parents, acceptance.chances, acceptance.seeds, start_positions.contiguous(), slot_mapping,
-            *sampled, *path, rows, depth - 1, drafts.stride(0), parents.stride(0), sampled.token_ids.stride(0),
-            ROWS=power_of_two(rows), num_warps=1,
         )  # fmt: skip
 
     def move_kv(self, key_cache: Tensor, value_cache: Tensor, from_slots: Tensor, to_slots: Tensor) -> Any:

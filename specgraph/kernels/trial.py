@@ -1,26 +1,31 @@
-"""A trial of the Triton ops on a device: one round of a sampled chain, op by op, compared with the plain torch
-references. A Triton that compiles wrong code for the device is refused before it drafts a wrong token."""
+"""A trial of the Triton ops on a device: calls of a sampled chain, op by op, compared with the plain torch references.
+
+A Triton that compiles wrong code for the device is refused before it drafts a wrong token.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map_only
 
-from specgraph import ops
-from specgraph.ops import Acceptance, DeviceLengths, Drafts, Draws, KVCache, Mask, NewRows, Norm, Sampled, Weight
+from specgraph.ops import DeviceLengths, Drafts, Draws, KVCache, Mask, NewRows, Norm, Weight
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
+from specgraph.ops.library import declared
+
+Calls = Callable[[], Iterator[tuple[str, dict[str, Any]]]]
+"""Yields the name of an op and its arguments by name."""
 
 
-def agrees_with_reference(kernels: Any, device: torch.device) -> str | None:
+def agrees_with_reference(kernels: Any, calls: Calls, device: torch.device) -> str | None:
     """Return the first op of unregistered `kernels` that differs from its reference and in what, None if all agree."""
-    for name, arguments in _round():
+    for name, arguments in calls():
         seen, wanted = (tree_map_only(Tensor, lambda t: t.to(device, copy=True), arguments) for _ in range(2))
         seen["its result"] = getattr(kernels, name)(**seen)
-        wanted["its result"] = getattr(ops, name).reference(**wanted)
+        wanted["its result"] = declared()[name].reference(**wanted)
         pairs = zip(tree_leaves(seen), tree_flatten_with_path(wanted)[0], strict=True)
         for value, (path, expected) in pairs:
             if isinstance(expected, Tensor) and not _close(value, expected):
@@ -35,8 +40,8 @@ def _close(seen: Tensor, expected: Tensor) -> bool:
     return torch.allclose(seen.float(), expected.float(), atol=2e-2, rtol=2e-2)
 
 
-def _round() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Ops with their arguments: three requests, the last one inert, rounds of 2 rows, scattered blocks."""
+def draft_round() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield draft ops with their arguments: three requests, the last one inert, rounds of 2 rows, scattered blocks."""
     g = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -64,7 +69,6 @@ def _round() -> Iterator[tuple[str, dict[str, Any]]]:
         "query": normal(6, 4, 32), "cache": KVCache(normal(6, 4, 2, 32), normal(6, 4, 2, 32)), "block_table": table,
         "lengths": DeviceLengths(lens, i32(0, 2, 4, 6), 2), "mask": Mask(), "new": new, "scale": 32**-0.5,
     }  # fmt: skip
-    yield "norm_gate_up", {"x": normal(6, 64), "norm": Norm(normal(64), 1e-6), "weight": Weight(normal(192, 64) / 8)}
     sampling = {"temperature": torch.tensor([0.0, 0.9, 1.3]), "seeds": torch.tensor([1, 2**40, 3])}
     drafts = Drafts(torch.zeros(3, 2).long(), None, torch.ones(1).long(), torch.zeros(3).long())
     yield "draft_from_logits", {
@@ -74,10 +78,4 @@ def _round() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "advance", {
         "seq_lens": lens, "positions": starts + 1, "slot_mapping": slots[1::2], "block_table": table, **limits,
         "draft_step": torch.ones(1).long(),
-    }  # fmt: skip
-    yield "verify_drafts", {
-        "target_logits": normal(6, 500, dtype=torch.float32), "draft_token_ids": torch.tensor([[7], [3], [1]]),
-        "start_positions": torch.tensor([4, 8, -1]),
-        "acceptance": Acceptance(**sampling, draft_probs=torch.full((3, 1, 500), 0.002)),
-        "sampled": Sampled(torch.zeros(3, 2).long(), i32(0, 0, 0)),
     }  # fmt: skip

@@ -12,6 +12,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.draft.logits import OutputProjection, whole_rows
+from specgraph.models import ops as model_ops
 from specgraph.models.config import ModelConfig
 from specgraph.models.layers import DecoderLayer, decoder_blocks, rms_norm
 from specgraph.models.rotary import rotary_table
@@ -191,7 +192,7 @@ class DraftDecoder(DecoderModel):
         if pair is not None:
             return ops.norm_linear(pair, None, weight)
         ids, table = table_rows(token_ids, given.table, self.tensor_parallel, self.sizes.vocab_size)
-        return ops.pair_linear(ids, hidden, given._replace(table=table), weight)
+        return model_ops.pair_linear(ids, hidden, given._replace(table=table), weight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from torch.nn import functional
 from specgraph import ops
 from specgraph.attention import Attend
 from specgraph.draft.logits import NextLogits, RowLogits
+from specgraph.models import ops as model_ops
 from specgraph.models.decoder import named_tensors
 from specgraph.models.dflash import BlockParts, InOrderHead
 from specgraph.models.layers import rms_norm, split_heads
@@ -90,7 +91,7 @@ class DFlash2Head(InOrderHead):
             attended = attend(index, query, key, value).reshape(x.shape[0], -1)
             x = x + attention.after(row_parallel(attended, layer.output, None, ranks), kernels, rows)
             taken, kernels = mlp.before(rms_norm(x, layer.post_norm, eps), rows)
-            inner = ops.norm_gate_up(taken, None, layer.gate_up)
+            inner = model_ops.norm_gate_up(taken, None, layer.gate_up)
             x = x + mlp.after(row_parallel(inner, layer.down, None, ranks), kernels, rows)
         return rms_norm(x, self.tensors.norm, eps)
 

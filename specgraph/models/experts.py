@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from specgraph import ops
+from specgraph.models import ops as model_ops
 from specgraph.models.split import add_experts, all_rows
-from specgraph.ops import expert_mlp, norm_gate_up, norm_linear
 from specgraph.ops.linear import Weight
 from specgraph.parallel import WHOLE, TensorParallel
 
@@ -97,7 +98,7 @@ def _within_best_groups(choice: Tensor, config: ExpertsConfig) -> Tensor:
 def mixture(x: Tensor, experts: Experts, gate_up: Weight, down: Weight, ranks: TensorParallel = WHOLE) -> Tensor:
     """Normalised rows x [T, hidden_size] through the chosen experts and the shared one: [T, hidden_size].
 
-    gate_up and down are stacked by expert, as in `ops.expert_mlp`: this rank's experts, or its columns of all of
+    gate_up and down are stacked by expert, as in `model_ops.expert_mlp`: this rank's experts, or its columns of all of
     them. The router and the shared expert are whole on every rank.
     """
     config, own, rows = experts.config, ranks.experts, all_rows(x, ranks)
@@ -105,12 +106,12 @@ def mixture(x: Tensor, experts: Experts, gate_up: Weight, down: Weight, ranks: T
     first = 0 if own is None else own.part(config.num_experts)[0]
     if own is None and ranks.rank:
         down = down._replace(bias=None)  # the first rank adds it, once
-    out = expert_mlp(rows, ids, weights, gate_up, down, config.alpha, config.limit, first_expert=first)
+    out = model_ops.expert_mlp(rows, ids, weights, gate_up, down, config.alpha, config.limit, first_expert=first)
     out = add_experts(out, ranks)
     if experts.shared_gate_up is None or experts.shared_down is None:
         return out
-    inner = norm_gate_up(x, None, Weight(experts.shared_gate_up))
+    inner = model_ops.norm_gate_up(x, None, Weight(experts.shared_gate_up))
     if experts.shared_gate is None:
-        return norm_linear(inner, None, Weight(experts.shared_down), out)
-    shared = norm_linear(inner, None, Weight(experts.shared_down))
+        return ops.norm_linear(inner, None, Weight(experts.shared_down), out)
+    shared = ops.norm_linear(inner, None, Weight(experts.shared_down))
     return out + torch.sigmoid(functional.linear(x, experts.shared_gate)) * shared

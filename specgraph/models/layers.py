@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer
+from specgraph.models import ops as model_ops
 from specgraph.models.config import Activation
 from specgraph.models.experts import Experts, mixture
 from specgraph.models.latent import LatentAttention, latent_heads, latent_values
@@ -161,10 +162,10 @@ def _attention_and_mlp(
         attended, residual = take_rows(attended, rows), take_rows(residual, rows)
     if _is_fused(layer):
         norm = Norm(layer.post_norm, eps)
-        residual, inner = ops.linear_norm_gate_up(attended, layer.output, residual, norm, layer.gate_up)
+        residual, inner = model_ops.linear_norm_gate_up(attended, layer.output, residual, norm, layer.gate_up)
         if following is not None and following.input_norm is not None:
             norm = Norm(following.input_norm, eps)
-            return ops.linear_norm_linear(inner, layer.down, residual, norm, following.qkv)
+            return model_ops.linear_norm_linear(inner, layer.down, residual, norm, following.qkv)
         return ops.norm_linear(inner, None, layer.down, residual), None
     return _general_mlp(attended, residual, layer, eps), None
 
@@ -191,7 +192,7 @@ def _general_mlp(attended: Tensor, residual: Tensor, layer: DecoderLayer, eps: f
         return residual + mixture(x, layer.experts, layer.gate_up, layer.down, ranks)
     norm = Norm(layer.post_norm, eps)
     if layer.activation == "silu":
-        inner = ops.norm_gate_up(residual, norm, layer.gate_up)
+        inner = model_ops.norm_gate_up(residual, norm, layer.gate_up)
     else:
         gate, up = ops.norm_linear(residual, norm, layer.gate_up).chunk(2, dim=-1)
         inner = functional.gelu(gate, approximate="tanh") * up

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph import ops
+from specgraph.models import ops as model_ops
 from specgraph.ops.linear import Weight
 from specgraph.parallel import WHOLE, TensorParallel
 
@@ -57,7 +58,7 @@ def embedding(
     rows = weight.shape[0]
     if vocab_size is None or rows == vocab_size:
         return functional.embedding(token_ids, weight)
-    out = ops.embed_part(token_ids, weight, ranks.rank * rows)
+    out = model_ops.embed_part(token_ids, weight, ranks.rank * rows)
     ops.all_reduce(out, ranks.group)
     return out
 

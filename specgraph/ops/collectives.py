@@ -74,17 +74,3 @@ def best_of(candidates: Tensor) -> Tensor:
     """
     order, ids = candidates.unbind(-1)
     return ids.gather(0, order.argmax(dim=0, keepdim=True))[0]
-
-
-def _embed_fake(token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
-    return table.new_empty(*token_ids.shape, table.shape[1])
-
-
-@op(fake=_embed_fake)
-def embed_part(token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
-    """Return table[token_ids - first_id] [T, E] for a rank's part of the embedding; zeros for tokens of other ranks, so
-    that a sum over the ranks is whole.
-    """
-    row = token_ids - first_id
-    inside = (row >= 0) & (row < table.shape[0])
-    return torch.where(inside[:, None], table[torch.where(inside, row, 0)], 0)

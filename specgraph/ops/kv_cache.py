@@ -121,3 +121,17 @@ def rotate_and_store(query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
         # An inert row writes slot 0 back as it was: slot 0 is in the null block, which no live row writes.
         cells.index_put_(place, torch.where(live, as_cells(rows, part), cells[place]))
     return query.clone() if rotary is None else query
+
+
+@op(writes=("key_cache", "value_cache"))
+def move_kv(key_cache: Tensor, value_cache: Tensor, from_slots: Tensor, to_slots: Tensor) -> None:
+    """Copy keys and values of one layer from slot to slot; all are read before any is written.
+
+    Args:
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of any strides, written.
+        from_slots, to_slots: int64 [M]. Slot 0, which is in the null block, is copied to itself where nothing moves.
+    """
+    for cache in (key_cache, value_cache):
+        cells, source = cells_of(cache, from_slots)
+        _, target = cells_of(cache, to_slots)
+        cells.index_put_(target, cells[source])

@@ -11,8 +11,9 @@ host reads. A device adds faster implementations under its own dispatch key with
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -25,12 +26,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NAMESPACE = "specgraph"
+ENTRY_POINT_GROUP = "specgraph.ops"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _declared: dict[str, Op[Any, Any]] = {}
 _implemented: dict[str, dict[str, Callable[..., Any]]] = {}
 """The implementation of each op, which takes the parameters of the reference, by dispatch key."""
 _devices: dict[str, torch.library.Library] = {}
 """The registrations in torch's dispatcher, by dispatch key."""
+_kernels: list[str] = []
+"""The places of the Triton kernels of all packages that declared ops, as `name_kernels` got them."""
+_uses: list[Callable[[str], None]] = []
+"""The functions that `use_kernels` got."""
 
 
 class Op(Generic[P, R]):
@@ -142,6 +148,41 @@ def implement_all(kernels: object, dispatch_key: str, around: Around | None = No
     methods = {name: getattr(kernels, name) for name in dir(kernels) if name in _declared}
     for name, function in methods.items():
         implement(name, dispatch_key, function, around)
+
+
+def declared() -> Mapping[str, Op[Any, Any]]:
+    """Return the ops by name: those of all packages that were imported."""
+    return _declared
+
+
+def name_kernels(place: str) -> None:
+    """Say where the Triton kernels of a package's ops are. They are imported on devices that Triton compiles for only.
+
+    Args:
+        place: `module:NAME` of a `specgraph.kernels.implement.Kernels`.
+    """
+    if place not in _kernels:
+        _kernels.append(place)
+        for use in _uses:
+            use(place)
+
+
+def use_kernels(use: Callable[[str], None]) -> None:
+    """Call `use` with each place that a package has named to `name_kernels`, and with each that one names later."""
+    _uses.append(use)
+    for place in _kernels:
+        use(place)
+
+
+def import_installed() -> None:
+    """Import the ops of all installed parts: the modules that are entry points of the group `specgraph.ops`."""
+    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        entry.load()
+
+
+def kernel_places() -> Sequence[str]:
+    """Return what packages have named to `name_kernels` so far."""
+    return _kernels
 
 
 def _same_parameters(name: str, reference: Callable[..., Any], function: Callable[..., Any]) -> None:

@@ -1,8 +1,7 @@
-"""Linears with what a device can fuse into them: the norm before, the residual or activation or argmax after.
+"""A linear with what a device can fuse into it: the norm before, the residual after.
 
-Each reference is the plain composition of torch ops that defines the models. A fused implementation may round once
-where the composition rounds twice. Two linears with the residual sum and the norm between them are one op too: a device
-may then divide rows by their root mean square after the second product, without a kernel between the two.
+The reference is the plain composition of torch ops that defines the models. A fused implementation may round once
+where the composition rounds twice.
 """
 
 from __future__ import annotations
@@ -97,76 +96,13 @@ def product(x: Tensor, weight: Weight) -> Tensor:
     return functional.linear(x, matrix, weight.bias)
 
 
-def _linear_fake(x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
+def linear_fake(x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
+    """Return the shape and dtype of `norm_linear`'s result."""
     return x.new_empty(x.shape[0], weight.matrix.shape[0])
 
 
-@op(fake=_linear_fake)
+@op(fake=linear_fake)
 def norm_linear(x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
     """Return rms_norm(x) @ weight.T + bias + residual, [T, out] in the dtype of x [T, in]; no norm: x itself."""
     out = product(x if norm is None else normed(x, *norm), weight)
     return out if residual is None else residual + out
-
-
-def _gate_up_fake(x: Tensor, norm: Norm | None, weight: Weight) -> Tensor:
-    return x.new_empty(x.shape[0], weight.matrix.shape[0] // 2)
-
-
-@op(fake=_gate_up_fake)
-def norm_gate_up(x: Tensor, norm: Norm | None, weight: Weight) -> Tensor:
-    """Return silu(gate) * up, [T, inner] in the dtype of x [T, in], where (gate | up) = rms_norm(x) @ weight.T + bias.
-
-    weight is [2 * inner, in], gate rows first; x is taken as it is where `norm` is None.
-    """
-    gate, up = norm_linear.reference(x, norm, weight).chunk(2, dim=-1)
-    return functional.silu(gate) * up
-
-
-def _pair_fake(token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weight) -> Tensor:
-    return hidden.new_empty(hidden.shape[0], weight.matrix.shape[0])
-
-
-@op(fake=_pair_fake)
-def pair_linear(token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weight) -> Tensor:
-    """Return the first linear of a draft head: cat(rms_norm(table[token_ids]), rms_norm(hidden)) @ weight.T + bias.
-
-    token_ids is int64 [T], hidden [T, H], weight [out, E + H]; the result [T, out] in the dtype of hidden.
-    """
-    return product(pair.rows(token_ids, hidden), weight)
-
-
-def _linear_norm_linear_fake(
-    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
-) -> tuple[Tensor, Tensor]:
-    return residual.new_empty(residual.shape), _linear_fake(x, norm, following)
-
-
-@op(fake=_linear_norm_linear_fake)
-def linear_norm_linear(
-    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
-) -> tuple[Tensor, Tensor]:
-    """Return total = x @ weight.T + bias + residual, and rms_norm(total) @ following.T + its bias.
-
-    x is [T, in], weight [size, in], residual [T, size], following [out, size]; the results [T, size] and [T, out] in
-    the dtype of x.
-    """
-    total = norm_linear.reference(x, None, weight, residual)
-    return total, norm_linear.reference(total, norm, following)
-
-
-def _linear_norm_gate_up_fake(
-    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
-) -> tuple[Tensor, Tensor]:
-    return residual.new_empty(residual.shape), _gate_up_fake(x, norm, following)
-
-
-@op(fake=_linear_norm_gate_up_fake)
-def linear_norm_gate_up(
-    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
-) -> tuple[Tensor, Tensor]:
-    """Return total as `linear_norm_linear` does, and `norm_gate_up` of it, [T, inner].
-
-    following is [2 * inner, size], gate rows first.
-    """
-    total = norm_linear.reference(x, None, weight, residual)
-    return total, norm_gate_up.reference(total, norm, following)

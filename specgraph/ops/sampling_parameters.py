@@ -148,19 +148,3 @@ def adjust_logits(
         kept = torch.zeros_like(kept).scatter_(2, order, kept)
         adjusted[:, part] = torch.where(kept | ~filtered, x, EXCLUDED)
     return adjusted.view_as(logits)
-
-
-@op(writes=("output_counts",))
-def count_tokens(token_ids: Tensor, output_counts: Tensor) -> None:
-    """Add 1 to output_counts int32 [R, vocab] for each of token_ids int64 [R, n]; negative ones are left out."""
-    output_counts.scatter_add_(1, token_ids.clamp(min=0), (token_ids >= 0).to(output_counts.dtype))
-
-
-@op(writes=("logprobs",))
-def emitted_logprobs(logits: Tensor, sampled_token_ids: Tensor, logprobs: Tensor) -> None:
-    """Write the log-probability of each of sampled_token_ids int64 [R, n] under softmax(logits), of [R * n, vocab] as
-    the model gives them, to logprobs float32 [R, n]; negative ones get 0.
-    """
-    ids = sampled_token_ids.flatten()[:, None]
-    values = torch.log_softmax(logits.float(), dim=-1).gather(1, ids.clamp(min=0))
-    logprobs.copy_(torch.where(ids >= 0, values, 0.0).view_as(logprobs))

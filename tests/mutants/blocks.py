@@ -40,21 +40,21 @@ def confidence_of_the_token(real: Any, self: Any, hidden: Tensor, token_ids: Ten
     return real(self, hidden, token_ids.roll(-1, 1))
 
 
-@mutant("ragged-rows", "ops:begin_ragged_rows")
+@mutant("ragged-rows", "engine.ops:begin_ragged_rows")
 def rows_swapped(real: Any, given: Any, plan: Any, rows: Any, ragged: Any) -> None:
     """The columns of a ragged verify are those of the request before: its logits decide over another's drafts."""
     real(given, plan, rows, ragged)
     ragged.columns.copy_(ragged.columns.view(len(ragged.confidence), -1).roll(1, 0).flatten())
 
 
-@mutant("ragged-rows-alone", "ops:begin_ragged_rows")
+@mutant("ragged-rows-alone", "engine.ops:begin_ragged_rows")
 def alone(real: Any, given: Any, plan: Any, rows: Any, ragged: Any) -> None:
     """A draft counts as likely as it is by itself, whatever is drafted before it."""
     before = torch.cat((torch.ones_like(ragged.confidence[:, :1]), ragged.confidence[:, :-1]), dim=1)
     real(given, plan, rows, ragged._replace(confidence=ragged.confidence / before))
 
 
-@mutant("ragged-rows-unverified", "ops:begin_ragged_rows")
+@mutant("ragged-rows-unverified", "engine.ops:begin_ragged_rows")
 def unverified(real: Any, given: Any, plan: Any, rows: Any, ragged: Any) -> None:
     """Drafts without a row stay drafts: logits of the row before decide over them."""
     kept = given.draft_token_ids.clone()

@@ -13,42 +13,47 @@ import specgraph.ops.draft_sampling
 import specgraph.ops.kv_cache
 import specgraph.ops.noise
 from specgraph import ops
+from specgraph.engine import ops as decoder_ops
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 from specgraph.ops.copies import RoundTensors
 from specgraph.ops.past_rows import PastRows
 
 
-@mutant("mixed-requests-in-verify", "ops:verify_drafts")
-def one_temperature(real: Any, logits: Tensor, drafts: Any, starts: Any, how: ops.Acceptance, sampled: Any) -> Any:
+@mutant("mixed-requests-in-verify", "engine.ops:verify_drafts")
+def one_temperature(
+    real: Any, logits: Tensor, drafts: Any, starts: Any, how: decoder_ops.Acceptance, sampled: Any
+) -> Any:
     """Rejection sampling takes request 0's temperature for all requests."""
     if (warm := how.temperature) is not None:
         how = how._replace(temperature=warm[:1].expand_as(warm))
     return real(logits, drafts, starts, how, sampled)
 
 
-@mutant("mixed-requests-in-verify-largest", "ops:verify_drafts")
-def largest_temperature(real: Any, logits: Tensor, drafts: Any, starts: Any, how: ops.Acceptance, sampled: Any) -> Any:
+@mutant("mixed-requests-in-verify-largest", "engine.ops:verify_drafts")
+def largest_temperature(
+    real: Any, logits: Tensor, drafts: Any, starts: Any, how: decoder_ops.Acceptance, sampled: Any
+) -> Any:
     """Rejection sampling takes the largest temperature of the batch for all requests that sample."""
     if (warm := how.temperature) is not None:
         how = how._replace(temperature=torch.where(warm > 0, warm.max(), warm))
     return real(logits, drafts, starts, how, sampled)
 
 
-@mutant("mixed-requests-in-verify-no-draft", "ops:verify_drafts")
+@mutant("mixed-requests-in-verify-no-draft", "engine.ops:verify_drafts")
 def no_draft_is_token_0(real: Any, logits: Any, drafts: Any, *rest: Any) -> Any:
     """Verification takes -1, no draft token, for token 0."""
     return real(logits, drafts.clamp(min=0), *rest)
 
 
-@mutant("mixed-requests-in-verify-inert", "ops:verify_drafts")
+@mutant("mixed-requests-in-verify-inert", "engine.ops:verify_drafts")
 def inert_requests_sample(real: Any, logits: Any, drafts: Any, starts: Any, *rest: Any) -> Any:
     """Verification gives tokens to inert requests."""
     return real(logits, drafts, starts.clamp(min=0), *rest)
 
 
-@mutant("mixed-requests-in-verify-no-probs", "ops:verify_drafts")
+@mutant("mixed-requests-in-verify-no-probs", "engine.ops:verify_drafts")
 def missing_probs_are_uniform(
-    real: Any, logits: Tensor, drafts: Tensor, starts: Any, acceptance: ops.Acceptance, sampled: Any
+    real: Any, logits: Tensor, drafts: Tensor, starts: Any, acceptance: decoder_ops.Acceptance, sampled: Any
 ) -> Any:
     """Without draft probabilities, rejection sampling takes a uniform distribution for the drafter's."""
     vocab = logits.shape[-1]
@@ -58,9 +63,9 @@ def missing_probs_are_uniform(
     return real(logits, drafts, starts, acceptance, sampled)
 
 
-@mutant("mixed-requests-in-verify-no-map", "ops:verify_drafts")
+@mutant("mixed-requests-in-verify-no-map", "engine.ops:verify_drafts")
 def vocabulary_map_ignored(
-    real: Any, logits: Tensor, drafts: Any, starts: Any, how: ops.Acceptance, sampled: Any
+    real: Any, logits: Tensor, drafts: Any, starts: Any, how: decoder_ops.Acceptance, sampled: Any
 ) -> Any:
     """Rejection sampling reads the drafter's probabilities as if its token ids were the target's."""
     probs = how.draft_probs
@@ -220,7 +225,7 @@ def past_rows_are_not_found(
     real(given, plan, rows, past)
 
 
-@mutant("synthetic-acceptance", "ops:verify_drafts")
+@mutant("synthetic-acceptance", "engine.ops:verify_drafts")
 def first_chance_for_all(real: Any, *args: Any) -> Any:
     """Synthetic verification accepts every draft token with the chance of the first."""
     *given, acceptance, sampled = args
@@ -229,13 +234,13 @@ def first_chance_for_all(real: Any, *args: Any) -> Any:
     return real(*given, acceptance, sampled)
 
 
-@mutant("fused-linears", "ops:norm_gate_up")
+@mutant("fused-linears", "models.ops:norm_gate_up")
 def gate_and_up_exchanged(real: Any, x: Any, norm: Any, weight: Any) -> Any:
     """Gate and up rows of a fused MLP are exchanged."""
     return real(x, norm, weight._replace(matrix=torch.cat(weight.matrix.chunk(2)[::-1])))
 
 
-@mutant("fused-linears-one-norm", "ops:pair_linear")
+@mutant("fused-linears-one-norm", "models.ops:pair_linear")
 def hidden_norm_dropped(real: Any, ids: Any, hidden: Any, pair: Any, weight: Any) -> Any:
     """The fused first linear of a draft head leaves the hidden state's norm out."""
     return real(ids, hidden, pair._replace(hidden_norm=None), weight)

@@ -239,7 +239,7 @@ def dynamic_k_negative(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BatchDescriptor, "__eq__", lambda self, other: key(self) == key(other))
 
 
-@mutant("unsampled-counted", "ops:count_tokens")
+@mutant("unsampled-counted", "engine.ops:count_tokens")
 def unsampled_counted(real: Any, tokens: Any, counts: Any) -> Any:
     """A verify counts the places after its sampled tokens as token 0."""
     return real(tokens.clamp(min=0), counts)

@@ -24,13 +24,13 @@ def _in_tiles(x: Tensor) -> bool:
     return x.dtype in HALVES and x.shape[1] % 128 == 0
 
 
-@mutant("linears-in-tiles", "ops:linear_norm_linear")
+@mutant("linears-in-tiles", "models.ops:linear_norm_linear")
 def without_eps(real: Any, x: Tensor, weight: Any, residual: Any, norm: Any, following: Any) -> Any:
     """The kernel of two linears in half precision has no eps in the norm between them."""
     return real(x, weight, residual, norm._replace(eps=0.0) if _in_tiles(x) else norm, following)
 
 
-@mutant("linears-in-tiles-columns", "ops:norm_gate_up")
+@mutant("linears-in-tiles-columns", "models.ops:norm_gate_up")
 def columns_past_the_tiles(real: Any, x: Tensor, *rest: Any) -> Tensor:
     """A gated linear of more than 13,312 columns leaves out those past them."""
     out = real(x, *rest)
@@ -47,7 +47,7 @@ def rows_past_the_blocks(real: Any, x: Tensor, *rest: Any) -> Tensor:
     return out
 
 
-@mutant("linears-in-tiles-wide", "ops:norm_gate_up")
+@mutant("linears-in-tiles-wide", "models.ops:norm_gate_up")
 def columns_of_the_last_block(real: Any, x: Tensor, *rest: Any) -> Tensor:
     """A gated linear over 33 to 64 rows whose columns are no multiple of 40 blocks of 128 leaves out the last block."""
     out = real(x, *rest)
@@ -97,7 +97,7 @@ def parts_in_half(real: Any, x: Tensor, norm: Any, weight: Any, *rest: Any) -> T
     return out
 
 
-@mutant("drafts-past-a-number", "ops:verify_drafts")
+@mutant("drafts-past-a-number", "engine.ops:verify_drafts")
 def eight_drafts(real: Any, logits: Any, drafts: Tensor, *rest: Any) -> None:
     """Rejection sampling takes drafts past the eighth for none."""
     taken = drafts.clone()
@@ -105,7 +105,7 @@ def eight_drafts(real: Any, logits: Any, drafts: Tensor, *rest: Any) -> None:
     real(logits, taken, *rest)
 
 
-@mutant("large-vocabulary-columns", "ops:verify_drafts")
+@mutant("large-vocabulary-columns", "engine.ops:verify_drafts")
 def columns_past_131072(real: Any, logits: Tensor, *rest: Any) -> Any:
     """Rejection sampling leaves out tokens from 131,072 on."""
     logits = logits.clone()

@@ -24,7 +24,7 @@ PAGED: Any = import_module("specgraph.ops.paged_attention")
 """The module: `specgraph.ops` has an op of its name."""
 
 
-@mutant("large-vocabulary", "ops:verify_drafts")
+@mutant("large-vocabulary", "engine.ops:verify_drafts")
 def ids_of_16_bits(real: Any, *args: Any) -> None:
     """Verification keeps the target's most likely token in 16 bits."""
     real(*args)
@@ -32,13 +32,13 @@ def ids_of_16_bits(real: Any, *args: Any) -> None:
     tokens.copy_(torch.where(tokens > 0, tokens % 65536, tokens))
 
 
-@mutant("large-vocabulary-embedding", "ops:pair_linear")
+@mutant("large-vocabulary-embedding", "models.ops:pair_linear")
 def embedding_of_16_bits(real: Any, ids: Any, *rest: Any) -> Any:
     """The fused embedding looks token ids up in 16 bits."""
     return real(ids % 65536, *rest)
 
 
-@mutant("linears-of-many-rows", "ops:norm_gate_up")
+@mutant("linears-of-many-rows", "models.ops:norm_gate_up")
 def rows_past_a_tile(real: Any, x: Tensor, norm: Any, *rest: Any) -> Tensor:
     """A fused norm and projection leaves the norm out for rows past the 96th."""
     return (
@@ -52,13 +52,13 @@ def own_eps(real: Any, x: Any, norm: Any, *rest: Any) -> Any:
     return real(x, norm and norm._replace(eps=1e-6), *rest)
 
 
-@mutant("linears-of-many-rows-norm", "ops:pair_linear")
+@mutant("linears-of-many-rows-norm", "models.ops:pair_linear")
 def norm_of_both_or_none(real: Any, ids: Any, hidden: Any, pair: Any, weight: Any) -> Any:
     """The first linear of a head normalises the hidden state only where the embedding is normalised too."""
     return real(ids, hidden, pair._replace(hidden_norm=None) if pair.table_norm is None else pair, weight)
 
 
-@mutant("verify-rounds-probabilities", "ops:verify_drafts")
+@mutant("verify-rounds-probabilities", "engine.ops:verify_drafts")
 def probabilities_in_half(real: Any, logits: Any, *rest: Any) -> Any:
     """Rejection sampling rounds the target's probabilities to the dtype of its logits."""
     return real(logits.softmax(-1).float().log(), *rest)
@@ -74,13 +74,13 @@ def mask_of_32_bits(
     return real(query, cache, table, lengths, mask, *rest, **options)
 
 
-@mutant("trees-of-one-shape-parents", "ops:verify_tree")
+@mutant("trees-of-one-shape-parents", "engine.ops:verify_tree")
 def parents_of_the_first(real: Any, logits: Any, tree: ops.TreeNodes, *rest: Any) -> Any:
     """Verification follows the parents of request 0's tree in every request."""
     return real(logits, tree._replace(parents=tree.parents[:1].expand_as(tree.parents).contiguous()), *rest)
 
 
-@mutant("trees-of-one-shape-noise", "ops:verify_tree")
+@mutant("trees-of-one-shape-noise", "engine.ops:verify_tree")
 def noise_of_the_row(real: Any, logits: Any, tree: Any, starts: Any, positions: Tensor, *rest: Any) -> Any:
     """Verification of a tree draws with the noise of the row's own position instead of the token's after it."""
     return real(logits, tree, starts, positions - 1, *rest)
@@ -186,4 +186,4 @@ def logprobs_after_the_parameters(patch: pytest.MonkeyPatch) -> None:
         real(adjusted[0].view_as(logits) if fits else logits, *rest)
 
     replace_function(patch, "ops:adjust_logits", keep)
-    replace_function(patch, "ops:emitted_logprobs", other)
+    replace_function(patch, "engine.ops:emitted_logprobs", other)

@@ -8,7 +8,7 @@ from specgraph_conformance.op_rows import experts
 from specgraph_conformance.op_run import run_on
 
 from specgraph.cpu import CpuPlatform
-from specgraph.ops.experts import grouped_expert_mlp
+from specgraph.models.ops.experts import grouped_expert_mlp
 
 SETS = [
     pytest.param(row, parameters, id=f"{row.case.id}[{id}]")
@@ -21,7 +21,7 @@ SETS = [
 @pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped matmul: the loop is taken")
 @pytest.mark.parametrize(("row", "parameters"), SETS)
 def test_grouped(row, parameters, monkeypatch):
-    monkeypatch.setattr("specgraph.ops.expert_mlp", grouped_expert_mlp)
+    monkeypatch.setattr("specgraph.models.ops.expert_mlp", grouped_expert_mlp)
     row.check(run_on(CpuPlatform()), torch.Generator().manual_seed(0), **parameters)
 
 

@@ -16,6 +16,7 @@ from specgraph_conformance.noise_oracles import nearest, seed_that_draws, unifor
 from torch import Tensor
 
 from specgraph import ops
+from specgraph.engine import ops as decoder_ops
 from specgraph.ops import noise
 
 PURPOSES = (noise.DRAFT, noise.ACCEPT, noise.RESAMPLE)
@@ -131,10 +132,10 @@ def draft_token_1(logits: Tensor, seeds: Tensor) -> Tensor:
 
 def verify_token(draft: int, logits: Tensor, seeds: Tensor) -> Tensor:
     """Return whether a verify gives token 1 at position 9 where a greedy drafter said `draft` (-1: nothing)."""
-    sampled = ops.Sampled(torch.empty(len(seeds), 2).long(), torch.empty(len(seeds)).int())
+    sampled = decoder_ops.Sampled(torch.empty(len(seeds), 2).long(), torch.empty(len(seeds)).int())
     at, drafts = torch.full_like(seeds, 8), torch.full((len(seeds), 1), draft)
-    acceptance = ops.Acceptance(torch.ones(len(seeds)), seeds)
-    ops.verify_drafts(logits.repeat_interleave(2, 0), drafts, at, acceptance, sampled)
+    acceptance = decoder_ops.Acceptance(torch.ones(len(seeds)), seeds)
+    decoder_ops.verify_drafts(logits.repeat_interleave(2, 0), drafts, at, acceptance, sampled)
     return sampled.token_ids[:, 0] == 1
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,11 @@ from specgraph_conformance import op_rows
 from torch.library import opcheck
 
 from specgraph import ops
+from specgraph.engine import ops as decoder_ops
 from specgraph.ops import DeviceLengths, HostLengths, KVCache, Mask, NewRows
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 from specgraph.ops.copies import RoundTensors
-from specgraph.ops.library import NAMESPACE, implement, plain_torch
+from specgraph.ops.library import NAMESPACE, declared, implement, kernel_places, name_kernels, plain_torch, use_kernels
 from specgraph.ops.past_rows import PastRows
 from specgraph.parallel import join_ranks
 
@@ -92,7 +96,7 @@ def one_rank(tmp_path_factory):
 
 
 def registered() -> set[str]:
-    """Names of all ops that `specgraph.ops` has defined."""
+    """Names of all ops that our packages have defined."""
     return {
         name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{NAMESPACE}::")
     }
@@ -106,12 +110,11 @@ def test_every_op_is_checked_here_or_as_a_row_of_the_op_table():
 @pytest.mark.parametrize("name", arguments())
 @pytest.mark.parametrize("inference", [False, True])
 def test_schema_and_fake(name, inference):
-    declared = getattr(ops, name)
-    args, kwargs = declared.parameters.flatten(*arguments()[name])
-    op = declared.overload
+    op = declared()[name]
+    args, kwargs = op.parameters.flatten(*arguments()[name])
     with torch.inference_mode(inference):
-        opcheck(op, args, kwargs, test_utils=("test_schema",))
-    opcheck(op, args, kwargs, test_utils=("test_faketensor",))
+        opcheck(op.overload, args, kwargs, test_utils=("test_schema",))
+    opcheck(op.overload, args, kwargs, test_utils=("test_faketensor",))
 
 
 def test_a_wrong_schema_would_be_found():
@@ -168,12 +171,12 @@ def test_an_implementation_that_declines_leaves_the_call_to_the_reference():
     def declines(token_ids, draft_token_ids, *rest):
         return NotImplemented
 
-    declines.__signature__ = inspect.signature(ops.next_verify)  # pyright: ignore
+    declines.__signature__ = inspect.signature(decoder_ops.next_verify)  # pyright: ignore
     implement("next_verify", "PrivateUse3", declines)
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse3)
     given, expected = arguments()["next_verify"][0], arguments()["next_verify"][0]
     torch.ops.specgraph.next_verify.default.redispatch(key, *given)
-    ops.next_verify.reference(*expected)
+    decoder_ops.next_verify.reference(*expected)
     assert all(torch.equal(a, b) for a, b in zip(given, expected, strict=True))
 
 
@@ -215,3 +218,29 @@ def test_an_op_on_a_device_is_what_torch_dispatches_there(monkeypatch):
         assert op.on(cpu) is op
     assert op.on(cpu) is not op
     assert ops.advance.on(cpu) is ops.advance
+
+
+def test_kernels_are_used_whether_they_are_named_before_a_device_asks_or_after(monkeypatch):
+    monkeypatch.setattr("specgraph.ops.library._kernels", ["before:KERNELS"])
+    monkeypatch.setattr("specgraph.ops.library._uses", [])
+    used: list[str] = []
+    use_kernels(used.append)
+    name_kernels("after:KERNELS")
+    name_kernels("after:KERNELS")
+    assert used == ["before:KERNELS", "after:KERNELS"] == [*kernel_places()]
+
+
+def test_each_package_names_its_kernels():
+    """In a process of its own: this one has imported all of them."""
+    names = "from specgraph.ops.library import declared, import_installed, kernel_places; import specgraph.ops; "
+    shown = "print(sorted(declared()), *kernel_places()); "
+    command = [sys.executable, "-c", names + shown + "import_installed(); " + shown]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    core, all_parts = run.stdout.splitlines()
+    assert core.endswith("] specgraph.kernels.implement:KERNELS")
+    assert not {"norm_gate_up", "expert_mlp", "verify_drafts", "next_verify"} & set(re.findall(r"\w+", core))
+    assert "'norm_gate_up'" in all_parts
+    assert "'verify_drafts'" in all_parts
+    assert {"specgraph.models.kernels.implement:KERNELS", "specgraph.engine.kernels.implement:KERNELS"} < set(
+        all_parts.split()
+    )

@@ -9,6 +9,7 @@ from goodness_of_fit import follows
 from torch import Tensor
 
 from specgraph import ops
+from specgraph.engine import ops as decoder_ops
 from specgraph.ops import noise
 from specgraph.ops.tree import top_tokens
 
@@ -65,10 +66,12 @@ def sampled_counts(temperature: float) -> tuple[Tensor, Tensor]:
     warm, seeds = torch.full((N,), temperature), torch.arange(N)
     depth = torch.tensor([0, *(1 if parent == 0 else 2 for parent, _ in TREE)])
     positions, slots = (6 + depth).repeat(N), torch.arange(N * len(depth))
-    sampled = ops.Sampled(torch.full((N, STEPS + 1), -7), torch.full((N,), -7, dtype=torch.int32))
-    path = ops.AcceptedPath(torch.zeros(N * (STEPS + 1)).long(), *(torch.zeros(N * STEPS).long() for _ in range(2)))
-    starts, acceptance = torch.full((N,), 6), ops.Acceptance(warm, seeds)
-    ops.verify_tree(logits, ops.TreeNodes(tokens, parents), starts, positions, slots, acceptance, sampled, path)
+    sampled = decoder_ops.Sampled(torch.full((N, STEPS + 1), -7), torch.full((N,), -7, dtype=torch.int32))
+    path = decoder_ops.AcceptedPath(
+        torch.zeros(N * (STEPS + 1)).long(), *(torch.zeros(N * STEPS).long() for _ in range(2))
+    )
+    starts, acceptance = torch.full((N,), 6), decoder_ops.Acceptance(warm, seeds)
+    decoder_ops.verify_tree(logits, ops.TreeNodes(tokens, parents), starts, positions, slots, acceptance, sampled, path)
     drawn, counts = sampled
     p, g = torch.softmax(TARGET / temperature, dim=1), torch.Generator().manual_seed(9)
     for column in range(1, STEPS + 1):  # what verification left open is drawn from the target itself
@@ -117,7 +120,7 @@ def test_a_biased_sampler_goes_red(bias, monkeypatch):
     if bias == "one noise for all positions":
         monkeypatch.setattr(noise, "gumbel", lambda seeds, at, *rest: gumbel(seeds, torch.zeros_like(at), *rest))
     if bias == "temperature left out":
-        monkeypatch.setattr(ops, "verify_tree", heated(ops.verify_tree))
+        monkeypatch.setattr(decoder_ops, "verify_tree", heated(decoder_ops.verify_tree))
     if bias == "siblings preferred":
         prefer = torch.tensor([0.25, 0.0, 0.25, 0.0])
         monkeypatch.setattr(noise, "gumbel", lambda *args: gumbel(*args) + prefer)

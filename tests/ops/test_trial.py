@@ -7,11 +7,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from specgraph import ops
-from specgraph.kernels.trial import agrees_with_reference
+from specgraph.engine.kernels.trial import sampled_verify
+from specgraph.kernels.trial import agrees_with_reference, draft_round
+from specgraph.models.kernels.trial import gated_linear
+from specgraph.ops.library import declared
 
-OPS = ["begin_rows", "norm_linear", "paged_attention", "norm_gate_up", "draft_from_logits", "advance",
-       "verify_drafts"]  # fmt: skip
+TRIALS = {
+    draft_round: ["begin_rows", "norm_linear", "paged_attention", "draft_from_logits", "advance"],
+    gated_linear: ["norm_gate_up"],
+    sampled_verify: ["verify_drafts"],
+}
 
 
 class WrongOnce:
@@ -24,7 +29,7 @@ class WrongOnce:
         def call(**arguments):
             tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
             before = [tensor.clone() for tensor in tensors]
-            result = getattr(ops, name).reference(**arguments)
+            result = declared()[name].reference(**arguments)
             if name == self.name:
                 written = [now for now, then in zip(tensors, before, strict=True) if not torch.equal(now, then)]
                 written += [result] if isinstance(result, Tensor) else []
@@ -36,13 +41,13 @@ class WrongOnce:
         return call
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_one_wrong_number_is_found(name):
+@pytest.mark.parametrize(("calls", "name"), [(calls, name) for calls, names in TRIALS.items() for name in names])
+def test_one_wrong_number_is_found(calls, name):
     found = 0
     for which in range(8):
         for index in (0, -1):
             ops = WrongOnce(name, which, index)
-            said = agrees_with_reference(ops, torch.device("cpu"))
+            said = agrees_with_reference(ops, calls, torch.device("cpu"))
             assert (said is None) == (ops.changed is None)
             assert said is None or said.startswith(f"{name} in Triton differs from plain torch in ")
             found += said is not None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specgraph import ops
+from specgraph.engine import ops as decoder_ops
 from specgraph.ops import noise
 
 VOCAB, STEPS, N = 4, 2, 40_000
@@ -47,8 +48,8 @@ def draft(drafter: Tensor, offsets: Tensor | None, temperature: Tensor, seeds: T
 def verify(logits: Tensor, drafts: Tensor, probs, offsets, temperature: Tensor, seeds: Tensor, starts: Tensor):
     sampled = torch.full((drafts.shape[0], drafts.shape[1] + 1), -7)
     counts = torch.full((drafts.shape[0],), -7, dtype=torch.int32)
-    acceptance = ops.Acceptance(temperature, seeds, probs, offsets)
-    ops.verify_drafts(logits, drafts, starts, acceptance, ops.Sampled(sampled, counts))
+    acceptance = decoder_ops.Acceptance(temperature, seeds, probs, offsets)
+    decoder_ops.verify_drafts(logits, drafts, starts, acceptance, decoder_ops.Sampled(sampled, counts))
     return sampled, counts
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.device import open_platform
+from specgraph.engine import ops as decoder_ops
 from specgraph.ops.sampling_parameters import EXCLUDED
 
 platform = open_platform(os.environ.get("PEERS_PLATFORM", "cpu"))  # opening it registers its kernels
@@ -45,11 +46,11 @@ def step(
     out_clamped_positions.copy_(positions[: len(positions_1d)])
 
 
-def verify(logits: Tensor, drafts: Tensor, start: Tensor, acceptance: ops.Acceptance) -> ops.Sampled:
+def verify(logits: Tensor, drafts: Tensor, start: Tensor, acceptance: decoder_ops.Acceptance) -> decoder_ops.Sampled:
     """`verify_drafts` of logits [R * (K + 1), vocab] and drafts [R, K]."""
     token_ids = drafts.new_empty(drafts.shape[0], drafts.shape[1] + 1)
-    sampled = ops.Sampled(token_ids, token_ids.new_empty(len(drafts), dtype=torch.int32))
-    ops.verify_drafts(logits, drafts, start, acceptance, sampled)
+    sampled = decoder_ops.Sampled(token_ids, token_ids.new_empty(len(drafts), dtype=torch.int32))
+    decoder_ops.verify_drafts(logits, drafts, start, acceptance, sampled)
     return sampled
 
 
@@ -84,9 +85,9 @@ class RejectionSampler:
             seeds[request] = generator.initial_seed()
         if self.spec_config is not None:
             rates = self.spec_config.synthetic_acceptance_rates
-            acceptance = ops.Acceptance(seeds=seeds, chances=logits.new_tensor(rates))
+            acceptance = decoder_ops.Acceptance(seeds=seeds, chances=logits.new_tensor(rates))
         else:
-            acceptance = ops.Acceptance(given.temperature, seeds, None if draft_probs is None else probs)
+            acceptance = decoder_ops.Acceptance(given.temperature, seeds, None if draft_probs is None else probs)
         sampled = verify(adjusted, drafts, torch.zeros_like(bonus), acceptance)
         return SimpleNamespace(sampled_token_ids=sampled.token_ids.int())
 
@@ -139,7 +140,7 @@ def rejection_sample(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Verify one draft per request. vLLM numbers rows by the token that they decide, we by the one before it."""
     drafts, start = draft_sampled.view(-1, steps + 1)[:, 1:].contiguous(), positions[:: steps + 1] - 1
-    acceptance = ops.Acceptance(temperature, seeds, draft_logits.softmax(dim=-1))
+    acceptance = decoder_ops.Acceptance(temperature, seeds, draft_logits.softmax(dim=-1))
     return tuple(verify(target_logits, drafts, start, acceptance))
 
 

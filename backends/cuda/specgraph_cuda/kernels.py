@@ -15,7 +15,7 @@ import triton.language as tl
 
 from specgraph.kernels.ahead import compilations
 from specgraph.kernels.compilation import compile_all
-from specgraph.kernels.implement import ops_of, register
+from specgraph.kernels.implement import launchers_of, register
 from specgraph.kernels.launch import (
     AttentionShape,
     AttentionTile,
@@ -219,8 +219,8 @@ def register_kernels(device: torch.device) -> str:
 
 def compile_ahead(bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> None:
     """Compile the kernels of device work on the current device; see `Platform.compile_ahead`."""
-    ops, found = ops_of("CUDA"), {}
-    if ops.options.many_rows is not None:  # what these need is there
+    launchers, found = launchers_of("CUDA"), {}
+    if launchers[0].options.many_rows is not None:  # what these need is there
         from specgraph_cuda import hopper
         from specgraph_cuda.few_rows import few_rows
         from specgraph_cuda.many_rows import linears
@@ -231,7 +231,7 @@ def compile_ahead(bodies: Sequence[Callable[[], None]], progress: Callable[[int,
             return kernel
 
         kinds = linears(load=load), two_linears_in_one(load=load), few_rows(load=load)
-        options = replace(ops.options, many_rows=kinds[0], two_linears=kinds[1], few_rows=kinds[2])
-        ops = replace(ops, options=options)
-    work = compilations(ops, bodies)
+        own = {"many_rows": kinds[0], "two_linears": kinds[1], "few_rows": kinds[2]}
+        launchers = [replace(each, options=replace(each.options, **own)) for each in launchers]
+    work = compilations(launchers, bodies)
     compile_all([*work, *(hopper.compilation(*each) for each in found)], progress)

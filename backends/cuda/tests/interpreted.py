@@ -7,6 +7,7 @@ Importing it skips the module that does where Triton is not installed.
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 pytest.importorskip("triton")
 
-from specgraph import ops as kernels
-from specgraph.kernels.implement import TritonOps
+from launched import Launched
+
 from specgraph.kernels.launch import LaunchOptions
+from specgraph.ops.library import declared
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -26,7 +28,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 
 def ops() -> Any:
     """The ops under test: the registered ops on a GPU, else the same kernels interpreted."""
-    return TritonOps(LaunchOptions(float8=True)) if INTERPRETED else kernels
+    return Launched(LaunchOptions(float8=True)) if INTERPRETED else SimpleNamespace(**declared())
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +52,7 @@ def expect_same(name: str, *arguments: object, **options: object) -> Any:
     there = tree_map_only(Tensor, lambda t: t.clone().to(DEVICE), arguments)
     here = tree_map_only(Tensor, Tensor.clone, arguments)
     getattr(ops(), name)(*there, **options)
-    getattr(kernels, name).reference(*here, **options)
+    declared()[name].reference(*here, **options)
     for seen, wanted in zip(tree_leaves(there), tree_leaves(here), strict=True):
         if isinstance(wanted, Tensor):
             torch.testing.assert_close(seen.cpu(), wanted, rtol=1e-5, atol=1e-5)
@@ -61,7 +63,7 @@ def expect(name: str, *arguments: object, written: dict[str, Tensor], **options:
     """Compare with the reference: integers exactly, float32 to its rounding."""
     seen = run(name, *arguments, written=written, **options)
     there = {key: value.clone() for key, value in written.items()}
-    getattr(kernels, name).reference(*arguments, **options, **there)
+    declared()[name].reference(*arguments, **options, **there)
     for key, value in there.items():
         torch.testing.assert_close(seen[key], value, rtol=1e-5, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}")
     return there

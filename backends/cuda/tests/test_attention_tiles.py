@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from interpreted import DEVICE, INTERPRETED, device
+from launched import Launched
 from specgraph_conformance.attention_rows import Rows
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from specgraph.kernels import attention_ops
-from specgraph.kernels.implement import TritonOps
 from specgraph.kernels.launch import AttentionTile, LaunchOptions
 from specgraph.ops import Mask
 
@@ -45,7 +45,7 @@ def rows_of(count: int, lengths: list[int], dtype: torch.dtype = torch.float32, 
 
 def run_tile(tile: AttentionTile) -> Any:
     """Runs attention with that tile: see `specgraph_conformance.op_table.Run`."""
-    ops = TritonOps(LaunchOptions(attention=lambda shape: tile))
+    ops = Launched(LaunchOptions(attention=lambda shape: tile))
 
     def run(op: Any, *given: Any, scale: float, written: Any = ()) -> Tensor:
         there = tree_map_only(Tensor, lambda t: t.to(DEVICE, copy=True), given)

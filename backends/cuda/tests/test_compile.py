@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 triton = pytest.importorskip("triton")
 
 import specgraph_cuda.kernels
+from launched import Launched
 from specgraph_conformance.attention_rows import Rows
 from specgraph_conformance.op_rows import ROWS
 from specgraph_conformance.op_run import run_on
@@ -28,12 +29,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from specgraph import ops as declared
 from specgraph.cpu import CpuPlatform
-from specgraph.kernels.implement import TritonOps
 from specgraph.kernels.launch import LaunchOptions
 from specgraph.ops import Drafts, LmHead, Weight
-from specgraph.ops.library import NAMESPACE
+from specgraph.ops.library import NAMESPACE, declared
 
 
 class Driver:
@@ -70,14 +69,14 @@ HOPPER = (
 
 
 @pytest.fixture(params=[AMPERE, HOPPER], ids=["sm_80", "sm_90-overlap"])
-def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TritonOps:
+def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Launched:
     capability, options = request.param
     if options.overlap and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):
         pytest.skip("launch_pdl needs Triton 3.4")
     run = JITFunction.run
     monkeypatch.setattr(JITFunction, "run", lambda *args, **kwargs: run(*args, **{**kwargs, "warmup": True}))
     compile_for(capability, monkeypatch)
-    return TritonOps(options)
+    return Launched(options)
 
 
 def i64(*shape: int) -> Tensor:
@@ -87,14 +86,14 @@ def i64(*shape: int) -> Tensor:
 class Compiled(TorchDispatchMode):
     """Compiles the kernels of each op that is called, and computes its results by the plain torch reference."""
 
-    def __init__(self, kernels: TritonOps) -> None:
+    def __init__(self, kernels: Launched) -> None:
         super().__init__()
         self.kernels, self.called = kernels, set[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.__name__.partition(".")[0], kwargs or {}
-        if func.namespace == NAMESPACE and hasattr(TritonOps, name):
-            op = getattr(declared, name)
+        if func.namespace == NAMESPACE and hasattr(self.kernels, name):
+            op = declared()[name]
             kernel = op.parameters.with_records(on_its_device(op, getattr(self.kernels, name)))
             copies = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
             if kernel(*copies[0], **copies[1]) is not NotImplemented:
@@ -103,7 +102,7 @@ class Compiled(TorchDispatchMode):
 
 
 @pytest.fixture
-def compiled(ops: TritonOps, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiled]:
+def compiled(ops: Launched, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiled]:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of CPU tensors' device
     with torch.no_grad(), Compiled(ops) as mode:
         yield mode
@@ -115,7 +114,7 @@ def test_every_op_compiles(compiled: Compiled) -> None:
         if compiled.kernels.options.float8 or "float8" not in row.case.needs:
             for _, parameters in row.parameter_sets():
                 row.check(run_on(CpuPlatform()), torch.Generator().manual_seed(0), **parameters)
-    assert compiled.called == {name for name in dir(TritonOps) if name in declared.__all__}
+    assert compiled.called == {name for name in declared() if hasattr(compiled.kernels, name)}
 
 
 @pytest.mark.parametrize("rows", [1, 6])
@@ -140,7 +139,7 @@ def test_loops_of_linears_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(JITFunction, "run", compiled)
     compile_for(90, monkeypatch)
-    ops, weight = TritonOps(HOPPER[1]), torch.zeros(4096, 4096, dtype=torch.bfloat16)
+    ops, weight = Launched(HOPPER[1]), torch.zeros(4096, 4096, dtype=torch.bfloat16)
     for count in (6, 16):
         x = torch.zeros(count, 4096, dtype=torch.bfloat16)
         ops.norm_linear(x, None, Weight(weight))
@@ -168,7 +167,7 @@ def test_a_gpu_with_99_kib_of_shared_memory_has_tiles_that_fit(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     monkeypatch.setattr(specgraph_cuda.kernels, "register", lambda key, options, around: made.append(options))
     specgraph_cuda.kernels.register_kernels(torch.device("cuda", 0))
-    ops, weight = TritonOps(made[0]), torch.zeros(8192, 4096, dtype=torch.bfloat16)
+    ops, weight = Launched(made[0]), torch.zeros(8192, 4096, dtype=torch.bfloat16)
     compile_for(89, monkeypatch)
     for rows in (8, 32, 64):
         x = torch.zeros(rows, 4096, dtype=torch.bfloat16)

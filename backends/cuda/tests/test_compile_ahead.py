@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("triton", minversion="3.4")  # launch_pdl
 
 import triton
+from launched import Launched
 from test_compile import HOPPER, Compiled, compile_for, i64
 from torch import Tensor
 from triton import language as tl
@@ -22,7 +23,7 @@ from triton.runtime.jit import JITFunction
 from specgraph import ops as declared
 from specgraph.kernels.ahead import compilations
 from specgraph.kernels.compilation import Compilation, compile_all, digest
-from specgraph.kernels.implement import TritonOps
+from specgraph.models import ops as model_ops
 from specgraph.ops import Drafts, LmHead, Norm, Weight
 
 
@@ -30,7 +31,7 @@ def body() -> None:
     """Linears of 6 rows and drafts, between torch's own ops."""
     x, weight = torch.ones(6, 512, dtype=torch.bfloat16), torch.ones(512, 512, dtype=torch.bfloat16)
     x = declared.norm_linear(x, Norm(weight[0], 1e-6), Weight(weight)) + x
-    gated = declared.norm_gate_up(x, None, Weight(weight))
+    gated = model_ops.norm_gate_up(x, None, Weight(weight))
     drafts = Drafts(i64(6, 4), None, i64(1), i64(6))
     declared.draft_from_hidden(torch.cat((gated, gated), 1), LmHead(None, 1e-6, weight), drafts)
 
@@ -45,8 +46,8 @@ def test_what_is_compiled_ahead_is_found_in_the_cache(monkeypatch: pytest.Monkey
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     compile_for(90, monkeypatch)
-    ops, seen = TritonOps(HOPPER[1]), list[tuple[int, int]]()
-    work = compilations(ops, [body, body, lambda: from_odd_addresses(declared.norm_linear)])
+    ops, seen = Launched(HOPPER[1]), list[tuple[int, int]]()
+    work = compilations(ops.launchers, [body, body, lambda: from_odd_addresses(declared.norm_linear)])
     assert len(work) == 6
     compile_all(work, lambda done, total: seen.append((done, total)))
     assert seen == [(done, 6) for done in range(1, 7)]
@@ -87,9 +88,9 @@ def test_a_kernel_of_somebody_else_s_is_not_launched_without_memory(monkeypatch:
             refused.append(str(error))
             raise
 
-    work = compilations(TritonOps(HOPPER[1]), [attention, body])
+    work = compilations(Launched(HOPPER[1]).launchers, [attention, body])
     assert refused == ["a kernel that is none of our ops asks for an address"]
-    assert work == compilations(TritonOps(HOPPER[1]), [body])
+    assert work == compilations(Launched(HOPPER[1]).launchers, [body])
 
 
 def test_a_process_that_dies_takes_one_kernel_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -123,7 +124,9 @@ def test_each_call_finds_the_kernels_of_its_own_work(monkeypatch: pytest.MonkeyP
     compile_for(90, monkeypatch)
     monkeypatch.setattr(hopper, "checked", lambda version: (13, 0))
     monkeypatch.setattr(hopper.nvrtc, "nvrtcVersion", lambda: None)
-    monkeypatch.setattr(kernels, "ops_of", lambda key: TritonOps(replace(HOPPER[1], many_rows=linears())))
+    monkeypatch.setattr(
+        kernels, "launchers_of", lambda key: Launched(replace(HOPPER[1], many_rows=linears())).launchers
+    )
     monkeypatch.setattr(kernels, "compile_all", lambda work, progress: calls.append(work))
 
     def given(size: int) -> Tensor:
@@ -133,7 +136,7 @@ def test_each_call_finds_the_kernels_of_its_own_work(monkeypatch: pytest.MonkeyP
         declared.norm_linear(given(4), None, Weight(given(6144)))
 
     def many() -> None:
-        declared.norm_gate_up(given(96), None, Weight(given(24576)))
+        model_ops.norm_gate_up(given(96), None, Weight(given(24576)))
 
     for work in (few, few, many):
         kernels.compile_ahead([work], lambda done, total: None)

@@ -142,7 +142,8 @@ def test_of_equals_the_first_is_the_largest_and_nan_is_none(hopper: Platform) ->
 
 def test_the_device_s_kernel_is_asked_first_and_not_for_a_bias() -> None:
     pytest.importorskip("triton")
-    from specgraph.kernels.implement import TritonOps
+    from launched import Launched
+
     from specgraph.kernels.launch import FewRows, LaunchOptions
 
     asked: list[Tensor | None] = []
@@ -154,7 +155,7 @@ def test_the_device_s_kernel_is_asked_first_and_not_for_a_bias() -> None:
     def best(*_: Tensor | None) -> None:
         return None
 
-    ops = TritonOps(LaunchOptions(few_rows=FewRows(linear, best)))
+    ops = Launched(LaunchOptions(few_rows=FewRows(linear, best)))
     x, weight = torch.randn(2, 8).double(), torch.randn(8, 8).double()
     assert ops.norm_linear(x, None, Weight(weight)) is x
     assert ops.norm_linear(x, None, Weight(weight), weight) is x
@@ -167,16 +168,18 @@ def test_the_device_s_kernel_is_asked_first_and_not_for_a_bias() -> None:
 
 def test_two_linears_with_a_norm_between_them_are_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from specgraph.kernels.implement import TritonOps
+    from launched import Launched
+
     from specgraph.kernels.launch import FewRows, LaunchOptions
+    from specgraph.kernels.norm import NormOps
 
     def linear(x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor:
         product = x @ weight.T
         return 2 * (product if residual is None else product + residual)
 
     plain = staticmethod(lambda x, norm: x if norm is None else normed(x, *norm))
-    monkeypatch.setattr(TritonOps, "_normed", plain)  # its kernel needs a GPU
-    ops = TritonOps(LaunchOptions(few_rows=FewRows(linear, lambda *_: None)))
+    monkeypatch.setattr(NormOps, "_normed", plain)  # its kernel needs a GPU
+    ops = Launched(LaunchOptions(few_rows=FewRows(linear, lambda *_: None)))
     x, weight, following = torch.randn(2, 8).double(), torch.randn(6, 8).double(), torch.randn(4, 6).double()
     residual, norm = torch.randn(2, 6).double(), torch.randn(6).double()
     total, out = ops.linear_norm_linear(x, Weight(weight), residual, Norm(norm, EPS), Weight(following))

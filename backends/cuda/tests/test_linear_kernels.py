@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.device import Platform
+from specgraph.models import ops as model_ops
 from specgraph.ops import Norm, PairInput, Weight
 
 
@@ -33,8 +34,8 @@ def test_norm_linear(rows: int, columns: int, depth: int, dtype: torch.dtype) ->
 @pytest.mark.parametrize(("inner", "depth"), [(14336, 4096), (12288, 4096), (8192, 2048), (200, 256)])
 def test_norm_gate_up(rows: int, inner: int, depth: int) -> None:
     x, norm, weight = make(rows, depth), make(depth), make(2 * inner, depth, scale=depth**-0.5)
-    want = ops.norm_gate_up.reference(x.double(), Norm(norm.double(), 1e-5), Weight(weight.double()))
-    close(ops.norm_gate_up(x, Norm(norm, 1e-5), Weight(weight)), want)
+    want = model_ops.norm_gate_up.reference(x.double(), Norm(norm.double(), 1e-5), Weight(weight.double()))
+    close(model_ops.norm_gate_up(x, Norm(norm, 1e-5), Weight(weight)), want)
 
 
 def fp8(rows: int, columns: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,11 +66,11 @@ def test_linears_over_fp8(
     close(ops.norm_linear(x, norm_, own, residual), want)
     skipped = ops.norm_linear(x, None, Weight(weight, None, scale).rows_from(columns))
     close(skipped, x.double() @ wide[columns:].T)
-    close(ops.norm_gate_up(x, norm_, own), ops.norm_gate_up.reference(x.double(), wide_norm, dense))
+    close(model_ops.norm_gate_up(x, norm_, own), model_ops.norm_gate_up.reference(x.double(), wide_norm, dense))
     table, ids = make(100, depth - 32, dtype=dtype), torch.randint(0, 100, (rows,), device="cuda")
     pair, wide_pair = PairInput(table, None, None, 1e-5), PairInput(table.double(), None, None, 1e-5)
-    want = ops.pair_linear.reference(ids, x[:, :32].double(), wide_pair, dense)
-    close(ops.pair_linear(ids, x[:, :32], pair, own), want)
+    want = model_ops.pair_linear.reference(ids, x[:, :32].double(), wide_pair, dense)
+    close(model_ops.pair_linear(ids, x[:, :32], pair, own), want)
 
 
 @pytest.mark.parametrize("rows", [1, 17, 64, 200])
@@ -80,5 +81,5 @@ def test_pair_linear(rows: int, width: int) -> None:
     for first, second in (norms, (None, None), (norms[0], None)):
         wide = [None if norm is None else norm.double() for norm in (first, second)]
         pair = PairInput(table.double(), *wide, 1e-5)
-        want = ops.pair_linear.reference(ids, hidden.double(), pair, Weight(weight.double()))
-        close(ops.pair_linear(ids, hidden, PairInput(table, first, second, 1e-5), Weight(weight)), want)
+        want = model_ops.pair_linear.reference(ids, hidden.double(), pair, Weight(weight.double()))
+        close(model_ops.pair_linear(ids, hidden, PairInput(table, first, second, 1e-5), Weight(weight)), want)

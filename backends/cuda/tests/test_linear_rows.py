@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 from interpreted import DEVICE, INTERPRETED, device, ops
+from launched import Launched
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.kernels.implement import TritonOps
 from specgraph.kernels.launch import LaunchOptions, ManyRows
 from specgraph.ops import Drafts, Draws, LmHead
 from specgraph.ops.draft_sampling import sample_rows
@@ -140,5 +140,5 @@ def test_parts_of_a_device_s_own_linear_are_added(rows: int, columns: int, split
     parts, x, weight = torch.randn(split, rows, columns).to(DEVICE), make(rows, 32), make(columns, 32)
     more = make(rows, columns + 8)[:, :columns] if residual else None
     own = ManyRows(lambda *_: True, lambda x, weight: None, lambda x, weight: parts, lambda *_: None)
-    got = TritonOps(LaunchOptions(many_rows=own)).norm_linear(x, None, Weight(weight), more)
+    got = Launched(LaunchOptions(many_rows=own)).norm_linear(x, None, Weight(weight), more)
     close(got, parts.double().sum(0) + (0 if more is None else more.double()))

@@ -180,9 +180,10 @@ def test_a_linear_waits_for_the_one_before(hopper: Platform, plan: Plan) -> None
 
 def test_gated_linears_of_many_rows_without_bias_take_the_device_s_kernel() -> None:
     pytest.importorskip("triton")
-    from specgraph.kernels.implement import TritonOps
+    from launched import Launched
+
     from specgraph.kernels.launch import LaunchOptions, ManyRows
-    from specgraph.ops import norm_gate_up
+    from specgraph.models.ops import norm_gate_up
 
     taken: list[int] = []
 
@@ -190,7 +191,7 @@ def test_gated_linears_of_many_rows_without_bias_take_the_device_s_kernel() -> N
         taken.append(x.shape[0])
         return x.new_full((x.shape[0], weight.shape[0] // 2), 7)
 
-    ops = TritonOps(LaunchOptions(many_rows=ManyRows(lambda *_: True, gated, lambda x, weight: None, lambda *_: None)))
+    ops = Launched(LaunchOptions(many_rows=ManyRows(lambda *_: True, gated, lambda x, weight: None, lambda *_: None)))
     x, weight = torch.randn(65, 8).bfloat16(), torch.randn(4, 8).bfloat16()
     assert bool((ops.norm_gate_up(x, None, Weight(weight)) == 7).all())
     assert taken == [65]

@@ -12,7 +12,7 @@ import torch
 from interpreted import DEVICE, device
 from specgraph_conformance.noise_oracles import RESAMPLE, seed_that_draws
 
-from specgraph.kernels.sampling import exponential, noise_key, uniform
+from specgraph.kernels.noise import exponential, noise_key, uniform
 from specgraph.ops import noise
 
 __all__ = ["device"]  # the fixture

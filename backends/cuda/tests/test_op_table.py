@@ -14,9 +14,8 @@ from specgraph_conformance.op_run import run_on
 from specgraph_conformance.op_table import Row
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specgraph import ops
 from specgraph.cpu import CpuPlatform
-from specgraph.ops.library import NAMESPACE
+from specgraph.ops.library import NAMESPACE, declared
 
 SETS = [
     pytest.param(row, parameters, id=f"{row.case.id}[{id}]")
@@ -33,7 +32,7 @@ class Interpreted(TorchDispatchMode):
         name, kwargs = func.__name__.partition(".")[0], kwargs or {}
         result = NotImplemented
         if func.namespace == NAMESPACE and hasattr(kernels(), name):
-            result = getattr(ops, name).parameters.with_records(getattr(kernels(), name))(*args, **kwargs)
+            result = declared()[name].parameters.with_records(getattr(kernels(), name))(*args, **kwargs)
         return func(*args, **kwargs) if result is NotImplemented else result
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from specgraph import ops as kernels
+from specgraph.engine import ops as decoder_ops
 from specgraph.ops import DeviceLengths, KVCache, Mask
 
 __all__ = ["device"]  # the fixture
@@ -93,12 +94,12 @@ def test_accepting_a_path(way: str, nodes: int, steps: int) -> None:
     slots[::7] = -1
     positions, seeds = torch.arange(requests * (nodes + 1)) + 5, torch.arange(requests) * 977
     acceptance = {
-        "greedy": kernels.Acceptance(),
-        "sampled": kernels.Acceptance(torch.tensor([0.0, 1.0, 0.7, 0.0, 1.3, 0.2]), seeds),
-        "synthetic": kernels.Acceptance(seeds=seeds, chances=torch.full((steps,), 0.6)),
+        "greedy": decoder_ops.Acceptance(),
+        "sampled": decoder_ops.Acceptance(torch.tensor([0.0, 1.0, 0.7, 0.0, 1.3, 0.2]), seeds),
+        "synthetic": decoder_ops.Acceptance(seeds=seeds, chances=torch.full((steps,), 0.6)),
     }[way]
-    sampled = kernels.Sampled(full(requests, steps + 1), full(requests).int())
-    path = kernels.AcceptedPath(full(requests * (steps + 1)), *(full(requests * steps) for _ in range(2)))
+    sampled = decoder_ops.Sampled(full(requests, steps + 1), full(requests).int())
+    path = decoder_ops.AcceptedPath(full(requests * (steps + 1)), *(full(requests * steps) for _ in range(2)))
     given = logits, kernels.TreeNodes(drafts, parents), starts, positions, slots, acceptance
     *_, found, _ = expect_same("verify_tree", *given, sampled, path)
     assert way == "synthetic" or nodes == 1 or int(found.num_sampled.max()) > 1, (

@@ -170,7 +170,8 @@ def test_graphs_that_run_at_once_do_not_wait_for_each_other_for_ever(hopper: Pla
 
 def test_the_device_s_kernel_is_asked_first_and_not_for_biases() -> None:
     pytest.importorskip("triton")
-    from specgraph.kernels.implement import TritonOps
+    from launched import Launched
+
     from specgraph.kernels.launch import LaunchOptions
 
     asked: list[bool] = []
@@ -179,7 +180,7 @@ def test_the_device_s_kernel_is_asked_first_and_not_for_biases() -> None:
         asked.append(gated)
         return None if len(asked) > 2 else (residual, x)
 
-    ops = TritonOps(LaunchOptions(two_linears=own))
+    ops = Launched(LaunchOptions(two_linears=own))
     x, weight, norm = torch.randn(2, 8, dtype=torch.float64), torch.randn(8, 8).double(), torch.ones(8).double()
     for op in (ops.linear_norm_linear, ops.linear_norm_gate_up):
         total, out = op(x, Weight(weight), x, Norm(norm, EPS), Weight(weight))

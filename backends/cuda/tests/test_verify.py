@@ -11,7 +11,7 @@ from interpreted import DEVICE, device, ops
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from specgraph import ops as kernels
+from specgraph.engine import ops as decoder_ops
 
 __all__ = ["device"]  # the fixture
 
@@ -43,18 +43,20 @@ def batch(requests: int, steps: int, vocab: int, draft_vocab: int | None, dtype:
     return logits, drafts, q, offsets, temperature, seeds, starts
 
 
-def outputs(requests: int, steps: int, device: str) -> kernels.Sampled:
+def outputs(requests: int, steps: int, device: str) -> decoder_ops.Sampled:
     counts = torch.full((requests,), -7, dtype=torch.int32, device=device)
-    return kernels.Sampled(torch.full((requests, steps + 1), -7, device=device), counts)
+    return decoder_ops.Sampled(torch.full((requests, steps + 1), -7, device=device), counts)
 
 
-def run(logits: Tensor, drafts: Tensor, starts: Tensor, acceptance: kernels.Acceptance) -> list[kernels.Sampled]:
+def run(
+    logits: Tensor, drafts: Tensor, starts: Tensor, acceptance: decoder_ops.Acceptance
+) -> list[decoder_ops.Sampled]:
     """The results of the op on the device and of its reference on the CPU."""
     got, want = (outputs(*drafts.shape, place) for place in (DEVICE, "cpu"))
     there = tree_map_only(Tensor, lambda t: t.to(DEVICE), (logits, drafts, starts, acceptance))
     ops().verify_drafts(*there, got)
-    kernels.verify_drafts.reference(logits, drafts, starts, acceptance, want)
-    return [kernels.Sampled(*(part.cpu() for part in got)), want]
+    decoder_ops.verify_drafts.reference(logits, drafts, starts, acceptance, want)
+    return [decoder_ops.Sampled(*(part.cpu() for part in got)), want]
 
 
 SHAPES = [(1, 5, 5000, None), (8, 5, 5000, 700), (6, 3, 4096, 4096), (9, 0, 4097, None), (5, 1, 7, 3), (4, 15, 900, 64)]
@@ -65,7 +67,7 @@ SHAPES = [(1, 5, 5000, None), (8, 5, 5000, 700), (6, 3, 4096, 4096), (9, 0, 4097
 @pytest.mark.parametrize(("requests", "steps", "vocab", "draft_vocab"), SHAPES)
 def test_verify_sampled(requests, steps, vocab, draft_vocab, with_probs, dtype) -> None:
     logits, drafts, q, offsets, temperature, seeds, starts = batch(requests, steps, vocab, draft_vocab, dtype)
-    acceptance = kernels.Acceptance(temperature, seeds, q if with_probs else None, offsets)
+    acceptance = decoder_ops.Acceptance(temperature, seeds, q if with_probs else None, offsets)
     (tokens, counts), (want, wanted) = run(logits, drafts, starts, acceptance)
     assert torch.equal(counts, wanted)
     assert torch.equal(tokens, want)
@@ -75,7 +77,7 @@ def test_verify_sampled(requests, steps, vocab, draft_vocab, with_probs, dtype) 
 def test_verify_greedy_and_by_chance(requests, steps, vocab, draft_vocab) -> None:
     logits, drafts, _, _, _, seeds, starts = batch(requests, steps, vocab, draft_vocab, torch.bfloat16)
     chances = torch.linspace(0.9, 0.4, steps)
-    for acceptance in (kernels.Acceptance(), kernels.Acceptance(seeds=seeds, chances=chances)):
+    for acceptance in (decoder_ops.Acceptance(), decoder_ops.Acceptance(seeds=seeds, chances=chances)):
         (tokens, counts), (want, wanted) = run(logits, drafts, starts, acceptance)
         assert torch.equal(counts, wanted)
         assert torch.equal(tokens, want)
@@ -85,7 +87,7 @@ def test_a_row_of_nan_still_gives_a_token_that_exists() -> None:
     logits, drafts, q, _, temperature, seeds, starts = batch(4, 2, 5000, None, torch.bfloat16)
     logits.fill_(float("nan"))
     temperature[:2] = torch.tensor([0.0, 1.0])
-    (tokens, counts), _ = run(logits, drafts, starts.abs(), kernels.Acceptance(temperature, seeds, q))
+    (tokens, counts), _ = run(logits, drafts, starts.abs(), decoder_ops.Acceptance(temperature, seeds, q))
     assert counts.tolist() == [1] * 4
     assert tokens[:, 0].tolist() == [0] * 4
 
@@ -96,6 +98,6 @@ def test_the_residual_is_empty_where_the_drafter_is_the_target() -> None:
     temperature, starts = torch.full_like(temperature, 0.7), starts.abs()
     p = torch.softmax(logits / 0.7, -1).view(16, 5, 300)[:, :4].contiguous()
     drafts = p.argmax(-1)
-    (tokens, counts), (want, _) = run(logits, drafts, starts, kernels.Acceptance(temperature, seeds, p))
+    (tokens, counts), (want, _) = run(logits, drafts, starts, decoder_ops.Acceptance(temperature, seeds, p))
     assert int(counts.min()) >= 4  # u * q < p fails at most where u is next to 1
     assert torch.equal(tokens, want)

@@ -50,7 +50,6 @@ def agree_with_reference(platform: MusaPlatform) -> str | None:
     """Return the core's trial of its Triton kernels on this device; what is wrong, or None."""
     if (absent := why_absent(platform)) is not None:
         return absent
-    from specgraph.kernels.implement import TritonOps
-    from specgraph.kernels.trial import agrees_with_reference
+    from specgraph.kernels.implement import agree_with_references
 
-    return agrees_with_reference(TritonOps(launch_options(platform)), platform.device)
+    return agree_with_references(launch_options(platform), platform.device)

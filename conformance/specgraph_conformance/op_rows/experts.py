@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from specgraph import ops
+from specgraph.models import ops as model_ops
 from specgraph.models.experts import Experts, ExpertsConfig, route
 from specgraph.ops import Weight
 from torch import Generator, Tensor
@@ -77,7 +77,7 @@ def make(g: Generator, dtype: torch.dtype, rows: int, experts: int, top_k: int, 
 def expert_mlp(run: Run, g: Generator, dtype: torch.dtype, limit: float, rows: int) -> None:
     for experts, top_k in ((6, 2), (150, 4), (1, 1)):
         mixture = make(g, dtype, rows, experts, top_k, biases=limit > 0, chosen=max(experts - 2, 1))
-        seen = run(ops.expert_mlp, *mixture, alpha=ALPHA, limit=limit)
+        seen = run(model_ops.expert_mlp, *mixture, alpha=ALPHA, limit=limit)
         expect_close(seen, mixture.wanted(limit), TOLERANCE[dtype], f"{top_k} of {experts} experts")
 
 
@@ -93,7 +93,7 @@ def expert_mlp_parts(run: Run, g: Generator, dtype: torch.dtype, parts: int) -> 
     whole.ids[0] = torch.tensor([0, 1])  # a row that has nothing in the other parts
     count, total = 6 // parts, torch.zeros(9, SIZE, dtype=torch.float64)
     for first in range(0, 6, count):
-        seen = run(ops.expert_mlp, *whole.part(first, count), ALPHA, 0.0, first)
+        seen = run(model_ops.expert_mlp, *whole.part(first, count), ALPHA, 0.0, first)
         assert not first or not seen[0].any(), "a row that has no expert here"
         total += seen.double()
     expect_close(total, whole.wanted(0.0), 2 * TOLERANCE[dtype], "the sum of the parts")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 from specgraph import ops
+from specgraph.engine import ops as decoder_ops
+from specgraph.models import ops as model_ops
 from torch import Tensor
 
 from specgraph_conformance.linear_oracles import EPS, first_of_largest
@@ -39,7 +41,7 @@ def expect_noise_of(run: Run, g: torch.Generator, tokens: tuple[int, int], vocab
     drafts = drafts_for(requests, 1, step=0)
     drafted = draw(run, (logits,), drafts, draws_for(drafts, vocab, warm, seeds, at.int()))[:, 0]
     none = torch.full((requests, 1), -1)
-    sampled, _ = verified(run, logits.repeat_interleave(2, 0), none, at, ops.Acceptance(warm, seeds))
+    sampled, _ = verified(run, logits.repeat_interleave(2, 0), none, at, decoder_ops.Acceptance(warm, seeds))
     for purpose, seen in ((DRAFT, drafted), (RESAMPLE, sampled[:, 0])):
         wanted = list[int]()
         for seed, place in zip(seeds.tolist(), at.tolist(), strict=True):
@@ -78,11 +80,11 @@ def expect_exact(run: Run, g: torch.Generator, vocab: int, best: Tensor) -> None
     drafts, wanted = best[:, :K].clone(), best.clone()
     drafts[1, 1] -= 1  # rejected
     wanted[1, 2] = -1
-    for acceptance in (ops.Acceptance(), ops.Acceptance(temperature, seeds)):
+    for acceptance in (decoder_ops.Acceptance(), decoder_ops.Acceptance(temperature, seeds)):
         tokens, _ = verified(run, logits, drafts, starts, acceptance)
         expect_equal(tokens, wanted, "verified tokens")
     logprobs = torch.full((REQUESTS, K + 1), -7.0)
-    run(ops.emitted_logprobs, logits, wanted, logprobs, written=[logprobs])
+    run(decoder_ops.emitted_logprobs, logits, wanted, logprobs, written=[logprobs])
     exact = torch.log_softmax(logits.double(), -1).view(REQUESTS, K + 1, vocab).gather(2, best[..., None])[..., 0]
     exact[1, 2] = 0.0
     expect_close(logprobs, exact, 1e-4, "log-probabilities")
@@ -131,11 +133,11 @@ def logits_in_half(run: Run, g: torch.Generator, dtype: torch.dtype) -> None:
     drafts, wanted = best[:, :k].clone(), best.clone()
     drafts[1, 1] += 1  # rejected
     wanted[1, 2] = -1
-    tokens, num_sampled = verified(run, ties, drafts, starts, ops.Acceptance())
+    tokens, num_sampled = verified(run, ties, drafts, starts, decoder_ops.Acceptance())
     expect_equal(tokens, wanted, "tokens of a greedy verify")
     assert num_sampled.tolist() == [2 if r == 1 else k + 1 for r in range(requests)]
     tokens, num_sampled = verified(
-        run, logits, torch.full_like(drafts, -1), starts, ops.Acceptance(temperature, seeds)
+        run, logits, torch.full_like(drafts, -1), starts, decoder_ops.Acceptance(temperature, seeds)
     )  # no draft tokens
     assert num_sampled.tolist() == [1] * requests
     expect_noise(tokens[:, :1], logits.view(requests, k + 1, vocab), seeds, starts + 1, RESAMPLE, temperature)
@@ -161,5 +163,5 @@ def embed_part(run: Run, g: torch.Generator) -> None:
     ranks, part = 4, 25
     table, first = torch.randn(ranks * part, 48, generator=g), torch.arange(ranks) * part
     ids = torch.cat((torch.randint(0, ranks * part, (9,), generator=g), first, first + part - 1))
-    parts = [run(ops.embed_part, ids, table[begin : begin + part], begin) for begin in first.tolist()]
+    parts = [run(model_ops.embed_part, ids, table[begin : begin + part], begin) for begin in first.tolist()]
     expect_equal(torch.stack(parts).sum(0), table[ids])

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from specgraph import ops
+from specgraph.models import ops as model_ops
 from specgraph.ops import Norm, PairInput, Weight
 from specgraph.ops.linear import FP8
 from torch import Generator, Tensor
@@ -98,7 +99,7 @@ def check_linears(
     if "gated" in parts:
         for normalised, bias in [(True, True), (True, False), (False, True)]:
             used = gate_up if bias else Made(gate_up.weight._replace(bias=None), gate_up.wide)
-            seen = run(ops.norm_gate_up, x, Norm(norm, EPS) if normalised else None, used.weight)
+            seen = run(model_ops.norm_gate_up, x, Norm(norm, EPS) if normalised else None, used.weight)
             wanted = gated(used.product(normed(x, norm if normalised else None)))
             expect_magnitudes(seen, wanted, f"norm_gate_up with{'' if bias else 'out'} bias {what}")
     if "pair" in parts:
@@ -106,7 +107,7 @@ def check_linears(
         for first, second in PAIRS:
             pair = PairInput(table, halves[0] if first else None, halves[1] if second else None, EPS)
             both = torch.cat((normed(table[ids], pair.table_norm), normed(hidden, pair.hidden_norm)), dim=-1)
-            seen = run(ops.pair_linear, ids, hidden, pair, plain.weight)
+            seen = run(model_ops.pair_linear, ids, hidden, pair, plain.weight)
             expect_magnitudes(seen, plain.product(both), f"pair_linear {(first, second)} {what}")
     if "two" in parts:
         check_two(run, g, dtype, rows, sizes, groups)
@@ -122,8 +123,8 @@ def check_two(run: Run, g: Generator, dtype: torch.dtype, rows: int, sizes: Size
         total = first.product(x) + residual.double()
         before = x, first.weight, residual, Norm(norm, EPS)
         seen = (
-            *run(ops.linear_norm_linear, *before, following.weight),
-            *run(ops.linear_norm_gate_up, *before, gate_up.weight),
+            *run(model_ops.linear_norm_linear, *before, following.weight),
+            *run(model_ops.linear_norm_gate_up, *before, gate_up.weight),
         )
         products = following.product(normed(total, norm)), gated(gate_up.product(normed(total, norm)))
         wanted = total, products[0], total, products[1]
@@ -218,7 +219,7 @@ def linears_of_many_columns(run: Run, g: Generator, rows: int) -> None:
         seen = run(ops.norm_linear, x, Norm(norm, EPS), made.weight)
         expect_magnitudes(seen, made.product(normed(x, norm)), f"a linear of {columns} columns")
     made = make(g, 2 * 14000, size, dtype, bias=False)
-    seen = run(ops.norm_gate_up, x, Norm(norm, EPS), made.weight)
+    seen = run(model_ops.norm_gate_up, x, Norm(norm, EPS), made.weight)
     expect_magnitudes(seen, gated(made.product(normed(x, norm))), "a gated linear of 14,000 columns")
 
 
@@ -242,10 +243,10 @@ def mlp_of_many_requests(run: Run, g: Generator, mlp: tuple[int, int, int]) -> N
     x, middle = uneven(g, rows, size, dtype), uneven(g, rows, inner, dtype)
     residual, norm = uneven(g, rows, size, dtype), norm_of(g, size, dtype)
     total = down.product(middle) + residual.double()
-    gate = run(ops.norm_gate_up, x, Norm(norm, EPS), gate_up.weight)
+    gate = run(model_ops.norm_gate_up, x, Norm(norm, EPS), gate_up.weight)
     expect_magnitudes(gate, gated(gate_up.product(normed(x, norm))), "the gate")
     expect_magnitudes(run(ops.norm_linear, middle, None, down.weight, residual), total, "the second linear")
-    seen = run(ops.linear_norm_linear, middle, down.weight, residual, Norm(norm, EPS), last.weight)
+    seen = run(model_ops.linear_norm_linear, middle, down.weight, residual, Norm(norm, EPS), last.weight)
     for values, wanted, name in zip(seen, (total, last.product(normed(total, norm))), ("sum", "linear"), strict=True):
         expect_magnitudes(values, wanted, f"the {name} after it")
 
@@ -279,8 +280,8 @@ def few_rows_after_many(run: Run, g: Generator) -> None:
     total = square.product(x) + x.double()
     for rows in (300, 3, 130, 1, 64, 2, 300, 17):
         part, scale = x[:rows], Norm(norm, EPS)
-        seen = run(ops.norm_linear, part, scale, made.weight), run(ops.norm_gate_up, part, scale, made.weight)
-        both = run(ops.linear_norm_linear, part, square.weight, part, scale, made.weight)
+        seen = run(ops.norm_linear, part, scale, made.weight), run(model_ops.norm_gate_up, part, scale, made.weight)
+        both = run(model_ops.linear_norm_linear, part, square.weight, part, scale, made.weight)
         wanted = wide, gated(wide), total, made.product(normed(total, norm))
         for values, expected in zip((*seen, *both), wanted, strict=True):
             expect_magnitudes(values, expected[:rows], f"a linear of {rows} rows")
@@ -312,5 +313,5 @@ def sums_round_once(run: Run, g: Generator, dtype: torch.dtype, rows: int) -> No
 def embedding_of_a_large_vocabulary(run: Run, g: Generator) -> None:
     ids, table, hidden = torch.tensor([69_999, 66_000, 65_535]), normal(g, (70_000, 32)), normal(g, (3, 32))
     made = make(g, 16, 64, torch.float32)
-    seen = run(ops.pair_linear, ids, hidden, PairInput(table, None, None, EPS), made.weight)
+    seen = run(model_ops.pair_linear, ids, hidden, PairInput(table, None, None, EPS), made.weight)
     expect_close(seen, made.product(torch.cat((table[ids], hidden), dim=-1)), 1e-3, "pair_linear")

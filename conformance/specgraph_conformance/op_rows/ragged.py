@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from specgraph import ops
 from specgraph.attention import NULL_SLOT
+from specgraph.engine import ops as decoder_ops
 
 from specgraph_conformance.op_table import Run, Table
 from specgraph_conformance.rig import expect_equal
@@ -43,13 +44,13 @@ def expect_rows(run: Run, g: torch.Generator, requests: int, steps: int, total: 
     rows = ops.Rows(*(torch.full((n,), -77, dtype=dtype) for n, dtype in (
         (total, torch.int64), (total, torch.int64), (requests, torch.int32), (total, torch.int64),
     )))  # fmt: skip
-    ragged = ops.RaggedRows(
+    ragged = decoder_ops.RaggedRows(
         confidence, torch.full((requests + 1,), -77, dtype=torch.int32), torch.full((requests * (steps + 1),), -77)
     )
     kept, plan = drafts.clone(), ops.RowPlan(steps + 1, MAX_MODEL_LEN, BLOCK)
     given = ops.RowInputs(starts, table, token_ids=last[:, None], draft_token_ids=kept)
     written = [*(each for each in rows if each is not None), ragged.query_start_loc, ragged.columns, kept]
-    run(ops.begin_ragged_rows, given, plan, rows, ragged, written=written)
+    run(decoder_ops.begin_ragged_rows, given, plan, rows, ragged, written=written)
     begins, wanted, lines, begin = [0], list[tuple[int, int, int]](), list[int](), 0
     for r, (start, count) in enumerate(zip(starts.tolist(), counts, strict=True)):
         for column, token in enumerate([int(last[r]), *drafts[r, :count].tolist()]):

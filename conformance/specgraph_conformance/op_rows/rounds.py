@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from specgraph import ops
+from specgraph.engine import ops as decoder_ops
 from specgraph.ops.copies import RoundTensors
 
 from specgraph_conformance.op_table import Run, Table
@@ -110,7 +111,7 @@ def next_verify(run: Run, g: torch.Generator, k: int) -> None:
     starts, wider = torch.randint(0, 500, (REQUESTS,), generator=g), torch.randint(0, 90, (REQUESTS, 7), generator=g)
     last, copied, each = torch.full((REQUESTS,), -77), torch.full((REQUESTS, k), -77), counts.tolist()
     positions = [start + count if count else -1 for start, count in zip(starts.tolist(), each, strict=True)]
-    run(ops.next_verify, tokens, counts, wider[:, :k], starts, last, copied, written=(starts, last, copied))
+    run(decoder_ops.next_verify, tokens, counts, wider[:, :k], starts, last, copied, written=(starts, last, copied))
     expect_equal(starts, torch.tensor(positions), "positions")
     latest = [int(row[count - 1]) if count else 0 for row, count in zip(tokens, each, strict=True)]
     expect_equal(last, torch.tensor(latest), "last tokens")

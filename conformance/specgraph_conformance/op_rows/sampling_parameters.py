@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from specgraph import ops
+from specgraph.engine import ops as decoder_ops
 from torch import Tensor
 
 from specgraph_conformance.op_table import FLOATS, HALVES, Run, Table
@@ -43,7 +44,7 @@ def sampling_parameters(run: Run, g: torch.Generator) -> None:
     drafts = logits[1::2].argmax(-1, keepdim=True)  # the tokens that being in the context changes most
     many = torch.randint(-1, 12, (70, 5), generator=g)
     of_many, each = torch.zeros(70, 12, dtype=torch.int32), torch.arange(12)
-    run(ops.count_tokens, many, of_many, written=[of_many])
+    run(decoder_ops.count_tokens, many, of_many, written=[of_many])
     expect_equal(of_many, (many[..., None] == each).sum(1).int(), "counts of 70 requests")
     counts, new = torch.zeros(2, 12, dtype=torch.int32), torch.tensor([[3, 3], [1, -1]])
     prompt = torch.zeros(2, 12, dtype=torch.bool)
@@ -52,7 +53,7 @@ def sampling_parameters(run: Run, g: torch.Generator) -> None:
     top_k, top_p, min_p = [4, 0], [1.0, 0.6], [0.0, 0.05]
     warm, bias = torch.tensor([1.0, 0.8]), torch.zeros(2, 12)
     bias[1, 9] = 2.0
-    run(ops.count_tokens, new, counts, written=[counts])
+    run(decoder_ops.count_tokens, new, counts, written=[counts])
     counted = [[0, 0, 0, 2, *[0] * 8], [0, 1, *[0] * 10]]
     expect_equal(counts, torch.tensor(counted, dtype=torch.int32), "counts")
     asked = parameters(
@@ -61,7 +62,7 @@ def sampling_parameters(run: Run, g: torch.Generator) -> None:
         frequency_penalty=torch.tensor(frequency), bias=bias, output_counts=counts, in_prompt=prompt,
     )  # fmt: skip
     out, logprobs = run(ops.adjust_logits, logits, warm, asked, drafts), torch.full((2, 2), -7.0)
-    run(ops.emitted_logprobs, logits, new, logprobs, written=[logprobs])
+    run(decoder_ops.emitted_logprobs, logits, new, logprobs, written=[logprobs])
     exact = torch.log_softmax(logits.double(), -1)
     picked = torch.stack([exact[0, 3], exact[1, 3], exact[2, 1], torch.tensor(0.0)]).view(2, 2)
     expect_close(logprobs, picked, 1e-4, "logprobs")
@@ -189,6 +190,6 @@ def logprobs_in_float32(run: Run, g: torch.Generator, dtype: torch.dtype) -> Non
     ids = torch.randint(0, 5000, (40, 3), generator=g)
     ids[2::4, 1:] = -1
     out = torch.full((40, 3), -7.0)
-    run(ops.emitted_logprobs, logits, ids, out, written=[out])
+    run(decoder_ops.emitted_logprobs, logits, ids, out, written=[out])
     wanted = torch.log_softmax(logits.double(), -1).gather(1, ids.clamp(min=0).view(-1, 1)).view(40, 3)
     expect_close(out, wanted.where(ids >= 0, torch.zeros_like(wanted)), 1e-4, "log-probabilities")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from specgraph import ops
+from specgraph.engine import ops as decoder_ops
 from torch import Tensor
 
 from specgraph_conformance.noise_oracles import RESAMPLE, drawn
@@ -185,20 +186,20 @@ class Trees:
         return expect_rows(run, plan, given, (*PLACES, "ancestors"))
 
     def verify(
-        self, run: Run, begun: ops.Rows, logits: Tensor, acceptance: ops.Acceptance
-    ) -> tuple[ops.Sampled, ops.AcceptedPath]:
+        self, run: Run, begun: ops.Rows, logits: Tensor, acceptance: decoder_ops.Acceptance
+    ) -> tuple[decoder_ops.Sampled, decoder_ops.AcceptedPath]:
         """Run `verify_tree` after `begin`."""
         requests, most = len(self.starts), self.depth + 1
-        sampled = ops.Sampled(full(requests, most), full(requests, dtype=torch.int32))
-        path = ops.AcceptedPath(full(requests * most), *(full(requests * self.depth) for _ in range(2)))
+        sampled = decoder_ops.Sampled(full(requests, most), full(requests, dtype=torch.int32))
+        path = decoder_ops.AcceptedPath(full(requests * most), *(full(requests * self.depth) for _ in range(2)))
         run(
-            ops.verify_tree, logits, self.nodes, torch.tensor(self.starts), begun.positions, begun.slot_mapping,
+            decoder_ops.verify_tree, logits, self.nodes, torch.tensor(self.starts), begun.positions, begun.slot_mapping,
             acceptance, sampled, path, written=[*sampled, *path],
         )  # fmt: skip
         return sampled, path
 
     def expect_paths(
-        self, sampled: ops.Sampled, path: ops.AcceptedPath, wanted: Sequence[tuple[list[int], int]]
+        self, sampled: decoder_ops.Sampled, path: decoder_ops.AcceptedPath, wanted: Sequence[tuple[list[int], int]]
     ) -> None:
         """The result of a verify is, for each live request, these rows and the target's own token after them."""
         requests, most = len(self.starts), self.depth + 1
@@ -325,7 +326,7 @@ def verify_tree_synthetic(run: Run, g: torch.Generator) -> None:
     tree, blocks = ([4, 6, 1, 2, 3, 5, 7], [0, 0, 1, 1, 2, 3, 6]), [[9, 4, 7], [2, 3, 8], [6, 5, 1]]
     trees = Trees([tree[0]] * 3, [tree[1]] * 3, blocks, [14, -1, 20], 4, limit=34)
     logits = torch.randn(3 * trees.rows, 12, generator=g)
-    acceptance = ops.Acceptance(seeds=torch.tensor([1, 2, 3]), chances=torch.tensor([1.0, 1.0, 0.0, 1.0]))
+    acceptance = decoder_ops.Acceptance(seeds=torch.tensor([1, 2, 3]), chances=torch.tensor([1.0, 1.0, 0.0, 1.0]))
     sampled, path = trees.verify(run, trees.begin(run), logits, acceptance)
     best = logits.argmax(-1).view(3, -1)
     assert sampled.num_sampled.tolist() == [3, 0, 3]
@@ -420,7 +421,7 @@ def paths_of_many_trees(run: Run, g: torch.Generator, kind: tuple[int, bool]) ->
                 break
             path.append(match[0])
         wanted.append((path, chosen))
-    acceptance = ops.Acceptance(warm, torch.tensor(seeds)) if is_sampled else ops.Acceptance()
+    acceptance = decoder_ops.Acceptance(warm, torch.tensor(seeds)) if is_sampled else decoder_ops.Acceptance()
     sampled, path = trees.verify(run, trees.begin(run), logits.flatten(0, 1), acceptance)
     trees.expect_paths(sampled, path, wanted)
     assert max(len(path) for path, _ in wanted) > 3, "no path has three drafts"

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from specgraph import ops
+from specgraph.engine import ops as decoder_ops
 from torch import Tensor
 
 from specgraph_conformance.linear_oracles import EPS, first_of_largest
@@ -27,11 +28,13 @@ TABLE = Table()
 
 
 def verified(
-    run: Run, logits: Tensor, drafts: Tensor, starts: Tensor, acceptance: ops.Acceptance
+    run: Run, logits: Tensor, drafts: Tensor, starts: Tensor, acceptance: decoder_ops.Acceptance
 ) -> tuple[Tensor, Tensor]:
     """The sampled tokens [R, K + 1] and their counts [R]."""
-    sampled = ops.Sampled(drafts.new_full((len(drafts), drafts.shape[1] + 1), -7), torch.full((len(drafts),), -7).int())
-    run(ops.verify_drafts, logits, drafts, starts, acceptance, sampled, written=sampled)
+    sampled = decoder_ops.Sampled(
+        drafts.new_full((len(drafts), drafts.shape[1] + 1), -7), torch.full((len(drafts),), -7).int()
+    )
+    run(decoder_ops.verify_drafts, logits, drafts, starts, acceptance, sampled, written=sampled)
     return sampled.token_ids, sampled.num_sampled
 
 
@@ -49,12 +52,12 @@ def verify_greedy(run: Run, g: torch.Generator) -> None:
     drafts[1, 1] = (drafts[1, 1] + 1) % vocab
     drafts[2, 0] = (drafts[2, 0] + 1) % vocab
     drafts[3, 2] = -1
-    tokens, counts = verified(run, logits, drafts, torch.tensor([5, 6, 7, 8, -1]), ops.Acceptance())
+    tokens, counts = verified(run, logits, drafts, torch.tensor([5, 6, 7, 8, -1]), decoder_ops.Acceptance())
     assert counts.tolist() == [4, 2, 1, 3, 0]
     for r, count in enumerate([4, 2, 1, 3, 0]):
         assert tokens[r].tolist() == best[r, :count].tolist() + [-1] * (k + 1 - count), f"tokens of request {r}"
     nothing = torch.zeros(20, 0, dtype=torch.int64)
-    tokens, counts = verified(run, logits, nothing, torch.arange(20), ops.Acceptance())
+    tokens, counts = verified(run, logits, nothing, torch.arange(20), decoder_ops.Acceptance())
     assert (tokens[:, 0].tolist(), counts.tolist()) == (best.flatten().tolist(), [1] * 20), "without drafts"
 
 
@@ -76,9 +79,9 @@ def many_drafts(run: Run, g: torch.Generator, k: int) -> None:
         drafts[r, r] = (drafts[r, r] + 1) % vocab
     each, warm, evenly = torch.arange(requests), torch.ones(requests), torch.full((requests, k, vocab), 1 / vocab)
     ways = {
-        "greedily": ops.Acceptance(),
-        "without distributions": ops.Acceptance(warm, each * 3),
-        "sampled": ops.Acceptance(warm, each * 3, evenly),
+        "greedily": decoder_ops.Acceptance(),
+        "without distributions": decoder_ops.Acceptance(warm, each * 3),
+        "sampled": decoder_ops.Acceptance(warm, each * 3, evenly),
     }
     for name, acceptance in ways.items():
         tokens, counts = verified(run, logits, drafts, each * 7, acceptance)
@@ -86,7 +89,7 @@ def many_drafts(run: Run, g: torch.Generator, k: int) -> None:
             wanted = [*best[r, : r + 1].tolist(), *[-1] * (k - r)]
             assert seen == wanted, f"{name}: request {r} of {k} drafts is given {seen} instead of {wanted}"
         assert counts.tolist() == list(range(1, requests + 1)), f"counts {name}"
-    _, counts = verified(run, logits, drafts, each * 7, ops.Acceptance(seeds=each * 3, chances=torch.ones(k)))
+    _, counts = verified(run, logits, drafts, each * 7, decoder_ops.Acceptance(seeds=each * 3, chances=torch.ones(k)))
     assert counts.tolist() == [k + 1] * requests, "with chances of 1"
 
 
@@ -127,7 +130,7 @@ def verify_mixed(
     starts, seeds = torch.randint(0, 3000, (requests,), generator=g), large_seeds(g, requests)
     drafts[group == 3] = -1
     starts[group == 4] = -1
-    acceptance = ops.Acceptance(
+    acceptance = decoder_ops.Acceptance(
         temperatures[group],
         seeds,
         None if kind == "one-token" else q,
@@ -163,7 +166,7 @@ def verify_synthetic(run: Run, g: torch.Generator) -> None:
     drafts[1::5, 1] = -1
     starts, chances = torch.arange(requests) % 100, torch.tensor([0.8, 0.5, 1.0])
     starts[2::5] = -1
-    tokens, counts = verified(run, logits, drafts, starts, ops.Acceptance(seeds=seeds, chances=chances))
+    tokens, counts = verified(run, logits, drafts, starts, decoder_ops.Acceptance(seeds=seeds, chances=chances))
     for r, start in enumerate(starts.tolist()):
         accepted = 0
         while accepted < k and drafts[r, accepted] >= 0:
@@ -202,7 +205,7 @@ def unlikely_tokens(run: Run, g: torch.Generator, kind: str) -> None:
     else:
         drafts = torch.full((requests, 1), token if kind == "accepted" else -1)
         both = logits.repeat_interleave(2, 0).flatten(0, 1)
-        tokens = verified(run, both, drafts, starts, ops.Acceptance(warm, seeds))[0][:, :1]
+        tokens = verified(run, both, drafts, starts, decoder_ops.Acceptance(warm, seeds))[0][:, :1]
     if kind == "accepted":
         uniform = torch.tensor([number / 2**63 for number in numbers], dtype=torch.float64)
         ratio = uniform / row.double().softmax(-1)[token]
@@ -225,10 +228,10 @@ def verify_best(run: Run, g: torch.Generator) -> None:
     logits, best = split_logits(g, 5 * (k + 1), torch.float32)
     rows = best.view(5, k + 1)
     taken = torch.arange(k) < torch.tensor(accepted)[:, None]
-    sampled = ops.Sampled(torch.full((5, k + 1), -7), torch.full((5,), -7, dtype=torch.int32))
+    sampled = decoder_ops.Sampled(torch.full((5, k + 1), -7), torch.full((5,), -7, dtype=torch.int32))
 
     def accept(logits: Tensor, *rest: Any) -> None:
-        ops.accept_greedy(best_of_ranks(logits), *rest)
+        decoder_ops.accept_greedy(best_of_ranks(logits), *rest)
 
     run(accept, logits, torch.where(taken, rows[:, :k], 399 - rows[:, :k]), starts, sampled, written=sampled)
     wanted = [
@@ -250,7 +253,10 @@ def ties_in_a_verify(run: Run, g: torch.Generator, dtype: torch.dtype) -> None:
     requests, k = 5, 3
     logits = torch.randint(-20, 20, (requests * (k + 1), 1500), generator=g).to(dtype)  # each maximum several times
     best, each = first_of_largest(logits).view(requests, k + 1), torch.arange(requests)
-    for name, acceptance in (("greedily", ops.Acceptance()), ("at 0", ops.Acceptance(torch.zeros(requests), each))):
+    for name, acceptance in (
+        ("greedily", decoder_ops.Acceptance()),
+        ("at 0", decoder_ops.Acceptance(torch.zeros(requests), each)),
+    ):
         tokens, _ = verified(run, logits, best[:, :k].clone(), each, acceptance)
         expect_equal(tokens, best, f"tokens verified {name}")
     expect_equal(draw(run, (logits,), drafts_for(requests, k + 1)), best, "tokens of a block")

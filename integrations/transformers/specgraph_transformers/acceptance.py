@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import TemperatureLogitsWarper
 
-from specgraph import DraftTokens, ProposeBatch, ops
+from specgraph import DraftTokens, ProposeBatch
+from specgraph.engine import ops as decoder_ops
 from specgraph.ops.sampling_parameters import EXCLUDED
 from specgraph_transformers.supported import PREFIX_PROCESSORS
 
@@ -67,13 +68,13 @@ class Acceptance:
         device = into.start_positions.device
         scores = self._scores(logits.flatten(0, 1), prefixes).to(device)
         ids, starts = drafts.token_ids, into.start_positions
-        acceptance = ops.Acceptance()
+        acceptance = decoder_ops.Acceptance()
         if self.sampled:
             temperature = torch.ones_like(starts, dtype=torch.float32)  # the scores are divided by it already
-            acceptance = ops.Acceptance(temperature, into.seeds, drafts.probs, vocab_map)
+            acceptance = decoder_ops.Acceptance(temperature, into.seeds, drafts.probs, vocab_map)
             scores = scores.clamp(min=EXCLUDED)
-        sampled = ops.Sampled(into.sampled_token_ids, into.num_sampled)
-        ops.verify_drafts.on(device)(scores, ids, starts, acceptance, sampled)
+        sampled = decoder_ops.Sampled(into.sampled_token_ids, into.num_sampled)
+        decoder_ops.verify_drafts.on(device)(scores, ids, starts, acceptance, sampled)
 
     def _scores(self, logits: Tensor, prefixes: Sequence[Tensor]) -> Tensor:
         """[rows, vocab] float32 after all processors."""

@@ -1,4 +1,4 @@
-"""Verifying a draft tree: its rows in the target's pass, the accepted path, and moving the path's keys and values.
+"""Verifying a draft tree: its rows in the target's pass, and the accepted path.
 
 A request has N rows: its last token, the root, and N - 1 nodes, each after its parent. Row i has the i-th KV slot after
 the context whatever its depth; its position is that of its depth.
@@ -11,10 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specgraph.engine.ops.rejection import Acceptance, Sampled, accepted_by_chance, commit
 from specgraph.ops import noise
-from specgraph.ops.kv_cache import cells_of
 from specgraph.ops.library import op
-from specgraph.ops.rejection import Acceptance, Sampled, accepted_by_chance, commit
 from specgraph.ops.tree import TreeNodes
 
 
@@ -101,17 +100,3 @@ def _followed_path(chosen: Tensor, tree: TreeNodes, live: Tensor, depth: int) ->
         path.append(row)
         accept.append(going[:, None])
     return torch.cat(path, dim=1), torch.cat(accept, dim=1)
-
-
-@op(writes=("key_cache", "value_cache"))
-def move_kv(key_cache: Tensor, value_cache: Tensor, from_slots: Tensor, to_slots: Tensor) -> None:
-    """Copy keys and values of one layer from slot to slot; all are read before any is written.
-
-    Args:
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of any strides, written.
-        from_slots, to_slots: int64 [M]. Slot 0, which is in the null block, is copied to itself where nothing moves.
-    """
-    for cache in (key_cache, value_cache):
-        cells, source = cells_of(cache, from_slots)
-        _, target = cells_of(cache, to_slots)
-        cells.index_put_(target, cells[source])

@@ -1,4 +1,4 @@
-"""Launching two linears with a residual sum and a norm between them."""
+"""Two linears with a residual sum and a norm between them."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph import ops
-from specgraph.kernels.launch import Tile
-from specgraph.kernels.linear_ops import HALVES, LinearOps
+from specgraph.kernels.launch import Tile, ceil_div
+from specgraph.kernels.linear import HALVES
+from specgraph.models.kernels.gate_up import GateUpOps
 from specgraph.ops.linear import Norm, Weight
 
 WIDE = (torch.bfloat16,)
@@ -28,13 +29,13 @@ class Summed(NamedTuple):
     x: Tensor
     """[T, size]: rms_norm(total), or total * norm where `squares` is given."""
     squares: Tensor | None
-    """float32 [T, parts]: sums of the squares of total, see `linear.linear_kernel`."""
+    """float32 [T, parts]: sums of the squares of total, see `linear_kernel`."""
     tile: Tile | None
     """The tile of the second linear, where `squares` is given."""
 
 
-class TwoLinearOps(LinearOps):
-    """Implementations of `linear_norm_linear` and `linear_norm_gate_up` in `specgraph.ops.linear`."""
+class TwoLinearOps(GateUpOps):
+    """Implementations of `linear_norm_linear` and `linear_norm_gate_up` in `specgraph.models.ops`."""
 
     __slots__ = ()
 
@@ -113,3 +114,12 @@ class TwoLinearOps(LinearOps):
         else:
             total = ops.norm_linear.reference(x, None, weight, residual)
         return Summed(total, self._normed(total, norm), None, None)
+
+    def _linear_squared(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile, norm: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the linear, its product with the norm's weight, and the squares that the linear after it takes."""
+        scaled = x.new_empty(x.shape[0], weight.shape[0])
+        squares = x.new_empty(x.shape[0], ceil_div(weight.shape[0], tile.columns), dtype=torch.float32)
+        out = self._linear(x, weight, bias, residual, tile, scaling=(norm, scaled, squares))
+        return out, scaled, squares

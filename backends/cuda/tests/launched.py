@@ -1,0 +1,26 @@
+"""The Triton launchers of all packages that declare ops, as one object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import specgraph.engine.ops
+import specgraph.models.ops  # noqa: F401  (declares ops, as the line before)
+from specgraph.engine.kernels.implement import DecoderOps
+from specgraph.kernels.implement import DraftOps
+from specgraph.kernels.launch import Launcher, LaunchOptions
+from specgraph.models.kernels.implement import ModelOps
+
+
+class Launched:
+    """Methods are those of the first launcher that has them."""
+
+    def __init__(self, options: LaunchOptions) -> None:
+        self.options = options
+        self.launchers: list[Launcher] = [kind(options) for kind in (DraftOps, ModelOps, DecoderOps)]
+
+    def __getattr__(self, name: str) -> Any:
+        for launcher in self.launchers:
+            if hasattr(launcher, name):
+                return getattr(launcher, name)
+        raise AttributeError(name)

@@ -1,0 +1,1 @@
+"""Triton kernels of the ops of models. They need `triton`, which models do not."""

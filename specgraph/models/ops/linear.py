@@ -1,0 +1,64 @@
+"""The linears of models that do more than `specgraph.ops.norm_linear`: an activation after, or two in one.
+
+Two linears with the residual sum and the norm between them are one op: a device may then divide rows by their root mean
+square after the second product, without a kernel between the two.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from specgraph.ops.library import op
+from specgraph.ops.linear import Norm, Weight, linear_fake, norm_linear
+
+
+def _gate_up_fake(x: Tensor, norm: Norm | None, weight: Weight) -> Tensor:
+    return x.new_empty(x.shape[0], weight.matrix.shape[0] // 2)
+
+
+@op(fake=_gate_up_fake)
+def norm_gate_up(x: Tensor, norm: Norm | None, weight: Weight) -> Tensor:
+    """Return silu(gate) * up, [T, inner] in the dtype of x [T, in], where (gate | up) = rms_norm(x) @ weight.T + bias.
+
+    weight is [2 * inner, in], gate rows first; x is taken as it is where `norm` is None.
+    """
+    gate, up = norm_linear.reference(x, norm, weight).chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def _linear_norm_linear_fake(
+    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
+) -> tuple[Tensor, Tensor]:
+    return residual.new_empty(residual.shape), linear_fake(x, norm, following)
+
+
+@op(fake=_linear_norm_linear_fake)
+def linear_norm_linear(
+    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
+) -> tuple[Tensor, Tensor]:
+    """Return total = x @ weight.T + bias + residual, and rms_norm(total) @ following.T + its bias.
+
+    x is [T, in], weight [size, in], residual [T, size], following [out, size]; the results [T, size] and [T, out] in
+    the dtype of x.
+    """
+    total = norm_linear.reference(x, None, weight, residual)
+    return total, norm_linear.reference(total, norm, following)
+
+
+def _linear_norm_gate_up_fake(
+    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
+) -> tuple[Tensor, Tensor]:
+    return residual.new_empty(residual.shape), _gate_up_fake(x, norm, following)
+
+
+@op(fake=_linear_norm_gate_up_fake)
+def linear_norm_gate_up(
+    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
+) -> tuple[Tensor, Tensor]:
+    """Return total as `linear_norm_linear` does, and `norm_gate_up` of it, [T, inner].
+
+    following is [2 * inner, size], gate rows first.
+    """
+    total = norm_linear.reference(x, None, weight, residual)
+    return total, norm_gate_up.reference(total, norm, following)
