@@ -24,25 +24,28 @@ WRITTEN = [
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "buffers": set(),
     "dispatch_mode": set(),
     "open_generator": set(),
     "validation": {"errors"},
     "config": {"validation", "errors"},
     "device": {"dispatch_mode", "open_generator", "validation", "errors"},
     "parallel": {"config", "device", "validation", "errors"},
-    "ops": {"dispatch_mode", "parallel", "validation", "errors"},
+    "ops": {"buffers", "dispatch_mode", "parallel", "validation", "errors"},
     "cpu": {"device", "dispatch_mode", "open_generator", "errors"},
     "kernels": {"ops", "dispatch_mode", "validation", "errors"},
-    "attention": {"config", "device", "ops", "parallel", "validation", "errors"},
-    "capture": {"config", "dispatch_mode", "device", "attention", "ops", "validation", "errors"},
-    "draft": {"config", "capture", "device", "attention", "ops", "parallel", "validation", "errors"},
+    "attention": {"buffers", "config", "device", "ops", "parallel", "validation", "errors"},
+    "capture": {"buffers", "config", "dispatch_mode", "device", "attention", "ops", "validation", "errors"},
+    "draft": {"buffers", "config", "capture", "device", "attention", "ops", "parallel", "validation", "errors"},
     "models": {"draft", "attention", "capture", "device", "kernels", "ops", "parallel", "validation", "errors"},
     "checkpoints": {"draft", "device", "models", "parallel", "validation", "errors"},
-    "plugin": {"draft", "capture", "device", "attention", "ops", "models", "parallel", "validation", "errors"},
+    "plugin": {
+        "buffers", "draft", "capture", "device", "attention", "ops", "models", "parallel", "validation", "errors",
+    },
     "options": {"config", "device", "validation", "errors"},
     "engine": {
-        "options", "config", "parallel", "draft", "capture", "device", "attention", "kernels", "ops", "models",
-        "checkpoints", "validation", "errors", "open_generator",
+        "buffers", "options", "config", "parallel", "draft", "capture", "device", "attention", "kernels", "ops",
+        "models", "checkpoints", "validation", "errors", "open_generator",
     },
 }  # fmt: skip
 """Rooms from the bottom to the top, and what each may import besides itself: only rooms that are listed before it, so

@@ -8,42 +8,44 @@ capture and rewritten between replays through an `UpdatePlan`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from specgraph import ops
+from specgraph.buffers import ONCE, VIEW, Buffers, PerRequest, PerRow
 from specgraph.errors import ConfigError
 from specgraph.ops.slots import NULL_BLOCK, NULL_SLOT
 from specgraph.validation import checked
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionMetadata:
+class AttentionMetadata(Buffers):
     """Metadata of one pass over R requests and T = R * query_len rows, all on the device.
 
     Rows are ordered by request: request r owns rows `query_start_loc[r] : query_start_loc[r + 1]`.
     """
 
-    query_start_loc: Tensor
+    query_start_loc: Annotated[Tensor, VIEW]
     """int32 [R + 1]"""
-    seq_lens: Tensor
+    seq_lens: PerRequest
     """int32 [R]: keys visible to the last row of each request (its own included); 0 for padded requests."""
-    positions: Tensor
+    positions: PerRow
     """int64 [T]: rotary position of each row, never above max_model_len - 1."""
-    slot_mapping: Tensor
+    slot_mapping: PerRow
     """int64 [T]: where each row's key and value go, block * block_size + offset; NULL_SLOT writes nothing."""
-    block_table: Tensor
+    block_table: PerRequest
     """int32 [R, max_blocks]: blocks of each request in order, filled up with NULL_BLOCK."""
     query_len: int
     """Rows per request in a uniform batch; the longest request's rows in a ragged one."""
-    ancestors: Tensor | None = None
+    ancestors: PerRow | None = None
     """int64 [T] where the rows are those of a draft tree: a row sees key seq_len - tree_len + i if bit i of its word is
     set, and every key before those. The batch is then uniform, and not every backend can run it."""
     tree_len: int = 0
     """Keys at the end of each request that `ancestors` is about, at most 64, its bits."""
-    start_locs: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
+    start_locs: Annotated[Mapping[int, Tensor], ONCE] = field(default_factory=dict[int, Tensor])
     """The `query_start_loc` of the largest batch for each number of rows per request that it may have: constants. Empty
     where it is never sliced."""
 
@@ -57,32 +59,21 @@ class AttentionMetadata:
         """Return the rows and keys of each request."""
         return ops.DeviceLengths(self.seq_lens, self.query_start_loc, self.query_len)
 
-    def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Return the tensors of allocated metadata by name, for the read-set."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "query_start_loc"}
-        tensors |= {f"query_start_loc.{rows}": tensor for rows, tensor in self.start_locs.items()}
-        return {f"{prefix}.{name}": value for name, value in tensors.items() if isinstance(value, Tensor)}
+    def views(self, num_requests: int, **sizes: int) -> AttentionMetadata:
+        """Return the first `num_requests` requests of a uniform batch; `rows` per request as in `sliced`."""
+        rows = sizes["rows"]
+        if rows not in self.start_locs:
+            known = ", ".join(map(str, self.start_locs)) or "none"
+            raise ConfigError(f"metadata of {rows} rows per request; it was allocated for {known}")
+        views = super(AttentionMetadata, self).views(num_requests, **sizes)
+        return replace(views, query_start_loc=self.start_locs[rows][: num_requests + 1], query_len=rows)
 
     @checked
     def sliced(self, num_requests: int, query_len: int | None = None) -> AttentionMetadata:
         """Return the first `num_requests` requests of a uniform batch of `query_len` rows each, by default as many as
         now, else one of the numbers that `allocate_metadata` was given: views of the same memory.
         """
-        query_len = self.query_len if query_len is None else query_len
-        if query_len not in self.start_locs:
-            known = ", ".join(map(str, self.start_locs)) or "none"
-            raise ConfigError(f"metadata of {query_len} rows per request; it was allocated for {known}")
-        rows = num_requests * query_len
-        return replace(
-            self,
-            query_start_loc=self.start_locs[query_len][: num_requests + 1],
-            seq_lens=self.seq_lens[:num_requests],
-            positions=self.positions[:rows],
-            slot_mapping=self.slot_mapping[:rows],
-            block_table=self.block_table[:num_requests],
-            query_len=query_len,
-            ancestors=None if self.ancestors is None else self.ancestors[:rows],
-        )
+        return self.views(num_requests, rows=self.query_len if query_len is None else query_len)
 
 
 def allocate_metadata(

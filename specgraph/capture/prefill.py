@@ -7,7 +7,8 @@ nothing, so one graph serves every chunk of up to that many rows, at any positio
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import NULL_BLOCK, AttentionMetadata
 from specgraph.attention.metadata import allocate_metadata
+from specgraph.buffers import Axes, Buffers, Once, PerRow
 from specgraph.capture.attend import MakeAttend
 from specgraph.capture.dispatch import BatchDescriptor, Phase, padded_size
 from specgraph.capture.model_runner import ModelRunner
@@ -26,23 +28,23 @@ from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillBuffers:
+class PrefillBuffers(Buffers):
     """The persistent tensors of prefill passes of up to T rows, for one model."""
 
-    inputs: Tensor
+    inputs: Once
     """int64: the memory of first_position, num_rows, block_table and token_ids, so that one copy writes a pass."""
-    token_ids: Tensor
+    token_ids: Annotated[Tensor, Axes("tokens")]
     """int64 [T + look_ahead], written per pass: of the rows, then those that follow the last real row."""
-    first_position: Tensor
+    first_position: Once
     """int64 [1], written per pass: the position of row 0."""
-    num_rows: Tensor
+    num_rows: Once
     """int64 [1], written per pass: real rows; 0 makes the pass inert."""
-    block_table: Tensor
+    block_table: Once
     """int32 [1, blocks], written per pass, filled up with NULL_BLOCK: room for T rows past max_model_len, and for all
     blocks that a round's table has."""
-    aux_hidden: Tensor
+    aux_hidden: PerRow
     """[T, aux_size]: the target's hidden states; written by the target's pass, read by the drafter's."""
-    last_row: Tensor
+    last_row: Once
     """int64 [1]: the last real row."""
     metadata: AttentionMetadata
 
@@ -51,14 +53,9 @@ class PrefillBuffers:
         """Return the tokens past the rows: those that later modules of a drafter take at the last rows; else 0."""
         return self.token_ids.shape[0] - self.aux_hidden.shape[0]
 
-    def named_tensors(self) -> dict[str, Tensor]:
-        own = {f"prefill.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return {**own, **self.metadata.named_tensors("prefill.metadata")}
-
     def sliced(self, rows: int) -> PrefillBuffers:
         """Return the buffers of a pass of `rows` rows: views of the same memory."""
-        tokens, metadata = self.token_ids[: rows + self.look_ahead], self.metadata.sliced(1, rows)
-        return replace(self, token_ids=tokens, aux_hidden=self.aux_hidden[:rows], metadata=metadata)
+        return self.views(1, rows=rows, tokens=rows + self.look_ahead)
 
     def load(
         self,
@@ -159,7 +156,7 @@ class PrefillProgram(Program):
         self.buffers.num_rows.zero_()
 
     def named_tensors(self) -> dict[str, Tensor]:
-        return self.buffers.named_tensors()
+        return self.buffers.named_tensors("prefill")
 
     def dispatch(self, num_rows: int) -> BatchDescriptor:
         """Return the padded pass for `num_rows` rows of a prompt; CapacityError for more than the longest pass has.

@@ -7,7 +7,7 @@ memory, is then the first node of the captured graph instead of a launch of its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -44,11 +44,7 @@ class BoundTensors:
         check_shapes("bind", tensors, largest, sampled, dtypes=True)
         check_forms("bind", {"num_sampled": tensors.num_sampled}, {"num_sampled": "int32 [R]"}, written=True)
         self._of = tensors if sampled else replace(tensors, temperature=None, seeds=None)
-        self._named = {
-            f"bound {number}.{field.name}": value
-            for field in fields(self._of)
-            if (value := getattr(self._of, field.name)) is not None
-        }
+        self._named = self._of.named_tensors(f"bound {number}")
         self._tensors = tuple(self._named.values())
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._places: Fingerprint = fingerprint(self._named, self._named)
@@ -61,16 +57,7 @@ class BoundTensors:
         num_requests * query_len rows.
         """
         self.check_addresses()
-        n, rows, of = num_requests, num_requests * query_len, self._of
-        return ProposeBatch(
-            sampled_token_ids=of.sampled_token_ids[:n, :query_len],
-            num_sampled=of.num_sampled[:n],
-            start_positions=of.start_positions[:n],
-            aux_hidden=of.aux_hidden[:rows],
-            block_table=of.block_table[:n],
-            temperature=None if of.temperature is None else of.temperature[:n],
-            seeds=None if of.seeds is None else of.seeds[:n],
-        )
+        return self._of.views(num_requests, rows=query_len)
 
     @property
     def num_sampled(self) -> Tensor:

@@ -6,8 +6,8 @@ They are allocated once for the largest padded batch and only ever written in pl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import NamedTuple, cast
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -15,12 +15,20 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import AttentionMetadata
 from specgraph.attention.metadata import allocate_metadata
+from specgraph.buffers import VIEW, Axes, Buffers, Once, PerDraft, PerRequest
 from specgraph.config import DraftConfig, DraftTree
 from specgraph.draft.protocol import BlockHead, Head
 from specgraph.draft.round import ProposeBatch, RoundBuffers
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.ops.begin_rows import RowPlan, Rows
 from specgraph.ops.past_rows import PastRows
+
+PerFirst = Annotated[Tensor, Axes("first")]
+"""[R * rows of step 0, ...]"""
+PerLater = Annotated[Tensor, Axes("later")]
+"""[R * rows of a later pass, ...]"""
+PerCarried = Annotated[Tensor, Axes("carried")]
+"""[R * carried rows, ...]"""
 
 
 class PassRows(NamedTuple):
@@ -56,63 +64,51 @@ class TreeBuffers(NamedTuple):
     candidates: ops.Candidates
     beams: ops.Beams
     """The nodes that the next step expands; tokens and ancestors are those of `DraftBuffers.step`'s rows."""
-    base_lens: Tensor
+    base_lens: PerRequest
     """int32 [R]: keys up to the last accepted token's row; 0 for inert requests."""
-    base_positions: Tensor
+    base_positions: PerRequest
     """int64 [R]: the position of that row."""
-
-    def sliced(self, num_requests: int) -> TreeBuffers:
-        scores, numbers, *by_row = self.beams
-        n, rows = num_requests, num_requests * scores.shape[1]
-        candidates = ops.Candidates(*(tensor[:n] for tensor in self.candidates))
-        beams = ops.Beams(scores[:n], numbers[:n], *(tensor[:rows] for tensor in by_row))
-        return TreeBuffers(candidates, beams, self.base_lens[:n], self.base_positions[:n])
-
-    def named_tensors(self) -> dict[str, Tensor]:
-        parts = ("candidates", self.candidates), ("beams", self.beams)
-        named = {f"{part}.{name}": tensor for part, record in parts for name, tensor in record._asdict().items()}
-        return named | {"base_lens": self.base_lens, "base_positions": self.base_positions}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftBuffers:
+class DraftBuffers(Buffers):
     """The tensors of a propose for R requests, query_len rows each, and K draft tokens."""
 
-    round: RoundBuffers
+    round: Annotated[RoundBuffers, VIEW]
     """The memory of the target's round, for the largest batch."""
-    inputs: ProposeBatch
+    inputs: Annotated[ProposeBatch, VIEW]
     """The same, for this batch: views."""
     plan: RowPlan
     """The rows that the propose begins with."""
 
-    token_ids: Tensor
+    token_ids: PerFirst
     """int64 [R * first rows]: the input tokens of step 0."""
-    last_rows: Tensor
+    last_rows: PerRequest
     """int64 [R]: the row of each request's last accepted token."""
-    first: AttentionMetadata
+    first: Annotated[AttentionMetadata, Axes("first")]
     """Metadata of step 0: the rows of the round, with several modules K - 1 past rows before them."""
-    step: AttentionMetadata
+    step: Annotated[AttentionMetadata, Axes("later")]
     """Metadata of the later passes: one row per request, moved on between steps; in a tree a row per expanded node; or
     a parallel drafter's block; or the round's rows and masked ones."""
-    step_token_ids: Tensor
+    step_token_ids: PerLater
     """int64 [R * later rows]: the latest draft tokens, which the next step takes; or the tokens of the one pass."""
-    hidden: Tensor
+    hidden: PerCarried
     """[R * carried rows, hidden_size]: the hidden states carried from step to step."""
-    draft_step: Tensor
+    draft_step: Once
     """int64 [1]: the column of `draft_token_ids` to write, counted on the device."""
 
-    draft_token_ids: Tensor
+    draft_token_ids: PerDraft
     """int64 [R, K], in trees [R, N - 1]: the result. Overwritten by the next propose."""
-    draft_parents: Tensor | None
+    draft_parents: PerRequest | None
     """int64 [R, N - 1]: the row that each node of a tree follows, see `ops.TreeNodes`; None for chains."""
-    draft_probs: Tensor | None
+    draft_probs: PerDraft | None
     """float32 [R, K, draft_vocab]: the distributions that sampled drafts were drawn from."""
-    draft_seeds: Tensor | None
+    draft_seeds: PerRequest | None
     """int64 [R]: the seeds of this propose's draws, see `noise.draft_seeds`; None where drafts are greedy."""
-    confidence: Tensor | None
+    confidence: PerDraft | None
     """float32 [R, K]: the chance that each draft token is accepted; None where the head says nothing of it."""
     tree: TreeBuffers | None
-    sampling: SamplingBuffers | None
+    sampling: Annotated[SamplingBuffers | None, Axes(is_view=True)]
     """Parameters of sampling besides temperature and seed; None where drafts do not follow it."""
     past: PastRows | None
     """Tokens and hidden states of the rows before rounds; None where no module takes a drafted token."""
@@ -130,41 +126,12 @@ class DraftBuffers:
         """The rows of the one pass of a propose."""
         return Rows(self.step.positions, self.step.slot_mapping, self.step.seq_lens, self.step_token_ids)
 
-    def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Return every tensor by name, for the read-set; those that are not the round's begin with `prefix`."""
-        named = dict(self.round.named_tensors())
-        for name in ("first", "step"):
-            metadata: AttentionMetadata = getattr(self, name)
-            named |= metadata.named_tensors(f"{prefix}.{name}")
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors |= {} if self.tree is None else self.tree.named_tensors()
-        named |= {f"{prefix}.{name}": value for name, value in tensors.items() if isinstance(value, Tensor)}
-        past = {} if self.past is None else self.past._asdict()
-        return named | {f"past_rows.{name}": tensor for name, tensor in past.items()}
-
     def sliced(self, num_requests: int, rows: PassRows, num_speculative_tokens: int) -> DraftBuffers:
         """Return the first `num_requests` requests of a batch with these rows and K: views of the same memory."""
-        n, k = num_requests, num_speculative_tokens
-        parents = None if self.draft_parents is None else self.draft_parents[:n]
-        drafts = self.draft_token_ids[:n, :k] if parents is None else self.draft_token_ids[:n]
-        return replace(
-            self,
-            inputs=self.round.sliced(n, rows.first - rows.plan.past),
-            plan=rows.plan,
-            token_ids=self.token_ids[: n * rows.first],
-            last_rows=self.last_rows[:n],
-            first=self.first.sliced(n, rows.first),
-            step=self.step.sliced(n, rows.later),
-            step_token_ids=self.step_token_ids[: n * rows.later],
-            hidden=self.hidden[: n * rows.carried],
-            draft_token_ids=drafts,
-            draft_parents=parents,
-            draft_probs=None if self.draft_probs is None else self.draft_probs[:n, :k],
-            draft_seeds=None if self.draft_seeds is None else self.draft_seeds[:n],
-            confidence=None if self.confidence is None else self.confidence[:n, :k],
-            tree=None if self.tree is None else self.tree.sliced(n),
-            sampling=None if self.sampling is None else self.sampling.sliced(slice(0, n)),
-        )
+        drafts = num_speculative_tokens if self.draft_parents is None else self.draft_parents.shape[1]
+        sizes = {"first": rows.first, "later": rows.later, "carried": rows.carried, "drafts": drafts}
+        inputs = self.round.sliced(num_requests, rows.first - rows.plan.past)
+        return replace(self.views(num_requests, **sizes), inputs=inputs, plan=rows.plan)
 
 
 def allocate_buffers(

@@ -169,7 +169,8 @@ class DraftProgram(Program, Generic[HeadT]):
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Return the buffers and bound tensors by name."""
-        named = self.buffers.named_tensors("tree" if self.draws_trees else "buffers")
+        named = self.buffers.round.named_tensors("round")
+        named |= self.buffers.named_tensors("tree" if self.draws_trees else "buffers")
         for each in self.bound.values():
             named |= each.named_tensors()
         return named

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention.metadata import allocate_block_table
+from specgraph.buffers import Axes, Buffers, Once, PerRequest, PerRow
 from specgraph.capture import Dispatch
 from specgraph.config import DraftConfig
 from specgraph.draft.sampling_buffers import SamplingBuffers
@@ -36,7 +38,7 @@ _ROUND = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProposeBatch:
+class ProposeBatch(Buffers):
     """The end of the target's round for n requests, on the drafter's device: query_len = K + 1 rows per request for
     the K tokens that were verified.
 
@@ -45,20 +47,20 @@ class ProposeBatch:
     other dtypes.
     """
 
-    sampled_token_ids: Tensor
+    sampled_token_ids: Annotated[Tensor, Axes(columns="rows")]
     """int64 [n, query_len]: accepted draft tokens, then the token that the target sampled, then anything."""
-    num_sampled: Tensor
+    num_sampled: PerRequest
     """int32 [n]: accepted + 1. 0 makes a request inert: it drafts nothing of use and writes no KV."""
-    start_positions: Tensor
+    start_positions: PerRequest
     """int64 [n]: the position of each request's first row in the target's pass."""
-    aux_hidden: Tensor
+    aux_hidden: PerRow
     """[n * query_len, aux_size]: the target's hidden states of those rows."""
-    block_table: Tensor
+    block_table: PerRequest
     """int32 [n, b]: the blocks of each request in order, covering start + 2 * query_len tokens (a parallel drafter's
     block may end there) or max_model_len, and `DraftConfig.scratch_tokens` more; filled up with NULL_BLOCK."""
-    temperature: Tensor | None = None
+    temperature: PerRequest | None = None
     """float32 [n]; needed by a sampled drafter (`DraftConfig.sampled`), and None for one that is greedy."""
-    seeds: Tensor | None = None
+    seeds: PerRequest | None = None
     """int64 [n]; as `temperature`."""
 
     @property
@@ -156,7 +158,7 @@ class DraftTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundBuffers:
+class RoundBuffers(Buffers):
     """The persistent memory of a round for up to R requests of up to Q rows: written by the target's graphs or the
     engine, read by the target's and the drafter's graphs.
 
@@ -164,46 +166,35 @@ class RoundBuffers:
     query_len.
     """
 
-    results: Tensor
+    results: Once
     """int64: the memory of sampled_token_ids, num_sampled and rows_without_block, so that one copy brings them to the
     host."""
-    sampled_token_ids: Tensor
+    sampled_token_ids: PerRow
     """int64 [R * Q]"""
-    num_sampled: Tensor
+    num_sampled: PerRequest
     """int32 [R]"""
-    rows_without_block: Tensor
+    rows_without_block: Once
     """int64 [1]: counted by every propose since the drafter was made, see `Drafter.rows_without_block`."""
-    start_positions: Tensor
+    start_positions: PerRequest
     """int64 [R]; for a target, negative makes a request inert."""
-    aux_hidden: Tensor
+    aux_hidden: PerRow
     """[R * Q, aux_size]"""
-    block_table: Tensor
+    block_table: PerRequest
     """int32 [R, max_blocks]"""
-    temperature: Tensor
+    temperature: PerRequest
     """float32 [R]"""
-    seeds: Tensor
+    seeds: PerRequest
     """int64 [R]"""
     sampling: SamplingBuffers | None = None
     """Sampling parameters besides temperature and seed, written by who takes requests; None where they have none."""
-    logprobs: Tensor | None = None
+    logprobs: PerRow | None = None
     """float32, as many as `sampled_token_ids`: the log-probabilities of the sampled tokens; None where nobody asks."""
-
-    def named_tensors(self) -> Mapping[str, Tensor]:
-        own = {f"round.{f.name}": value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
-        return own if self.sampling is None else own | self.sampling.named_tensors()
 
     def sliced(self, num_requests: int, query_len: int) -> ProposeBatch:
         """Return the first `num_requests` requests of a batch of `query_len` rows per request: views."""
-        n, rows = num_requests, num_requests * query_len
-        return ProposeBatch(
-            sampled_token_ids=self.sampled_token_ids[:rows].view(n, query_len),
-            num_sampled=self.num_sampled[:n],
-            start_positions=self.start_positions[:n],
-            aux_hidden=self.aux_hidden[:rows],
-            block_table=self.block_table[:n],
-            temperature=self.temperature[:n],
-            seeds=self.seeds[:n],
-        )
+        views = self.views(num_requests, rows=query_len)
+        given = {field.name: getattr(views, field.name) for field in fields(ProposeBatch)}
+        return ProposeBatch(**given | {"sampled_token_ids": views.sampled_token_ids.view(num_requests, query_len)})
 
     def logprobs_of(self, num_requests: int, query_len: int) -> Tensor | None:
         """Return those of the sampled tokens of a batch, [num_requests, query_len]; None where nobody asks."""

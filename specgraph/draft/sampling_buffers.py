@@ -49,9 +49,6 @@ class SamplingBuffers(ops.SamplingParameters):
         check_forms("SamplingBuffers", made._asdict(), _FORMS, written=True)
         return made
 
-    def named_tensors(self) -> dict[str, Tensor]:
-        return {f"sampling.{name}": tensor for name, tensor in self._asdict().items()}
-
     @checked
     def check(self, requests: int, vocab_size: int | None, device: torch.device) -> None:
         """Raise ConfigError for buffers of fewer requests than a drafter's, another vocabulary than the target's, or on

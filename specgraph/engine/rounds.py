@@ -266,15 +266,8 @@ class Rounds:
             return
         order = self._order[:m]
         write(order, [state.row for state in kept])
-        memory = self.target.round.sliced(n, self._query_len)
-        per_request = [
-            memory.sampled_token_ids, memory.num_sampled, memory.start_positions, memory.block_table,
-            memory.aux_hidden.view(n, self._query_len, memory.aux_hidden.shape[1]),
-            self.target.round.temperature, self.target.round.seeds,
-        ]  # fmt: skip
-        sampling = self.target.round.sampling
-        asked = [] if sampling is None else sampling.named_tensors().values()
-        for tensor in (*per_request, *asked):
+        memory = self.target.round.views(n, rows=self._query_len)
+        for tensor in memory.by_request(n):
             tensor[:m].copy_(tensor[order])
         memory.num_sampled[m:].zero_()
         self.rows = [*kept]

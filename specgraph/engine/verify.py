@@ -102,7 +102,8 @@ class VerifyProgram(Program):
         self.buffers.round.start_positions.fill_(-1)
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        named = self.buffers.named_tensors("verify" if self.tree is None else "tree_verify")
+        named = self.buffers.round.named_tensors("round")
+        named |= self.buffers.named_tensors("verify" if self.tree is None else "tree_verify")
         return named if self._vocab_map is None else {**named, "draft_to_target": self._vocab_map}
 
     def work_of(self, batch: BatchDescriptor) -> Work:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from specgraph.attention import AttentionMetadata
 from specgraph.attention.metadata import allocate_metadata
+from specgraph.buffers import VIEW, Axes, Buffers, Once, PerRequest, PerRow
 from specgraph.config import DraftConfig
 from specgraph.draft import Drafter, DraftTree, ProposeBatch, RoundBuffers
 from specgraph.draft.buffers import DraftBuffers
@@ -17,29 +19,32 @@ from specgraph.engine import ops as decoder_ops
 from specgraph.engine.config import acceptance_chances
 from specgraph.options import DecoderOptions
 
+PackedDrafts = Annotated[Tensor, Axes(columns="drafts", is_packed=True)]
+"""[R, N - 1, ...]"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyBuffers:
+class VerifyBuffers(Buffers):
     """The tensors of a verify of R requests: N rows each, the last token and N - 1 drafts.
 
     A chain of K drafts has N = K + 1 rows. A tree has a row per node, and a path of up to S accepted drafts, its depth.
     What has rows per request is packed by the rows of the batch at hand, as in `RoundBuffers`.
     """
 
-    round: RoundBuffers
+    round: Annotated[RoundBuffers, VIEW]
     """The memory of the round, for the largest batch; a drafter's own when there is one."""
-    batch: ProposeBatch
+    batch: Annotated[ProposeBatch, VIEW]
     """The same, for this batch: views. Start positions, block table, temperatures and seeds are read; sampled tokens,
     counts and hidden states are the result."""
-    last_token_ids: Tensor
+    last_token_ids: PerRequest
     """int64 [R], written before a verify."""
-    draft_token_ids: Tensor
+    draft_token_ids: PackedDrafts
     """int64 [R, N - 1], written before a verify; -1 is no draft token."""
-    draft_probs: Tensor | None = None
+    draft_probs: PackedDrafts | None = None
     """float32 [R, K, draft_vocab], written before a verify; None when drafts are greedy, and for trees."""
-    draft_parents: Tensor | None = None
+    draft_parents: PerRequest | None = None
     """int64 [R, N - 1], written before a verify; None for chains."""
-    token_ids: Tensor
+    token_ids: PerRow
     """int64 [R * N]"""
     path: decoder_ops.AcceptedPath | None = None
     """Rows of the accepted path, R * (S + 1), and R * S slots between which its keys and values move; None for
@@ -47,40 +52,27 @@ class VerifyBuffers:
     metadata: AttentionMetadata
     ragged: decoder_ops.RaggedRows | None = None
     """The split of the rows where requests have as many as their confidence says; the pass then has fewer rows."""
-    synthetic_acceptance: Tensor | None = None
+    synthetic_acceptance: Once | None = None
     """float32 [K]: the chance that each draft is accepted when all before it are; None where the target decides."""
 
     def sliced(self, num_requests: int, query_len: int, rows: int, verified: int = 0) -> VerifyBuffers:
         """Return the first `num_requests` requests of a verify of `rows` rows each, after which the round has
         `query_len`; `verified` of their drafts are (0: all). Contiguous views of the same memory.
         """
-        n, steps, path, ragged, chances = num_requests, rows - 1, self.path, self.ragged, self.synthetic_acceptance
-        if path is not None:
-            s = query_len - 1
-            path = decoder_ops.AcceptedPath(
-                path.rows[: n * query_len], path.from_slots[: n * s], path.to_slots[: n * s]
-            )
-        metadata, total = self.metadata.sliced(n, rows), n + (verified or n * steps)
+        n, steps = num_requests, rows - 1
+        views = self.views(n, rows=rows, drafts=steps, path=query_len, moves=query_len - 1)
+        views, chances = replace(views, batch=self.round.sliced(n, query_len)), self.synthetic_acceptance
+        if chances is not None:
+            views = replace(views, synthetic_acceptance=chances[: query_len - 1])
+        if views.ragged is None:
+            return views
         if not steps:
-            ragged = None
-        elif ragged is not None:
-            ends, confidence = ragged.query_start_loc[: n + 1], _packed(ragged.confidence, n, steps)
-            ragged = decoder_ops.RaggedRows(confidence, ends, ragged.columns[: n * rows])
-            places = {"positions": metadata.positions[:total], "slot_mapping": metadata.slot_mapping[:total]}
-            metadata = replace(metadata, query_start_loc=ends, **places)
-        return replace(
-            self,
-            batch=self.round.sliced(n, query_len),
-            last_token_ids=self.last_token_ids[:n],
-            draft_token_ids=_packed(self.draft_token_ids, n, steps),
-            draft_probs=None if self.draft_probs is None else _packed(self.draft_probs, n, steps),
-            draft_parents=None if self.draft_parents is None else self.draft_parents[:n],
-            token_ids=self.token_ids[:total],
-            path=path,
-            metadata=metadata,
-            ragged=ragged,
-            synthetic_acceptance=None if chances is None else chances[: query_len - 1],
+            return replace(views, ragged=None)
+        total, at, ends = n + (verified or n * steps), views.metadata, views.ragged.query_start_loc
+        metadata = replace(
+            at, query_start_loc=ends, positions=at.positions[:total], slot_mapping=at.slot_mapping[:total]
         )
+        return replace(views, token_ids=views.token_ids[:total], metadata=metadata)
 
     def by_row(self, values: Tensor) -> Tensor:
         """Return what a pass gave for each of its rows for R * N rows: a ragged pass has fewer, and a draft that it
@@ -97,19 +89,6 @@ class VerifyBuffers:
             (confidence, drafts.confidence),
         )
         return [(into, values[:n, :k]) for into, values in pairs if into is not None and values is not None]
-
-    def named_tensors(self, prefix: str) -> Mapping[str, Tensor]:
-        """Return every tensor by name, for the read-set; those that are not the round's begin with `prefix`."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, part in (("path", self.path), ("ragged", self.ragged)):
-            tensors |= {} if part is None else {f"{name}.{key}": tensor for key, tensor in part._asdict().items()}
-        named = {f"{prefix}.{name}": value for name, value in tensors.items() if isinstance(value, Tensor)}
-        return {**named, **self.round.named_tensors(), **self.metadata.named_tensors(f"{prefix}.metadata")}
-
-
-def _packed(tensor: Tensor, num_requests: int, columns: int) -> Tensor:
-    """Return the beginning of a tensor [R, N, ...] as [num_requests, columns, ...]: a contiguous view."""
-    return tensor.flatten(0, 1)[: num_requests * columns].view(num_requests, columns, *tensor.shape[2:])
 
 
 def allocate_verify(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specgraph.buffers import Once
 from specgraph.ops.library import op
 from specgraph.ops.slots import NULL_BLOCK, blocks_of
 
@@ -23,11 +24,11 @@ class PastRows(NamedTuple):
     that they have). An entry that holds another position than is looked for counts as none.
     """
 
-    token_ids: Tensor
+    token_ids: Once
     """int64 [num_blocks, H]: the token after the position."""
-    positions: Tensor
+    positions: Once
     """int64 [num_blocks, H]: -1 for none."""
-    hidden: Tensor
+    hidden: Once
     """[num_blocks, H, hidden_size]: the target's hidden state there, as the first module takes it."""
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from specgraph.buffers import PerRequest
 from specgraph.ops.library import op
 
 EXCLUDED = -1e30
@@ -51,23 +52,23 @@ def weights_of(logits: Tensor, temperature: Tensor) -> Tensor:
 class SamplingParameters(NamedTuple):
     """The parameters of R requests besides temperature and seed, and the tokens that penalties count."""
 
-    top_k: Tensor
+    top_k: PerRequest
     """int64 [R]; 0 for all."""
-    top_p: Tensor
+    top_p: PerRequest
     """float32 [R]; 1 for all."""
-    min_p: Tensor
+    min_p: PerRequest
     """float32 [R]; 0 for all."""
-    repetition_penalty: Tensor
+    repetition_penalty: PerRequest
     """float32 [R]; 1 for none."""
-    presence_penalty: Tensor
+    presence_penalty: PerRequest
     """float32 [R]; 0 for none."""
-    frequency_penalty: Tensor
+    frequency_penalty: PerRequest
     """float32 [R]; 0 for none."""
-    bias: Tensor
+    bias: PerRequest
     """float32 [R, vocab], over the target's vocabulary, as what follows."""
-    output_counts: Tensor
+    output_counts: PerRequest
     """int32 [R, vocab]: how often each token is in the output. A verify adds what it sampled."""
-    in_prompt: Tensor
+    in_prompt: PerRequest
     """bool [R, vocab]"""
 
 

@@ -8,14 +8,18 @@ candidate number otherwise, on every device.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from specgraph.buffers import Axes, PerRequest
 from specgraph.ops.draft_sampling import to_target_ids
 from specgraph.ops.library import op
 from specgraph.ops.slots import slots_of
+
+PerExpanded = Annotated[Tensor, Axes("later")]
+"""[R * k], a row per expanded node: those of a later step."""
 
 
 class TreeNodes(NamedTuple):
@@ -31,26 +35,26 @@ class TreeNodes(NamedTuple):
 class Candidates(NamedTuple):
     """The candidates of all steps by number: C = k + (S - 1) * k * k."""
 
-    scores: Tensor
+    scores: PerRequest
     """float32 [R, C]; -inf for those of steps to come."""
-    token_ids: Tensor
+    token_ids: PerRequest
     """int64 [R, C]: target ids."""
-    parents: Tensor
+    parents: PerRequest
     """int64 [R, C]: the candidate that each follows; -1 for the request's last token."""
 
 
 class Beams(NamedTuple):
     """The k candidates per request that the rows of a step follow."""
 
-    scores: Tensor
+    scores: PerRequest
     """float32 [R, k]"""
-    candidates: Tensor
+    candidates: PerRequest
     """int64 [R, k]: their numbers."""
-    rows: Tensor
+    rows: PerExpanded
     """int64 [R * k]: the row of the step's logits that each row of the next step follows."""
-    token_ids: Tensor
+    token_ids: PerExpanded
     """int64 [R * k]: the tokens of the next step's rows."""
-    ancestors: Tensor
+    ancestors: PerExpanded
     """int64 [R * k]: the bits of each row's ancestors and of itself. Row j of step s + 1 has bit s * k + j."""
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention.metadata import AttentionMetadata, allocate_block_table, allocate_metadata
+from specgraph.buffers import Axes, Buffers
 from specgraph.capture import BatchDescriptor, MakeAttend, ModelRunner, Phase, Program, Work, padded_size
 from specgraph.capture.transfers import write
 from specgraph.draft import ProposeBatch
@@ -74,26 +75,17 @@ class Segments(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentBuffers:
+class SegmentBuffers(Buffers):
     """The persistent tensors of passes over up to N segments."""
 
-    segments: Tensor
+    segments: Annotated[Tensor, Axes("numbers")]
     """int64 [5 * N]: the numbers of `Segments`, packed by the N of the pass."""
     inputs: ProposeBatch
     """The rows of the segments, of SEGMENT rows each."""
     metadata: AttentionMetadata
 
     def sliced(self, size: int) -> SegmentBuffers:
-        rows, whole = size * SEGMENT, self.inputs
-        inputs = ProposeBatch(
-            sampled_token_ids=whole.sampled_token_ids[:size],
-            num_sampled=whole.num_sampled[:size],
-            start_positions=whole.start_positions[:size],
-            aux_hidden=whole.aux_hidden[:rows],
-            block_table=whole.block_table[:size],
-        )
-        segments = self.segments[: len(Segments._fields) * size]
-        return SegmentBuffers(segments=segments, inputs=inputs, metadata=self.metadata.sliced(size))
+        return self.views(size, rows=SEGMENT, numbers=len(Segments._fields))
 
 
 class PromptProgram(Program):
@@ -156,11 +148,7 @@ class PromptProgram(Program):
         self.buffers.inputs.num_sampled.zero_()
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        rows, own = self.buffers.inputs, {"row": self._first_row}
-        for name in ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden"):
-            own[name] = getattr(rows, name)
-        named = {f"prompts.{name}": tensor for name, tensor in own.items()}
-        return named | self.buffers.metadata.named_tensors("prompts.metadata")
+        return {**self.buffers.named_tensors("prompts"), "prompts.row": self._first_row}
 
     def run(self, runner: ModelRunner, given: PromptPass) -> None:
         """Write the rows of all chunks, in one pass or in several; this is one of the runner's programs."""

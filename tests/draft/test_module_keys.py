@@ -89,7 +89,7 @@ def test_a_request_that_shares_the_blocks_of_a_prefix():
 def test_what_is_kept_takes_the_memory_that_a_generator_counts():
     head = make_head("mtp-modules", make_target())
     drafter = make_drafter(head, "eager", "device", num_speculative_tokens=4, max_num_requests=1, max_model_len=LENGTH)
-    kept = [tensor for name, tensor in drafter.read_set().items() if name.startswith("past_rows.")]
+    kept = [tensor for name, tensor in drafter.read_set().items() if name.startswith("buffers.past.")]
     blocks = drafter.caches[0].key.shape[0]
     assert sum(tensor.nbytes for tensor in kept) == blocks * past_rows_bytes(head, 4, BLOCK) > 0
     assert past_rows_bytes(make_head("mtp", make_target()), 4, BLOCK) == 0

@@ -169,7 +169,7 @@ def test_a_joining_request_has_its_row_and_nobody_elses(kind):
     for _ in range(3):
         decoder.step()
     rounds.leave(rounds.rows[1])
-    tensors = {name.removeprefix("round."): tensor for name, tensor in memory.named_tensors().items()}
+    tensors = {name.removeprefix("round."): tensor for name, tensor in memory.named_tensors("round").items()}
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     hidden, rows = decoder.drafter.prefill_buffers.aux_hidden, rounds._query_len
     asked = request(2, 0.8, (5, 11))

@@ -41,11 +41,11 @@ def test_no_graph_writes_what_the_host_uploads_once(make_decoder, shadow, reques
     for _ in range(3):
         decoder.step()
     memory = decoder.target.round
-    before = {name: tensor.clone() for name, tensor in memory.named_tensors().items()}
+    before = {name: tensor.clone() for name, tensor in memory.named_tensors("round").items()}
     target, drafter = decoder.target, decoder.drafter
     target.run(target.prepare(target.verify_program, BatchDescriptor("verify", 4, 4, 3)))
     drafter.run(drafter.prepare(drafter.program, BatchDescriptor("propose", 4, 4, 3)))
-    for name, tensor in memory.named_tensors().items():
+    for name, tensor in memory.named_tensors("round").items():
         if name in INPUTS:
             assert tensor.equal(before[name]), name
 

@@ -6,11 +6,12 @@ that one captured graph serves every split. Inert requests get rows only where a
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from specgraph.buffers import Axes, PerRow
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 from specgraph.ops.library import op
 from specgraph.ops.slots import slots_of
@@ -19,11 +20,11 @@ from specgraph.ops.slots import slots_of
 class RaggedRows(NamedTuple):
     """The split of the rows of a pass over R requests, and where it comes from."""
 
-    confidence: Tensor
+    confidence: Annotated[Tensor, Axes(columns="drafts", is_packed=True)]
     """float32 [R, K]: the chance that a draft token is accepted if all before it are, from what is known before it."""
-    query_start_loc: Tensor
+    query_start_loc: Annotated[Tensor, Axes(more=1)]
     """int32 [R + 1], written: the first row of each request, and the number of rows."""
-    columns: Tensor
+    columns: PerRow
     """int64 [R * (K + 1)], written: the row of each column of a request; of a draft that has none, its last row."""
 
 

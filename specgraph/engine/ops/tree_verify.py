@@ -6,11 +6,12 @@ the context whatever its depth; its position is that of its depth.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from specgraph.buffers import Axes
 from specgraph.engine.ops.rejection import Acceptance, Sampled, accepted_by_chance, commit
 from specgraph.ops import noise
 from specgraph.ops.library import op
@@ -20,12 +21,12 @@ from specgraph.ops.tree import TreeNodes
 class AcceptedPath(NamedTuple):
     """The rows of a target's pass that a verify accepted, and where their keys and values move."""
 
-    rows: Tensor
+    rows: Annotated[Tensor, Axes("path")]
     """int64 [R * (S + 1)], written: the row of the pass at each place of the path; after its end the last accepted
     one."""
-    from_slots: Tensor
+    from_slots: Annotated[Tensor, Axes("moves")]
     """int64 [R * S], written: what `move_kv` takes. Slot 0 to slot 0 is no move."""
-    to_slots: Tensor
+    to_slots: Annotated[Tensor, Axes("moves")]
     """int64 [R * S], written."""
 
 
