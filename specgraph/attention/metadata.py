@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
+from specgraph.attention.rows import Places
 from specgraph.buffers import ONCE, VIEW, Buffers, PerRequest, PerRow
 from specgraph.errors import ConfigError
 from specgraph.ops.slots import NULL_BLOCK, NULL_SLOT
@@ -53,6 +54,11 @@ class AttentionMetadata(Buffers):
     def num_requests(self) -> int:
         """R, padding included."""
         return self.seq_lens.shape[0]
+
+    @property
+    def places(self) -> Places:
+        """The places of the rows."""
+        return Places(self.positions, self.slot_mapping, self.seq_lens)
 
     @property
     def lengths(self) -> ops.DeviceLengths:

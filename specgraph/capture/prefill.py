@@ -13,9 +13,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from specgraph import ops
 from specgraph.attention import NULL_BLOCK, AttentionMetadata
 from specgraph.attention.metadata import allocate_metadata
+from specgraph.attention.rows import prompt_rows
 from specgraph.buffers import Axes, Buffers, Once, PerRow
 from specgraph.capture.attend import MakeAttend
 from specgraph.capture.dispatch import BatchDescriptor, Phase, padded_size
@@ -24,7 +24,7 @@ from specgraph.capture.program import Program, Work
 from specgraph.capture.transfers import write
 from specgraph.config import DraftConfig
 from specgraph.errors import CapacityError
-from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
+from specgraph.ops.begin_rows import RowPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +145,7 @@ class PrefillProgram(Program):
         b = self.buffers.sliced(batch.query_len)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
-            places = b.metadata.positions, b.metadata.slot_mapping, b.metadata.seq_lens
-            given = RowInputs(b.first_position, b.block_table, b.num_rows)
-            ops.begin_rows(given, self.plan(batch), Rows(*places, last_rows=b.last_row))
+            prompt_rows(self.plan(batch), b.first_position, b.block_table, b.num_rows, b.metadata.places, b.last_row)
             self.forward(b, make_attend)
 
         return work

@@ -15,12 +15,13 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import AttentionMetadata
 from specgraph.attention.metadata import allocate_metadata
+from specgraph.attention.rows import Accepted, Reached
 from specgraph.buffers import VIEW, Axes, Buffers, Once, PerDraft, PerRequest
 from specgraph.config import DraftConfig, DraftTree
 from specgraph.draft.protocol import BlockHead, Head
 from specgraph.draft.round import ProposeBatch, RoundBuffers
 from specgraph.draft.sampling_buffers import SamplingBuffers
-from specgraph.ops.begin_rows import RowPlan, Rows
+from specgraph.ops.begin_rows import RowPlan
 from specgraph.ops.past_rows import PastRows
 
 PerFirst = Annotated[Tensor, Axes("first")]
@@ -114,17 +115,18 @@ class DraftBuffers(Buffers):
     """Tokens and hidden states of the rows before rounds; None where no module takes a drafted token."""
 
     @property
-    def first_rows(self) -> Rows:
-        """The rows of step 0 as step 0 and the steps after it read them."""
-        tree, first = self.tree, self.first
-        reached = (self.step.positions, self.step.seq_lens) if tree is None else (tree.base_positions, tree.base_lens)
-        places = first.positions, first.slot_mapping, first.seq_lens
-        return Rows(*places, self.token_ids, self.last_rows, *reached, self.draft_step)
+    def accepted(self) -> Accepted:
+        """The round after acceptance."""
+        r = self.inputs
+        tokens = r.num_sampled, r.sampled_token_ids
+        return Accepted(r.start_positions, r.block_table, *tokens, self.round.rows_without_block)
 
     @property
-    def step_rows(self) -> Rows:
-        """The rows of the one pass of a propose."""
-        return Rows(self.step.positions, self.step.slot_mapping, self.step.seq_lens, self.step_token_ids)
+    def reached(self) -> Reached:
+        """The place from which the steps after step 0 go on."""
+        step, tree = self.step, self.tree
+        reached = (step.positions, step.seq_lens) if tree is None else (tree.base_positions, tree.base_lens)
+        return Reached(self.last_rows, *reached, self.draft_step)
 
     def sliced(self, num_requests: int, rows: PassRows, num_speculative_tokens: int) -> DraftBuffers:
         """Return the first `num_requests` requests of a batch with these rows and K: views of the same memory."""

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention.metadata import advance
+from specgraph.attention.rows import round_rows
 from specgraph.capture import BatchDescriptor, MakeAttend
 from specgraph.device.source import users_code
 from specgraph.draft.buffers import DraftBuffers, PassRows
-from specgraph.draft.program import DraftProgram, begin_rows, computed_tokens, draft_one
+from specgraph.draft.program import DraftProgram, computed_tokens, draft_one, make_seeds
 from specgraph.draft.protocol import DraftHead, DraftOutput, PairHead
 from specgraph.errors import ConfigError
 from specgraph.ops.begin_rows import RowPlan
@@ -86,6 +87,7 @@ class ChainProgram(DraftProgram[DraftHead]):
 
 def forward_round(head: DraftHead, b: DraftBuffers, make_attend: MakeAttend) -> DraftOutput:
     """Run a head over the rows of the target's round: the output of each request's last accepted one."""
-    begin_rows(b, b.first_rows)
+    round_rows(b.plan, b.accepted, b.first.places, b.token_ids, b.reached)
+    make_seeds(b)
     hidden = head.combine(b.inputs.aux_hidden)
     return head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention.context_parallel import rows_of_rank
+from specgraph.attention.rows import block_rows, masked_rows, text_rows
 from specgraph.capture import BatchDescriptor, MakeAttend, StepKind
 from specgraph.config import DraftTree
 from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows
 from specgraph.draft.ngram_head import NgramHead
-from specgraph.draft.program import DraftProgram, begin_rows, draw, draw_from_logits, draws_of, present
+from specgraph.draft.program import DraftProgram, draw, draw_from_logits, draws_of, make_seeds, present
 from specgraph.draft.protocol import BlockHead, MaskedHead, ModelHead, ParallelHead
 from specgraph.ops.begin_rows import RowPlan
 
@@ -36,7 +37,8 @@ class MaskedProgram(DraftProgram[MaskedHead]):
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
         drafts = b.draft_token_ids.numel() if self.tree is None else b.last_rows.numel() * self.tree.num_steps
         hidden_rows, draft_rows = (b.draft_token_ids.new_empty(n) for n in (b.step_token_ids.numel(), drafts))
-        begin_rows(b, b.step_rows._replace(last_rows=draft_rows, hidden_rows=hidden_rows))
+        masked_rows(b.plan, b.accepted, b.step.places, b.step_token_ids, hidden_rows, draft_rows)
+        make_seeds(b)
         combined = torch.cat([self.head.combine(b.inputs.aux_hidden), self.head.mask_hidden[None]])
         ops.take_rows(combined, hidden_rows, b.hidden)
         out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, 0), draft_rows)
@@ -70,8 +72,9 @@ class ParallelProgram(DraftProgram[ParallelT]):
         return PassRows(plan, query_len, later=block, carried=0)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
-        context = {"context_positions": b.first.positions, "context_slots": b.first.slot_mapping}
-        begin_rows(b, b.step_rows._replace(**context))
+        context = b.first.positions, b.first.slot_mapping
+        block_rows(b.plan, b.accepted, b.step.places, b.step_token_ids, context)
+        make_seeds(b)
         self.head.store_context(self.head.combine(b.inputs.aux_hidden), self.stack.store(b.first))
         token_ids = b.step_token_ids.view(b.inputs.num_sampled.shape[0], -1)
         hidden = self.head.forward(token_ids, make_attend(b.step, 0))
@@ -147,7 +150,7 @@ class NgramProgram(DraftProgram[NgramHead]):
         self.first(b, make_attend)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
-        begin_rows(b, b.first_rows)
+        text_rows(b.plan, b.accepted, b.first.places, b.token_ids, b.step.seq_lens)
         ops.keep_tokens(b.token_ids, b.first.slot_mapping, self._history)
         limits = self.head.prompt_lookup_min, self.head.prompt_lookup_max, self.config.max_model_len
         ops.ngram_propose(self._history, b.step.block_table, b.step.seq_lens, *limits, b.draft_token_ids)

@@ -29,8 +29,6 @@ from specgraph.draft.logits import most_likely
 from specgraph.draft.protocol import DraftHead, Head, ModelHead
 from specgraph.draft.round import RoundBuffers, copy_round
 from specgraph.ops import noise
-from specgraph.ops.begin_rows import RowInputs, Rows
-from specgraph.ops.past_rows import PastRows
 
 HeadT = TypeVar("HeadT", bound=Head, covariant=True)
 T = TypeVar("T")
@@ -243,17 +241,8 @@ def present(value: T | None) -> T:
     return value
 
 
-def begin_rows(b: DraftBuffers, rows: Rows, hidden: Tensor | None = None, past: PastRows | None = None) -> None:
-    """Fill the rows that a propose begins with from the target's round, count those without a KV block, and make the
-    seeds of sampled drafts.
-
-    Args:
-        hidden: [R * query_len, hidden_size], the combined hidden states of the round, where `rows.hidden` is written.
-        past: what was kept of the rows before the round.
-    """
-    round_ = b.inputs
-    tokens = round_.num_sampled, round_.sampled_token_ids
-    given = RowInputs(round_.start_positions, round_.block_table, *tokens, hidden=hidden)
-    ops.begin_rows(given, b.plan, rows._replace(rows_without_block=b.round.rows_without_block), past)
+def make_seeds(b: DraftBuffers) -> None:
+    """Make the seeds of sampled drafts from a round; nothing where drafts are greedy."""
     if b.draft_seeds is not None:
+        round_ = b.inputs
         noise.draft_seeds(present(round_.seeds), round_.start_positions + round_.num_sampled, b.draft_seeds)

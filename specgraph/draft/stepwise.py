@@ -12,9 +12,10 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import AttentionMetadata
+from specgraph.attention.rows import module_rows, round_rows
 from specgraph.capture import BatchDescriptor, MakeAttend, StepKind
 from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows
-from specgraph.draft.program import DraftProgram, begin_rows, draft_one
+from specgraph.draft.program import DraftProgram, draft_one, make_seeds
 from specgraph.draft.protocol import StepwiseHead
 from specgraph.ops.begin_rows import RowPlan
 from specgraph.ops.past_rows import PastRows
@@ -44,10 +45,13 @@ class StepwiseProgram(DraftProgram[StepwiseHead]):
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
         hidden = self.head.combine(b.inputs.aux_hidden)
+        round_ = b.plan, b.accepted, b.first.places, b.token_ids, b.reached
         if b.past is None:
-            begin_rows(b, b.first_rows)
+            round_rows(*round_)
+            make_seeds(b)
             return self._module(0, b, hidden, make_attend)
-        begin_rows(b, b.first_rows._replace(hidden=b.hidden), hidden, b.past)
+        module_rows(*round_, (hidden, b.hidden), b.past)
+        make_seeds(b)
         self._keep(b.past, b.token_ids, b.hidden, b.first)
         return self._module(0, b, b.hidden, make_attend)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention.choose import check_trees
 from specgraph.attention.paged import move_rows
+from specgraph.attention.rows import tree_rows, verify_rows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, Program, Work
 from specgraph.config import DraftConfig
 from specgraph.draft import Drafter, DraftTree, RoundBuffers
@@ -129,18 +130,15 @@ class VerifyProgram(Program):
 
     def _begin(self, b: VerifyBuffers, plan: RowPlan) -> None:
         """Fill the rows: the last token of each request, then its drafts."""
-        given = RowInputs(
-            b.batch.start_positions,
-            b.batch.block_table,
-            token_ids=b.last_token_ids[:, None],
-            draft_token_ids=b.draft_token_ids,
-            draft_parents=b.draft_parents,
-        )
-        places = b.metadata.positions, b.metadata.slot_mapping, b.metadata.seq_lens
+        at, tokens = b.metadata, (b.last_token_ids, b.draft_token_ids)
+        given = plan, b.batch.start_positions, b.batch.block_table
         if b.ragged is not None:
-            decoder_ops.begin_ragged_rows(given, plan, Rows(*places, b.token_ids), b.ragged)
+            inputs = RowInputs(b.batch.start_positions, b.batch.block_table, None, tokens[0][:, None], tokens[1])
+            decoder_ops.begin_ragged_rows(inputs, plan, Rows(*at.places, b.token_ids), b.ragged)
+        elif b.draft_parents is None or at.ancestors is None:
+            verify_rows(*given, tokens, at.places, b.token_ids)
         else:
-            ops.begin_rows(given, plan, Rows(*places, b.token_ids, ancestors=b.metadata.ancestors))
+            tree_rows(*given, (*tokens, b.draft_parents), at.places, b.token_ids, at.ancestors)
 
     def _accept(self, b: VerifyBuffers, hidden: Tensor) -> None:
         """Write the sampled tokens and their counts, and of a tree the accepted path."""

@@ -14,15 +14,15 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specgraph import ops
 from specgraph.attention.metadata import AttentionMetadata, allocate_block_table, allocate_metadata
+from specgraph.attention.rows import prompt_rows
 from specgraph.buffers import Axes, Buffers
 from specgraph.capture import BatchDescriptor, MakeAttend, ModelRunner, Phase, Program, Work, padded_size
 from specgraph.capture.transfers import write
 from specgraph.draft import ProposeBatch
 from specgraph.draft.buffers import PromptRows
 from specgraph.draft.program import DraftProgram
-from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
+from specgraph.ops.begin_rows import RowPlan
 from specgraph.plugin.round_end import RoundEnd, fill_round
 
 SEGMENT = 16
@@ -136,8 +136,7 @@ class PromptProgram(Program):
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             at, rows = b.metadata, b.inputs
-            given = RowInputs(rows.start_positions, at.block_table, rows.num_sampled)
-            ops.begin_rows(given, plan, Rows(at.positions, at.slot_mapping, at.seq_lens))
+            prompt_rows(plan, rows.start_positions, at.block_table, rows.num_sampled, at.places)
             # Nobody reads the head's output: it computes that of one row.
             prompts = PromptRows(rows.sampled_token_ids.view(-1), rows.aux_hidden, at, self._first_row)
             self._program.prefill(prompts, make_attend)
