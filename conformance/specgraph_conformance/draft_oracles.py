@@ -6,9 +6,9 @@ how far each falls short of the best, so that a near tie on the device is no dif
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from specgraph.draft.protocol import DraftHead, DraftOutput, MaskedHead, ModelHead, ParallelHead
@@ -55,14 +55,7 @@ def dense_draft(
     """
     dense = _dense(head, keys, values)
     aux_hidden, steps = aux_hidden.double(), list(drafted) or [0]  # with K 0 the first pass runs for its KV
-    if head.kind == "block":
-        logits = _in_order(cast(DSparkHead, head), dense, token_ids, aux_hidden, start, steps)
-    elif head.kind in ("parallel", "masked"):
-        logits = _one_pass(head, dense, token_ids, aux_hidden, start, len(steps))
-    elif head.kind == "modules":
-        logits = _modules(cast(MtpHead, head), dense, token_ids, aux_hidden, start, steps)
-    else:
-        logits = _chain(cast(DraftHead, head), dense, token_ids, aux_hidden, start + position_offset, steps)
+    logits = ORACLES[head.kind].drafts(head, dense, token_ids, aux_hidden, start + position_offset, steps)
     ids = torch.arange(logits.shape[1])
     if head.draft_to_target is not None:
         ids = ids + head.draft_to_target
@@ -84,7 +77,8 @@ def one_pass_logits(
 ) -> Tensor:
     """The logits of a drafter that drafts all positions in one pass, float64 [num_drafts, draft_vocab]; arguments as in
     `dense_draft`."""
-    return _one_pass(head, _dense(head, keys, values), token_ids, aux_hidden.double(), start, num_drafts)
+    dense = _dense(head, keys, values)
+    return ORACLES[head.kind].drafts(head, dense, token_ids, aux_hidden.double(), start, [0] * num_drafts)
 
 
 def block_rows(
@@ -114,28 +108,13 @@ def dense_prompt(
     n = len(aux_hidden)
     dense.at(range(start, start + n))
     hidden = cast(ModelHead, head).combine(aux_hidden.double())
-    if head.kind in ("parallel", "block"):
-        cast(ParallelHead, head).store_context(hidden, dense.store)
-    elif head.kind != "modules":
-        cast(DraftHead, head).forward(token_ids[:n], hidden, dense.attend)
-    else:
-        for module in range(num_modules):
-            hidden = _module(cast(MtpHead, head), module, token_ids[:n], hidden, dense).carry
-            token_ids = torch.cat([token_ids[1:], token_ids[-1:]])
+    ORACLES[head.kind].prompt(head, dense, token_ids, hidden, num_modules)
 
 
 def _dense(head: Head, keys: Sequence[Tensor], values: Sequence[Tensor]) -> DenseKeys:
     # A parallel drafter's rows see all keys of their request, whatever its layers say of themselves.
-    causal = head.kind not in ("parallel", "block")
+    causal = ORACLES[head.kind].is_causal
     return DenseKeys([replace(layer, causal=causal) for layer in head.attention_layers], keys, values)
-
-
-def _one_pass(
-    head: Head, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_drafts: int
-) -> Tensor:
-    if head.kind == "parallel":
-        return _block(cast(ParallelHead, head), dense, token_ids, aux_hidden, start, num_drafts)
-    return _masked(cast(MaskedHead, head), dense, token_ids, aux_hidden, start, num_drafts)
 
 
 def _chain(
@@ -175,10 +154,10 @@ def _modules(
 
 
 def _block(
-    head: ParallelHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_drafts: int
+    head: ParallelHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
 ) -> Tensor:
     """The logits of a block whose rows know no draft token."""
-    return head.logits(_block_rows(head, dense, token_ids, aux_hidden, start, num_drafts))
+    return head.logits(_block_rows(head, dense, token_ids, aux_hidden, start, len(drafted)))
 
 
 def _in_order(
@@ -227,11 +206,49 @@ def _block_rows(
 
 
 def _masked(
-    head: MaskedHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_drafts: int
+    head: MaskedHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
 ) -> Tensor:
     """One causal pass over the round's rows and, behind them, a masked row for each draft token but the first."""
-    masks = num_drafts - 1
+    masks = len(drafted) - 1
     dense.at(range(start, start + len(token_ids) + masks))
     hidden = torch.cat([head.combine(aux_hidden), head.mask_hidden.repeat(masks, 1)])
     tokens = torch.cat([token_ids, torch.full((masks,), head.mask_token_id)])
-    return head.logits(head.forward(tokens, hidden, dense.attend).hidden[-num_drafts:])
+    return head.logits(head.forward(tokens, hidden, dense.attend).hidden[-len(drafted) :])
+
+
+def _row_prompt(head: DraftHead, dense: DenseKeys, token_ids: Tensor, hidden: Tensor, num_modules: int) -> None:
+    """One pass over all rows."""
+    head.forward(token_ids[: len(hidden)], hidden, dense.attend)
+
+
+def _context_prompt(head: ParallelHead, dense: DenseKeys, token_ids: Tensor, hidden: Tensor, num_modules: int) -> None:
+    """Context alone, of hidden states."""
+    head.store_context(hidden, dense.store)
+
+
+def _modules_prompt(head: MtpHead, dense: DenseKeys, token_ids: Tensor, hidden: Tensor, num_modules: int) -> None:
+    """Each module in turn, whose tokens are one further on."""
+    for module in range(num_modules):
+        hidden = _module(head, module, token_ids[: len(hidden)], hidden, dense).carry
+        token_ids = torch.cat([token_ids[1:], token_ids[-1:]])
+
+
+class Oracle(NamedTuple):
+    """The drafts and the prompts of one kind of drafter."""
+
+    drafts: Callable[..., Tensor]
+    """(head, dense, token_ids, aux_hidden, start, drafted) -> the logits of each draft"""
+    prompt: Callable[..., None] = _row_prompt
+    """(head, dense, token_ids, hidden, num_modules)"""
+    is_causal: bool = True
+
+
+ORACLES = {
+    "chain": Oracle(_chain),
+    "draft_model": Oracle(_chain),
+    "modules": Oracle(_modules, _modules_prompt),
+    "masked": Oracle(_masked),
+    "parallel": Oracle(_block, _context_prompt, is_causal=False),
+    "block": Oracle(_in_order, _context_prompt, is_causal=False),
+}
+"""The oracle of each kind of head that is a model."""

@@ -257,8 +257,11 @@ class DraftRig:
         """Draft for one round and bring what it left to the host."""
         drafts = self.propose(batch, **options)
         probs = None if drafts.probs is None else on_host(drafts.probs)
-        carried = self.drafter.buffers.hidden.shape[0] // self.config.max_num_requests
-        hidden = on_host(self.drafter.buffers.hidden[: batch.num_requests * carried])
+        carried = self.drafter.read_set().get("buffers.hidden")
+        hidden = torch.empty(0)  # of a kind that carries none
+        if carried is not None:
+            rows = carried.shape[0] // self.config.max_num_requests
+            hidden = on_host(carried[: batch.num_requests * rows])
         return Round(on_host(drafts.token_ids), probs, hidden, drafts.dispatch.captured)
 
     def past_rows(self, blocks: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
@@ -268,7 +271,9 @@ class DraftRig:
         These are the drafter's own rows: an oracle that begins with them does not show that they are the text's. For
         that there are `kernels.keep-rows` and `drafting.rounds-leave-the-keys-of-the-text`.
         """
-        kept: PastRows | None = self.drafter.buffers.past
+        named = self.drafter.read_set()
+        parts = [named.get(f"buffers.past.{name}") for name in PastRows._fields]
+        kept = PastRows._make(part for part in parts if part is not None) if None not in parts else None
         tokens, states = list[Tensor](), list[Tensor]()
         for position in range(start - 1, max(start - self.config.num_speculative_tokens, -1), -1):
             if kept is None:

@@ -25,6 +25,11 @@ def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int
     )
 
 
+def num_blocks(caches: Sequence[KVCache]) -> int:
+    """Return the KV blocks of each cache: all that a block table can name if there is no cache."""
+    return len(caches[0].key) if caches else torch.iinfo(torch.int32).max
+
+
 @checked
 def allocate_caches(
     layers: Sequence[AttentionLayer], num_blocks: Count, block_size: Tokens, dtype: torch.dtype, device: torch.device

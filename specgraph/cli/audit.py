@@ -95,7 +95,7 @@ def _made_head(place: str, device: torch.device) -> Any:
     from specgraph.attention import PagedAttention
     from specgraph.device.installed import import_named
     from specgraph.device.source import users_code
-    from specgraph.draft.head_checks import check_members
+    from specgraph.draft.kinds import check_members
 
     with users_code(f"{place} failed", ConfigError):
         head = import_named(place)(device)

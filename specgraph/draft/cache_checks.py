@@ -21,8 +21,6 @@ def check_caches(
     """Raise ConfigError for KV caches that don't fit head, config, device or attention, or that share memory; and for a
     head of too few positions."""
     layers = head.attention_layers
-    if not layers:
-        raise ConfigError(f"the head {type(head).__name__} has no attention_layers: give an AttentionLayer for each")
     if len(caches) != len(layers):
         raise ConfigError(f"the drafter has {len(layers)} attention layer(s), got {len(caches)} KV caches")
     dtypes = (head.dtype, *(getattr(attention, "cache_dtypes", None) or ()))

@@ -8,20 +8,28 @@ from typing import cast
 from torch import Tensor
 
 from specgraph import ops
+from specgraph.attention.choose import check_trees
 from specgraph.attention.metadata import advance
-from specgraph.attention.rows import round_rows
-from specgraph.capture import BatchDescriptor, MakeAttend
+from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend
+from specgraph.config import DraftConfig
 from specgraph.device.source import users_code
-from specgraph.draft.buffers import DraftBuffers, PassRows
-from specgraph.draft.program import DraftProgram, computed_tokens, draft_one, make_seeds
+from specgraph.draft.buffers import Allocation, PassRows
+from specgraph.draft.head_checks import HeadCheck
+from specgraph.draft.kind import Kind
+from specgraph.draft.program import computed_tokens
 from specgraph.draft.protocol import DraftHead, DraftOutput, PairHead
+from specgraph.draft.stepping import StepBuffers, SteppingProgram, draft_one, forward_round, step_fields
+from specgraph.draft.tree import TreeProgram
 from specgraph.errors import ConfigError
 from specgraph.ops.begin_rows import RowPlan
 from specgraph.ops.linear import PairInput
 
 
-class ChainProgram(DraftProgram[DraftHead]):
+class ChainProgram(SteppingProgram[DraftHead, StepBuffers]):
     """Step 0 over the target's rows, then K - 1 steps of one row per request."""
+
+    def allocate(self, new: Allocation) -> StepBuffers:
+        return StepBuffers(**step_fields(new))
 
     def num_steps(self, batch: BatchDescriptor) -> int:
         return computed_tokens(batch)
@@ -29,14 +37,14 @@ class ChainProgram(DraftProgram[DraftHead]):
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         later, offset = num_speculative_tokens - 1, self.position_offset
         plan = RowPlan(query_len, *self.config.limits, later_rows=later, slots_of_rejected=True, position_offset=offset)
-        return PassRows(plan, query_len, later=1, carried=1)
+        return PassRows(plan, {"first": query_len, "later": 1, "carried": 1})
 
-    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
+    def first(self, b: StepBuffers, make_attend: MakeAttend) -> Tensor:
         out = forward_round(self.head, b, make_attend)
         draft_one(self.head, b, out.hidden)
         return out.carry
 
-    def run(self, b: DraftBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
+    def run(self, b: StepBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
         """Run the steps of one launch; where all are in one, an op ends a step and begins the next."""
         following = self.joined_steps()
         if following is None or len(steps) == 1:
@@ -58,7 +66,7 @@ class ChainProgram(DraftProgram[DraftHead]):
             return None
         return cast(PairHead, self.head), pair
 
-    def _next_step(self, b: DraftBuffers, pair: PairInput, out: DraftOutput) -> Tensor:
+    def _next_step(self, b: StepBuffers, pair: PairInput, out: DraftOutput) -> Tensor:
         """Pick a token per request and move one on: the input of the next step's first linear [R, E + hidden_size]."""
         logits = self.head.projection
         assert logits is not None
@@ -75,7 +83,7 @@ class ChainProgram(DraftProgram[DraftHead]):
             pair,
         )
 
-    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor:
+    def step(self, b: StepBuffers, make_attend: MakeAttend, step: int) -> Tensor:
         advance(b.step, b.draft_step, *self.config.limits)
         if (after_advance := self.stack.backend.after_advance) is not None:
             with users_code(f"attention '{self.stack.backend.name}'.after_advance failed", ConfigError):
@@ -85,9 +93,22 @@ class ChainProgram(DraftProgram[DraftHead]):
         return out.carry
 
 
-def forward_round(head: DraftHead, b: DraftBuffers, make_attend: MakeAttend) -> DraftOutput:
-    """Run a head over the rows of the target's round: the output of each request's last accepted one."""
-    round_rows(b.plan, b.accepted, b.first.places, b.token_ids, b.reached)
-    make_seeds(b)
-    hidden = head.combine(b.inputs.aux_hidden)
-    return head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
+class ChainKind(Kind[DraftHead]):
+    """See `DraftHead`."""
+
+    protocol = DraftHead
+    chains = ChainProgram
+    trees = TreeProgram
+
+    def check_limits(self, head: DraftHead, config: DraftConfig, stack: AttentionStack) -> None:
+        if config.tree is not None:
+            check_trees(stack.backend, head.attention_layers, head.dtype, config.block_size)
+
+    def check(self, check: HeadCheck) -> None:
+        check.chain()
+
+
+class DraftModelKind(ChainKind):
+    """A chain of an ordinary language model: a row leaves its key at the position of the token that it takes."""
+
+    position_offset = 1

@@ -11,15 +11,16 @@ from typing import Any
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
+from specgraph.attention.caches import num_blocks
 from specgraph.capture import Dispatch, LengthsAt, ModelRunner, PrefillBuffers, Program
 from specgraph.config import DraftConfig
 from specgraph.device import Platform, Progress
 from specgraph.draft.batch_checks import check_options, check_types, check_values, refuse_values, vocabulary_size
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.cache_checks import check_caches
-from specgraph.draft.head_checks import check_members, check_passes, tell_unrotated
+from specgraph.draft.head_checks import tell_unrotated
 from specgraph.draft.host_lengths import Counts, HostRounds
-from specgraph.draft.kinds import programs_for
+from specgraph.draft.kinds import check_members, check_passes, kind_of, programs_for
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.prefill import DraftPrefill
 from specgraph.draft.program import DraftProgram
@@ -59,12 +60,12 @@ class Drafter(ModelRunner):
         *,
         attention: AttentionBackend | None = None,
         sampling: SamplingBuffers | None = None,
-        prompts: Callable[[DraftProgram[Any]], Program] | None = None,
+        prompts: Callable[[DraftProgram[Any, Any]], Program] | None = None,
     ) -> None:
         """
         Args:
             head: the draft model, or an `NgramHead`; its protocol decides the draft program.
-            caches: one KV cache per attention layer of the head.
+            caches: one KV cache per attention layer of the head; none for a head without attention.
             platform: where to run.
             config: limits and choices.
             attention: the attention backend; the core's paged attention with device lengths by default.
@@ -85,7 +86,7 @@ class Drafter(ModelRunner):
         check_caches(head, caches, config, platform.device, attention)
         if sampling is not None:
             sampling.check(config.max_num_requests, vocabulary_size(head), platform.device)
-        if head.kind == "ngram":  # there is no distribution that its drafts are drawn from
+        if not kind_of(head).has_probs:
             config = replace(config, draft_sampling="greedy")
         config = config.with_prefill_sizes(platform.capabilities.longest_prefill)
         super().__init__(head, caches, platform, config, attention)
@@ -96,11 +97,11 @@ class Drafter(ModelRunner):
         """The programs of chains, of trees, or both, by whether they are of trees."""
         self.program = next(iter(self.draft_programs.values()))
         self.buffers = self.program.buffers
-        num_blocks = caches[0].key.shape[0]
-        self._history = KVHistory(config, num_blocks, self.position_offset) if config.debug else None
+        self._num_blocks, self._checks_values = num_blocks(caches), config.debug
+        self._history = KVHistory(config, self._num_blocks, self.position_offset) if config.debug and caches else None
         self._prefill: DraftPrefill | None = None
         if prompts is None:
-            self._prefill = DraftPrefill(self.program, num_blocks, self._history)
+            self._prefill = DraftPrefill(self.program, self._num_blocks, self._history)
             prompt_program = self._prefill.program
         else:
             prompt_program = prompts(self.program)
@@ -234,11 +235,12 @@ class Drafter(ModelRunner):
         else:
             self.take_turn("propose")
         try:
-            if self._history is not None:
+            if self._checks_values:
                 check_options(copy, host_start_positions, host_num_sampled)
             ready = self._passes.hand_over(batch, num_speculative_tokens)
+            if self._checks_values:
+                check_values(ready.inputs, self.config, self._num_blocks, vocabulary_size(self.head))
             if self._history is not None:
-                check_values(ready.inputs, self.config, self.caches[0].key.shape[0], vocabulary_size(self.head))
                 self._history.check(ready.inputs)
             self.run(ready.model_pass, self._host_lengths(ready, host_start_positions, host_num_sampled))
             self.num_proposes += 1
@@ -267,11 +269,12 @@ class Drafter(ModelRunner):
     @contextmanager
     def unchecked(self) -> Generator[None]:
         """Leave out the checks of `DraftConfig.debug` in the block: for made-up rounds, whose prompts nobody wrote."""
-        history, self._history = self._history, None
+        before = self._history, self._checks_values
+        self._history, self._checks_values = None, False
         try:
             yield
         finally:
-            self._history = history
+            self._history, self._checks_values = before
 
     @one_call
     def prefill(

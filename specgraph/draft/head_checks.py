@@ -16,33 +16,16 @@ from torch import Tensor
 
 from specgraph.attention import AttentionBackend
 from specgraph.device.source import users_code
-from specgraph.draft.kinds import KINDS
 from specgraph.draft.logits import OutputProjection, whole_rows
-from specgraph.draft.protocol import DraftHead, Head
+from specgraph.draft.protocol import Head
 from specgraph.errors import ConfigError
 from specgraph.ops.tensor_forms import check_named
 from specgraph.validation import check
 
 _LOG = logging.getLogger("specgraph")
-_ATTENTION = ("name", "host_parameters", "after_advance", "forward", "named_tensors")
-_TREES = ("supports", "supports_trees", "cache_dtypes")
+ATTENTION = ("name", "host_parameters", "after_advance", "forward", "named_tensors")
+TREES = ("supports", "supports_trees", "cache_dtypes")
 """Members of an attention backend that draft trees need, besides."""
-
-
-def check_members(attention: Any, head: Any = None, trees: bool = False) -> None:
-    """Raise ConfigError for an attention backend or a head that lacks members of its protocol, or has others than its
-    protocol says.
-
-    Args:
-        trees: draft trees are asked for, which the attention backend may refuse.
-    """
-    needed = (*_ATTENTION, *_TREES) if trees else _ATTENTION
-    check_protocol("attention backend", attention, AttentionBackend, needed, [*_TREES, "preferred_block_size"])
-    if head is None:
-        return
-    check_protocol("head", head, DraftHead, ("kind",))
-    protocol = KINDS[head.kind].protocol
-    check_protocol("head", head, protocol)
 
 
 def _members(protocol: type[Any]) -> list[str]:
@@ -92,43 +75,8 @@ def tell_unrotated(head: Head, attention: AttentionBackend) -> None:
         )
 
 
-@torch.no_grad()
-def check_passes(head: Any, rows: int, device: torch.device) -> None:
-    """Run each method of a head once over zeros, with attention that only checks shapes, and check what it returns.
-
-    A ConfigError says which tensor has another shape, dtype or device than the protocol says, which method fails, or
-    that `logits` is not the linear that `projection` says.
-    """
-    check = _HeadCheck(head, rows, device)
-    check.tensors()
-    if head.kind == "ngram":
-        return
-    ids = torch.zeros(rows, dtype=torch.int64, device=device)
-    context = check.call("combine", torch.zeros(rows, head.aux_size, dtype=head.dtype, device=device))
-    check.expect("combine(aux_hidden)", context, rows, head.hidden_size, dtype=head.dtype)
-    if head.kind in ("parallel", "block"):
-        check.call("store_context", context, check.store)
-        hidden = check.forward(ids[None], check.attend)
-        check.expect("forward(...)", hidden, rows, head.hidden_size, dtype=head.dtype)
-        if head.kind == "block":
-            logits = check.call("in_order", hidden[None])(0, ids[:1]).tensor()
-            check.expect("in_order(hidden)(0, token_ids)", logits, 1, head.draft_vocab_size)
-        if head.kind == "block" and head.has_confidence:
-            chances = check.call("confidence", hidden[None], ids[None])
-            check.expect("confidence(hidden, token_ids)", chances, 1, rows, dtype=torch.float32)
-    elif head.kind == "modules":
-        for module in range(head.num_modules):
-            output = check.call("forward_step", module, ids, context, check.attend)
-            check.output(f"forward_step({module}, ...)", output, rows)
-    else:
-        check.output("forward(...)", check.forward(ids, context, check.attend), rows)
-        last = torch.tensor([rows - 1], device=device)
-        check.output("forward(..., rows) of one row", check.forward(ids, context, check.attend, last), 1)
-    check.logits()
-
-
 @dataclass(frozen=True, slots=True)
-class _HeadCheck:
+class HeadCheck:
     """The calls of one head's methods, each with what it must return."""
 
     head: Any
@@ -164,8 +112,21 @@ class _HeadCheck:
                 )
         if head.draft_to_target is not None:
             self.expect("draft_to_target", head.draft_to_target, head.draft_vocab_size, dtype=torch.int64)
-        if head.kind == "masked":
-            self.expect("mask_hidden", head.mask_hidden, head.hidden_size, dtype=head.dtype)
+
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        """Return token ids and the result of `combine`, for `rows` rows."""
+        head, rows, device = self.head, self.rows, self.device
+        context = self.call("combine", torch.zeros(rows, head.aux_size, dtype=head.dtype, device=device))
+        self.expect("combine(aux_hidden)", context, rows, head.hidden_size, dtype=head.dtype)
+        return torch.zeros(rows, dtype=torch.int64, device=device), context
+
+    def chain(self) -> None:
+        """Check a `DraftHead`: `combine`, `forward` and `logits`."""
+        ids, context = self.inputs()
+        self.output("forward(...)", self.forward(ids, context, self.attend), self.rows)
+        last = torch.tensor([self.rows - 1], device=self.device)
+        self.output("forward(..., rows) of one row", self.forward(ids, context, self.attend, last), 1)
+        self.logits()
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method; an error that it raises names it."""

@@ -1,75 +1,81 @@
-"""The kinds of heads: the protocol that each implements, and the programs that draft with it."""
+"""The kinds of drafters by name, and what follows from the kind of a head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from specgraph.attention.choose import check_trees
+import torch
+
+from specgraph.attention import AttentionBackend
 from specgraph.capture import AttentionStack
 from specgraph.config import DraftConfig
-from specgraph.draft.chain import ChainProgram
-from specgraph.draft.ngram_head import NgramHead
-from specgraph.draft.one_pass import BlockProgram, MaskedProgram, NgramProgram, ParallelProgram
+from specgraph.draft.block import BlockKind
+from specgraph.draft.chain import ChainKind, DraftModelKind
+from specgraph.draft.head_checks import ATTENTION, TREES, HeadCheck, check_protocol
+from specgraph.draft.kind import Kind
+from specgraph.draft.masked import MaskedKind
+from specgraph.draft.ngram import NgramKind
+from specgraph.draft.parallel import ParallelKind
 from specgraph.draft.program import DraftProgram
-from specgraph.draft.protocol import BlockHead, DraftHead, HeadKind, MaskedHead, ParallelHead, StepwiseHead
+from specgraph.draft.protocol import DraftHead, Head, HeadKind
 from specgraph.draft.round import RoundBuffers
-from specgraph.draft.stepwise import StepwiseProgram
-from specgraph.draft.tree import TreeProgram
-from specgraph.errors import ConfigError, UnsupportedError
+from specgraph.draft.stepwise import ModulesKind
 
-
-class Kind(NamedTuple):
-    """One way of drafting."""
-
-    protocol: type
-    chains: type[DraftProgram[Any]]
-    trees: type[DraftProgram[Any]] | None
-    """The program of trees; None where it drafts none."""
-
-
-KINDS: Mapping[HeadKind, Kind] = {
-    "chain": Kind(DraftHead, ChainProgram, TreeProgram),
-    "draft_model": Kind(DraftHead, ChainProgram, TreeProgram),
-    "modules": Kind(StepwiseHead, StepwiseProgram, None),
-    "masked": Kind(MaskedHead, MaskedProgram, MaskedProgram),
-    "parallel": Kind(ParallelHead, ParallelProgram, ParallelProgram),
-    "block": Kind(BlockHead, BlockProgram, None),
-    "ngram": Kind(NgramHead, NgramProgram, None),
+KINDS: Mapping[HeadKind, Kind[Any]] = {
+    "chain": ChainKind(),
+    "draft_model": DraftModelKind(),
+    "modules": ModulesKind(),
+    "masked": MaskedKind(),
+    "parallel": ParallelKind(),
+    "block": BlockKind(),
+    "ngram": NgramKind(),
 }
 
 
+def kind_of(head: Head) -> Kind[Any]:
+    """Return the kind of a head."""
+    return KINDS[head.kind]
+
+
 def programs_for(
-    head: Any, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers
-) -> dict[bool, DraftProgram[Any]]:
-    """Make the draft programs of a head, which share `memory`: of chains (False), of trees (True), or both where the
+    head: Head, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers
+) -> dict[bool, DraftProgram[Any, Any]]:
+    """Make the draft programs of a head, which share `memory`: of chains (False), of trees (True), or both if the
     schedule drafts both.
 
-    ConfigError where the head cannot draft K tokens, UnsupportedError where it, or the attention, cannot draft trees.
+    ConfigError if the head cannot draft K tokens, UnsupportedError if it, or the attention, cannot draft trees.
     """
-    kind, k, tree = KINDS[head.kind], config.num_speculative_tokens, config.tree
-    if tree is not None and head.kind in ("ngram", "block"):
-        what = "n-grams are" if head.kind == "ngram" else f"the block of a {type(head).__name__} is"
-        raise UnsupportedError(f"{what} drafted as chains: leave out the draft tree")
-    if tree is not None and kind.trees is None:
-        raise UnsupportedError(
-            f"the drafter has {head.num_modules} modules, one per draft token, and draft trees need one that is "
-            "used at every step: load it with num_modules=1 (--num-modules 1)"
-        )
-    if tree is not None and kind.trees is TreeProgram:
-        check_trees(stack.backend, head.attention_layers, head.dtype, config.block_size)
-    if head.kind in ("parallel", "block") and k > head.max_speculative_tokens:
-        raise ConfigError(
-            f"num_speculative_tokens is {k}, and this parallel drafter was trained to fill "
-            f"{head.max_speculative_tokens} masked positions; ask for at most that many"
-        )
-    if head.kind == "modules" and k > head.num_modules:
-        raise ConfigError(
-            f"num_speculative_tokens is {k}, and the drafter has {head.num_modules} modules, one per draft token; "
-            "ask for fewer tokens, or load it with num_modules=1 (--num-modules 1) to reuse the first module "
-            "at every step"
-        )
-    programs = {False: kind.chains(head, stack, config, memory, None)} if config.chain_lens else {}
+    kind, tree, offset = kind_of(head), config.tree, kind_of(head).position_offset
+    kind.check_limits(head, config, stack)
+    programs = {False: kind.chains(head, stack, config, memory, None, offset)} if config.chain_lens else {}
     if tree is not None and kind.trees is not None:
-        programs[True] = kind.trees(head, stack, config, memory, tree)
+        programs[True] = kind.trees(head, stack, config, memory, tree, offset)
     return programs
+
+
+def check_members(attention: Any, head: Any = None, trees: bool = False) -> None:
+    """Raise ConfigError for an attention backend or a head that lacks members of its protocol, or has others than its
+    protocol says.
+
+    Args:
+        trees: draft trees are asked for, which the attention backend may refuse.
+    """
+    needed = (*ATTENTION, *TREES) if trees else ATTENTION
+    check_protocol("attention backend", attention, AttentionBackend, needed, [*TREES, "preferred_block_size"])
+    if head is None:
+        return
+    check_protocol("head", head, DraftHead, ("kind",))
+    check_protocol("head", head, kind_of(head).protocol)
+
+
+@torch.no_grad()
+def check_passes(head: Any, rows: int, device: torch.device) -> None:
+    """Run each method of a head once over zeros, with attention that only checks shapes, and check what it returns.
+
+    A ConfigError says which tensor has another shape, dtype or device than the protocol says, which method fails, or
+    that `logits` is not the linear that `projection` says.
+    """
+    check = HeadCheck(head, rows, device)
+    check.tensors()
+    kind_of(head).check(check)

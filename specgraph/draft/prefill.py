@@ -21,7 +21,7 @@ from specgraph.validation import check, checked
 class DraftPrefill:
     """Writes the drafter's KV for prompts, chunk by chunk; see `Drafter.prefill`."""
 
-    def __init__(self, program: DraftProgram[Any], num_blocks: int, history: KVHistory | None) -> None:
+    def __init__(self, program: DraftProgram[Any, Any], num_blocks: int, history: KVHistory | None) -> None:
         """program: a draft program of the head; num_blocks: of each KV cache; history: notes what the passes write."""
         head, config, device = program.head, program.config, program.buffers.round.seeds.device
         self._num_blocks, self._block_size, self._history = num_blocks, config.block_size, history

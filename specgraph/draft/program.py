@@ -15,26 +15,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-import torch
 from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import HostLengths
+from specgraph.attention.caches import num_blocks
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, Program, StepKind, Work
 from specgraph.config import DraftConfig, DraftTree
 from specgraph.draft.bound import BoundTensors
-from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows, allocate_buffers
+from specgraph.draft.buffers import Allocation, DraftBuffers, PassRows, PromptRows
 from specgraph.draft.host_lengths import HostRound
 from specgraph.draft.logits import most_likely
-from specgraph.draft.protocol import DraftHead, Head, ModelHead
+from specgraph.draft.protocol import Head, ModelHead
 from specgraph.draft.round import RoundBuffers, copy_round
 from specgraph.ops import noise
 
 HeadT = TypeVar("HeadT", bound=Head, covariant=True)
+BuffersT = TypeVar("BuffersT", bound=DraftBuffers)
 T = TypeVar("T")
 
 
-class DraftProgram(Program, Generic[HeadT]):
+class DraftProgram(Program, Generic[HeadT, BuffersT]):
     """The computation of one propose with one kind of head: a list of steps, which a lowering cuts into launches.
 
     Subclasses say what step 0 and a later step compute, and how many rows they have.
@@ -50,25 +51,30 @@ class DraftProgram(Program, Generic[HeadT]):
         config: DraftConfig,
         memory: RoundBuffers,
         tree: DraftTree | None = None,
+        position_offset: int = 0,
     ) -> None:
-        """memory: what the target's rounds leave, shared by a drafter's programs; tree: None where chains are drawn."""
+        """
+        Args:
+            memory: what the target's rounds leave, shared by a drafter's programs.
+            tree: the shape of the trees that are drawn; None if chains are.
+            position_offset: see `Kind.position_offset`.
+        """
+        self.position_offset = position_offset
         self.head, self.stack, self.config, self.tree = head, stack, config, tree
         self.bound: dict[int, BoundTensors] = {}
         """Tensors of the engine's own that step 0 can copy to the round's memory first, by their number."""
         lens = config.query_lens  # K + 1 for every K, ascending
         passes = [self.rows(after, max(1, k - 1)) for after in lens for k in lens]
-        self.buffers = allocate_buffers(config, passes, head, memory, tree, stack.caches[0].key.shape[0])
+        self.buffers = self.allocate(Allocation(config, passes, head, memory, tree, num_blocks(stack.caches)))
+
+    @abstractmethod
+    def allocate(self, new: Allocation) -> BuffersT:
+        """Return the buffers of the largest batch."""
 
     @property
     def draws_trees(self) -> bool:
         """Return whether it draws trees, or chains."""
         return self.tree is not None
-
-    @property
-    def position_offset(self) -> int:
-        """The place of what a row that takes token t leaves in the cache: 0, at the position before t's; 1 (the key of
-        a `draft_model`, the token of an n-gram's text), at t's own position."""
-        return 1 if self.head.kind in ("draft_model", "ngram") else 0
 
     @property
     def later_rows(self) -> int:
@@ -95,38 +101,22 @@ class DraftProgram(Program, Generic[HeadT]):
         """Return the rows per request after a target round of `query_len` rows."""
 
     @abstractmethod
-    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor | None:
-        """Run step 0: from the target's round to the first draft token (or to all of them).
+    def first(self, b: BuffersT, make_attend: MakeAttend) -> Tensor | None:
+        """Run step 0: from the target's round to the first draft token, or to all of them.
 
         Args:
             b: buffers sliced to the padded batch, its rows and its K.
-
-        Returns:
-            The hidden states that the next step takes as `b.hidden`: from this tensor if it is in the same launch, else
-            they are copied to the buffer. None where nothing is carried, or the buffer holds it already.
         """
 
-    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor | None:
-        """Run a later step; returns what `first` does.
-
-        Where steps are alike, one captured step is replayed for all: `step` is for `make_attend` only, and the number
-        that changes is `b.draft_step`. Not called where there is one pass.
-        """
-        raise AssertionError(f"{type(self).__name__} has no step {step}")
-
-    def run(self, b: DraftBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
+    def run(self, b: BuffersT, steps: Sequence[int], make_attend: MakeAttend) -> None:
         """Run the steps of one launch."""
-        carried: Tensor | None = None
         for step in steps:
-            now = b if carried is None else replace(b, hidden=carried)
-            carried = self.first(now, make_attend) if step == 0 else self.step(now, make_attend, step)
-        if carried is not None:
-            ops.take_rows(carried, None, b.hidden)
+            assert step == 0, f"{type(self).__name__} has no step {step}"
+            self.first(b, make_attend)
 
-    def prefill(self: DraftProgram[DraftHead], rows: PromptRows, make_attend: MakeAttend) -> None:
+    @abstractmethod
+    def prefill(self, rows: PromptRows, make_attend: MakeAttend) -> None:
         """Write the drafter's KV of prompt rows; drafts nothing."""
-        hidden = self.head.combine(rows.aux_hidden)
-        self.head.forward(rows.token_ids, hidden, make_attend(rows.metadata, 0), rows.last_row)
 
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
         """Return the numbers that the device metadata has at `step`, from the plan that the device follows."""
@@ -148,7 +138,7 @@ class DraftProgram(Program, Generic[HeadT]):
     def work_of(self, batch: BatchDescriptor) -> Work:
         """Return the steps over the first requests of the buffers, behind the copy of bound tensors."""
         k, bound, config = computed_tokens(batch), self.bound.get(batch.binding), self.config
-        b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
+        b = self.sliced(batch.num_requests, batch.query_len, k)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             if bound is not None and min(steps, default=0) == 0:
@@ -158,12 +148,18 @@ class DraftProgram(Program, Generic[HeadT]):
 
         return work
 
+    def sliced(self, num_requests: int, query_len: int, num_speculative_tokens: int) -> BuffersT:
+        """Return the buffers of the first `num_requests` requests of a propose of K tokens after a round of `query_len`
+        rows per request: views of the same memory."""
+        rows, whole = self.rows(query_len, max(1, num_speculative_tokens)), self.buffers
+        drafts = num_speculative_tokens if whole.draft_parents is None else whole.draft_parents.shape[1]
+        views = whole.views(num_requests, drafts=drafts, **rows.sizes)
+        return replace(views, inputs=whole.round.sliced(num_requests, query_len), plan=rows.plan)
+
     def make_inert(self) -> None:
-        """Let no request have sampled a token, in bound tensors either: a warm-up copies them. No later step has a live
-        request."""
+        """Let no request have sampled a token, in bound tensors either: a warm-up copies them."""
         for counts in (self.buffers.round.num_sampled, *(each.num_sampled for each in self.bound.values())):
             counts.zero_()
-        self.buffers.step.seq_lens.zero_()
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Return the buffers and bound tensors by name."""
@@ -178,16 +174,6 @@ def computed_tokens(batch: BatchDescriptor) -> int:
     """Return the draft tokens that the passes make. With K 0 the first pass runs for its KV, and its token is
     not handed out."""
     return max(1, batch.num_speculative_tokens)
-
-
-def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
-    """Draw one token per request from hidden states [R, hidden_size], and write it to column `draft_step`."""
-    drafts = ops.Drafts(b.draft_token_ids, head.draft_to_target, b.draft_step, b.step_token_ids)
-    drafted = None
-    if b.sampling is not None:
-        column = torch.arange(b.draft_token_ids.shape[1], device=hidden.device)
-        drafted = torch.where(column < b.draft_step, b.draft_token_ids, -1)
-    draw(head, b, hidden, drafts, (b.step.seq_lens, None), drafted)
 
 
 def draw(

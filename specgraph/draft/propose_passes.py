@@ -36,7 +36,11 @@ class ProposePasses:
     """The passes of one drafter, and which batches they read in place: its own memory, or bound tensors."""
 
     def __init__(
-        self, runner: ModelRunner, config: DraftConfig, memory: RoundBuffers, programs: Mapping[bool, DraftProgram[Any]]
+        self,
+        runner: ModelRunner,
+        config: DraftConfig,
+        memory: RoundBuffers,
+        programs: Mapping[bool, DraftProgram[Any, Any]],
     ) -> None:
         """runner: owns this object, which doesn't keep it alive; memory: what the target's rounds leave."""
         self._runner, self._config, self._memory, self._programs = ref(runner), config, memory, programs
@@ -99,7 +103,7 @@ class ProposePasses:
         found = dispatch(self._batch(num_requests, query_len, num_speculative_tokens, binding), self._config.sizes)
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
         program = self._programs[found.descriptor.tree]
-        drafts = program.buffers.sliced(n, program.rows(query_len, k), k)
+        drafts = program.sliced(n, query_len, k)
         inputs = memory.sliced(n, query_len)
         return ProposePass(
             inputs=inputs if self._config.sampled else replace(inputs, temperature=None, seeds=None),

@@ -7,25 +7,48 @@ target's hidden states there are those of earlier rounds, which no engine hands 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import AttentionMetadata
 from specgraph.attention.rows import module_rows, round_rows
-from specgraph.capture import BatchDescriptor, MakeAttend, StepKind
-from specgraph.draft.buffers import DraftBuffers, PassRows, PromptRows
-from specgraph.draft.program import DraftProgram, draft_one, make_seeds
+from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, StepKind
+from specgraph.config import DraftConfig
+from specgraph.draft.buffers import Allocation, PassRows, PromptRows
+from specgraph.draft.head_checks import HeadCheck
+from specgraph.draft.kind import Kind
+from specgraph.draft.program import make_seeds
 from specgraph.draft.protocol import StepwiseHead
+from specgraph.draft.stepping import StepBuffers, SteppingProgram, draft_one, step_fields
+from specgraph.errors import ConfigError
 from specgraph.ops.begin_rows import RowPlan
 from specgraph.ops.past_rows import PastRows
 
 
-class StepwiseProgram(DraftProgram[StepwiseHead]):
+@dataclass(frozen=True, kw_only=True)
+class StepwiseBuffers(StepBuffers):
+    """The tensors of modules."""
+
+    past: PastRows | None
+    """Tokens and hidden states of the rows before rounds; None if no module takes a drafted token."""
+
+
+class StepwiseProgram(SteppingProgram[StepwiseHead, StepwiseBuffers]):
     """Every step by a module of its own, over all rows of the target's round and the K - 1 positions before it. So each
     module's KV is that of the text."""
 
     step_kind: StepKind = "distinct"
+
+    def allocate(self, new: Allocation) -> StepwiseBuffers:
+        past, config = None, new.config
+        if self.look_ahead:
+            kept = new.num_blocks, _kept_rows(config.num_speculative_tokens, config.block_size)
+            hidden = new.zeros(*kept, self.head.hidden_size, dtype=self.head.dtype)
+            past = PastRows(token_ids=new.zeros(*kept), positions=new.zeros(*kept) - 1, hidden=hidden)
+        return StepwiseBuffers(**step_fields(new), past=past)
 
     @property
     def prefill_passes(self) -> int:
@@ -41,9 +64,9 @@ class StepwiseProgram(DraftProgram[StepwiseHead]):
         past = self.look_ahead
         rows = query_len + past
         plan = RowPlan(rows, *self.config.limits, past=past, slots_of_rejected=not past)
-        return PassRows(plan, rows, later=1, carried=rows)
+        return PassRows(plan, {"first": rows, "later": 1, "carried": rows})
 
-    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
+    def first(self, b: StepwiseBuffers, make_attend: MakeAttend) -> Tensor:
         hidden = self.head.combine(b.inputs.aux_hidden)
         round_ = b.plan, b.accepted, b.first.places, b.token_ids, b.reached
         if b.past is None:
@@ -55,7 +78,7 @@ class StepwiseProgram(DraftProgram[StepwiseHead]):
         self._keep(b.past, b.token_ids, b.hidden, b.first)
         return self._module(0, b, b.hidden, make_attend)
 
-    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor:
+    def step(self, b: StepwiseBuffers, make_attend: MakeAttend, step: int) -> Tensor:
         ops.shift_token_ids(b.token_ids, b.last_rows, b.step_token_ids, b.step.seq_lens, b.draft_step)
         return self._module(step, b, b.hidden, make_attend)
 
@@ -75,8 +98,47 @@ class StepwiseProgram(DraftProgram[StepwiseHead]):
     def _keep(self, past: PastRows, token_ids: Tensor, hidden: Tensor, metadata: AttentionMetadata) -> None:
         ops.keep_rows(token_ids, hidden, metadata.positions, metadata.slot_mapping, past, self.config.block_size)
 
-    def _module(self, step: int, b: DraftBuffers, hidden: Tensor, make_attend: MakeAttend) -> Tensor:
+    def _module(self, step: int, b: StepwiseBuffers, hidden: Tensor, make_attend: MakeAttend) -> Tensor:
         out = self.head.forward_step(step, b.token_ids, hidden, make_attend(b.first, step))
         if step < b.draft_token_ids.shape[1]:
             draft_one(self.head, b, out.hidden[b.last_rows])
         return out.carry
+
+
+def _kept_rows(num_speculative_tokens: int, block_size: int) -> int:
+    """Return how many past rows are kept per KV block: K - 1, or the block size if that is less."""
+    return min(num_speculative_tokens - 1, block_size)
+
+
+class ModulesKind(Kind[StepwiseHead]):
+    """See `StepwiseHead`."""
+
+    protocol = StepwiseHead
+    chains = StepwiseProgram
+    reads_ahead = True
+
+    def check_limits(self, head: StepwiseHead, config: DraftConfig, stack: AttentionStack) -> None:
+        super().check_limits(head, config, stack)
+        if config.num_speculative_tokens > head.num_modules:
+            raise ConfigError(
+                f"num_speculative_tokens is {config.num_speculative_tokens}, and the drafter has {head.num_modules} "
+                "modules, one per draft token; ask for fewer tokens, or load it with num_modules=1 (--num-modules 1) "
+                "to reuse the first module at every step"
+            )
+
+    def no_trees(self, head: StepwiseHead) -> str:
+        return (
+            f"the drafter has {head.num_modules} modules, one per draft token, and draft trees need one that is "
+            "used at every step: load it with num_modules=1 (--num-modules 1)"
+        )
+
+    def check(self, check: HeadCheck) -> None:
+        ids, context = check.inputs()
+        for module in range(check.head.num_modules):
+            output = check.call("forward_step", module, ids, context, check.attend)
+            check.output(f"forward_step({module}, ...)", output, check.rows)
+        check.logits()
+
+    def bytes_per_block(self, head: StepwiseHead, num_speculative_tokens: int, block_size: int) -> int:
+        """Return the bytes of past rows."""
+        return _kept_rows(num_speculative_tokens, block_size) * (head.hidden_size * head.dtype.itemsize + 16)

@@ -14,7 +14,8 @@ from specgraph.attention import AttentionBackend, PagedAttention
 from specgraph.capture import report_captures
 from specgraph.config import DraftConfig
 from specgraph.device import Platform, Progress
-from specgraph.draft.head_checks import check_members, check_protocol
+from specgraph.draft.head_checks import check_protocol
+from specgraph.draft.kinds import check_members
 from specgraph.draft.protocol import Head
 from specgraph.engine.adaptive_k import AcceptanceRates, AdaptiveK
 from specgraph.engine.admission import admissible, blocks_needed, check_request

@@ -28,7 +28,7 @@ from specgraph.checkpoints.tokens import (
 from specgraph.config import DraftConfig, DraftOptions
 from specgraph.device import Platform, Progress, open_platform
 from specgraph.device.names import dtype_named
-from specgraph.draft.buffers import past_rows_bytes
+from specgraph.draft.kinds import kind_of
 from specgraph.draft.ngram_head import NgramHead
 from specgraph.engine.blocks import GIB, CacheSize, size_cache
 from specgraph.engine.config import check_options
@@ -272,7 +272,7 @@ def load_models(
             if m is not None
         )
         if head is not None:
-            kv_bytes += -(-past_rows_bytes(head, k, attention.block_size) // attention.block_size)
+            kv_bytes += -(-kind_of(head).bytes_per_block(head, k, attention.block_size) // attention.block_size)
         cache = size_cache(
             kv_bytes,
             block_size=attention.block_size,

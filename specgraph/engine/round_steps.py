@@ -150,7 +150,7 @@ def _propose(drafter: Drafter, batch: ProposeBatch, num_speculative_tokens: int 
 
 
 def _hand_over(
-    verify: VerifyProgram, draft: DraftProgram[Any] | None, num_requests: int, query_len: int, k: int
+    verify: VerifyProgram, draft: DraftProgram[Any, Any] | None, num_requests: int, query_len: int, k: int
 ) -> Step:
     """Return the step that writes the inputs of the verify: last tokens, positions and drafts of a padded batch.
 

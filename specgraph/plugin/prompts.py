@@ -93,7 +93,7 @@ class PromptProgram(Program):
 
     phase: Phase = "prefill"
 
-    def __init__(self, program: DraftProgram[Any], max_num_rows: int) -> None:
+    def __init__(self, program: DraftProgram[Any, Any], max_num_rows: int) -> None:
         """
         Args:
             program: a draft program of the head.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specgraph.attention.caches import bytes_per_token
 from specgraph.device import Platform
+from specgraph.draft.kinds import kind_of
 from specgraph.models.llama import LlamaTarget
 from specgraph.tools.shapes import RandomHead
 from specgraph.tools.timing import device_time
@@ -116,7 +117,7 @@ def propose_work(
     reads the experts that rows choose, if each chooses at random. Left out are embedding rows, norms, activations,
     the scales of FP8 weights, and the products of attention.
     """
-    parallel = head.kind in ("parallel", "block")
+    parallel = kind_of(head).is_one_pass
     all_of_round = requests * (k + 1)
     once, all_rows, last_rows = _matrices(head)
     work = [_linear(matrix, all_of_round) for matrix in once]
@@ -167,7 +168,7 @@ def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor], list[Tensor
     linears = [(_end(name), tensor) for name, tensor in head.weights().items()]
     linears = [(name, tensor) for name, tensor in linears if name in _LINEARS]
     once = {"fc"} if head.aux_layers else set[str]()
-    last = {_CHOICE} if head.kind in ("parallel", "block") else {"output", "gate_up", "down", *_MIXTURE}
+    last = {_CHOICE} if kind_of(head).is_one_pass else {"output", "gate_up", "down", *_MIXTURE}
     return (
         [tensor for name, tensor in linears if name in once],
         [tensor for name, tensor in linears if name not in once | last],

@@ -154,7 +154,7 @@ def no_carry(token_ids, hidden, attend, rows=None):
         ({"logits": lambda hidden: HEAD.logits(hidden).long()}, r"logits\(hidden\) is torch.int64: return floats"),
         ({"projection": 3}, r"Changed\.projection must be an OutputProjection or None, got 3"),
         ({"hidden_size": "16"}, r"Changed\.hidden_size must be an integer, got '16'"),
-        ({"attention_layers": ()}, "the head Changed has no attention_layers"),
+        ({"attention_layers": ()}, r"Changed attends as layer 0; it has 0 attention layer\(s\)"),
         ({"weights": 3}, "the head Changed lacks weights"),
         ({"draft_to_target": torch.zeros(3, dtype=torch.int64)}, r"draft_to_target is \[3\].*expected \[48\]"),
         ({"weights": lambda: [torch.zeros(2)]}, r"weights\(\) is of type list: return a dict of tensors"),

@@ -139,7 +139,7 @@ def block_misaligned_sizes(real: Any, self: BatchDescriptor) -> int:
     return -(-self.num_requests * self.query_len // 8) * 8
 
 
-@mutant("buffer-smaller-than-padded-size", "draft.program:allocate_buffers")
+@mutant("buffer-smaller-than-padded-size", "draft.program:Allocation")
 def buffer_smaller(real: Any, config: Any, *args: Any) -> Any:
     """Buffers hold the largest default size below the maximum instead of the maximum."""
     return real(replace(config, max_num_requests=config.max_num_requests // 2, capture_sizes=None), *args)

@@ -15,7 +15,7 @@ def rejected_draft_stays(real: Any, history: Tensor, table: Tensor, seq_lens: Te
     real(history, table, seq_lens + (seq_lens > 0).int(), *rest)
 
 
-@mutant("ngram-history-of-prompts", "draft.one_pass:NgramProgram.first")
+@mutant("ngram-history-of-prompts", "draft.ngram:NgramProgram.first")
 def prompts_alone(real: Any, self: Any, b: Any, make_attend: Any) -> None:
     """Sampled tokens never enter a text, which holds the prompt and whatever was behind it."""
     before = self.stack.caches[0].key.clone()

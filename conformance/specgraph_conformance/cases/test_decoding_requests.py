@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 import torch
-from specgraph.attention import AttentionMetadata
 from specgraph.device import Platform
 from specgraph.engine import Request
+from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, expect_lossless, generate, requests
@@ -25,17 +26,19 @@ from specgraph_conformance.tiny_models import VOCAB
 def test_metadata(platform: Platform) -> None:
     with decoder(platform) as made:
         assert made.drafter is not None
-        buffers = made.drafter.buffers
-        own = _storages(buffers.first) | _storages(buffers.step)
-        targets = _storages(made.target.verify_program.sliced(1, made.query_len).metadata)
-        assert own.isdisjoint(targets), "the drafter's graphs read metadata that the target's verify rewrites"
+        drafter, target = made.drafter.read_set(), made.target.verify_program.named_tensors()
+        own = _storages(drafter, "buffers.first.") | _storages(drafter, "buffers.step.")
+        assert own.isdisjoint(_storages(target, "verify.metadata.")), (
+            "the drafter's graphs read metadata that the target's verify rewrites"
+        )
 
 
-def _storages(metadata: AttentionMetadata) -> set[int]:
+def _storages(named: Mapping[str, Tensor], prefix: str) -> set[int]:
     """Return addresses of all but the block table: both sides read that of the round, and no graph writes it."""
-    named = metadata.named_tensors("metadata")
-    del named["metadata.block_table"]
-    return {tensor.untyped_storage().data_ptr() for tensor in named.values()}
+    own = {name: tensor for name, tensor in named.items() if name.startswith(prefix)}
+    assert own, f"no tensor is called {prefix}"
+    del own[f"{prefix}block_table"]
+    return {tensor.untyped_storage().data_ptr() for tensor in own.values()}
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -164,7 +164,7 @@ def test_max_len(platform: Platform, attention: str, lowering: str, seed: int) -
         batch = replace(any_batch, start_positions=[start] * 2, num_sampled=[count, 1], blocks=blocks)
         before = made.host_caches()
         made.round(batch)
-        positions = on_host(made.drafter.buffers.step.positions)
+        positions = on_host(made.drafter.read_set()["buffers.step.positions"])
         least, most = int(positions.min()), int(positions.max())
         assert least >= 0, f"a draft step from position {start} has position {least}"
         assert most < end, f"a draft step from position {start} has position {most}, past max_model_len {end}"

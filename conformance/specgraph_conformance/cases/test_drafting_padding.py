@@ -75,7 +75,7 @@ def test_shrinking(platform: Platform, seed: int) -> None:
     made = _after_larger(platform, seed, lambda made, small: made.propose(small).token_ids)
     counts = on_host(made.drafter.buffers.round.num_sampled).tolist()[1:]
     assert counts == [0, 0, 0], f"padded requests keep num_sampled {counts} of the larger batch: they are not inert"
-    slots = on_host(made.drafter.buffers.first.slot_mapping)[made.config.query_len :].unique().tolist()
+    slots = on_host(made.drafter.read_set()["buffers.first.slot_mapping"])[made.config.query_len :].unique().tolist()
     assert slots == [NULL_SLOT], f"padded rows keep slots {slots}"
 
 

@@ -116,7 +116,9 @@ def test_stale(platform: Platform, seed: int) -> None:
                     cache.value[block, offset] = junk
         drafts = made.propose(batch)
         assert drafts.parents is not None
-        seen.append((on_host(drafts.token_ids), on_host(drafts.parents), on_host(made.drafter.buffers.hidden)))
+        seen.append(
+            (on_host(drafts.token_ids), on_host(drafts.parents), on_host(made.drafter.read_set()["tree.hidden"]))
+        )
         made.close()
     for first, second, what in zip(*seen, ("tokens", "parents", "hidden states"), strict=True):
         expect_equal(first, second, what)

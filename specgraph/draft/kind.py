@@ -1,0 +1,52 @@
+"""A kind of drafter: the protocol of its heads, the programs that draft with them, and its limits."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Generic, TypeVar
+
+from specgraph.capture import AttentionStack
+from specgraph.config import DraftConfig
+from specgraph.draft.head_checks import HeadCheck
+from specgraph.draft.program import DraftProgram
+from specgraph.draft.protocol import Head
+from specgraph.errors import UnsupportedError
+
+HeadT = TypeVar("HeadT", bound=Head)
+
+
+class Kind(Generic[HeadT]):
+    """One way of drafting. Each subclass is in the file of its program and its buffers."""
+
+    protocol: ClassVar[type[Any]]
+    """The protocol of its heads."""
+    chains: ClassVar[type[DraftProgram[Any, Any]]]
+    """The program of chains."""
+    trees: ClassVar[type[DraftProgram[Any, Any]] | None] = None
+    """The program of trees; None if it drafts none."""
+    position_offset: ClassVar[int] = 0
+    """The place of what a row that takes token t leaves in the cache: 0 for the position before t's, 1 for t's own."""
+    has_probs: ClassVar[bool] = True
+    """Drafts can be drawn from a distribution."""
+    is_one_pass: ClassVar[bool] = False
+    """All K tokens are drafted with one pass of the model."""
+    reads_ahead: ClassVar[bool] = False
+    """A row of a prompt takes tokens further on than the next one."""
+
+    def check_limits(self, head: HeadT, config: DraftConfig, stack: AttentionStack) -> None:
+        """Raise ConfigError if the head cannot draft K tokens, UnsupportedError if it, or the attention, cannot draft
+        trees."""
+        if config.tree is not None and self.trees is None:
+            raise UnsupportedError(self.no_trees(head))
+
+    def no_trees(self, head: HeadT) -> str:
+        """Return why a head drafts no trees, and what to do."""
+        return f"a {type(head).__name__} drafts chains: leave out the draft tree"
+
+    def check(self, check: HeadCheck) -> None:
+        """Run each method of a head once over zeros; ConfigError if one returns something else than its protocol
+        says."""
+        raise NotImplementedError
+
+    def bytes_per_block(self, head: HeadT, num_speculative_tokens: int, block_size: int) -> int:
+        """Return the bytes that the program keeps per KV block, beside keys and values."""
+        return 0

@@ -1,0 +1,115 @@
+"""The program of a block that is filled in one pass (DFlash)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+from specgraph.attention import AttentionMetadata
+from specgraph.attention.context_parallel import rows_of_rank
+from specgraph.attention.rows import block_rows
+from specgraph.buffers import Axes
+from specgraph.capture import AttentionStack, MakeAttend
+from specgraph.config import DraftConfig
+from specgraph.draft.buffers import Allocation, PassRows, PromptRows
+from specgraph.draft.head_checks import HeadCheck
+from specgraph.draft.kind import Kind
+from specgraph.draft.one_pass import OnePassBuffers, draft_block, pass_fields
+from specgraph.draft.program import DraftProgram, make_seeds
+from specgraph.draft.protocol import ParallelHead
+from specgraph.errors import ConfigError
+from specgraph.ops.begin_rows import RowPlan
+
+ParallelT = TypeVar("ParallelT", bound=ParallelHead, covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelBuffers(OnePassBuffers):
+    """The tensors of a block behind its context."""
+
+    context: Annotated[AttentionMetadata, Axes("context")]
+    """Positions and slots of the round's rows; its lengths are those of nothing."""
+
+
+class ParallelProgram(DraftProgram[ParallelT, ParallelBuffers]):
+    """The round's hidden states become context keys and values, then a block of masked rows runs, not causal.
+
+    Every request has as many rows in the block, 1 + K or K, padding included, so the rows of a captured size are a
+    multiple of them.
+    """
+
+    def allocate(self, new: Allocation) -> ParallelBuffers:
+        return ParallelBuffers(**pass_fields(new), context=new.metadata("context"))
+
+    @property
+    def prefill_passes(self) -> int:
+        """0: a prompt's context is stored without attention."""
+        return 0
+
+    @property
+    def has_row_of_last_draft(self) -> bool:
+        return not self.head.sample_from_anchor
+
+    def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
+        """Return the round's rows as context, and a block of 1 + K, or of K where the anchor's row predicts too."""
+        block = max(1, num_speculative_tokens + self.has_row_of_last_draft)
+        filler = self.head.mask_token_id
+        plan = RowPlan(block, *self.config.limits, after_sampled=True, later_rows=block, filler=filler)
+        return PassRows(plan, {"context": query_len, "block": block})
+
+    def first(self, b: ParallelBuffers, make_attend: MakeAttend) -> None:
+        context = b.context.positions, b.context.slot_mapping
+        block_rows(b.plan, b.accepted, b.step.places, b.step_token_ids, context)
+        make_seeds(b)
+        self.head.store_context(self.head.combine(b.inputs.aux_hidden), self.stack.store(b.context))
+        token_ids = b.step_token_ids.view(b.inputs.num_sampled.shape[0], -1)
+        hidden = self.head.forward(token_ids, make_attend(b.step, 0))
+        blocks = hidden.view(*token_ids.shape, hidden.shape[-1])
+        self._draft(b, blocks, blocks if self.head.sample_from_anchor else blocks[:, 1:])
+
+    def _draft(self, b: ParallelBuffers, blocks: Tensor, hidden: Tensor) -> None:
+        """Draft from the rows of blocks [R, n, hidden_size], or those that predict, `hidden` [R, K, hidden_size]."""
+        draft_block(self.head, b, hidden.flatten(0, 1), self.tree)
+
+    def prefill(self, rows: PromptRows, make_attend: MakeAttend) -> None:
+        """See `DraftProgram.prefill`. Context is made from hidden states alone: tokens are not read.
+
+        No row depends on another, so of ranks that share keys each makes the rows of its own ones.
+        """
+        hidden, metadata = rows.aux_hidden, rows.metadata
+        one_prompt = rows.last_row is not None and metadata.seq_lens.shape[0] == 1  # whose positions follow each other
+        ranks = next((layer.ranks for layer in self.stack.layers), None) if one_prompt else None
+        if (own := rows_of_rank(metadata.positions, ranks)) is not None:
+            places = {name: getattr(metadata, name)[own] for name in ("positions", "slot_mapping")}
+            hidden, metadata = hidden[own], replace(metadata, **places)
+        self.head.store_context(self.head.combine(hidden), self.stack.store(metadata))
+
+
+class ParallelKind(Kind[Any]):
+    """See `ParallelHead`."""
+
+    protocol: ClassVar[type[Any]] = ParallelHead
+    chains = ParallelProgram
+    trees = ParallelProgram
+    is_one_pass = True
+
+    def check_limits(self, head: ParallelHead, config: DraftConfig, stack: AttentionStack) -> None:
+        super().check_limits(head, config, stack)
+        if config.num_speculative_tokens > head.max_speculative_tokens:
+            raise ConfigError(
+                f"num_speculative_tokens is {config.num_speculative_tokens}, and this parallel drafter was trained to "
+                f"fill {head.max_speculative_tokens} masked positions; ask for at most that many"
+            )
+
+    def check(self, check: HeadCheck) -> None:
+        ids, context = check.inputs()
+        check.call("store_context", context, check.store)
+        hidden = check.forward(ids[None], check.attend)
+        check.expect("forward(...)", hidden, check.rows, check.head.hidden_size, dtype=check.head.dtype)
+        self.check_draws(check, hidden, ids)
+        check.logits()
+
+    def check_draws(self, check: HeadCheck, hidden: Tensor, ids: Tensor) -> None:
+        """Check the methods besides `logits` that draw from the rows of a block."""
