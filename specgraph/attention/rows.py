@@ -1,6 +1,7 @@
-"""The rows of each kind of pass: a maker per kind, with the tensors that its passes read and write.
+"""The rows of each kind of pass: a class per kind, which plans them and fills them.
 
-All makers run one op, `begin_rows`, which has an argument for everything that any pass needs.
+`of` makes the plan, with the numbers that differ between passes of the kind. `fill` takes the tensors that these passes
+read and write. All kinds run one op, `begin_rows`, which has an argument for everything that any pass needs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 from specgraph.ops.past_rows import PastRows
+
+Limits = tuple[int, int]
+"""max_model_len and block_size."""
 
 
 class Places(NamedTuple):
@@ -53,119 +57,154 @@ class Reached(NamedTuple):
     """int64 [1]: set to 0."""
 
 
-def round_rows(plan: RowPlan, accepted: Accepted, at: Places, token_ids: Tensor, reached: Reached) -> None:
-    """Fill the rows of a round, behind which later steps go on.
+class RoundRows(RowPlan):
+    """The rows of a round, behind which later steps go on."""
 
-    Args:
-        token_ids: int64 [R * L], written.
-    """
-    *given, counted = accepted
-    ops.begin_rows(RowInputs(*given), plan, Rows(*at, token_ids, *reached, rows_without_block=counted))
+    __slots__ = ()
 
+    @classmethod
+    def of(cls, rows: int, limits: Limits, later_rows: int, position_offset: int) -> RoundRows:
+        """Plan `rows` rows per request; other arguments as in `RowPlan`."""
+        return cls(rows, *limits, later_rows=later_rows, slots_of_rejected=True, position_offset=position_offset)
 
-def module_rows(
-    plan: RowPlan,
-    accepted: Accepted,
-    at: Places,
-    token_ids: Tensor,
-    reached: Reached,
-    states: tuple[Tensor, Tensor],
-    past: PastRows,
-) -> None:
-    """Fill past rows, then those of a round.
+    def fill(self, accepted: Accepted, at: Places, token_ids: Tensor, reached: Reached) -> None:
+        """Fill the rows.
 
-    Args:
-        token_ids: int64 [R * L], written.
-        states: hidden states of the round's columns [R * query_len, hidden_size], and of the rows [R * L, hidden_size],
-            which are written.
-        past: the tokens and hidden states that were kept of the past rows.
-    """
-    *given, counted = accepted
-    of_columns, of_rows = states
-    rows = Rows(*at, token_ids, *reached, hidden=of_rows, rows_without_block=counted)
-    ops.begin_rows(RowInputs(*given, hidden=of_columns), plan, rows, past)
+        Args:
+            token_ids: int64 [R * L], written.
+        """
+        *given, counted = accepted
+        ops.begin_rows(RowInputs(*given), self, Rows(*at, token_ids, *reached, rows_without_block=counted))
 
 
-def masked_rows(
-    plan: RowPlan, accepted: Accepted, at: Places, token_ids: Tensor, hidden_rows: Tensor, draft_rows: Tensor
-) -> None:
-    """Fill the rows of a round, then masked ones.
+class ModuleRows(RowPlan):
+    """Past rows, then those of a round; those of the round alone if no row is past."""
 
-    Args:
-        token_ids: int64 [R * L], written.
-        hidden_rows: int64 [R * L], written: the row of the round whose hidden state each takes; see `Rows.hidden_rows`.
-        draft_rows: int64 [R * n], written: the rows that predict.
-    """
-    *given, counted = accepted
-    rows = Rows(*at, token_ids, draft_rows, hidden_rows=hidden_rows, rows_without_block=counted)
-    ops.begin_rows(RowInputs(*given), plan, rows)
+    __slots__ = ()
 
+    @classmethod
+    def of(cls, rows: int, limits: Limits, past: int) -> ModuleRows:
+        """Plan `rows` rows per request, the first `past` of which lie before the round."""
+        return cls(rows, *limits, past=past, slots_of_rejected=not past)
 
-def block_rows(
-    plan: RowPlan, accepted: Accepted, at: Places, token_ids: Tensor, context: tuple[Tensor, Tensor]
-) -> None:
-    """Fill a block of masked rows behind the sampled tokens, and the places of the round as its context.
+    def fill(
+        self,
+        accepted: Accepted,
+        at: Places,
+        token_ids: Tensor,
+        reached: Reached,
+        states: tuple[Tensor, Tensor],
+        past: PastRows | None,
+    ) -> None:
+        """Fill the rows.
 
-    Args:
-        token_ids: int64 [R * L], written.
-        context: positions and slots of the round's columns, int64 [R * query_len] each, written.
-    """
-    *given, counted = accepted
-    positions, slots = context
-    rows = Rows(*at, token_ids, context_positions=positions, context_slots=slots, rows_without_block=counted)
-    ops.begin_rows(RowInputs(*given), plan, rows)
-
-
-def text_rows(plan: RowPlan, accepted: Accepted, at: Places, token_ids: Tensor, lens: Tensor) -> None:
-    """Fill the tokens of a round, which enter the requests' texts.
-
-    Args:
-        token_ids: int64 [R * L], written.
-        lens: int32 [R], written: tokens of each text, those of the round included.
-    """
-    *given, counted = accepted
-    ops.begin_rows(RowInputs(*given), plan, Rows(*at, token_ids, step_seq_lens=lens, rows_without_block=counted))
+        Args:
+            token_ids: int64 [R * L], written.
+            states: hidden states of the round's columns [R * query_len, hidden_size], and of the rows
+                [R * L, hidden_size], which are written if there are past rows.
+            past: the tokens and hidden states that were kept of the past rows; None if there are none.
+        """
+        *given, counted = accepted
+        inputs, rows = RowInputs(*given), Rows(*at, token_ids, *reached, rows_without_block=counted)
+        if past is None:
+            ops.begin_rows(inputs, self, rows)
+        else:
+            of_columns, of_rows = states
+            ops.begin_rows(inputs._replace(hidden=of_columns), self, rows._replace(hidden=of_rows), past)
 
 
-def verify_rows(
-    plan: RowPlan, start_positions: Tensor, block_table: Tensor, tokens: tuple[Tensor, Tensor], at: Places,
-    token_ids: Tensor,
-) -> None:  # fmt: skip
-    """Fill the last token of each request, then its drafts.
+class MaskedRows(RowPlan):
+    """The rows of a round, then masked ones."""
 
-    Args:
-        tokens: the last tokens int64 [R], and the drafts int64 [R, K].
-        token_ids: int64 [R * L], written.
-    """
-    last, drafts = tokens
-    given, rows = RowInputs(start_positions, block_table, None, last[:, None], drafts), Rows(*at, token_ids)
-    ops.begin_rows(given, plan, rows)
+    __slots__ = ()
 
+    @classmethod
+    def of(cls, rows: int, limits: Limits, masked: int, filler: int) -> MaskedRows:
+        """Plan `rows` rows per request, the last `masked` of which have the token `filler`."""
+        return cls(rows, *limits, later_rows=masked, filler=filler)
 
-def tree_rows(
-    plan: RowPlan, start_positions: Tensor, block_table: Tensor, tokens: tuple[Tensor, Tensor, Tensor], at: Places,
-    token_ids: Tensor, ancestors: Tensor,
-) -> None:  # fmt: skip
-    """Fill the last token of each request, then the nodes of its tree.
+    def fill(self, accepted: Accepted, at: Places, token_ids: Tensor, hidden_rows: Tensor, draft_rows: Tensor) -> None:
+        """Fill the rows.
 
-    Args:
-        tokens: the last tokens int64 [R], the nodes int64 [R, N - 1], and the row that each node follows, as many.
-        token_ids: int64 [R * N], written.
-        ancestors: int64 [R * N], written; see `AttentionMetadata.ancestors`.
-    """
-    last, nodes, parents = tokens
-    given = RowInputs(start_positions, block_table, None, last[:, None], nodes, parents)
-    ops.begin_rows(given, plan, Rows(*at, token_ids, ancestors=ancestors))
+        Args:
+            token_ids: int64 [R * L], written.
+            hidden_rows: int64 [R * L], written: the row of the round whose hidden state each takes; see
+                `Rows.hidden_rows`.
+            draft_rows: int64 [R * n], written: the rows that predict.
+        """
+        *given, counted = accepted
+        rows = Rows(*at, token_ids, draft_rows, hidden_rows=hidden_rows, rows_without_block=counted)
+        ops.begin_rows(RowInputs(*given), self, rows)
 
 
-def prompt_rows(
-    plan: RowPlan, start_positions: Tensor, block_table: Tensor, counts: Tensor, at: Places,
-    last_row: Tensor | None = None,
-) -> None:  # fmt: skip
-    """Fill the places of the rows of prompts, which have their tokens already.
+class BlockRows(RowPlan):
+    """A block of masked rows behind the sampled tokens, and the places of the round as its context."""
 
-    Args:
-        counts: int64 or int32 [R]: real rows of each prompt.
-        last_row: int64 [R], written: the last real row.
-    """
-    ops.begin_rows(RowInputs(start_positions, block_table, counts), plan, Rows(*at, last_rows=last_row))
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, rows: int, limits: Limits, filler: int) -> BlockRows:
+        """Plan a block of `rows` rows per request: the last sampled token, then the token `filler`."""
+        return cls(rows, *limits, after_sampled=True, later_rows=rows, filler=filler)
+
+    def fill(self, accepted: Accepted, at: Places, token_ids: Tensor, context: tuple[Tensor, Tensor]) -> None:
+        """Fill the rows.
+
+        Args:
+            token_ids: int64 [R * L], written.
+            context: positions and slots of the round's columns, int64 [R * query_len] each, written.
+        """
+        *given, counted = accepted
+        positions, slots = context
+        rows = Rows(*at, token_ids, context_positions=positions, context_slots=slots, rows_without_block=counted)
+        ops.begin_rows(RowInputs(*given), self, rows)
+
+
+class TextRows(RowPlan):
+    """The tokens of a round, which enter the requests' texts. Rejected ones have no slot, so that they enter none."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, rows: int, limits: Limits, position_offset: int) -> TextRows:
+        """Plan `rows` rows per request."""
+        return cls(rows, *limits, position_offset=position_offset)
+
+    def fill(self, accepted: Accepted, at: Places, token_ids: Tensor, lens: Tensor) -> None:
+        """Fill the rows.
+
+        Args:
+            token_ids: int64 [R * L], written.
+            lens: int32 [R], written: tokens of each text, those of the round included.
+        """
+        *given, counted = accepted
+        ops.begin_rows(RowInputs(*given), self, Rows(*at, token_ids, step_seq_lens=lens, rows_without_block=counted))
+
+
+class PrefillRows(RowPlan):
+    """The rows of prompts, which have their tokens already."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, rows: int, limits: Limits) -> PrefillRows:
+        """Plan `rows` rows per request, padding included."""
+        return cls(rows, *limits)
+
+    def fill(
+        self,
+        start_positions: Tensor,
+        block_table: Tensor,
+        counts: Tensor,
+        at: Places,
+        last_row: Tensor | None = None,
+    ) -> None:
+        """Fill the places of the rows.
+
+        Args:
+            start_positions: int64 [R]: of the first rows.
+            block_table: int32 [R, max_blocks]
+            counts: int64 or int32 [R]: real rows of each prompt.
+            last_row: int64 [R], written: the last real row.
+        """
+        ops.begin_rows(RowInputs(start_positions, block_table, counts), self, Rows(*at, last_rows=last_row))

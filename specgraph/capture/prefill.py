@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specgraph.attention import NULL_BLOCK, AttentionMetadata
 from specgraph.attention.metadata import allocate_metadata
-from specgraph.attention.rows import prompt_rows
+from specgraph.attention.rows import PrefillRows
 from specgraph.buffers import Axes, Buffers, Once, PerRow
 from specgraph.capture.attend import MakeAttend
 from specgraph.capture.dispatch import BatchDescriptor, Phase, padded_size
@@ -24,7 +24,6 @@ from specgraph.capture.program import Program, Work
 from specgraph.capture.transfers import write
 from specgraph.config import DraftConfig
 from specgraph.errors import CapacityError
-from specgraph.ops.begin_rows import RowPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,16 +135,16 @@ class PrefillProgram(Program):
     def batches(self) -> list[BatchDescriptor]:
         return [BatchDescriptor("prefill", 1, rows, 0) for rows in reversed(self.config.prefill_rows)]
 
-    def plan(self, batch: BatchDescriptor) -> RowPlan:
+    def plan(self, batch: BatchDescriptor) -> PrefillRows:
         """Return the rows of a padded pass. Its real rows are those whose tokens are known."""
-        return RowPlan(batch.query_len, *self.config.limits)
+        return PrefillRows.of(batch.query_len, self.config.limits)
 
     def work_of(self, batch: BatchDescriptor) -> Work:
         """Return the work: positions, slots and lengths of the rows; then the model."""
         b = self.buffers.sliced(batch.query_len)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
-            prompt_rows(self.plan(batch), b.first_position, b.block_table, b.num_rows, b.metadata.places, b.last_row)
+            self.plan(batch).fill(b.first_position, b.block_table, b.num_rows, b.metadata.places, b.last_row)
             self.forward(b, make_attend)
 
         return work

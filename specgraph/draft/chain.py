@@ -10,6 +10,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention.choose import check_trees
 from specgraph.attention.metadata import advance
+from specgraph.attention.rows import RoundRows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend
 from specgraph.config import DraftConfig
 from specgraph.device.source import users_code
@@ -18,33 +19,32 @@ from specgraph.draft.head_checks import HeadCheck
 from specgraph.draft.kind import Kind
 from specgraph.draft.program import computed_tokens
 from specgraph.draft.protocol import DraftHead, DraftOutput, PairHead
-from specgraph.draft.stepping import StepBuffers, SteppingProgram, draft_one, forward_round, step_fields
+from specgraph.draft.stepping import ChainBuffers, SteppingProgram, draft_one, forward_round, step_fields
 from specgraph.draft.tree import TreeProgram
 from specgraph.errors import ConfigError
-from specgraph.ops.begin_rows import RowPlan
 from specgraph.ops.linear import PairInput
 
 
-class ChainProgram(SteppingProgram[DraftHead, StepBuffers]):
+class ChainProgram(SteppingProgram[DraftHead, ChainBuffers]):
     """Step 0 over the target's rows, then K - 1 steps of one row per request."""
 
-    def allocate(self, new: Allocation) -> StepBuffers:
-        return StepBuffers(**step_fields(new))
+    def allocate(self, new: Allocation) -> ChainBuffers:
+        return ChainBuffers(**step_fields(new))
 
     def num_steps(self, batch: BatchDescriptor) -> int:
         return computed_tokens(batch)
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         later, offset = num_speculative_tokens - 1, self.position_offset
-        plan = RowPlan(query_len, *self.config.limits, later_rows=later, slots_of_rejected=True, position_offset=offset)
+        plan = RoundRows.of(query_len, self.config.limits, later, offset)
         return PassRows(plan, {"first": query_len, "later": 1, "carried": 1})
 
-    def first(self, b: StepBuffers, make_attend: MakeAttend) -> Tensor:
+    def first(self, b: ChainBuffers, make_attend: MakeAttend) -> Tensor:
         out = forward_round(self.head, b, make_attend)
         draft_one(self.head, b, out.hidden)
         return out.carry
 
-    def run(self, b: StepBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
+    def run(self, b: ChainBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
         """Run the steps of one launch; where all are in one, an op ends a step and begins the next."""
         following = self.joined_steps()
         if following is None or len(steps) == 1:
@@ -66,7 +66,7 @@ class ChainProgram(SteppingProgram[DraftHead, StepBuffers]):
             return None
         return cast(PairHead, self.head), pair
 
-    def _next_step(self, b: StepBuffers, pair: PairInput, out: DraftOutput) -> Tensor:
+    def _next_step(self, b: ChainBuffers, pair: PairInput, out: DraftOutput) -> Tensor:
         """Pick a token per request and move one on: the input of the next step's first linear [R, E + hidden_size]."""
         logits = self.head.projection
         assert logits is not None
@@ -83,7 +83,7 @@ class ChainProgram(SteppingProgram[DraftHead, StepBuffers]):
             pair,
         )
 
-    def step(self, b: StepBuffers, make_attend: MakeAttend, step: int) -> Tensor:
+    def step(self, b: ChainBuffers, make_attend: MakeAttend, step: int) -> Tensor:
         advance(b.step, b.draft_step, *self.config.limits)
         if (after_advance := self.stack.backend.after_advance) is not None:
             with users_code(f"attention '{self.stack.backend.name}'.after_advance failed", ConfigError):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention.rows import masked_rows
+from specgraph.attention.rows import MaskedRows
 from specgraph.buffers import Axes
 from specgraph.capture import MakeAttend
 from specgraph.draft.buffers import Allocation, PassRows, PromptRows
@@ -19,13 +19,13 @@ from specgraph.draft.one_pass import OnePassBuffers, draft_block, pass_fields
 from specgraph.draft.program import DraftProgram, make_seeds
 from specgraph.draft.protocol import MaskedHead
 from specgraph.draft.stepping import prefill_rows
-from specgraph.ops.begin_rows import RowPlan
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedBuffers(OnePassBuffers):
     """The tensors of a pass with masked rows."""
 
+    plan: MaskedRows
     hidden: Annotated[Tensor, Axes("block")]
     """[R * rows of the pass, hidden_size]: the hidden states that the rows take."""
 
@@ -43,13 +43,12 @@ class MaskedProgram(DraftProgram[MaskedHead, MaskedBuffers]):
         """Return K - 1 rows more than the round has."""
         length = query_len + max(1, num_speculative_tokens) - 1
         later, filler = length - query_len, self.head.mask_token_id
-        plan = RowPlan(length, *self.config.limits, later_rows=later, filler=filler)
-        return PassRows(plan, {"block": length})
+        return PassRows(MaskedRows.of(length, self.config.limits, later, filler), {"block": length})
 
     def first(self, b: MaskedBuffers, make_attend: MakeAttend) -> None:
         drafts = b.draft_token_ids.numel() if self.tree is None else b.inputs.num_requests * self.tree.num_steps
         hidden_rows, draft_rows = (b.draft_token_ids.new_empty(n) for n in (b.step_token_ids.numel(), drafts))
-        masked_rows(b.plan, b.accepted, b.step.places, b.step_token_ids, hidden_rows, draft_rows)
+        b.plan.fill(b.accepted, b.step.places, b.step_token_ids, hidden_rows, draft_rows)
         make_seeds(b)
         combined = torch.cat([self.head.combine(b.inputs.aux_hidden), self.head.mask_hidden[None]])
         ops.take_rows(combined, hidden_rows, b.hidden)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import AttentionMetadata
-from specgraph.attention.rows import text_rows
+from specgraph.attention.rows import TextRows
 from specgraph.buffers import Axes, PerRequest
 from specgraph.capture import BatchDescriptor, MakeAttend, StepKind
 from specgraph.draft.buffers import Allocation, DraftBuffers, PassRows, PromptRows
@@ -19,13 +19,13 @@ from specgraph.draft.head_checks import HeadCheck
 from specgraph.draft.kind import Kind
 from specgraph.draft.ngram_head import NgramHead
 from specgraph.draft.program import DraftProgram
-from specgraph.ops.begin_rows import RowPlan
 
 
 @dataclass(frozen=True, kw_only=True)
 class NgramBuffers(DraftBuffers):
     """The tensors of a look through texts."""
 
+    plan: TextRows
     token_ids: Annotated[Tensor, Axes("text")]
     """int64 [R * query_len]: the tokens of the round."""
     text: Annotated[AttentionMetadata, Axes("text")]
@@ -53,8 +53,7 @@ class NgramProgram(DraftProgram[NgramHead, NgramBuffers]):
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """Return the round's rows; rejected ones have no slot, so that their tokens are in no text."""
-        plan = RowPlan(query_len, *self.config.limits, position_offset=self.position_offset)
-        return PassRows(plan, {"text": query_len})
+        return PassRows(TextRows.of(query_len, self.config.limits, self.position_offset), {"text": query_len})
 
     def num_steps(self, batch: BatchDescriptor) -> int:
         return 0
@@ -63,7 +62,7 @@ class NgramProgram(DraftProgram[NgramHead, NgramBuffers]):
         self.first(b, make_attend)
 
     def first(self, b: NgramBuffers, make_attend: MakeAttend) -> None:
-        text_rows(b.plan, b.accepted, b.text.places, b.token_ids, b.lens)
+        b.plan.fill(b.accepted, b.text.places, b.token_ids, b.lens)
         ops.keep_tokens(b.token_ids, b.text.slot_mapping, self._history)
         limits = self.head.prompt_lookup_min, self.head.prompt_lookup_max, self.config.max_model_len
         ops.ngram_propose(self._history, b.text.block_table, b.lens, *limits, b.draft_token_ids)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specgraph.attention import AttentionMetadata
 from specgraph.attention.context_parallel import rows_of_rank
-from specgraph.attention.rows import block_rows
+from specgraph.attention.rows import BlockRows
 from specgraph.buffers import Axes
 from specgraph.capture import AttentionStack, MakeAttend
 from specgraph.config import DraftConfig
@@ -20,7 +20,6 @@ from specgraph.draft.one_pass import OnePassBuffers, draft_block, pass_fields
 from specgraph.draft.program import DraftProgram, make_seeds
 from specgraph.draft.protocol import ParallelHead
 from specgraph.errors import ConfigError
-from specgraph.ops.begin_rows import RowPlan
 
 ParallelT = TypeVar("ParallelT", bound=ParallelHead, covariant=True)
 
@@ -29,6 +28,7 @@ ParallelT = TypeVar("ParallelT", bound=ParallelHead, covariant=True)
 class ParallelBuffers(OnePassBuffers):
     """The tensors of a block behind its context."""
 
+    plan: BlockRows
     context: Annotated[AttentionMetadata, Axes("context")]
     """Positions and slots of the round's rows; its lengths are those of nothing."""
 
@@ -55,13 +55,12 @@ class ParallelProgram(DraftProgram[ParallelT, ParallelBuffers]):
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """Return the round's rows as context, and a block of 1 + K, or of K where the anchor's row predicts too."""
         block = max(1, num_speculative_tokens + self.has_row_of_last_draft)
-        filler = self.head.mask_token_id
-        plan = RowPlan(block, *self.config.limits, after_sampled=True, later_rows=block, filler=filler)
+        plan = BlockRows.of(block, self.config.limits, filler=self.head.mask_token_id)
         return PassRows(plan, {"context": query_len, "block": block})
 
     def first(self, b: ParallelBuffers, make_attend: MakeAttend) -> None:
         context = b.context.positions, b.context.slot_mapping
-        block_rows(b.plan, b.accepted, b.step.places, b.step_token_ids, context)
+        b.plan.fill(b.accepted, b.step.places, b.step_token_ids, context)
         make_seeds(b)
         self.head.store_context(self.head.combine(b.inputs.aux_hidden), self.stack.store(b.context))
         token_ids = b.step_token_ids.view(b.inputs.num_sampled.shape[0], -1)

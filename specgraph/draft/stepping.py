@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import AttentionMetadata
-from specgraph.attention.rows import Reached, round_rows
+from specgraph.attention.rows import Reached, RoundRows
 from specgraph.buffers import Axes, Once, PerRequest
 from specgraph.capture import MakeAttend
 from specgraph.draft.buffers import Allocation, DraftBuffers, PromptRows
@@ -42,6 +42,13 @@ class StepBuffers(DraftBuffers):
     def reached(self) -> Reached:
         """The place from which the steps after step 0 go on."""
         return Reached(self.last_rows, self.step.positions, self.step.seq_lens, self.draft_step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainBuffers(StepBuffers):
+    """The tensors of steps whose first one takes the rows of a round."""
+
+    plan: RoundRows
 
 
 HeadT = TypeVar("HeadT", bound=DraftHead, covariant=True)
@@ -93,9 +100,9 @@ def step_fields(new: Allocation, tree_keys: int = 0) -> dict[str, Any]:
     }
 
 
-def forward_round(head: DraftHead, b: StepBuffers, make_attend: MakeAttend) -> DraftOutput:
+def forward_round(head: DraftHead, b: ChainBuffers, make_attend: MakeAttend) -> DraftOutput:
     """Run a head over the rows of the target's round: the output of each request's last accepted one."""
-    round_rows(b.plan, b.accepted, b.first.places, b.token_ids, b.reached)
+    b.plan.fill(b.accepted, b.first.places, b.token_ids, b.reached)
     make_seeds(b)
     hidden = head.combine(b.inputs.aux_hidden)
     return head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)

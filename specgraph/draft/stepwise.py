@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import AttentionMetadata
-from specgraph.attention.rows import module_rows, round_rows
+from specgraph.attention.rows import ModuleRows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, StepKind
 from specgraph.config import DraftConfig
 from specgraph.draft.buffers import Allocation, PassRows, PromptRows
@@ -24,7 +24,6 @@ from specgraph.draft.program import make_seeds
 from specgraph.draft.protocol import StepwiseHead
 from specgraph.draft.stepping import StepBuffers, SteppingProgram, draft_one, step_fields
 from specgraph.errors import ConfigError
-from specgraph.ops.begin_rows import RowPlan
 from specgraph.ops.past_rows import PastRows
 
 
@@ -32,6 +31,7 @@ from specgraph.ops.past_rows import PastRows
 class StepwiseBuffers(StepBuffers):
     """The tensors of modules."""
 
+    plan: ModuleRows
     past: PastRows | None
     """Tokens and hidden states of the rows before rounds; None if no module takes a drafted token."""
 
@@ -63,20 +63,16 @@ class StepwiseProgram(SteppingProgram[StepwiseHead, StepwiseBuffers]):
         """Return the past rows and all rows of the round, in every step."""
         past = self.look_ahead
         rows = query_len + past
-        plan = RowPlan(rows, *self.config.limits, past=past, slots_of_rejected=not past)
+        plan = ModuleRows.of(rows, self.config.limits, past)
         return PassRows(plan, {"first": rows, "later": 1, "carried": rows})
 
     def first(self, b: StepwiseBuffers, make_attend: MakeAttend) -> Tensor:
         hidden = self.head.combine(b.inputs.aux_hidden)
-        round_ = b.plan, b.accepted, b.first.places, b.token_ids, b.reached
-        if b.past is None:
-            round_rows(*round_)
-            make_seeds(b)
-            return self._module(0, b, hidden, make_attend)
-        module_rows(*round_, (hidden, b.hidden), b.past)
+        b.plan.fill(b.accepted, b.first.places, b.token_ids, b.reached, (hidden, b.hidden), b.past)
         make_seeds(b)
-        self._keep(b.past, b.token_ids, b.hidden, b.first)
-        return self._module(0, b, b.hidden, make_attend)
+        if b.past is not None:
+            self._keep(b.past, b.token_ids, b.hidden, b.first)
+        return self._module(0, b, hidden if b.past is None else b.hidden, make_attend)
 
     def step(self, b: StepwiseBuffers, make_attend: MakeAttend, step: int) -> Tensor:
         ops.shift_token_ids(b.token_ids, b.last_rows, b.step_token_ids, b.step.seq_lens, b.draft_step)

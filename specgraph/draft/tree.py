@@ -9,19 +9,18 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention.rows import Reached
+from specgraph.attention.rows import Reached, RoundRows
 from specgraph.buffers import PerRequest
 from specgraph.capture import BatchDescriptor, MakeAttend
 from specgraph.config import DraftTree
 from specgraph.draft.buffers import Allocation, PassRows
 from specgraph.draft.program import present
 from specgraph.draft.protocol import DraftHead
-from specgraph.draft.stepping import StepBuffers, SteppingProgram, forward_round, step_fields
-from specgraph.ops.begin_rows import RowPlan
+from specgraph.draft.stepping import ChainBuffers, SteppingProgram, forward_round, step_fields
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeBuffers(StepBuffers):
+class TreeBuffers(ChainBuffers):
     """The tensors of trees that are drawn step by step; see `ops.grow_tree`."""
 
     candidates: ops.Candidates
@@ -68,7 +67,7 @@ class TreeProgram(SteppingProgram[DraftHead, TreeBuffers]):
         """Return k rows per request after step 0."""
         k, offset = self.shape.top_k, self.position_offset
         later = (self.shape.num_steps - 1) * k
-        plan = RowPlan(query_len, *self.config.limits, later_rows=later, slots_of_rejected=True, position_offset=offset)
+        plan = RoundRows.of(query_len, self.config.limits, later, offset)
         return PassRows(plan, {"first": query_len, "later": k, "carried": k})
 
     def first(self, b: TreeBuffers, make_attend: MakeAttend) -> None:

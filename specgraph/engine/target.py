@@ -22,8 +22,8 @@ from specgraph.config import DraftConfig
 from specgraph.device import Platform
 from specgraph.draft import Drafter, SamplingBuffers, allocate_round
 from specgraph.engine.verify import VerifyProgram
+from specgraph.engine.verify_rows import VerifyRows
 from specgraph.models.target import Target
-from specgraph.ops import RowPlan
 from specgraph.options import DecoderOptions
 
 
@@ -89,7 +89,7 @@ class TargetRunner(ModelRunner):
         A request of a negative position there is inert: its `num_sampled` becomes 0. start_positions, of the last
         tokens, are for attention with host parameters.
         """
-        plan = RowPlan(ready.batch.query_len, *self.config.limits)
+        plan = VerifyRows.of(ready.batch.query_len, self.config.limits)
         self.run(ready, lambda step: plan.host_lengths(start_positions, ready.batch.num_requests))
 
     def prefill(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0) -> None:

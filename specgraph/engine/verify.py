@@ -9,7 +9,6 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention.choose import check_trees
 from specgraph.attention.paged import move_rows
-from specgraph.attention.rows import tree_rows, verify_rows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, Program, Work
 from specgraph.config import DraftConfig
 from specgraph.draft import Drafter, DraftTree, RoundBuffers
@@ -17,9 +16,9 @@ from specgraph.draft.logits import most_likely
 from specgraph.draft.program import present
 from specgraph.engine import ops as decoder_ops
 from specgraph.engine.verify_buffers import VerifyBuffers, allocate_verify
+from specgraph.engine.verify_rows import ToVerify, TreeRows, VerifyRows
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.models.target import Target, TargetOutput
-from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 from specgraph.options import DecoderOptions
 
 
@@ -83,11 +82,6 @@ class VerifyProgram(Program):
         the nodes of a tree."""
         return query_len if self.tree is None else self.tree.num_draft_tokens
 
-    def plan(self, query_len: int) -> RowPlan:
-        """Return the rows of the pass after which the round has `query_len` rows per request."""
-        plan = RowPlan(self.rows(query_len), *self.config.limits)
-        return plan if self.tree is None else plan._replace(tree_steps=self.tree.num_steps)
-
     def batches(self) -> list[BatchDescriptor]:
         """Return every captured size with every number of rows, largest first."""
         tree = self.tree is not None
@@ -110,10 +104,10 @@ class VerifyProgram(Program):
     def work_of(self, batch: BatchDescriptor) -> Work:
         """Return the pass: rows, the target, its hidden states for the drafter, and acceptance."""
         query_len = batch.num_speculative_tokens + 1
-        b, plan = self.sliced(batch.num_requests, query_len, batch.verified), self.plan(query_len)
+        b = self.sliced(batch.num_requests, query_len, batch.verified)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
-            self._begin(b, plan)
+            self._begin(b, query_len)
             out = self.target.forward(b.token_ids, make_attend(b.metadata, 0), self.aux_layers)
             hidden = self.drafter_hidden(out)
             if b.path is None and b.batch.aux_hidden.shape[1]:
@@ -128,17 +122,15 @@ class VerifyProgram(Program):
     def drafter_hidden(self, out: TargetOutput) -> Tensor:
         return out.aux_hidden if self.aux_layers else out.hidden
 
-    def _begin(self, b: VerifyBuffers, plan: RowPlan) -> None:
+    def _begin(self, b: VerifyBuffers, query_len: int) -> None:
         """Fill the rows: the last token of each request, then its drafts."""
-        at, tokens = b.metadata, (b.last_token_ids, b.draft_token_ids)
-        given = plan, b.batch.start_positions, b.batch.block_table
-        if b.ragged is not None:
-            inputs = RowInputs(b.batch.start_positions, b.batch.block_table, None, tokens[0][:, None], tokens[1])
-            decoder_ops.begin_ragged_rows(inputs, plan, Rows(*at.places, b.token_ids), b.ragged)
-        elif b.draft_parents is None or at.ancestors is None:
-            verify_rows(*given, tokens, at.places, b.token_ids)
+        at, rows, limits = b.metadata, self.rows(query_len), self.config.limits
+        given = ToVerify(b.batch.start_positions, b.batch.block_table, b.last_token_ids, b.draft_token_ids)
+        if self.tree is None:
+            VerifyRows.of(rows, limits).fill(given, at.places, b.token_ids, b.ragged)
         else:
-            tree_rows(*given, (*tokens, b.draft_parents), at.places, b.token_ids, at.ancestors)
+            nodes = present(b.draft_parents), at.places, b.token_ids, present(at.ancestors)
+            TreeRows.of(rows, limits, self.tree.num_steps).fill(given, *nodes)
 
     def _accept(self, b: VerifyBuffers, hidden: Tensor) -> None:
         """Write the sampled tokens and their counts, and of a tree the accepted path."""

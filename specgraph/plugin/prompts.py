@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from specgraph.attention.metadata import AttentionMetadata, allocate_block_table, allocate_metadata
-from specgraph.attention.rows import prompt_rows
+from specgraph.attention.rows import PrefillRows
 from specgraph.buffers import Axes, Buffers
 from specgraph.capture import BatchDescriptor, MakeAttend, ModelRunner, Phase, Program, Work, padded_size
 from specgraph.capture.transfers import write
 from specgraph.draft import ProposeBatch
 from specgraph.draft.buffers import PromptRows
 from specgraph.draft.program import DraftProgram
-from specgraph.ops.begin_rows import RowPlan
 from specgraph.plugin.round_end import RoundEnd, fill_round
 
 SEGMENT = 16
@@ -132,11 +131,11 @@ class PromptProgram(Program):
 
     def work_of(self, batch: BatchDescriptor) -> Work:
         """Return the work: positions, slots and lengths of the rows; then the head."""
-        b, plan = self._by_size[batch.num_requests], RowPlan(SEGMENT, *self._limits)
+        b, plan = self._by_size[batch.num_requests], PrefillRows.of(SEGMENT, self._limits)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             at, rows = b.metadata, b.inputs
-            prompt_rows(plan, rows.start_positions, at.block_table, rows.num_sampled, at.places)
+            plan.fill(rows.start_positions, at.block_table, rows.num_sampled, at.places)
             # Nobody reads the head's output: it computes that of one row.
             prompts = PromptRows(rows.sampled_token_ids.view(-1), rows.aux_hidden, at, self._first_row)
             self._program.prefill(prompts, make_attend)
