@@ -15,7 +15,7 @@ install = $(BIN)/uv pip install --quiet --python $(1) $(2) || $(BIN)/python -m p
 # What builds the local parts, installed once: isolated, each of ten parts would install it anew
 BUILD_TOOLS := "hatchling>=1.25" "hatch-fancy-pypi-readme>=24" editables
 # All local parts go into ONE call: `specgraph` on PyPI is an unrelated package that must never be looked for.
-PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/transformers integrations/vllm integrations/sglang drafters/smollm2)
+PARTS := . models run $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/plugin integrations/transformers integrations/vllm integrations/sglang drafters/smollm2)
 # $(FITTING) FOLDER...: those parts that this Python and torch can have, and a line for each other. It fails where torch is
 # not the one that was asked for
 FITTING = $(BIN)/python tests/fitting_parts.py --torch "$(TORCH)"
@@ -31,14 +31,14 @@ demo: $(BIN)/specgraph
 
 test: lint types unit docs packages conformance
 
-# torch and the core: all that the demo needs
-$(BIN)/specgraph: pyproject.toml
+# torch, the core, models and the decoder: all that the demo needs
+$(BIN)/specgraph: pyproject.toml models/pyproject.toml run/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	-$(PIP) uv
 	$(PIP) --no-deps --retries 0 --extra-index-url $(TORCH_INDEX) "$(TORCH)+cpu" || { $(call install,$(BIN)/python,"$(TORCH)"); }
 	$(BIN)/python -c "import importlib.metadata as m; print('torch==' + m.version('torch'))" > $(VENV)/torch.txt
 	$(call install,$(BIN)/python,$(BUILD_TOOLS))
-	$(call install,$(BIN)/python,$(HELD) --no-build-isolation -e .)
+	$(call install,$(BIN)/python,$(HELD) --no-build-isolation -e . -e ./models -e ./run)
 	touch $@
 
 $(VENV)/.dev: $(BIN)/specgraph $(wildcard conformance/pyproject.toml backends/*/pyproject.toml integrations/*/pyproject.toml drafters/*/pyproject.toml)
@@ -48,7 +48,7 @@ $(VENV)/.dev: $(BIN)/specgraph $(wildcard conformance/pyproject.toml backends/*/
 
 # What every process imports is compiled once, before several do it at the same time
 $(VENV)/.compiled: $(BIN)/specgraph
-	$(BIN)/python -c "import torch.testing, specgraph.engine"
+	$(BIN)/python -c "import torch.testing, specgraph_run.text"
 	touch $@
 
 lint: $(VENV)/.dev
@@ -66,7 +66,7 @@ unit: $(VENV)/.dev $(VENV)/.compiled
 # Tests of what depends on the interpreter (streams, contexts, dataclasses, annotations, options), on the other Pythons that
 # we name, each in an environment of its own. `make test PYTHON=python3.12 VENV=.venv-3.12` runs everything on one
 PYTHONS ?= 3.10 3.12 3.13
-ON_EACH := tests/test_imports.py tests/test_validation.py tests/cli tests/device tests/draft tests/engine
+ON_EACH := tests/test_imports.py tests/test_validation.py tests/cli tests/device tests/draft tests/decoder
 .PHONY: test-pythons $(PYTHONS:%=test-python-%)
 test-pythons: $(PYTHONS:%=test-python-%)
 $(PYTHONS:%=test-python-%): test-python-%:
@@ -122,7 +122,7 @@ reports: npu-simulator asynccpu
 	    $(BIN)/specgraph conformance musa --json $(REPORTS)/musa.json && \
 	  PYTHONPATH=$(abspath $(ACCELERATOR_DIR))/device:$(ASYNCCPU_BUILD) ASYNCCPU_BUILD=$(ASYNCCPU_BUILD) \
 	    $(BIN)/specgraph conformance accelerator --json $(REPORTS)/accelerator.json && \
-	  $(RUN_NPU) -c "from specgraph.cli import main; main()" conformance npu --json $(REPORTS)/npu.json
+	  $(RUN_NPU) -c "from specgraph_run.cli import main; main()" conformance npu --json $(REPORTS)/npu.json
 	$(MAKE) scoreboard
 
 scoreboard:

@@ -4,17 +4,18 @@
     SPECGRAPH_PLATFORM=cuda python examples/one_file.py      # each propose is one graph launch
 
 Two prompts are continued at once by the shipped target, greedily. In each round the head drafts K tokens per request
-(propose); the target runs over them in one pass and keeps those that it would have written itself (verify). So the text
-is the target's own, whatever the head drafts.
+(propose), and the target runs over them in one pass and keeps those that it would have written itself (verify).
 
-From specgraph come the paged attention of the head, the draft loop and its graphs (`Drafter`), and the target, whose
-attention is the one below. docs/embedding.md explains each step, and what serving engines do besides.
+`specgraph.Drafter` is the draft loop with its graphs and the paged attention of the head. The target's own attention is
+below. docs/embedding.md explains each step, and what serving engines do besides.
 """
 
 import os
 from functools import partial
 from pathlib import Path
 
+import specgraph_models
+import specgraph_run
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -123,8 +124,8 @@ class Engine:
     """Greedy generation for up to `num_requests` prompts at once."""
 
     def __init__(self, platform, num_requests: int) -> None:
-        target_folder, draft_folder = specgraph.shipped_pair()
-        target = specgraph.load_target(target_folder, platform.device, torch.float32)
+        target_folder, draft_folder = specgraph_run.shipped_pair()
+        target = specgraph_models.load_target(target_folder, platform.device, torch.float32)
         self.verifier, self.head = Verifier(target, num_requests, platform.device), Eagle3(draft_folder, target)
         config = specgraph.DraftConfig(num_speculative_tokens=K, max_num_requests=num_requests, max_model_len=MAX_LEN)
         self.blocks = MAX_LEN // config.block_size  # of one request
@@ -183,7 +184,7 @@ class Engine:
 
 @torch.inference_mode()
 def main() -> None:
-    encoder = Tokenizer.from_file(str(specgraph.shipped_pair()[0] / "tokenizer.json"))
+    encoder = Tokenizer.from_file(str(specgraph_run.shipped_pair()[0] / "tokenizer.json"))
     texts = ["def read_chunk(self, size):\n", "class Counter(dict):\n    def __init__(self"]
     prompts = [encoder.encode(text).ids for text in texts]
     engine = Engine(specgraph.open_platform(os.getenv("SPECGRAPH_PLATFORM", "cpu")), len(prompts))

@@ -1,26 +1,24 @@
-"""The names at the top of `specgraph`: what an engine needs to draft, and text from two folders.
+"""The names at the top of `specgraph`: all that an engine needs to draft.
 
 `specgraph/__init__.py` hands them out when they are first asked for. The other public names are in `__all__` of
-`specgraph.attention`, `checkpoints`, `models`, `engine`, `parallel` and `errors`.
+`specgraph.attention`, `specgraph.draft`, `specgraph.parallel` and `specgraph.errors`.
 """
 
 from specgraph.attention import AttentionBackend, AttentionLayer, KVCache, PagedAttention, allocate_caches
-from specgraph.checkpoints import load_drafter, load_target
 from specgraph.device import Platform, open_platform
 from specgraph.draft import (
     BoundTensors,
     DraftConfig,
     Drafter,
+    DraftHead,
+    DraftOutput,
     DraftTokens,
     DraftTree,
     ProposeBatch,
     SamplingBuffers,
     allocate_sampling,
 )
-from specgraph.engine.load import load_generator, shipped_pair
 from specgraph.errors import SpecgraphError
-from specgraph.models import DraftHead, DraftOutput
-from specgraph.options import EngineOptions
 
 __all__ = [
     "AttentionBackend",
@@ -32,7 +30,6 @@ __all__ = [
     "DraftTokens",
     "DraftTree",
     "Drafter",
-    "EngineOptions",
     "KVCache",
     "PagedAttention",
     "Platform",
@@ -41,9 +38,5 @@ __all__ = [
     "SpecgraphError",
     "allocate_caches",
     "allocate_sampling",
-    "load_drafter",
-    "load_generator",
-    "load_target",
     "open_platform",
-    "shipped_pair",
 ]

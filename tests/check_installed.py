@@ -11,7 +11,9 @@ from importlib import import_module
 from importlib.metadata import distributions, version
 from pathlib import Path
 
-from specgraph import __version__, load_generator
+from specgraph_run import load_generator
+
+from specgraph import __version__
 from specgraph.device import discover
 
 
@@ -19,7 +21,7 @@ def main() -> None:
     """Print what works; an assertion that fails names the part."""
     parts = {each.name: each.version for each in distributions() if each.name.startswith("specgraph-")}
     left_out = sys.version_info < (3, 11)  # specgraph-transformers, as transformers itself
-    assert len(parts) >= 10 - left_out, f"installed are only {', '.join(parts)}"
+    assert len(parts) >= 13 - left_out, f"installed are only {', '.join(parts)}"
     assert set(parts.values()) == {__version__}, parts
     for name in sorted(parts):
         module = import_module("specgraph" if name == "specgraph-core" else name.replace("-", "_"))

@@ -68,7 +68,9 @@ def problems(path: Path) -> list[str]:
             found.append(f"{path.name}: requires {required}")
     if path.suffix == ".whl" and (missing := [name for name in packaged(path) if name not in files]):
         found.append(f"{path.name}: lacks {', '.join(missing[:3])}")
-    others = ("/backends/", "/conformance/", "/integrations/", "/drafters/", "/benchmarks/", "/tests/")
+    others = tuple(
+        f"/{each}/" for each in ("backends", "conformance", "drafters", "integrations", "models", "run", "tests")
+    )
     if path.name.startswith("specgraph_core") and (wrong := [n for n in files if n[n.find("/") :].startswith(others)]):
         found.append(f"{path.name}: holds files of other parts: {', '.join(wrong[:3])}")
     return found

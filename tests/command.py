@@ -18,8 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-
-from specgraph.cli import main
+from specgraph_run.cli import main
 
 Done = subprocess.CompletedProcess[str]
 
@@ -59,6 +58,6 @@ def check_keys(command: str, report: dict[str, object] | list[dict[str, object]]
 
 def in_a_process(*arguments: object, cwd: Path | None = None, **environ: str) -> Done:
     """Run the command in a process of its own."""
-    command = [sys.executable, "-c", "from specgraph.cli import main; main()", *map(str, arguments)]
+    command = [sys.executable, "-c", "from specgraph_run.cli import main; main()", *map(str, arguments)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False)

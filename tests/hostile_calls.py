@@ -13,20 +13,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import specgraph_models
+import specgraph_run
 import torch
+from specgraph_plugin import ProposeCounts
+from specgraph_run.decoder import DecoderOptions, Request, SpeculativeDecoder
+from specgraph_run.text import TextGenerator
 from tiny_checkpoints import write_eagle3, write_target
 from torch import Tensor
 
 import specgraph as sg
-from specgraph import api, attention, checkpoints, engine, models, parallel
-from specgraph.engine import DecoderOptions, Request, SpeculativeDecoder, TextGenerator
+from specgraph import api, attention, draft, parallel
 from specgraph.ops import Weight
-from specgraph.plugin import ProposeCounts
 
 TOKENS = [1, 2, 3, 4, 5]
 PUBLIC = {
     name: getattr(module, name)
-    for module in (api, attention, checkpoints, engine, models, parallel)
+    for module in (api, attention, draft, parallel, specgraph_models, specgraph_run, specgraph_run.decoder)
     for name in module.__all__
 } | {"ProposeCounts": ProposeCounts}
 
@@ -38,8 +41,8 @@ class World:
         self.folder, self.numbers = folder, count()
         self.target_folder, self.draft_folder = write_target(folder / "target"), write_eagle3(folder / "draft")
         self.platform = sg.open_platform("cpu")
-        self.target = sg.load_target(self.target_folder)
-        self.head = sg.load_drafter(self.draft_folder, self.target)
+        self.target = specgraph_models.load_target(self.target_folder)
+        self.head = specgraph_models.load_drafter(self.draft_folder, self.target)
         self.draft_config = sg.DraftConfig(
             num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, decode="eager", debug=True
         )
@@ -76,7 +79,7 @@ class World:
         return decoder
 
     def make_generator(self) -> TextGenerator:
-        return sg.load_generator(
+        return specgraph_run.load_generator(
             max_model_len=64, decode="eager", num_speculative_tokens=2, sampled=True, max_num_requests=2
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, make_dataclass
@@ -12,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import pytest
 import torch
+from check_packages import typed_packages
 from torch import Tensor
 
 from specgraph.buffers import (
@@ -36,11 +36,10 @@ MOST = 4
 def written_modules() -> Iterator[str]:
     """The modules of all distributions that could define a record: they say `Buffers`, the end of every record's name
     and of the base."""
-    for path in sorted(ROOT.glob("**/specgraph*/**/*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        inside = [index for index, part in enumerate(parts) if part.startswith("specgraph")]
-        if "tests" not in parts and "build" not in parts and "Buffers" in path.read_text():
-            yield re.sub(r"\.__init__$", "", ".".join(parts[inside[0] :]))
+    for mark in typed_packages(ROOT):
+        for path in sorted(mark.parent.rglob("*.py")):
+            if "Buffers" in path.read_text():
+                yield ".".join(path.relative_to(mark.parents[1]).with_suffix("").parts).removesuffix(".__init__")
 
 
 def subclasses(base: type[Any]) -> Iterator[type[Any]]:

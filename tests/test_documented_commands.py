@@ -5,10 +5,9 @@ import shlex
 from itertools import pairwise
 
 import pytest
+from specgraph_run.cli import app
 from test_readme import PAGES, ROOT
 from typer.main import get_command
-
-from specgraph.cli import app
 
 TYPED = re.compile(r"(specgraph|make|torchrun|pip install) ")
 MAKEFILES = "".join(path.read_text() for path in [ROOT / "Makefile", *ROOT.glob("*/*.mk"), *ROOT.glob("*/*/*.mk")])
@@ -27,7 +26,7 @@ def refusal(line: str) -> str:
     """Return why a command can't be run as it is written; empty when it can. Nothing is run."""
     first, *words = [word for word in shlex.split(re.sub(r"\bN\b", "8", line)) if word != "..."]
     if first == "torchrun":
-        words = words[words.index("specgraph") + 1 :] if "specgraph" in words else []
+        words = words[words.index("specgraph_run") + 1 :] if "specgraph_run" in words else []
     if first == "make":
         targets = [word for word in words if "=" not in word and not word.startswith("-")]
         return "".join(f"no target {each}" for each in targets if not re.search(rf"^{each}:", MAKEFILES, re.MULTILINE))
@@ -62,4 +61,4 @@ def test_commands_are_found_and_wrong_ones_are_refused():
     assert "--nope" in reasons[0]
     assert reasons[1:] == ["no part ./gone", "no target nothing", "no command dance"]
     assert "integer" in refusal("specgraph bench --repeats many")
-    assert "--tensor-paralel" in refusal("torchrun --nproc-per-node 2 -m specgraph generate --tensor-paralel 2")
+    assert "--tensor-paralel" in refusal("torchrun --nproc-per-node 2 -m specgraph_run generate --tensor-paralel 2")

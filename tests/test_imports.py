@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -40,24 +41,65 @@ def packages(modules: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
 
 
-def test_specgraph_alone_loads_nothing():
-    before, after = loaded("", "pass", "import specgraph")
-    assert packages(after - before) == {"specgraph"}
+def test_the_core_and_the_command_alone_load_nothing():
+    before, core, run = loaded("", "pass", "import specgraph", "import specgraph_run")
+    assert packages(core - before) == {"specgraph"}
+    assert packages(run - before) == {"specgraph_run"}
 
 
 def test_options_and_the_interface_of_devices_load_no_torch():
     """Commands take options and names of devices from them before torch is there."""
-    rooms = [f"import specgraph.{room}" for room in ("config", "options", "device", "cli")]
+    rooms = [f"import {room}" for room in ("specgraph.config", "specgraph.device", "specgraph_run.options")]
+    rooms += ["import specgraph_run.cli"]
     assert [packages(after) & {"torch", "numpy"} for after in loaded("", *rooms)] == [set()] * len(rooms)
 
 
 def test_public_names_load_torch_and_pluggy_only_and_any_room_can_be_first():
     """Rooms import each other with `from specgraph import ops`, which must not load the whole API."""
-    rooms = [f"import specgraph.{room}" for room in ("attention", "draft", "models")]
-    names = "from specgraph import *; load_generator, Drafter"
+    rooms = [f"import specgraph.{room}" for room in ("attention", "draft", "ops")]
+    names = "from specgraph import *; allocate_caches, Drafter"
     before, public, probed, *_ = loaded("import torch", "pass", names, PROBE, *rooms)
     assert packages(public) - packages(before) == {"specgraph", "pluggy"}
     assert not (probed - before) & {"torch._inductor", "triton"}, "the recorder's internals come with `open` only"
+
+
+ONLY_TORCH_AND_PLUGGY = """
+import re, sys
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+
+allowed, new = set(), ["torch", "pluggy"]
+while new:  # what they require, and what that requires
+    name = re.match(r"[\\w.-]+", new.pop())[0].lower().replace("_", "-")
+    if name not in allowed:
+        allowed.add(name)
+        try:
+            new += [line for line in requires(name) or () if "extra ==" not in line]
+        except PackageNotFoundError:  # of another system
+            pass
+places = packages_distributions()
+
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        owners = {each.lower().replace("_", "-") for each in places.get(name, ())}
+        if name.startswith("specgraph_") or (owners and not owners & allowed and name != "specgraph"):
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+sys.meta_path.insert(0, Refusing())
+"""
+
+
+def test_the_core_drafts_with_torch_and_pluggy_alone():
+    """The page's head, in an interpreter that finds nothing else than what torch itself requires."""
+    page = (Path(__file__).parents[1] / "docs/writing-a-drafter.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    command = [sys.executable, "-W", "ignore", "-c", f"{ONLY_TORCH_AND_PLUGGY}{code}\nprint(dict(drafter.launches))"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert ast.literal_eval(run.stdout.splitlines()[-1]) == {"propose": 1}
+    refused = subprocess.run(
+        [sys.executable, "-c", ONLY_TORCH_AND_PLUGGY + "import specgraph_models"], capture_output=True, check=False
+    )
+    assert b"No module named 'specgraph_models'" in refused.stderr
 
 
 FOREIGN = {"vllm", "sglang", "torch_npu", "torch_musa", "triton", "cuda", "transformers", "pytest"}
@@ -91,10 +133,10 @@ def test_every_module_of_every_part_imports():
 
 
 def test_public_names():
-    assert {"Drafter", "load_generator", "open_platform"} <= set(specgraph.__all__) <= set(dir(specgraph))
+    assert {"Drafter", "allocate_caches", "open_platform"} <= set(specgraph.__all__) <= set(dir(specgraph))
     page = (Path(__file__).parents[1] / "docs" / "stability.md").read_text().split("## Python")[1].split("- Before")[0]
     named = re.findall(r"`(specgraph[.\w]*)`", page)
-    assert len(named) == 7
+    assert len(named) == 8
     for module in map(import_module, named):
         assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
 

@@ -11,32 +11,28 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from specgraph_models import eagle_head_from_module, load_drafter, load_target
+from specgraph_models.checkpoints import target_shape
+from specgraph_models.checkpoints.tokenizer import Tokenizer
+from specgraph_run import EngineOptions, load_generator, shipped_pair
+from specgraph_run.cli.load import check_processes
+from specgraph_run.decoder import Request, SpeculativeDecoder
 from torch import Tensor
 
 from specgraph import (
     DraftConfig,
     Drafter,
     DraftTree,
-    EngineOptions,
     KVCache,
     ProposeBatch,
     SamplingBuffers,
     SpecgraphError,
     allocate_caches,
     allocate_sampling,
-    load_drafter,
-    load_generator,
-    load_target,
     open_platform,
-    shipped_pair,
 )
 from specgraph.attention import choose_attention
-from specgraph.checkpoints import target_shape
-from specgraph.checkpoints.tokenizer import Tokenizer
-from specgraph.cli.load import check_processes
-from specgraph.engine import Request, SpeculativeDecoder
 from specgraph.errors import CheckpointError, ConfigError, UnknownPlatformError
-from specgraph.models import eagle_head_from_module
 from specgraph.ops.tensor_forms import check_named
 from specgraph.parallel import join_layout, join_ranks
 from specgraph.validation import RUNNING, OneCall, one_call

@@ -15,11 +15,14 @@ from specgraph.device import PLATFORM_API
 ROOT = Path(__file__).parents[1]
 PARTS = [
     ".",
+    "models",
+    "run",
     "conformance",
     "backends/cuda",
     "backends/npu",
     "backends/musa",
     "backends/accelerator",
+    "integrations/plugin",
     "integrations/transformers",
     "integrations/vllm",
     "integrations/sglang",

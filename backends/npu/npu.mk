@@ -18,7 +18,7 @@ $(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml $(NPU_DIR)/npu.mk | $(VENV)/.compile
 	$(NPU_PIP) $(PIP_INSTALL) --no-deps torch==$(NPU_TORCH) torch_npu==$(NPU_TORCH)
 	$(call install,$(NPU_PYTHON),torch==$(NPU_TORCH) numpy pyyaml pytest pytest-xdist hypothesis pluggy safetensors tokenizers typer \
 	  rich $(BUILD_TOOLS))
-	$(call install,$(NPU_PYTHON),--no-build-isolation --no-deps -e . -e ./conformance -e $(NPU_DIR))
+	$(call install,$(NPU_PYTHON),--no-build-isolation --no-deps -e . -e ./models -e ./run -e ./conformance -e $(NPU_DIR))
 	touch $@
 
 .PHONY: npu-simulator test-npu

@@ -11,9 +11,9 @@ from specgraph import ops
 from specgraph.attention import NULL_SLOT, AttentionLayer, AttentionMetadata, StepContext
 from specgraph.device import Platform
 from specgraph.errors import UnsupportedError
-from specgraph.models.config import RotaryConfig
-from specgraph.models.rotary import rotary_table
 from specgraph.ops import DeviceLengths, HostLengths, KVCache, Mask, NewRows
+from specgraph_models.config import RotaryConfig
+from specgraph_models.rotary import rotary_table
 from torch import Tensor
 
 from specgraph_conformance import oracles

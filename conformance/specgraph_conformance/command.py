@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from specgraph.cli.interrupts import finished_first
 from specgraph.errors import ConfigError
+from specgraph_run.cli.interrupts import finished_first
 
 from specgraph_conformance.case import GROUPS, attention_place
 from specgraph_conformance.render import (

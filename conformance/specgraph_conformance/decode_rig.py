@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from specgraph.config import DraftConfig
 from specgraph.device import Platform
-from specgraph.engine import AcceptanceMetrics, DecoderOptions, Generation, Request, SpeculativeDecoder
 from specgraph.errors import UnsupportedError
+from specgraph_run.decoder import AcceptanceMetrics, DecoderOptions, Generation, Request, SpeculativeDecoder
 from torch import Tensor
 
 from specgraph_conformance.case import Absent

@@ -1,4 +1,4 @@
-"""The tiny target and the EAGLE head in float64, without the code of `specgraph.models`: only their weights are read.
+"""The tiny target and the EAGLE head in float64, without the code of `specgraph_models`: only their weights are read.
 
 The other oracles run a head's own code in float64, which shows what a device, a graph or a buffer does wrong. These
 show what that code does wrong, and what an engine hands it: rotary angles, norms, the row and the token of a prompt.

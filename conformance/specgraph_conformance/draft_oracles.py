@@ -12,9 +12,9 @@ from typing import NamedTuple, cast
 
 import torch
 from specgraph.draft.protocol import DraftHead, DraftOutput, MaskedHead, ModelHead, ParallelHead
-from specgraph.models.dspark import DSparkHead
-from specgraph.models.mtp import MtpHead
 from specgraph.ops.linear import Weight
+from specgraph_models.dspark import DSparkHead
+from specgraph_models.mtp import MtpHead
 from torch import Tensor
 
 from specgraph_conformance.oracles import DenseKeys

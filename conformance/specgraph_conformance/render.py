@@ -12,8 +12,8 @@ from rich.console import Console, Group
 from rich.markup import escape as plain
 from rich.table import Table
 from rich.text import Text
-from specgraph.cli.interrupts import finished_first
 from specgraph.errors import ConfigError
+from specgraph_run.cli.interrupts import finished_first
 
 from specgraph_conformance.case import GROUPS
 from specgraph_conformance.diagnosis import by_cause, look_at

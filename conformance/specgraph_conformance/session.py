@@ -151,8 +151,9 @@ def environment() -> dict[str, str]:
 
 
 def _sources(item: Discovered) -> list[Source]:
-    """The core's, the suite's, and the backend's where it is not the core."""
-    found = [source_of("specgraph-core", "specgraph"), source_of("specgraph-conformance", "specgraph_conformance")]
+    """The sources of the core, of the parts that the suite runs it with, and of the backend if it is another part."""
+    packages = ("specgraph", "specgraph_models", "specgraph_run", "specgraph_conformance")
+    found = [source_of("specgraph-core" if p == "specgraph" else p.replace("_", "-"), p) for p in packages]
     module = entry_module(item)
     if module is not None and item.distribution not in {source.distribution for source in found}:
         found.append(source_of(item.distribution, module.partition(".")[0]))

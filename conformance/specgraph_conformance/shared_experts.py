@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from specgraph.config import DraftConfig
 from specgraph.device import Platform
-from specgraph.engine import Generation, Request, SpeculativeDecoder
 from specgraph.errors import RankError
-from specgraph.models.draft_model import DraftModelHead
-from specgraph.models.experts import Experts, ExpertsConfig
-from specgraph.models.llama import LlamaTarget
 from specgraph.ops.linear import Weight
 from specgraph.parallel import WHOLE, TensorParallel, join_layout
+from specgraph_models.draft_model import DraftModelHead
+from specgraph_models.experts import Experts, ExpertsConfig
+from specgraph_models.llama import LlamaTarget
+from specgraph_run.decoder import Generation, Request, SpeculativeDecoder
 
 from specgraph_conformance.draft_comparison import TOLERANCE
 from specgraph_conformance.oracles import DenseKeys

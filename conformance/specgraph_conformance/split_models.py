@@ -16,14 +16,14 @@ from specgraph.attention import choose_attention
 from specgraph.config import DraftConfig
 from specgraph.device import Platform
 from specgraph.draft import DraftTree
-from specgraph.engine import DecoderOptions, SpeculativeDecoder
 from specgraph.errors import RankError
-from specgraph.models.draft_model import DraftModelHead
-from specgraph.models.eagle import EagleHead
-from specgraph.models.layers import DecoderLayer
-from specgraph.models.llama import LlamaTarget
 from specgraph.ops.linear import Weight
 from specgraph.parallel import TensorParallel, join_layout
+from specgraph_models.draft_model import DraftModelHead
+from specgraph_models.eagle import EagleHead
+from specgraph_models.layers import DecoderLayer
+from specgraph_models.llama import LlamaTarget
+from specgraph_run.decoder import DecoderOptions, SpeculativeDecoder
 from torch import Tensor
 
 from specgraph_conformance.shared_experts import CHUNK, LENGTH, Scenario, asked_of, shortfall

@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from specgraph.draft.ngram_head import NgramHead
 from specgraph.draft.protocol import DraftHead, Head
-from specgraph.models.config import ModelConfig
-from specgraph.models.decoder import AuxWeights
-from specgraph.models.dflash import BlockParts, DFlashHead
-from specgraph.models.draft_model import DraftModelHead
-from specgraph.models.dspark import ConfidenceHead, DSparkHead, MarkovHead
-from specgraph.models.eagle import EagleHead
-from specgraph.models.eagle3 import Eagle3Head, PEagleHead
-from specgraph.models.layers import DecoderLayer
-from specgraph.models.llama import LlamaTarget
-from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.ops.linear import Weight
+from specgraph_models.config import ModelConfig
+from specgraph_models.decoder import AuxWeights
+from specgraph_models.dflash import BlockParts, DFlashHead
+from specgraph_models.draft_model import DraftModelHead
+from specgraph_models.dspark import ConfidenceHead, DSparkHead, MarkovHead
+from specgraph_models.eagle import EagleHead
+from specgraph_models.eagle3 import Eagle3Head, PEagleHead
+from specgraph_models.layers import DecoderLayer
+from specgraph_models.llama import LlamaTarget
+from specgraph_models.mtp import MtpHead, MtpModule
 from torch import Tensor
 
 VOCAB = 64

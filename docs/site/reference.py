@@ -8,10 +8,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-MODULES = ("attention", "checkpoints", "models", "engine", "parallel", "errors")
-"""Modules of `specgraph` whose `__all__` is public, beside that of `specgraph` itself (docs/stability.md)."""
+MODULES = (
+    "specgraph.attention", "specgraph.draft", "specgraph.parallel", "specgraph.errors", "specgraph_models",
+    "specgraph_run", "specgraph_run.decoder",
+)  # fmt: skip
+"""Modules whose `__all__` is public, beside that of `specgraph` itself (docs/stability.md)."""
 
-FIRST = ("Drafter", "DraftConfig", "ProposeBatch", "DraftTokens", "load_generator")
+FIRST = ("Drafter", "DraftConfig", "ProposeBatch", "DraftTokens")
 """Names that a reader wants first."""
 
 
@@ -19,22 +22,23 @@ def api_page() -> str:
     """Return all public names for mkdocstrings: those at the top of `specgraph`, then those of its modules."""
     import specgraph
 
-    top = specgraph.__all__
+    top, shown = specgraph.__all__, set(specgraph.__all__)
     lines = ["# Python", "", "`from specgraph import Drafter` for these names, which are all that an engine needs:", ""]
     for name in sorted(top, key=lambda name: name not in FIRST):
         lines += _documented(f"specgraph.api.{name}", getattr(specgraph, name))
     for name in MODULES:
-        module = import_module(f"specgraph.{name}")
-        lines += [f"## specgraph.{name}", "", inspect.getdoc(module) or "", ""]
+        module = import_module(name)
+        lines += [f"## {name}", "", inspect.getdoc(module) or "", ""]
         for each in module.__all__:
-            if each not in top:
-                lines += _documented(f"{module.__name__}.{each}", getattr(module, each))
+            if each not in shown:
+                shown.add(each)
+                lines += _documented(f"{name}.{each}", getattr(module, each))
     return "\n".join(lines)
 
 
 def commands_page() -> str:
     """Return every command with its arguments and options, as `--help` has them."""
-    from specgraph.cli import app
+    from specgraph_run.cli import app
 
     lines = ["# Commands", "", "`specgraph --install-completion` completes commands and options in your shell.", ""]
     for command in app.registered_commands:

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from dspark import DFlashHead, DSparkHead
 from head import Batch, DraftHead, Eagle3Head
+from specgraph_models.config import ModelConfig
 from torch.nn import functional as F
-
-from specgraph.models.config import ModelConfig
 
 MEASURED = 5
 """Draft tokens that the acceptance length is reported for."""

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from specgraph_models import load_target
+from specgraph_run import load_generator
 
-from specgraph import PagedAttention, Platform, allocate_caches, load_generator, load_target, open_platform
+from specgraph import PagedAttention, Platform, allocate_caches, open_platform
 from specgraph.attention import AttentionMetadata, StepContext
 
 BLOCK = 16

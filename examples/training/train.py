@@ -14,9 +14,8 @@ from pathlib import Path
 
 import torch
 from lesson import Texts, teach, training_arguments
+from specgraph_models.checkpoints import target_shape
 from target_pass import TargetPass, Text, answer, asked_of, asking, read_prompts
-
-from specgraph.checkpoints import target_shape
 
 
 def main() -> None:

@@ -23,8 +23,7 @@ import torch
 from engines import ENGINES, engine_class, environment
 from judge import Judge, judged
 from prompts import soak_prompts
-
-from specgraph import shipped_pair
+from specgraph_run import shipped_pair
 
 MAX_LEN, MAX_TOKENS, AT_ONCE, KV_TOKENS = 1024, 256, 48, 24 * 1024
 """KV_TOKENS: half of what 48 requests can need, so that blocks are evicted and requests preempted."""

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from engines import ENGINES, engine_class, environment
 from prompts import acceptance, python_prompts
-
-from specgraph import shipped_pair
+from specgraph_run import shipped_pair
 
 KV_TOKENS = 1 << 17
 GREEDY = {"one": 1, "all": 64, "eight": 8}

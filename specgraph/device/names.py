@@ -58,7 +58,7 @@ def how_to_install(name: str) -> str:
     """Return a line that says how to install a backend of this checkout; empty where it has none of that name."""
     if not (name.isidentifier() and (CHECKOUT / "backends" / name / "pyproject.toml").exists()):
         return ""
-    parts = f"-e . -e ./conformance -e ./backends/{name}"
+    parts = f"-e . -e ./models -e ./run -e ./conformance -e ./backends/{name}"
     return f"\nThe backend '{name}' is in {CHECKOUT}, and not installed; there: pip install {parts}"
 
 

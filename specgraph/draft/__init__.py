@@ -3,18 +3,31 @@
 from specgraph.config import DraftConfig, DraftTree
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.drafter import Drafter
+from specgraph.draft.logits import NextLogits, OutputProjection, RowLogits
+from specgraph.draft.ngram_head import NgramHead
+from specgraph.draft.protocol import BlockHead, DraftHead, DraftOutput, MaskedHead, ParallelHead, StepwiseHead
 from specgraph.draft.round import DraftTokens, ProposeBatch, RoundBuffers, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers, allocate_sampling
 
 __all__ = [
+    "BlockHead",
     "BoundTensors",
     "DraftConfig",
+    "DraftHead",
+    "DraftOutput",
     "DraftTokens",
     "DraftTree",
     "Drafter",
+    "MaskedHead",
+    "NextLogits",
+    "NgramHead",
+    "OutputProjection",
+    "ParallelHead",
     "ProposeBatch",
     "RoundBuffers",
+    "RowLogits",
     "SamplingBuffers",
+    "StepwiseHead",
     "allocate_round",
     "allocate_sampling",
 ]

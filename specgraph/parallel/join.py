@@ -46,7 +46,7 @@ def join_ranks(
     limit = timedelta(seconds=timeout)
     started = world_size() if init_method == "env://" else size
     if started != size:
-        how = f"torchrun --nproc-per-node {size} -m specgraph ..."
+        how = f"torchrun --nproc-per-node {size} -m specgraph_run ..."
         raise ConfigError(f"{size} ranks need {size} processes, and {started} were started: use {how}")
     name, starts = f"ranks-{next(_numbers)}", not _dist.is_initialized()
     if starts:

@@ -9,12 +9,12 @@ import torch
 from command import specgraph
 from draft.pairs import make_head, make_target
 from mutants.all import MUTANTS
+from specgraph_run.tools.audit import AuditCase, as_text, audit
 
 from specgraph import ops
 from specgraph.attention import PagedHostAttention
 from specgraph.cpu import CpuPlatform
 from specgraph.errors import ConfigError
-from specgraph.tools.audit import AuditCase, as_text, audit
 
 
 def run(head=None, platform=None, attention=None, progress=None, **changes):

@@ -17,16 +17,17 @@ from unittest.mock import Mock
 import pytest
 import torch
 from command import in_a_process, specgraph
+from specgraph_run import EngineOptions, load_generator, shipped_pair
+from specgraph_run.cli import app
+from specgraph_run.cli.explain import explain
+from specgraph_run.cli.generate import generate
+from specgraph_run.cli.options import RANKS
+from specgraph_run.options import DrafterShape, RandomTarget
+from specgraph_run.tools.rounds import TARGETS
+from specgraph_run.tools.shapes import SHAPES
 
-from specgraph import EngineOptions, __version__, load_generator, open_platform, shipped_pair
-from specgraph.cli import app
-from specgraph.cli.explain import explain
-from specgraph.cli.generate import generate
-from specgraph.cli.options import RANKS
+from specgraph import __version__, open_platform
 from specgraph.errors import ConfigError, PlatformError
-from specgraph.options import DrafterShape, RandomTarget
-from specgraph.tools.rounds import TARGETS
-from specgraph.tools.shapes import SHAPES
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +125,7 @@ def test_platforms_says_which_one_is_selected_and_why(monkeypatch):
 def test_shells_complete_commands_and_options(shell, words, wanted):
     complete = {"_SPECGRAPH_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": words, "COMP_WORDS": words}
     complete |= {"COMP_CWORD": str(words.count(" ")), "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    code = "import sys; sys.argv = ['specgraph']; from specgraph.cli import app; app(prog_name='specgraph')"
+    code = "import sys; sys.argv = ['specgraph']; from specgraph_run.cli import app; app(prog_name='specgraph')"
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **complete}, check=False
     )
@@ -231,8 +232,8 @@ def test_choices_in_any_case_and_values_that_do_not_parse():
 
 def test_version_and_help_do_not_import_torch():
     asked = [["--version"], ["--help"], ["generate", "--help"], ["bench", "--help"]]
-    code = f"import sys; from specgraph.cli import app; [app(each, standalone_mode=False) for each in {asked}]"
-    for command in (["-c", f"{code}; print('torch' in sys.modules)"], ["-m", "specgraph", "--version"]):
+    code = f"import sys; from specgraph_run.cli import app; [app(each, standalone_mode=False) for each in {asked}]"
+    for command in (["-c", f"{code}; print('torch' in sys.modules)"], ["-m", "specgraph_run", "--version"]):
         run = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
         assert run.stdout.startswith(f"specgraph {__version__}\n")
         assert not run.stdout.endswith("True\n")
@@ -267,7 +268,7 @@ def test_what_can_not_be_measured_is_refused_before_the_work(monkeypatch):
 TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "4")
 REFUSED_AT_ONCE = """
 import sys
-from specgraph.cli import main
+from specgraph_run.cli import main
 for arguments in %r:
     sys.argv = ["specgraph", *arguments]
     try:
@@ -333,7 +334,7 @@ def test_wrong_options_are_refused_before_torch_is_imported():
     assert done.stdout.splitlines() == ["2 False"] * len(wrong_values), done.stderr
     assert done.stderr.count("'typo' is not one of") == len(wrong_values)
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "specgraph", "--version"]
+        command = [sys.executable, "-m", "specgraph_run", "--version"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "specgraph: the output: No space left on device\n")
 
@@ -366,7 +367,7 @@ def test_ctrl_c_in_bench_shows_the_figures_so_far(monkeypatch):
     def rounds(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("specgraph.tools.rounds.bench_rounds", rounds)
+    monkeypatch.setattr("specgraph_run.tools.rounds.bench_rounds", rounds)
     quick = ("--requests", 1, "-k", 2, "--repeats", 1, "--context", 20, "--lowerings", "merged")
     run = specgraph("bench", *quick, "--target", "tiny-python", "--json", "-")
     assert run.returncode == 130

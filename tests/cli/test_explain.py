@@ -11,15 +11,15 @@ import torch
 from command import specgraph
 from draft.pairs import make_head, make_target
 from specgraph_conformance.decode_rig import decoder_settings
+from specgraph_run import shipped_pair
+from specgraph_run.cli.captured import describe
+from specgraph_run.decoder import SpeculativeDecoder
 
-from specgraph import shipped_pair
 from specgraph.attention import PagedAttention, PagedHostAttention
-from specgraph.cli.captured import describe
 from specgraph.cpu import CpuPlatform
 from specgraph.cpu.platform import CAPABILITIES
 from specgraph.device import no
 from specgraph.draft import DraftTree
-from specgraph.engine import SpeculativeDecoder
 
 
 class NoTaskUpdate(CpuPlatform):

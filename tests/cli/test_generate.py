@@ -17,16 +17,16 @@ import torch
 from command import specgraph
 from rich.console import Console
 from safetensors.torch import load_file, save_file
+from specgraph_run.cli import chat, named_models
+from specgraph_run.cli.load import choose_threads
+from specgraph_run.cli.options import _read_stop
+from specgraph_run.cli.prompts import Prompt, read_prompts
+from specgraph_run.cli.waiting import waiting
+from specgraph_run.decoder.request import Chunk
+from specgraph_run.text import chat_template
+from specgraph_run.text.load import cpu_dtype, load_generator, shipped_pair
 
-from specgraph.cli import chat, named_models
-from specgraph.cli.load import choose_threads
-from specgraph.cli.options import _read_stop
-from specgraph.cli.prompts import Prompt, read_prompts
-from specgraph.cli.waiting import waiting
 from specgraph.cpu import CpuPlatform
-from specgraph.engine import chat_template
-from specgraph.engine.load import cpu_dtype, load_generator, shipped_pair
-from specgraph.engine.request import Chunk
 from specgraph.errors import ConfigError
 
 SETTINGS = Prompt(prompt="", max_tokens=9, temperature=0.0, seed=1)
@@ -192,7 +192,7 @@ def test_an_output_that_is_not_utf_8_gets_every_character(encoding, tmp_path):
     file = tmp_path / "report.json"
     quick = (*QUICK, "--max-model-len", 64, "--capture-sizes", 1, "--prefill-sizes", 16)
     words = map(str, ("generate", *quick, "--prompt", SNOWMAN, "--json", file))
-    command = [sys.executable, "-m", "specgraph", *words]
+    command = [sys.executable, "-m", "specgraph_run", *words]
     env = {**os.environ, "PYTHONIOENCODING": encoding}
     run = subprocess.run(command, capture_output=True, env=env, check=False)
     assert run.returncode == 0, run.stderr
@@ -206,7 +206,7 @@ def test_an_output_that_is_not_utf_8_gets_every_character(encoding, tmp_path):
 @pytest.mark.parametrize("broken", ["reader", "disk"])
 def test_an_output_that_breaks_loses_no_report(broken, tmp_path):
     """Neither where the reader of the text has left, nor where the disk is full: the file has what came before."""
-    file, source = tmp_path / "report.json", "from specgraph.cli import main; main()"
+    file, source = tmp_path / "report.json", "from specgraph_run.cli import main; main()"
     quick = [*map(str, QUICK), "--max-model-len", "64", "--capture-sizes", "1", "--prefill-sizes", "16"]
     command = [sys.executable, "-c", source, "generate", *quick, "--json", str(file)]
     if broken == "reader":
@@ -239,7 +239,7 @@ SMALL = ("--max-model-len", 64)
 def test_every_command_writes_its_file_before_it_shows_figures(command, tmp_path):
     """A full disk, or a reader that has left, then loses none."""
     file = tmp_path / "report.json"
-    words = [sys.executable, "-m", "specgraph", *map(str, (*command, "--json", file))]
+    words = [sys.executable, "-m", "specgraph_run", *map(str, (*command, "--json", file))]
     with open("/dev/full", "w") as full:
         run = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, check=False)
     assert run.returncode == 1
@@ -368,7 +368,7 @@ def test_a_conversation(tmp_path, monkeypatch):
         seen.append([dict(message) for message in messages])
         return render(folder, messages, variables)
 
-    monkeypatch.setattr("specgraph.engine.text.render_chat", rendered)
+    monkeypatch.setattr("specgraph_run.text.generator.render_chat", rendered)
     monkeypatch.setattr("sys.stdin", io.StringIO("def a():\nclass B:\n\nnever read\n"))
     folders = ("--target", pair[0], "--draft", pair[1])
     run = specgraph("chat", *folders, "--system", "Be brief.", "--decode", "eager", "--max-tokens", 6)
@@ -385,7 +385,7 @@ def test_a_conversation(tmp_path, monkeypatch):
 def test_a_conversation_in_harmony(tmp_path, monkeypatch):
     """The answer's channels are shown apart, and given to the template as it takes them, also after Ctrl-C."""
     pair = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in shipped_pair()]
-    shutil.copy(Path(__file__).parents[1] / "engine/chat_templates/gpt_oss.jinja", pair[0] / "chat_template.jinja")
+    shutil.copy(Path(__file__).parents[1] / "decoder/chat_templates/gpt_oss.jinja", pair[0] / "chat_template.jinja")
     content, markers = json.loads((pair[0] / "tokenizer.json").read_text()), ("<|channel|>", "<|message|>", "<|end|>")
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     for index, marker in enumerate(markers, 2048):
@@ -406,7 +406,7 @@ def test_a_conversation_in_harmony(tmp_path, monkeypatch):
         if len(seen) > 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("specgraph.engine.text.render_chat", rendered)
+    monkeypatch.setattr("specgraph_run.text.generator.render_chat", rendered)
     monkeypatch.setitem(chat.__wrapped__.__wrapped__.__globals__, "show_texts", answered)
     folders = ("--target", pair[0], "--draft", pair[1], "--decode", "eager", "--max-tokens", 6)
     monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\nthree\n"))
@@ -429,7 +429,7 @@ def test_a_conversation_needs_a_chat_template():
 
 
 def test_ctrl_c_shows_the_figures_so_far(monkeypatch):
-    from specgraph.engine.text_stream import Detokenizer
+    from specgraph_run.text.stream import Detokenizer
 
     push, calls = Detokenizer.push, []
 

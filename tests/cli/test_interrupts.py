@@ -11,13 +11,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from specgraph_run.cli.interrupts import finished_first
+from specgraph_run.cli.output import write_json
 
-from specgraph.cli.interrupts import finished_first
-from specgraph.cli.output import write_json
 from specgraph.errors import ConfigError
 
 STARTS = {
-    "while the commands are loaded": "sys.meta_path.insert(0, Send('specgraph.cli.generate'))",
+    "while the commands are loaded": "sys.meta_path.insert(0, Send('specgraph_run.cli.generate'))",
     "while torch is loaded": "sys.meta_path.insert(0, Send('torch'))",
     "before a command is chosen": "import typer.main as m; m.get_command = send",
     "in its options": "import typer.core as c; c.TyperGroup.make_context = send",
@@ -40,7 +40,7 @@ class Send:
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS.keys())
 def test_a_command_that_is_interrupted_says_so_in_one_line(start):
-    code = f"{SEND}{start}\nfrom specgraph.__main__ import main; main()"
+    code = f"{SEND}{start}\nfrom specgraph_run.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "platforms"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "specgraph: interrupted\n")
 

@@ -15,12 +15,12 @@ import pytest
 from command import specgraph
 from rich.console import Console
 from specgraph_conformance.render import as_table, verdict
+from specgraph_run.cli import app
+from specgraph_run.cli.bench import _show as show_bench
+from specgraph_run.cli.bench import _show_report as show_bench_report
+from specgraph_run.cli.explain import _show as show_explained
 
 from conformance.reports import complete_report
-from specgraph.cli import app
-from specgraph.cli.bench import _show as show_bench
-from specgraph.cli.bench import _show_report as show_bench_report
-from specgraph.cli.explain import _show as show_explained
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 STYLE = re.compile(r"\x1b\[([\d;]*)m")
@@ -179,7 +179,7 @@ def test_a_terminal_of_the_system():
     import termios
 
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    command = [sys.executable, "-c", "from specgraph.cli import main; main()", "platforms"]
+    command = [sys.executable, "-c", "from specgraph_run.cli import main; main()", "platforms"]
     env = {**os.environ, "TERM": "xterm-256color"}
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)

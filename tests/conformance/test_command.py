@@ -44,7 +44,8 @@ def test_a_good_backend_gets_its_report(tmp_path: Path) -> None:
     assert "| kind of device | a stand-in |" in paths[1].read_text()
     assert report["versions"]["acme-backend"] == "1.2"
     assert (report["suite"], report["device_count"]) == (SUITE_VERSION, 1)
-    assert [s["distribution"] for s in report["sources"]] == ["specgraph-core", "specgraph-conformance", "acme-backend"]
+    ours = ["specgraph-core", "specgraph-models", "specgraph-run", "specgraph-conformance"]
+    assert [s["distribution"] for s in report["sources"]] == [*ours, "acme-backend"]
     assert all(len(source["digest"]) == 64 for source in report["sources"])
     assert report["capabilities"]["collectives_in_graph"]["level"] == "no"
     assert report["counts"]["passed"] >= 25

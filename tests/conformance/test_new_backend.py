@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 import specgraph_conformance
+import specgraph_models
+import specgraph_run
 from command import Done
 from conformance.guide import blocks, follow
 from specgraph_conformance.standard import SUITE_VERSION
+from specgraph_run.cli import app
+from specgraph_run.cli.new_backend import write_backend
 from typer.testing import CliRunner
 
 import specgraph
 from conformance import third_party
-from specgraph.cli import app
-from specgraph.cli.new_backend import write_backend
 from specgraph.errors import ConfigError
 
 GUIDE = Path(__file__).parents[2] / "docs" / "writing-a-backend.md"
@@ -32,7 +34,10 @@ def author(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder / "venv", symlinks=True)
     # torch and the packages under test come from this environment's folders; only acme is installed.
     shared = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    shared += [str(Path(module.__file__ or "").parents[1]) for module in (specgraph, specgraph_conformance)]
+    shared += [
+        str(Path(module.__file__ or "").parents[1])
+        for module in (specgraph, specgraph_models, specgraph_run, specgraph_conformance)
+    ]
     (site(folder) / "shared.pth").write_text("\n".join(dict.fromkeys(shared)) + "\n")
     pip = [folder / "venv/bin/python", "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, folder / "specgraph-acme"], check=True, cwd=folder)
@@ -51,7 +56,7 @@ def conformance(folder: Path, *args: str) -> Done:
 
 @pytest.mark.slow
 def test_the_skeleton_is_found_and_its_failures_lead_in_order(author: Path) -> None:
-    command = [author / "venv/bin/python", "-c", "from specgraph.cli import main; main()", "platforms", "--json", "-"]
+    command = [author / "venv/bin/python", "-m", "specgraph_run", "platforms", "--json", "-"]
     listed = subprocess.run(command, capture_output=True, text=True, cwd=author, check=True)
     (found,) = [entry for entry in json.loads(listed.stdout) if entry["name"] == "acme"]
     assert found["distribution"] == "specgraph-acme"
@@ -95,7 +100,7 @@ def test_the_guides_backend_drafts(author: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Acme", "a-b", "1a", "", "cpu"])
 def test_a_bad_name_is_refused(name: str, tmp_path: Path) -> None:
-    from specgraph.cli.new_backend import new_backend
+    from specgraph_run.cli.new_backend import new_backend
 
     with pytest.raises(ConfigError):
         new_backend(name, tmp_path / "x")
@@ -103,7 +108,7 @@ def test_a_bad_name_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:
-    from specgraph.cli.new_backend import new_backend
+    from specgraph_run.cli.new_backend import new_backend
 
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError):

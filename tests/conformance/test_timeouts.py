@@ -82,7 +82,7 @@ def test_ctrl_c_in_a_terminal_reaches_every_process(moment: str, tmp_path: Path)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     report = tmp_path / "r.json"
     done = subprocess.run(
-        [sys.executable, "-m", "specgraph", "conformance", "acme", *CASES, "--json", report, "--jobs", "1"],
+        [sys.executable, "-m", "specgraph_run", "conformance", "acme", *CASES, "--json", report, "--jobs", "1"],
         capture_output=True, text=True, env={**environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, cwd=folder,
         check=False, start_new_session=True,
     )  # fmt: skip

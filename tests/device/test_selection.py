@@ -97,7 +97,9 @@ def test_an_accelerator_of_torch_without_a_checkout(found, caplog, monkeypatch, 
 
 
 def test_a_backend_of_this_checkout_that_is_not_installed(found):
-    with pytest.raises(PlatformError, match=r"pip install -e \. -e \./conformance -e \./backends/cuda$"):
+    with pytest.raises(
+        PlatformError, match=r"pip install -e \. -e \./models -e \./run -e \./conformance -e \./backends/cuda$"
+    ):
         open_platform("cuda", found=found(ABSENT), environ={})
 
 

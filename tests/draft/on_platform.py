@@ -11,12 +11,12 @@ from draft import rounds
 from draft.pairs import VOCAB, make_head, make_target
 from draft.rounds import Rounds
 from specgraph_conformance.decode_rig import decoder_settings
+from specgraph_run.decoder import Request, SpeculativeDecoder
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend
 from specgraph.device import Platform
 from specgraph.draft import Drafter, ProposeBatch
-from specgraph.engine import Request, SpeculativeDecoder
 
 
 def moved(model: Any, device: torch.device) -> Any:

@@ -9,24 +9,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from specgraph_models.config import ModelConfig
+from specgraph_models.decoder import AuxWeights
+from specgraph_models.dflash import BlockParts, DFlashHead
+from specgraph_models.dflash2 import Convolution, DFlash2Head, Selector
+from specgraph_models.domino import Correction, DominoHead
+from specgraph_models.draft_model import DraftModelHead
+from specgraph_models.dspark import ConfidenceHead, DSparkHead, MarkovHead
+from specgraph_models.eagle import EagleHead
+from specgraph_models.eagle3 import Eagle3Head, PEagleHead
+from specgraph_models.experts import Experts, ExpertsConfig
+from specgraph_models.latent import LatentAttention, LatentConfig
+from specgraph_models.layers import DecoderLayer
+from specgraph_models.llama import LlamaTarget
+from specgraph_models.mtp import MtpHead, MtpModule
 from torch import Tensor
 
 from specgraph.draft.ngram_head import NgramHead
 from specgraph.draft.protocol import DraftHead, ParallelHead
-from specgraph.models.config import ModelConfig
-from specgraph.models.decoder import AuxWeights
-from specgraph.models.dflash import BlockParts, DFlashHead
-from specgraph.models.dflash2 import Convolution, DFlash2Head, Selector
-from specgraph.models.domino import Correction, DominoHead
-from specgraph.models.draft_model import DraftModelHead
-from specgraph.models.dspark import ConfidenceHead, DSparkHead, MarkovHead
-from specgraph.models.eagle import EagleHead
-from specgraph.models.eagle3 import Eagle3Head, PEagleHead
-from specgraph.models.experts import Experts, ExpertsConfig
-from specgraph.models.latent import LatentAttention, LatentConfig
-from specgraph.models.layers import DecoderLayer
-from specgraph.models.llama import LlamaTarget
-from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.ops.linear import Weight
 
 VOCAB, HIDDEN, POSITIONS, MODULES = 48, 32, 128, 8

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from specgraph_run.decoder.blocks import BlockAllocator
 from torch import Tensor
 
 from specgraph.attention import Attend, allocate_caches, choose_attention
 from specgraph.cpu import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
 from specgraph.draft.protocol import DraftHead, DraftOutput
-from specgraph.engine.blocks import BlockAllocator
 
 LOWERINGS = ("eager", "piecewise", "step", "merged")
 

@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 from draft.rounds import LoggedHead
+from specgraph_models.checkpoints import load_drafter, load_target
 from tiny_checkpoints import VOCAB, write_eagle3, write_target
 
 from specgraph.attention import PagedAttention, PagedHostAttention, allocate_caches
-from specgraph.checkpoints import load_drafter, load_target
 from specgraph.cpu import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
 

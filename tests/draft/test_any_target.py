@@ -8,9 +8,11 @@ import pytest
 import tiny_checkpoints
 import torch
 from safetensors.torch import save_file
+from specgraph_models import load_drafter, load_target
+from specgraph_models.checkpoints import TargetShape, target_shape
+from specgraph_run import shipped_pair
 
-from specgraph import DraftConfig, Drafter, allocate_caches, load_drafter, load_target, shipped_pair
-from specgraph.checkpoints import TargetShape, target_shape
+from specgraph import DraftConfig, Drafter, allocate_caches
 from specgraph.cpu import CpuPlatform
 from specgraph.errors import CheckpointError, ConfigError
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from decoder.pair_decoder import make_pair_decoder
 from draft.pairs import DRAFTERS, make_head, make_target
-from engine.pair_decoder import make_pair_decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specgraph_run import load_generator
 
 from specgraph import (
     AttentionLayer,
@@ -21,13 +22,11 @@ from specgraph import (
     KVCache,
     PagedAttention,
     allocate_caches,
-    load_generator,
 )
 from specgraph.cpu import CpuPlatform
-from specgraph.draft import ProposeBatch
+from specgraph.draft import NgramHead, ProposeBatch
 from specgraph.draft.cache_checks import overlap, repeats
 from specgraph.errors import CaptureError, ConfigError
-from specgraph.models import NgramHead
 
 CONFIG = DraftConfig(num_speculative_tokens=3, max_num_requests=2, max_model_len=48, decode="eager", prefill_sizes=[8])
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from specgraph_run.decoder.config import acceptance_chances
 
 from specgraph.draft import DraftConfig
-from specgraph.engine.config import acceptance_chances
 from specgraph.errors import ConfigError
 
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from specgraph_run.decoder.round_steps import HostState
 
 from specgraph import ops
 from specgraph.capture import BatchDescriptor
 from specgraph.cpu import CpuPlatform
 from specgraph.draft.host_lengths import HostRounds
-from specgraph.engine.round_steps import HostState
 
 
 @pytest.mark.parametrize(

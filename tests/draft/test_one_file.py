@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
+import specgraph_models
 import torch
 from example_module import EXAMPLES, example_module
+from specgraph_run import shipped_pair
+from specgraph_run.decoder import Request, SpeculativeDecoder
 from tokenizers import Tokenizer
 
 import specgraph
-from specgraph import shipped_pair
 from specgraph.config import DraftConfig
 from specgraph.cpu import CpuPlatform
-from specgraph.engine import Request, SpeculativeDecoder
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +37,13 @@ def prompts():
 @torch.inference_mode()
 def test_it_generates_and_accepts_what_our_own_decoder_does(example, prompts):
     """A prompt that reached the drafter wrongly costs acceptance in the first rounds, and nothing else tells."""
-    engine, target = example.Engine(CpuPlatform(), len(prompts)), specgraph.load_target(shipped_pair()[0])
+    engine, target = example.Engine(CpuPlatform(), len(prompts)), specgraph_models.load_target(shipped_pair()[0])
     config = DraftConfig(
         num_speculative_tokens=example.K, max_num_requests=1, max_model_len=example.MAX_LEN, decode="eager"
     )
-    decoder = SpeculativeDecoder(target, specgraph.load_drafter(shipped_pair()[1], target), CpuPlatform(), config)
+    decoder = SpeculativeDecoder(
+        target, specgraph_models.load_drafter(shipped_pair()[1], target), CpuPlatform(), config
+    )
     asked = [Request(prompt_token_ids=prompt, max_tokens=24) for prompt in prompts]
     expected, metrics = [result.token_ids for result in decoder.generate(asked)], decoder.metrics
     assert engine.generate(prompts, 24) == (expected, metrics.num_drafts * example.K, sum(metrics.accepted))
@@ -61,6 +64,10 @@ def test_it_says_what_was_accepted(example, monkeypatch, capsys):
 def test_it_is_short_and_uses_public_names():
     text = (EXAMPLES / "one_file.py").read_text()
     assert len(text.splitlines()) <= 200
-    assert set(re.findall(r"^(?:import|from) specgraph.*", text, flags=re.MULTILINE)) == {"import specgraph"}
+    assert set(re.findall(r"^(?:import|from) specgraph.*", text, flags=re.MULTILINE)) == {
+        "import specgraph",
+        "import specgraph_models",
+        "import specgraph_run",
+    }
     used = re.findall(r"(?<!`)\bspecgraph\.(\w+)", text)
     assert set(used) <= set(specgraph.__all__)

@@ -10,11 +10,11 @@ from draft.pairs import VOCAB, make_head, make_target
 from draft.rounds import make_drafter
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specgraph_run.decoder import Request, SpeculativeDecoder
 
 from specgraph.config import DraftConfig
 from specgraph.cpu import CpuPlatform
 from specgraph.draft import DraftTree, ProposeBatch
-from specgraph.engine import Request, SpeculativeDecoder
 
 LENGTH, BLOCK, K = 32, 4, 3
 TREE = DraftTree(num_steps=K, top_k=2, num_draft_tokens=6)
@@ -97,6 +97,6 @@ def test_a_decoder_loses_none_unless_it_gives_too_few_blocks(tree, monkeypatch):
         return -(-len(request.prompt_token_ids) // config.block_size)
 
     for module in ("admission", "decoder"):
-        monkeypatch.setattr(f"specgraph.engine.{module}.blocks_needed", blocks_of_the_prompt)
+        monkeypatch.setattr(f"specgraph_run.decoder.{module}.blocks_needed", blocks_of_the_prompt)
     drafters, metrics = rows_without_block()
     assert drafters >= metrics > 0

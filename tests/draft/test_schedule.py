@@ -6,10 +6,10 @@ import pytest
 import torch
 from draft.pairs import make_head, make_target
 from specgraph_conformance.decode_rig import decoder_settings
+from specgraph_run.decoder import Request, SpeculativeDecoder
 
 from specgraph.attention import PagedAttention
 from specgraph.cpu import CpuPlatform
-from specgraph.engine import Request, SpeculativeDecoder
 
 
 @pytest.mark.parametrize("settings", [{}, {"sampled": True}, {"synthetic_acceptance": 0.5}], ids=str)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from changed_folders import FIXTURES
 from specgraph_conformance.decode_rig import decoder_settings
+from specgraph_run.decoder import Request, SpeculativeDecoder
 from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer, PagedAttention, PagedHostAttention
 from specgraph.cpu import CpuPlatform
-from specgraph.engine import Request, SpeculativeDecoder
 
 DenseAttend = Callable[..., Attend]
 

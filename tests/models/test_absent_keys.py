@@ -8,9 +8,8 @@ import pytest
 import torch
 from changed_folders import keep_sizes
 from small_targets import TARGETS
-
-from specgraph.checkpoints import load_target
-from specgraph.checkpoints.architectures import ARCHITECTURES
+from specgraph_models.checkpoints import load_target
+from specgraph_models.checkpoints.architectures import ARCHITECTURES
 
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
 GIVEN = {

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-
-from specgraph.checkpoints.architectures import ARCHITECTURES
-from specgraph.checkpoints.config_source import NEUTRAL
-from specgraph.checkpoints.eagle3 import EAGLE_CONFIG
-from specgraph.checkpoints.formats import LAYOUTS
-from specgraph.checkpoints.gguf_file import ARCHITECTURES as GGUF
-from specgraph.engine.request import UNSUPPORTED
+from specgraph_models.checkpoints.architectures import ARCHITECTURES
+from specgraph_models.checkpoints.config_source import NEUTRAL
+from specgraph_models.checkpoints.eagle3 import EAGLE_CONFIG
+from specgraph_models.checkpoints.formats import LAYOUTS
+from specgraph_models.checkpoints.gguf_file import ARCHITECTURES as GGUF
+from specgraph_run.decoder.request import UNSUPPORTED
 
 PAGE = Path(__file__).parents[2] / "docs/checkpoints.md"
 

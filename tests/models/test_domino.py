@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from changed_folders import change_tensors, refused
-
-from specgraph.checkpoints import drafter_format, load_drafter, load_target
+from specgraph_models.checkpoints import drafter_format, load_drafter, load_target
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 HIDDEN, STATE, INNER, VOCAB, BLOCK = 32, 6, 5, 64, 5

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from changed_folders import FIXTURES, refused
+from specgraph_models.checkpoints import drafter_format, load_drafter, load_target
 
-from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.errors import ConfigError
 
 

@@ -7,9 +7,8 @@ import pytest
 import tiny_checkpoints
 import torch
 from changed_folders import change_config, change_tensors, refused
+from specgraph_models.checkpoints import load_drafter, load_target
 from tiny_checkpoints import HIDDEN, VOCAB
-
-from specgraph.checkpoints import load_drafter, load_target
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 

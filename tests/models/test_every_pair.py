@@ -6,9 +6,8 @@ import pytest
 import torch
 from draft.pairs import DRAFTERS, HIDDEN, VOCAB, make_head, make_target
 from small_targets import TARGETS
-
-from specgraph.checkpoints import load_target
-from specgraph.checkpoints.architectures import ARCHITECTURES
+from specgraph_models.checkpoints import load_target
+from specgraph_models.checkpoints.architectures import ARCHITECTURES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MATRIX = {

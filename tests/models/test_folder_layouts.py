@@ -6,8 +6,7 @@ import pytest
 import torch
 from changed_folders import FIXTURES, change_config, change_tensors, refused
 from safetensors.torch import load_file, save_file
-
-from specgraph.checkpoints import TargetShape, drafter_format, load_drafter, load_target
+from specgraph_models.checkpoints import TargetShape, drafter_format, load_drafter, load_target
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 FLAGS = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draft.pairs import CONFIG, HIDDEN, VOCAB, make_head, make_target
+from specgraph_models import eagle3_head_from_module, eagle_head_from_module
 
 from specgraph.errors import UnsupportedError
-from specgraph.models import eagle3_head_from_module, eagle_head_from_module
 
 PADDING = 16
 """Rows of a vocabulary that an engine adds."""

@@ -12,13 +12,13 @@ import pytest
 import torch
 from changed_folders import refused
 from oracle_release import read_since_then
+from specgraph_models.checkpoints import gguf_file, load_target, target_shape
+from specgraph_models.checkpoints.gguf_file import open_gguf
+from specgraph_models.checkpoints.gguf_tokenizer import gguf_tokenizer
+from specgraph_models.checkpoints.tokens import read_tokenizer, stop_token_ids
+from specgraph_run import load_generator
+from specgraph_run.text.chat_template import render_chat
 
-from specgraph import load_generator
-from specgraph.checkpoints import gguf_file, load_target, target_shape
-from specgraph.checkpoints.gguf_file import open_gguf
-from specgraph.checkpoints.gguf_tokenizer import gguf_tokenizer
-from specgraph.checkpoints.tokens import read_tokenizer, stop_token_ids
-from specgraph.engine.chat_template import render_chat
 from specgraph.errors import CheckpointError
 
 gguf = pytest.importorskip("gguf")

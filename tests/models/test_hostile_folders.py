@@ -17,10 +17,10 @@ import torch
 from changed_folders import FIXTURES
 from folder_mutations import MUTATIONS
 from quantised_folders import BLOCKS, quantise
+from specgraph_models.checkpoints import drafter_format, load_drafter, load_target
+from specgraph_models.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
+from specgraph_run.text.load import shipped_pair
 
-from specgraph.checkpoints import drafter_format, load_drafter, load_target
-from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
-from specgraph.engine.load import shipped_pair
 from specgraph.errors import CapacityError, SpecgraphError
 
 HEADS = ("eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash")

@@ -5,9 +5,9 @@ import torch
 from changed_folders import change_config, change_tensors, keep_sizes, refused
 from safetensors.torch import load_file, save_file
 from small_targets import TARGETS
+from specgraph_models.checkpoints import drafter_format, load_drafter, load_target
+from specgraph_models.checkpoints.mtp import OFFSET_NORMS
 
-from specgraph.checkpoints import drafter_format, load_drafter, load_target
-from specgraph.checkpoints.mtp import OFFSET_NORMS
 from specgraph.errors import ConfigError
 
 ROWS, HIDDEN, LAYERS = 9, 32, 5

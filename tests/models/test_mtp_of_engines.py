@@ -15,9 +15,8 @@ import pytest
 import torch
 from changed_folders import change_config, change_tensors, refused
 from safetensors.torch import save_file
+from specgraph_models.checkpoints import drafter_format, load_drafter, load_target, target_shape
 from torch import nn
-
-from specgraph.checkpoints import drafter_format, load_drafter, load_target, target_shape
 
 transformers = pytest.importorskip("transformers")
 ROWS, VOCAB, LAYERS = 9, 64, 4

@@ -6,9 +6,9 @@ import logging
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from specgraph_models.checkpoints import load_target
+from specgraph_models.checkpoints.quantised import from_mxfp4
 
-from specgraph.checkpoints import load_target
-from specgraph.checkpoints.quantised import from_mxfp4
 from specgraph.errors import CheckpointError
 
 CODES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

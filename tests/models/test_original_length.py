@@ -4,10 +4,9 @@ import json
 
 import pytest
 import torch
-
-from specgraph.checkpoints.config_source import read_config
-from specgraph.checkpoints.model_config import model_config
-from specgraph.models.rotary import inverse_frequencies
+from specgraph_models.checkpoints.config_source import read_config
+from specgraph_models.checkpoints.model_config import model_config
+from specgraph_models.rotary import inverse_frequencies
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

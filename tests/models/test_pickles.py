@@ -6,8 +6,7 @@ import zipfile
 import pytest
 import torch
 from changed_folders import refused
-
-from specgraph.checkpoints.stored import stored_tensors
+from specgraph_models.checkpoints.stored import stored_tensors
 
 BASE = torch.arange(60, dtype=torch.float32).view(10, 6) / 7
 DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]

@@ -7,8 +7,7 @@ import pytest
 import tiny_checkpoints
 import torch
 from changed_folders import change_config, change_tensors
-
-from specgraph.checkpoints import load_drafter, load_target
+from specgraph_models.checkpoints import load_drafter, load_target
 
 LLAMA3_ROPE = {
     "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64,

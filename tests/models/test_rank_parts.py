@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from parallel.mixtures import write_mixture
+from specgraph_models.checkpoints import load_drafter, load_target
 
-from specgraph.checkpoints import load_drafter, load_target
 from specgraph.parallel import ExpertParallel, TensorParallel
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from specgraph_models.checkpoints import load_drafter, load_target
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from specgraph.checkpoints import load_drafter, load_target
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 ROWS = 6

@@ -11,8 +11,8 @@ import tiny_checkpoints
 import torch
 from changed_folders import FIXTURES, change_config, change_tensors, refused
 from safetensors.torch import load_file
+from specgraph_models.checkpoints import drafter_format, load_drafter, load_target
 
-from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.errors import CapacityError, ConfigError
 
 HEADS = ["eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash", "dspark"]

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from changed_folders import change_config
-
-from specgraph.engine.load import load_generator, shipped_pair
-from specgraph.models import decoder
-from specgraph.models.draft_model import DraftModelHead
-from specgraph.models.llama import LlamaTarget
-from specgraph.models.rotary import RotaryConfig
-from specgraph.tools.rounds import random_target
-from specgraph.tools.shapes import SHAPES, random_head
+from specgraph_models import decoder
+from specgraph_models.draft_model import DraftModelHead
+from specgraph_models.llama import LlamaTarget
+from specgraph_models.rotary import RotaryConfig
+from specgraph_run.text.load import load_generator, shipped_pair
+from specgraph_run.tools.rounds import random_target
+from specgraph_run.tools.shapes import SHAPES, random_head
 
 TINY = replace(SHAPES["eagle3-tiny-python"], hidden_size=64, intermediate_size=96, num_heads=4, head_dim=16)
 CPU = torch.device("cpu")

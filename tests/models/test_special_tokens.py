@@ -7,10 +7,10 @@ import random
 
 import pytest
 from oracle_release import read_since_then
+from specgraph_models.checkpoints.special_tokens import read_special_tokens
+from specgraph_models.checkpoints.tokens import read_tokenizer
+from specgraph_run.text.load import shipped_pair
 
-from specgraph.checkpoints.special_tokens import read_special_tokens
-from specgraph.checkpoints.tokens import read_tokenizer
-from specgraph.engine.load import shipped_pair
 from specgraph.errors import CheckpointError
 
 transformers = pytest.importorskip("transformers")

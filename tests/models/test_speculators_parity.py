@@ -6,8 +6,7 @@ import pytest
 import torch
 from changed_folders import change_config
 from safetensors.torch import load_file
-
-from specgraph.checkpoints import drafter_format, load_drafter, load_target
+from specgraph_models.checkpoints import drafter_format, load_drafter, load_target
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 TOLERANCE = {"rtol": 0, "atol": 1e-4}

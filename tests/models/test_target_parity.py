@@ -1,15 +1,12 @@
 """Target logits and hidden states against transformers, float32, random weights."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from changed_folders import change_config
 from small_targets import TARGETS
-
-import specgraph
-from specgraph.checkpoints import load_target
-from specgraph.checkpoints.architectures import ARCHITECTURES
+from specgraph_models.checkpoints import load_target
+from specgraph_models.checkpoints.architectures import ARCHITECTURES
+from specgraph_run import shipped_pair
 
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
 
@@ -261,7 +258,7 @@ def test_dtype_and_max_model_len_are_honoured(tmp_path, random_model):
 def test_shipped_target_agrees_with_transformers(dense_attend):
     """Trained weights, stored in float16, computed in float32."""
     transformers = pytest.importorskip("transformers")
-    folder = Path(specgraph.__file__).parent / "pairs" / "tiny-python" / "target"
+    folder = shipped_pair()[0]
     model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     tokens = torch.randint(0, 2048, (60,), generator=torch.Generator().manual_seed(4))
     target = load_target(folder, dtype=torch.float32)

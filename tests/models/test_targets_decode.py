@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from small_targets import TARGETS
-
-from specgraph.checkpoints import load_target
-from specgraph.models.draft_model import DraftModelHead
+from specgraph_models.checkpoints import load_target
+from specgraph_models.draft_model import DraftModelHead
 
 LENGTHS, TOKENS = (3, 21), 12
 

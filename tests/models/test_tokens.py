@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 from changed_folders import refused
-
-from specgraph.checkpoints.tokenizer import tokenizer_call
-from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, shown_stops, stop_token_ids
-from specgraph.engine.load import shipped_pair
+from specgraph_models.checkpoints.tokenizer import tokenizer_call
+from specgraph_models.checkpoints.tokens import read_tokenizer, sampling_defaults, shown_stops, stop_token_ids
+from specgraph_run.text.load import shipped_pair
 
 SHIPPED = shipped_pair()[0] / "tokenizer.json"
 NEXT = 2048

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from small_targets import TARGETS
+from specgraph_run import load_generator, shipped_pair
 
-from specgraph import load_generator, open_platform, shipped_pair
+from specgraph import open_platform
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ import torch
 import unrolled_heads
 from changed_folders import FIXTURES
 from safetensors.torch import load_file
-
-from specgraph.checkpoints import load_drafter, load_target
-from specgraph.engine.load import shipped_pair
+from specgraph_models.checkpoints import load_drafter, load_target
+from specgraph_run.text.load import shipped_pair
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-python"
 STEPS, TOLERANCE = 4, {"rtol": 0, "atol": 1e-4}

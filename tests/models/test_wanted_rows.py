@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from specgraph_models.checkpoints import load_drafter, load_target
 
 from specgraph import ops
-from specgraph.checkpoints import load_drafter, load_target
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 ROWS = 7

@@ -14,7 +14,7 @@ from specgraph.ops import DeviceLengths, KVCache, NewRows
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 
 
-@mutant("metadata-none-at-capture", "capture:AttentionStack.attend_in")
+@mutant("metadata-none-at-capture", "specgraph.capture:AttentionStack.attend_in")
 def metadata_none_at_capture(real: Any, self: Any, recording: Any, mode: Any, *lengths: Any) -> Any:
     """Captured without metadata, attention returns at once with nothing in its output."""
     make = real(self, recording, mode, *lengths)
@@ -23,7 +23,7 @@ def metadata_none_at_capture(real: Any, self: Any, recording: Any, mode: Any, *l
     return lambda metadata, step: lambda index, query, key, value: torch.zeros_like(query)
 
 
-@mutant("acceptance-hidden", "capture:AttentionStack.attend_in")
+@mutant("acceptance-hidden", "specgraph.capture:AttentionStack.attend_in")
 def acceptance_hidden(real: Any, self: Any, recording: Any, mode: Any, *lengths: Any) -> Any:
     """Captured attention differs from eager attention in the last bits: the graph works, and nobody compares."""
     make = real(self, recording, mode, *lengths)
@@ -37,7 +37,7 @@ def acceptance_hidden(real: Any, self: Any, recording: Any, mode: Any, *lengths:
     return make_attend
 
 
-@mutant("metadata-not-rebuilt-between-steps", "ops:advance")
+@mutant("metadata-not-rebuilt-between-steps", "specgraph.ops:advance")
 def metadata_not_rebuilt(real: Any, seq_lens: Tensor, positions: Tensor, *rest: Any) -> None:
     """Between draft steps lengths and slots move on, positions don't."""
     before = positions.clone()
@@ -45,21 +45,21 @@ def metadata_not_rebuilt(real: Any, seq_lens: Tensor, positions: Tensor, *rest: 
     positions.copy_(before)
 
 
-@mutant("chain-without-slots", "ops:advance")
+@mutant("chain-without-slots", "specgraph.ops:advance")
 def chain_without_slots(real: Any, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor, *rest: Any) -> None:
     """The later draft steps have no slot mapping."""
     real(seq_lens, positions, slot_mapping, *rest)
     slot_mapping.fill_(-1)
 
 
-@mutant("max-len-clamp", "ops:advance")
+@mutant("max-len-clamp", "specgraph.ops:advance")
 def max_len_clamp(real: Any, seq_lens: Tensor, positions: Tensor, *rest: Any) -> None:
     """Later draft steps move positions past max_model_len."""
     real(seq_lens, positions, *rest)
     positions.copy_((seq_lens.long() - 1).clamp(min=0))
 
 
-@mutant("padded-rows-write-kv", "ops:begin_rows")
+@mutant("padded-rows-write-kv", "specgraph.ops:begin_rows")
 def padded_rows_write_kv(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, *past: Any) -> None:
     """Padded rows have the slot of a real block instead of -1."""
     real(given, plan, rows, *past)
@@ -67,7 +67,7 @@ def padded_rows_write_kv(real: Any, given: RowInputs, plan: RowPlan, rows: Rows,
         rows.slot_mapping.copy_(torch.where(rows.slot_mapping < 0, plan.block_size, rows.slot_mapping))
 
 
-@mutant("query-len-zero", "ops:paged_attention")
+@mutant("query-len-zero", "specgraph.ops:paged_attention")
 def query_len_zero(
     real: Any, query: Tensor, cache: Any, table: Tensor, lengths: DeviceLengths, *rest: Any, **options: Any
 ) -> Any:
@@ -78,7 +78,7 @@ def query_len_zero(
     return real(query, cache, table, lengths._replace(query_start_loc=dense), *rest, **options)
 
 
-@mutant("draft-step-column", "ops:draft_from_logits", "ops:draft_from_hidden")
+@mutant("draft-step-column", "specgraph.ops:draft_from_logits", "specgraph.ops:draft_from_hidden")
 def draft_step_column(real: Any, *args: Any) -> Any:
     """The draft token goes into a column of a copy: indexing with a tensor is no view."""
     return real(
@@ -86,19 +86,19 @@ def draft_step_column(real: Any, *args: Any) -> Any:
     )
 
 
-@mutant("gumbel-seed-position", "ops:draft_from_logits", "ops:draft_from_hidden")
+@mutant("gumbel-seed-position", "specgraph.ops:draft_from_logits", "specgraph.ops:draft_from_hidden")
 def gumbel_seed_position(real: Any, *args: Any) -> Any:
     """The noise of a draft depends on the seed alone and forgets the position."""
     return real(*(a._replace(positions=a.positions * 0) if isinstance(a, ops.Draws) else a for a in args))
 
 
-@mutant("attention-many-requests", "ops:paged_attention")
+@mutant("attention-many-requests", "specgraph.ops:paged_attention")
 def eighth_request(real: Any, query: Tensor, cache: KVCache, table: Tensor, *rest: Any, **options: Any) -> Any:
     """Requests from the eighth on read the blocks of the request before them."""
     return real(query, cache, torch.cat([table[:7], table[6:-1]]) if len(table) > 7 else table, *rest, **options)
 
 
-@mutant("attention-many-requests-lengths", "ops:paged_attention")
+@mutant("attention-many-requests-lengths", "specgraph.ops:paged_attention")
 def length_of_a_neighbour(
     real: Any, query: Tensor, cache: KVCache, table: Tensor, lengths: DeviceLengths, *rest: Any, **options: Any
 ) -> Any:
@@ -108,7 +108,7 @@ def length_of_a_neighbour(
     return real(query, cache, table, lengths._replace(seq_lens=changed), *rest, **options)
 
 
-@mutant("attention-many-keys", "ops:paged_attention")
+@mutant("attention-many-keys", "specgraph.ops:paged_attention")
 def last_1024_keys(
     real: Any, query: Tensor, cache: KVCache, table: Tensor, lengths: DeviceLengths, *rest: Any, **options: Any
 ) -> Any:
@@ -119,7 +119,7 @@ def last_1024_keys(
     return real(query, cache, table.gather(1, columns), lengths._replace(seq_lens=seen), *rest, **options)
 
 
-@mutant("attention-many-keys-sixteen-bits", "ops:paged_attention")
+@mutant("attention-many-keys-sixteen-bits", "specgraph.ops:paged_attention")
 def keys_in_sixteen_bits(
     real: Any, query: Tensor, cache: KVCache, table: Tensor, lengths: DeviceLengths, *rest: Any, **options: Any
 ) -> Any:
@@ -128,7 +128,7 @@ def keys_in_sixteen_bits(
     return real(query, cache, table, lengths._replace(seq_lens=seen), *rest, **options)
 
 
-@mutant("attention-rounded-scores", "ops:paged_attention")
+@mutant("attention-rounded-scores", "specgraph.ops:paged_attention")
 def rounded_scores(
     real: Any,
     query: Tensor,
@@ -156,13 +156,13 @@ def rounded_scores(
     return plain
 
 
-@mutant("kv-offset-in-32-bits", "ops.paged_attention:attend_by_request")
+@mutant("kv-offset-in-32-bits", "specgraph.ops.paged_attention:attend_by_request")
 def keys_of_31_bits(real: Any, query: Tensor, cache: KVCache, table: Tensor, *rest: Any) -> Tensor:
     """Attention finds a block's keys by 31 bits of the number of elements before it."""
     return real(query, cache, table % ((1 << 31) // cache.key[0].numel()), *rest)
 
 
-@mutant("kv-offset-in-32-bits-stored", "ops.kv_cache:cells_of")
+@mutant("kv-offset-in-32-bits-stored", "specgraph.ops.kv_cache:cells_of")
 def cells_of_31_bits(real: Any, cache: Tensor, slots: Tensor) -> Any:
     """Rows are stored at 31 bits of the number of elements before their slot."""
     return real(cache, slots % ((1 << 31) // cache[0, 0].numel()))

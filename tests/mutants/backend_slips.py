@@ -33,7 +33,7 @@ def _narrow(value: Any, bits: int) -> Any:
     return value
 
 
-@mutant("small-inputs-baked", "cpu.recorder:Recorder._append")
+@mutant("small-inputs-baked", "specgraph.cpu.recorder:Recorder._append")
 def small_inputs_by_value(real: Any, self: Any, call: Any, *rest: Any) -> None:
     """Tensors of up to 8 bytes from outside of a capture are passed to its kernels by value."""
 
@@ -49,7 +49,7 @@ def small_inputs_by_value(real: Any, self: Any, call: Any, *rest: Any) -> None:
     real(self, call._replace(args=args, kwargs=kwargs, given=tensors_in(args, list(kwargs.values()))), *rest)
 
 
-@mutant("integers-in-32-bits", "cpu.tasks:Task.compile")
+@mutant("integers-in-32-bits", "specgraph.cpu.tasks:Task.compile")
 def integers_of_32_bits(real: Any, self: Task) -> None:
     """Python integers of captured ops are kept in 32 bits."""
     if self.func._schema.name in ("aten::add", "aten::sub", "aten::mul", "aten::eq"):
@@ -76,14 +76,14 @@ def close_resets_the_device(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CpuPlatform, "close", close_all)
 
 
-@mutant("capture-moves-the-generator", "cpu.graph:CpuGraph._end")
+@mutant("capture-moves-the-generator", "specgraph.cpu.graph:CpuGraph._end")
 def capture_draws_a_number(real: Any, self: CpuGraph) -> None:
     """The end of a capture advances the default generator."""
     real(self)
     torch.rand(1)
 
 
-@mutant("update-in-16-bits", "cpu.tasks:UpdateMode.commit")
+@mutant("update-in-16-bits", "specgraph.cpu.tasks:UpdateMode.commit")
 def lengths_of_16_bits(real: Any, self: Any) -> None:
     """Lists of an update are kept in 16 bits with a sign."""
 
@@ -97,21 +97,21 @@ def lengths_of_16_bits(real: Any, self: Any) -> None:
     real(self)
 
 
-@mutant("graph-cut-off", "cpu.recorder:Recorder.finish")
+@mutant("graph-cut-off", "specgraph.cpu.recorder:Recorder.finish")
 def nodes_from_4096_dropped(real: Any, self: Recorder) -> None:
     """A graph keeps 4,096 nodes and drops the others without an error."""
     real(self)
     del self.nodes[4096:]
 
 
-@mutant("special-values-lost", "cpu.tasks:Task.compile")
+@mutant("special-values-lost", "specgraph.cpu.tasks:Task.compile")
 def results_are_finite(real: Any, self: Task) -> None:
     """Results of captured float32 ops are clamped to finite values."""
     real(self)
     _change_results(self, lambda result: result.clamp_(*(-3.4028234e38, 3.4028234e38)))
 
 
-@mutant("special-values-lost-nan", "cpu.tasks:Task.compile")
+@mutant("special-values-lost-nan", "specgraph.cpu.tasks:Task.compile")
 def nan_becomes_zero(real: Any, self: Task) -> None:
     """Results of captured float32 ops have 0 for NaN."""
     real(self)
@@ -131,7 +131,7 @@ def _change_results(task: Task, change: Callable[[Tensor], object]) -> None:
         task.call = run
 
 
-@mutant("update-of-one-list", "cpu.tasks:UpdateMode.commit")
+@mutant("update-of-one-list", "specgraph.cpu.tasks:UpdateMode.commit")
 def only_the_last_list_is_rewritten(real: Any, self: Any) -> None:
     """An update rewrites the last list of an op, the lengths of contexts, and leaves the numbers of rows."""
     if len(self._new) == len(self._group.tasks):
@@ -147,7 +147,7 @@ def _last_list_of(new: tuple[Any, ...], old: tuple[Any, ...]) -> tuple[Any, ...]
     return tuple(old[i] if i in lists[:-1] else each for i, each in enumerate(new))
 
 
-@mutant("failed-update-opens-gate", "cpu.platform:CpuPlatform.task_update")
+@mutant("failed-update-opens-gate", "specgraph.cpu.platform:CpuPlatform.task_update")
 @contextmanager
 def failed_update_opens_the_gate(real: Any, self: CpuPlatform, group: Any) -> Generator[None]:
     """An update opens the gate of its group also where its block raised."""

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import torch
 from mutants.registry import mutant
+from specgraph_run.decoder import ops as decoder_ops
 from torch import Tensor
 
 import specgraph.ops.draft_sampling
 import specgraph.ops.kv_cache
 import specgraph.ops.noise
 from specgraph import ops
-from specgraph.engine import ops as decoder_ops
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 from specgraph.ops.copies import RoundTensors
 from specgraph.ops.past_rows import PastRows
 
 
-@mutant("mixed-requests-in-verify", "engine.ops:verify_drafts")
+@mutant("mixed-requests-in-verify", "specgraph_run.decoder.ops:verify_drafts")
 def one_temperature(
     real: Any, logits: Tensor, drafts: Any, starts: Any, how: decoder_ops.Acceptance, sampled: Any
 ) -> Any:
@@ -29,7 +29,7 @@ def one_temperature(
     return real(logits, drafts, starts, how, sampled)
 
 
-@mutant("mixed-requests-in-verify-largest", "engine.ops:verify_drafts")
+@mutant("mixed-requests-in-verify-largest", "specgraph_run.decoder.ops:verify_drafts")
 def largest_temperature(
     real: Any, logits: Tensor, drafts: Any, starts: Any, how: decoder_ops.Acceptance, sampled: Any
 ) -> Any:
@@ -39,19 +39,19 @@ def largest_temperature(
     return real(logits, drafts, starts, how, sampled)
 
 
-@mutant("mixed-requests-in-verify-no-draft", "engine.ops:verify_drafts")
+@mutant("mixed-requests-in-verify-no-draft", "specgraph_run.decoder.ops:verify_drafts")
 def no_draft_is_token_0(real: Any, logits: Any, drafts: Any, *rest: Any) -> Any:
     """Verification takes -1, no draft token, for token 0."""
     return real(logits, drafts.clamp(min=0), *rest)
 
 
-@mutant("mixed-requests-in-verify-inert", "engine.ops:verify_drafts")
+@mutant("mixed-requests-in-verify-inert", "specgraph_run.decoder.ops:verify_drafts")
 def inert_requests_sample(real: Any, logits: Any, drafts: Any, starts: Any, *rest: Any) -> Any:
     """Verification gives tokens to inert requests."""
     return real(logits, drafts, starts.clamp(min=0), *rest)
 
 
-@mutant("mixed-requests-in-verify-no-probs", "engine.ops:verify_drafts")
+@mutant("mixed-requests-in-verify-no-probs", "specgraph_run.decoder.ops:verify_drafts")
 def missing_probs_are_uniform(
     real: Any, logits: Tensor, drafts: Tensor, starts: Any, acceptance: decoder_ops.Acceptance, sampled: Any
 ) -> Any:
@@ -63,7 +63,7 @@ def missing_probs_are_uniform(
     return real(logits, drafts, starts, acceptance, sampled)
 
 
-@mutant("mixed-requests-in-verify-no-map", "engine.ops:verify_drafts")
+@mutant("mixed-requests-in-verify-no-map", "specgraph_run.decoder.ops:verify_drafts")
 def vocabulary_map_ignored(
     real: Any, logits: Tensor, drafts: Any, starts: Any, how: decoder_ops.Acceptance, sampled: Any
 ) -> Any:
@@ -76,7 +76,7 @@ def vocabulary_map_ignored(
     return real(logits, drafts, starts, how, sampled)
 
 
-@mutant("parallel-block-sampling", "ops:draft_from_logits")
+@mutant("parallel-block-sampling", "specgraph.ops:draft_from_logits")
 def block_temperature_ignored(real: Any, logits: Tensor, drafts: ops.Drafts, draws: ops.Draws | None = None) -> None:
     """A parallel drafter's distributions leave out the temperature."""
     real(logits, drafts, draws)
@@ -86,7 +86,7 @@ def block_temperature_ignored(real: Any, logits: Tensor, drafts: ops.Drafts, dra
         probs.copy_(torch.where((draws.temperature > 0)[:, None, None], plain, probs))
 
 
-@mutant("parallel-block-sampling-one-noise", "ops:draft_from_logits")
+@mutant("parallel-block-sampling-one-noise", "specgraph.ops:draft_from_logits")
 def block_noise_shared(real: Any, logits: Tensor, drafts: ops.Drafts, draws: ops.Draws | None = None) -> None:
     """All rows of a parallel drafter's block take the noise and the logits of the first one."""
     if draws is not None and drafts.draft_step is None:
@@ -95,7 +95,7 @@ def block_noise_shared(real: Any, logits: Tensor, drafts: ops.Drafts, draws: ops
     real(logits, drafts, draws)
 
 
-@mutant("parallel-block-sampling-transposed", "ops:draft_from_logits")
+@mutant("parallel-block-sampling-transposed", "specgraph.ops:draft_from_logits")
 def block_transposed(real: Any, logits: Tensor, drafts: ops.Drafts, draws: ops.Draws | None = None) -> None:
     """A parallel drafter's greedy tokens have rows and columns exchanged."""
     real(logits, drafts, draws)
@@ -104,7 +104,7 @@ def block_transposed(real: Any, logits: Tensor, drafts: ops.Drafts, draws: ops.D
         tokens.copy_(tokens.T.reshape(tokens.shape).clone())
 
 
-@mutant("parallel-block-rows", "ops:begin_rows")
+@mutant("parallel-block-rows", "specgraph.ops:begin_rows")
 def block_begins_early(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, *past: Any) -> None:
     """A parallel drafter's block begins at the last accepted row instead of after it."""
     real(given, plan, rows, *past)
@@ -112,7 +112,7 @@ def block_begins_early(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, *
         rows.positions.copy_((rows.positions - 1).clamp(min=0))
 
 
-@mutant("parallel-block-rows-rejected", "ops:begin_rows")
+@mutant("parallel-block-rows-rejected", "specgraph.ops:begin_rows")
 def block_stores_rejected(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, *past: Any) -> None:
     """Rejected rows of a parallel drafter's context are written to the cache."""
     real(given, plan, rows, *past)
@@ -130,13 +130,13 @@ def every_token_sampled(given: RowInputs) -> RowInputs:
     return given._replace(num_sampled=counts.to(given.num_sampled.dtype))
 
 
-@mutant("parallel-block-rows-masked", "ops:begin_rows")
+@mutant("parallel-block-rows-masked", "specgraph.ops:begin_rows")
 def masked_rows_after_rejected(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, *past: Any) -> None:
     """Masked rows (P-EAGLE) follow the last row of the round instead of the last accepted one."""
     real(given, plan if rows.hidden_rows is None else every_token_sampled(given), rows, *past)
 
 
-@mutant("prompt-padding", "ops:begin_rows")
+@mutant("prompt-padding", "specgraph.ops:begin_rows")
 def prompt_padding_writes(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, *past: Any) -> None:
     """Padded rows of a prompt pass have slots."""
     counts = given.num_sampled
@@ -145,7 +145,7 @@ def prompt_padding_writes(real: Any, given: RowInputs, plan: RowPlan, rows: Rows
     real(given, plan, rows, *past)
 
 
-@mutant("prompt-padding-length", "ops:begin_rows")
+@mutant("prompt-padding-length", "specgraph.ops:begin_rows")
 def prompt_length_of_real_rows(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, *past: Any) -> None:
     """The length of a padded prompt pass counts its real rows only, so that each row sees too few keys."""
     real(given, plan, rows, *past)
@@ -154,7 +154,7 @@ def prompt_length_of_real_rows(real: Any, given: RowInputs, plan: RowPlan, rows:
         rows.seq_lens.copy_(torch.where(counts > 0, given.start_positions + counts, 0))
 
 
-@mutant("stale-block-table", "ops:load_round")
+@mutant("stale-block-table", "specgraph.ops:load_round")
 def stale_block_table(real: Any, given: RoundTensors, to: RoundTensors) -> None:
     """A smaller block table leaves the columns of the larger one before it."""
     n, width = given.block_table.shape
@@ -163,7 +163,7 @@ def stale_block_table(real: Any, given: RoundTensors, to: RoundTensors) -> None:
     to.block_table[:n, width:].copy_(tail)
 
 
-@mutant("stale-block-table-requests", "ops:load_round")
+@mutant("stale-block-table-requests", "specgraph.ops:load_round")
 def stale_requests(real: Any, given: RoundTensors, to: RoundTensors) -> None:
     """A smaller round leaves the requests after it alive."""
     n = given.num_sampled.shape[0]
@@ -172,14 +172,14 @@ def stale_requests(real: Any, given: RoundTensors, to: RoundTensors) -> None:
     to.num_sampled[n:].copy_(tail)
 
 
-@mutant("module-token-shift", "ops:shift_token_ids")
+@mutant("module-token-shift", "specgraph.ops:shift_token_ids")
 def latest_in_the_last_row(real: Any, ids: Tensor, last_rows: Tensor, latest: Tensor, *rest: Any) -> Any:
     """The latest draft token goes to the last row of a request instead of its last accepted one."""
     q = ids.shape[0] // latest.shape[0]
     return real(ids, torch.arange(1, latest.shape[0] + 1, device=ids.device) * q - 1, latest, *rest)
 
 
-@mutant("module-past-rows", "ops:keep_rows")
+@mutant("module-past-rows", "specgraph.ops:keep_rows")
 def rejected_rows_are_kept(
     real: Any, tokens: Tensor, hidden: Tensor, positions: Tensor, slots: Tensor, *rest: Any
 ) -> None:
@@ -190,7 +190,7 @@ def rejected_rows_are_kept(
     real(tokens, hidden, positions, torch.where(follows, after, slots), *rest)
 
 
-@mutant("module-past-rows-first", "ops:keep_rows")
+@mutant("module-past-rows-first", "specgraph.ops:keep_rows")
 def earlier_rows_stay(real: Any, *args: Any) -> None:
     """A row is kept only where its entry is empty: an entry is not written twice."""
     past: PastRows = args[4]
@@ -200,7 +200,7 @@ def earlier_rows_stay(real: Any, *args: Any) -> None:
         tensor.copy_(torch.where(used[..., None] if tensor.dim() == 3 else used, old, tensor))
 
 
-@mutant("module-past-rows-any", "ops:begin_rows")
+@mutant("module-past-rows-any", "specgraph.ops:begin_rows")
 def positions_of_entries_are_not_compared(
     real: Any, given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None
 ) -> None:
@@ -215,7 +215,7 @@ def positions_of_entries_are_not_compared(
     real(given, plan, rows, past)
 
 
-@mutant("module-past-rows-none", "ops:begin_rows")
+@mutant("module-past-rows-none", "specgraph.ops:begin_rows")
 def past_rows_are_not_found(
     real: Any, given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None
 ) -> None:
@@ -225,7 +225,7 @@ def past_rows_are_not_found(
     real(given, plan, rows, past)
 
 
-@mutant("synthetic-acceptance", "engine.ops:verify_drafts")
+@mutant("synthetic-acceptance", "specgraph_run.decoder.ops:verify_drafts")
 def first_chance_for_all(real: Any, *args: Any) -> Any:
     """Synthetic verification accepts every draft token with the chance of the first."""
     *given, acceptance, sampled = args
@@ -234,31 +234,31 @@ def first_chance_for_all(real: Any, *args: Any) -> Any:
     return real(*given, acceptance, sampled)
 
 
-@mutant("fused-linears", "models.ops:norm_gate_up")
+@mutant("fused-linears", "specgraph_models.ops:norm_gate_up")
 def gate_and_up_exchanged(real: Any, x: Any, norm: Any, weight: Any) -> Any:
     """Gate and up rows of a fused MLP are exchanged."""
     return real(x, norm, weight._replace(matrix=torch.cat(weight.matrix.chunk(2)[::-1])))
 
 
-@mutant("fused-linears-one-norm", "models.ops:pair_linear")
+@mutant("fused-linears-one-norm", "specgraph_models.ops:pair_linear")
 def hidden_norm_dropped(real: Any, ids: Any, hidden: Any, pair: Any, weight: Any) -> Any:
     """The fused first linear of a draft head leaves the hidden state's norm out."""
     return real(ids, hidden, pair._replace(hidden_norm=None), weight)
 
 
-@mutant("attention-op-rows", "ops:paged_attention")
+@mutant("attention-op-rows", "specgraph.ops:paged_attention")
 def requests_from_the_eighth(real: Any, query: Any, cache: Any, table: Tensor, *rest: Any, **options: Any) -> Any:
     """Attention of requests from the eighth on reads the blocks of the one before."""
     return real(query, cache, torch.cat([table[:7], table[6:-1]]) if len(table) > 7 else table, *rest, **options)
 
 
-@mutant("fused-sampling", "ops:draft_from_hidden")
+@mutant("fused-sampling", "specgraph.ops:draft_from_hidden")
 def fused_temperature_ignored(real: Any, x: Any, head: Any, drafts: Any, draws: ops.Draws | None = None) -> Any:
     """The fused head samples at temperature 1, whatever was asked for."""
     return real(x, head, drafts, draws and draws._replace(temperature=(draws.temperature > 0).float()))
 
 
-@mutant("fused-sampling-one-noise", "ops:draft_from_hidden")
+@mutant("fused-sampling-one-noise", "specgraph.ops:draft_from_hidden")
 def fused_noise_shared(real: Any, x: Any, head: Any, drafts: Any, draws: ops.Draws | None = None) -> Any:
     """The fused head draws the noise of request 0 for all requests."""
     if draws is not None:
@@ -267,7 +267,7 @@ def fused_noise_shared(real: Any, x: Any, head: Any, drafts: Any, draws: ops.Dra
     return real(x, head, drafts, draws)
 
 
-@mutant("gumbel-seed-position-before", "ops.draft_sampling:sample_rows")
+@mutant("gumbel-seed-position-before", "specgraph.ops.draft_sampling:sample_rows")
 def noise_of_the_row(real: Any, logits: Tensor, rows: int, draws: ops.Draws) -> tuple[Tensor, Tensor]:
     """A draft token takes the noise of the position before its own."""
     return real(logits, rows, draws._replace(positions=draws.positions - 1))
@@ -279,37 +279,37 @@ def noise_of_another_hash(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(specgraph.ops.noise, "_GOLDEN", specgraph.ops.noise._GOLDEN + 2)
 
 
-@mutant("unlikely-tokens", "ops.noise:gumbel")
+@mutant("unlikely-tokens", "specgraph.ops.noise:gumbel")
 def noise_of_what_1_lacks(real: Any, *args: Any) -> Tensor:
     """The exponential noise is -log(u): what is small of it is what a number next to 1 lacks to 1."""
     return -torch.log(-torch.log1p(-(1 - specgraph.ops.noise.uniform(*args))))
 
 
-@mutant("unlikely-tokens-24-bits", "ops.noise:uniform")
+@mutant("unlikely-tokens-24-bits", "specgraph.ops.noise:uniform")
 def noise_of_24_bits(real: Any, *args: Any) -> Tensor:
     """Noise has 24 bits after the point."""
     return (real(*args) * 2**24).floor().clamp(min=0.5) / 2**24
 
 
-@mutant("noise-of-another-position-one-purpose", "ops.noise:uniform")
+@mutant("noise-of-another-position-one-purpose", "specgraph.ops.noise:uniform")
 def purpose_ignored(real: Any, seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
     """Drafts, acceptance and what replaces a rejected draft share their noise."""
     return real(seeds, positions, specgraph.ops.noise.DRAFT, count)
 
 
-@mutant("noise-of-another-position-residual", "ops.noise:gumbel")
+@mutant("noise-of-another-position-residual", "specgraph.ops.noise:gumbel")
 def residual_shares_noise_of_drafts(real: Any, seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
     """The token after a rejection is drawn with the noise of the draft that was rejected."""
     return real(seeds, positions, specgraph.ops.noise.DRAFT, count)
 
 
-@mutant("noise-of-another-position-62-bits", "ops.noise:uniform")
+@mutant("noise-of-another-position-62-bits", "specgraph.ops.noise:uniform")
 def seeds_lose_two_bits(real: Any, seeds: Tensor, *args: Any) -> Tensor:
     """Seeds s and s + 2^62 give the same noise."""
     return real(seeds * 4, *args)
 
 
-@mutant("part-of-the-head-rotated", "ops.kv_cache:rotate")
+@mutant("part-of-the-head-rotated", "specgraph.ops.kv_cache:rotate")
 def rest_of_the_head_is_lost(real: Any, x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
     """Elements past the rotated ones are zero instead of passed through."""
     out = real(x, rotary, positions).clone()
@@ -317,7 +317,7 @@ def rest_of_the_head_is_lost(real: Any, x: Tensor, rotary: Tensor, positions: Te
     return out
 
 
-@mutant("draft-probs-of-another-row", "draft.drafter:Drafter.propose")
+@mutant("draft-probs-of-another-row", "specgraph.draft.drafter:Drafter.propose")
 def drafts_without_their_distributions(real: Any, self: Any, *args: Any, **given: Any) -> Any:
     """The verify is given zeros for the distributions that the drafts came from."""
     drafts = real(self, *args, **given)
@@ -326,19 +326,19 @@ def drafts_without_their_distributions(real: Any, self: Any, *args: Any, **given
     return drafts
 
 
-@mutant("drafts-of-one-noise", "ops.noise:draft_seeds")
+@mutant("drafts-of-one-noise", "specgraph.ops.noise:draft_seeds")
 def noise_of_positions(real: Any, seeds: Tensor, lengths: Tensor, out: Tensor) -> None:
     """The noise of a draft is a function of seed and position alone: after a rejection it comes again."""
     out.copy_(seeds)
 
 
-@mutant("drafts-of-one-noise-sum", "ops.noise:draft_seeds")
+@mutant("drafts-of-one-noise-sum", "specgraph.ops.noise:draft_seeds")
 def noise_of_the_next_seed(real: Any, seeds: Tensor, lengths: Tensor, out: Tensor) -> None:
     """The noise of a draft is that of seed + length: the next seed has it at a text that is one token shorter."""
     out.copy_(seeds + lengths)
 
 
-@mutant("drafts-of-one-noise-neighbour", "ops.noise:draft_seeds")
+@mutant("drafts-of-one-noise-neighbour", "specgraph.ops.noise:draft_seeds")
 def noise_of_a_neighbours_length(real: Any, seeds: Tensor, lengths: Tensor, out: Tensor) -> None:
     """The noise of drafts takes the length of request 0's text for all requests."""
     real(seeds, lengths[:1].expand_as(seeds), out)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import specgraph_run.decoder.verify_buffers
 from mutants.registry import mutant
 from torch import Tensor
 
 import specgraph.capture.model_runner
 import specgraph.draft.buffers
 import specgraph.draft.program
-import specgraph.engine.verify_buffers
 from specgraph.capture import BatchDescriptor, GraphRunner, Program, UpdatePlan
 from specgraph.capture.graph_runner import Recording
 from specgraph.capture.update_plan import Task
@@ -25,7 +25,7 @@ from specgraph.draft.propose_passes import ProposePasses
 model_runner = specgraph.capture.model_runner
 
 
-@mutant("stale-metadata-rebound", "draft:RoundBuffers.load")
+@mutant("stale-metadata-rebound", "specgraph.draft:RoundBuffers.load")
 def stale_metadata_rebound(real: Any, self: RoundBuffers, batch: Any, *rest: Any, kept: list[Tensor] = []) -> None:  # noqa: B006 (kept)
     """Each round's counts are a new tensor instead of the old one, written in place."""
     kept.append(self.num_sampled)
@@ -54,7 +54,7 @@ def stale_metadata_copied_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Drafter, "run", run)
 
 
-@mutant("stale-padding-rows", "draft.round:RoundBuffers.load")
+@mutant("stale-padding-rows", "specgraph.draft.round:RoundBuffers.load")
 def stale_padding_rows(real: Any, self: RoundBuffers, batch: Any, *rest: Any) -> None:
     """The rows after a smaller batch keep the counts of the last, larger one."""
     tail = self.num_sampled[batch.num_requests :].clone()
@@ -62,7 +62,7 @@ def stale_padding_rows(real: Any, self: RoundBuffers, batch: Any, *rest: Any) ->
     self.num_sampled[batch.num_requests :].copy_(tail)
 
 
-@mutant("stale-padding-rows-bound", "draft.propose_passes:ProposePasses._make")
+@mutant("stale-padding-rows-bound", "specgraph.draft.propose_passes:ProposePasses._make")
 def bound_padding_alive(real: Any, self: ProposePasses, *args: Any) -> Any:
     """The rows after a smaller batch keep the counts that the engine left in its own, bound tensors."""
     made, bound = real(self, *args), args[-1]
@@ -100,13 +100,13 @@ def capture_at_request_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Drafter, "run", run)
 
 
-@mutant("num-reqs-unpadded", "draft.host_lengths:HostRound.lengths")
+@mutant("num-reqs-unpadded", "specgraph.draft.host_lengths:HostRound.lengths")
 def num_reqs_unpadded(real: Any, self: HostRound, *args: Any) -> Any:
     """Host lengths have one entry per real request instead of one per request of the graph."""
     return real(replace(self, padded=len(self.start_positions)), *args)
 
 
-@mutant("k-equals-2", "capture.model_runner:launches")
+@mutant("k-equals-2", "specgraph.capture.model_runner:launches")
 def k_equals_2(real: Any, lowering: Any, program: Program, batch: BatchDescriptor) -> Any:
     """The later step is left out where there are two draft tokens."""
     first, *later = real(lowering, program, batch)
@@ -115,7 +115,7 @@ def k_equals_2(real: Any, lowering: Any, program: Program, batch: BatchDescripto
     return (first, *later)
 
 
-@mutant("step-ladder-overpadding", "draft.drafter:Drafter._body")
+@mutant("step-ladder-overpadding", "specgraph.draft.drafter:Drafter._body")
 def step_ladder_overpadding(
     real: Any, self: Drafter, program: Any, batch: BatchDescriptor, launch: Any, *rest: Any
 ) -> Any:
@@ -126,20 +126,20 @@ def step_ladder_overpadding(
     return real(self, program, batch, launch, *rest)
 
 
-@mutant("size-truncated", "config:capture_sizes")
+@mutant("size-truncated", "specgraph.config:capture_sizes")
 def size_truncated(real: Any, most: int, asked: Any = None) -> tuple[int, ...]:
     """Named sizes are cut to even numbers without a word."""
     sizes = real(most, asked)
     return (*sorted({max(1, size // 2 * 2) for size in sizes[:-1]} - {sizes[-1]}), sizes[-1])
 
 
-@mutant("block-misaligned-sizes", "capture:BatchDescriptor.num_tokens")
+@mutant("block-misaligned-sizes", "specgraph.capture:BatchDescriptor.num_tokens")
 def block_misaligned_sizes(real: Any, self: BatchDescriptor) -> int:
     """The number of rows is padded to a multiple of eight, independent of the rows per request."""
     return -(-self.num_requests * self.query_len // 8) * 8
 
 
-@mutant("buffer-smaller-than-padded-size", "draft.program:Allocation")
+@mutant("buffer-smaller-than-padded-size", "specgraph.draft.program:Allocation")
 def buffer_smaller(real: Any, config: Any, *args: Any) -> Any:
     """Buffers hold the largest default size below the maximum instead of the maximum."""
     return real(replace(config, max_num_requests=config.max_num_requests // 2, capture_sizes=None), *args)
@@ -157,11 +157,11 @@ def graph_reuses_target_metadata(patch: pytest.MonkeyPatch) -> None:
         shared = made.setdefault(key, own)
         return replace(shared, query_start_loc=own.query_start_loc, start_locs=own.start_locs)
 
-    for module in (specgraph.draft.buffers, specgraph.engine.verify_buffers):
+    for module in (specgraph.draft.buffers, specgraph_run.decoder.verify_buffers):
         patch.setattr(module, "allocate_metadata", allocate_metadata)
 
 
-@mutant("update-key-ignored", "capture.update_plan:UpdatePlan.apply")
+@mutant("update-key-ignored", "specgraph.capture.update_plan:UpdatePlan.apply")
 def update_key_ignored(real: Any, self: UpdatePlan, values: Any) -> None:
     """An update zips values with captured tasks: unknown keys and missing ones are passed over."""
     for tasks, lengths in zip(self.tasks.values(), values.values(), strict=False):
@@ -188,19 +188,19 @@ def update_prefill_decode_mixed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UpdatePlan, "add", add)
 
 
-@mutant("rejected-tokens-in-lengths", "draft.host_lengths:HostRound.counts")
+@mutant("rejected-tokens-in-lengths", "specgraph.draft.host_lengths:HostRound.counts")
 def rejected_tokens_in_lengths(real: Any, self: Any) -> Any:
     """Host lengths of the later steps count every row of the round, rejected ones too."""
     return [self.query_len] * len(self.start_positions)
 
 
-@mutant("per-step-lengths-not-updated", "draft.chain:ChainProgram.host_lengths")
+@mutant("per-step-lengths-not-updated", "specgraph.draft.chain:ChainProgram.host_lengths")
 def per_step_lengths_not_updated(real: Any, self: ChainProgram, step: int, host_round: HostRound) -> Any:
     """Every later step gets the host lengths of the first of them."""
     return real(self, min(step, 1), host_round)
 
 
-@mutant("output-aliases-graph-buffer", "draft.drafter:Drafter.propose")
+@mutant("output-aliases-graph-buffer", "specgraph.draft.drafter:Drafter.propose")
 def output_aliases_graph_buffer(real: Any, self: Drafter, batch: Any, **options: Any) -> DraftTokens:
     """propose hands out the buffers that the next replay writes."""
     drafts = real(self, batch, **options)
@@ -210,7 +210,7 @@ def output_aliases_graph_buffer(real: Any, self: Drafter, batch: Any, **options:
     return DraftTokens(b.draft_token_ids[:n, :k], probs, drafts.dispatch)
 
 
-@mutant("weights-moved", "capture.read_set:Fingerprint.check")
+@mutant("weights-moved", "specgraph.capture.read_set:Fingerprint.check")
 def weights_moved(real: Any, self: Any, named: Any, graph: Any) -> None:
     """The addresses of the weights are not compared with those at capture."""
 
@@ -239,13 +239,13 @@ def dynamic_k_negative(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BatchDescriptor, "__eq__", lambda self, other: key(self) == key(other))
 
 
-@mutant("unsampled-counted", "engine.ops:count_tokens")
+@mutant("unsampled-counted", "specgraph_run.decoder.ops:count_tokens")
 def unsampled_counted(real: Any, tokens: Any, counts: Any) -> Any:
     """A verify counts the places after its sampled tokens as token 0."""
     return real(tokens.clamp(min=0), counts)
 
 
-@mutant("draft-length-without-offset", "draft.chain:ChainProgram.host_lengths")
+@mutant("draft-length-without-offset", "specgraph.draft.chain:ChainProgram.host_lengths")
 def own_row_left_out(real: Any, self: Any, step: int, host_round: Any) -> Any:
     """Host lengths of a draft model's later steps leave out the row itself."""
     lengths, offset = real(self, step, host_round), self.position_offset if step else 0

@@ -10,12 +10,12 @@ import pytest
 import torch
 from mutants.platform_lifetimes import LaterLaunches
 from mutants.registry import mutant
+from specgraph_run.decoder import admission
+from specgraph_run.decoder.request import Running
 from torch import Tensor
 
 from specgraph.cpu.stream import CpuEvent, CpuStream
 from specgraph.draft.sampling_buffers import SamplingBuffers
-from specgraph.engine import admission
-from specgraph.engine.request import Running
 
 
 @mutant("query-before-the-work")
@@ -31,7 +31,7 @@ def stream_query_is_true(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CpuEvent, "query", lambda self: not later.waiting)
 
 
-@mutant("event-of-the-current-stream", "cpu.stream:CpuStream.record_event")
+@mutant("event-of-the-current-stream", "specgraph.cpu.stream:CpuStream.record_event")
 def current_stream_recorded(real: Any, self: CpuStream, event: Any = None) -> Any:
     """record_event() of a stream records on the current one."""
     return real(self._platform.current_stream(), event)
@@ -65,7 +65,7 @@ def descending_is_reversed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tensor, "sort", broken)
 
 
-@mutant("drafts-not-penalised", "draft.sampling_buffers:SamplingBuffers.adjusted_drafts")
+@mutant("drafts-not-penalised", "specgraph.draft.sampling_buffers:SamplingBuffers.adjusted_drafts")
 def earlier_drafts_uncounted(
     real: Any, self: SamplingBuffers, logits: Any, ids: Any, temperature: Any, drafted: Any = None
 ) -> Tensor:
@@ -73,7 +73,7 @@ def earlier_drafts_uncounted(
     return real(self, logits, ids, temperature, None)
 
 
-@mutant("waiting-request-overtaken", "engine.decoder:admissible")
+@mutant("waiting-request-overtaken", "specgraph_run.decoder.decoder:admissible")
 def whatever_fits(
     real: Any, waiting: Iterable[Running], config: Any, query_len: int, num_rows: int, num_blocks: int
 ) -> list[Running]:

@@ -105,13 +105,13 @@ def open_ignores_index(patch: pytest.MonkeyPatch) -> None:
     two_devices(patch, open_index=lambda index: 0)
 
 
-@mutant("probe-cached", "device:Discovered.probe")
+@mutant("probe-cached", "specgraph.device:Discovered.probe")
 def probe_cached(real: Any, self: Discovered, kept: dict[str, Probe] = {}) -> Probe:  # noqa: B006 (kept)
     """The first answer of a backend's probe is kept for the life of the process."""
     return kept.setdefault(self.name, real(self))
 
 
-@mutant("failing-probe", "device.discovery:Discovered.probe")
+@mutant("failing-probe", "specgraph.device.discovery:Discovered.probe")
 def failing_probe(real: Any, self: Any) -> Any:
     """An exception of a backend's probe ends the program that looked for platforms."""
     return real(self) if self.backend is None else self.backend.probe()

@@ -203,14 +203,14 @@ def shared_pool_not_shared(patch: pytest.MonkeyPatch) -> None:
     install(patch, Broken)
 
 
-@mutant("pool-keeps-failed-capture", "device.pool:GraphPool.leave")
+@mutant("pool-keeps-failed-capture", "specgraph.device.pool:GraphPool.leave")
 def pool_keeps_failed_capture(real: Any, self: GraphPool, handle: Any) -> None:
     """A graph whose capture failed stays in its pool."""
     if sys.exc_info()[0] is None:
         real(self, handle)
 
 
-@mutant("retired-pool-reused", "device.pool:GraphPool.retire")
+@mutant("retired-pool-reused", "specgraph.device.pool:GraphPool.retire")
 def retired_pool_reused(real: Any, self: Any, handle: Any) -> None:
     """The vendor's pool goes to the next capture after it was released with its last graph."""
 
@@ -222,12 +222,12 @@ def collector_left_off(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(specgraph.device.graph, "gc", left_off)
 
 
-@mutant("dropped-graph-keeps-memory", "device:Graph.__del__")
+@mutant("dropped-graph-keeps-memory", "specgraph.device:Graph.__del__")
 def dropped_graph_keeps_memory(real: Any, self: Graph) -> None:
     """A graph that nobody closed keeps its share of the pool for ever."""
 
 
-@mutant("recorded-op-loses-its-result", "cpu.tasks:Task.compile")
+@mutant("recorded-op-loses-its-result", "specgraph.cpu.tasks:Task.compile")
 def recorded_op_loses_its_result(real: Any, self: Task) -> None:
     """A replay runs an op that writes arguments for its writes only: the tensor that it returns stays as it was."""
     real(self)
@@ -235,26 +235,26 @@ def recorded_op_loses_its_result(real: Any, self: Task) -> None:
         self.call = partial(self.func, *self.args, **self.kwargs)
 
 
-@mutant("swallowed-host-read", "cpu.recorder:Recorder.invalidate")
+@mutant("swallowed-host-read", "specgraph.cpu.recorder:Recorder.invalidate")
 def refused_reads_are_forgotten(real: Any, self: Recorder, error: Exception) -> None:
     """A host read raises, and the capture goes on and ends where the captured code swallows the error."""
 
 
-@mutant("swallowed-host-read-shapes", "cpu.recorder:Recorder.invalidate")
+@mutant("swallowed-host-read-shapes", "specgraph.cpu.recorder:Recorder.invalidate")
 def refused_shapes_are_forgotten(real: Any, self: Recorder, error: Exception) -> None:
     """Only reads of one value end a capture for good, not those of a shape that follows from values."""
     if "nonzero" not in str(error):
         real(self, error)
 
 
-@mutant("outputs-of-one-op", "cpu.tasks:Task.compile")
+@mutant("outputs-of-one-op", "specgraph.cpu.tasks:Task.compile")
 def two_results(real: Any, self: Task) -> None:
     """A replay writes the first two results of an op."""
     self.outputs = self.outputs[:2]
     real(self)
 
 
-@mutant("outputs-of-one-op-exchanged", "cpu.tasks:Task.compile")
+@mutant("outputs-of-one-op-exchanged", "specgraph.cpu.tasks:Task.compile")
 def exchanged_results(real: Any, self: Task) -> None:
     """The last two of three results of an op are exchanged in a replay."""
     if len(self.outputs) == 3:

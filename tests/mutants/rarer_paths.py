@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 from mutants.registry import mutant
+from specgraph_run.decoder import joining, verify
+from specgraph_run.decoder.verify import VerifyProgram
 
 from specgraph import ops
 from specgraph.cpu.tasks import UpdateMode
 from specgraph.draft.chain import ChainProgram
 from specgraph.draft.propose_passes import ProposePasses
 from specgraph.draft.protocol import DraftOutput
-from specgraph.engine import joining, verify
-from specgraph.engine.verify import VerifyProgram
 
 
-@mutant("group-partly-rewritten-table", "cpu.tasks:UpdateMode.commit")
+@mutant("group-partly-rewritten-table", "specgraph.cpu.tasks:UpdateMode.commit")
 def only_sixteen(real: Any, self: UpdateMode) -> None:
     """A task update rewrites the first sixteen ops of a group; those behind them keep old values."""
     for place, task in list(enumerate(self._group.tasks))[16 : len(self._new)]:
@@ -25,20 +25,20 @@ def only_sixteen(real: Any, self: UpdateMode) -> None:
     real(self)
 
 
-@mutant("update-of-lengths-only", "cpu.tasks:UpdateMode.commit")
+@mutant("update-of-lengths-only", "specgraph.cpu.tasks:UpdateMode.commit")
 def keyword_arguments_stay(real: Any, self: UpdateMode) -> None:
     """A task update rewrites positional arguments only: keyword arguments stay as captured."""
     self._new = [(args, task.kwargs) for (args, _), task in zip(self._new, self._group.tasks, strict=False)]
     real(self)
 
 
-@mutant("carry-before-the-norm", "draft.chain:ChainProgram._next_step")
+@mutant("carry-before-the-norm", "specgraph.draft.chain:ChainProgram._next_step")
 def joined_steps_carry_hidden(real: Any, self: ChainProgram, b: Any, pair: Any, out: DraftOutput) -> Any:
     """The next step takes the hidden states before the output norm where one op joins two draft steps."""
     return real(self, b, pair, DraftOutput(out.hidden, out.hidden))
 
 
-@mutant("stale-padding-in-place-once", "draft.propose_passes:ProposePasses.hand_over")
+@mutant("stale-padding-in-place-once", "specgraph.draft.propose_passes:ProposePasses.hand_over")
 def inert_the_first_time(real: Any, self: ProposePasses, batch: Any, *args: Any, seen: set[int] = set()) -> Any:  # noqa: B006 (kept)
     """The requests behind a batch in place are made inert for the first such batch only."""
     counts, in_place = self._memory.num_sampled, id(batch) in self._in_place
@@ -95,7 +95,9 @@ def hidden_of_the_last_token(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(VerifyProgram, "work_of", work_of)
 
 
-@mutant("tree-without-room", "engine.admission:blocks_needed", "engine.decoder:blocks_needed")
+@mutant(
+    "tree-without-room", "specgraph_run.decoder.admission:blocks_needed", "specgraph_run.decoder.decoder:blocks_needed"
+)
 def no_scratch(real: Any, request: Any, config: Any, query_len: int) -> int:
     """Requests have no KV blocks for the nodes of trees that reach past max_model_len."""
     return min(real(request, config, query_len), -(-config.max_model_len // config.block_size))

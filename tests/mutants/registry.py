@@ -34,7 +34,7 @@ def replace_function(patch: pytest.MonkeyPatch, place: str, broken: Callable[...
     """
     module, _, path = place.partition(":")
     owner_path, _, name = path.rpartition(".")
-    owner = resolve_name(f"specgraph.{module}:{owner_path}")
+    owner = resolve_name(f"{module}:{owner_path}")
     real = getattr(owner, name)
 
     def replaced(*args: Any, **options: Any) -> Any:

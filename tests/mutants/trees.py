@@ -13,7 +13,7 @@ from specgraph.ops import Mask
 from specgraph.ops.begin_rows import Rows
 
 
-@mutant("sibling-sees-sibling", "ops:paged_attention")
+@mutant("sibling-sees-sibling", "specgraph.ops:paged_attention")
 def causal_in_the_tree(
     real: Any, query: Any, cache: Any, table: Tensor, lengths: Any, mask: Mask, *rest: Any, **options: Any
 ) -> Any:
@@ -26,7 +26,7 @@ def causal_in_the_tree(
     return real(query, cache, table, lengths, mask, *rest, **options)
 
 
-@mutant("ancestor-mask-shifted", "ops:begin_rows")
+@mutant("ancestor-mask-shifted", "specgraph.ops:begin_rows")
 def bits_begin_at_the_first_node(real: Any, given: Any, plan: Any, rows: Rows, *past: Any) -> None:
     """The bits of a verify's rows count from the first node instead of the last token."""
     real(given, plan, rows, *past)
@@ -34,18 +34,18 @@ def bits_begin_at_the_first_node(real: Any, given: Any, plan: Any, rows: Rows, *
         rows.ancestors.copy_((rows.ancestors >> 1) | 1)
 
 
-@mutant("path-kv-not-moved", "ops:move_kv")
+@mutant("path-kv-not-moved", "specgraph.ops:move_kv")
 def nothing_moves(real: Any, *args: Any, **options: Any) -> None:
     """Keys and values of an accepted path stay where the nodes were drawn."""
 
 
-@mutant("path-kv-not-moved-in-place", "ops:move_kv")
+@mutant("path-kv-not-moved-in-place", "specgraph.ops:move_kv")
 def moved_backwards(real: Any, key: Any, value: Any, source: Any, target: Any) -> Any:
     """Slots of an accepted path are exchanged: kept rows are copied over the nodes."""
     return real(key, value, target, source)
 
 
-@mutant("rejected-node-kv-left-visible", "ops:grow_tree")
+@mutant("rejected-node-kv-left-visible", "specgraph.ops:grow_tree")
 def later_levels_visible(
     real: Any, logits: Any, ids: Any, step: Tensor, first: bool, candidates: Any, beams: ops.Beams
 ) -> None:
@@ -55,27 +55,27 @@ def later_levels_visible(
     beams.ancestors.bitwise_or_(torch.ones_like(beams.ancestors).neg() << ((step + 1) * k))
 
 
-@mutant("node-ties-differ", "ops.tree:top_tokens")
+@mutant("node-ties-differ", "specgraph.ops.tree:top_tokens")
 def higher_id_first(real: Any, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Among equally likely tokens the highest id comes first."""
     log_probs, ids = real(logits.flip(-1), count)
     return log_probs, logits.shape[-1] - 1 - ids
 
 
-@mutant("node-ties-differ-chosen", "ops:choose_nodes")
+@mutant("node-ties-differ-chosen", "specgraph.ops:choose_nodes")
 def later_node_first(real: Any, candidates: ops.Candidates, tree: ops.TreeNodes) -> None:
     """Among nodes of equal score the one that was drawn last is chosen."""
     later = torch.arange(candidates.scores.shape[1], device=candidates.scores.device) * 1e-5
     real(candidates._replace(scores=candidates.scores + later), tree)
 
 
-@mutant("parallel-block-rows-of-a-tree", "ops:draft_block_tree")
+@mutant("parallel-block-rows-of-a-tree", "specgraph.ops:draft_block_tree")
 def tree_of_the_position_before(real: Any, logits: Any, *rest: Any) -> Any:
     """The tree of a parallel drafter takes each position's tokens from the position before."""
     return real(logits.roll(1, 0), *rest)
 
 
-@mutant("tree-slot-overlaps-next-request", "ops:advance_tree")
+@mutant("tree-slot-overlaps-next-request", "specgraph.ops:advance_tree")
 def slots_counted_on(real: Any, *args: Any, **options: Any) -> None:
     """Slots of a step's rows are counted on from the first one in memory, past the end of the request's block."""
     real(*args, **options)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from mutants.registry import mutant, replace_function
+from specgraph_run.decoder.rounds import Rounds
 from torch import Tensor
 
 from specgraph import ops
@@ -17,14 +18,13 @@ from specgraph.device import GraphPool
 from specgraph.draft import BoundTensors
 from specgraph.draft.host_lengths import HostRounds
 from specgraph.draft.program import computed_tokens
-from specgraph.engine.rounds import Rounds
 from specgraph.ops import HostLengths, KVCache, Mask
 
 PAGED: Any = import_module("specgraph.ops.paged_attention")
 """The module: `specgraph.ops` has an op of its name."""
 
 
-@mutant("large-vocabulary", "engine.ops:verify_drafts")
+@mutant("large-vocabulary", "specgraph_run.decoder.ops:verify_drafts")
 def ids_of_16_bits(real: Any, *args: Any) -> None:
     """Verification keeps the target's most likely token in 16 bits."""
     real(*args)
@@ -32,13 +32,13 @@ def ids_of_16_bits(real: Any, *args: Any) -> None:
     tokens.copy_(torch.where(tokens > 0, tokens % 65536, tokens))
 
 
-@mutant("large-vocabulary-embedding", "models.ops:pair_linear")
+@mutant("large-vocabulary-embedding", "specgraph_models.ops:pair_linear")
 def embedding_of_16_bits(real: Any, ids: Any, *rest: Any) -> Any:
     """The fused embedding looks token ids up in 16 bits."""
     return real(ids % 65536, *rest)
 
 
-@mutant("linears-of-many-rows", "models.ops:norm_gate_up")
+@mutant("linears-of-many-rows", "specgraph_models.ops:norm_gate_up")
 def rows_past_a_tile(real: Any, x: Tensor, norm: Any, *rest: Any) -> Tensor:
     """A fused norm and projection leaves the norm out for rows past the 96th."""
     return (
@@ -46,25 +46,25 @@ def rows_past_a_tile(real: Any, x: Tensor, norm: Any, *rest: Any) -> Tensor:
     )
 
 
-@mutant("linears-of-many-rows-eps", "ops:norm_linear")
+@mutant("linears-of-many-rows-eps", "specgraph.ops:norm_linear")
 def own_eps(real: Any, x: Any, norm: Any, *rest: Any) -> Any:
     """A fused norm has an eps of its own."""
     return real(x, norm and norm._replace(eps=1e-6), *rest)
 
 
-@mutant("linears-of-many-rows-norm", "models.ops:pair_linear")
+@mutant("linears-of-many-rows-norm", "specgraph_models.ops:pair_linear")
 def norm_of_both_or_none(real: Any, ids: Any, hidden: Any, pair: Any, weight: Any) -> Any:
     """The first linear of a head normalises the hidden state only where the embedding is normalised too."""
     return real(ids, hidden, pair._replace(hidden_norm=None) if pair.table_norm is None else pair, weight)
 
 
-@mutant("verify-rounds-probabilities", "engine.ops:verify_drafts")
+@mutant("verify-rounds-probabilities", "specgraph_run.decoder.ops:verify_drafts")
 def probabilities_in_half(real: Any, logits: Any, *rest: Any) -> Any:
     """Rejection sampling rounds the target's probabilities to the dtype of its logits."""
     return real(logits.softmax(-1).float().log(), *rest)
 
 
-@mutant("trees-of-one-shape", "ops:paged_attention")
+@mutant("trees-of-one-shape", "specgraph.ops:paged_attention")
 def mask_of_32_bits(
     real: Any, query: Any, cache: Any, table: Any, lengths: Any, mask: Mask, *rest: Any, **options: Any
 ) -> Any:
@@ -74,19 +74,19 @@ def mask_of_32_bits(
     return real(query, cache, table, lengths, mask, *rest, **options)
 
 
-@mutant("trees-of-one-shape-parents", "engine.ops:verify_tree")
+@mutant("trees-of-one-shape-parents", "specgraph_run.decoder.ops:verify_tree")
 def parents_of_the_first(real: Any, logits: Any, tree: ops.TreeNodes, *rest: Any) -> Any:
     """Verification follows the parents of request 0's tree in every request."""
     return real(logits, tree._replace(parents=tree.parents[:1].expand_as(tree.parents).contiguous()), *rest)
 
 
-@mutant("trees-of-one-shape-noise", "engine.ops:verify_tree")
+@mutant("trees-of-one-shape-noise", "specgraph_run.decoder.ops:verify_tree")
 def noise_of_the_row(real: Any, logits: Any, tree: Any, starts: Any, positions: Tensor, *rest: Any) -> Any:
     """Verification of a tree draws with the noise of the row's own position instead of the token's after it."""
     return real(logits, tree, starts, positions - 1, *rest)
 
 
-@mutant("nan-behind-the-last-key", "ops.paged_attention:attend_by_request")
+@mutant("nan-behind-the-last-key", "specgraph.ops.paged_attention:attend_by_request")
 def weights_of_zero(
     real: Any, query: Tensor, cache: KVCache, table: Tensor, lengths: HostLengths, *rest: Any
 ) -> Tensor:
@@ -100,38 +100,38 @@ def weights_of_zero(
     return out
 
 
-@mutant("attention-own-scale", "ops:paged_attention")
+@mutant("attention-own-scale", "specgraph.ops:paged_attention")
 def scale_of_the_head_size(real: Any, query: Tensor, *args: Any, scale: float) -> Any:
     """Attention over a window scales by the head size, whatever scale the layer has."""
     return real(query, *args, scale=query.shape[-1] ** -0.5 if args[3].is_windowed else scale)
 
 
-@mutant("attention-many-blocks", "ops.paged_attention:attend_by_request")
+@mutant("attention-many-blocks", "specgraph.ops.paged_attention:attend_by_request")
 def block_numbers_of_10_bits(real: Any, query: Any, cache: Any, table: Tensor, *rest: Any) -> Tensor:
     """Attention takes block numbers in 10 bits."""
     return real(query, cache, table % 1024, *rest)
 
 
-@mutant("pool-closed-before-its-graphs", "device.pool:GraphPool.leave")
+@mutant("pool-closed-before-its-graphs", "specgraph.device.pool:GraphPool.leave")
 def closed_pool_keeps(real: Any, self: GraphPool, handle: Any) -> None:
     """A pool that was closed before its last graph never gives its memory back."""
     if not self.is_closed:
         real(self, handle)
 
 
-@mutant("warm-up-over-live-requests", "draft.program:DraftProgram.make_inert")
+@mutant("warm-up-over-live-requests", "specgraph.draft.program:DraftProgram.make_inert")
 def live_warm_up(real: Any, self: Any) -> None:
     """The warm-up before a capture runs over the requests that are in the buffers."""
 
 
-@mutant("small-tensor-unguarded", "capture.read_set:ReadSetGuard._check")
+@mutant("small-tensor-unguarded", "specgraph.capture.read_set:ReadSetGuard._check")
 def one_element(real: Any, self: ReadSetGuard, func: Any, tensor: Tensor) -> None:
     """The read-set guard lets tensors of one element pass."""
     if tensor.numel() > 1:
         real(self, func, tensor)
 
 
-@mutant("bound-tensors-of-other-rounds", "draft.bound:BoundTensors.sliced")
+@mutant("bound-tensors-of-other-rounds", "specgraph.draft.bound:BoundTensors.sliced")
 def rows_of_the_largest(real: Any, self: BoundTensors, num_requests: int, query_len: int) -> Any:
     """Hidden states of bound tensors are read by the rows of the largest round."""
     whole = self._of.aux_hidden.view(self._of.num_sampled.shape[0], -1, self._of.aux_hidden.shape[1])
@@ -139,12 +139,12 @@ def rows_of_the_largest(real: Any, self: BoundTensors, num_requests: int, query_
     return replace(real(self, num_requests, query_len), aux_hidden=hidden)
 
 
-@mutant("bound-tensors-of-other-rounds-moved", "draft.bound:BoundTensors.check_addresses")
+@mutant("bound-tensors-of-other-rounds-moved", "specgraph.draft.bound:BoundTensors.check_addresses")
 def moved_unseen(real: Any, self: Any) -> None:
     """Bound tensors whose memory was exchanged are taken as they were."""
 
 
-@mutant("inert-request-between-others", "draft.host_lengths:HostRounds.round")
+@mutant("inert-request-between-others", "specgraph.draft.host_lengths:HostRounds.round")
 def live_requests_counted(
     real: Any, self: HostRounds, batch: Any, buffers: Any, start_positions: Any, num_sampled: Any
 ) -> Any:
@@ -156,7 +156,7 @@ def live_requests_counted(
     return real(self, batch, buffers, start_positions, num_sampled)
 
 
-@mutant("round-rows-compacted", "engine.rounds:Rounds._compact")
+@mutant("round-rows-compacted", "specgraph_run.decoder.rounds:Rounds._compact")
 def hidden_states_stay(real: Any, self: Rounds) -> None:
     """Hidden states stay behind when rows are compacted."""
     hidden = self.target.round.aux_hidden
@@ -165,7 +165,7 @@ def hidden_states_stay(real: Any, self: Rounds) -> None:
     hidden.copy_(before)
 
 
-@mutant("module-past-rows-k", "draft.stepwise:StepwiseProgram.num_steps")
+@mutant("module-past-rows-k", "specgraph.draft.stepwise:StepwiseProgram.num_steps")
 def modules_up_to_k(real: Any, self: Any, batch: Any) -> int:
     """A propose runs as many modules as it drafts tokens."""
     return computed_tokens(batch)
@@ -185,5 +185,5 @@ def logprobs_after_the_parameters(patch: pytest.MonkeyPatch) -> None:
         fits = adjusted and adjusted[0].numel() == logits.numel()
         real(adjusted[0].view_as(logits) if fits else logits, *rest)
 
-    replace_function(patch, "ops:adjust_logits", keep)
-    replace_function(patch, "engine.ops:emitted_logprobs", other)
+    replace_function(patch, "specgraph.ops:adjust_logits", keep)
+    replace_function(patch, "specgraph_run.decoder.ops:emitted_logprobs", other)

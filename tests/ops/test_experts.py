@@ -6,9 +6,9 @@ import pytest
 import torch
 from specgraph_conformance.op_rows import experts
 from specgraph_conformance.op_run import run_on
+from specgraph_models.ops.experts import grouped_expert_mlp
 
 from specgraph.cpu import CpuPlatform
-from specgraph.models.ops.experts import grouped_expert_mlp
 
 SETS = [
     pytest.param(row, parameters, id=f"{row.case.id}[{id}]")
@@ -21,7 +21,7 @@ SETS = [
 @pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped matmul: the loop is taken")
 @pytest.mark.parametrize(("row", "parameters"), SETS)
 def test_grouped(row, parameters, monkeypatch):
-    monkeypatch.setattr("specgraph.models.ops.expert_mlp", grouped_expert_mlp)
+    monkeypatch.setattr("specgraph_models.ops.expert_mlp", grouped_expert_mlp)
     row.check(run_on(CpuPlatform()), torch.Generator().manual_seed(0), **parameters)
 
 

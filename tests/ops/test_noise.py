@@ -13,10 +13,10 @@ from goodness_of_fit import follows, independent
 from hypothesis import given
 from hypothesis import strategies as st
 from specgraph_conformance.noise_oracles import nearest, seed_that_draws, uniform
+from specgraph_run.decoder import ops as decoder_ops
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.engine import ops as decoder_ops
 from specgraph.ops import noise
 
 PURPOSES = (noise.DRAFT, noise.ACCEPT, noise.RESAMPLE)

@@ -12,10 +12,10 @@ import pytest
 import torch
 from conformance.test_coverage import ops_named
 from specgraph_conformance import op_rows
+from specgraph_run.decoder import ops as decoder_ops
 from torch.library import opcheck
 
 from specgraph import ops
-from specgraph.engine import ops as decoder_ops
 from specgraph.ops import DeviceLengths, HostLengths, KVCache, Mask, NewRows
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 from specgraph.ops.copies import RoundTensors
@@ -241,6 +241,6 @@ def test_each_package_names_its_kernels():
     assert not {"norm_gate_up", "expert_mlp", "verify_drafts", "next_verify"} & set(re.findall(r"\w+", core))
     assert "'norm_gate_up'" in all_parts
     assert "'verify_drafts'" in all_parts
-    assert {"specgraph.models.kernels.implement:KERNELS", "specgraph.engine.kernels.implement:KERNELS"} < set(
+    assert {"specgraph_models.kernels.implement:KERNELS", "specgraph_run.decoder.kernels.implement:KERNELS"} < set(
         all_parts.split()
     )

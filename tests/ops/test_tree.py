@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 from goodness_of_fit import follows
+from specgraph_run.decoder import ops as decoder_ops
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.engine import ops as decoder_ops
 from specgraph.ops import noise
 from specgraph.ops.tree import top_tokens
 

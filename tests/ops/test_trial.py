@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from specgraph_models.kernels.trial import gated_linear
+from specgraph_run.decoder.kernels.trial import sampled_verify
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from specgraph.engine.kernels.trial import sampled_verify
 from specgraph.kernels.trial import agrees_with_reference, draft_round
-from specgraph.models.kernels.trial import gated_linear
 from specgraph.ops.library import declared
 
 TRIALS = {

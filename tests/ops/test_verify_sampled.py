@@ -9,10 +9,10 @@ import torch
 from goodness_of_fit import follows
 from hypothesis import given
 from hypothesis import strategies as st
+from specgraph_run.decoder import ops as decoder_ops
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.engine import ops as decoder_ops
 from specgraph.ops import noise
 
 VOCAB, STEPS, N = 4, 2, 40_000

@@ -14,14 +14,14 @@ import torch
 from parallel.unequal_ranks import decoder as mixture_decoder
 from parallel.unequal_ranks import run
 from specgraph_conformance.decode_rig import decoder_settings
+from specgraph_models.checkpoints import load_drafter, load_target, target_shape
+from specgraph_run.decoder import Request, SpeculativeDecoder
 
 from specgraph.attention import KVCache, choose_attention
-from specgraph.checkpoints import load_drafter, load_target, target_shape
 from specgraph.config import LoweringChoice
 from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
 from specgraph.draft.ngram_head import NgramHead
-from specgraph.engine import Request, SpeculativeDecoder
 from specgraph.parallel import WHOLE, ExpertParallel, ParallelLayout, Ranks, join_layout
 from specgraph.parallel.layout import context_parallel
 

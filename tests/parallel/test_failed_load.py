@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from specgraph_run.options import EngineOptions
+from specgraph_run.text import load
 
 from specgraph.cpu import CpuPlatform
-from specgraph.engine import load
 from specgraph.errors import CheckpointError, ConfigError, RankError, SpecgraphError
-from specgraph.options import EngineOptions
 from specgraph.parallel import ParallelLayout, join_layout
 from specgraph.parallel.ranks import ranks_named
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from specgraph_models import load_drafter, load_target
+from specgraph_run.decoder import Request, SpeculativeDecoder
 
-from specgraph import load_drafter, load_target
 from specgraph.config import DraftConfig, LoweringChoice
 from specgraph.device import Platform
-from specgraph.engine import Request, SpeculativeDecoder
 from specgraph.parallel import ParallelLayout, TensorParallel
 
 LENGTH, REQUESTS = 64, 4

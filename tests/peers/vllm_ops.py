@@ -14,11 +14,11 @@ import pytest
 import torch
 from peers import left_out
 from peers.cuda_on_cpu import CudaOnCpu
+from specgraph_run.decoder import ops as decoder_ops
 from torch import Tensor
 
 from specgraph import ops
 from specgraph.device import open_platform
-from specgraph.engine import ops as decoder_ops
 from specgraph.ops.sampling_parameters import EXCLUDED
 
 platform = open_platform(os.environ.get("PEERS_PLATFORM", "cpu"))  # opening it registers its kernels

@@ -11,10 +11,9 @@ import logging
 from typing import Any
 
 from peers.left_out import pytest_collection_modifyitems as pytest_collection_modifyitems
+from specgraph_plugin import ProposeCounts
 from specgraph_vllm.config import Settings
 from specgraph_vllm.speculator import Speculator
-
-from specgraph.plugin import ProposeCounts
 
 CLASSES = {
     "eagle": "EagleSpeculator",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from specgraph.plugin import fast_path, prompts, round_end
+from specgraph_plugin import fast_path, prompts, round_end
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -9,11 +9,11 @@ import torch
 from draft.pairs import make_head, make_target
 from hypothesis import given
 from hypothesis import strategies as st
+from specgraph_plugin import FastPath, RoundEnd, fill_round
 
 from specgraph import ProposeBatch, open_platform
 from specgraph.attention import allocate_caches
 from specgraph.errors import ConfigError, UnsupportedError
-from specgraph.plugin import FastPath, RoundEnd, fill_round
 
 MAX_LEN, BLOCK, WIDTH = 40, 4, 13
 

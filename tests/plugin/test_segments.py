@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from specgraph.plugin import Chunk
-from specgraph.plugin.prompts import SEGMENT, segments_of
+from specgraph_plugin import Chunk
+from specgraph_plugin.prompts import SEGMENT, segments_of
 
 
 @pytest.mark.parametrize("writes_ends", [False, True])

@@ -8,15 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specgraph_models.experts import ExpertsConfig
+from specgraph_run.tools.floor import DeviceRates, propose_floor, propose_work, round_floor, verify_work
+from specgraph_run.tools.rounds import random_target
+from specgraph_run.tools.shapes import SHAPES, random_head
 from torch.utils.flop_counter import FlopCounterMode
 
 from specgraph.attention import allocate_caches
 from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter
-from specgraph.models.experts import ExpertsConfig
-from specgraph.tools.floor import DeviceRates, propose_floor, propose_work, round_floor, verify_work
-from specgraph.tools.rounds import random_target
-from specgraph.tools.shapes import SHAPES, random_head
 
 TINY = replace(SHAPES["eagle3-tiny-python"], hidden_size=64, intermediate_size=96, num_heads=4, head_dim=16)
 BLOCK = replace(TINY, draft_vocab_size=TINY.vocab_size, num_layers=2, rank=24)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from specgraph_run.tools.floor import DeviceRates
+from specgraph_run.tools.propose import BenchCase
+from specgraph_run.tools.rounds import bench_rounds
 
 from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
-from specgraph.tools.floor import DeviceRates
-from specgraph.tools.propose import BenchCase
-from specgraph.tools.rounds import bench_rounds
 
 
 def rows_of(target="tiny-python", acceptance=1.0, rates=None, **changes):

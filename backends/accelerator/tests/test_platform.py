@@ -6,10 +6,10 @@ import types
 
 import pytest
 import torch
-from specgraph import load_generator
 from specgraph.cpu import CpuPlatform
 from specgraph.device import Platform
 from specgraph.errors import PlatformError, UnsupportedError
+from specgraph_run import load_generator
 
 from specgraph_accelerator.backend import specgraph_backend
 from specgraph_accelerator.platform import AcceleratorPlatform

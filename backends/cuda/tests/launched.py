@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import specgraph.engine.ops
-import specgraph.models.ops  # noqa: F401  (declares ops, as the line before)
-from specgraph.engine.kernels.implement import DecoderOps
+import specgraph_models.ops  # noqa: F401  (declares ops, as the line before)
+from specgraph_models.kernels.implement import ModelOps
+from specgraph_run.decoder.kernels.implement import DecoderOps
+
 from specgraph.kernels.implement import DraftOps
 from specgraph.kernels.launch import Launcher, LaunchOptions
-from specgraph.models.kernels.implement import ModelOps
 
 
 class Launched:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from specgraph_cuda.backend import open_device
 from specgraph_cuda.probe import TASK_UPDATE
+from specgraph_run.tools.shapes import SHAPES, random_head
 
 from specgraph.attention import allocate_caches
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
 from specgraph.errors import CaptureError, HostReadError, PlatformError, UnsupportedError
-from specgraph.tools.shapes import SHAPES, random_head
 
 
 def _captures_and_replays(platform: Platform) -> None:

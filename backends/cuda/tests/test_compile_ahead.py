@@ -15,6 +15,7 @@ pytest.importorskip("triton", minversion="3.4")  # launch_pdl
 
 import triton
 from launched import Launched
+from specgraph_models import ops as model_ops
 from test_compile import HOPPER, Compiled, compile_for, i64
 from torch import Tensor
 from triton import language as tl
@@ -23,7 +24,6 @@ from triton.runtime.jit import JITFunction
 from specgraph import ops as declared
 from specgraph.kernels.ahead import compilations
 from specgraph.kernels.compilation import Compilation, compile_all, digest
-from specgraph.models import ops as model_ops
 from specgraph.ops import Drafts, LmHead, Norm, Weight
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from against_float64 import close, make, triton_ops  # noqa: F401
+from specgraph_models import ops as model_ops
 from torch import Tensor
 
 from specgraph import ops
 from specgraph.device import Platform
-from specgraph.models import ops as model_ops
 from specgraph.ops import Norm, PairInput, Weight
 
 

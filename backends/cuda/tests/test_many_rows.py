@@ -181,9 +181,9 @@ def test_a_linear_waits_for_the_one_before(hopper: Platform, plan: Plan) -> None
 def test_gated_linears_of_many_rows_without_bias_take_the_device_s_kernel() -> None:
     pytest.importorskip("triton")
     from launched import Launched
+    from specgraph_models.ops import norm_gate_up
 
     from specgraph.kernels.launch import LaunchOptions, ManyRows
-    from specgraph.models.ops import norm_gate_up
 
     taken: list[int] = []
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from specgraph_cuda.probe import launcher
+from specgraph_run.tools.shapes import SHAPES, random_head
 from torch.profiler import ProfilerActivity, profile
 
 from specgraph.attention import allocate_caches, choose_attention
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
-from specgraph.tools.shapes import SHAPES, random_head
 
 
 @pytest.fixture

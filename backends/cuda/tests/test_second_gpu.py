@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specgraph_cuda.backend import open_device, probe
-
-from specgraph import load_generator
+from specgraph_run import load_generator
 
 
 @pytest.fixture(autouse=True)

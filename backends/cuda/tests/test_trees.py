@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 from interpreted import DEVICE, INTERPRETED, device, expect, expect_same, ops
+from specgraph_run.decoder import ops as decoder_ops
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from specgraph import ops as kernels
-from specgraph.engine import ops as decoder_ops
 from specgraph.ops import DeviceLengths, KVCache, Mask
 
 __all__ = ["device"]  # the fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from interpreted import DEVICE, INTERPRETED, device, ops
+from specgraph_models.kernels import two_linears
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.models.kernels import two_linears
 from specgraph.ops import Norm, Weight
 
 __all__ = ["device"]

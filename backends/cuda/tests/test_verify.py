@@ -8,10 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 from interpreted import DEVICE, device, ops
+from specgraph_run.decoder import ops as decoder_ops
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-
-from specgraph.engine import ops as decoder_ops
 
 __all__ = ["device"]  # the fixture
 

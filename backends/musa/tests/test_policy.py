@@ -6,9 +6,9 @@ from importlib import import_module
 
 import pytest
 from specgraph.capture import resolve
-from specgraph.cli import app
 from specgraph.device import Discovered, open_platform
 from specgraph.errors import ConfigError, UnsupportedError
+from specgraph_run.cli import app
 from typer.testing import CliRunner
 
 import specgraph_musa.platform

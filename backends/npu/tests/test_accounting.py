@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 import torch
 from specgraph_npu.attention import make_attention
+from specgraph_run.cli import app
 from typer.testing import CliRunner
 
 from draft.on_platform import arguments, make_drafter, propose, rounds_for
-from specgraph.cli import app
 
 
 @pytest.mark.parametrize(("k", "layers"), [pytest.param(2, 3, marks=pytest.mark.once), (5, 1)])

@@ -6,14 +6,14 @@ import shutil
 
 import pytest
 import torch
+from specgraph_models.checkpoints import load_drafter, load_target
 from specgraph_npu.attention import make_attention
+from specgraph_run import load_generator, shipped_pair
+from specgraph_run.decoder import Request, SpeculativeDecoder
 
 import tiny_checkpoints
-from specgraph import load_generator, shipped_pair
-from specgraph.checkpoints import load_drafter, load_target
 from specgraph.config import DraftConfig
 from specgraph.cpu import CpuPlatform
-from specgraph.engine import Request, SpeculativeDecoder
 from tiny_checkpoints import VOCAB, write_eagle3, write_target
 
 

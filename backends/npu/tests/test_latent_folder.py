@@ -8,8 +8,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import save_file
-
-from specgraph import load_generator, shipped_pair
+from specgraph_run import load_generator, shipped_pair
 
 LAYERS, HIDDEN, INNER, HEADS, VOCAB = 2, 64, 96, 4, 2048
 QUERY_RANK, RANK, ROPE, PLAIN, VALUE = 48, 512, 64, 16, 16

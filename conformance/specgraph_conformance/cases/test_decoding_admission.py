@@ -9,8 +9,8 @@ import pytest
 import torch
 from specgraph.attention import AttentionLayer, allocate_caches
 from specgraph.device import Platform
-from specgraph.engine import Chunk, Request, SpeculativeDecoder
 from specgraph.errors import CapacityError
+from specgraph_run.decoder import Chunk, Request, SpeculativeDecoder
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, generate, requests

@@ -9,8 +9,8 @@ import pytest
 import torch
 from specgraph.attention import KVCache
 from specgraph.device import Platform
-from specgraph.engine import Request, SpeculativeDecoder
-from specgraph.models.llama import LlamaTarget
+from specgraph_models.llama import LlamaTarget
+from specgraph_run.decoder import Request, SpeculativeDecoder
 from torch import Tensor
 
 from specgraph_conformance.case import case

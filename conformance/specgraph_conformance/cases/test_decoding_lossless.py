@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from specgraph.device import Platform
 from specgraph.draft import DraftTree
-from specgraph.engine import Request, SpeculativeDecoder
+from specgraph_run.decoder import Request, SpeculativeDecoder
 from torch import Tensor
 
 from specgraph_conformance.case import case

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from specgraph.device import Platform
-from specgraph.engine import Request
+from specgraph_run.decoder import Request
 from torch import Tensor
 
 from specgraph_conformance.case import case

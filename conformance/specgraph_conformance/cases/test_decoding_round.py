@@ -9,8 +9,8 @@ from itertools import cycle
 from typing import Any
 
 from specgraph.device import Platform
-from specgraph.engine import SpeculativeDecoder
-from specgraph.engine.adaptive_k import AcceptanceRates
+from specgraph_run.decoder import SpeculativeDecoder
+from specgraph_run.decoder.adaptive_k import AcceptanceRates
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests

@@ -10,7 +10,7 @@ import pytest
 import torch
 from specgraph.device import Platform
 from specgraph.draft import DraftTree
-from specgraph.engine import Request, SpeculativeDecoder
+from specgraph_run.decoder import Request, SpeculativeDecoder
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import (

@@ -12,7 +12,7 @@ import torch
 from specgraph.attention import AttentionMetadata
 from specgraph.device import Platform
 from specgraph.draft.buffers import PromptRows
-from specgraph.models.dspark import DSparkHead
+from specgraph_models.dspark import DSparkHead
 from torch import Tensor
 
 from specgraph_conformance.case import case

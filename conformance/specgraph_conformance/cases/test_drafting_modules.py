@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from specgraph.device import Platform
-from specgraph.models.mtp import MtpHead
+from specgraph_models.mtp import MtpHead
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import TOLERANCE, float64_head, rig

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from specgraph.models import ops as model_ops
-from specgraph.models.experts import Experts, ExpertsConfig, route
 from specgraph.ops import Weight
+from specgraph_models import ops as model_ops
+from specgraph_models.experts import Experts, ExpertsConfig, route
 from torch import Generator, Tensor
 
 from specgraph_conformance.linear_oracles import TOLERANCE, gated, normal

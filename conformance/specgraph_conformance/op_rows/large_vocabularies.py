@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from specgraph import ops
-from specgraph.engine import ops as decoder_ops
-from specgraph.models import ops as model_ops
+from specgraph_models import ops as model_ops
+from specgraph_run.decoder import ops as decoder_ops
 from torch import Tensor
 
 from specgraph_conformance.linear_oracles import EPS, first_of_largest

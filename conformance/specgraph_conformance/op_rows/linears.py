@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 from specgraph import ops
-from specgraph.models import ops as model_ops
 from specgraph.ops import Norm, PairInput, Weight
 from specgraph.ops.linear import FP8
+from specgraph_models import ops as model_ops
 from torch import Generator, Tensor
 
 from specgraph_conformance.linear_oracles import EPS, expect_magnitudes, gated, norm_of, normal, normed, uneven

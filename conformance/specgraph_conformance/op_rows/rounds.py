@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from specgraph import ops
-from specgraph.engine import ops as decoder_ops
 from specgraph.ops.copies import RoundTensors
+from specgraph_run.decoder import ops as decoder_ops
 
 from specgraph_conformance.op_table import Run, Table
 from specgraph_conformance.rig import expect_equal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from specgraph import ops
-from specgraph.engine import ops as decoder_ops
+from specgraph_run.decoder import ops as decoder_ops
 from torch import Tensor
 
 from specgraph_conformance.op_table import FLOATS, HALVES, Run, Table

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from specgraph import ops
-from specgraph.engine import ops as decoder_ops
+from specgraph_run.decoder import ops as decoder_ops
 from torch import Tensor
 
 from specgraph_conformance.linear_oracles import EPS, first_of_largest

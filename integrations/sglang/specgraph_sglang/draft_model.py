@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from specgraph_models import eagle3_head_from_module, eagle_head_from_module
+from specgraph_models.eagle import EagleHead
+from specgraph_models.eagle3 import Eagle3Head
+from specgraph_models.mtp import MtpHead
 from torch import Tensor
 
 from specgraph import KVCache
 from specgraph.errors import UnsupportedError
-from specgraph.models import eagle3_head_from_module, eagle_head_from_module
-from specgraph.models.eagle import EagleHead
-from specgraph.models.eagle3 import Eagle3Head
-from specgraph.models.mtp import MtpHead
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph_sglang.mtp import MTP_CLASSES, mtp_head, mtp_parts
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from specgraph_models.mtp import MtpHead
+from specgraph_models.mtp_from_modules import LatentParts, MtpParts, mtp_head_from_modules
+from specgraph_plugin.sums import summed, sums_in_graph
 from torch import Tensor
 
-from specgraph.models.mtp import MtpHead
-from specgraph.models.mtp_from_modules import LatentParts, MtpParts, mtp_head_from_modules
 from specgraph.parallel import TensorParallel
-from specgraph.plugin.sums import summed, sums_in_graph
 
 MIMO, GLM, DEEPSEEK = "MiMoMTP", "Glm4MoeForCausalLMNextN", "DeepseekV3ForCausalLMNextN"
 QWEN = "Qwen3NextForCausalLMMTP", "Qwen3_5ForCausalLMMTP"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from specgraph_plugin import Chunk, FastPath, PromptPass, ProposeCounts, RoundEnd
 from torch import Tensor
 
 from specgraph import open_platform
@@ -16,7 +17,6 @@ from specgraph.errors import UnsupportedError
 from specgraph.parallel import WHOLE
 from specgraph.parallel.join import ranks_of_groups
 from specgraph.parallel.start_up import agreed
-from specgraph.plugin import Chunk, FastPath, PromptPass, ProposeCounts, RoundEnd
 from specgraph_sglang.config import unsupported_experts
 from specgraph_sglang.draft_model import draft_cache, draft_head
 from specgraph_sglang.mtp import MTP_CLASSES

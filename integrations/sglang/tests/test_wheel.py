@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 import pytest
+from specgraph_models.from_modules import ROTARY_CLASSES
 from specgraph_sglang.config import ALGORITHMS
 from specgraph_sglang.draft_model import EAGLE3_CLASS, EAGLE_CLASS, HYBRID_POOL_CLASS, LATENT_POOL_CLASS, POOL_CLASS
 from specgraph_sglang.mtp import DEEPSEEK, GLM, MIMO, QWEN
@@ -27,8 +28,6 @@ from specgraph_sglang.names import (
     TENSOR_PARALLEL,
     VERIFY_INPUT,
 )
-
-from specgraph.models.from_modules import ROTARY_CLASSES
 
 FOLDER = Path(os.environ.get("SPECGRAPH_SGLANG_WHEEL", "/nonexistent"))
 pytestmark = pytest.mark.skipif(

@@ -26,13 +26,13 @@ from sglang_objects import (
     round_batch,
     server_args,
 )
+from specgraph_models import load_drafter, load_target
+from specgraph_models.checkpoints import target_shape
 from specgraph_sglang.draft_model import draft_cache, draft_head
 from specgraph_sglang.worker import draft_worker_class
 from tiny_checkpoints import write_eagle, write_eagle3, write_target
 from vllm_objects import mimo_folder, split
 
-from specgraph import load_drafter, load_target
-from specgraph.checkpoints import target_shape
 from specgraph.errors import SpecgraphError, UnsupportedError
 
 K, MAX_LEN, SLOTS, SIZES = 4, 96, 6, [1, 3]

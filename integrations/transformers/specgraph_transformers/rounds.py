@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from specgraph_run.decoder import AcceptanceMetrics
 from torch import Tensor
 
 from specgraph import Drafter, ProposeBatch
-from specgraph.engine import AcceptanceMetrics
 from specgraph_transformers.acceptance import Acceptance
 from specgraph_transformers.output import Output
 from specgraph_transformers.target import TransformersTarget

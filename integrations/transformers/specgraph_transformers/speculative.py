@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from specgraph_models import load_drafter
+from specgraph_models.checkpoints import target_shape
+from specgraph_run.decoder import AcceptanceMetrics
 from torch import Tensor
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from specgraph import DraftConfig, Drafter, Platform, allocate_caches, load_drafter, open_platform
+from specgraph import DraftConfig, Drafter, Platform, allocate_caches, open_platform
 from specgraph.attention import choose_attention
-from specgraph.checkpoints import target_shape
 from specgraph.config import DraftCount
-from specgraph.engine import AcceptanceMetrics
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.validation import Count, ModelLen, Requests, checked
 from specgraph_transformers.acceptance import Acceptance

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from specgraph_models import load_drafter, load_target
+from specgraph_run import shipped_pair
+from specgraph_run.decoder import AcceptanceMetrics, Request, SpeculativeDecoder
 from specgraph_transformers import speculative
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from specgraph import load_drafter, load_target, open_platform, shipped_pair
+from specgraph import open_platform
 from specgraph.config import DraftConfig
-from specgraph.engine import AcceptanceMetrics, Request, SpeculativeDecoder
 
 TARGET, EAGLE3 = shipped_pair()
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-python"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from specgraph.errors import UnsupportedError
-from specgraph.models.decoder import AuxWeights
-from specgraph.models.dflash import BlockParts, DFlashHead
-from specgraph.models.dspark import DSparkHead, MarkovHead
-from specgraph.models.from_modules import (
+from specgraph_models.decoder import AuxWeights
+from specgraph_models.dflash import BlockParts, DFlashHead
+from specgraph_models.dspark import DSparkHead, MarkovHead
+from specgraph_models.from_modules import (
     config_from_module,
     layer_from_module,
     linear_of,
@@ -16,6 +15,8 @@ from specgraph.models.from_modules import (
     set_rotary,
     vocabulary_rows,
 )
+
+from specgraph.errors import UnsupportedError
 from specgraph.ops.linear import Weight
 from specgraph.parallel import TensorParallel
 from specgraph_vllm.config import predicts_at_anchor

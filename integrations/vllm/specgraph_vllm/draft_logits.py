@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from specgraph_plugin.engine_names import parameters
 from torch import Tensor
 
 from specgraph.errors import UnsupportedError
-from specgraph.plugin.engine_names import parameters
 
 GUMBEL = "vllm.v1.worker.gpu.sample.gumbel", "gumbel_sample"
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from specgraph_models import eagle3_head_from_module, eagle_head_from_module
+from specgraph_models.dflash import DFlashHead
+from specgraph_models.draft_model import DraftModelHead
+from specgraph_models.eagle import EagleHead
+from specgraph_models.eagle3 import Eagle3Head
+from specgraph_models.from_modules import CallMlp
+from specgraph_models.mtp import MtpHead
 from torch import Tensor
 
 from specgraph import KVCache
 from specgraph.errors import UnsupportedError
-from specgraph.models import eagle3_head_from_module, eagle_head_from_module
-from specgraph.models.dflash import DFlashHead
-from specgraph.models.draft_model import DraftModelHead
-from specgraph.models.eagle import EagleHead
-from specgraph.models.eagle3 import Eagle3Head
-from specgraph.models.from_modules import CallMlp
-from specgraph.models.mtp import MtpHead
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph_vllm.config import FP8_CACHES
 from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS, dflash_head, dspark_head

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from specgraph.models.draft_model import DraftModelHead
-from specgraph.models.from_modules import (
-    config_from_module,
-    layer_from_module,
-    plain,
-    set_rotary,
-    vocabulary_rows,
-)
-from specgraph.models.llama import LlamaTarget
+from specgraph_models.draft_model import DraftModelHead
+from specgraph_models.from_modules import config_from_module, layer_from_module, plain, set_rotary, vocabulary_rows
+from specgraph_models.llama import LlamaTarget
+
 from specgraph.parallel import TensorParallel
 
 LANGUAGE_MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

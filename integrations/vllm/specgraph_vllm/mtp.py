@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from specgraph_models.from_modules import CallMlp, linear_weight
+from specgraph_models.mtp import MtpHead
+from specgraph_models.mtp_from_modules import LatentParts, MtpParts, mtp_head_from_modules
 
 from specgraph.errors import UnsupportedError
-from specgraph.models.from_modules import CallMlp, linear_weight
-from specgraph.models.mtp import MtpHead
-from specgraph.models.mtp_from_modules import LatentParts, MtpParts, mtp_head_from_modules
 from specgraph.parallel import TensorParallel
 
 MIMO, GLM, QWEN = "MiMoMTP", "Glm4MoeMTP", ("Qwen3NextMTP", "Qwen3_5MTP", "Qwen3_5MoeMTP")

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from specgraph_plugin import Chunk, FastPath, PromptPass, ProposeCounts, RoundEnd
+from specgraph_plugin.engine_names import parameters
 
 from specgraph import open_platform
 from specgraph.errors import RankError, SpecgraphError
 from specgraph.parallel import WHOLE, Ranks
 from specgraph.parallel.start_up import agreed
-from specgraph.plugin import Chunk, FastPath, PromptPass, ProposeCounts, RoundEnd
-from specgraph.plugin.engine_names import parameters
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_logits import write_draft_logits
 from specgraph_vllm.draft_model import VllmHead, draft_cache, draft_head

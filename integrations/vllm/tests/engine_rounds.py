@@ -18,6 +18,10 @@ from mixtures import (
     forward_context,
     mixture_folder,
 )
+from specgraph_models import load_drafter, load_target
+from specgraph_models.checkpoints import target_shape
+from specgraph_models.mtp import MtpHead
+from specgraph_run import shipped_pair
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import draft_layers, layer_name
 from specgraph_vllm.mixtures import summed_in_graph
@@ -30,10 +34,6 @@ from vllm_objects import LlamaForCausalLM as LM
 from vllm_objects import MiMoMTP as MTP
 from vllm_objects import Qwen3DSparkForCausalLM as DSPARK
 from vllm_objects import StockSpeculator, dspark_folder, input_batch, kv_cache, mimo_folder, split, vllm_config
-
-from specgraph import load_drafter, load_target, shipped_pair
-from specgraph.checkpoints import target_shape
-from specgraph.models.mtp import MtpHead
 
 K, BLOCK, MAX_LEN, MAX_SEQS, SLOTS, MAX_ROWS = 4, 16, 96, 3, 5, 48
 DRAFTERS = Path(__file__).parents[3] / "examples/tiny-python/drafters"

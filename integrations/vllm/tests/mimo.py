@@ -18,9 +18,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from specgraph_run import shipped_pair
 from torch import Tensor
-
-from specgraph import shipped_pair
 
 KEPT = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "rms_norm_eps",

@@ -9,13 +9,13 @@ from zlib import crc32
 import torch
 from engine_rounds import Engine
 from mixtures import Group, forward_context
+from specgraph_models.decoder import DecoderModel
 from specgraph_vllm import plugin
 from specgraph_vllm.mtp import mtp_parts
 from specgraph_vllm.names import FORWARD_CONTEXT, TENSOR_PARALLEL
 from test_prompts import Load
 from vllm_objects import StockSpeculator, batch_class, vllm_config
 
-from specgraph.models.decoder import DecoderModel
 from specgraph.parallel.join import ranks_of_groups
 
 KINDS = {

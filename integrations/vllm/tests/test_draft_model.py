@@ -10,6 +10,9 @@ import pytest
 import torch
 from mixtures import TP_GROUP, DeepSeekMTP, forward_context, mixture_folder
 from safetensors.torch import load_file, save_file
+from specgraph_models import load_drafter, load_target
+from specgraph_models.checkpoints import target_shape
+from specgraph_run import shipped_pair
 from specgraph_vllm.draft_model import draft_cache, draft_head, draft_layers
 from specgraph_vllm.mixtures import summed_in_graph
 from tiny_checkpoints import HEAD_DIM, HIDDEN, write_target
@@ -31,8 +34,7 @@ from vllm_objects import (
     quantise,
 )
 
-from specgraph import DraftHead, load_drafter, load_target, shipped_pair
-from specgraph.checkpoints import target_shape
+from specgraph import DraftHead
 from specgraph.errors import UnsupportedError
 from specgraph.parallel import TensorParallel
 

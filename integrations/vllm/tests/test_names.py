@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from specgraph_models.from_modules import ROTARY_CLASSES
+from specgraph_run import shipped_pair
 from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS
 from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES
 from specgraph_vllm.mtp import DEEPSEEK, GLM, LATENT_ATTENTION, MIMO, QWEN
 from specgraph_vllm.names import FORWARD_CONTEXT, INPUT_BATCH, PROPOSE, RUNNER_MODULE, SPECULATOR, TENSOR_PARALLEL
-
-from specgraph import shipped_pair
-from specgraph.models.from_modules import ROTARY_CLASSES
 
 GPU = "vllm/v1/worker/gpu"
 SPECULATORS = "vllm.v1.worker.gpu.spec_decode"

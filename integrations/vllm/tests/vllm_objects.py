@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from mimo import write_mimo
 from safetensors.torch import load_file, save_file
+from specgraph_models import load_target
 from specgraph_vllm.mtp import mtp_parts
 from torch import Tensor
-
-from specgraph import load_target
 
 LAYER_NAME = "model.layers.4.self_attn.attn"
 

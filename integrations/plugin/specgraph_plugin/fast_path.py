@@ -1,0 +1,203 @@
+"""A drafter over an engine's weights and KV cache, which drafts after the engine's passes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import KVCache
+from specgraph.device import Platform
+from specgraph.draft import DraftConfig, Drafter, DraftTokens
+from specgraph.draft.kinds import kind_of
+from specgraph.draft.program import DraftProgram
+from specgraph.draft.protocol import DraftHead, ParallelHead
+from specgraph.errors import ConfigError, RankError, UnsupportedError
+from specgraph.parallel import Ranks
+from specgraph.parallel.start_up import PATIENCE, agreed, agreed_captures
+from specgraph_plugin.prompts import Chunk, PromptPass, PromptProgram
+from specgraph_plugin.round_end import RoundEnd, fill_round
+
+
+class FastPath:
+    """The drafter with every captured size. Make it when the engine captures its own graphs.
+
+    Not thread-safe. Owns its graphs and buffers; weights and KV cache are the engine's.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead | ParallelHead,
+        caches: Sequence[KVCache],
+        platform: Platform,
+        *,
+        num_speculative_tokens: int,
+        max_num_requests: int,
+        max_model_len: int,
+        block_size: int,
+        max_num_rows: int = 2048,
+        sampled: bool = False,
+        capture_sizes: Sequence[int] | None = None,
+        ranks: Ranks | None = None,
+        rank_parts: Collection[str] = (),
+        compare_every: int = 1000,
+        module: Any = None,
+    ) -> None:
+        """Capture.
+
+        Args:
+            max_num_requests: of a batch of the engine.
+            max_num_rows: of one pass of the engine, prompts' rows included.
+            sampled: drafts are drawn by temperature; `RoundEnd` has temperatures and seeds.
+            capture_sizes: numbers of requests to capture; by default a ladder up to `max_num_requests`. The largest is
+                the largest batch that can be drafted for.
+            ranks: those that split the head; all of them make this object, and make the same calls of it.
+            rank_parts: the names, in the head's `weights()`, of the tensors of which each rank has a part of its own
+                (`DecoderModel.rank_parts`). All others are compared at start-up: every rank has them whole.
+            compare_every: proposes from one comparison of the ranks' tokens to the next, which waits for the device;
+                0 compares at start-up only.
+            module: the torch module that has the head's weights, whose places are noted (`weights_moved`).
+
+        Raises:
+            ConfigError, UnsupportedError, CaptureError: as of `Drafter` and its `capture`; a name in `rank_parts` is
+                none of the head's.
+            RankError: another rank raises one of these.
+        """
+        self.prompts: PromptProgram
+        """One of the drafter's programs: it writes the keys of prompts."""
+        self._head, self._ranks, self._rank_parts, self._compare_every = head, ranks, rank_parts, compare_every
+        owners = [] if module is None else [owner._parameters for owner in module.modules()]
+        self._weights = [(owner, name) for owner in owners for name, tensor in owner.items() if tensor is not None]
+        self._addresses = self._weight_addresses()
+        sizes = None if capture_sizes is None else sorted({min(size, max_num_requests) for size in capture_sizes})
+        with agreed(ranks):
+            if kind_of(head).reads_ahead:
+                raise UnsupportedError(
+                    "several MTP modules take tokens further on in a prompt than the rows of an engine's pass: give "
+                    "one module (num_modules=1), or draft by Drafter, whose prefill takes the whole prompt"
+                )
+            if unknown := sorted(set(rank_parts) - head.weights().keys()):
+                raise ConfigError(
+                    f"rank_parts has {', '.join(unknown)}, which {type(head).__name__}.weights() has not: give names "
+                    "of its tensors"
+                )
+            self.config = DraftConfig(
+                num_speculative_tokens=num_speculative_tokens,
+                max_num_requests=max_num_requests if sizes is None else sizes[-1],
+                max_model_len=max_model_len,
+                block_size=block_size,
+                capture_sizes=sizes,
+                sampled=sampled,
+            )
+
+            def prompts(program: DraftProgram[Any, Any]) -> PromptProgram:
+                self.prompts = PromptProgram(program, max_num_rows)
+                return self.prompts
+
+            self.drafter = Drafter(head, caches, platform, self.config, prompts=prompts)
+            self._reach = 2 * self.config.query_len - (not self.drafter.program.has_row_of_last_draft)
+        with agreed(ranks, PATIENCE):
+            self.drafter.capture(agreed_captures(ranks))
+
+    def weights_moved(self) -> bool:
+        """Return whether the engine has put other tensors in the place of weights, on all ranks: then this reads old
+        memory, and another one has to take its place.
+
+        Raises:
+            RankError: another rank's are where they were.
+        """
+        if self._weight_addresses() == self._addresses:
+            return False
+        if self._ranks is not None:
+            self._ranks.exchange("the drafter's weights lie elsewhere")
+        return True
+
+    def _weight_addresses(self) -> list[int]:
+        """Return where the module's weights are; an update in place leaves them there."""
+        return [0 if (tensor := owner.get(name)) is None else tensor.data_ptr() for owner, name in self._weights]
+
+    def warm_up(self, *ends: RoundEnd) -> None:
+        """Compile and load the kernels that hand rounds and prompts over, which no graph has; call it at start-up.
+
+        Args:
+            ends: one request each, without blocks: a table of zeros and a `num_sampled` of 0. One of every form that
+                the engine hands over: the dtypes of its tensors, and which of them are None, are those of a kernel.
+        """
+        with agreed(self._ranks, PATIENCE):
+            for end in ends:
+                self.fill(end)
+            end = ends[-1]
+            self.write_prompts(
+                PromptPass(
+                    chunks=[Chunk(first_row=0, num_rows=1, position=0, table_row=0, next_row=0)],
+                    token_ids=end.token_ids,
+                    next_tokens=end.num_sampled,
+                    hidden_states=end.hidden_states,
+                    table=end.table,
+                    table_of_slots=end.table_of_slots,
+                )
+            )
+            if self._ranks is not None:
+                whole = [own for name, own in self._head.weights().items() if name not in self._rank_parts]
+                self._compare("start-up", *whole, self._draft_without_blocks())
+
+    @torch.no_grad()
+    def _draft_without_blocks(self) -> Tensor:
+        """Draft for a made-up request, the same on every rank, which writes no key: the draft tokens."""
+        inputs = self.drafter.inputs(1)
+        hidden = torch.randn(inputs.aux_hidden.shape, generator=torch.Generator().manual_seed(0))
+        for name, value in (("num_sampled", 1), ("sampled_token_ids", 1), ("start_positions", 0), ("block_table", 0)):
+            getattr(inputs, name).fill_(value)
+        inputs.aux_hidden.copy_(hidden)
+        return self.propose(1).token_ids
+
+    def _compare(self, when: str, *tensors: Tensor) -> None:
+        """Raise a RankError on every rank where the bits of these tensors differ."""
+        assert self._ranks is not None
+        digest = 0
+        for tensor in tensors:
+            digest = crc32(tensor.contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes(), digest)
+        digests = self._ranks.exchange(f"the comparison at {when}", [digest])
+        if other := [rank for rank, theirs in enumerate(digests) if theirs != digests[0]]:
+            members = self._ranks.members
+            raise RankError(
+                f"rank {members[other[0]]} and rank {members[0]} draft from other tokens or weights, or other tokens "
+                f"from the same, at {when}: start the engine again with the same folders and versions on every rank",
+                everywhere=True,
+            )
+
+    @torch.no_grad()
+    def write_prompts(self, given: PromptPass) -> None:
+        """Write the keys and values of rows in prompts, before `fill` of the same pass. Requests whose prompts end
+        there draft with their last row (`RoundEnd.first_rows`)."""
+        self.prompts.run(self.drafter, given)
+
+    def fill(self, end: RoundEnd) -> None:
+        """Take the round over; nothing of the engine's is read after it but weights and KV cache. ConfigError where
+        drafts are sampled, and `end` has no temperature or seeds.
+        """
+        inputs, given = self.drafter.inputs(end.num_requests), dict[str, Tensor | None]()
+        if self.config.keeps_draft_probs:
+            given = {"temperature": end.temperature, "seeds": end.seeds}
+        for name, tensor in given.items():
+            if tensor is None:
+                raise ConfigError(
+                    f"drafts are sampled, and the round's end has no {name}: give RoundEnd a tensor of it"
+                )
+        fill_round(end, inputs, *self.config.limits, self._reach)
+        for name, tensor in given.items():
+            getattr(inputs, name).copy_(tensor)
+
+    def propose(self, num_requests: int) -> DraftTokens:
+        """Draft after `fill`, into views of the drafter's memory, which the next propose overwrites; RankError where
+        ranks differ in tokens or drafts, or one did not come to compare them.
+        """
+        inputs, every = self.drafter.inputs(num_requests), self._compare_every
+        drafts = self.drafter.propose(inputs, copy=False)
+        if self._ranks is not None and every and self.drafter.num_proposes % every == 0:
+            given = inputs.sampled_token_ids, inputs.num_sampled, inputs.start_positions
+            self._compare(f"propose {self.drafter.num_proposes}", *given, drafts.token_ids)
+        return drafts

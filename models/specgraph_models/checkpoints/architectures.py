@@ -1,0 +1,188 @@
+"""The architectures that are read: one row of a table for each, with what its config.json does not say.
+
+Absent keys have the values that transformers' configuration classes give them. Only keys that a reader takes are here,
+and only where the class's value is not the one that the reader itself falls back on. The number of experts of Qwen3-MoE
+is not among them: it is stored under either of two names.
+Source: fields, `default_theta` and `partial_rotary_factor` of the configuration classes of transformers 5.24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+from specgraph_models.checkpoints.config_source import ConfigSource
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A row of the table."""
+
+    absent_keys: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Values of keys of config.json that are absent."""
+    model: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of `ModelConfig` that every model of the architecture has."""
+    switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Boolean keys that its class in transformers reads -> the fields of `ModelConfig` that each sets."""
+    sliding: Literal["never", "every layer", "some layers"] = "every layer"
+    """Layers that have a `sliding_window` where `layer_types` says nothing of them."""
+    by_layer: bool = False
+    """transformers reads `layer_types` of a whole model; of a Mistral, as a Ministral."""
+    full_every: int | None = None
+    """One layer of so many has full attention, unless the configuration says otherwise."""
+    partly_rotated: bool = False
+    """`partial_rotary_factor` may be a share of each head."""
+    hybrid: bool = False
+    """Layers of the target may be linear attention; those of its MTP modules have full attention."""
+
+    @property
+    def always(self) -> Mapping[str, bool]:
+        """Keys that are refused elsewhere, with the value that every model of the architecture has."""
+        return {key: True for name, keys in _SAID_BY.items() if self.model.get(name) for key in keys}
+
+
+_SAID_BY = {"qk_norm": ("use_qk_norm", "qk_layernorm"), "norm_offset": ("use_gemma_norm",)}
+"""Field of `ModelConfig` -> keys of `NEUTRAL` that say it."""
+
+OF_TENSORS = ("attention_bias", "mlp_bias", "qkv_bias", "shared_expert_intermediate_size")
+"""Keys that only say which tensors a layer has. An architecture whose class has no such key leaves them unread: a
+tensor that it does not have is refused by itself."""
+
+_BIASES = {"attention_bias": ("qkv_bias", "output_bias")}
+
+_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
+_MISTRAL = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(switches={**_BIASES, "mlp_bias": ("mlp_bias",)}, sliding="never"),
+    "mistral": Architecture({**_MISTRAL, "sliding_window": 4096}, by_layer=True),
+    "qwen2": Architecture(
+        {**_QWEN, "num_key_value_heads": 32}, {"qkv_bias": True}, sliding="some layers", by_layer=True
+    ),
+    "qwen3": Architecture(
+        {**_QWEN, "num_key_value_heads": 32, "head_dim": 128},
+        {"qk_norm": True},
+        _BIASES,
+        sliding="some layers",
+        by_layer=True,
+    ),
+    "qwen3_moe": Architecture(
+        {**_QWEN, "num_key_value_heads": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        {"qk_norm": True},
+        _BIASES,
+    ),
+    "mixtral": Architecture(
+        {**_MISTRAL, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2}
+    ),
+    "phi3": Architecture(
+        {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
+        {"packed_projections": True},
+        partly_rotated=True,
+    ),
+    "glm4_moe": Architecture(
+        {
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "first_k_dense_replace": 1,
+            "partial_rotary_factor": 0.5,
+        },
+        switches={"attention_bias": ("qkv_bias",), "use_qk_norm": ("qk_norm",)},
+        sliding="never",
+        partly_rotated=True,
+    ),
+    "gpt_oss": Architecture(
+        {
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "rope_theta": 150000.0,
+            "attention_bias": True,
+        },
+        {"sinks": True},
+        _BIASES,
+        sliding="some layers",
+        by_layer=True,
+        full_every=2,
+    ),
+    "gemma3_text": Architecture(
+        {"max_position_embeddings": 131072, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096},
+        {"activation": "gelu_tanh", "norm_offset": 1.0, "output_norms": True, "qk_norm": True},
+        _BIASES,
+        sliding="some layers",
+        by_layer=True,
+        full_every=6,
+    ),
+    "deepseek_v3": Architecture(
+        {
+            "max_position_embeddings": 4096,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 1536,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2048,
+            "first_k_dense_replace": 3,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+        },
+        sliding="never",
+    ),
+}
+"""`model_type` -> architecture."""
+
+_QWEN_HYBRID = {"max_position_embeddings": 32768, "head_dim": 256, "partial_rotary_factor": 0.25}
+_QWEN_HYBRID_MOE = {**_QWEN_HYBRID, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+_hybrid = partial(
+    Architecture, model={"qk_norm": True, "norm_offset": 1.0}, switches=_BIASES, partly_rotated=True, hybrid=True
+)
+
+MTP_ARCHITECTURES: Mapping[str, Architecture] = {
+    **ARCHITECTURES,
+    "qwen3_next": _hybrid(
+        {**_QWEN_HYBRID_MOE, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10}
+    ),
+    "qwen3_5_text": _hybrid({**_QWEN_HYBRID, "num_key_value_heads": 4}),
+    "qwen3_5_moe_text": _hybrid(
+        {**_QWEN_HYBRID_MOE, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8}
+    ),
+    "deepseek_v32": Architecture(
+        {**ARCHITECTURES["deepseek_v3"].absent_keys, "max_position_embeddings": 163840, "index_topk": 2048},
+        sliding="never",
+    ),
+}
+"""The same for targets whose MTP modules are read, though not always the target itself."""
+
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def with_absent_keys(source: ConfigSource, architecture: str) -> ConfigSource:
+    """Return `source` with the keys that it leaves out, for a model of `architecture` as transformers would read it.
+
+    A key that is null stays null, except the rotation of gpt-oss: with no section for it, transformers 5 takes YaRN's,
+    though none where `rope_parameters` is empty and not null.
+    A key that is taken from the result counts as taken from `source`.
+    """
+    values = {**MTP_ARCHITECTURES[architecture].absent_keys, **source.values}
+    if architecture == "gpt_oss" and values.get("rope_parameters") is None and not values.get("rope_scaling"):
+        values["rope_scaling"] = _GPT_OSS_ROPE
+    return replace(source, values=values)

@@ -1,0 +1,42 @@
+"""Reading DFlash2 folders: that of `speculators`, and the authors' (z-lab)."""
+
+from __future__ import annotations
+
+from specgraph_models.checkpoints.dflash import read_block
+from specgraph_models.checkpoints.drafter import DrafterFolder
+from specgraph_models.checkpoints.formats import block_setting
+from specgraph_models.dflash2 import Convolution, DFlash2Head, Selector
+
+_SIZES = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
+"""The defaults of speculators; the authors' folders say each."""
+
+
+def load_dflash2(opened: DrafterFolder) -> DFlash2Head:
+    """Read a head: DFlash's block, the convolutions of its layers and the choice among candidates."""
+    block, folder = read_block(opened, sample_from_anchor=False), opened.checkpoint
+    hidden, vocab_size = block.sizes.hidden_size, block.sizes.vocab_size
+    opened.check_same("vocabulary", block.draft_vocab_size, vocab_size)
+    taps, group, rank, top_k = (
+        block_setting(opened.head, key).integer(key, default if opened.from_speculators else None)
+        for key, default in _SIZES.items()
+    )
+    if hidden % group or top_k > vocab_size:
+        key = "conv_group_size" if hidden % group else "selector_top_k"
+        problem = f"does not fit: the hidden size is {hidden}, the vocabulary {vocab_size}"
+        raise block_setting(opened.head, key).fail(key, problem)
+
+    def convolution(name: str) -> Convolution:
+        return Convolution(
+            base=folder.weight(f"{name}.base_kernel", (2, taps, hidden)),
+            projection=folder.matrix([f"{name}.kernel_projection.weight"], [(2 * taps * hidden // group, hidden)]),
+        )
+
+    layers = [f"layers.{i}" for i in range(block.sizes.num_layers)]
+    selector = Selector(
+        top_k=top_k,
+        predecessor=folder.weight("candidate_selector.predecessor_codebook", (vocab_size, rank)),
+        successor=folder.weight("candidate_selector.successor_codebook", (vocab_size, rank)),
+        projection=folder.matrix(["candidate_selector.hidden_projection.weight"], [(rank, hidden)]),
+    )
+    convolutions = [(convolution(f"{name}.attention_conv"), convolution(f"{name}.mlp_conv")) for name in layers]
+    return DFlash2Head(block, convolutions, selector)

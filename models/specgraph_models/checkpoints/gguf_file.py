@@ -1,0 +1,396 @@
+"""GGUF files of the Llama and Qwen families, read as the Hugging Face folder that each was made from.
+
+The header gives what config.json and tokenizer_config.json would say, and each tensor its name there; weights are
+dequantised by the package gguf while they are read. The header is parsed here: gguf's own reader makes an array for
+every token and merge, which takes seconds.
+Source: the specification of GGUF 3, and `MODEL_TENSORS` and `Keys` of the package gguf for the names.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgraph.errors import CheckpointError, first_line
+from specgraph_models.checkpoints.files import checked_file, exists, read_json, shown
+
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
+"""`general.architecture` -> `model_type` of config.json."""
+
+_REQUIRED = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+_OPTIONAL = {
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "rope.freq_base": "rope_theta",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_ELSEWHERE = {"vocab_size", "rope.dimension_count", "attention.value_length"}
+"""Keys that repeat what the tensors or other keys say."""
+_SCALING = {
+    "factor": "factor",
+    "attn_factor": "attn_factor",
+    "original_context_length": "original_max_position_embeddings",
+}
+
+_TENSORS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
+    "attn_output": "self_attn.o_proj",
+    **{f"attn_{part}_norm": f"self_attn.{part}_norm" for part in "qk"},
+    **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+    "ffn_gate_inp": "mlp.gate",
+}
+_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+"""`tokenizer.ggml.NAME_token_id` are tokens that end a text."""
+END_TOKENS = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
+    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+))  # fmt: skip
+"""Strings of control tokens that end a text, or a turn of a conversation, or a file, in llama.cpp (`special_eog_ids` in
+src/llama-vocab.cpp)."""
+_CONTROL, _USER_DEFINED = 3, 4
+"""Values of `tokenizer.ggml.token_type`."""
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+_EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
+ROTATION = "rope_freqs.weight"
+"""The divisors of frequencies, one per rotated pair: Llama 3's scaling, computed when the file was made."""
+_PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_KINDS: tuple[tuple[str, str, tuple[type, ...], bool], ...] = (
+    (r"general\.architecture|tokenizer\.ggml\.(model|pre)|tokenizer\.chat_template(\..*)?", "text", (str,), False),
+    (r"general\.alignment|split\.count|tokenizer\.ggml\..*_token_id", "an integer", (int,), False),
+    (r"tokenizer\.ggml\.add_.*", "true or false", (bool,), False),
+    (r"tokenizer\.ggml\.(tokens|merges)|tokenizer\.chat_templates", "a list of texts", (str,), True),
+    (r"tokenizer\.ggml\.token_type", "a list of integers", (int,), True),
+    (r"tokenizer\.ggml\.scores", "a list of numbers", (int, float), True),
+)
+"""Pattern of keys -> the values that they may have: their name, their types, and whether they are in a list. Other keys
+become those of config.json, whose reader checks them."""
+HEADER_LIMIT = 64 << 20
+"""Bytes of the header, where the values of keys are. The largest that is published has about 16 MB."""
+_MOST_EXPERTS = 4096
+_NUMBERS = {0: "B", 1: "b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "?", 10: "<Q", 11: "<q", 12: "<d"}
+"""Number of a value's type -> its format; 8 is a string, 9 an array."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor of a GGUF file, or one expert's part of it, under its name in a Hugging Face folder."""
+
+    path: Path
+    begin: int
+    """Its first byte in the file."""
+    shape: tuple[int, ...]
+    kind: str
+    """The name of its quantisation, such as Q4_1 or F32."""
+    heads: int = 0
+    """Heads whose rows are stored with the two elements of each rotated pair side by side; 0 where none are."""
+
+    def read(self) -> Tensor:
+        """Return it as float32, rows in a folder's order."""
+        import gguf
+        import numpy as np
+
+        kind = gguf.GGMLQuantizationType[self.kind]
+        stored = (*self.shape[:-1], _row_bytes(self.shape[-1], self.kind))
+        raw = np.fromfile(self.path, dtype=np.uint8, count=prod(stored), offset=self.begin)
+        values = torch.from_numpy(gguf.dequantize(raw.reshape(stored), kind))
+        return values.unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten(0, 2) if self.heads else values
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """The header of a GGUF file."""
+
+    path: Path
+    values: Mapping[str, Any]
+    """Its keys: numbers, strings, and lists of them."""
+    tensors: Mapping[str, GgufTensor]
+    """The tensors by their names in a folder; names that are not known stay as they are."""
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """Return what the folder's file of this name would say: config.json, or tokenizer_config.json; else None."""
+        if name == "config.json":
+            return self._config()
+        return self._tokenizer_config() if name == "tokenizer_config.json" else None
+
+    def _config(self) -> dict[str, Any]:
+        architecture = self.values["general.architecture"]
+        prefix = f"{architecture}."
+        own = {key.removeprefix(prefix): value for key, value in self.values.items() if key.startswith(prefix)}
+        if missing := sorted(_REQUIRED.keys() - own.keys()):
+            raise CheckpointError(f"{self.path} has no key '{prefix}{missing[0]}'; it is damaged, or not a whole model")
+        if architecture == "llama" and own.get("expert_count"):
+            raise CheckpointError(f"{self.path} is a Llama with {own['expert_count']} experts, which is not read here")
+        config: dict[str, Any] = {"model_type": ARCHITECTURES[architecture]}
+        if architecture == "qwen3moe":
+            config["norm_topk_prob"] = True  # in every published one; the file does not say
+        for key, value in own.items():
+            if key in _ELSEWHERE or key.startswith("rope.scaling."):
+                continue
+            name = (_REQUIRED | _OPTIONAL).get(key, prefix + key)
+            if value != 0 or not key.startswith("expert_"):
+                config[name] = value
+        heads, size = (own[key] for key in ("attention.head_count", "embedding_length"))
+        if type(heads) is int and type(size) is int and heads > 0:
+            head_dim = config.setdefault("head_dim", own.get("rope.dimension_count", size // heads))
+            for key in ("attention.value_length", "rope.dimension_count"):
+                if own.get(key, head_dim) != head_dim:
+                    raise CheckpointError(
+                        f"{self.path}: heads have {head_dim} elements, and '{prefix}{key}' is {shown(own[key])}; only "
+                        "the same number is supported"
+                    )
+        embedding = self.tensors.get("model.embed_tokens.weight")
+        config["vocab_size"] = embedding.shape[0] if embedding is not None else len(self._tokens())
+        config["tie_word_embeddings"] = "lm_head.weight" not in self.tensors
+        config["eos_token_id"] = self._stops()
+        if scaling := self._scaling(own):
+            config["rope_scaling"] = scaling
+        kinds = sorted({each.kind for each in self.tensors.values()} - _PLAIN.keys())
+        largest = max(self.tensors.values(), key=lambda each: prod(each.shape))
+        config["dtype"] = "bfloat16" if kinds else _PLAIN[largest.kind]
+        return config | ({"gguf_types": kinds} if kinds else {})
+
+    def _scaling(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `rope_scaling`; empty where frequencies are not scaled."""
+        given = {key.removeprefix("rope.scaling."): own[key] for key in own if key.startswith("rope.scaling.")}
+        kind = given.pop("type", "none")
+        given.pop("finetuned", None)
+        if ROTATION in self.tensors:
+            divisors = [float(value) for value in self.tensors[ROTATION].read().flatten()]
+            return {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
+        if kind == "none":
+            return {}
+        return {"rope_type": kind, **{_SCALING.get(key, f"rope.scaling.{key}"): given[key] for key in given}}
+
+    def _stops(self) -> list[int]:
+        """Return the ids of the tokens that end a text, or a turn of a conversation: those that keys name, then those
+        whose strings llama.cpp knows, as files of the first converters name one token only.
+        """
+        keys = [f"tokenizer.ggml.{name}_token_id" for name in _ENDS]
+        named = [self.values[key] for key in keys if key in self.values]
+        tokens = self._tokens()
+        kinds = self.values.get("tokenizer.ggml.token_type") or [_CONTROL] * len(tokens)
+        known = {
+            token: index
+            for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+            if token in END_TOKENS and kind in (_CONTROL, _USER_DEFINED)
+        }
+        if {"<|return|>", "<|call|>"} <= known.keys():
+            known.pop("<|end|>", None)  # it ends one of the messages of an answer
+        return list(dict.fromkeys([*named, *known.values()]))
+
+    def _tokens(self) -> list[str]:
+        tokens: list[str] = self.values.get("tokenizer.ggml.tokens", [])
+        return tokens
+
+    def _tokenizer_config(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        tokens = self._tokens()
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+            index = self.values.get(f"tokenizer.ggml.{key}_token_id")
+            if index is not None and 0 <= index < len(tokens):
+                found[f"{name}_token"] = tokens[index]
+        key = "tokenizer.chat_template"
+        named = {each.removeprefix(f"{key}."): text for each, text in self.values.items() if each.startswith(f"{key}.")}
+        return found | {"chat_template": {"default": self.values.get(key), **named}}
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a target or drafter is named as a GGUF file, not as a folder."""
+    return path.suffix == ".gguf"
+
+
+def json_of(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return the JSON object in a folder's file, or what a GGUF file says in its place; None where there is none."""
+    if is_gguf(folder):
+        return open_gguf(folder).json(name)
+    return read_json(folder / name) if exists(folder / name) else None
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Read the header of a GGUF file, and check that all of its tensors are there and can be dequantised.
+
+    Raises:
+        CheckpointError: the package gguf is missing; the file is truncated, is one of several parts, or has an
+            architecture or a quantisation that is not read here.
+    """
+    if find_spec("gguf") is None:
+        raise CheckpointError(f"{path} is a GGUF file; to read it: pip install gguf")
+    found = checked_file(path).stat()
+    return _opened(path, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _opened(path: Path, size: int, changed: int) -> GgufFile:
+    """Return the header of a file of this size and time of change, which a load and every conversation ask for."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _parse(path, _Reader(data))
+    except (struct.error, ValueError, LookupError, OverflowError, MemoryError, OSError) as error:
+        raise CheckpointError(
+            f"{path} ({size} bytes) is truncated or not a GGUF file: {first_line(error)}; fetch it again"
+        ) from None
+
+
+class _Reader:
+    """The file's bytes, and the place that was read up to."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data, self.place = data, 0
+
+    def number(self, form: str) -> Any:
+        (value,) = struct.unpack_from(form, self.data, self.skip(struct.calcsize(form)))
+        return value
+
+    def skip(self, length: int) -> int:
+        """Return the place, and move it on by so many bytes, which the header has."""
+        place, self.place = self.place, self.place + length
+        if self.place > min(len(self.data), HEADER_LIMIT):
+            raise ValueError(f"{length} bytes go beyond its end, or beyond the {HEADER_LIMIT} that a header may have")
+        return place
+
+    def string(self) -> str:
+        length = self.number("<Q")
+        place = self.skip(length)
+        return self.data[place : place + length].decode()
+
+    def value(self, kind: int) -> Any:
+        """Return the next value of a type."""
+        if kind == 8:
+            return self.string()
+        if kind != 9:
+            return self.number(_NUMBERS[kind])
+        of, count = self.number("<I"), self.number("<Q")
+        if of == 8:
+            return [self.string() for _ in range(count)]
+        form = _NUMBERS[of].lstrip("<")
+        return list(struct.unpack_from(f"<{count}{form}", self.data, self.skip(count * struct.calcsize(form))))
+
+
+def _check_kind(path: Path, key: str, value: Any) -> None:
+    """Raise CheckpointError for a key that is read here, if its value is of another type."""
+    for pattern, what, types, listed in _KINDS:
+        if re.fullmatch(pattern, key):
+            items: list[Any] = value if isinstance(value, list) else [value]
+            if isinstance(value, list) != listed or not {*map(type, items)} <= {*types}:
+                raise CheckpointError(f"{path}: '{key}' should be {what}, is {shown(value)}; fetch it again")
+
+
+def _parse(path: Path, reader: _Reader) -> GgufFile:
+    if reader.data[:4] != b"GGUF":
+        raise ValueError("it does not begin with GGUF")
+    reader.place = 4
+    version, num_tensors, num_keys = (reader.number(form) for form in ("<I", "<Q", "<Q"))
+    if version not in (2, 3):
+        raise CheckpointError(f"{path} is of version {version} of GGUF; 2 and 3, little-endian, are read")
+    values: dict[str, Any] = {}
+    for _ in range(num_keys):
+        key = reader.string()
+        values[key] = reader.value(reader.number("<I"))
+        _check_kind(path, key, values[key])
+    architecture = values.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{path}: 'general.architecture' is {shown(architecture)}; read from GGUF are {', '.join(ARCHITECTURES)}"
+        )
+    if values.get("split.count", 1) != 1:
+        raise CheckpointError(f"{path} is one of several parts; join them: llama-gguf-split --merge")
+    entries: list[tuple[str, tuple[int, ...], int, int]] = []
+    for _ in range(num_tensors):
+        name, dims = reader.string(), reader.number("<I")
+        shape = tuple(reader.number("<Q") for _ in range(dims))[::-1]
+        if not all(shape):
+            raise ValueError(f"tensor {shown(name)} has shape {shown(list(shape))}")
+        entries.append((name, shape, reader.number("<I"), reader.number("<Q")))
+    alignment = values.get("general.alignment", 32)
+    if alignment < 1:
+        raise ValueError(f"'general.alignment' is {shown(alignment)}")
+    begin = -(-reader.place // alignment) * alignment
+    tensors: dict[str, GgufTensor] = {}
+    kinds: dict[int, str] = {}
+    for name, shape, number, offset in entries:
+        kind = kinds[number] = kinds.get(number) or _kind(path, name, number)
+        last = begin + offset + prod(shape[:-1]) * _row_bytes(shape[-1], kind)
+        if last > len(reader.data):
+            raise ValueError(f"tensor {shown(name)} ends at byte {last}")
+        for ours, tensor in _named(name, GgufTensor(path, begin + offset, shape, kind), values):
+            if ours in tensors:
+                raise ValueError(f"it holds tensor {shown(name)} twice")
+            tensors[ours] = tensor
+    if not tensors:
+        raise ValueError("it holds no tensor")
+    return GgufFile(path, values, tensors)
+
+
+def _named(name: str, tensor: GgufTensor, values: Mapping[str, Any]) -> Iterator[tuple[str, GgufTensor]]:
+    """Yield a tensor under its name in a folder; of stacked experts [experts, out, in] each one's matrix."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        yield name, tensor
+        return
+    block, part, suffix = found.groups()
+    prefix = "" if block is None else f"model.layers.{block}."
+    if (experts := _EXPERTS.fullmatch(part)) and len(tensor.shape) == 3:
+        count, rows, columns = tensor.shape
+        if count > _MOST_EXPERTS:
+            raise ValueError(f"tensor {shown(name)} has {count} experts")
+        size = rows * _row_bytes(columns, tensor.kind)
+        for i in range(count):
+            one = GgufTensor(tensor.path, tensor.begin + i * size, (rows, columns), tensor.kind)
+            yield f"{prefix}mlp.experts.{i}.{experts[1]}_proj.{suffix}", one
+        return
+    if values["general.architecture"] == "llama" and part in ("attn_q", "attn_k"):
+        heads = values.get("llama.attention.head_count", 0)
+        heads = heads if part == "attn_q" else values.get("llama.attention.head_count_kv", heads)
+        if type(heads) is int and heads > 0 and tensor.shape[0] % (2 * heads) == 0:  # else the shape is refused
+            tensor = GgufTensor(tensor.path, tensor.begin, tensor.shape, tensor.kind, heads)
+    yield (f"{prefix}{_TENSORS[part]}.{suffix}" if part in _TENSORS else name), tensor
+
+
+def _kind(path: Path, name: str, number: int) -> str:
+    """Return the name of a quantisation that gguf can undo."""
+    import gguf
+    import numpy as np
+
+    try:
+        kind = gguf.GGMLQuantizationType(number)
+        gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
+    except (ValueError, KeyError, NotImplementedError):
+        raise CheckpointError(
+            f"{path}: tensor {shown(name)} has quantisation {number}, which the installed package gguf does not undo; "
+            "give a file with another (Q8_0, Q4_K_M), or install a newer gguf"
+        ) from None
+    return kind.name
+
+
+def _row_bytes(columns: int, kind: str) -> int:
+    import gguf
+
+    return gguf.quant_shape_to_byte_shape((columns,), gguf.GGMLQuantizationType[kind])[0]

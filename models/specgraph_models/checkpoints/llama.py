@@ -1,0 +1,203 @@
+"""Reading Llama-shaped models: one decoder layer, a whole target, and a whole model that drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specgraph.errors import CheckpointError
+from specgraph.parallel import Share
+from specgraph_models.checkpoints.drafter import DrafterFolder
+from specgraph_models.checkpoints.experts import load_experts
+from specgraph_models.checkpoints.folder import CheckpointFolder
+from specgraph_models.checkpoints.latent import load_latent
+from specgraph_models.checkpoints.model_config import context_length, model_config
+from specgraph_models.checkpoints.stored import part_of
+from specgraph_models.config import ModelConfig
+from specgraph_models.draft_model import DraftModelHead
+from specgraph_models.layers import DecoderLayer, Weight
+from specgraph_models.llama import LlamaTarget
+
+MOST_PADDING = 128
+"""Rows by which two vocabularies of one tokenizer may differ: embeddings are padded to multiples of up to so many."""
+
+
+class _Part(NamedTuple):
+    """A matrix of a linear, and its bias, as the checkpoint stores them."""
+
+    name: str
+    rows: int
+    share: Share | None
+    """This rank's part of the matrix: some rows, or some columns of all rows; None for all."""
+
+
+class _Linear(NamedTuple):
+    """A linear of a layer: parts that are joined along their rows."""
+
+    module: str
+    parts: list[_Part]
+    columns: int
+    biased: bool
+    packed: str = ""
+    """The one tensor that holds the rows of all parts in an architecture with packed projections."""
+
+
+def _linears(config: ModelConfig, input_size: int) -> dict[str, _Linear]:
+    """Return the linears of a layer without latents or experts, by field of `DecoderLayer`."""
+    hidden, inner, dim, ranks = config.hidden_size, config.intermediate_size, config.head_dim, config.tensor_parallel
+    query, kv, heads = config.num_heads * dim, config.num_kv_heads * dim, config.attention_parallel
+    keys = None
+    if heads.size > 1:
+        keys = Share(0, tuple((h * dim, (h + 1) * dim) for h in range(*heads.kv_heads(config.num_kv_heads))))
+    values = query if config.latent is None else config.num_heads * config.latent.value
+    rows = ranks.share(0, inner)
+    gated = query * (1 + config.output_gate)
+    attention = [_Part("q_proj", gated, heads.share(0, gated)), _Part("k_proj", kv, keys), _Part("v_proj", kv, keys)]
+    mlp = [_Part("gate_proj", inner, rows), _Part("up_proj", inner, rows)]
+    down = [_Part("down_proj", hidden, ranks.share(1, inner))]
+    output = [_Part("o_proj", hidden, heads.share(1, values))]
+    return {
+        "qkv": _Linear("self_attn", attention, input_size, config.qkv_bias, "qkv_proj"),
+        "output": _Linear("self_attn", output, values, config.output_bias),
+        "gate_up": _Linear("mlp", mlp, hidden, config.mlp_bias, "gate_up_proj"),
+        "down": _Linear("mlp", down, inner, config.mlp_bias),
+    }
+
+
+def _norms(config: ModelConfig) -> dict[str, tuple[str, int]]:
+    """Return the norms of a layer: field of `DecoderLayer` -> name in the checkpoint, and size."""
+    hidden, head = config.hidden_size, config.head_dim
+    norms = {"post_norm": ("post_attention_layernorm", hidden), "input_norm": ("input_layernorm", hidden)}
+    if config.qk_norm:
+        norms |= {"query_norm": ("self_attn.q_norm", head), "key_norm": ("self_attn.k_norm", head)}
+    if config.output_norms:  # before and after attention and MLP; "post_attention" is what follows attention at once
+        norms |= {
+            "post_norm": ("pre_feedforward_layernorm", hidden),
+            "attention_norm": ("post_attention_layernorm", hidden),
+            "mlp_norm": ("post_feedforward_layernorm", hidden),
+        }
+    return norms
+
+
+def load_decoder_layer(
+    folder: CheckpointFolder,
+    prefix: str,
+    config: ModelConfig,
+    input_size: int | None = None,
+    input_norm: bool = True,
+    index: int | None = None,
+) -> DecoderLayer:
+    """Read one layer whose tensors are named `prefix.self_attn.q_proj.weight` and so on.
+
+    Args:
+        folder: the checkpoint.
+        prefix: for example "model.layers.0".
+        config: sizes, and which optional tensors exist.
+        input_size: columns of the query, key and value projections; `hidden_size` when None (EAGLE-3: twice that).
+        input_norm: False where there is no `prefix.input_layernorm`.
+        index: the layer's number, which says whether it has a mixture of experts; None for a layer beyond the model's
+            (an MTP module), which has one if any has.
+    """
+    linears, ranks = _linears(config, input_size or config.hidden_size), config.tensor_parallel
+    tensors: dict[str, Any] = {}
+    if config.latent is not None:
+        packed, tensors["latent"] = load_latent(folder, prefix, config, config.latent)
+        tensors["qkv"] = Weight(packed)
+    if config.experts is not None and (index is None or config.experts.layers[index]):
+        tensors |= load_experts(folder, prefix, config.experts, config.hidden_size, ranks)
+    for field, linear in linears.items():
+        if field not in tensors:
+            tensors[field] = _read(folder, prefix, linear, config.packed_projections)
+    for field, (name, size) in _norms(config).items():
+        if input_norm or field != "input_norm":
+            norm = folder.weight(f"{prefix}.{name}.weight", (size,))
+            tensors[field] = norm + config.norm_offset if config.norm_offset else norm
+    if config.sinks:
+        share = ranks.share(0, config.num_heads)
+        tensors["sinks"] = folder.weight(f"{prefix}.self_attn.sinks", (config.num_heads,), share=share)
+    return DecoderLayer(**tensors, activation=config.activation, tensor_parallel=ranks)
+
+
+def _read(folder: CheckpointFolder, prefix: str, linear: _Linear, packed: bool) -> Weight:
+    """Read the parts of one linear, joined along their rows. A bias is split as the rows are."""
+    parts = linear.parts
+    if packed and linear.packed:
+        ranges: list[tuple[int, int]] = []
+        first = 0
+        for _, rows, share in parts:
+            ranges += [] if share is None else [(first + begin, first + end) for begin, end in share.ranges]
+            first += rows
+        parts = [_Part(linear.packed, first, Share(0, tuple(ranges)) if ranges else None)]
+    names, shares = [f"{prefix}.{linear.module}.{part.name}" for part in parts], [part.share for part in parts]
+    shapes = [(part.rows, linear.columns) for part in parts]
+    weight = folder.matrix([f"{name}.weight" for name in names], shapes, shares)
+    if not linear.biased:
+        return weight
+    rows = [share if share is not None and share.dim == 0 else None for share in shares]
+    return weight._replace(bias=folder.stacked([f"{name}.bias" for name in names], [(p.rows,) for p in parts], rows))
+
+
+def base_prefix(folder: CheckpointFolder) -> str:
+    """Return the prefix of a whole model's tensors: "model.", or nothing if the model was saved without its lm_head."""
+    exported = "embed_tokens.weight" in folder and "model.embed_tokens.weight" not in folder
+    return "" if exported else "model."
+
+
+def load_llama(folder: CheckpointFolder, config: ModelConfig, vocab_size: int | None = None) -> LlamaTarget:
+    """Read a target whose tensors are named `model.layers.0...`, `model.embed_tokens`, `model.norm`, `lm_head`, or
+    without `model.`.
+
+    Args:
+        folder, config: the checkpoint, and its sizes.
+        vocab_size: rows of embedding and lm_head, if others than are stored: those past the end are left out, and
+            missing ones are zeros.
+    """
+    stored, wanted, ranks = config.vocab_size, vocab_size or config.vocab_size, config.tensor_parallel
+    rows, prefix = ranks.vocabulary(wanted), base_prefix(folder)
+
+    def table(name: str) -> Tensor:
+        if wanted == stored:
+            return folder.weight(name, (stored, config.hidden_size), share=rows)
+        whole = pad(folder.weight(name, (stored, config.hidden_size)), (0, 0, 0, wanted - stored))
+        return whole if rows is None else part_of(whole, rows)
+
+    config = replace(config, vocab_size=wanted)
+    embed_tokens = lm_head = table(f"{prefix}embed_tokens.weight")
+    if not config.tie_word_embeddings or "lm_head.weight" in folder:
+        lm_head = table("lm_head.weight")
+        if config.tie_word_embeddings and torch.equal(lm_head, embed_tokens):
+            lm_head = embed_tokens  # a copy; one that differs is used, as transformers does
+    return LlamaTarget(
+        config,
+        embed_tokens,
+        [load_decoder_layer(folder, f"{prefix}layers.{i}", config, index=i) for i in range(config.num_layers)],
+        folder.weight(f"{prefix}norm.weight", (config.hidden_size,)) + config.norm_offset,
+        lm_head,
+    )
+
+
+def load_draft_model(opened: DrafterFolder) -> DraftModelHead:
+    """Read a small model of the target's tokenizer as a drafter, with as many positions as the target has.
+
+    Vocabularies of one tokenizer are padded to different sizes (Qwen2.5: 151,936 and 152,064 rows). The target's
+    counts: rows that it has not are left out, and tokens that the draft model has not are never drafted.
+    """
+    config, target = model_config(opened.layers), opened.target
+    if abs(config.vocab_size - target.vocab_size) > MOST_PADDING:
+        raise CheckpointError(
+            f"{opened.layers.name}: the draft model has vocabulary {config.vocab_size}, the target has "
+            f"{target.vocab_size}; give a model of the target's tokenizer, padded by at most {MOST_PADDING} rows more "
+            "or less"
+        )
+    if (most := context_length(config)) < target.max_model_len:
+        raise CheckpointError(
+            f"{opened.layers.name}: the draft model has {most} positions, the target has "
+            f"{target.max_model_len}; load the target with max_model_len={most} or less"
+        )
+    config = config.with_max_position(target.max_model_len).split(target.tensor_parallel)
+    model = load_llama(opened.checkpoint, config, target.vocab_size)
+    return DraftModelHead(model, target.hidden_size, min(config.vocab_size, target.vocab_size))

@@ -1,0 +1,186 @@
+"""Loading a checkpoint folder: a target of a known architecture, or a drafter of a known format."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from specgraph.device.names import DType, device_named, dtype_named
+from specgraph.errors import ConfigError
+from specgraph.parallel import WHOLE, TensorParallel
+from specgraph.validation import MOST_POSITIONS, Count, Tokens, checked
+from specgraph_models.checkpoints.config_source import ConfigSource, check_keys, read_config
+from specgraph_models.checkpoints.dflash import load_dflash
+from specgraph_models.checkpoints.dflash2 import load_dflash2
+from specgraph_models.checkpoints.domino import load_domino
+from specgraph_models.checkpoints.drafter import IGNORED, DraftedTarget, DrafterFolder
+from specgraph_models.checkpoints.dspark import load_dspark
+from specgraph_models.checkpoints.eagle import load_eagle
+from specgraph_models.checkpoints.eagle3 import load_eagle3, load_peagle
+from specgraph_models.checkpoints.folder import CheckpointFolder
+from specgraph_models.checkpoints.formats import DrafterFormat, detect_format
+from specgraph_models.checkpoints.llama import load_draft_model, load_llama
+from specgraph_models.checkpoints.model_config import context_length, model_config
+from specgraph_models.checkpoints.mtp import load_mtp, mtp_tensors
+from specgraph_models.checkpoints.quantised import announce, quantisation
+from specgraph_models.checkpoints.stored import stored_tensors
+from specgraph_models.checkpoints.target_shape import target_shape
+from specgraph_models.dflash import DFlashHead
+from specgraph_models.draft_model import DraftModelHead
+from specgraph_models.eagle import EagleHead
+from specgraph_models.eagle3 import Eagle3Head
+from specgraph_models.llama import LlamaTarget
+from specgraph_models.mtp import MtpHead
+
+_LOG = logging.getLogger("specgraph")
+
+LoadedHead = DFlashHead | Eagle3Head | EagleHead | MtpHead | DraftModelHead
+_LOADERS: Mapping[str, Callable[[DrafterFolder], LoadedHead]] = {
+    "dspark": load_dspark,
+    "domino": load_domino,
+    "dflash2": load_dflash2,
+    "dflash": load_dflash,
+    "peagle": load_peagle,
+    "eagle3": load_eagle3,
+    "eagle": load_eagle,
+    "mtp": load_mtp,
+    "draft_model": load_draft_model,
+}
+
+
+@checked
+def load_target(
+    folder: Path | str,
+    device: torch.device | str = "cpu",
+    dtype: DType = None,
+    max_model_len: Tokens | None = None,
+    tensor_parallel: TensorParallel = WHOLE,
+    keep_fp8: bool = False,
+) -> LlamaTarget:
+    """Read a target from a Hugging Face folder or a GGUF file.
+
+    Args:
+        folder: holds config.json and safetensors, single or sharded; or a GGUF file.
+        device: where the weights are stored.
+        dtype: of weights and activations; the checkpoint's own when None.
+        max_model_len: positions to prepare for; the checkpoint's maximum when None.
+        tensor_parallel: the ranks that split the model, and this one's place: it reads its share only.
+        keep_fp8: the matrices of dense layers that are stored as FP8 stay so, and take half the memory; a device
+            without ops of its own for them turns each into `dtype` whenever it is used. All are turned when False.
+
+    Raises:
+        CheckpointError: unknown architecture or quantisation, or a missing, truncated or misshapen part.
+        ConfigError: max_model_len is below 1 or above what the checkpoint allows, or the ranks cannot split its sizes.
+    """
+    folder = Path(folder)
+    source = read_config(folder)
+    stored = quantisation(source)
+    config = model_config(source)
+    if max_model_len is not None:
+        most = min(context_length(config), MOST_POSITIONS)
+        if max_model_len > most:
+            raise ConfigError(
+                f"max_model_len {max_model_len} is not in 1 to {most} ({source.name} has max_position_embeddings "
+                f"{config.max_position_embeddings}; for more give it a yarn section, which allows factor times "
+                "original_max_position_embeddings, or a larger max_position_embeddings if it was trained for that)"
+            )
+        config = config.with_max_position(max_model_len)
+    elif config.max_position_embeddings > MOST_POSITIONS:
+        problem = f"is {config.max_position_embeddings}; give max_model_len, at most {MOST_POSITIONS}"
+        raise source.fail("max_position_embeddings", problem)
+    if tensor_parallel.experts is not None and config.experts is None:
+        raise ConfigError(
+            f"expert parallel: {source.name} is a {config.architecture} model without experts; leave that option out"
+        )
+    config = config.split(tensor_parallel)
+    checkpoint = CheckpointFolder(
+        folder,
+        stored_tensors(folder),
+        device_named(device),
+        dtype_named(dtype) or config.dtype,
+        quantisation=stored,
+        keep_fp8=keep_fp8,
+    )
+    target = load_llama(checkpoint, config)
+    checkpoint.ignore(mtp_tensors(checkpoint, config.num_layers))
+    _account(checkpoint, source)
+    return target
+
+
+def _account(checkpoint: CheckpointFolder, source: ConfigSource) -> None:
+    """Say how quantised weights were read, and refuse tensors and keys that nobody read."""
+    announce(checkpoint.quantisation, str(checkpoint.folder), checkpoint.dtype, len(checkpoint.kept_fp8))
+    checkpoint.refuse_unused()
+    check_keys(source)
+
+
+@checked
+def drafter_format(folder: Path | str) -> DrafterFormat:
+    """Return the kind of drafter that a folder holds, told from its config.json and tensor names.
+
+    Raises:
+        CheckpointError: not a folder with weights, or nothing that is known here.
+    """
+    folder = Path(folder)
+    source = read_config(folder)
+    checkpoint = CheckpointFolder(folder, stored_tensors(folder), torch.device("cpu"), torch.float32)
+    return detect_format(source, checkpoint)
+
+
+@checked
+def load_drafter(
+    folder: Path | str,
+    target: DraftedTarget | Path | str | torch.nn.Module,
+    dtype: DType = None,
+    num_modules: Count | None = None,
+    keep_fp8: bool = False,
+) -> LoadedHead:
+    """Read a drafter for `target`, onto the device of the target's embedding; the CPU where `target` is a folder.
+
+    Args:
+        folder: the drafter's folder, or the target's own where that holds MTP modules; its format is detected.
+        target: the model it drafts for: from `load_target`; or of any other architecture as a folder, a transformers
+            model or a `TargetShape` (`target_shape` makes one, also from a state dict). Embedding and lm_head are
+            shared with it unless the drafter's folder has its own. Where it is split over ranks, so is the drafter.
+        dtype: of weights and activations; the target's when None.
+        num_modules: for MTP: number of modules to use; all when None. 1 uses the first at every step.
+        keep_fp8: as in `load_target`.
+
+    Raises:
+        CheckpointError: unknown format; a part that is missing, misshapen, or that no reader knows; a drafter made for
+            another target.
+        ConfigError: num_modules for a drafter that has none; a dtype that a shared tensor does not have.
+    """
+    folder = Path(folder)
+    source = read_config(folder)
+    if isinstance(target, str | Path):
+        target = target_shape(target, dtype=dtype)
+    elif isinstance(target, torch.nn.Module):
+        target = target_shape(target)
+    checkpoint = CheckpointFolder(
+        folder,
+        stored_tensors(folder),
+        target.embed_tokens.device,
+        dtype_named(dtype) or target.dtype,
+        quantisation=quantisation(source),
+        keep_fp8=keep_fp8,
+    )
+    found = detect_format(source, checkpoint)
+    _LOG.info("%s is read as %s", folder, found)
+    if num_modules is not None and found.algorithm != "mtp":
+        raise ConfigError(f"num_modules {num_modules}: {folder} holds {found}; it is for mtp alone")
+    layers = source
+    if found.algorithm == "mtp" and source.has("text_config"):
+        layers = source.section("text_config")  # the target takes pictures too
+    if found.layout == "speculators":
+        layers = source.section("transformer_layer_config")
+        checkpoint = replace(checkpoint, quantisation=quantisation(layers) or checkpoint.quantisation)
+    opened = DrafterFolder(checkpoint, target, source, layers, found.layout == "speculators", num_modules)
+    head = _LOADERS[found.algorithm](opened)
+    checkpoint.ignore(IGNORED)
+    _account(checkpoint, source)
+    return head

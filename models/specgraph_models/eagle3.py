@@ -1,0 +1,91 @@
+"""The EAGLE-3 draft head (arXiv:2503.01840): one decoder layer over the next token's embedding and target features.
+
+first hidden = fc(cat(aux hidden states of the target))
+x            = cat(input_layernorm(embed(token)), hidden_norm(hidden))      input of the first layer's projections
+residual     = hidden, or hidden_norm(hidden) with norm_before_residual
+carry        = residual + attention + mlp                                   the next step's hidden
+logits       = lm_head(norm(carry))                                         over the draft vocabulary
+
+P-EAGLE (arXiv:2602.01469) has the same layers and drafts all tokens in one pass: rows after the last sampled token take
+a mask token and fc(mask_hidden).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from specgraph.attention import Attend
+from specgraph.draft.protocol import DraftOutput, HeadKind
+from specgraph.ops.linear import PairInput
+from specgraph_models.config import ModelConfig
+from specgraph_models.decoder import AuxDecoder, AuxWeights
+from specgraph_models.layers import DecoderLayer, rms_norm
+
+
+class Eagle3Head(AuxDecoder):
+    """An EAGLE-3 drafter. Implements `PairHead`."""
+
+    kind: HeadKind = "chain"
+
+    def __init__(
+        self,
+        sizes: ModelConfig,
+        weights: AuxWeights,
+        layers: Sequence[DecoderLayer],
+        aux_layers: Sequence[int],
+        *,
+        norm_before_residual: bool = False,
+        norm_output: bool = False,
+    ) -> None:
+        """
+        Args:
+            sizes, weights, layers: as in `AuxDecoder`.
+            aux_layers: empty: the head takes the target's final hidden state.
+            norm_before_residual: the first layer's residual is the normalised hidden state.
+            norm_output: the carry is normalised by the final norm (EAGLE 3.1).
+        """
+        super().__init__(sizes, weights, layers, aux_layers)
+        self.norm_before_residual, self.norm_output = norm_before_residual, norm_output
+        hidden_norm = None if norm_before_residual else weights.hidden_norm
+        self._input = PairInput(self.embed_tokens, self.layers[0].input_norm, hidden_norm, sizes.rms_norm_eps)
+        if not norm_before_residual:
+            self.takes_pairs(self._input, self.layers[0].qkv)
+
+    def forward(
+        self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
+    ) -> DraftOutput:
+        """token_ids int64 [T], the token after each row's position; see `PairHead.forward`."""
+        eps, weight = self.sizes.rms_norm_eps, self.layers[0].qkv
+        if self.norm_before_residual:
+            hidden = rms_norm(hidden, self.tensors.hidden_norm, eps)
+        qkv = self.pair_linear(token_ids, hidden, self._input, weight, pair)
+        x = self.run_layers(hidden, attend, rows, qkv)[-1]
+        # The final norm is part of `logits`, where it is fused with the projection.
+        return DraftOutput(x, rms_norm(x, self.tensors.norm, eps) if self.norm_output else x)
+
+
+class PEagleHead(Eagle3Head):
+    """A P-EAGLE drafter. Implements `MaskedHead`."""
+
+    kind: HeadKind = "masked"
+
+    def __init__(
+        self,
+        sizes: ModelConfig,
+        weights: AuxWeights,
+        layers: Sequence[DecoderLayer],
+        aux_layers: Sequence[int],
+        *,
+        mask_token_id: int,
+        mask_hidden: Tensor,
+        **switches: bool,
+    ) -> None:
+        """mask_hidden: [aux_size], as target hidden states; it is combined once, here."""
+        super().__init__(sizes, weights, layers, aux_layers, **switches)
+        self.mask_token_id = mask_token_id
+        self.mask_hidden = self.combine(mask_hidden[None])[0]
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return {**super().weights(), "mask_hidden": self.mask_hidden}

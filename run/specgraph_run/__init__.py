@@ -1,0 +1,30 @@
+"""Speculative decoding around a `specgraph.Drafter`: the decoder, text from checkpoint folders, and the command.
+
+Each name is imported when it is first asked for, so that the command answers `--help` without torch.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specgraph_run.decoder import SpeculativeDecoder
+    from specgraph_run.options import EngineOptions
+    from specgraph_run.text import TextGenerator, load_generator, shipped_pair
+else:
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name not in _PLACES:
+            raise AttributeError(f"module 'specgraph_run' has no attribute '{name}'")
+        return getattr(import_module(_PLACES[name]), name)
+
+
+_PLACES = {
+    "EngineOptions": "specgraph_run.options",
+    "SpeculativeDecoder": "specgraph_run.decoder",
+    "TextGenerator": "specgraph_run.text",
+    "load_generator": "specgraph_run.text",
+    "shipped_pair": "specgraph_run.text",
+}
+
+__all__ = ["EngineOptions", "SpeculativeDecoder", "TextGenerator", "load_generator", "shipped_pair"]

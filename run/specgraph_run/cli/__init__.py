@@ -1,0 +1,132 @@
+"""The `specgraph` command, one module per subcommand.
+
+These modules import torch inside their functions only, so that `--help` is fast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from specgraph.errors import SpecgraphError
+from specgraph_run.cli.audit import audit
+from specgraph_run.cli.bench import bench
+from specgraph_run.cli.chat import chat
+from specgraph_run.cli.env import env
+from specgraph_run.cli.explain import explain
+from specgraph_run.cli.generate import generate
+from specgraph_run.cli.new_backend import new_backend
+from specgraph_run.cli.output import write_any_text
+from specgraph_run.cli.platforms import platforms
+
+COMMANDS = "specgraph.commands"
+"""The group of the entry points by which installed parts add subcommands: functions that typer takes."""
+_ELSEWHERE = {"conformance": "specgraph-conformance: in a checkout of specgraph, pip install -e ./conformance"}
+"""Commands of parts that are not installed, and where they are."""
+
+
+def _commands_of_parts() -> list[Callable[..., None]]:
+    return [each.load() for each in sorted(entry_points(group=COMMANDS), key=lambda each: each.name)]
+
+
+@contextmanager
+def _told() -> Generator[None]:
+    """End a command that Ctrl-C interrupts with a line and status 130: typer says nothing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("specgraph: interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+class _Group(TyperGroup):
+    """All commands."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _told():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _told():
+            return super().invoke(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in _ELSEWHERE and self.get_command(ctx, args[0]) is None:
+            raise SpecgraphError(f"the command '{args[0]}' comes with {_ELSEWHERE[args[0]]}")
+        return super().resolve_command(ctx, args)
+
+
+class _Command(TyperCommand):
+    """A command whose `--help` lists options by panel. No name is cut, however narrow the terminal is."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panel = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or panel, []).append(record)
+        for panel, records in sections.items():
+            with formatter.section(panel):
+                formatter.write_dl(records)
+
+
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    cls=_Group, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=_SETTINGS
+)
+for command in (generate, chat, platforms, explain, bench, audit, env, new_backend, *_commands_of_parts()):
+    first = " ".join((command.__doc__ or "").split("\n\n")[0].split())
+    app.command(cls=_Command, short_help=first, context_settings=_SETTINGS)(command)  # in full: click would cut it
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from specgraph import __version__
+
+        typer.echo(f"specgraph {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def specgraph(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Draft speculative tokens through device graphs, on any accelerator."""
+
+
+def _let_idle_threads_sleep() -> None:
+    """Let idle OpenMP threads wait for some microseconds only, unless the environment says how they wait.
+
+    GNU's OpenMP, which torch's CPU builds bring, reads this when torch is imported. By default a thread that waits
+    spins for milliseconds, and where other programs have the cores, it keeps the thread that it waits for from running.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
+        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
+
+
+def main() -> None:
+    """Entry point: an error of ours is one message and its exit status, without a traceback."""
+    _let_idle_threads_sleep()
+    write_any_text()
+    try:
+        app()
+    except SpecgraphError as error:
+        rank = os.environ.get("RANK", "0")  # of a process of torchrun
+        if rank == "0" or not getattr(error, "everywhere", False):
+            print(f"specgraph: {'' if rank == '0' else f'rank {rank}: '}{error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+    except OSError as error:  # a full disk, a name that is too long
+        print(f"specgraph: {error.filename or 'the output'}: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at the exit
+        sys.exit(1)

@@ -1,0 +1,36 @@
+"""Checks of a decoder's options against the limits that they are used with, and the numbers that follow from both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from specgraph.config import DraftConfig
+from specgraph.errors import ConfigError
+from specgraph_run.decoder.adaptive_k import check_times
+from specgraph_run.options import DecoderOptions
+
+
+def check_options(config: DraftConfig, options: DecoderOptions) -> None:
+    """Raise ConfigError for options that contradict the limits of target and drafter."""
+    if options.round_times is not None:
+        check_times(options.round_times, config.sizes, config.k_candidates)
+    if options.synthetic_acceptance is not None:
+        acceptance_chances(options.synthetic_acceptance, config.num_speculative_tokens)
+
+
+def acceptance_chances(synthetic: float | Sequence[float], num_speculative_tokens: int) -> tuple[float, ...]:
+    """Return, for each position, the chance that its token is accepted when all before it are, by an
+    `DecoderOptions.synthetic_acceptance`; ConfigError unless there is one per position and none rises.
+    """
+    k = num_speculative_tokens
+    if isinstance(synthetic, int | float):
+        return (float(synthetic),) * k
+    shares = [1.0, *synthetic]
+    if len(shares) != k + 1:
+        raise ConfigError(f"synthetic_acceptance {list(synthetic)}: give {k} shares, one per draft token")
+    if any(after > before for before, after in pairwise(shares)):
+        raise ConfigError(
+            f"synthetic_acceptance {list(synthetic)} rises; a draft token is accepted only where all before it are"
+        )
+    return tuple(after / before if before else 0.0 for before, after in pairwise(shares))

@@ -1,0 +1,119 @@
+"""Joining the rounds: a request's prompt is prefilled, its first token drawn, and its row's inputs written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specgraph import ops
+from specgraph.attention import NULL_BLOCK
+from specgraph.capture import write
+from specgraph.draft import Drafter, SamplingBuffers
+from specgraph.ops import noise
+from specgraph_run.decoder import ops as decoder_ops
+from specgraph_run.decoder.request import NUMBERS, Request, Running
+from specgraph_run.decoder.target import TargetRunner
+
+
+def prefill_prompt(
+    target: TargetRunner, drafter: Drafter | None, state: Running, at_least: int, passed: Callable[[], None]
+) -> range:
+    """Compute target and drafter KV of a prompt, chunk by chunk.
+
+    Afterwards the target has the last row's logits (`prompt_logits`), and the drafter its hidden state, in the row of
+    `DraftPrefill.buffers` that the last token had in its chunk.
+
+    Args:
+        at_least: rows that each pass is padded for at least.
+        passed: called after each pass, of the target and of the drafter in turns.
+
+    Returns:
+        The positions that the passes of the target began at.
+    """
+    prompt, length = state.token_ids, target.config.prefill_rows[-1]
+    starts = range(0, len(prompt), length)
+    for start in starts:
+        chunk = prompt[start : start + length]
+        target.prefill(chunk, start, state.blocks, at_least)
+        passed()
+        if drafter is not None:
+            positions = range(start, start + len(chunk))
+            drafter.prefill(prompt, positions, state.blocks, at_least=at_least)
+            passed()
+    return starts
+
+
+def join_round(
+    target: TargetRunner,
+    drafter: Drafter | None,
+    state: Running,
+    query_len: int,
+    at_least: int,
+    passed: Callable[[], None],
+) -> None:
+    """Prefill a request and write its row: a request of a round, of `query_len` rows each, in which the target sampled
+    one token. `at_least`, `passed`: as in `prefill_prompt`.
+    """
+    prompt, request, row = state.token_ids, state.request, slice(state.row, state.row + 1)
+    starts = prefill_prompt(target, drafter, state, at_least, passed)
+    batch = target.round.sliced(row.stop, query_len)
+    _write_row(target, state)
+    adjusted = logits = target.prompt_logits
+
+    def number(value: float, dtype: torch.dtype) -> Tensor:
+        return torch.full((1,), value, dtype=dtype, device=logits.device)
+
+    temperature = number(request.temperature, torch.float32)
+    sampling = target.round.sampling
+    if sampling is not None:
+        sampling = sampling.sliced(row)
+        _write_sampling(sampling, request)
+        adjusted = ops.adjust_logits(logits, temperature, sampling, temperature.new_zeros((1, 0), dtype=torch.int64))
+    token = adjusted.argmax(-1)
+    if request.temperature:
+        at = number(len(prompt), torch.int64)
+        token = first_token(adjusted, temperature, number(state.seed, torch.int64), at)
+    if sampling is not None:
+        decoder_ops.count_tokens(token[None], sampling.output_counts)
+    hidden = None if drafter is None else drafter.prefill_buffers.aux_hidden[len(prompt) - 1 - starts[-1]]
+    batch.join(state.row, token[0], hidden)
+    logprobs = target.round.logprobs_of(*batch.sampled_token_ids.shape)
+    if logprobs is not None:
+        decoder_ops.emitted_logprobs(logits, token[None], logprobs[row, :1])
+
+
+def first_token(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Draw the token after a prompt, int64 [1], from softmax(logits [1, vocab] / temperature): no draft is there to be
+    verified. The noise is that with which a verify would resample `positions` int64 [1].
+    """
+    hot = temperature > 0
+    scaled = logits.float() / torch.where(hot, temperature, 1.0)[:, None]
+    drawn = scaled + noise.gumbel(seeds, positions, noise.RESAMPLE, logits.shape[-1])
+    return torch.where(hot, drawn.argmax(-1), logits.argmax(-1))
+
+
+def _write_row(target: TargetRunner, state: Running) -> None:
+    """Upload what the host knows of a request. Target and drafter both read it."""
+    memory, config = target.round, target.config
+    row, width = slice(state.row, state.row + 1), memory.block_table.shape[1]
+    write(memory.block_table[row], [*state.blocks, *[NULL_BLOCK] * (width - len(state.blocks))])
+    write(memory.start_positions[row], [state.position])
+    if config.sampled:
+        write(memory.temperature[row], [state.request.temperature])
+    if config.sampled or target.options.synthetic_acceptance is not None:
+        write(memory.seeds[row], [state.seed])
+
+
+def _write_sampling(row: SamplingBuffers, request: Request) -> None:
+    """Write a request's sampling parameters and the tokens of its prompt into its row."""
+    for name in NUMBERS:
+        write(getattr(row, name), [getattr(request, name)])
+    bias, in_prompt = torch.zeros(row.bias.shape), torch.zeros(row.in_prompt.shape, dtype=torch.bool)
+    if request.logit_bias:
+        bias[0, list(request.logit_bias)] = torch.tensor(list(request.logit_bias.values()))
+    in_prompt[0, list(request.prompt_token_ids)] = True
+    row.bias.copy_(bias)
+    row.in_prompt.copy_(in_prompt)
+    row.output_counts.zero_()

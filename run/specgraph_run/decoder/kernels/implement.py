@@ -1,0 +1,20 @@
+"""The implementations of the ops of the decoder."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+from __future__ import annotations
+
+from specgraph.kernels.implement import Kernels
+from specgraph_run.decoder.kernels.after_verify import NextVerifyOps
+from specgraph_run.decoder.kernels.tree_verify import VerifyTreeOps
+from specgraph_run.decoder.kernels.trial import sampled_verify
+from specgraph_run.decoder.kernels.verify import VerifyOps
+
+
+class DecoderOps(VerifyOps, VerifyTreeOps, NextVerifyOps):
+    """Launchers of the ops of the decoder."""
+
+    __slots__ = ()
+
+
+KERNELS = Kernels(DecoderOps, sampled_verify)

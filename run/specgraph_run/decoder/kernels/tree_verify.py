@@ -1,0 +1,98 @@
+"""Accepting a path of a draft tree."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specgraph.kernels.launch import Launcher, contiguous_rows, power_of_two
+from specgraph.kernels.noise import noise_key, uniform
+from specgraph.ops.tree import TreeNodes
+from specgraph_run.decoder.kernels.verify import require_rows
+from specgraph_run.decoder.ops.rejection import Acceptance, Sampled
+from specgraph_run.decoder.ops.tree_verify import AcceptedPath, own_tokens
+
+
+@triton.jit
+def path_kernel(
+    chosen, draft_token_ids, draft_parents, chances, seeds, start_positions, slot_mapping, sampled_token_ids,
+    num_sampled, path_rows, from_slots, to_slots, rows, steps, drafts_stride, parents_stride, sampled_stride,
+    ROWS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program per request: the accepted path, what it samples, and where its keys and values move.
+
+    chosen: int64 [R, rows], the target's own token after each row. With `chances` place i of the path is accepted with
+    probability chances[i], and is row rows - steps + i.
+    """
+    if OVERLAP is not None:
+        OVERLAP()
+    request = tl.program_id(0)
+    start = tl.load(start_positions + request)
+    live = start >= 0
+    node = tl.arange(0, ROWS)
+    known = node < rows - 1
+    draft = tl.load(draft_token_ids + request * drafts_stride + node, mask=known, other=-1)
+    parent = tl.full((ROWS,), -1, tl.int64)
+    if chances is None:
+        parent = tl.load(draft_parents + request * parents_stride + node, mask=known, other=-1)
+    row = start * 0
+    accepted = start * 0
+    going = live
+    for place in range(steps + 1):
+        own = tl.load(chosen + request * rows + row)
+        going_on = going
+        following = row
+        token = own
+        if place < steps:
+            if chances is not None:
+                following = row * 0 + rows - steps + place
+                number = uniform(noise_key(tl.load(seeds + request), tl.maximum(start, 0) + 1 + place, 2), row * 0)
+                going_on = going & (number < tl.load(chances + place))
+            else:
+                match = known & (parent == row) & (draft == own)
+                following = tl.min(tl.where(match, node, ROWS), axis=0).to(tl.int64) + 1
+                going_on = going & (following <= ROWS)
+            next_token = tl.sum(tl.where(node == following - 1, draft, 0), axis=0)
+            token = tl.where(going_on, next_token, own)
+        else:
+            going_on = going & (place < 0)
+        tl.store(sampled_token_ids + request * sampled_stride + place, tl.where(going, token, -1))
+        tl.store(path_rows + request * (steps + 1) + place, request * rows + row)
+        if place > 0:
+            source = tl.load(slot_mapping + request * rows + row)
+            target = tl.load(slot_mapping + request * rows + place)
+            moved = (place <= accepted) & (source >= 0) & (target >= 0)
+            to = request * steps + place - 1
+            tl.store(from_slots + to, tl.where(moved, source, 0))
+            tl.store(to_slots + to, tl.where(moved, target, 0))
+        accepted += going_on.to(tl.int64)
+        going = going_on
+        row = following if chances is not None else tl.where(going_on, following, row)
+    tl.store(num_sampled + request, tl.where(live, accepted + 1, 0).to(tl.int32))
+
+
+class VerifyTreeOps(Launcher):
+    """The implementation of `specgraph_run.decoder.ops.verify_tree`."""
+
+    __slots__ = ()
+
+    def verify_tree(
+        self, target_logits: Tensor, tree: TreeNodes, start_positions: Tensor, positions: Tensor, slot_mapping: Tensor,
+        acceptance: Acceptance, sampled: Sampled, path: AcceptedPath,
+    ) -> None:  # fmt: skip
+        requests, depth = sampled.token_ids.shape
+        if requests == 0:
+            return
+        require_rows(sampled)
+        chosen = own_tokens(target_logits, acceptance, positions)
+        drafts, parents = (contiguous_rows(part) for part in tree)
+        rows = drafts.shape[1] + 1
+        self.launch(
+            path_kernel, (requests,),
+            chosen, drafts, parents, acceptance.chances, acceptance.seeds, start_positions.contiguous(), slot_mapping,
+            *sampled, *path, rows, depth - 1, drafts.stride(0), parents.stride(0), sampled.token_ids.stride(0),
+            ROWS=power_of_two(rows), num_warps=1,
+        )  # fmt: skip

@@ -1,0 +1,23 @@
+"""The ops of the decoder alone, declared as the draft ops are, and where their Triton kernels are."""
+
+from specgraph.ops.library import name_kernels
+from specgraph_run.decoder.ops.after_verify import count_tokens, emitted_logprobs, next_verify
+from specgraph_run.decoder.ops.ragged import RaggedRows, begin_ragged_rows
+from specgraph_run.decoder.ops.rejection import Acceptance, Sampled, accept_greedy, verify_drafts
+from specgraph_run.decoder.ops.tree_verify import AcceptedPath, verify_tree
+
+name_kernels("specgraph_run.decoder.kernels.implement:KERNELS")
+
+__all__ = [
+    "Acceptance",
+    "AcceptedPath",
+    "RaggedRows",
+    "Sampled",
+    "accept_greedy",
+    "begin_ragged_rows",
+    "count_tokens",
+    "emitted_logprobs",
+    "next_verify",
+    "verify_drafts",
+    "verify_tree",
+]

@@ -1,0 +1,103 @@
+"""Verifying a draft tree: its rows in the target's pass, and the accepted path.
+
+A request has N rows: its last token, the root, and N - 1 nodes, each after its parent. Row i has the i-th KV slot after
+the context whatever its depth; its position is that of its depth.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specgraph.buffers import Axes
+from specgraph.ops import noise
+from specgraph.ops.library import op
+from specgraph.ops.tree import TreeNodes
+from specgraph_run.decoder.ops.rejection import Acceptance, Sampled, accepted_by_chance, commit
+
+
+class AcceptedPath(NamedTuple):
+    """The rows of a target's pass that a verify accepted, and where their keys and values move."""
+
+    rows: Annotated[Tensor, Axes("path")]
+    """int64 [R * (S + 1)], written: the row of the pass at each place of the path; after its end the last accepted
+    one."""
+    from_slots: Annotated[Tensor, Axes("moves")]
+    """int64 [R * S], written: what `move_kv` takes. Slot 0 to slot 0 is no move."""
+    to_slots: Annotated[Tensor, Axes("moves")]
+    """int64 [R * S], written."""
+
+
+def own_tokens(target_logits: Tensor, acceptance: Acceptance, positions: Tensor) -> Tensor:
+    """Return the target's own token after each row, int64 [R * N]; arguments as in `verify_tree`."""
+    chosen = target_logits.argmax(dim=-1)
+    if acceptance.temperature is None:
+        return chosen
+    assert acceptance.seeds is not None
+    warm, seeds = acceptance.temperature[:, None, None], acceptance.seeds[:, None]
+    logits = target_logits.float().view(warm.shape[0], -1, target_logits.shape[-1])
+    keys = logits / torch.where(warm > 0, warm, 1.0)
+    keys = keys + noise.gumbel(seeds, positions.view(logits.shape[:2]) + 1, noise.RESAMPLE, logits.shape[-1])
+    return torch.where(warm[..., 0] > 0, keys.argmax(dim=-1), chosen.view(logits.shape[:2])).flatten()
+
+
+@op(writes=("sampled", "path"))
+def verify_tree(
+    target_logits: Tensor,
+    tree: TreeNodes,
+    start_positions: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    acceptance: Acceptance,
+    sampled: Sampled,
+    path: AcceptedPath,
+) -> None:
+    """Accept the path of the tree that the target's own tokens follow.
+
+    The target's own token of each row is the most likely one, or one draw from softmax(logits / temperature) with the
+    noise of the position that it decides. Drafts in a tree are chosen without randomness; for such siblings, following
+    that token accepts each with the probability that multi-round speculative sampling without replacement accepts it
+    with, and the output is what the target alone would sample.
+
+    With `chances`, float32 [S], the path has a length drawn by chance, whatever the tree is: place i is row N - S + i,
+    so that keys and values are moved as after a real verify.
+
+    Args:
+        target_logits: [R * N, vocab]; each row scores the token after it.
+        start_positions: int64 [R], as in `begin_rows`.
+        positions, slot_mapping: int64 [R * N], as `begin_rows` wrote them.
+        sampled: [R, S + 1].
+    """
+    requests, depth = sampled.token_ids.shape
+    rows = tree.token_ids.shape[1] + 1
+    live, place = start_positions >= 0, torch.arange(depth, device=start_positions.device)
+    chosen = own_tokens(target_logits, acceptance, positions).view(requests, rows)
+    if acceptance.chances is None:
+        local, accept = _followed_path(chosen, tree, live, depth)
+    else:
+        local = torch.where(place > 0, place + rows - depth, 0).expand(requests, depth)
+        accept = accepted_by_chance(acceptance.chances, acceptance.seeds, start_positions)
+    drafts = tree.token_ids.gather(1, (local[:, 1:] - 1).clamp(min=0))
+    commit(accept, chosen.gather(1, local), drafts, live, sampled)
+    path.rows.copy_((local + torch.arange(requests, device=chosen.device)[:, None] * rows).flatten())
+    slots = slot_mapping.view(requests, rows)
+    source, target = slots.gather(1, local[:, 1:]), slots[:, 1:depth]
+    moved = (place[1:] < sampled.num_sampled[:, None]) & (source >= 0) & (target >= 0)
+    path.from_slots.copy_(torch.where(moved, source, 0).flatten())
+    path.to_slots.copy_(torch.where(moved, target, 0).flatten())
+
+
+def _followed_path(chosen: Tensor, tree: TreeNodes, live: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    """Return the rows of a request that its own tokens lead through, int64 [R, depth], from row 0 on; and whether each
+    row after it is accepted, bool [R, depth - 1]."""
+    row, going = torch.zeros_like(chosen[:, :1]), live
+    path, accept = [row], [live[:, None][:, :0]]
+    for _ in range(depth - 1):
+        match = (tree.parents == row) & (tree.token_ids == chosen.gather(1, row))
+        going = going & match.any(dim=1)
+        row = torch.where(going[:, None], match.int().argmax(dim=1, keepdim=True) + 1, row)
+        path.append(row)
+        accept.append(going[:, None])
+    return torch.cat(path, dim=1), torch.cat(accept, dim=1)

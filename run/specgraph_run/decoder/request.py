@@ -1,0 +1,178 @@
+"""A generation request, its results, and the decoder's state of it while it runs."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, fields
+from typing import Literal
+
+from specgraph.errors import ConfigError
+from specgraph.validation import Count, Penalty, RepetitionPenalty, Share, Temperature, TopK, TopP, checked_fields
+from specgraph_run.options import check_temperature
+
+FinishReason = Literal["stop", "length", "refused", "cancelled", "failed"]
+
+NUMBERS = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+"""Sampling parameters of a request besides temperature, seed and logit_bias."""
+
+UNSUPPORTED: Mapping[str, str] = {
+    "num_beams": "beams are compared after each token, and a draft has one continuation",
+    "typical_p": "which tokens are kept depends on the entropy; use top_p or min_p",
+    "no_repeat_ngram_size": "it bans tokens by the last ones, which drafts change row by row; use penalties",
+    "bad_words_ids": "sequences of tokens cannot be banned; single tokens can, with logit_bias",
+    "guided_json": "grammars are not followed; constrain the output elsewhere",
+    "n": "a request has one sequence; TextGenerator.requests and text take n",
+    "best_of": "give the request several times with other seeds, and compare their logprobs",
+    "stop": "give stop strings to stream_text",
+    "skip_special_tokens": "a request is of tokens; stream_text and text take skip_special_tokens",
+}
+"""Parameters of servers that are not supported, and why or what to use."""
+
+
+@checked_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A prompt, and how to go on from it.
+
+    Raises:
+        ConfigError: the prompt is empty, a value is of another type, or a number is out of range.
+    """
+
+    prompt_token_ids: Sequence[int]
+    max_tokens: Count
+    """The largest number of tokens to generate."""
+    temperature: Temperature = 0.0
+    """0 is greedy; sampling needs at least MIN_TEMPERATURE."""
+    seed: int | None = None
+    """Sampling repeats for the same seed, whatever the batch, while rounds have the same K. `draft_schedule` and K
+    "auto" take K from the batch, "auto" from measured times too, and another K gives other tokens of the same
+    distribution: a token's place in a draft decides how it is drawn. Requests of one seed share their noise. None: the
+    decoder gives the request one that it gives to no other: -1, -2 ... in the order in which requests without a seed
+    come (data parallel ranks take turns), and tells in `Chunk.seed`. So they are independent, a request that comes
+    again gets another text, and the same program repeats. Fits in 64 bits, signed."""
+    stop_token_ids: Sequence[int] = ()
+    """Generation ends after one of these. Each fits in 64 bits, signed."""
+    top_k: TopK = 0
+    """Sample from this many most likely tokens; 0 for all. This and what follows needs a decoder with
+    `sampling_parameters`; `ops.adjust_logits` says in which order they apply."""
+    top_p: TopP = 1.0
+    """Sample from the fewest most likely tokens that together have this probability."""
+    min_p: Share = 0.0
+    """Sample from tokens that have at least this share of the largest probability."""
+    repetition_penalty: RepetitionPenalty = 1.0
+    """Divides positive logits, and multiplies negative ones, of tokens of the prompt and the output."""
+    presence_penalty: Penalty = 0.0
+    """Taken off the logits of tokens of the output."""
+    frequency_penalty: Penalty = 0.0
+    """Taken off the logit of a token for each time that it is in the output."""
+    logit_bias: Mapping[int, Penalty] = field(default_factory=dict[int, float])
+    """Token id -> what is added to its logit."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise ConfigError("the prompt has no tokens")
+        check_temperature(self.temperature)
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters besides temperature and seed that are not at their default, by name."""
+        defaults = {each.name: each.default for each in fields(self)}
+        given = {name: value for name in NUMBERS if (value := getattr(self, name)) != defaults[name]}
+        return {**given, "logit_bias": self.logit_bias} if self.logit_bias else given
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Tokens that one round added to one request."""
+
+    request: int
+    """The request: its id from `add`, or its index in the call of `stream`."""
+    token_ids: list[int]
+    num_accepted: int
+    """Draft tokens that the target accepted: the first of `token_ids`, and those that a stop token or the limit cut."""
+    finish_reason: FinishReason | None = None
+    message: str = ""
+    """The reason of a refusal or a failure, for a person."""
+    logprobs: list[float] = field(default_factory=list[float])
+    """One per token with `DecoderOptions.logprobs`, under the target's distribution before any parameter."""
+    seed: int | None = None
+    """The seed that the request is sampled with: its own, or the one that the decoder gave it. None for greedy ones."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """All tokens that were generated for one request."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    finish_reason: FinishReason | None = None
+    message: str = ""
+    logprobs: list[float] = field(default_factory=list[float])
+    """One per token, as in `Chunk`."""
+    seed: int | None = None
+    """The seed of `Chunk`: a request with it gets the same tokens again."""
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """An unfinished request."""
+
+    index: int
+    """Its id."""
+    request: Request
+    seed: int
+    """The request's, or the one that the decoder gave it."""
+    max_model_len: InitVar[int]
+    blocks: list[int] = field(default_factory=list[int])
+    """KV blocks; none while it waits."""
+    token_ids: array[int] = field(init=False)
+    """Prompt and output, int64: it grows faster than a list. The KV of the last token is not in the cache yet."""
+    limit: int = field(init=False)
+    """The length of `token_ids` at which it ends."""
+    row: int = 0
+    """Its row in the last round: where its draft tokens, block table, temperature and seed are."""
+
+    num_sampled: int = 0
+    """Tokens that its last round sampled, before they were cut."""
+
+    logprobs: list[float] = field(default_factory=list[float])
+    """Log-probabilities of those tokens; empty unless asked for."""
+
+    stops: frozenset[int] = field(init=False)
+    """Its stop tokens."""
+
+    def __post_init__(self, max_model_len: int) -> None:
+        self.stops = frozenset(self.request.stop_token_ids)
+        self.token_ids = array("q", list(self.request.prompt_token_ids))
+        self.limit = min(len(self.token_ids) + self.request.max_tokens, max_model_len)
+
+    @property
+    def sampled_with(self) -> int | None:
+        """The seed, as `Chunk.seed` gives it."""
+        return self.seed if self.request.temperature else None
+
+    @property
+    def num_left(self) -> int:
+        """The number of tokens that it may still give."""
+        return self.limit - len(self.token_ids)
+
+    @property
+    def position(self) -> int:
+        """The position of the last token: the first row of the next target pass."""
+        return len(self.token_ids) - 1
+
+    def add(self, tokens: list[int]) -> Chunk:
+        """Append the tokens that a round sampled (accepted drafts, then one of the target's own), cut at a stop token
+        or the limit; return the chunk of them.
+        """
+        ids, stops = self.token_ids, self.stops
+        ids.extend(tokens)
+        over = len(ids) - self.limit
+        if over < 0 and (not stops or stops.isdisjoint(tokens)):  # the usual case: nothing to cut
+            return Chunk(self.index, tokens, len(tokens) - 1, None, "", self.logprobs, self.sampled_with)
+        kept = len(tokens) - max(over, 0)
+        stop = next((i for i, token in enumerate(tokens[:kept]) if token in stops), None)
+        reason: FinishReason = "length" if stop is None else "stop"
+        kept = kept if stop is None else stop + 1
+        del ids[len(ids) - len(tokens) + kept :]
+        return Chunk(self.index, tokens[:kept], len(tokens) - 1, reason, "", self.logprobs[:kept], self.sampled_with)

@@ -1,0 +1,96 @@
+"""Times of rounds for each captured size and K, measured once after the capture (`-k auto`)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from specgraph.attention import NULL_BLOCK
+from specgraph.config import DraftConfig
+from specgraph.device import Platform
+from specgraph.draft import Drafter
+from specgraph_run.decoder.round_steps import HostState, RoundSteps
+from specgraph_run.decoder.target import TargetRunner
+from specgraph_run.options import RoundTimes
+
+CONTEXT = 1024
+"""Tokens of context that each request has while rounds are timed; half of max_model_len where that is less, or as much
+as leaves room for the timed rounds."""
+
+_STRETCHES, _ROUNDS = 3, 4
+
+
+def measure_round_times(steps: RoundSteps, drafter: Drafter) -> RoundTimes:
+    """Run rounds of random tokens at every captured size and K, and time them by the host's clock.
+
+    Target and drafter must be idle: the KV caches are written, and zeroed at the end.
+
+    Returns:
+        Microseconds of one round, the median of some stretches: {requests: {K: time}}.
+    """
+    times: dict[int, dict[int, float]] = {}
+    target = steps.target
+    for size in target.config.sizes:
+        times[size] = {}
+        for k in target.config.k_candidates or ():
+            _make_live(target, size)
+            times[size][k] = _time(target.platform, _rounds(steps, size, k))
+    memory = target.round
+    memory.start_positions.fill_(-1)
+    memory.num_sampled.zero_()
+    memory.block_table.fill_(NULL_BLOCK)
+    for cache in (*target.caches, *drafter.caches):
+        cache.key.zero_()
+        cache.value.zero_()
+    return times
+
+
+def _start(config: DraftConfig) -> int:
+    behind = config.max_model_len - _ROUNDS * config.query_len - 1
+    return max(0, min(CONTEXT, config.max_model_len // 2, behind))
+
+
+def _make_live(target: TargetRunner, size: int) -> None:
+    """Give each of `size` requests blocks and sampled tokens; they share blocks where there are too few."""
+    memory, config = target.round, target.config
+    blocks = target.caches[0].key.shape[0] - 1
+    tokens = _start(config) + (_ROUNDS + 1) * config.query_len
+    columns = min(-(-tokens // config.block_size), memory.block_table.shape[1])
+    table = torch.arange(size * columns, dtype=torch.int32).view(size, columns) % blocks + 1
+    memory.block_table[:size, :columns].copy_(table)
+    sampled, g = memory.sampled_token_ids, torch.Generator().manual_seed(0)
+    sampled.copy_(torch.randint(0, target.model.vocab_size, tuple(sampled.shape), generator=g))
+
+
+def _rounds(steps: RoundSteps, size: int, k: int) -> Callable[[], None]:
+    """Return a function that launches rounds, for requests that have just sampled one token."""
+    memory, ready = steps.target.round, steps.find(size, k + 1, k)
+
+    def run() -> None:
+        memory.num_sampled[:size].fill_(1)
+        memory.sampled_token_ids.clamp_(min=0)  # -1 where a request was inert
+        memory.start_positions[:size].fill_(_start(steps.target.config))
+        for _ in range(_ROUNDS):
+            host = None
+            if steps.target.attention.host_parameters:
+                host = HostState(memory.start_positions[:size].tolist(), memory.num_sampled[:size].tolist())
+            for step in ready.steps:
+                step(host)
+
+    return run
+
+
+def _time(platform: Platform, run: Callable[[], None]) -> float:
+    """Return the median microseconds of a round, over stretches of some rounds."""
+    run()
+    platform.synchronize()
+    seconds: list[float] = []
+    for _ in range(_STRETCHES):
+        begin = time.perf_counter()
+        run()
+        platform.synchronize()
+        seconds.append((time.perf_counter() - begin) / _ROUNDS)
+    return statistics.median(seconds) * 1e6

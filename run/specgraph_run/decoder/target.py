@@ -1,0 +1,114 @@
+"""The target on a platform: its verify and prefill passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from specgraph_models.target import Target
+from torch import Tensor
+
+from specgraph.attention import AttentionBackend, KVCache
+from specgraph.capture import (
+    MakeAttend,
+    ModelRunner,
+    Pass,
+    PrefillBuffers,
+    PrefillProgram,
+    allocate_prefill,
+)
+from specgraph.config import DraftConfig
+from specgraph.device import Platform
+from specgraph.draft import Drafter, SamplingBuffers, allocate_round
+from specgraph_run.decoder.verify import VerifyProgram
+from specgraph_run.decoder.verify_rows import VerifyRows
+from specgraph_run.options import DecoderOptions
+
+
+class TargetRunner(ModelRunner):
+    """Runs a target: verify passes and prefill passes. The KV caches belong to the caller."""
+
+    def __init__(
+        self,
+        target: Target,
+        caches: Sequence[KVCache],
+        platform: Platform,
+        config: DraftConfig,
+        options: DecoderOptions,
+        *,
+        attention: AttentionBackend,
+        query_len: int,
+        drafter: Drafter | None,
+        sampling: SamplingBuffers | None,
+    ) -> None:
+        """
+        Args:
+            query_len: without a drafter, rows per request of a verify.
+            drafter: whose drafts are verified, and whose memory the results go to: tokens, counts and hidden states
+                of verify passes, hidden states of prefill passes. Positions, block tables, temperatures and
+                seeds are shared with it.
+            sampling: without a drafter, see `RoundBuffers.sampling`.
+        """
+        super().__init__(target, caches, platform, config, attention)
+        self.model, self.config, self.options = target, config, options
+        if drafter is None:
+            lens = (query_len,)
+            self.round = allocate_round(config, lens, 0, target.dtype, platform.device, sampling)
+        else:
+            self.round, lens = drafter.round, config.chain_lens
+        if options.logprobs:
+            tokens = self.round.sampled_token_ids
+            self.round = replace(self.round, logprobs=torch.zeros_like(tokens, dtype=torch.float32))
+        given = target, self.stack, config, options
+        self.verify_programs: dict[bool, VerifyProgram] = {}
+        """The verifies of chains, of trees, or both, by whether they are of trees."""
+        if lens:
+            self.verify_programs[False] = VerifyProgram(*given, lens, drafter, self.round)
+        if config.tree is not None and drafter is not None:
+            tree = config.tree
+            self.verify_programs[True] = VerifyProgram(*given, (tree.num_steps + 1,), drafter, self.round, tree)
+        self.verify_program = next(iter(self.verify_programs.values()))
+        shared = None if drafter is None else drafter.prefill_buffers.aux_hidden
+        buffers = allocate_prefill(config, 0, target.dtype, platform.device, aux_hidden=shared)
+        self.prompt_logits = torch.zeros(1, target.vocab_size, dtype=target.dtype, device=platform.device)
+        """[1, vocab]: logits of the last row of the last prefill pass."""
+        self._prefill = PrefillProgram(
+            buffers=buffers, config=config, forward=partial(_prefill_rows, self.verify_program, self.prompt_logits)
+        )
+        self.programs += [self._prefill, *self.verify_programs.values()]
+
+    def read_set(self) -> dict[str, Tensor]:
+        """Return every persistent tensor that a target graph may touch, by name."""
+        return super().read_set() | {"prefill.logits": self.prompt_logits}
+
+    def verify(self, ready: Pass, start_positions: Sequence[int] = ()) -> None:
+        """Run a pass over the rows in the buffers; results are in `round` until the next pass.
+
+        A request of a negative position there is inert: its `num_sampled` becomes 0. start_positions, of the last
+        tokens, are for attention with host parameters.
+        """
+        plan = VerifyRows.of(ready.batch.query_len, self.config.limits)
+        self.run(ready, lambda step: plan.host_lengths(start_positions, ready.batch.num_requests))
+
+    def prefill(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0) -> None:
+        """Run a chunk of one request's prompt: write its KV, its hidden states for the drafter, and `prompt_logits`.
+
+        Args:
+            token_ids: consecutive prompt tokens, at most the largest prefill size.
+            first_position: the position of the first of them.
+            blocks: the request's KV blocks, from position 0 on.
+            at_least: rows that the pass is padded for at least; without tokens it writes nothing.
+
+        Raises:
+            CapacityError: more tokens than the largest prefill size; nothing was run.
+        """
+        self._prefill.run(self, token_ids, first_position, blocks, at_least)
+
+
+def _prefill_rows(program: VerifyProgram, logits: Tensor, b: PrefillBuffers, make_attend: MakeAttend) -> None:
+    out = program.target.forward(b.token_ids, make_attend(b.metadata, 0), program.aux_layers)
+    if b.aux_hidden.shape[1]:
+        b.aux_hidden.copy_(program.drafter_hidden(out))
+    logits.copy_(program.target.logits(out.hidden[b.last_row]))

@@ -1,0 +1,257 @@
+"""Options of loading and running a pair, each declared once: `load_generator` and the commands take them from here.
+
+The three that may be left open in `EngineOptions` (num_speculative_tokens, max_model_len, block_size) are fields of
+`DraftConfig` too: there they are the numbers that were settled on.
+
+Importing this module does not import torch, so that `specgraph --help` is fast.
+"""
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from specgraph.config import DraftCount, DraftOptions, DraftTree, KVCacheDtype, check_layout, check_ngrams, option
+from specgraph.device.names import DTYPES, DType, dtype_named
+from specgraph.errors import ConfigError
+from specgraph.validation import (
+    Count,
+    Gone,
+    ModelLen,
+    NgramTokens,
+    Positive,
+    Range,
+    Requests,
+    Share,
+    Tokens,
+    checked,
+    checked_fields,
+)
+
+NGRAM = Path("ngram")
+"""Takes the place of a drafter's folder, and stands for `NgramHead`, which has none."""
+Fp8Weights = Literal["dequantise", "keep"]
+StoredWeights = Literal["plain", "fp8", "fp8-blocks"]
+"""The storage of a random head's matrices: in its dtype; as FP8 with a scale per row; or with a scale per row and 128
+columns. Embedding and lm_head are never FP8, as in checkpoints."""
+DrafterShape = Literal[
+    "eagle3-tiny-python", "eagle3-tiny-128", "eagle3-llama3-8b", "eagle3-qwen3-8b", "eagle3-llama3-70b",
+    "eagle1-llama3-8b", "mtp-7b", "mtp-glm-4.5-air", "dflash-qwen3-8b", "dspark-qwen3-8b", "dflash2-qwen3-8b",
+    "domino-qwen3-8b",
+]  # fmt: skip
+"""The shapes of drafters with random weights, `specgraph_run.tools.shapes.SHAPES`."""
+RandomTarget = Literal["llama3-8b", "qwen3-8b", "tiny-python"]
+"""Targets with random weights, `specgraph_run.tools.rounds.TARGETS`."""
+BlockCount = Annotated[int, Range(2, (1 << 31) - 1)]
+RoundsAhead = Annotated[int, Range(0, 1)]
+VerifiedDrafts = Annotated[
+    Positive | None,
+    Gone("auto", "no run on a GPU showed that choosing the number pays; give the number, such as 2.5, or leave it out"),
+]
+RoundTimes = Mapping[Requests, Mapping[DraftCount, Positive]]
+"""Microseconds of one round (verify of K drafts and propose of K): {padded requests: {K: time}}."""
+
+
+def _whole_or_auto(text: str) -> int | Literal["auto"]:
+    try:
+        return "auto" if text == "auto" else int(text)
+    except ValueError:
+        raise ValueError("give a whole number, or auto") from None
+
+
+def _number(text: str) -> float | str:
+    """Return the number; a text that is none is refused with the field's own message."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _times(text: str) -> dict[int, dict[int, float]]:
+    try:
+        table = json.loads(Path(text).read_text(encoding="utf-8"))
+        table = table.get("round_times", table)
+        return {int(size): {int(k): float(time) for k, time in times.items()} for size, times in table.items()}
+    except OSError as error:
+        raise ValueError(f"the file can't be read: {error.strerror}") from None
+    except (ValueError, AttributeError, TypeError):
+        raise ValueError("the file is no JSON object {requests: {K: microseconds}}") from None
+
+
+def parse_acceptance(text: str) -> float | tuple[float, ...]:
+    """Return `synthetic_acceptance` as the commands write it; ValueError if it is not that."""
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError("give a rate (0.7), or one share per position (0.8,0.6,0.5)") from None
+    return shares[0] if len(shares) == 1 else shares
+
+
+@checked_fields
+@dataclass(frozen=True, kw_only=True)
+class DecoderOptions:
+    """Choices of a decoder that a drafter alone does not have.
+
+    Raises:
+        ConfigError: a number is out of range, or an option has no such value.
+    """
+
+    num_blocks: BlockCount | None = option(
+        None, "KV blocks of each cache, one of them the null block. Default: what the batch needs and memory allows."
+    )
+    """A `SpeculativeDecoder` without it has enough for the largest batch."""
+    kv_cache_dtype: KVCacheDtype = option(
+        "auto", "KV caches: auto (the model's dtype) or fp8 (e4m3, half the memory of bfloat16; not lossless)."
+    )
+    """Its scales are 1. `load_generator` refuses folders that have others, which `load_target` ignores."""
+    rounds_ahead: RoundsAhead = option(1, "Rounds launched before the last one's tokens are read, 0 or 1.")
+    """Attention with host parameters takes 0, because it needs the accepted counts."""
+    synthetic_acceptance: Share | Sequence[Share] | None = option(
+        None,
+        "For speed tests; the text is not the target's then: accept drafts by chance, one rate or a share per place.",
+        parse=parse_acceptance,
+    )
+    """A number is the chance that a draft token is accepted when all before it are; a list gives, for each of the K
+    positions, the share of drafts accepted there."""
+    round_times: RoundTimes | None = option(
+        None,
+        "With -k auto: a JSON file with the times to choose by, {requests: {K: microseconds}}, or a report of explain. "
+        "Default: measured.",
+        parse=_times,
+    )
+    """The choice of K by a given table follows from nothing but the tokens."""
+    verified_drafts: VerifiedDrafts = option(
+        None,
+        "Draft tokens that a verify takes per request on average: those likeliest accepted, by the drafter's "
+        "confidence; below K. Default: all.",
+        parse=_number,
+    )
+    """Needs a drafter with confidence (DSpark), and attention with device lengths."""
+    sampling_parameters: bool = option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
+    logprobs: bool = option(False, "Give the log-probability of each generated token.")
+    """It is under the target's own distribution, before all parameters."""
+
+    def __post_init__(self) -> None:
+        for name in ("sampling_parameters", "logprobs"):
+            if getattr(self, name) and self.synthetic_acceptance is not None:
+                raise ConfigError(
+                    f"{name} is about the target's tokens, and with synthetic_acceptance the output is not the "
+                    f"target's: leave out one of the two"
+                )
+
+
+@checked_fields
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(DecoderOptions, DraftOptions):
+    """Options of loading, capturing and running a pair. Each field is a keyword argument of `load_generator`.
+
+    Raises:
+        ConfigError: an option has no such value; those that contradict each other are refused where they are used,
+            before any device work.
+    """
+
+    num_speculative_tokens: DraftCount | Literal["auto"] = option(
+        5,
+        "Draft tokens per propose, K; auto follows acceptance.",
+        "-k",
+        "--num-speculative-tokens",
+        parse=_whole_or_auto,
+    )
+    num_modules: Count | None = option(None, "MTP modules to use; 1 reuses the first at every step. Default: all.")
+    prompt_lookup_max: NgramTokens = option(5, "Draft ngram: tokens of the longest n-gram that is looked for.")
+    prompt_lookup_min: NgramTokens = option(1, "Draft ngram: tokens of the shortest n-gram that is looked for.")
+    speculative_num_steps: Count | None = option(
+        None,
+        "Draft trees instead of chains: steps, the depth of the tree. Give all three --speculative options; with "
+        "--draft-schedule, trees are for the batches that it says.",
+    )
+    speculative_eagle_topk: Count | None = option(
+        None, "Draft trees: tokens that follow each node, and nodes that each step expands."
+    )
+    speculative_num_draft_tokens: Count | None = option(
+        None, "Draft trees: rows per request in a verify, the last token and the best nodes of the tree."
+    )
+    max_model_len: ModelLen | None = option(
+        None, "Tokens of the longest request, prompt and output together. Default: the target's maximum."
+    )
+    block_size: Tokens | None = option(None, "Tokens per KV block. Default: what the attention prefers.")
+    kv_memory: Positive | None = option(None, "GiB for all KV caches together. Default: by --memory-fraction.")
+    memory_fraction: Annotated[float, Range(1e-9, 1)] = option(
+        0.9, "Share of the memory free after loading that the KV caches may take."
+    )
+    attention: str = option(
+        "auto", "Where attention reads sequence lengths from (device or host), or a backend's own attention by name."
+    )
+    dtype: DType = option(
+        None,
+        "Of weights and activations: float32, float16 or bfloat16. Default: the target's; on cpu float32, or "
+        "bfloat16 for a bfloat16 target where the CPU multiplies it.",
+        parse=str,
+    )
+    fp8_weights: Fp8Weights = option(
+        "dequantise", "Matrices stored as FP8: dequantise them at load, or keep them: half the memory of bfloat16."
+    )
+    tensor_parallel: Count = option(1, "Ranks that split the target's and the drafter's matrices; start with torchrun.")
+    draft_tensor_parallel: Count | None = option(
+        None, "Ranks that split the drafter: as the target's by default, or 1 for a whole drafter on every rank."
+    )
+    data_parallel: Count = option(
+        1, "Groups of ranks with requests of their own that share the experts; with --enable-expert-parallel."
+    )
+    enable_expert_parallel: bool = option(
+        False, "Deal the experts of a mixture out to the ranks, whole, instead of splitting each like other matrices."
+    )
+    decode_context_parallel: Count = option(
+        1, "Tensor parallel ranks that each keep a part of every request's KV; a divisor of --tensor-parallel."
+    )
+    rank_timeout: Positive = option(600.0, "Seconds that a rank waits for another before all end with an error.")
+
+    def __post_init__(self) -> None:
+        DecoderOptions.__post_init__(self)
+        if self.dtype is not None and not (isinstance(self.dtype, str) and self.dtype in DTYPES):
+            dtype_named(self.dtype)  # not asked of a name: torch takes long to import
+        check_ngrams(self.prompt_lookup_max, self.prompt_lookup_min)
+        size, draft = self.tensor_parallel, self.draft_tensor_parallel
+        check_layout(size, self.data_parallel, self.enable_expert_parallel, self.decode_context_parallel)
+        if draft not in (None, 1, size):
+            raise ConfigError(
+                f"tensor_parallel {size}, draft_tensor_parallel {draft}: the target is split over 1 or more ranks, the "
+                "drafter over as many or over 1"
+            )
+        if self.k_candidates is not None and self.num_speculative_tokens != "auto":
+            raise ConfigError("k_candidates are for num_speculative_tokens='auto' (-k auto)")
+        _ = self.draft_tree
+
+    @property
+    def draft_tree(self) -> DraftTree | None:
+        """Return the draft trees asked for, None for chains; ConfigError for numbers missing or out of range."""
+        names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+        given: dict[str, int | None] = {name: getattr(self, name) for name in names}
+        missing = [name for name, value in given.items() if value is None]
+        if len(missing) == len(names):
+            return None
+        if missing:
+            raise ConfigError(f"a draft tree needs {', '.join(names)}; missing: {', '.join(missing)}")
+        steps, top_k, tokens = (int(value) for value in given.values() if value is not None)
+        return DraftTree(num_steps=steps, top_k=top_k, num_draft_tokens=tokens)
+
+
+MIN_TEMPERATURE = 1e-5
+"""Below it logits / temperature may leave float32, and the distribution is one-hot anyway."""
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise ConfigError for a temperature above 0 and below MIN_TEMPERATURE: logits can't be divided by it."""
+    if 0 < temperature < MIN_TEMPERATURE:
+        raise ConfigError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {temperature}")
+
+
+@checked
+def check_num_sequences(n: Requests, temperature: float) -> None:
+    """Raise ConfigError for less than 1 sequence per prompt, or more than 1 at temperature 0."""
+    if n > 1 and temperature == 0:
+        raise ConfigError(f"n {n} needs a temperature above 0: greedy sequences of one prompt are all the same")
