@@ -174,7 +174,7 @@ def to_its_end(_: World, stream: Callable[..., Any]) -> Callable[..., Any]:
     return lambda **kw: list(islice(stream(**kw), 99))
 
 
-def engine_calls(thing: str) -> list[Call]:
+def decoder_calls(thing: str) -> list[Call]:
     def added(world: World, add: Callable[..., int]) -> Callable[..., None]:
         return lambda request: world.finish(getattr(world, thing), add(request))
 
@@ -276,7 +276,7 @@ def attended(world: World) -> dict[str, Any]:
     layer, metadata = world.head.attention_layers[0], world.drafter.buffers.first.sliced(1, 3)
     query = torch.ones(3, layer.num_heads, layer.head_dim)
     key = torch.ones(3, layer.num_kv_heads, layer.head_dim)
-    context = attention.StepContext(metadata)
+    context = attention.ForwardContext(metadata)
     return {"layer": layer, "query": query, "key": key, "value": key, "cache": world.other_cache, "context": context}
 
 
@@ -298,7 +298,7 @@ CALLS = [
     call("DraftTree", valid=lambda w: {"num_steps": 3, "top_k": 2, "num_draft_tokens": 4}),
     call("DraftConfig", "none", valid=lambda w: RUNNER),
     call("DecoderOptions", "none", valid=lambda w: DECODER),
-    call("EngineOptions", "none", "dtype", valid=lambda w: {
+    call("GeneratorOptions", "none", "dtype", valid=lambda w: {
         **RUNNER, **DECODER, "kv_memory": 10.0, "memory_fraction": 0.5, "attention": "auto", "dtype": "float32",
         "tensor_parallel": 1, "data_parallel": 1, "enable_expert_parallel": False, "rank_timeout": 5.0}),
     call("open_platform", "none", valid=lambda w: {"name": "cpu"}),
@@ -328,8 +328,8 @@ CALLS = [
     call("SpeculativeDecoder", "none", use=closed_again, valid=lambda w: {
         "target": w.target, "head": w.head, "platform": w.platform, "config": w.decoder_config,
         "options": w.decoder_options, "query_len": None, "attention": None, "layout": None}),
-    *engine_calls("decoder"),
-    *engine_calls("generator"),
+    *decoder_calls("decoder"),
+    *decoder_calls("generator"),
     call("decoder.check", valid=lambda w: {"request": w.request}),
     call("decoder.generate request", "none", use=lambda w, generate: lambda **kw: generate([w.request, Request(**kw)]),
          valid=lambda w: {**w.ask, **SAMPLING, "stop_token_ids": [5], "top_k": 4, "logit_bias": {3: 1.0}}),
@@ -369,12 +369,12 @@ CALLS = [
              "token_ids": torch.zeros(2, 3).long(), "probs": torch.ones(2, 3, 5), "parents": torch.zeros(2, 3).long(),
              "confidence": torch.ones(2, 3), "dispatch": w.drafter.dispatch(1)}),
     call("BoundTensors", use=lambda w, make: lambda **kw: make(**kw).sliced(1, 3), valid=lambda w: {
-        "number": 1, "tensors": sg.ProposeBatch(**w.largest_round()), "memory": w.drafter.round,
+        "number": 1, "tensors": sg.ProposeBatch(**w.largest_round()), "memory": w.drafter.shared,
         "config": w.draft_config}),
     call("BoundTensors fields", use=lambda w, make: lambda **kw: make(
-        1, sg.ProposeBatch(**kw), w.drafter.round, w.draft_config), valid=lambda w: w.largest_round()),
+        1, sg.ProposeBatch(**kw), w.drafter.shared, w.draft_config), valid=lambda w: w.largest_round()),
     call("BoundTensors sliced", use=lambda w, make: make(
-        1, sg.ProposeBatch(**w.largest_round()), w.drafter.round, w.draft_config).sliced,
+        1, sg.ProposeBatch(**w.largest_round()), w.drafter.shared, w.draft_config).sliced,
         valid=lambda w: {"num_requests": 1, "query_len": 3}),
     call("ProposeBatch join", use=lambda w, make: lambda **kw: make(**kw).join(0, torch.tensor(3), w.aux[0]),
          valid=lambda w: w.round()),

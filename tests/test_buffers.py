@@ -88,7 +88,7 @@ def test_the_records_are_found():
         "DraftBuffers",
         "PrefillBuffers",
         "ProposeBatch",
-        "RoundBuffers",
+        "SharedBuffers",
         "VerifyBuffers",
     } <= names
 

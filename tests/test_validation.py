@@ -14,7 +14,7 @@ import torch
 from specgraph_models import eagle_head_from_module, load_drafter, load_target
 from specgraph_models.checkpoints import target_shape
 from specgraph_models.checkpoints.tokenizer import Tokenizer
-from specgraph_run import EngineOptions, load_generator, shipped_pair
+from specgraph_run import GeneratorOptions, load_generator, shipped_pair
 from specgraph_run.cli.load import check_processes
 from specgraph_run.decoder import Request, SpeculativeDecoder
 from torch import Tensor
@@ -73,7 +73,7 @@ def config(**change: object) -> DraftConfig:
         (lambda: config(num_speculative_tokens=99), "num_speculative_tokens must be at most 63, got 99"),
         (lambda: config(debug=1), "debug must be True or False, got 1"),
         (lambda: DraftTree(num_steps=1.5, top_k=2, num_draft_tokens=3), "num_steps must be an integer, got 1.5"),
-        (lambda: EngineOptions(block_size=0), "block_size must be at least 1, got 0"),
+        (lambda: GeneratorOptions(block_size=0), "block_size must be at least 1, got 0"),
         (lambda: load_generator(num_blocks=10**30), "num_blocks must be at most 2147483647"),
         (lambda: load_generator(max_num_requests=10**30), "max_num_requests must be at most 65536"),
         (lambda: load_generator(speculate=1), "speculate must be True or False"),
@@ -90,7 +90,7 @@ def config(**change: object) -> DraftConfig:
         (lambda: join_ranks("cpu", 1), "device must be a device, got 'cpu'"),
         (lambda: Drafter(None, [], open_platform("cpu"), config()), "head must be a Head, got None"),
         (lambda: SpeculativeDecoder(None, None, open_platform("cpu"), None), "target must be a Target, got None"),
-        (lambda: EngineOptions(dtype={"a": 1}), "unknown dtype a dict; there are float32, float16, bfloat16"),
+        (lambda: GeneratorOptions(dtype={"a": 1}), "unknown dtype a dict; there are float32, float16, bfloat16"),
         (lambda: load_generator(draft="nowhere", speculate=False), "give both the target's and the drafter's folder"),
         (lambda: load_generator(dtype=3), r"unknown dtype 3 \(int\); there are float32, float16, bfloat16"),
     ],
@@ -107,7 +107,7 @@ def test_refused(call, message):
     ("variable", "call"),
     [
         ("LOCAL_RANK", lambda: open_platform("cpu")),
-        ("WORLD_SIZE", lambda: check_processes(EngineOptions())),
+        ("WORLD_SIZE", lambda: check_processes(GeneratorOptions())),
         ("WORLD_SIZE", lambda: join_ranks(torch.device("cpu"), 2)),
         ("RANK", lambda: join_ranks(torch.device("cpu"), 2)),
         ("MASTER_PORT", lambda: join_ranks(torch.device("cpu"), 2)),
@@ -349,7 +349,7 @@ def test_a_call_that_an_interrupt_ended_before_it_could_say_so_refuses_nobody():
 
 def test_a_config_keeps_its_own_copy():
     sizes, times = [16], {1: {2: 5.0}}
-    made, options = config(prefill_sizes=sizes), EngineOptions(round_times=times)
+    made, options = config(prefill_sizes=sizes), GeneratorOptions(round_times=times)
     sizes[:], times[1] = ["x"], {2: "x"}
     assert list(made.prefill_sizes) == [16]
     assert options.round_times == {1: {2: 5.0}}

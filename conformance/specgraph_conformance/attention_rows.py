@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from specgraph import ops
-from specgraph.attention import NULL_SLOT, AttentionLayer, AttentionMetadata, StepContext
+from specgraph.attention import NULL_SLOT, AttentionLayer, AttentionMetadata, ForwardContext
 from specgraph.device import Platform
 from specgraph.errors import UnsupportedError
 from specgraph.ops import DeviceLengths, HostLengths, KVCache, Mask, NewRows
@@ -234,7 +234,7 @@ def attention_of(platform: Platform, attention: str, rows: Rows) -> Attend:
         layer = AttentionLayer(*rows.heads, query.shape[2], scale, rotary, mask.causal, window, mask.sinks)
         seq_lens, starts, query_len = lengths
         metadata = AttentionMetadata(starts, seq_lens, positions, slots, table, query_len)
-        context = StepContext(metadata, 0, rows.host_lengths if backend.host_parameters else None)
+        context = ForwardContext(metadata, 0, rows.host_lengths if backend.host_parameters else None)
         try:
             return backend.forward(layer, 0, query, key, value, cache, context)
         except UnsupportedError as error:

@@ -12,7 +12,7 @@ from specgraph.draft import DraftConfig, DraftTokens
 from torch import Tensor
 
 from specgraph_conformance.draft_oracles import dense_draft
-from specgraph_conformance.draft_rig import DraftRig, HostBatch, Round, fit_attention, make_batches, with_blocks
+from specgraph_conformance.draft_rig import DraftRig, HostBatch, HostDrafts, fit_attention, make_batches, with_blocks
 from specgraph_conformance.oracles import gather_request
 from specgraph_conformance.rig import expect_close, expect_equal, on_host
 from specgraph_conformance.tiny_models import Head, make_head
@@ -24,7 +24,7 @@ CAPTURED = [name for name in LOWERINGS if name != "eager"]
 BATCHES = (9, 1, 3, 9, 2)
 """Requests per round: shrinking and growing, at captured sizes and padded to them."""
 
-Rounds = tuple[list[Round], list[tuple[Tensor, Tensor]]]
+Rounds = tuple[list[HostDrafts], list[tuple[Tensor, Tensor]]]
 """The results of each round, and the KV caches after the last."""
 
 
@@ -54,7 +54,7 @@ def float64_head(made: DraftRig, kind: str) -> Head:
 
 def run(made: DraftRig, batches: Sequence[HostBatch]) -> Rounds:
     """All rounds and the caches after them; the rig is closed."""
-    rounds = [made.round(batch) for batch in batches]
+    rounds = [made.propose_to_host(batch) for batch in batches]
     caches = made.host_caches()
     made.close()
     return rounds, caches

@@ -163,7 +163,7 @@ def random_caches(head: Head, config: DraftConfig, device: torch.device, seed: i
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class HostDrafts:
     """The results of one propose, in host memory."""
 
     token_ids: Tensor
@@ -253,7 +253,7 @@ class DraftRig:
         prompt = tokens if self.drafter.position_offset else [0, *tokens]
         self.drafter.prefill(prompt, positions, blocks, aux_hidden)
 
-    def round(self, batch: HostBatch, **options: Any) -> Round:
+    def propose_to_host(self, batch: HostBatch, **options: Any) -> HostDrafts:
         """Draft for one round and bring what it left to the host."""
         drafts = self.propose(batch, **options)
         probs = None if drafts.probs is None else on_host(drafts.probs)
@@ -262,7 +262,7 @@ class DraftRig:
         if carried is not None:
             rows = carried.shape[0] // self.config.max_num_requests
             hidden = on_host(carried[: batch.num_requests * rows])
-        return Round(on_host(drafts.token_ids), probs, hidden, drafts.dispatch.captured)
+        return HostDrafts(on_host(drafts.token_ids), probs, hidden, drafts.dispatch.captured)
 
     def past_rows(self, blocks: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
         """Return what a drafter with several modules kept of the positions before `start` that it computes again, up

@@ -78,8 +78,8 @@ def _compare_lowerings(
 def _expect_repeatable(made: DraftRig, seed: int) -> None:
     """The same round twice gives the same drafts: nothing of the first is left in the head."""
     (batch,) = make_batches(made.config, made.head.aux_size, seed + 2, [2])
-    first = made.round(batch)
-    expect_equal(made.round(batch).token_ids, first.token_ids, "the drafts of a round that is repeated")
+    first = made.propose_to_host(batch)
+    expect_equal(made.propose_to_host(batch).token_ids, first.token_ids, "the drafts of a round that is repeated")
 
 
 __all__ = ["VOCAB", "MakeHead", "check_head"]

@@ -11,10 +11,10 @@ from specgraph.attention import (
     AttentionBackend,
     AttentionLayer,
     AttentionMetadata,
+    ForwardContext,
     HostLengths,
     KVCache,
     PagedHostAttention,
-    StepContext,
 )
 from specgraph.attention.metadata import allocate_metadata
 from specgraph.capture import UpdatePlan
@@ -95,7 +95,7 @@ class Tasks:
     def _run(self, lengths: dict[int, HostLengths], updates: UpdatePlan | None) -> None:
         for step in range(self.steps):
             for index, cache in enumerate(self.caches):
-                context = StepContext(self.metadata, step, lengths[step], updates)
+                context = ForwardContext(self.metadata, step, lengths[step], updates)
                 rows = self.attention.forward(self.layer, index, self.query, self.key, self.key, cache, context)
                 self.out[step, index].copy_(rows)
 

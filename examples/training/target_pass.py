@@ -15,7 +15,7 @@ from specgraph_models import load_target
 from specgraph_run import load_generator
 
 from specgraph import PagedAttention, Platform, allocate_caches, open_platform
-from specgraph.attention import AttentionMetadata, StepContext
+from specgraph.attention import AttentionMetadata, ForwardContext
 
 BLOCK = 16
 """Tokens of a KV block."""
@@ -140,7 +140,7 @@ class TargetPass:
             positions=rows.repeat(texts), slot_mapping=(table[:, :1] * BLOCK + rows).flatten(),
             block_table=table.int(), query_len=length,
         )  # fmt: skip
-        attention, shapes, context = PagedAttention(), self.model.attention_layers, StepContext(metadata)
+        attention, shapes, context = PagedAttention(), self.model.attention_layers, ForwardContext(metadata)
 
         def attend(index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             return attention.forward(shapes[index], index, query, key, value, self._cache, context)

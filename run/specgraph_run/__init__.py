@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specgraph_run.decoder import SpeculativeDecoder
-    from specgraph_run.options import EngineOptions
+    from specgraph_run.options import GeneratorOptions
     from specgraph_run.text import TextGenerator, load_generator, shipped_pair
 else:
 
@@ -20,11 +20,11 @@ else:
 
 
 _PLACES = {
-    "EngineOptions": "specgraph_run.options",
+    "GeneratorOptions": "specgraph_run.options",
     "SpeculativeDecoder": "specgraph_run.decoder",
     "TextGenerator": "specgraph_run.text",
     "load_generator": "specgraph_run.text",
     "shipped_pair": "specgraph_run.text",
 }
 
-__all__ = ["EngineOptions", "SpeculativeDecoder", "TextGenerator", "load_generator", "shipped_pair"]
+__all__ = ["GeneratorOptions", "SpeculativeDecoder", "TextGenerator", "load_generator", "shipped_pair"]

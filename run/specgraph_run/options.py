@@ -1,6 +1,6 @@
 """Options of loading and running a pair, each declared once: `load_generator` and the commands take them from here.
 
-The three that may be left open in `EngineOptions` (num_speculative_tokens, max_model_len, block_size) are fields of
+The three that may be left open in `GeneratorOptions` (num_speculative_tokens, max_model_len, block_size) are fields of
 `DraftConfig` too: there they are the numbers that were settled on.
 
 Importing this module does not import torch, so that `specgraph --help` is fast.
@@ -146,7 +146,7 @@ class DecoderOptions:
 
 @checked_fields
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(DecoderOptions, DraftOptions):
+class GeneratorOptions(DecoderOptions, DraftOptions):
     """Options of loading, capturing and running a pair. Each field is a keyword argument of `load_generator`.
 
     Raises:

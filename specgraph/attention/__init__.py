@@ -2,7 +2,7 @@
 
 from specgraph.attention.caches import allocate_caches
 from specgraph.attention.choose import AttentionChoice, choose_attention
-from specgraph.attention.interface import Attend, AttentionBackend, AttentionLayer, StepContext, Store, TaskKey
+from specgraph.attention.interface import Attend, AttentionBackend, AttentionLayer, ForwardContext, Store, TaskKey
 from specgraph.attention.metadata import NULL_BLOCK, NULL_SLOT, AttentionMetadata
 from specgraph.attention.paged import PagedAttention, PagedHostAttention
 from specgraph.ops import HostLengths, KVCache
@@ -15,11 +15,11 @@ __all__ = [
     "AttentionChoice",
     "AttentionLayer",
     "AttentionMetadata",
+    "ForwardContext",
     "HostLengths",
     "KVCache",
     "PagedAttention",
     "PagedHostAttention",
-    "StepContext",
     "Store",
     "TaskKey",
     "allocate_caches",

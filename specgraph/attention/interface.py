@@ -98,7 +98,7 @@ class UpdateSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StepContext:
+class ForwardContext:
     """The context of one forward pass: all that it knows besides its rows."""
 
     metadata: AttentionMetadata
@@ -121,7 +121,7 @@ class AttentionBackend(Protocol):
     An attention op learns sequence lengths in one of two ways. With *device lengths* it reads them from the tensors of
     `AttentionMetadata`, and nothing has to be rewritten between replays. With *host parameters* they are Python
     integers, baked into the captured task; `host_parameters` names them ("seq_lens", "query_lens"), the platform must
-    have `task_update` to capture the op, and `StepContext.lengths` is always given.
+    have `task_update` to capture the op, and `ForwardContext.lengths` is always given.
     """
 
     @property
@@ -140,7 +140,7 @@ class AttentionBackend(Protocol):
         key: Tensor,
         value: Tensor,
         cache: KVCache,
-        context: StepContext,
+        context: ForwardContext,
     ) -> Tensor:
         """Rotate query and key, write key and value to the cache, attend.
 
@@ -225,7 +225,7 @@ AttentionFactory = Callable[..., AttentionBackend]
 
 
 def attend_with(
-    backend: AttentionBackend, layers: Sequence[AttentionLayer], caches: Sequence[KVCache], context: StepContext
+    backend: AttentionBackend, layers: Sequence[AttentionLayer], caches: Sequence[KVCache], context: ForwardContext
 ) -> Attend:
     """Return the `attend` callable of one forward pass."""
 

@@ -23,7 +23,7 @@ from specgraph.attention.context_parallel import (
     own_slots,
     table_by_row,
 )
-from specgraph.attention.interface import AttentionLayer, StepContext, TaskKey
+from specgraph.attention.interface import AttentionLayer, ForwardContext, TaskKey
 from specgraph.attention.metadata import AttentionMetadata
 from specgraph.device import Platform, Support, no, yes
 from specgraph.device.source import NONSENSE, explained
@@ -118,7 +118,7 @@ def _explained(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
 @checked
 def _check_pass(
     self: Any, layer: AttentionLayer, index: int, query: Tensor, key: Tensor, value: Tensor, cache: KVCache,
-    context: StepContext,
+    context: ForwardContext,
 ) -> None:  # fmt: skip
     """Raise ConfigError for arguments that `AttentionBackend.forward` doesn't take."""
     dtype, keys = dtype_of(query), f"{layer.num_kv_heads}, {layer.head_dim}"
@@ -175,7 +175,7 @@ class PagedAttention(_Paged):
         key: Tensor,
         value: Tensor,
         cache: KVCache,
-        context: StepContext,
+        context: ForwardContext,
     ) -> Tensor:
         metadata = context.metadata
         words, tree_len = metadata.ancestors, metadata.tree_len
@@ -218,7 +218,7 @@ class PagedHostAttention(_Paged):
         key: Tensor,
         value: Tensor,
         cache: KVCache,
-        context: StepContext,
+        context: ForwardContext,
     ) -> Tensor:
         metadata = context.metadata
         if context.lengths is None:

@@ -15,9 +15,9 @@ from specgraph.attention import (
     AttentionBackend,
     AttentionLayer,
     AttentionMetadata,
+    ForwardContext,
     HostLengths,
     KVCache,
-    StepContext,
     Store,
 )
 from specgraph.attention.interface import attend_with
@@ -67,7 +67,7 @@ class AttentionStack:
 
         return store
 
-    def _split(self, recording: Recording, context: StepContext) -> Attend:
+    def _split(self, recording: Recording, context: ForwardContext) -> Attend:
         def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             out = torch.empty_like(query)  # in the graph's pool, at a fixed address, kept alive by `call`
 
@@ -81,9 +81,9 @@ class AttentionStack:
 
         return attend
 
-    def _context(self, metadata: AttentionMetadata, step: int, lengths: StepLengths) -> StepContext:
+    def _context(self, metadata: AttentionMetadata, step: int, lengths: StepLengths) -> ForwardContext:
         if not self.backend.host_parameters:
-            return StepContext(metadata, step)
+            return ForwardContext(metadata, step)
         requests = metadata.num_requests
         inert = HostLengths([metadata.query_len] * requests, [0] * requests)
-        return StepContext(metadata, step, lengths.get(step, inert))
+        return ForwardContext(metadata, step, lengths.get(step, inert))

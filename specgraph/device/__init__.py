@@ -1,4 +1,4 @@
-"""The interface between the drafting engine and a device, and how devices are found and chosen."""
+"""The interface between the core and a device, and how devices are found and chosen."""
 
 from specgraph.device.capabilities import LOWERINGS, Capabilities, LoweringName, Rule, Support, no, quirk, yes
 from specgraph.device.discovery import Discovered, discover

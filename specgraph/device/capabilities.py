@@ -82,7 +82,7 @@ class Capabilities:
     longest_prefill: int = 512
     """Rows of the largest prefill pass that is captured by default; larger ones are no faster per row."""
 
-    # ---- decide which cases of the suite apply; engine authors ask them ------------------------------------------
+    # ---- decide which cases of the suite apply; host engines ask them ------------------------------------------
 
     shared_pool: Support
     """Several graphs can allocate from one pool."""

@@ -69,7 +69,7 @@ class Graph:
         self.pool = pool
         """The pool this graph allocates from. Used by: suite."""
         self.is_captured = False
-        """True once there is something to replay. Used by: engine authors."""
+        """True once there is something to replay. Used by: host engines."""
         self.is_closed = False
         """True once `close()` was called. Used by: suite."""
         self.pool_handle: Any = None
@@ -87,7 +87,7 @@ class Graph:
     @final
     @contextmanager
     def capture(self) -> Generator[None]:
-        """Record the work issued in the `with` block instead of running it. Used by: engine.
+        """Record the work issued in the `with` block instead of running it. Used by: core.
 
         The block runs with `platform.capture_stream` as the current stream, and is captured from there: streams that
         wait for it take part. Warm the work up on that stream first: libraries initialise, and allocate, on first use.
@@ -117,7 +117,7 @@ class Graph:
 
     @final
     def replay(self) -> None:
-        """Launch the captured work on the current stream. Used by: engine.
+        """Launch the captured work on the current stream. Used by: core.
 
         Raises:
             CaptureError: nothing is captured, the graph is closed, or this thread is capturing.
@@ -134,7 +134,7 @@ class Graph:
 
     @final
     def reset(self) -> None:
-        """Drop the captured work; the graph can capture again. Used by: engine authors, suite."""
+        """Drop the captured work; the graph can capture again. Used by: host engines, suite."""
         try:
             if self.is_captured:
                 self.is_captured = False
@@ -146,7 +146,7 @@ class Graph:
 
     @final
     def close(self) -> None:
-        """Release the graph and its share of the pool; closing twice is harmless. Used by: engine."""
+        """Release the graph and its share of the pool; closing twice is harmless. Used by: core."""
         if not self.is_closed:
             self.reset()
             self.is_closed = True

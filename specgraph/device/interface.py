@@ -1,4 +1,4 @@
-"""The interface between the drafting engine and a device.
+"""The interface between the core and a device.
 
 Streams and events have torch's own methods (`torch.Stream`, `torch.Event`), so that a backend can return the vendor's
 objects as they are. Whoever creates a graph or pool owns it and closes it; closing twice is harmless.
@@ -84,7 +84,7 @@ class Platform(ABC):
     `capabilities.task_update` is claimed, `attention_backends` only where the device has attention of its own,
     `compile_ahead` only where kernels are compiled as they are launched, and `counts` only where launches are counted.
 
-    Each member says who uses it: the engine (this package's drafter and decoder), engine authors (who embed one), the
+    Each member says who uses it: the core with the decoder, host engines (which embed a drafter), the
     suite (`specgraph conformance`).
     """
 
@@ -95,7 +95,7 @@ class Platform(ABC):
 
     def __init__(self, info: PlatformInfo) -> None:
         self.info = info
-        """Name, device and versions. Used by: engine, suite, reports."""
+        """Name, device and versions. Used by: core, suite, reports."""
         self.captures = CaptureLock()
         """The capture under way, if any. Used by: backends."""
         self.is_closed = False
@@ -103,39 +103,39 @@ class Platform(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Return the torch device of this platform's tensors. Used by: engine."""
+        """Return the torch device of this platform's tensors. Used by: core."""
         return self.info.device
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """Return what the device can do, with reasons. Used by: engine, suite, reports."""
+        """Return what the device can do, with reasons. Used by: core, suite, reports."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait on the host for all work on the device. Used by: engine authors, suite, benchmarks."""
+        """Wait on the host for all work on the device. Used by: host engines, suite, benchmarks."""
 
     @abstractmethod
     def memory(self) -> MemoryInfo:
-        """Device memory now, in bytes. Used by: engine authors, suite."""
+        """Device memory now, in bytes. Used by: host engines, suite."""
 
     @abstractmethod
     def stream(self) -> Stream:
-        """Return a new stream on this device. Used by: engine (host transfers), suite."""
+        """Return a new stream on this device. Used by: core (host transfers), suite."""
 
     @abstractmethod
     def current_stream(self) -> Stream:
-        """Return the stream that work of this thread goes to. Used by: engine."""
+        """Return the stream that work of this thread goes to. Used by: core."""
 
     @abstractmethod
     def use(self, stream: Stream) -> AbstractContextManager[None]:
-        """Send this thread's work to `stream` within the `with` block. Used by: engine."""
+        """Send this thread's work to `stream` within the `with` block. Used by: core."""
 
     @abstractmethod
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
         """Return a new event. `external=True` needs `capabilities.external_events`, else UnsupportedError.
 
-        Used by: engine (host transfers), benchmarks (`timing`), engine authors and suite (`external`: a record or wait
+        Used by: core (host transfers), benchmarks (`timing`), host engines and suite (`external`: a record or wait
         captured in a graph and visible outside of it).
         """
 
@@ -143,7 +143,7 @@ class Platform(ABC):
     def is_capturing(self) -> bool:
         """Return whether this thread's current stream is being captured, as the device itself says.
 
-        Used by: engine authors, suite (after each case).
+        Used by: host engines, suite (after each case).
         """
 
     @cached_property
@@ -151,18 +151,18 @@ class Platform(ABC):
         """Return the stream that every capture of this platform runs on; warm work up here.
 
         One for all, since allocators keep free blocks, and libraries their workspaces, per stream. An engine that has
-        a stream for this may assign it before the first capture. Used by: engine.
+        a stream for this may assign it before the first capture. Used by: core.
         """
         return self.stream()
 
     @cached_property
     def copy_stream(self) -> Stream:
-        """Return the stream that copies results to the host, beside the launches that follow. Used by: engine."""
+        """Return the stream that copies results to the host, beside the launches that follow. Used by: core."""
         return self.stream()
 
     @final
     def graph_pool(self) -> GraphPool:
-        """Return a new, empty pool that several graphs can share. Used by: engine.
+        """Return a new, empty pool that several graphs can share. Used by: core.
 
         Raises:
             PlatformError: the platform is closed.
@@ -172,7 +172,7 @@ class Platform(ABC):
 
     @final
     def graph(self, pool: GraphPool | None = None) -> Graph:
-        """Return a new, empty graph; in a pool of its own unless `pool` is given. Used by: engine.
+        """Return a new, empty graph; in a pool of its own unless `pool` is given. Used by: core.
 
         Raises:
             PlatformError: the platform is closed, or `pool` is another platform's.
@@ -200,14 +200,14 @@ class Platform(ABC):
         """Release what this object itself holds; it makes no new graphs afterwards. Closing twice is harmless.
 
         Graphs, pools and streams belong to those who made them, who close them before, or after: that still works.
-        Used by: engine.
+        Used by: core.
         """
         self.is_closed = True
 
     def task_group(self) -> AbstractContextManager[TaskGroup]:
         """During capture: collect the tasks issued in the `with` block, to be rewritten by `task_update`.
 
-        Used by: engine (attention with host parameters), suite.
+        Used by: core (attention with host parameters), suite.
 
         Every replay needs one update of each group: before it, or while it runs and waits at the group, as
         `capabilities.update_order` says.
@@ -224,7 +224,7 @@ class Platform(ABC):
 
         They are not run: their parameters are those of the group's tasks from the next replay on (`before_replay`) or
         of the replay that waits (`during_replay`). A previous replay that still runs keeps its own parameters, without
-        a host synchronise. Used by: engine (attention with host parameters), suite.
+        a host synchronise. Used by: core (attention with host parameters), suite.
 
         Raises:
             UpdateError: the ops issued differ from the captured ones; nothing is rewritten.
@@ -237,7 +237,7 @@ class Platform(ABC):
     def batch_task_updates(self) -> AbstractContextManager[object]:
         """Within the `with` block, `task_update` of several groups may take effect together at its end, at less cost.
 
-        If one of them fails, none of them need take effect. The block issues no other device work. Used by: engine, for
+        If one of them fails, none of them need take effect. The block issues no other device work. Used by: core, for
         all groups of a replay that is updated before it is launched.
         """
         return nullcontext()
@@ -245,7 +245,7 @@ class Platform(ABC):
     def compile_ahead(self, bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> None:
         """Compile the kernels that device work needs, for a device that otherwise compiles them as they are launched.
 
-        Nothing is run; what can't be compiled here is compiled where it is launched. Used by: engine.
+        Nothing is run; what can't be compiled here is compiled where it is launched. Used by: core.
 
         Args:
             bodies: device work that can be captured.
@@ -257,7 +257,7 @@ class Platform(ABC):
         """Return the device's own attention backends by name: factories `(platform) ->
         specgraph.attention.AttentionBackend`.
 
-        The core's paged attention needs no entry here. Used by: engine, suite.
+        The core's paged attention needs no entry here. Used by: core, suite.
         """
         return {}
 

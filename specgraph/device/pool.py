@@ -74,7 +74,7 @@ class GraphPool:
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
         self.is_closed = False
-        """True once `close()` was called. Used by: engine authors, suite."""
+        """True once `close()` was called. Used by: host engines, suite."""
         self._handle: Any = None
         self._handles: dict[int, Any] = {}
         """The handle of each graph, by the graph's `id`: the pool keeps no graph alive."""

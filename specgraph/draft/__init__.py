@@ -1,12 +1,12 @@
 """The drafter, what a round hands over, and the draft programs: chain, tree, stepwise, and those of one pass."""
 
 from specgraph.config import DraftConfig, DraftTree
+from specgraph.draft.batch import DraftTokens, ProposeBatch, SharedBuffers, allocate_shared
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.drafter import Drafter
 from specgraph.draft.logits import NextLogits, OutputProjection, RowLogits
 from specgraph.draft.ngram_head import NgramHead
 from specgraph.draft.protocol import BlockHead, DraftHead, DraftOutput, MaskedHead, ParallelHead, StepwiseHead
-from specgraph.draft.round import DraftTokens, ProposeBatch, RoundBuffers, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers, allocate_sampling
 
 __all__ = [
@@ -24,10 +24,10 @@ __all__ = [
     "OutputProjection",
     "ParallelHead",
     "ProposeBatch",
-    "RoundBuffers",
     "RowLogits",
     "SamplingBuffers",
+    "SharedBuffers",
     "StepwiseHead",
-    "allocate_round",
     "allocate_sampling",
+    "allocate_shared",
 ]

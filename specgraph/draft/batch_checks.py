@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from specgraph.config import DraftConfig
+from specgraph.draft.batch import ProposeBatch
 from specgraph.draft.host_lengths import Counts
 from specgraph.draft.protocol import Head
-from specgraph.draft.round import ProposeBatch
 from specgraph.errors import ConfigError, first_line
 from specgraph.ops.tensor_forms import INTEGERS, is_freed
 from specgraph.validation import checked, refuse_mode

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specgraph.capture import Fingerprint, fingerprint
 from specgraph.config import DraftConfig
+from specgraph.draft.batch import ProposeBatch, SharedBuffers
 from specgraph.draft.batch_checks import check_shapes, check_types, refuse_sampling
-from specgraph.draft.round import ProposeBatch, RoundBuffers
 from specgraph.ops.tensor_forms import check_forms
 from specgraph.validation import Count, Requests, Tokens, checked
 
@@ -23,7 +23,7 @@ class BoundTensors:
     """A round of the largest batch in tensors of the engine's own, which stay where they are."""
 
     @checked
-    def __init__(self, number: Count, tensors: ProposeBatch, memory: RoundBuffers, config: DraftConfig) -> None:
+    def __init__(self, number: Count, tensors: ProposeBatch, memory: SharedBuffers, config: DraftConfig) -> None:
         """
         Args:
             number: of this binding, from 1 on.

@@ -18,8 +18,8 @@ from specgraph.attention.metadata import allocate_metadata
 from specgraph.attention.rows import Accepted
 from specgraph.buffers import VIEW, Axes, Buffers, PerDraft, PerRequest
 from specgraph.config import DraftConfig, DraftTree
+from specgraph.draft.batch import ProposeBatch, SharedBuffers
 from specgraph.draft.protocol import Head
-from specgraph.draft.round import ProposeBatch, RoundBuffers
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.ops.begin_rows import RowPlan
 
@@ -49,7 +49,7 @@ class PromptRows(NamedTuple):
 class DraftBuffers(Buffers):
     """The tensors that every kind of drafter has, for R requests and K draft tokens."""
 
-    round: Annotated[RoundBuffers, VIEW]
+    shared: Annotated[SharedBuffers, VIEW]
     """The memory of the target's round, for the largest batch."""
     inputs: Annotated[ProposeBatch, VIEW]
     """The same, for this batch: views."""
@@ -73,7 +73,7 @@ class DraftBuffers(Buffers):
         """The round after acceptance."""
         r = self.inputs
         tokens = r.num_sampled, r.sampled_token_ids
-        return Accepted(r.start_positions, r.block_table, *tokens, self.round.rows_without_block)
+        return Accepted(r.start_positions, r.block_table, *tokens, self.shared.rows_without_block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Allocation:
     passes: Sequence[PassRows]
     """The rows per request of every propose; the last one has the most."""
     head: Head
-    memory: RoundBuffers
+    memory: SharedBuffers
     tree: DraftTree | None
     num_blocks: int
     """Blocks of each KV cache."""
@@ -120,7 +120,7 @@ class Allocation:
         steps, vocab = config.num_speculative_tokens, self.head.draft_vocab_size
         nodes, keeps_probs = (steps, config.keeps_draft_probs) if tree is None else (tree.num_draft_tokens - 1, False)
         return {
-            "round": self.memory,
+            "shared": self.memory,
             "inputs": self.memory.sliced(n, config.query_lens[-1]),
             "plan": self.passes[-1].plan,
             "draft_token_ids": zeros(n, nodes),

@@ -19,7 +19,7 @@ from specgraph.draft.head_checks import HeadCheck
 from specgraph.draft.kind import Kind
 from specgraph.draft.program import computed_tokens
 from specgraph.draft.protocol import DraftHead, DraftOutput, PairHead
-from specgraph.draft.stepping import ChainBuffers, SteppingProgram, draft_one, forward_round, step_fields
+from specgraph.draft.stepping import ChainBuffers, SteppingProgram, draft_one, forward_first, step_fields
 from specgraph.draft.tree import TreeProgram
 from specgraph.errors import ConfigError
 from specgraph.ops.linear import PairInput
@@ -40,7 +40,7 @@ class ChainProgram(SteppingProgram[DraftHead, ChainBuffers]):
         return PassRows(plan, {"first": query_len, "later": 1, "carried": 1})
 
     def first(self, b: ChainBuffers, make_attend: MakeAttend) -> Tensor:
-        out = forward_round(self.head, b, make_attend)
+        out = forward_first(self.head, b, make_attend)
         draft_one(self.head, b, out.hidden)
         return out.carry
 
@@ -51,7 +51,7 @@ class ChainProgram(SteppingProgram[DraftHead, ChainBuffers]):
             super().run(b, steps, make_attend)
             return
         head, pair = following
-        out = forward_round(head, b, make_attend)
+        out = forward_first(head, b, make_attend)
         for step in steps[1:]:
             taken = self._next_step(b, pair, out)
             out = head.forward(b.step_token_ids, out.carry, make_attend(b.step, step), pair=taken)

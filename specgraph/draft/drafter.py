@@ -15,18 +15,18 @@ from specgraph.attention.caches import num_blocks
 from specgraph.capture import Dispatch, LengthsAt, ModelRunner, PrefillBuffers, Program
 from specgraph.config import DraftConfig
 from specgraph.device import Platform, Progress
+from specgraph.draft.batch import DraftTokens, ProposeBatch, allocate_shared
 from specgraph.draft.batch_checks import check_options, check_types, check_values, refuse_values, vocabulary_size
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.cache_checks import check_caches
 from specgraph.draft.head_checks import tell_unrotated
-from specgraph.draft.host_lengths import Counts, HostRounds
+from specgraph.draft.host_lengths import Counts, HostNumbersReader
 from specgraph.draft.kinds import check_members, check_passes, kind_of, programs_for
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.prefill import DraftPrefill
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.propose_passes import ProposePass, ProposePasses
 from specgraph.draft.protocol import Head
-from specgraph.draft.round import DraftTokens, ProposeBatch, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.errors import CaptureError, ConfigError, UnsupportedError
 from specgraph.ops.tensor_forms import check_named
@@ -91,9 +91,9 @@ class Drafter(ModelRunner):
         config = config.with_prefill_sizes(platform.capabilities.longest_prefill)
         super().__init__(head, caches, platform, config, attention)
         self.head, self.config = head, config
-        self.round = allocate_round(config, config.query_lens, head.aux_size, head.dtype, platform.device, sampling)
+        self.shared = allocate_shared(config, config.query_lens, head.aux_size, head.dtype, platform.device, sampling)
         """The memory of `inputs`, where the target's rounds leave their results."""
-        self.draft_programs = programs_for(head, self.stack, config, self.round)
+        self.draft_programs = programs_for(head, self.stack, config, self.shared)
         """The programs of chains, of trees, or both, by whether they are of trees."""
         self.program = next(iter(self.draft_programs.values()))
         self.buffers = self.program.buffers
@@ -110,8 +110,8 @@ class Drafter(ModelRunner):
         """The tensors that `bind` was given, in order."""
         self.num_proposes = 0
         """Proposes so far."""
-        self._passes = ProposePasses(self, config, self.round, self.draft_programs)
-        self._host_rounds = HostRounds(platform, config.max_num_requests)
+        self._passes = ProposePasses(self, config, self.shared, self.draft_programs)
+        self._host_numbers = HostNumbersReader(platform, config.max_num_requests)
 
     @one_call
     def bind(self, tensors: ProposeBatch) -> BoundTensors:
@@ -132,8 +132,8 @@ class Drafter(ModelRunner):
         """
         if self.graphs is not None and self.graphs.descriptors:
             raise CaptureError("bind: the graphs are captured already, and read other memory; bind before capture()")
-        check_types("bind", tensors, self.round.num_sampled.device)
-        made = BoundTensors(len(self.bound) + 1, tensors, self.round, self.config)
+        check_types("bind", tensors, self.shared.num_sampled.device)
+        made = BoundTensors(len(self.bound) + 1, tensors, self.shared, self.config)
         self.bound.append(made)
         for program in self.draft_programs.values():
             program.bound[made.number] = made
@@ -177,7 +177,7 @@ class Drafter(ModelRunner):
 
         Counted in the graphs, without `debug`. Reading it waits for the device.
         """
-        return int(self.round.rows_without_block)
+        return int(self.shared.rows_without_block)
 
     @one_call
     def inputs(
@@ -318,5 +318,5 @@ class Drafter(ModelRunner):
     ) -> LengthsAt | None:
         if not self.attention.host_parameters:
             return None
-        now = self._host_rounds.round(ready.model_pass.batch, ready.inputs, start_positions, num_sampled)
-        return partial(self.program.host_lengths, host_round=now)
+        now = self._host_numbers.read(ready.model_pass.batch, ready.inputs, start_positions, num_sampled)
+        return partial(self.program.host_lengths, host_numbers=now)

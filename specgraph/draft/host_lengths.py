@@ -11,7 +11,7 @@ import torch
 from specgraph.attention import HostLengths
 from specgraph.capture import BatchDescriptor, HostCopy
 from specgraph.device import Platform
-from specgraph.draft.round import ProposeBatch
+from specgraph.draft.batch import ProposeBatch
 from specgraph.errors import ConfigError
 from specgraph.ops.begin_rows import RowPlan
 from specgraph.validation import shown
@@ -22,7 +22,7 @@ so the call may wait for the target's round."""
 
 
 @dataclass(frozen=True, slots=True)
-class HostRound:
+class HostNumbers:
     """The numbers of one round from which a draft program computes host lengths."""
 
     start_positions: Sequence[int]
@@ -71,19 +71,19 @@ def _integers(name: str, given: Sequence[int], most: int) -> Sequence[int]:
         raise ConfigError(f"{name} must be a list of integers, one per request, got {shown(given)}") from None
 
 
-class HostRounds:
+class HostNumbersReader:
     """Brings to the host the numbers of a round that attention with host parameters needs, as late as possible."""
 
     def __init__(self, platform: Platform, max_num_requests: int) -> None:
         self._accepted = HostCopy(platform, max_num_requests, torch.int32)
 
-    def round(
+    def read(
         self,
         batch: BatchDescriptor,
         buffers: ProposeBatch,
         start_positions: Sequence[int] | None,
         num_sampled: Counts | None,
-    ) -> HostRound:
+    ) -> HostNumbers:
         """Return the round in `buffers`; what is not given as host integers is copied from them.
 
         The copy is queued before the propose in the stream, so reading it waits for the target's round and not for the
@@ -98,7 +98,7 @@ class HostRounds:
         if num_sampled is None:
             self._accepted.start(buffers.num_sampled[: len(start_positions)])
             num_sampled = self._read
-        return HostRound(
+        return HostNumbers(
             start_positions, num_sampled, batch.query_len, batch.num_speculative_tokens, batch.num_requests
         )
 

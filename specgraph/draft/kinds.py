@@ -10,6 +10,7 @@ import torch
 from specgraph.attention import AttentionBackend
 from specgraph.capture import AttentionStack
 from specgraph.config import DraftConfig
+from specgraph.draft.batch import SharedBuffers
 from specgraph.draft.block import BlockKind
 from specgraph.draft.chain import ChainKind, DraftModelKind
 from specgraph.draft.head_checks import ATTENTION, TREES, HeadCheck, check_protocol
@@ -19,7 +20,6 @@ from specgraph.draft.ngram import NgramKind
 from specgraph.draft.parallel import ParallelKind
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.protocol import DraftHead, Head, HeadKind
-from specgraph.draft.round import RoundBuffers
 from specgraph.draft.stepwise import ModulesKind
 
 KINDS: Mapping[HeadKind, Kind[Any]] = {
@@ -39,7 +39,7 @@ def kind_of(head: Head) -> Kind[Any]:
 
 
 def programs_for(
-    head: Head, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers
+    head: Head, stack: AttentionStack, config: DraftConfig, memory: SharedBuffers
 ) -> dict[bool, DraftProgram[Any, Any]]:
     """Make the draft programs of a head, which share `memory`: of chains (False), of trees (True), or both if the
     schedule drafts both.

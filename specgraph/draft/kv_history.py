@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from specgraph.config import DraftConfig
-from specgraph.draft.round import DraftTokens, ProposeBatch
+from specgraph.draft.batch import DraftTokens, ProposeBatch
 from specgraph.errors import ConfigError
 
 NO_POSITION = -1

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from specgraph.capture import MakeAttend, ModelRunner, PrefillBuffers, PrefillProgram, allocate_prefill
+from specgraph.draft.batch import has_states
 from specgraph.draft.batch_checks import vocabulary_size
 from specgraph.draft.buffers import PromptRows
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.program import DraftProgram
-from specgraph.draft.round import has_states
 from specgraph.errors import ConfigError
 from specgraph.ops.tensor_forms import described
 from specgraph.validation import check, checked
@@ -23,7 +23,7 @@ class DraftPrefill:
 
     def __init__(self, program: DraftProgram[Any, Any], num_blocks: int, history: KVHistory | None) -> None:
         """program: a draft program of the head; num_blocks: of each KV cache; history: notes what the passes write."""
-        head, config, device = program.head, program.config, program.buffers.round.seeds.device
+        head, config, device = program.head, program.config, program.buffers.shared.seeds.device
         self._num_blocks, self._block_size, self._history = num_blocks, config.block_size, history
         self._position_offset, self._look_ahead = program.position_offset, program.look_ahead
         self._vocab_size = vocabulary_size(head)

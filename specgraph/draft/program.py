@@ -22,12 +22,12 @@ from specgraph.attention import HostLengths
 from specgraph.attention.caches import num_blocks
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, Program, StepKind, Work
 from specgraph.config import DraftConfig, DraftTree
+from specgraph.draft.batch import SharedBuffers, copy_batch
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.buffers import Allocation, DraftBuffers, PassRows, PromptRows
-from specgraph.draft.host_lengths import HostRound
+from specgraph.draft.host_lengths import HostNumbers
 from specgraph.draft.logits import most_likely
 from specgraph.draft.protocol import Head, ModelHead
-from specgraph.draft.round import RoundBuffers, copy_round
 from specgraph.ops import noise
 
 HeadT = TypeVar("HeadT", bound=Head, covariant=True)
@@ -49,7 +49,7 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
         head: HeadT,
         stack: AttentionStack,
         config: DraftConfig,
-        memory: RoundBuffers,
+        memory: SharedBuffers,
         tree: DraftTree | None = None,
         position_offset: int = 0,
     ) -> None:
@@ -118,10 +118,10 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
     def prefill(self, rows: PromptRows, make_attend: MakeAttend) -> None:
         """Write the drafter's KV of prompt rows; drafts nothing."""
 
-    def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
+    def host_lengths(self, step: int, host_numbers: HostNumbers) -> HostLengths:
         """Return the numbers that the device metadata has at `step`, from the plan that the device follows."""
-        plan = self.rows(host_round.query_len, max(1, host_round.num_speculative_tokens)).plan
-        return host_round.first(plan) if step == 0 or self.step_kind == "distinct" else host_round.later(plan, step)
+        plan = self.rows(host_numbers.query_len, max(1, host_numbers.num_speculative_tokens)).plan
+        return host_numbers.first(plan) if step == 0 or self.step_kind == "distinct" else host_numbers.later(plan, step)
 
     def batches(self) -> list[BatchDescriptor]:
         """Return every captured size that drafts with this program, largest first, after rounds of every length; once
@@ -143,7 +143,7 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             if bound is not None and min(steps, default=0) == 0:
                 source = bound.sliced(batch.num_requests, batch.query_len)
-                copy_round(ops.load_round, source, b.inputs, b.inputs, config.keeps_draft_probs)
+                copy_batch(ops.load_round, source, b.inputs, b.inputs, config.keeps_draft_probs)
             self.run(b, steps, make_attend)
 
         return work
@@ -154,16 +154,16 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
         rows, whole = self.rows(query_len, max(1, num_speculative_tokens)), self.buffers
         drafts = num_speculative_tokens if whole.draft_parents is None else whole.draft_parents.shape[1]
         views = whole.views(num_requests, drafts=drafts, **rows.sizes)
-        return replace(views, inputs=whole.round.sliced(num_requests, query_len), plan=rows.plan)
+        return replace(views, inputs=whole.shared.sliced(num_requests, query_len), plan=rows.plan)
 
     def make_inert(self) -> None:
         """Let no request have sampled a token, in bound tensors either: a warm-up copies them."""
-        for counts in (self.buffers.round.num_sampled, *(each.num_sampled for each in self.bound.values())):
+        for counts in (self.buffers.shared.num_sampled, *(each.num_sampled for each in self.bound.values())):
             counts.zero_()
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Return the buffers and bound tensors by name."""
-        named = self.buffers.round.named_tensors("round")
+        named = self.buffers.shared.named_tensors("shared")
         named |= self.buffers.named_tensors("tree" if self.draws_trees else "buffers")
         for each in self.bound.values():
             named |= each.named_tensors()
@@ -230,5 +230,5 @@ def present(value: T | None) -> T:
 def make_seeds(b: DraftBuffers) -> None:
     """Make the seeds of sampled drafts from a round; nothing where drafts are greedy."""
     if b.draft_seeds is not None:
-        round_ = b.inputs
-        noise.draft_seeds(present(round_.seeds), round_.start_positions + round_.num_sampled, b.draft_seeds)
+        batch = b.inputs
+        noise.draft_seeds(present(batch.seeds), batch.start_positions + batch.num_sampled, b.draft_seeds)

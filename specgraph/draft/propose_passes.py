@@ -11,10 +11,10 @@ from torch import Tensor
 
 from specgraph.capture import BatchDescriptor, ModelRunner, Pass, dispatch, padded_size
 from specgraph.config import DraftConfig, DraftShape
+from specgraph.draft.batch import DraftTokens, ProposeBatch, SharedBuffers
 from specgraph.draft.batch_checks import check_shapes, check_types, refuse_sampling
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.program import DraftProgram
-from specgraph.draft.round import DraftTokens, ProposeBatch, RoundBuffers
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.validation import checked
 
@@ -39,7 +39,7 @@ class ProposePasses:
         self,
         runner: ModelRunner,
         config: DraftConfig,
-        memory: RoundBuffers,
+        memory: SharedBuffers,
         programs: Mapping[bool, DraftProgram[Any, Any]],
     ) -> None:
         """runner: owns this object, which doesn't keep it alive; memory: what the target's rounds leave."""

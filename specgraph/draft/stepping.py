@@ -100,7 +100,7 @@ def step_fields(new: Allocation, tree_keys: int = 0) -> dict[str, Any]:
     }
 
 
-def forward_round(head: DraftHead, b: ChainBuffers, make_attend: MakeAttend) -> DraftOutput:
+def forward_first(head: DraftHead, b: ChainBuffers, make_attend: MakeAttend) -> DraftOutput:
     """Run a head over the rows of the target's round: the output of each request's last accepted one."""
     b.plan.fill(b.accepted, b.first.places, b.token_ids, b.reached)
     make_seeds(b)

@@ -16,7 +16,7 @@ from specgraph.config import DraftTree
 from specgraph.draft.buffers import Allocation, PassRows
 from specgraph.draft.program import present
 from specgraph.draft.protocol import DraftHead
-from specgraph.draft.stepping import ChainBuffers, SteppingProgram, forward_round, step_fields
+from specgraph.draft.stepping import ChainBuffers, SteppingProgram, forward_first, step_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class TreeProgram(SteppingProgram[DraftHead, TreeBuffers]):
         return PassRows(plan, {"first": query_len, "later": k, "carried": k})
 
     def first(self, b: TreeBuffers, make_attend: MakeAttend) -> None:
-        out = forward_round(self.head, b, make_attend)
+        out = forward_first(self.head, b, make_attend)
         self._grow(b, out.hidden, out.carry, first=True)
 
     def step(self, b: TreeBuffers, make_attend: MakeAttend, step: int) -> None:

@@ -12,7 +12,7 @@ from specgraph.kernels import past_rows as kept_rows
 from specgraph.kernels import rows as row_kernels
 from specgraph.kernels.launch import Launcher, ceil_div, contiguous_rows, power_of_two
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
-from specgraph.ops.copies import RoundTensors
+from specgraph.ops.copies import BatchTensors
 from specgraph.ops.past_rows import PastRows
 
 _CHUNK = 2048
@@ -109,7 +109,7 @@ class RowOps(Launcher):
                 WIDTH=power_of_two(out.shape[1]), num_warps=8,
             )  # fmt: skip
 
-    def load_round(self, given: RoundTensors, to: RoundTensors) -> None:
+    def load_round(self, given: BatchTensors, to: BatchTensors) -> None:
         whole = (*given[:4], to.sampled_token_ids, to.aux_hidden, to.block_table)
         if given.block_table.stride(1) != 1 or not all(tensor.is_contiguous() for tensor in whole):
             return NotImplemented

@@ -10,7 +10,7 @@ from specgraph.ops.library import op
 from specgraph.ops.slots import NULL_BLOCK
 
 
-class RoundTensors(NamedTuple):
+class BatchTensors(NamedTuple):
     """A round of n requests, or the memory of one."""
 
     sampled_token_ids: Tensor
@@ -35,7 +35,7 @@ def take_rows(source: Tensor, rows: Tensor | None, out: Tensor) -> None:
 
 
 @op(writes=("to",))
-def load_round(given: RoundTensors, to: RoundTensors) -> None:
+def load_round(given: BatchTensors, to: BatchTensors) -> None:
     """Write a round of n requests over the first n of the R requests in the buffers; the later ones become inert.
 
     Args:

@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from command import in_a_process, specgraph
-from specgraph_run import EngineOptions, load_generator, shipped_pair
+from specgraph_run import GeneratorOptions, load_generator, shipped_pair
 from specgraph_run.cli import app
 from specgraph_run.cli.explain import explain
 from specgraph_run.cli.generate import generate
@@ -213,8 +213,8 @@ def test_one_folder_without_the_other(pair):
 
 
 def test_options_of_the_engine_are_declared_once():
-    """`generate` and `explain` offer the fields of EngineOptions, `load_generator` takes them by name."""
-    names = {field.name for field in fields(EngineOptions)}
+    """`generate` and `explain` offer the fields of GeneratorOptions, `load_generator` takes them by name."""
+    names = {field.name for field in fields(GeneratorOptions)}
     of_prompts = {"sampled", "sampling_parameters", "logprobs", "max_num_requests"}
     for command, without in ((generate, of_prompts), (explain, {"check_inputs", "debug", *RANKS})):
         assert names - without - {"synthetic_acceptance"} <= set(inspect.signature(command).parameters)

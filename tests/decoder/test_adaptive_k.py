@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specgraph_run.decoder.adaptive_k import AcceptanceRates, AdaptiveK, best_k, expected_tokens
-from specgraph_run.options import EngineOptions
+from specgraph_run.options import GeneratorOptions
 from specgraph_run.text.load import draft_config
 
 from specgraph.errors import ConfigError
@@ -104,7 +104,7 @@ def test_a_batch_beyond_every_captured_size_runs_eagerly_with_the_k_of_the_large
 
 def test_k_by_acceptance_is_possible_with_ranks_that_split_the_models():
     """They choose by the times of the first one; `tests/parallel/test_tensor_parallel.py` runs them."""
-    config = draft_config(EngineOptions(num_speculative_tokens="auto", tensor_parallel=2), max_model_len=64)
+    config = draft_config(GeneratorOptions(num_speculative_tokens="auto", tensor_parallel=2), max_model_len=64)
     assert (config.k_candidates, config.num_speculative_tokens) == ((1, 2, 3, 5), 5)
 
 

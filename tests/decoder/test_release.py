@@ -62,7 +62,7 @@ def test_a_dropped_drafter_with_bound_tensors_frees_its_graphs_and_caches(shadow
     drafter.propose(drafter.inputs(1, bound=bound))
     drafter.propose(drafter.inputs(2))
     left = [
-        weakref.ref(each) for each in (drafter, bound, caches[0].key, drafter.round.aux_hidden, *graphs_of(drafter))
+        weakref.ref(each) for each in (drafter, bound, caches[0].key, drafter.shared.aux_hidden, *graphs_of(drafter))
     ]
     del drafter, bound, caches
     assert [ref() for ref in left if ref() is not None] == []

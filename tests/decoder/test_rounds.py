@@ -17,7 +17,7 @@ from specgraph_run import load_generator
 from specgraph_run.decoder import Request, round_times
 
 from specgraph.device import LOWERINGS
-from specgraph.draft import DraftTree, RoundBuffers
+from specgraph.draft import DraftTree, SharedBuffers
 from specgraph.errors import CapacityError, ConfigError, SpecgraphError
 
 SHAPES = ((1, 6), (5, 9), (12, 4), (9, 7), (3, 1), (7, 30))
@@ -162,14 +162,14 @@ def test_k_follows_the_batch_while_rounds_are_in_flight(ahead):
 def test_a_joining_request_has_its_row_and_nobody_elses(kind):
     """Row 1 of 3, between rows of other requests, against what the request says and its prompt's passes left."""
     decoder = make_decoder(kind, "merged", sampled=True)
-    rounds, memory = decoder.rounds, decoder.target.round
+    rounds, memory = decoder.rounds, decoder.target.shared
     others = [request(5, 0.7, (9,)), request(3), request(0)]
     for each in others:
         decoder.add(each)
     for _ in range(3):
         decoder.step()
     rounds.leave(rounds.rows[1])
-    tensors = {name.removeprefix("round."): tensor for name, tensor in memory.named_tensors("round").items()}
+    tensors = {name.removeprefix("shared."): tensor for name, tensor in memory.named_tensors("shared").items()}
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     hidden, rows = decoder.drafter.prefill_buffers.aux_hidden, rounds._query_len
     asked = request(2, 0.8, (5, 11))
@@ -197,10 +197,10 @@ def test_a_joining_request_has_its_row_and_nobody_elses(kind):
 
 @pytest.mark.parametrize("count", [0, 5])
 def test_a_count_that_no_running_request_can_have_is_named_with_its_row(monkeypatch, count):
-    decoder, read = make_decoder("eagle", "merged"), RoundBuffers.unpacked
+    decoder, read = make_decoder("eagle", "merged"), SharedBuffers.unpacked
     decoder.add(request(1))
     decoder.step()
-    monkeypatch.setattr(RoundBuffers, "unpacked", lambda *args: (read(*args)[0], [count]))
+    monkeypatch.setattr(SharedBuffers, "unpacked", lambda *args: (read(*args)[0], [count]))
     seen = f"a round with K 3 has {count} tokens in row 0 for request 0: it takes 1 to K \\+ 1"
     with pytest.raises(SpecgraphError, match=seen):
         decoder.step()
@@ -263,7 +263,7 @@ def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lengths):
     assert all(time > 0 for row in times.values() for time in row.values())
     for kv in (*decoder.target.caches, *decoder.drafter.caches):
         assert not kv.key.any()
-    assert not decoder.target.round.block_table.any()
+    assert not decoder.target.shared.block_table.any()
     results = decoder.generate([request(index) for index in range(len(SHAPES))])
     assert [tuple(result.token_ids) for result in results] == [alone("eagle", i, 0.0) for i in range(len(SHAPES))]
 
@@ -276,7 +276,7 @@ def test_rounds_are_timed_with_few_blocks(num_blocks):
     assert {size: tuple(row) for size, row in times.items()} == dict.fromkeys((1, 4), (1, 3))
     checked = make_decoder("eagle", "merged", debug=True, **settings)
     assert checked.rounds.adaptive is not None
-    assert not checked.target.round.num_sampled.any()
+    assert not checked.target.shared.num_sampled.any()
 
 
 def test_requests_go_on_through_all_timed_rounds_where_max_model_len_is_small(monkeypatch):
@@ -289,11 +289,11 @@ def test_requests_go_on_through_all_timed_rounds_where_max_model_len_is_small(mo
 
     def run_once(platform, run):
         run()
-        going_on.append(int((decoder.target.round.num_sampled > 0).sum()))
+        going_on.append(int((decoder.target.shared.num_sampled > 0).sum()))
         return 1.0
 
     monkeypatch.setattr(round_times, "_time", run_once)
-    round_times.measure_round_times(decoder.steps, decoder.drafter)
+    round_times.measure_round_times(decoder.stages, decoder.drafter)
     assert going_on == [1, 1, 4, 4]
 
 

@@ -8,10 +8,10 @@ from specgraph_run.decoder import joining
 from specgraph.capture import BatchDescriptor
 
 RESULTS = {
-    "round.results", "round.sampled_token_ids", "round.num_sampled", "round.rows_without_block", "round.aux_hidden",
-    "prefill.aux_hidden",
+    "shared.results", "shared.sampled_token_ids", "shared.num_sampled", "shared.rows_without_block",
+    "shared.aux_hidden", "prefill.aux_hidden",
 }  # fmt: skip
-INPUTS = {"round.start_positions", "round.block_table", "round.temperature", "round.seeds"}
+INPUTS = {"shared.start_positions", "shared.block_table", "shared.temperature", "shared.seeds"}
 
 
 def names_by_storage(runner):
@@ -40,12 +40,12 @@ def test_no_graph_writes_what_the_host_uploads_once(make_decoder, shadow, reques
         decoder.add(request)
     for _ in range(3):
         decoder.step()
-    memory = decoder.target.round
-    before = {name: tensor.clone() for name, tensor in memory.named_tensors("round").items()}
+    memory = decoder.target.shared
+    before = {name: tensor.clone() for name, tensor in memory.named_tensors("shared").items()}
     target, drafter = decoder.target, decoder.drafter
     target.run(target.prepare(target.verify_program, BatchDescriptor("verify", 4, 4, 3)))
     drafter.run(drafter.prepare(drafter.program, BatchDescriptor("propose", 4, 4, 3)))
-    for name, tensor in memory.named_tensors("round").items():
+    for name, tensor in memory.named_tensors("shared").items():
         if name in INPUTS:
             assert tensor.equal(before[name]), name
 

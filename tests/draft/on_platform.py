@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from draft import rounds
 from draft.pairs import VOCAB, make_head, make_target
-from draft.rounds import Rounds
+from draft.rounds import RandomBatches
 from specgraph_conformance.decode_rig import decoder_settings
 from specgraph_run.decoder import Request, SpeculativeDecoder
 from torch import Tensor
@@ -45,9 +45,9 @@ def make_drafter(
     return rounds.make_drafter(head, lowering, attention, platform=platform, **given)
 
 
-def rounds_for(drafter: Drafter, seed: int) -> Rounds:
+def batches_for(drafter: Drafter, seed: int) -> RandomBatches:
     """Batches that grow and shrink, the same for every drafter of one config."""
-    return Rounds(drafter.config, drafter.head.aux_size, VOCAB, drafter.head.dtype, seed)
+    return RandomBatches(drafter.config, drafter.head.aux_size, VOCAB, drafter.head.dtype, seed)
 
 
 def on_device(batch: ProposeBatch, device: torch.device) -> ProposeBatch:

@@ -69,7 +69,7 @@ class Sequence_:
     seed: int
 
 
-class Rounds:
+class RandomBatches:
     """Batches that shrink and grow, requests that advance by what was 'accepted', all drawn from one seed."""
 
     def __init__(self, config: DraftConfig, aux_size: int, vocab: int, dtype: torch.dtype, seed: int) -> None:

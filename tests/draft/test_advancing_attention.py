@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 from draft.pairs import VOCAB, make_head, make_target
-from draft.rounds import LOWERINGS, Rounds, caches_equal, make_drafter
+from draft.rounds import LOWERINGS, RandomBatches, caches_equal, make_drafter
 from torch import Tensor
 
 from specgraph.attention import PagedAttention
@@ -47,7 +47,7 @@ class Advancing(OwnLengths):
 def drafts(attention, lowering):
     head = make_head("eagle", make_target())
     drafter = make_drafter(head, lowering, attention, **SETTINGS)
-    rounds = Rounds(drafter.config, head.aux_size, VOCAB, head.dtype, seed=4)
+    rounds = RandomBatches(drafter.config, head.aux_size, VOCAB, head.dtype, seed=4)
     with torch.inference_mode():
         tokens = [drafter.propose(rounds.next(n)).token_ids for n in (3, 1, 2, 3)]
     caches = drafter.caches

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from draft.pairs import VOCAB, make_head, make_target
-from draft.rounds import Rounds, make_drafter
+from draft.rounds import RandomBatches, make_drafter
 from specgraph_run.text.load import load_generator
 
 from specgraph.attention import KVCache
@@ -34,11 +34,13 @@ def test_rounds_of_a_length_that_no_k_makes():
     schedule = {1: 4, 2: 2}
     head = make_head("eagle", make_target())
     drafter = make_drafter(head, "merged", "device", num_speculative_tokens=4, draft_schedule=schedule, **LIMITS)
-    before = drafter.buffers.round.num_sampled.clone()
-    batch = Rounds(DraftConfig(num_speculative_tokens=3, **LIMITS), head.aux_size, VOCAB, head.dtype, seed=0).next(2)
+    before = drafter.buffers.shared.num_sampled.clone()
+    batch = RandomBatches(
+        DraftConfig(num_speculative_tokens=3, **LIMITS), head.aux_size, VOCAB, head.dtype, seed=0
+    ).next(2)
     with pytest.raises(ConfigError, match=r"a round of 4 rows per request; with this drafter's K they are 3, 5"):
         drafter.propose(batch)
-    assert torch.equal(drafter.buffers.round.num_sampled, before)
+    assert torch.equal(drafter.buffers.shared.num_sampled, before)
     assert drafter.num_proposes == 0
 
 
@@ -118,7 +120,7 @@ def test_a_sampled_drafter_needs_temperatures_and_seeds_and_a_greedy_one_refuses
     head = make_head("eagle", make_target())
     settings = {"num_speculative_tokens": 2, **LIMITS}
     greedy, sampled = (make_drafter(head, "eager", "device", sampled=sampled, **settings) for sampled in (False, True))
-    batch = Rounds(sampled.config, head.aux_size, VOCAB, head.dtype, seed=2).next(2)
+    batch = RandomBatches(sampled.config, head.aux_size, VOCAB, head.dtype, seed=2).next(2)
     with pytest.raises(ConfigError, match=f"a sampled drafter needs {name} with every batch"):
         sampled.propose(replace(batch, **{name: None}))
     given = replace(batch, temperature=None, seeds=None)
@@ -139,7 +141,7 @@ def test_a_sampled_drafter_needs_temperatures_and_seeds_and_a_greedy_one_refuses
 def test_sampling_of_other_sizes():
     head, settings = make_head("eagle", make_target()), {"num_speculative_tokens": 2, "sampled": True, **LIMITS}
     drafter = make_drafter(head, "eager", "device", **settings)
-    batch = Rounds(drafter.config, head.aux_size, VOCAB, head.dtype, seed=2).next(2)
+    batch = RandomBatches(drafter.config, head.aux_size, VOCAB, head.dtype, seed=2).next(2)
     for name in ("temperature", "seeds"):
         with pytest.raises(ConfigError, match=rf"{name} is \[1\], expected \[2\]"):
             drafter.propose(replace(batch, **{name: getattr(batch, name)[:1]}))
@@ -247,7 +249,7 @@ def test_a_prompt_pass_takes_as_many_blocks_as_a_round_has():
 def test_debug_refuses_other_dtypes_and_options_of_other_types():
     settings = {"num_speculative_tokens": 2, "debug": True, **LIMITS}
     drafter = make_drafter(make_head("eagle", make_target()), "eager", "device", **settings)
-    batch = Rounds(drafter.config, drafter.head.aux_size, VOCAB, drafter.head.dtype, seed=2).next(1)
+    batch = RandomBatches(drafter.config, drafter.head.aux_size, VOCAB, drafter.head.dtype, seed=2).next(1)
     with pytest.raises(ConfigError, match=r"num_sampled is \[1\] torch.int64, expected \[1\] torch.int32"):
         drafter.propose(replace(batch, num_sampled=batch.num_sampled.long()))
     with pytest.raises(ConfigError, match="copy must be True or False, got 2"):
@@ -343,8 +345,8 @@ def test_parameters_put_no_history_into_the_memory_of_the_drafter(lowering):
         drafter = make_drafter(head, lowering, "device", num_speculative_tokens=2, prefill_sizes=[8], **limits)
         drafter.prefill(list(range(8)), range(8), [1, 2], torch.zeros(8, head.aux_size, requires_grad=True))
         config = DraftConfig(num_speculative_tokens=2, **limits)
-        batch = Rounds(config, head.aux_size, VOCAB, head.dtype, seed=0).next(2)
+        batch = RandomBatches(config, head.aux_size, VOCAB, head.dtype, seed=0).next(2)
         drafter.propose(replace(batch, aux_hidden=batch.aux_hidden.requires_grad_()))
     assert len(parameters) > 3
-    own = [drafter.prefill_buffers.aux_hidden, drafter.round.aux_hidden]
+    own = [drafter.prefill_buffers.aux_hidden, drafter.shared.aux_hidden]
     assert not any(tensor.requires_grad for tensor in (*own, *(each for cache in drafter.caches for each in cache)))

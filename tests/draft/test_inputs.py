@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from draft.pairs import VOCAB, make_head, make_target
-from draft.rounds import Rounds, make_drafter
+from draft.rounds import RandomBatches, make_drafter
 
 from specgraph import ProposeBatch
 from specgraph.errors import CaptureError, ConfigError, StaleInputError
@@ -23,7 +23,7 @@ SETTINGS = {
 
 def test_views_are_overwritten_and_copies_are_not():
     drafter = make_drafter(make_head("eagle", make_target()), "merged", "device", **SETTINGS)
-    rounds = Rounds(drafter.config, drafter.head.aux_size, VOCAB, torch.float32, seed=1)
+    rounds = RandomBatches(drafter.config, drafter.head.aux_size, VOCAB, torch.float32, seed=1)
     with torch.inference_mode():
         first = rounds.next(2)
         views, copies = drafter.propose(first, copy=False), drafter.propose(first)

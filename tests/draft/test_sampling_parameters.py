@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from draft.pairs import DRAFTERS, VOCAB, make_head, make_target
-from draft.rounds import LoggedHead, Rounds, caches_equal
+from draft.rounds import LoggedHead, RandomBatches, caches_equal
 from served_distribution import served
 
 from specgraph.attention import allocate_caches
@@ -57,7 +57,7 @@ def test_every_lowering_drafts_what_eager_drafts(kind, sampled):
     head = make_head(kind, make_target())
     drafters = {way: make_drafter(head, way, sampled) for way in ("eager", "step", "merged")}
     eager = drafters["eager"]
-    rounds = Rounds(eager.config, head.aux_size, VOCAB, head.dtype, seed=5)
+    rounds = RandomBatches(eager.config, head.aux_size, VOCAB, head.dtype, seed=5)
     for number in range(3):
         batch = rounds.next(num_requests=(5, 1, 4)[number])
         with torch.inference_mode():
@@ -88,7 +88,7 @@ def test_each_draft_follows_its_context(kind, wrong, monkeypatch):
     drafter = make_drafter(logged, "merged")
     offset = plain.draft_to_target
     ids = torch.arange(plain.draft_vocab_size) + (0 if offset is None else offset)
-    rounds = Rounds(drafter.config, plain.aux_size, VOCAB, plain.dtype, seed=2)
+    rounds = RandomBatches(drafter.config, plain.aux_size, VOCAB, plain.dtype, seed=2)
     largest = 0.0
     for _ in range(4):
         batch = rounds.next(num_requests=REQUESTS)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from draft.rounds import LOWERINGS, Rounds, make_drafter
+from draft.rounds import LOWERINGS, RandomBatches, make_drafter
 from torch import Tensor
 
 from specgraph import AttentionLayer, DraftOutput, DraftTree
@@ -61,7 +61,7 @@ def test_a_head_without_attention_drafts_what_it_says(lowering, debug):
     drafter = make_drafter(head, lowering, debug=debug, **SIZES)
     assert not drafter.caches
     assert drafter.prefill([1, 2, 3, 4, 5], range(5), [1, 2], torch.ones(5, HIDDEN)) is not None
-    rounds = Rounds(drafter.config, HIDDEN, VOCAB, torch.float32, seed=1)
+    rounds = RandomBatches(drafter.config, HIDDEN, VOCAB, torch.float32, seed=1)
     for _ in range(4):
         batch = rounds.next()
         last = batch.num_sampled.long() - 1
@@ -77,7 +77,7 @@ def test_a_head_without_attention_drafts_what_it_says(lowering, debug):
 def test_a_head_without_attention_drafts_trees_whose_likeliest_path_is_its_chain():
     head, tree = RecurrentHead(), DraftTree(num_steps=3, top_k=2, num_draft_tokens=8)
     trees = make_drafter(head, "merged", tree=tree, **SIZES)
-    batch = Rounds(trees.config, HIDDEN, VOCAB, torch.float32, seed=2).next(2)
+    batch = RandomBatches(trees.config, HIDDEN, VOCAB, torch.float32, seed=2).next(2)
     drafts = trees.propose(batch)
     assert drafts.parents is not None
     chains = make_drafter(head, "eager", **SIZES).propose(batch).token_ids

@@ -11,7 +11,7 @@ for part in (
     "backend_slips",
     "blocks",
     "draft_ops",
-    "engine",
+    "core",
     "fast_sizes",
     "field",
     "later_work",

@@ -15,7 +15,7 @@ import specgraph.ops.kv_cache
 import specgraph.ops.noise
 from specgraph import ops
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
-from specgraph.ops.copies import RoundTensors
+from specgraph.ops.copies import BatchTensors
 from specgraph.ops.past_rows import PastRows
 
 
@@ -155,7 +155,7 @@ def prompt_length_of_real_rows(real: Any, given: RowInputs, plan: RowPlan, rows:
 
 
 @mutant("stale-block-table", "specgraph.ops:load_round")
-def stale_block_table(real: Any, given: RoundTensors, to: RoundTensors) -> None:
+def stale_block_table(real: Any, given: BatchTensors, to: BatchTensors) -> None:
     """A smaller block table leaves the columns of the larger one before it."""
     n, width = given.block_table.shape
     tail = to.block_table[:n, width:].clone()
@@ -164,7 +164,7 @@ def stale_block_table(real: Any, given: RoundTensors, to: RoundTensors) -> None:
 
 
 @mutant("stale-block-table-requests", "specgraph.ops:load_round")
-def stale_requests(real: Any, given: RoundTensors, to: RoundTensors) -> None:
+def stale_requests(real: Any, given: BatchTensors, to: BatchTensors) -> None:
     """A smaller round leaves the requests after it alive."""
     n = given.num_sampled.shape[0]
     tail = to.num_sampled[n:].clone()

@@ -12,7 +12,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.ops import NewRows
 from specgraph.ops.begin_rows import RowPlan
-from specgraph.ops.copies import RoundTensors
+from specgraph.ops.copies import BatchTensors
 from specgraph.ops.past_rows import PastRows
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -185,7 +185,7 @@ def sampled_rows_only(real: Any, given: Any, plan: RowPlan, *args: Any) -> None:
 
 
 @mutant("wide-rows-cleared", "specgraph.ops:load_round")
-def eight_columns_cleared(real: Any, given: RoundTensors, to: RoundTensors) -> None:
+def eight_columns_cleared(real: Any, given: BatchTensors, to: BatchTensors) -> None:
     """Behind a round's block table eight columns are cleared."""
     n, columns = given.block_table.shape
     stale = to.block_table[:n, columns + 8 :].clone()

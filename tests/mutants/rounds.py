@@ -36,7 +36,7 @@ def latest_query_len(real: Any, self: Any, unread: Any) -> Any:
     return real(self, unread)
 
 
-@mutant("round-k-changed-in-flight-dispatch", "specgraph_run.decoder.round_steps:RoundSteps.find")
+@mutant("round-k-changed-in-flight-dispatch", "specgraph_run.decoder.round_stages:RoundStages.find")
 def k_of_the_first_launch(
     real: Any, self: Any, num_requests: int, query_len: int, num_speculative_tokens: int | None = None
 ) -> Any:
@@ -45,7 +45,7 @@ def k_of_the_first_launch(
     return known.setdefault((num_requests, query_len), real(self, num_requests, query_len, num_speculative_tokens))
 
 
-@mutant("round-k-changed-in-flight-rows", "specgraph_run.decoder.round_steps:RoundSteps.find")
+@mutant("round-k-changed-in-flight-rows", "specgraph_run.decoder.round_stages:RoundStages.find")
 def rows_of_its_own_k(
     real: Any, self: Any, num_requests: int, query_len: int, num_speculative_tokens: int | None = None
 ) -> Any:

@@ -16,7 +16,7 @@ from specgraph import ops
 from specgraph.capture.read_set import ReadSetGuard
 from specgraph.device import GraphPool
 from specgraph.draft import BoundTensors
-from specgraph.draft.host_lengths import HostRounds
+from specgraph.draft.host_lengths import HostNumbersReader
 from specgraph.draft.program import computed_tokens
 from specgraph.ops import HostLengths, KVCache, Mask
 
@@ -144,9 +144,9 @@ def moved_unseen(real: Any, self: Any) -> None:
     """Bound tensors whose memory was exchanged are taken as they were."""
 
 
-@mutant("inert-request-between-others", "specgraph.draft.host_lengths:HostRounds.round")
+@mutant("inert-request-between-others", "specgraph.draft.host_lengths:HostNumbersReader.read")
 def live_requests_counted(
-    real: Any, self: HostRounds, batch: Any, buffers: Any, start_positions: Any, num_sampled: Any
+    real: Any, self: HostNumbersReader, batch: Any, buffers: Any, start_positions: Any, num_sampled: Any
 ) -> Any:
     """Host lengths are read for as many requests as are live, not up to the last live one."""
     if start_positions is None:
@@ -159,7 +159,7 @@ def live_requests_counted(
 @mutant("round-rows-compacted", "specgraph_run.decoder.rounds:Rounds._compact")
 def hidden_states_stay(real: Any, self: Rounds) -> None:
     """Hidden states stay behind when rows are compacted."""
-    hidden = self.target.round.aux_hidden
+    hidden = self.target.shared.aux_hidden
     before = hidden.clone()
     real(self)
     hidden.copy_(before)

@@ -18,7 +18,7 @@ from torch.library import opcheck
 from specgraph import ops
 from specgraph.ops import DeviceLengths, HostLengths, KVCache, Mask, NewRows
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
-from specgraph.ops.copies import RoundTensors
+from specgraph.ops.copies import BatchTensors
 from specgraph.ops.library import NAMESPACE, declared, implement, kernel_places, name_kernels, plain_torch, use_kernels
 from specgraph.ops.past_rows import PastRows
 from specgraph.parallel import join_ranks
@@ -74,8 +74,8 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         ),
         "shift_token_ids": ((i64(R * Q), torch.tensor([0, 3, 8]), ids, lengths, step), {}),
         "load_round": (
-            (RoundTensors(i64(2, Q) + 5, i32(1, 2), i64(2), f32(2 * Q, 8), TABLE[:2, :3]),
-             RoundTensors(i64(R, Q), i32(7, 7, 7), i64(R), f32(R * Q, 8), TABLE.clone())), {},
+            (BatchTensors(i64(2, Q) + 5, i32(1, 2), i64(2), f32(2 * Q, 8), TABLE[:2, :3]),
+             BatchTensors(i64(R, Q), i32(7, 7, 7), i64(R), f32(R * Q, 8), TABLE.clone())), {},
         ),
         "next_verify": ((i64(R, Q), i32(1, 0, 3), drafts, i64(R), ids, i64(R, K)), {}),
         "take_rows": ((f32(R * Q, 8), i64(R) + 2, f32(R, 8)), {}),

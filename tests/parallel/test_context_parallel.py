@@ -16,9 +16,9 @@ from parallel.mixtures import write_mixture
 from parallel.processes import results
 from parallel.tasks import FIXTURES, TASKS, several
 from safetensors.torch import load_file, save_file
-from specgraph_plugin import Chunk, PromptPass
+from specgraph_plugin import PromptChunk, PromptPass
 from specgraph_plugin.prompts import PromptProgram
-from specgraph_run import EngineOptions
+from specgraph_run import GeneratorOptions
 from specgraph_run.text.load import join
 
 from specgraph.attention import AttentionLayer, PagedAttention, PagedHostAttention, allocate_caches
@@ -174,7 +174,7 @@ def test_prompts_of_an_engine_s_pass_in_caches_that_ranks_share():
     head = make_head("dflash", make_target(torch.float64))
     g = torch.Generator().manual_seed(3)
     given = PromptPass(
-        chunks=[Chunk(0, 21, 0, 0, 0), Chunk(21, 6, 3, 1, 1)],
+        chunks=[PromptChunk(0, 21, 0, 0, 0), PromptChunk(21, 6, 3, 1, 1)],
         token_ids=torch.arange(1, 28), next_tokens=torch.tensor([1, 2]),
         hidden_states=[torch.randn(27, head.aux_size, dtype=torch.float64, generator=g)],
         table=torch.tensor([[3, 1, 4, 2, 5, 6], [7, 8, 9, 0, 0, 0]], dtype=torch.int32),
@@ -220,7 +220,7 @@ def test_more_ranks_than_split_the_matrices_are_refused():
     with pytest.raises(ConfigError, match=r"decode_context_parallel 2, tensor_parallel 1: .* choose a divisor"):
         join_layout(torch.device("cpu"), decode_context_parallel=2)
     with pytest.raises(ConfigError, match=r"decode_context_parallel 2, tensor_parallel 1: .* choose a divisor"):
-        join(open_platform("cpu"), EngineOptions(decode_context_parallel=2), {})
+        join(open_platform("cpu"), GeneratorOptions(decode_context_parallel=2), {})
 
 
 @pytest.mark.parametrize("attention", [PagedAttention(), PagedHostAttention(open_platform("cpu"))])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from specgraph_run.options import EngineOptions
+from specgraph_run.options import GeneratorOptions
 from specgraph_run.text import load
 
 from specgraph.cpu import CpuPlatform
@@ -62,7 +62,7 @@ def test_a_comparison_that_fails_on_every_rank_leaves_the_group_open(
 
     monkeypatch.setattr("specgraph.parallel.ranks.Ranks.same", differs)
     with pytest.raises(RankError, match="another option"):
-        load.join(CpuPlatform(), EngineOptions(tensor_parallel=2), {})
+        load.join(CpuPlatform(), GeneratorOptions(tensor_parallel=2), {})
     assert torch.distributed.is_initialized() is everywhere
     layouts[0].ranks.close()
     assert not torch.distributed.is_initialized()

@@ -1,11 +1,11 @@
-"""The kernels that `fill_round` would need on a device: each form of a hand-over is compiled when it first comes."""
+"""The kernels that `fill_batch` would need on a device: each form of a hand-over is compiled when it first comes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from specgraph_plugin import fast_path, prompts, round_end
+from specgraph_plugin import fast_path, prompts, verify_output
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -14,9 +14,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     These are dtypes, which tensors are None, sizes that are constants, addresses that are multiples of 16 bytes, and
     strides and widths that are 1 or multiples of 16.
     """
-    forms, fill = list[Any](), round_end.fill_round
+    forms, fill = list[Any](), verify_output.fill_batch
 
-    def fill_round(end: Any, into: Any, *rest: Any) -> None:
+    def fill_batch(end: Any, into: Any, *rest: Any) -> None:
         given = end.token_ids, end.num_sampled, end.starts, end.table, end.first_rows, end.last_tokens, end.last_rows
         tensors = *given, end.table_rows, *end.hidden_states, into.sampled_token_ids, into.aux_hidden, into.block_table
         pointers = [None if each is None else (each.dtype, each.data_ptr() % 16) for each in tensors]
@@ -28,5 +28,5 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         fill(end, into, *rest)
 
     for module in (fast_path, prompts):
-        monkeypatch.setattr(module, "fill_round", fill_round)
+        monkeypatch.setattr(module, "fill_batch", fill_batch)
     return forms

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from specgraph_plugin import Chunk
+from specgraph_plugin import PromptChunk
 from specgraph_plugin.prompts import SEGMENT, segments_of
 
 
 @pytest.mark.parametrize("writes_ends", [False, True])
 def test_each_row_is_in_one_segment_with_its_token(writes_ends) -> None:
-    chunks, want, first = list[Chunk](), [], 0
+    chunks, want, first = list[PromptChunk](), [], 0
     for length in range(1, 3 * SEGMENT + 2):
         for next_row in (None, 500 + length):
-            chunk = Chunk(first, length, 100 * length, table_row=900 + length, next_row=next_row)
+            chunk = PromptChunk(first, length, 100 * length, table_row=900 + length, next_row=next_row)
             rows = length if writes_ends or next_row is not None else length - 1
             for i in range(rows):
                 token = next_row if i == length - 1 and next_row is not None else -1

@@ -7,7 +7,7 @@ from specgraph_conformance.op_rows.rounds import a_round
 
 from specgraph import ops
 from specgraph.device import Platform
-from specgraph.ops.copies import RoundTensors
+from specgraph.ops.copies import BatchTensors
 
 
 def test_a_round_of_any_alignment_is_loaded(platform: Platform) -> None:
@@ -15,9 +15,9 @@ def test_a_round_of_any_alignment_is_loaded(platform: Platform) -> None:
     for shift in (0, 1, 0, 3):
         given = a_round(torch.Generator().manual_seed(shift), 2, 6, 40, 4)
         memory = [torch.cat((tensor.flatten()[:1].expand(shift), tensor.flatten())).cuda() for tensor in given]
-        there = RoundTensors(*(flat[shift:].view_as(tensor) for flat, tensor in zip(memory, given, strict=True)))
-        held = RoundTensors(*(torch.cat((tensor, tensor)) for tensor in given))
-        on_device = RoundTensors(*(tensor.cuda() for tensor in held))
+        there = BatchTensors(*(flat[shift:].view_as(tensor) for flat, tensor in zip(memory, given, strict=True)))
+        held = BatchTensors(*(torch.cat((tensor, tensor)) for tensor in given))
+        on_device = BatchTensors(*(tensor.cuda() for tensor in held))
         ops.load_round(there, on_device)
         ops.load_round.reference(given, held)
         for name, tensor in held._asdict().items():

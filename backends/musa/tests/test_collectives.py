@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft.on_platform import make_drafter, propose, rounds_for
+from draft.on_platform import batches_for, make_drafter, propose
 from draft.pairs import make_head, make_target
 from specgraph.errors import UnsupportedError
 
@@ -36,7 +36,7 @@ class ShardedHead:
 def draft(platform, lowering, k=4, rounds=3):
     head = ShardedHead(make_head("eagle3", make_target()))
     drafter = make_drafter(platform, lowering, k, head=head, max_num_requests=3, capture_sizes=[1, 3])
-    batches = rounds_for(drafter, seed=3)
+    batches = batches_for(drafter, seed=3)
     tokens = [propose(drafter, batches.next()) for _ in range(rounds)]
     drafter.close()
     return tokens

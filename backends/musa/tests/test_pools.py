@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from device_memory import live, reserved
-from draft.on_platform import make_drafter, propose, rounds_for
+from draft.on_platform import batches_for, make_drafter, propose
 
 from specgraph_musa.graph import release_share
 from specgraph_musa.platform import MusaPlatform
@@ -97,7 +97,7 @@ def test_a_drafter_gives_everything_back(musa):
     make_drafter(musa, "step", 3).close()  # libraries allocate for good on first use
     before, graphs = reserved(musa), live(musa)
     drafter = make_drafter(musa, "step", 3)
-    propose(drafter, rounds_for(drafter, seed=0).next())
+    propose(drafter, batches_for(drafter, seed=0).next())
     assert live(musa) > graphs
     drafter.close()
     del drafter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft.on_platform import decoded, make_drafter, propose, rounds_for
+from draft.on_platform import batches_for, decoded, make_drafter, propose
 from specgraph.capture import BatchDescriptor
 
 LOWERINGS = ["eager", "piecewise", "step", "merged"]
@@ -23,7 +23,7 @@ def test_drafts_are_what_cpu_drafts(musa, forced, cpu, kind, lowering, k):
     expected = make_drafter(cpu, "eager", k, kind)
     drafter = make_drafter(forced if lowering == "merged" else musa, lowering, k, kind)
     assert drafter.resolution.lowering == lowering
-    compare(drafter, expected, rounds_for(expected, seed=k), 8)
+    compare(drafter, expected, batches_for(expected, seed=k), 8)
     passes = k if kind == "eagle3" else 1
     launches = {"merged": 1, "step": passes, "eager": 0}.get(lowering)
     if launches is not None:
@@ -36,7 +36,7 @@ def test_drafts_are_what_cpu_drafts(musa, forced, cpu, kind, lowering, k):
 def test_so_for_the_other_kinds(forced, cpu, kind, lowering):
     expected = make_drafter(cpu, "eager", 3, kind)
     drafter = make_drafter(forced, lowering, 3, kind)
-    compare(drafter, expected, rounds_for(expected, seed=3), 8)
+    compare(drafter, expected, batches_for(expected, seed=3), 8)
     drafter.close()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from specgraph import ops
-from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
+from specgraph.attention import AttentionLayer, AttentionMetadata, ForwardContext, HostLengths, KVCache, TaskKey
 from specgraph.attention.context_parallel import all_heads, lengths_by_row, own_heads, own_slots, table_by_row
 from specgraph.attention.paged import NO_ANCESTOR_MASK
 from specgraph.device import Support, no, yes
@@ -79,7 +79,7 @@ class HostOpAttention:
 
     def forward(
         self, layer: AttentionLayer, index: int, query: Tensor, key: Tensor, value: Tensor, cache: KVCache,
-        context: StepContext,
+        context: ForwardContext,
     ) -> Tensor:  # fmt: skip
         """See `AttentionBackend.forward`. UpdateError: no host lengths, or some that don't fit rows or block table."""
         metadata, lengths, row = context.metadata, context.lengths, self.row

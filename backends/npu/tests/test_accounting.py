@@ -11,14 +11,14 @@ from specgraph_npu.attention import make_attention
 from specgraph_run.cli import app
 from typer.testing import CliRunner
 
-from draft.on_platform import arguments, make_drafter, propose, rounds_for
+from draft.on_platform import arguments, batches_for, make_drafter, propose
 
 
 @pytest.mark.parametrize(("k", "layers"), [pytest.param(2, 3, marks=pytest.mark.once), (5, 1)])
 def test_cost_of_one_merged_propose(npu, runtime, k, layers):
     """1 launch, K x layers updates, no device synchronise, at most 1 asynchronous copy to the host."""
     drafter = make_drafter(npu, "merged", k, layers=layers, attention=make_attention(npu, "fia"))
-    rounds = rounds_for(drafter, seed=3)
+    rounds = batches_for(drafter, seed=3)
     propose(drafter, rounds.next(num_requests=2))
     batch = arguments(rounds.next(num_requests=2), npu.device)
     npu.synchronize()

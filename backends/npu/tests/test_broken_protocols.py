@@ -9,12 +9,12 @@ import pytest
 import torch
 from specgraph_npu.attention import make_attention
 
-from draft.on_platform import arguments, make_drafter, propose, rounds_for
+from draft.on_platform import arguments, batches_for, make_drafter, propose
 from specgraph.attention import HostLengths, TaskKey
 from specgraph.capture import UpdatePlan
 from specgraph.cpu import CpuPlatform
 from specgraph.draft.chain import ChainProgram
-from specgraph.draft.host_lengths import HostRound
+from specgraph.draft.host_lengths import HostNumbers
 from specgraph.errors import UpdateError
 
 MANY_ROUNDS = """
@@ -37,7 +37,7 @@ work = torch.ones(600, 600, device="npu")
 {mutation}
 reference = make_drafter(CpuPlatform(), "eager", 3)
 drafter = make_drafter(npu, "merged", 3, attention=make_attention(npu, "fia"))
-rounds = rounds_for(reference, seed=4)
+rounds = batches_for(reference, seed=4)
 different = 0
 try:
     for seed in range(6):
@@ -113,7 +113,7 @@ def pair(npu, runtime):
     """A reference on the CPU, a merged drafter on the NPU, and their batches."""
     reference = make_drafter(CpuPlatform(), "eager", 3)
     drafter = make_drafter(npu, "merged", 3, attention=make_attention(npu, "fia"))
-    yield reference, drafter, rounds_for(reference, seed=5)
+    yield reference, drafter, batches_for(reference, seed=5)
     drafter.close()
 
 
@@ -182,15 +182,15 @@ def test_rejected_tokens_in_lengths(pair, monkeypatch):
     def without_rejections(self):
         return [self.query_len] * len(self.start_positions)
 
-    monkeypatch.setattr(HostRound, "counts", without_rejections)
+    monkeypatch.setattr(HostNumbers, "counts", without_rejections)
     assert disagreements(pair) > 0
 
 
 def test_per_step_lengths_not_updated(pair, monkeypatch):
     honest = ChainProgram.host_lengths
 
-    def frozen(self, step, host_round):
-        return honest(self, min(step, 1), host_round)
+    def frozen(self, step, host_numbers):
+        return honest(self, min(step, 1), host_numbers)
 
     monkeypatch.setattr(ChainProgram, "host_lengths", frozen)
     assert disagreements(pair) > 0
@@ -212,7 +212,7 @@ def test_step_ladder_overpadding(run_script):
         ChainProgram.step, ChainProgram.joined_steps = overpadded, lambda self: None
         npu = NpuPlatform(0)
         drafter = make_drafter(npu, "merged", 3, attention=make_attention(npu, "fia"))
-        batch = arguments(rounds_for(drafter, 0).next(num_requests=2), npu.device, late=False)
+        batch = arguments(batches_for(drafter, 0).next(num_requests=2), npu.device, late=False)
         try:
             with torch.inference_mode():
                 drafter.propose(**batch)

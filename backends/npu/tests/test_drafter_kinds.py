@@ -9,7 +9,7 @@ import torch
 from specgraph_npu.attention import make_attention, store_latent
 from specgraph_npu.host_ops import HostOp
 
-from draft.on_platform import RAGGED, decoded, make_drafter, propose, rounds_for
+from draft.on_platform import RAGGED, batches_for, decoded, make_drafter, propose
 from specgraph.attention import AttentionLayer, PagedAttention
 from specgraph.cpu import CpuPlatform
 from specgraph.device import LOWERINGS
@@ -58,7 +58,7 @@ def test_latent_attention(npu, runtime, name, monkeypatch):
     """An MTP head with MLA: the op with rope parts on npu, plain attention over whole rows on cpu."""
     issued, make = [], HostOp.with_lengths
     reference = make_drafter(CpuPlatform(), "eager", 3, "latent")
-    rounds = rounds_for(reference, seed=8)
+    rounds = batches_for(reference, seed=8)
     attention = make_attention(npu, name)
     drafters = {way: make_drafter(npu, way, 3, "latent", attention=attention) for way in LOWERINGS}
 

@@ -11,7 +11,7 @@ import torch
 from specgraph_npu.attention import make_attention
 from test_random_graphs import SCHEDULES
 
-from draft.on_platform import arguments, make_drafter, propose, rounds_for
+from draft.on_platform import arguments, batches_for, make_drafter, propose
 from draft.pairs import make_head, make_target
 from specgraph import ops
 from specgraph.cpu import CpuPlatform
@@ -31,7 +31,7 @@ def test_lowerings_agree_with_each_other_and_with_cpu(npu, runtime, cpu, k, laye
     reference = make_drafter(cpu, "eager", k, layers=layers)
     attention = make_attention(npu, "fia")
     drafters = {name: make_drafter(npu, name, k, layers=layers, attention=attention) for name in LOWERINGS}
-    rounds = rounds_for(reference, seed=k)
+    rounds = batches_for(reference, seed=k)
     for number in (1, 5, 2, 4, 3):
         batch = rounds.next(num_requests=number)
         expected = propose(reference, batch)
@@ -60,7 +60,7 @@ def test_random_schedules(npu, runtime, cpu, lowering, name, shared, monkeypatch
         head.attention_layers = tuple(replace(layer, ranks=ALONE) for layer in head.attention_layers)
         monkeypatch.setattr(ops, "all_gather", lambda x, group, size: x)
     drafter = make_drafter(npu, lowering, 3, head=head, attention=attention)
-    rounds = rounds_for(reference, seed=2)
+    rounds = batches_for(reference, seed=2)
     for seed in range(SCHEDULES // 4):
         runtime.schedule(seed, delay_us=200, percent=25)
         batch = rounds.next()
@@ -73,7 +73,7 @@ def test_accepted_counts_are_read_while_the_graph_runs(npu, runtime, monkeypatch
     from specgraph.capture.transfers import HostCopy
 
     drafter = make_drafter(npu, "merged", 3, attention=make_attention(npu, "fia"))
-    batch = arguments(rounds_for(drafter, seed=6).next(num_requests=2), npu.device)
+    batch = arguments(batches_for(drafter, seed=6).next(num_requests=2), npu.device)
     before, read, seen = Counter(npu.counts()), HostCopy.read, []
 
     def watched(self):

@@ -16,7 +16,7 @@ from test_random_graphs import SCHEDULES
 from test_wheel_names import keywords
 
 from specgraph import ops
-from specgraph.attention import AttentionLayer, HostLengths, KVCache, StepContext
+from specgraph.attention import AttentionLayer, ForwardContext, HostLengths, KVCache
 from specgraph.attention.metadata import allocate_metadata
 from specgraph.capture import UpdatePlan
 from specgraph.errors import ConfigError, UnsupportedError
@@ -232,7 +232,7 @@ def test_ranks_that_share_keys(npu, runtime, monkeypatch, name, ranks):
         updates, graph = UpdatePlan(npu, 3), npu.graph()
         inert = HostLengths([2, 2, 2], [0, 0, 0])
         with graph.capture():
-            part = attention.forward(layer, 0, query, key, key, cache, StepContext(metadata, 0, inert, updates))
+            part = attention.forward(layer, 0, query, key, key, cache, ForwardContext(metadata, 0, inert, updates))
         captured.append((graph, updates, part, cache, metadata, query, key))  # graphs keep no tensors of others
     random = Random(ranks)
     for seed in range(max(3, SCHEDULES // 5)):

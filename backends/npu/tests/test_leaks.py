@@ -7,7 +7,7 @@ import gc
 import torch
 from specgraph_npu.attention import make_attention
 
-from draft.on_platform import arguments, make_drafter, rounds_for
+from draft.on_platform import arguments, batches_for, make_drafter
 
 
 def settled(npu, runtime) -> tuple[dict[str, int], list[int]]:
@@ -41,7 +41,7 @@ def test_500_replays_with_updates(npu, runtime):
 
 def test_30_proposes(npu, runtime):
     drafter = make_drafter(npu, "merged", 3, attention=make_attention(npu, "fia"))
-    rounds = rounds_for(drafter, seed=0)
+    rounds = batches_for(drafter, seed=0)
     batches = [arguments(rounds.next(), npu.device) for _ in range(6)]
     with torch.inference_mode():
         for batch in batches * 2:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from specgraph_npu.attention import make_attention
 
-from draft.on_platform import make_drafter, propose, rounds_for
+from draft.on_platform import batches_for, make_drafter, propose
 from specgraph.attention import HostLengths
 from specgraph.cpu import CpuPlatform
 from specgraph.errors import UpdateError
@@ -105,7 +105,7 @@ def test_lengths_that_the_op_refuses_begin_no_update(npu, runtime, wrong, why):
     with pytest.raises(UpdateError, match=why):
         captured.updates.apply({0: wrong})
     assert not runtime.report()["calls"].get("aclmdlRICaptureTaskUpdateBegin", 0)
-    batch = rounds_for(reference, seed=5).next(num_requests=2)
+    batch = batches_for(reference, seed=5).next(num_requests=2)
     assert torch.equal(propose(drafter, batch), propose(reference, batch))
     drafter.close()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from specgraph_npu.attention import make_attention
 
-from specgraph.attention import AttentionLayer, HostLengths, StepContext, allocate_caches, choose_attention
+from specgraph.attention import AttentionLayer, ForwardContext, HostLengths, allocate_caches, choose_attention
 from specgraph.attention.metadata import allocate_block_table, allocate_metadata
 
 pytestmark = pytest.mark.usefixtures("all_limits")
@@ -38,7 +38,7 @@ def runs(npu, attention, layer: AttentionLayer, dtype: torch.dtype, block: int) 
     for rows in (2, 1):
         metadata = allocate_metadata(1, [rows], allocate_block_table(1, 2, npu.device))
         query, key = zeros(rows, layer.num_heads, layer.head_dim), zeros(rows, layer.num_kv_heads, layer.head_dim)
-        context = StepContext(metadata, 0, HostLengths([rows], [rows]))
+        context = ForwardContext(metadata, 0, HostLengths([rows], [rows]))
         try:
             attention.forward(layer, 0, query, key, key, cache, context)
         except RuntimeError as error:

@@ -7,7 +7,7 @@ import torch
 from specgraph_npu.attention import make_attention
 from specgraph_npu.platform import NpuPlatform
 
-from draft.on_platform import make_drafter, propose, rounds_for
+from draft.on_platform import batches_for, make_drafter, propose
 from specgraph.cpu import CpuPlatform
 
 
@@ -45,7 +45,7 @@ def test_graphs_with_task_groups(npu, other, runtime, current):
 def test_drafters(npu, other, runtime):
     reference = make_drafter(CpuPlatform(), "eager", 3)
     drafters = [make_drafter(each, "merged", 3, attention=make_attention(each, "fia")) for each in (npu, other)]
-    rounds = rounds_for(reference, seed=11)
+    rounds = batches_for(reference, seed=11)
     for _ in range(4):
         batch = rounds.next()
         expected = propose(reference, batch)

@@ -11,10 +11,10 @@ from specgraph_npu.attention import make_attention
 from specgraph.attention import (
     AttentionLayer,
     AttentionMetadata,
+    ForwardContext,
     HostLengths,
     KVCache,
     PagedAttention,
-    StepContext,
 )
 from specgraph.capture import UpdatePlan
 
@@ -74,7 +74,7 @@ def test_windows_and_sinks(npu, runtime, name, rows, window, sinks):
         npu.synchronize()
         with graph.capture():
             out = attention.forward(
-                there, 0, *device, cache, StepContext(named, 0, HostLengths([rows] * 4, lengths[0]), plan)
+                there, 0, *device, cache, ForwardContext(named, 0, HostLengths([rows] * 4, lengths[0]), plan)
             )
         for seq_lens in lengths:
             now = metadata(rows, seq_lens, torch.device("cpu"))
@@ -82,6 +82,6 @@ def test_windows_and_sinks(npu, runtime, name, rows, window, sinks):
                 mine.copy_(theirs)
             graph.replay()
             plan.apply_in_order({0: HostLengths([rows] * 4, seq_lens)})
-            expected = PagedAttention().forward(layer, 0, *host, KVCache(*caches), StepContext(now))
+            expected = PagedAttention().forward(layer, 0, *host, KVCache(*caches), ForwardContext(now))
             torch.testing.assert_close(out.cpu().float(), expected.float(), **TOLERANCE)
     graph.close()

@@ -274,14 +274,14 @@ def test_samples(platform: Platform, kind: str, seed: int) -> None:
     made, eager = rig(platform, config, "paged", kind), rig(platform, replace(config, decode="eager"), "paged", kind)
     (batch,) = make_batches(config, made.head.aux_size, seed, [4])
     hot = replace(batch, temperature=torch.full((4,), 1e6))  # every token equally likely: only the noise decides
-    first, wanted = made.round(hot), eager.round(hot)
+    first, wanted = made.propose_to_host(hot), eager.propose_to_host(hot)
     assert first.probs is not None
     assert wanted.probs is not None
     expect_equal(first.token_ids, wanted.token_ids)
     expect_equal(first.probs, wanted.probs)
-    expect_equal(made.round(hot).token_ids, first.token_ids)
-    assert not torch.equal(made.round(replace(hot, seeds=hot.seeds + 1)).token_ids, first.token_ids)
-    one_seed = made.round(replace(hot, seeds=torch.full((4,), 9))).token_ids
+    expect_equal(made.propose_to_host(hot).token_ids, first.token_ids)
+    assert not torch.equal(made.propose_to_host(replace(hot, seeds=hot.seeds + 1)).token_ids, first.token_ids)
+    one_seed = made.propose_to_host(replace(hot, seeds=torch.full((4,), 9))).token_ids
     assert len({tuple(row) for row in one_seed.tolist()}) > 1, "other positions, the same noise"
     assert any(len(set(row)) > 1 for row in one_seed.tolist()), "every draft step has the same noise"
 
@@ -306,7 +306,7 @@ def test_again(platform: Platform, kind: str, seed: int) -> None:
     batch = replace(batch, temperature=hot, seeds=torch.tensor(seeds), blocks=blocks)
     seen: dict[tuple[int, int], list[int]] = {}
     for starts, counts in (([5, 5, 5], [1, 1, 1]), ([6, 5, 5], [1, 1, 2]), ([5, 6, 6], [2, 1, 1])):
-        drafts = made.round(replace(batch, start_positions=starts, num_sampled=counts)).token_ids.tolist()
+        drafts = made.propose_to_host(replace(batch, start_positions=starts, num_sampled=counts)).token_ids.tolist()
         for r, tokens in enumerate(drafts):
             before = seen.setdefault((starts[r] + counts[r], seeds[r]), tokens)
             assert tokens == before, f"request {r} follows the same text of {starts[r] + counts[r]} tokens"

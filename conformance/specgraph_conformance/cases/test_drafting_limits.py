@@ -157,7 +157,7 @@ WRONG_TENSORS: dict[str, Callable[[HostBatch], HostBatch]] = {
     "drafting.wrong-tensors-refused",
     "A round with one tensor too small or too large is a ConfigError that names the tensor; the next round is right.",
     hazard="wrong-round-taken",
-    cause="RoundBuffers.load: a shape that is not compared, or compared in one direction only",
+    cause="SharedBuffers.load: a shape that is not compared, or compared in one direction only",
     quick=True,
 )
 def test_wrong_tensors(platform: Platform, wrong: str, seed: int) -> None:
@@ -172,10 +172,10 @@ def test_wrong_tensors(platform: Platform, wrong: str, seed: int) -> None:
     name, _, how = wrong.partition("-")
     said = "rows per request" if how == "narrow" else name
     expect_refusal(lambda: made.drafter.propose(given, **host), f"a round whose {name} is too {how}", said)
-    after = made.round(second)
+    after = made.propose_to_host(second)
     fresh = rig(platform, make_config(), "paged")
     fresh.propose(first)
-    expect_equal(after.token_ids, fresh.round(second).token_ids, "the drafts of the next round")
+    expect_equal(after.token_ids, fresh.propose_to_host(second).token_ids, "the drafts of the next round")
 
 
 WRONG_CACHES: dict[str, Callable[[list[KVCache]], list[KVCache]]] = {

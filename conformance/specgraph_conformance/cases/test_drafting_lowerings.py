@@ -116,7 +116,7 @@ def test_chain_writes(platform: Platform, attention: str, lowering: str, seed: i
     (batch,) = make_batches(config, made.head.aux_size, seed, [1])
     batch = replace(batch, num_sampled=[config.query_len])
     before = made.host_caches()
-    made.round(batch)
+    made.propose_to_host(batch)
     start, block = batch.start_positions[0] + config.query_len, config.block_size
     for step in range(config.num_speculative_tokens - 1):
         position = start + step
@@ -141,8 +141,8 @@ def test_rejected(platform: Platform, attention: str, numbers: str, seed: int) -
     aux = batch.aux_hidden.clone().view(3, config.query_len, -1)
     for r, count in enumerate((1, 2, 1)):
         aux[r, count:] *= -9
-    a = made.round(batch, host_numbers=numbers == "host")
-    b = other.round(replace(batch, aux_hidden=aux.flatten(0, 1)), host_numbers=numbers == "host")
+    a = made.propose_to_host(batch, host_numbers=numbers == "host")
+    b = other.propose_to_host(replace(batch, aux_hidden=aux.flatten(0, 1)), host_numbers=numbers == "host")
     expect_equal(a.token_ids, b.token_ids, "drafts after other rejected tokens")
     expect_equal(a.hidden, b.hidden, "hidden states after other rejected tokens")
 
@@ -163,7 +163,7 @@ def test_max_len(platform: Platform, attention: str, lowering: str, seed: int) -
         blocks = [[1, 2], [3, 4]]
         batch = replace(any_batch, start_positions=[start] * 2, num_sampled=[count, 1], blocks=blocks)
         before = made.host_caches()
-        made.round(batch)
+        made.propose_to_host(batch)
         positions = on_host(made.drafter.read_set()["buffers.step.positions"])
         least, most = int(positions.min()), int(positions.max())
         assert least >= 0, f"a draft step from position {start} has position {least}"

@@ -28,9 +28,9 @@ def test_padding_writes(platform: Platform, attention: str, seed: int) -> None:
     made = rig(platform, config, attention)
     config = made.config
     full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
-    made.round(full)
+    made.propose_to_host(full)
     before = made.host_caches()
-    made.round(small)
+    made.propose_to_host(small)
     q, k, block = config.query_len, config.num_speculative_tokens, config.block_size
     allowed: set[int] = set()
     for start, count, blocks in zip(small.start_positions, small.num_sampled, small.blocks, strict=True):
@@ -60,7 +60,7 @@ def test_idle(platform: Platform, attention: str, seed: int) -> None:
         for now, old in zip(made.host_caches(), caches, strict=True):
             expect_equal(now[0], old[0])
             expect_equal(now[1], old[1])
-        ours, expected = made.round(batch), busy.round(batch)
+        ours, expected = made.propose_to_host(batch), busy.propose_to_host(batch)
         assert sum(made.drafter.launches.values()) - before == 2 * idle
         assert ours.token_ids.tolist() == expected.token_ids.tolist()
 
@@ -73,7 +73,7 @@ def test_idle(platform: Platform, attention: str, seed: int) -> None:
 )
 def test_shrinking(platform: Platform, seed: int) -> None:
     made = _after_larger(platform, seed, lambda made, small: made.propose(small).token_ids)
-    counts = on_host(made.drafter.buffers.round.num_sampled).tolist()[1:]
+    counts = on_host(made.drafter.buffers.shared.num_sampled).tolist()[1:]
     assert counts == [0, 0, 0], f"padded requests keep num_sampled {counts} of the larger batch: they are not inert"
     slots = on_host(made.drafter.read_set()["buffers.first.slot_mapping"])[made.config.query_len :].unique().tolist()
     assert slots == [NULL_SLOT], f"padded rows keep slots {slots}"
@@ -111,10 +111,10 @@ def _after_larger(platform: Platform, seed: int, propose: Callable[[DraftRig, Ho
     made, alone = rig(platform, config, "paged"), rig(platform, config, "paged")
     full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
     fresh = [tuple(tensor[small.blocks[0]].clone() for tensor in cache) for cache in alone.caches]
-    wanted = alone.round(small).token_ids
+    wanted = alone.propose_to_host(small).token_ids
     others = [block for block in range(num_blocks(config) - 1) if block + 1 not in small.blocks[0]]
     for time in range(3):
-        made.round(full)
+        made.propose_to_host(full)
         for mine, kept in zip(made.caches, fresh, strict=True):
             for tensor, values in zip(mine, kept, strict=True):
                 tensor[1:] = 7.0  # the same rows once more would write what is there
@@ -169,7 +169,7 @@ def test_rows(platform: Platform, lowering: str, seed: int) -> None:
     config = make_config(decode=lowering, k=3, max_num_requests=5, capture_sizes=(2, 5))
     made = DraftRig(platform, head, config)
     for batch in make_batches(config, head.aux_size, seed, [2, 5]):
-        made.round(batch)
+        made.propose_to_host(batch)
     q = config.query_len
     # Prompts are captured too, at sizes of their own.
     missing = {2 * q, 2, 5 * q, 5} - set(head.rows)

@@ -68,12 +68,12 @@ def test_between(platform: Platform, attention: str, seed: int) -> None:
     made = rig(platform, make_config(decode="auto", capture_sizes=(4,)), attention)
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [4])
     before = [(cache.key.clone(), cache.value.clone()) for cache in made.caches]
-    expected = made.round(batch)
+    expected = made.propose_to_host(batch)
     for cache, (key, value) in zip(made.caches, before, strict=True):
         cache.key.copy_(key)
         cache.value.copy_(value)
     counts = [count if r != 1 else 0 for r, count in enumerate(batch.num_sampled)]
-    seen = made.round(replace(batch, num_sampled=counts), host_numbers=False)
+    seen = made.propose_to_host(replace(batch, num_sampled=counts), host_numbers=False)
     for r in (0, 2, 3):
         expect_equal(seen.token_ids[r], expected.token_ids[r], f"drafts of request {r}, with request 1 inert")
         expect_equal(seen.hidden[r], expected.hidden[r], f"carried state of request {r}, with request 1 inert")

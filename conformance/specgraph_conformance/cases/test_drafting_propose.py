@@ -29,7 +29,7 @@ def test_blocks(platform: Platform, seed: int) -> None:
     config = make_config(decode="auto")
     made = rig(platform, config, "paged")
     (batch,) = make_batches(config, made.head.aux_size, seed, [4])
-    first = made.round(batch)
+    first = made.propose_to_host(batch)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(2):
         order = (torch.randperm(num_blocks(config) - 1, generator=generator) + 1).tolist()
@@ -40,7 +40,7 @@ def test_blocks(platform: Platform, seed: int) -> None:
                 for before, after in zip(batch.blocks, moved, strict=True):
                     tensor[after] = old[before]
         batch = replace(batch, blocks=moved)
-        again = made.round(batch)
+        again = made.propose_to_host(batch)
         expect_equal(again.token_ids, first.token_ids, "the drafts after the requests' KV moved to other blocks")
         expect_equal(again.hidden, first.hidden, "the hidden states after the requests' KV moved to other blocks")
 
@@ -89,10 +89,10 @@ def test_attends(platform: Platform, seed: int) -> None:
     config = make_config(decode="auto")
     made = rig(platform, config, "paged")
     (batch,) = make_batches(config, made.head.aux_size, seed, [4])
-    first = made.round(batch)
+    first = made.propose_to_host(batch)
     for cache in made.caches:
         cache.value.mul_(-2)
-    assert not torch.equal(made.round(batch).hidden, first.hidden), (
+    assert not torch.equal(made.propose_to_host(batch).hidden, first.hidden), (
         "all values in the KV cache changed, and the hidden states did not: the graph has no attention"
     )
 
@@ -106,7 +106,7 @@ def test_attends(platform: Platform, seed: int) -> None:
 def test_weights(platform: Platform, seed: int) -> None:
     made = rig(platform, make_config(decode="auto", check_inputs=True), "paged")
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [2])
-    made.round(batch)
+    made.propose_to_host(batch)
     head: Any = made.head
     (kept,) = head.layers
     fields = {name: getattr(kept, name) for name in type(kept).__slots__}
@@ -174,7 +174,7 @@ def test_keys(platform: Platform, seed: int) -> None:
     before = list(runner.descriptors)
     for batch in make_batches(made.config, made.head.aux_size, seed, [1, 2, 3, 4]):
         launched = made.drafter.launches["propose"]
-        assert made.round(batch).from_graph
+        assert made.propose_to_host(batch).from_graph
         assert made.drafter.launches["propose"] > launched
     assert runner.descriptors == before
 
@@ -254,7 +254,7 @@ def test_budget(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_launch(platform: Platform, seed: int) -> None:
     made = rig(platform, make_config(decode="merged", k=5, draft_schedule={1: 5, 4: 1}), "paged")
     for number, batch in enumerate(make_batches(made.config, made.head.aux_size, seed, [1, 3, 1]), 1):
-        made.round(batch)
+        made.propose_to_host(batch)
         assert made.drafter.launches["propose"] == number
 
 
@@ -268,11 +268,11 @@ def test_growth(platform: Platform, seed: int) -> None:
     made = rig(platform, make_config(decode="auto"), "paged")
     batches = make_batches(made.config, made.head.aux_size, seed, [4, 1, 3, 2])
     for batch in batches:
-        made.round(batch)
+        made.propose_to_host(batch)
     platform.synchronize()
     before = platform.memory()
     for i in range(100):
-        made.round(batches[i % 4])
+        made.propose_to_host(batches[i % 4])
     platform.synchronize()
     after = platform.memory()
     assert after.reserved <= before.reserved

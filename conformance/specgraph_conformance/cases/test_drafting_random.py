@@ -35,7 +35,7 @@ class Running:
     just_joined: bool = True
 
 
-class RandomRounds(RuleBasedStateMachine):
+class RandomProposes(RuleBasedStateMachine):
     """Drives two drafters, one captured and one eager, through the same steps.
 
     After each round their drafts and KV have the same bits, and agree with a dense float64 drafter that
@@ -147,4 +147,4 @@ def test_random(platform: Platform, attention: str, kind: str, seed: int) -> Non
     captured = rig(platform, config, attention, kind)
     eager = rig(platform, replace(config, decode="eager"), attention, kind)
     members = {"captured": captured, "eager": eager, "reference": float64_head(captured, kind)}
-    run_machine(RandomRounds, members, seed, EXAMPLES, STEPS)
+    run_machine(RandomProposes, members, seed, EXAMPLES, STEPS)

@@ -136,7 +136,7 @@ def test_blocks(platform: Platform, seed: int) -> None:
     block = made.config.block_size
     batch = replace(batch, start_positions=[2 * block - made.config.query_len - 2], blocks=[[5, 1, 3, 7]])
     before = made.host_caches()
-    made.round(batch)
+    made.propose_to_host(batch)
     for (key, value), (old_key, old_value) in zip(made.host_caches(), before, strict=True):
         for other in (2, 4, 6, 8):
             expect_equal(key[other - 1], old_key[other - 1], f"keys of block {other}, which is another request's")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from specgraph import ops
-from specgraph.ops.copies import RoundTensors
+from specgraph.ops.copies import BatchTensors
 from specgraph_run.decoder import ops as decoder_ops
 
 from specgraph_conformance.op_table import Run, Table
@@ -16,14 +16,14 @@ REQUESTS = 19
 
 def a_round(
     g: torch.Generator, n: int, query_len: int, aux_size: int, blocks: int, wider: tuple[int, int] = (0, 0)
-) -> RoundTensors:
+) -> BatchTensors:
     """A round of n requests.
 
     Args:
         wider: columns that the tensors of tokens and of hidden states have besides.
     """
     tokens, hidden = wider
-    return RoundTensors(
+    return BatchTensors(
         torch.randint(0, 60, (n, query_len + tokens), generator=g)[:, :query_len],
         torch.randint(1, query_len + 1, (n,), generator=g).int(),
         torch.randint(0, 60, (n,), generator=g),
@@ -32,17 +32,17 @@ def a_round(
     )
 
 
-def expect_load(run: Run, given: RoundTensors, requests: int, blocks: int) -> None:
+def expect_load(run: Run, given: BatchTensors, requests: int, blocks: int) -> None:
     """Load the round over a larger one, of `requests` requests with `blocks` blocks each."""
     n, query_len = given.sampled_token_ids.shape
-    held = RoundTensors(
+    held = BatchTensors(
         torch.full((requests, query_len), 77),
         torch.full((requests,), 7, dtype=torch.int32),
         torch.full((requests,), 77),
         torch.full((requests * query_len, given.aux_hidden.shape[1]), 7.0),
         torch.full((requests, blocks), 77, dtype=torch.int32),
     )
-    wanted = RoundTensors(*(tensor.clone() for tensor in held))
+    wanted = BatchTensors(*(tensor.clone() for tensor in held))
     for into, source in zip(wanted, given, strict=True):
         part = into[: len(source)]
         (part if part.dim() == 1 else part[:, : source.shape[1]]).copy_(source)

@@ -2,7 +2,7 @@
 
 from specgraph_plugin.counts import ProposeCounts
 from specgraph_plugin.fast_path import FastPath
-from specgraph_plugin.prompts import Chunk, PromptPass
-from specgraph_plugin.round_end import RoundEnd, fill_round
+from specgraph_plugin.prompts import PromptChunk, PromptPass
+from specgraph_plugin.verify_output import VerifyOutput, fill_batch
 
-__all__ = ["Chunk", "FastPath", "PromptPass", "ProposeCounts", "RoundEnd", "fill_round"]
+__all__ = ["FastPath", "PromptChunk", "PromptPass", "ProposeCounts", "VerifyOutput", "fill_batch"]

@@ -18,8 +18,8 @@ from specgraph.draft.protocol import DraftHead, ParallelHead
 from specgraph.errors import ConfigError, RankError, UnsupportedError
 from specgraph.parallel import Ranks
 from specgraph.parallel.start_up import PATIENCE, agreed, agreed_captures
-from specgraph_plugin.prompts import Chunk, PromptPass, PromptProgram
-from specgraph_plugin.round_end import RoundEnd, fill_round
+from specgraph_plugin.prompts import PromptChunk, PromptPass, PromptProgram
+from specgraph_plugin.verify_output import VerifyOutput, fill_batch
 
 
 class FastPath:
@@ -51,7 +51,7 @@ class FastPath:
         Args:
             max_num_requests: of a batch of the engine.
             max_num_rows: of one pass of the engine, prompts' rows included.
-            sampled: drafts are drawn by temperature; `RoundEnd` has temperatures and seeds.
+            sampled: drafts are drawn by temperature; `VerifyOutput` has temperatures and seeds.
             capture_sizes: numbers of requests to capture; by default a ladder up to `max_num_requests`. The largest is
                 the largest batch that can be drafted for.
             ranks: those that split the head; all of them make this object, and make the same calls of it.
@@ -119,7 +119,7 @@ class FastPath:
         """Return where the module's weights are; an update in place leaves them there."""
         return [0 if (tensor := owner.get(name)) is None else tensor.data_ptr() for owner, name in self._weights]
 
-    def warm_up(self, *ends: RoundEnd) -> None:
+    def warm_up(self, *ends: VerifyOutput) -> None:
         """Compile and load the kernels that hand rounds and prompts over, which no graph has; call it at start-up.
 
         Args:
@@ -132,7 +132,7 @@ class FastPath:
             end = ends[-1]
             self.write_prompts(
                 PromptPass(
-                    chunks=[Chunk(first_row=0, num_rows=1, position=0, table_row=0, next_row=0)],
+                    chunks=[PromptChunk(first_row=0, num_rows=1, position=0, table_row=0, next_row=0)],
                     token_ids=end.token_ids,
                     next_tokens=end.num_sampled,
                     hidden_states=end.hidden_states,
@@ -172,10 +172,10 @@ class FastPath:
     @torch.no_grad()
     def write_prompts(self, given: PromptPass) -> None:
         """Write the keys and values of rows in prompts, before `fill` of the same pass. Requests whose prompts end
-        there draft with their last row (`RoundEnd.first_rows`)."""
+        there draft with their last row (`VerifyOutput.first_rows`)."""
         self.prompts.run(self.drafter, given)
 
-    def fill(self, end: RoundEnd) -> None:
+    def fill(self, end: VerifyOutput) -> None:
         """Take the round over; nothing of the engine's is read after it but weights and KV cache. ConfigError where
         drafts are sampled, and `end` has no temperature or seeds.
         """
@@ -185,9 +185,9 @@ class FastPath:
         for name, tensor in given.items():
             if tensor is None:
                 raise ConfigError(
-                    f"drafts are sampled, and the round's end has no {name}: give RoundEnd a tensor of it"
+                    f"drafts are sampled, and the round's end has no {name}: give VerifyOutput a tensor of it"
                 )
-        fill_round(end, inputs, *self.config.limits, self._reach)
+        fill_batch(end, inputs, *self.config.limits, self._reach)
         for name, tensor in given.items():
             getattr(inputs, name).copy_(tensor)
 

@@ -22,7 +22,7 @@ from specgraph.capture.transfers import write
 from specgraph.draft import ProposeBatch
 from specgraph.draft.buffers import PromptRows
 from specgraph.draft.program import DraftProgram
-from specgraph_plugin.round_end import RoundEnd, fill_round
+from specgraph_plugin.verify_output import VerifyOutput, fill_batch
 
 SEGMENT = 16
 """Rows of a segment; the last one of a chunk may have fewer."""
@@ -32,7 +32,7 @@ SIZES = (8, 32, 64, 128)
 more rows becomes several."""
 
 
-class Chunk(NamedTuple):
+class PromptChunk(NamedTuple):
     """Consecutive rows of one prompt in an engine's pass, as the host knows them."""
 
     first_row: int
@@ -43,14 +43,14 @@ class Chunk(NamedTuple):
     """The row of the request in `PromptPass.table`."""
     next_row: int | None
     """The place in `PromptPass.next_tokens` of the token after the chunk; None where the prompt ends with the chunk and
-    the round of this pass begins with its last row (`RoundEnd.first_rows`)."""
+    the round of this pass begins with its last row (`VerifyOutput.first_rows`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPass:
     """The tensors of an engine's pass over T rows, some of which are in prompts."""
 
-    chunks: Sequence[Chunk]
+    chunks: Sequence[PromptChunk]
     token_ids: Tensor
     """integer [>= T]: the token of each row."""
     next_tokens: Tensor
@@ -58,7 +58,7 @@ class PromptPass:
     hidden_states: Sequence[Tensor]
     """[>= T, size] each: those that the drafter takes of the target, side by side."""
     table: Tensor
-    """See `RoundEnd.table`."""
+    """See `VerifyOutput.table`."""
     table_of_slots: bool = False
 
 
@@ -98,7 +98,7 @@ class PromptProgram(Program):
             program: a draft program of the head.
             max_num_rows: of an engine's pass; no pass here has more, unless it is one segment.
         """
-        head, config, device = program.head, program.config, program.buffers.round.seeds.device
+        head, config, device = program.head, program.config, program.buffers.shared.seeds.device
         most = max(min(max_num_rows // SEGMENT, SIZES[-1]) // 2 * 2, 1)  # even: each of `Segments` is aligned
         self.sizes = (*(size for size in SIZES if size < most), most)
         self._program, self._limits = program, config.limits
@@ -166,7 +166,7 @@ class PromptProgram(Program):
         write(into.segments, [number for numbers in part for number in (*numbers, *padding)])
         now = Segments(*into.segments.view(-1, size)[:, :n])
         takes_own_tokens = bool(self._program.position_offset)
-        end = RoundEnd(
+        end = VerifyOutput(
             token_ids=given.token_ids,
             num_sampled=now.num_rows,
             starts=now.positions,
@@ -182,15 +182,15 @@ class PromptProgram(Program):
         # No row of a prompt sees a block further on: those of an earlier pass stay in the table there.
         columns = _whole(-(-(max(part.positions) + SEGMENT) // block_size))
         inputs = replace(into.inputs, block_table=into.inputs.block_table[:, :columns])
-        fill_round(end, inputs, max_model_len, block_size, 0)
+        fill_batch(end, inputs, max_model_len, block_size, 0)
 
 
 def _whole(columns: int) -> int:
-    """Round a number of columns up to one that the kernel of `fill_round` knows from its compilation at start-up."""
+    """Round a number of columns up to one that the kernel of `fill_batch` knows from its compilation at start-up."""
     return -(-columns // 16) * 16
 
 
-def segments_of(chunks: Sequence[Chunk], writes_ends: bool) -> Segments:
+def segments_of(chunks: Sequence[PromptChunk], writes_ends: bool) -> Segments:
     """Cut chunks into segments, in order.
 
     Args:

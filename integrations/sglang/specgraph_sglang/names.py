@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specgraph_plugin.engine_names import missing_members, other_parameters
+from specgraph_plugin.host_engine_names import missing_members, other_parameters
 
 WORKER_MODULE = "sglang.srt.speculative.eagle_worker_v2"
 SIZING_MODULE = "sglang.srt.mem_cache.allocation_sizing"

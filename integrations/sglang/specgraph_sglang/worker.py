@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from specgraph_plugin import Chunk, FastPath, PromptPass, ProposeCounts, RoundEnd
+from specgraph_plugin import FastPath, PromptChunk, PromptPass, ProposeCounts, VerifyOutput
 from torch import Tensor
 
 from specgraph import open_platform
@@ -26,7 +26,7 @@ _LOG = logging.getLogger("sglang.specgraph")
 
 
 def draft_worker_class(stock: Any, sglang: Any) -> Any:
-    """A subclass of SGLang's `EagleDraftWorker` that asks `DraftRounds` first.
+    """A subclass of SGLang's `EagleDraftWorker` that asks `DraftsAhead` first.
 
     Its instances are made by SGLang and change their class (`worker_class`), so SGLang's class must be its only base.
 
@@ -37,28 +37,28 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
     """
 
     class SpecgraphDraftWorker(stock):
-        specgraph: DraftRounds | None = None
+        specgraph: DraftsAhead | None = None
         """None before the capture."""
 
         def _capture_cuda_graphs(self) -> None:
             super()._capture_cuda_graphs()
-            self.specgraph = DraftRounds(self, sglang)  # here SGLang has set what its drafters' mixtures read
+            self.specgraph = DraftsAhead(self, sglang)  # here SGLang has set what its drafters' mixtures read
 
         def draft(self, batch: Any, **options: Any) -> Any:
-            if (rounds := rounds_of(self, batch)) is None or options:
+            if (ahead := drafts_of(self, batch)) is None or options:
                 return super().draft(batch, **options)
-            return rounds.draft(batch, super().draft)
+            return ahead.draft(batch, super().draft)
 
         def _draft_extend_for_prefill(self, batch: Any, *args: Any, **options: Any) -> Any:
-            rounds = rounds_of(self, batch)
-            begun = None if rounds is None else rounds.begin(batch, *args)
+            ahead = drafts_of(self, batch)
+            begun = None if ahead is None else ahead.begin(batch, *args)
             return super()._draft_extend_for_prefill(batch, *args, **options) if begun is None else begun
 
         def _draft_extend_for_decode(self, batch: Any, batch_result: Any, **options: Any) -> None:
-            if (rounds := rounds_of(self, batch)) is None or not rounds.end(batch, batch_result):
+            if (ahead := drafts_of(self, batch)) is None or not ahead.end(batch, batch_result):
                 super()._draft_extend_for_decode(batch, batch_result, **options)
 
-    def rounds_of(worker: SpecgraphDraftWorker, batch: Any) -> DraftRounds | None:
+    def drafts_of(worker: SpecgraphDraftWorker, batch: Any) -> DraftsAhead | None:
         """Return the worker's rounds; None before its capture, and for a batch without requests."""
         return None if worker.specgraph is None or batch.forward_mode.is_idle() else worker.specgraph
 
@@ -109,7 +109,7 @@ class BySlot:
         return tensor.index_select(0, indices)
 
 
-class DraftRounds:
+class DraftsAhead:
     """Drafts at the tail of a decode round through one graph, and hands the tokens out at the head of the next.
 
     A prompt's keys are written at the tail of its pass, and what its last row takes is kept: SGLang reserves the slots
@@ -191,7 +191,7 @@ class DraftRounds:
         """Hand over one request without slots in the forms of `end` and `_draft_begun`: their kernels would be compiled
         while SGLang serves otherwise."""
         one = torch.zeros(1, dtype=torch.int64, device=rows.device)
-        end = RoundEnd(
+        end = VerifyOutput(
             token_ids=torch.zeros(fast.config.query_len, dtype=torch.int32, device=rows.device),
             num_sampled=one.int(),
             starts=one,
@@ -244,7 +244,7 @@ class DraftRounds:
             indices, positions = numbers[:, : len(part)]
             tokens, states = begun.tensors
             fast.fill(
-                RoundEnd(
+                VerifyOutput(
                     token_ids=tokens,
                     num_sampled=self._ones[: len(part)],
                     starts=positions,
@@ -279,7 +279,7 @@ class DraftRounds:
             return None
         # No round begins in this pass: the last row of a prompt is written by it, too.
         for i, (slot, length, start) in enumerate(zip(slots, batch.extend_lens, batch.prefix_lens, strict=True)):
-            chunks.append(Chunk(row, length, start, table_row=slot, next_row=i))
+            chunks.append(PromptChunk(row, length, start, table_row=slot, next_row=i))
             row += length
         self.fast_path.write_prompts(
             PromptPass(
@@ -310,7 +310,7 @@ class DraftRounds:
             self.kept.forget(slots)
             return False
         fast.fill(
-            RoundEnd(
+            VerifyOutput(
                 token_ids=batch_result.next_token_ids,
                 num_sampled=batch_result.accept_lens,
                 starts=batch.seq_lens,

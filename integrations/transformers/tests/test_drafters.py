@@ -51,8 +51,8 @@ def folder_of(name: str) -> Path:
     return EAGLE3 if name == "eagle3" else EXAMPLE / "drafters" / name
 
 
-def engine(name: str, prompts) -> AcceptanceMetrics:
-    """Acceptance of the same prompts in specgraph's own engine, with its own model as the target, run eagerly."""
+def decoded(name: str, prompts) -> AcceptanceMetrics:
+    """Acceptance of the same prompts in specgraph's own decoder, with its own model as the target, run eagerly."""
     target = load_target(TARGET, dtype=torch.float32, max_model_len=256)
     config = DraftConfig(num_speculative_tokens=K, max_num_requests=3, max_model_len=256, decode="eager")
     rows = zip(prompts["inputs"].tolist(), prompts["attention_mask"].sum(1).tolist(), strict=True)
@@ -65,13 +65,13 @@ def engine(name: str, prompts) -> AcceptanceMetrics:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_trained_drafter(name, model, prompts, expected):
-    """The drafts that are accepted are those of the engine: hidden states, positions and KV are the right ones."""
+    """The drafts that are accepted are those of the decoder: hidden states, positions and KV are the right ones."""
     draft = speculative(
         folder_of(name), K, max_num_requests=3, max_model_len=256, capture_sizes=[3], prefill_sizes=[64]
     )
     assert torch.equal(model.generate(**prompts, **OPTIONS, custom_generate=draft), expected)
     assert draft.drafter.resolution.lowering == "merged"
-    theirs = engine(name, prompts)
+    theirs = decoded(name, prompts)
     assert (draft.metrics.num_drafts, draft.metrics.accepted) == (theirs.num_drafts, theirs.accepted)
     assert draft.metrics.mean_acceptance_length > 1.5
     draft.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from specgraph_plugin.engine_names import parameters
+from specgraph_plugin.host_engine_names import parameters
 from torch import Tensor
 
 from specgraph.errors import UnsupportedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specgraph_plugin.engine_names import missing_members, other_parameters, parameters
+from specgraph_plugin.host_engine_names import missing_members, other_parameters, parameters
 
 RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
 CONFIG = "vllm.config", "VllmConfig"

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from specgraph_plugin import Chunk, FastPath, PromptPass, ProposeCounts, RoundEnd
-from specgraph_plugin.engine_names import parameters
+from specgraph_plugin import FastPath, PromptChunk, PromptPass, ProposeCounts, VerifyOutput
+from specgraph_plugin.host_engine_names import parameters
 
 from specgraph import open_platform
 from specgraph.errors import RankError, SpecgraphError
@@ -82,14 +82,14 @@ def reason_for_vllm(
     return None
 
 
-def chunk_of(batch: Any, request: int) -> Chunk:
+def chunk_of(batch: Any, request: int) -> PromptChunk:
     """Return the rows of a request in its prompt; behind those that end it vLLM may have put draft tokens."""
     first, end = batch.query_start_loc_np[request : request + 2].tolist()
     position = int(batch.num_computed_tokens_np[request])
     left = int(batch.prefill_len_np[request]) - position
     goes_on = end - first < left
     next_row = int(batch.idx_mapping_np[request]) if goes_on else None
-    return Chunk(first, min(end - first, left), position, table_row=request, next_row=next_row)
+    return PromptChunk(first, min(end - first, left), position, table_row=request, next_row=next_row)
 
 
 class Speculator(_Stock):
@@ -208,14 +208,14 @@ class Speculator(_Stock):
             _LOG.info("specgraph drafts for up to %d requests (%d graphs)", sizes[-1], graphs)
 
     def _warm_up(self, fast: FastPath, head: VllmHead, table: Any) -> None:
-        """Hand over one request without blocks in both forms of `_round_end`, whose kernels vLLM would otherwise have
-        compiled while it serves."""
+        """Hand over one request without blocks in both forms of `_verify_output`, whose kernels vLLM would otherwise
+        have compiled while it serves."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(*shape, dtype=dtype, device=self.device)
 
         num_states = max(len(head.aux_layers), 1)
-        end = RoundEnd(
+        end = VerifyOutput(
             token_ids=zeros(fast.config.query_len, dtype=torch.int32),
             num_sampled=zeros(1, dtype=torch.int32),
             starts=zeros(1),
@@ -259,7 +259,7 @@ class Speculator(_Stock):
                 return super().propose(input_batch, attn_metadata, slot_mappings, *tensors, *more, **options)
         with torch.inference_mode():
             rest = num_sampled, last_sampled, named["next_prefill_tokens"]
-            end = self._round_end(fast, input_batch, states, *rest)
+            end = self._verify_output(fast, input_batch, states, *rest)
             if self.draft_logits is None:
                 fast.fill(end)
                 return fast.propose(input_batch.num_reqs).token_ids
@@ -273,7 +273,7 @@ class Speculator(_Stock):
             write_draft_logits(self.draft_logits, slots, drafts.probs, head.draft_to_target, factor)
             return drafts.token_ids
 
-    def _round_end(
+    def _verify_output(
         self,
         fast: FastPath,
         batch: Any,
@@ -281,7 +281,7 @@ class Speculator(_Stock):
         num_sampled: Any,
         last_sampled: Any,
         next_prefill_tokens: Any,
-    ) -> RoundEnd:
+    ) -> VerifyOutput:
         """The end of the pass, whose prompts' rows are written first; see `propose`."""
         n, query_len = batch.num_reqs, self.num_speculative_steps + 1
         table, first_rows = self.block_tables.input_block_tables[self._kv_group], None
@@ -302,7 +302,7 @@ class Speculator(_Stock):
             # The rows with logits: of a prompt its last one, and drafts behind it. A chunk before it is inert.
             first_rows = batch.logits_indices.index_select(0, batch.cu_num_logits[:n])
             starts = batch.positions.index_select(0, first_rows)
-        return RoundEnd(
+        return VerifyOutput(
             token_ids=batch.input_ids,
             num_sampled=num_sampled,
             starts=starts,

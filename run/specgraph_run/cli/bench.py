@@ -16,7 +16,7 @@ from specgraph.config import LoweringChoice
 from specgraph.errors import ConfigError
 from specgraph.validation import MOST_REQUESTS, Share, check
 from specgraph_run.cli.env import environment
-from specgraph_run.cli.options import TREES, JsonOption, PlatformOption, parse_numbers, with_engine_options
+from specgraph_run.cli.options import TREES, JsonOption, PlatformOption, parse_numbers, with_generator_options
 from specgraph_run.cli.output import check_output, exit_interrupted, text_output, write_json
 from specgraph_run.options import DrafterShape, RandomTarget, StoredWeights, parse_acceptance
 
@@ -38,7 +38,7 @@ _SETTINGS = ("requests", "k", "context")
 """Columns that go into the title of a table where all rows have the same."""
 
 
-@with_engine_options(only=("dtype", "kv_cache_dtype", *TREES))
+@with_generator_options(only=("dtype", "kv_cache_dtype", *TREES))
 def bench(
     platform: PlatformOption = None,
     shape: Annotated[

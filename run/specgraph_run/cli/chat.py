@@ -17,7 +17,7 @@ from specgraph_run.cli.options import (
     ModelOption,
     PlatformOption,
     StopOption,
-    with_engine_options,
+    with_generator_options,
     with_options,
 )
 from specgraph_run.cli.output import text_consoles
@@ -27,7 +27,9 @@ from specgraph_run.cli.waiting import waiting
 
 
 @with_options(Prompt, "settings", only=("max_tokens", "temperature", "seed", "skip_special_tokens"), max_tokens=512)
-@with_engine_options(without=("sampled", "max_num_requests", "sampling_parameters", "logprobs", "synthetic_acceptance"))
+@with_generator_options(
+    without=("sampled", "max_num_requests", "sampling_parameters", "logprobs", "synthetic_acceptance")
+)
 def chat(
     model: ModelOption = None,
     target: Annotated[

@@ -15,16 +15,23 @@ from rich.table import Table
 
 from specgraph.device import Progress
 from specgraph_run.cli.load import choose_folders
-from specgraph_run.cli.options import RANKS, DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
+from specgraph_run.cli.options import (
+    RANKS,
+    DraftOption,
+    JsonOption,
+    PlatformOption,
+    TargetOption,
+    with_generator_options,
+)
 from specgraph_run.cli.output import check_output, print_summary, text_output, write_json
 from specgraph_run.cli.waiting import waiting
-from specgraph_run.options import EngineOptions
+from specgraph_run.options import GeneratorOptions
 
 _Rows = Iterator[tuple[str, str]]
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")
 
 
-@with_engine_options(without=("check_inputs", "debug", "synthetic_acceptance", *RANKS), max_num_requests=8)
+@with_generator_options(without=("check_inputs", "debug", "synthetic_acceptance", *RANKS), max_num_requests=8)
 def explain(
     target: TargetOption = None,
     draft: DraftOption = None,
@@ -42,7 +49,7 @@ def explain(
 
 
 def _report(
-    target: Path | None, draft: Path | None, options: EngineOptions, platform: str | None, captured: Progress
+    target: Path | None, draft: Path | None, options: GeneratorOptions, platform: str | None, captured: Progress
 ) -> dict[str, Any]:
     """Load the models as `load_generator` does, and capture them. A target alone is captured without a drafter."""
     import torch

@@ -21,14 +21,14 @@ from specgraph_run.cli.options import (
     PlatformOption,
     StopOption,
     TargetOption,
-    with_engine_options,
+    with_generator_options,
     with_options,
 )
 from specgraph_run.cli.output import check_output, exit_interrupted, print_summary, text_consoles, write_json
 from specgraph_run.cli.prompts import Prompt, read_prompts
 from specgraph_run.cli.streaming import LEGEND, Result, gather_results, show_texts
 from specgraph_run.cli.waiting import waiting
-from specgraph_run.options import EngineOptions, check_num_sequences
+from specgraph_run.options import GeneratorOptions, check_num_sequences
 
 if TYPE_CHECKING:
     from specgraph_run.decoder.request import Request
@@ -42,7 +42,7 @@ _MOST_TOGETHER = 8
 
 
 @with_options(Prompt, "settings")
-@with_engine_options(without=("sampled", "max_num_requests", "sampling_parameters", "logprobs"))
+@with_generator_options(without=("sampled", "max_num_requests", "sampling_parameters", "logprobs"))
 def generate(
     model: ModelOption = None,
     target: TargetOption = None,
@@ -173,7 +173,11 @@ def _generate(
 
 
 def _time_target_alone(
-    pair: tuple[Path | None, Path | None], like: TextGenerator, options: EngineOptions, asked: list[Prompt], chat: bool
+    pair: tuple[Path | None, Path | None],
+    like: TextGenerator,
+    options: GeneratorOptions,
+    asked: list[Prompt],
+    chat: bool,
 ) -> float:
     """Return the tokens per second of the same prompts without drafting, on the platform of the generator `like`."""
     from specgraph_run.text.load import load_generator

@@ -10,7 +10,7 @@ from specgraph.device import Platform, Progress
 from specgraph.errors import ConfigError, how_to_fetch
 from specgraph.validation import environment_number
 from specgraph_run.cli.named_models import find_model
-from specgraph_run.options import NGRAM, EngineOptions
+from specgraph_run.options import NGRAM, GeneratorOptions
 
 if TYPE_CHECKING:
     from specgraph_run.text.generator import TextGenerator
@@ -43,7 +43,7 @@ def choose_folders(
     return target, draft
 
 
-def check_processes(options: EngineOptions) -> None:
+def check_processes(options: GeneratorOptions) -> None:
     """Raise ConfigError, before torch is imported, for ranks that were not started, saying how to start them."""
     started, data = environment_number("WORLD_SIZE", 1, least=1), options.data_parallel
     if started != (size := options.tensor_parallel * data):
@@ -54,7 +54,7 @@ def check_processes(options: EngineOptions) -> None:
 
 
 def load_pair(
-    target: Path | None, draft: Path | None, platform: str | None, options: EngineOptions, progress: Progress
+    target: Path | None, draft: Path | None, platform: str | None, options: GeneratorOptions, progress: Progress
 ) -> tuple[TextGenerator, str]:
     """Open the platform, load what `choose_folders` chose (a target alone decodes without drafts) and capture its
     graphs; return the generator, and a line that describes it.

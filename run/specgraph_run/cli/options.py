@@ -14,7 +14,7 @@ import typer
 
 from specgraph.device.names import check_platform
 from specgraph.errors import ConfigError
-from specgraph_run.options import EngineOptions
+from specgraph_run.options import GeneratorOptions
 
 PlatformOption = Annotated[
     str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.", callback=check_platform)
@@ -114,8 +114,8 @@ def with_options(
     return decorate
 
 
-with_engine_options = partial(with_options, EngineOptions, "options", panel="Engine")
-"""Give a command options for fields of `EngineOptions`, in the place of its parameter `options`."""
+with_generator_options = partial(with_options, GeneratorOptions, "options", panel="Generator")
+"""Give a command options for fields of `GeneratorOptions`, in the place of its parameter `options`."""
 
 
 def parse_numbers(option: str, text: str, most: int) -> list[int]:

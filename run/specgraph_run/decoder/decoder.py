@@ -30,7 +30,7 @@ from specgraph_run.decoder.blocks import BlockAllocator
 from specgraph_run.decoder.config import check_options
 from specgraph_run.decoder.metrics import AcceptanceMetrics
 from specgraph_run.decoder.request import Chunk, FinishReason, Generation, Request, Running
-from specgraph_run.decoder.round_steps import RoundSteps
+from specgraph_run.decoder.round_stages import RoundStages
 from specgraph_run.decoder.round_times import measure_round_times
 from specgraph_run.decoder.rounds import Rounds
 from specgraph_run.options import DecoderOptions, RoundTimes
@@ -98,7 +98,7 @@ class SpeculativeDecoder(OneCall):
         per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
         enough = 1 + per_request * config.max_num_requests
         self.allocator = BlockAllocator(enough if options.num_blocks is None else options.num_blocks)
-        self.steps = RoundSteps(
+        self.stages = RoundStages(
             target,
             head,
             platform,
@@ -108,8 +108,8 @@ class SpeculativeDecoder(OneCall):
             num_blocks=self.allocator.num_blocks,
             attention=attention,
         )
-        """The steps of a round, cut as the lowering says."""
-        self.target, self.drafter, self.runners = self.steps.target, self.steps.drafter, self.steps.runners
+        """The stages of a round, cut as the lowering says."""
+        self.target, self.drafter, self.runners = self.stages.target, self.stages.drafter, self.stages.runners
         self.metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
         """Counts over the rounds that were handed out."""
         self._waiting: deque[Running] = deque()
@@ -133,7 +133,7 @@ class SpeculativeDecoder(OneCall):
         self.others_unfinished = False
         """True if any data parallel rank had requests at the last `step`: then all ranks call it again."""
         waits = self._sharing is not None or bool(self.target.attention.host_parameters)
-        self.rounds = Rounds(self.steps, self.allocator, self.metrics, 0 if waits else options.rounds_ahead)
+        self.rounds = Rounds(self.stages, self.allocator, self.metrics, 0 if waits else options.rounds_ahead)
         """The running requests."""
 
     @one_call
@@ -162,7 +162,7 @@ class SpeculativeDecoder(OneCall):
         if self.drafter is None or candidates is None:
             return None
         with self.drafter.unchecked():
-            times = self.options.round_times or measure_round_times(self.steps, self.drafter)
+            times = self.options.round_times or measure_round_times(self.stages, self.drafter)
         if self._ranks is not None:
             times = same_times(self._ranks, times)
         self.rounds.adaptive = AdaptiveK(times, AcceptanceRates(candidates[-1]))

@@ -58,7 +58,7 @@ def join_round(
     """
     prompt, request, row = state.token_ids, state.request, slice(state.row, state.row + 1)
     starts = prefill_prompt(target, drafter, state, at_least, passed)
-    batch = target.round.sliced(row.stop, query_len)
+    batch = target.shared.sliced(row.stop, query_len)
     _write_row(target, state)
     adjusted = logits = target.prompt_logits
 
@@ -66,7 +66,7 @@ def join_round(
         return torch.full((1,), value, dtype=dtype, device=logits.device)
 
     temperature = number(request.temperature, torch.float32)
-    sampling = target.round.sampling
+    sampling = target.shared.sampling
     if sampling is not None:
         sampling = sampling.sliced(row)
         _write_sampling(sampling, request)
@@ -79,7 +79,7 @@ def join_round(
         decoder_ops.count_tokens(token[None], sampling.output_counts)
     hidden = None if drafter is None else drafter.prefill_buffers.aux_hidden[len(prompt) - 1 - starts[-1]]
     batch.join(state.row, token[0], hidden)
-    logprobs = target.round.logprobs_of(*batch.sampled_token_ids.shape)
+    logprobs = target.shared.logprobs_of(*batch.sampled_token_ids.shape)
     if logprobs is not None:
         decoder_ops.emitted_logprobs(logits, token[None], logprobs[row, :1])
 
@@ -96,7 +96,7 @@ def first_token(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: T
 
 def _write_row(target: TargetRunner, state: Running) -> None:
     """Upload what the host knows of a request. Target and drafter both read it."""
-    memory, config = target.round, target.config
+    memory, config = target.shared, target.config
     row, width = slice(state.row, state.row + 1), memory.block_table.shape[1]
     write(memory.block_table[row], [*state.blocks, *[NULL_BLOCK] * (width - len(state.blocks))])
     write(memory.start_positions[row], [state.position])

@@ -12,7 +12,7 @@ from specgraph.attention import NULL_BLOCK
 from specgraph.config import DraftConfig
 from specgraph.device import Platform
 from specgraph.draft import Drafter
-from specgraph_run.decoder.round_steps import HostState, RoundSteps
+from specgraph_run.decoder.round_stages import HostState, RoundStages
 from specgraph_run.decoder.target import TargetRunner
 from specgraph_run.options import RoundTimes
 
@@ -23,7 +23,7 @@ as leaves room for the timed rounds."""
 _STRETCHES, _ROUNDS = 3, 4
 
 
-def measure_round_times(steps: RoundSteps, drafter: Drafter) -> RoundTimes:
+def measure_round_times(stages: RoundStages, drafter: Drafter) -> RoundTimes:
     """Run rounds of random tokens at every captured size and K, and time them by the host's clock.
 
     Target and drafter must be idle: the KV caches are written, and zeroed at the end.
@@ -32,13 +32,13 @@ def measure_round_times(steps: RoundSteps, drafter: Drafter) -> RoundTimes:
         Microseconds of one round, the median of some stretches: {requests: {K: time}}.
     """
     times: dict[int, dict[int, float]] = {}
-    target = steps.target
+    target = stages.target
     for size in target.config.sizes:
         times[size] = {}
         for k in target.config.k_candidates or ():
             _make_live(target, size)
-            times[size][k] = _time(target.platform, _rounds(steps, size, k))
-    memory = target.round
+            times[size][k] = _time(target.platform, _rounds(stages, size, k))
+    memory = target.shared
     memory.start_positions.fill_(-1)
     memory.num_sampled.zero_()
     memory.block_table.fill_(NULL_BLOCK)
@@ -55,7 +55,7 @@ def _start(config: DraftConfig) -> int:
 
 def _make_live(target: TargetRunner, size: int) -> None:
     """Give each of `size` requests blocks and sampled tokens; they share blocks where there are too few."""
-    memory, config = target.round, target.config
+    memory, config = target.shared, target.config
     blocks = target.caches[0].key.shape[0] - 1
     tokens = _start(config) + (_ROUNDS + 1) * config.query_len
     columns = min(-(-tokens // config.block_size), memory.block_table.shape[1])
@@ -65,20 +65,20 @@ def _make_live(target: TargetRunner, size: int) -> None:
     sampled.copy_(torch.randint(0, target.model.vocab_size, tuple(sampled.shape), generator=g))
 
 
-def _rounds(steps: RoundSteps, size: int, k: int) -> Callable[[], None]:
+def _rounds(stages: RoundStages, size: int, k: int) -> Callable[[], None]:
     """Return a function that launches rounds, for requests that have just sampled one token."""
-    memory, ready = steps.target.round, steps.find(size, k + 1, k)
+    memory, ready = stages.target.shared, stages.find(size, k + 1, k)
 
     def run() -> None:
         memory.num_sampled[:size].fill_(1)
         memory.sampled_token_ids.clamp_(min=0)  # -1 where a request was inert
-        memory.start_positions[:size].fill_(_start(steps.target.config))
+        memory.start_positions[:size].fill_(_start(stages.target.config))
         for _ in range(_ROUNDS):
             host = None
-            if steps.target.attention.host_parameters:
+            if stages.target.attention.host_parameters:
                 host = HostState(memory.start_positions[:size].tolist(), memory.num_sampled[:size].tolist())
-            for step in ready.steps:
-                step(host)
+            for stage in ready.stages:
+                stage(host)
 
     return run
 

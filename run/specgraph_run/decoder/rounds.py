@@ -21,7 +21,7 @@ from specgraph_run.decoder.blocks import BlockAllocator
 from specgraph_run.decoder.joining import join_round
 from specgraph_run.decoder.metrics import AcceptanceMetrics
 from specgraph_run.decoder.request import Running
-from specgraph_run.decoder.round_steps import HostState, RoundSteps
+from specgraph_run.decoder.round_stages import HostState, RoundStages
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _UnreadRound:
 class Rounds:
     """The running requests of one decoder, each in a row of the round's memory that it keeps while it can."""
 
-    def __init__(self, steps: RoundSteps, allocator: BlockAllocator, metrics: AcceptanceMetrics, ahead: int) -> None:
+    def __init__(self, stages: RoundStages, allocator: BlockAllocator, metrics: AcceptanceMetrics, ahead: int) -> None:
         """
         Args:
             allocator: takes back the blocks of requests that leave.
@@ -62,15 +62,20 @@ class Rounds:
         """
         self.adaptive: AdaptiveK | None = None
         """The choice of K for each launch; None where the config chooses."""
-        self.steps, self.target, self.drafter, self.config = steps, steps.target, steps.drafter, steps.target.config
+        self.stages, self.target, self.drafter, self.config = (
+            stages,
+            stages.target,
+            stages.drafter,
+            stages.target.config,
+        )
         self.allocator, self.metrics, self.ahead = allocator, metrics, ahead
         self.rows: list[Running | None] = []
         """The request of each row, up to the last row in use. Replaced when it changes: unread rounds share it."""
         self.num_rounds = 0
         """Rounds launched so far."""
-        self._query_len = steps.query_len
+        self._query_len = stages.query_len
         """Rows per request in the last round: how its sampled tokens and hidden states are packed."""
-        platform, memory = self.target.platform, self.target.round
+        platform, memory = self.target.platform, self.target.shared
         self._copies = [
             _HostMemory(
                 HostCopy(platform, memory.results.numel(), torch.int64),
@@ -181,13 +186,13 @@ class Rounds:
     def _launch(self, num_rows: int) -> None:
         """Launch one round over the first rows; the rest of the padded batch is inert."""
         k = None if self.adaptive is None else self.adaptive.choose(num_rows)
-        ready = self.steps.find(max(num_rows, self._agreed.num_requests), self._query_len, k)
+        ready = self.stages.find(max(num_rows, self._agreed.num_requests), self._query_len, k)
         host = None
         if self.target.attention.host_parameters:
             counts = [state.num_sampled for state in self.running]
             host = HostState([state.position - state.num_sampled for state in self.running], counts)
-        for step in ready.steps:
-            step(host)
+        for stage in ready.stages:
+            stage(host)
         self.num_rounds += 1
         self._query_len = ready.query_len
 
@@ -208,10 +213,10 @@ class Rounds:
         """Queue the copy of what the host will read of a launch over `rows`, and of the requests that joined."""
         unread = [each.copied for each in self._unread]
         copied = next(each for each in self._copies if all(each is not other for other in unread))
-        logprobs = self.target.round.logprobs_of(len(self.rows), self._query_len)
+        logprobs = self.target.shared.logprobs_of(len(self.rows), self._query_len)
         self._unread.append(_UnreadRound(copied, self._query_len, rows, self._joined))
         self._joined = []
-        copied.results.start(self.target.round.results)
+        copied.results.start(self.target.shared.results)
         if logprobs is not None:
             copied.logprobs.start(logprobs)
 
@@ -220,7 +225,7 @@ class Rounds:
         results, query_len = unread.copied.results.read(), unread.query_len
         verified = [(state, row) for row, state in enumerate(unread.rows) if state is not None]
         num_rows = max([len(unread.rows), *(row + 1 for _, row in unread.joined)])
-        tokens, counts = self.target.round.unpacked(results, num_rows, query_len)
+        tokens, counts = self.target.shared.unpacked(results, num_rows, query_len)
         logprobs = unread.copied.logprobs.read().tolist() if self.target.options.logprobs else None
         self.metrics.rows_without_block = int(results[-1])
         sampled: list[tuple[Running, list[int]]] = []
@@ -251,7 +256,7 @@ class Rounds:
     def _vacate(self) -> None:
         """Make the rows of requests that left inert, before anybody joins there."""
         for row in self._left:
-            self.target.round.num_sampled[row].fill_(0)
+            self.target.shared.num_sampled[row].fill_(0)
         if self._left:
             self._left.clear()
             self._compact()
@@ -266,7 +271,7 @@ class Rounds:
             return
         order = self._order[:m]
         write(order, [state.row for state in kept])
-        memory = self.target.round.views(n, rows=self._query_len)
+        memory = self.target.shared.views(n, rows=self._query_len)
         for tensor in memory.by_request(n):
             tensor[:m].copy_(tensor[order])
         memory.num_sampled[m:].zero_()

@@ -21,7 +21,7 @@ from specgraph.capture import (
 )
 from specgraph.config import DraftConfig
 from specgraph.device import Platform
-from specgraph.draft import Drafter, SamplingBuffers, allocate_round
+from specgraph.draft import Drafter, SamplingBuffers, allocate_shared
 from specgraph_run.decoder.verify import VerifyProgram
 from specgraph_run.decoder.verify_rows import VerifyRows
 from specgraph_run.options import DecoderOptions
@@ -49,26 +49,26 @@ class TargetRunner(ModelRunner):
             drafter: whose drafts are verified, and whose memory the results go to: tokens, counts and hidden states
                 of verify passes, hidden states of prefill passes. Positions, block tables, temperatures and
                 seeds are shared with it.
-            sampling: without a drafter, see `RoundBuffers.sampling`.
+            sampling: without a drafter, see `SharedBuffers.sampling`.
         """
         super().__init__(target, caches, platform, config, attention)
         self.model, self.config, self.options = target, config, options
         if drafter is None:
             lens = (query_len,)
-            self.round = allocate_round(config, lens, 0, target.dtype, platform.device, sampling)
+            self.shared = allocate_shared(config, lens, 0, target.dtype, platform.device, sampling)
         else:
-            self.round, lens = drafter.round, config.chain_lens
+            self.shared, lens = drafter.shared, config.chain_lens
         if options.logprobs:
-            tokens = self.round.sampled_token_ids
-            self.round = replace(self.round, logprobs=torch.zeros_like(tokens, dtype=torch.float32))
+            tokens = self.shared.sampled_token_ids
+            self.shared = replace(self.shared, logprobs=torch.zeros_like(tokens, dtype=torch.float32))
         given = target, self.stack, config, options
         self.verify_programs: dict[bool, VerifyProgram] = {}
         """The verifies of chains, of trees, or both, by whether they are of trees."""
         if lens:
-            self.verify_programs[False] = VerifyProgram(*given, lens, drafter, self.round)
+            self.verify_programs[False] = VerifyProgram(*given, lens, drafter, self.shared)
         if config.tree is not None and drafter is not None:
             tree = config.tree
-            self.verify_programs[True] = VerifyProgram(*given, (tree.num_steps + 1,), drafter, self.round, tree)
+            self.verify_programs[True] = VerifyProgram(*given, (tree.num_steps + 1,), drafter, self.shared, tree)
         self.verify_program = next(iter(self.verify_programs.values()))
         shared = None if drafter is None else drafter.prefill_buffers.aux_hidden
         buffers = allocate_prefill(config, 0, target.dtype, platform.device, aux_hidden=shared)

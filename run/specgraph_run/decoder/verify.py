@@ -12,7 +12,7 @@ from specgraph.attention.choose import check_trees
 from specgraph.attention.paged import move_rows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, Program, Work
 from specgraph.config import DraftConfig
-from specgraph.draft import Drafter, DraftTree, RoundBuffers
+from specgraph.draft import Drafter, DraftTree, SharedBuffers
 from specgraph.draft.logits import most_likely
 from specgraph.draft.program import present
 from specgraph.errors import ConfigError, UnsupportedError
@@ -39,7 +39,7 @@ class VerifyProgram(Program):
         options: DecoderOptions,
         query_lens: Sequence[int],
         drafter: Drafter | None,
-        memory: RoundBuffers,
+        memory: SharedBuffers,
         tree: DraftTree | None = None,
     ) -> None:
         """
@@ -94,10 +94,10 @@ class VerifyProgram(Program):
         ]
 
     def make_inert(self) -> None:
-        self.buffers.round.start_positions.fill_(-1)
+        self.buffers.shared.start_positions.fill_(-1)
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        named = self.buffers.round.named_tensors("round")
+        named = self.buffers.shared.named_tensors("shared")
         named |= self.buffers.named_tensors("verify" if self.tree is None else "tree_verify")
         return named if self._vocab_map is None else {**named, "draft_to_target": self._vocab_map}
 
@@ -141,7 +141,7 @@ class VerifyProgram(Program):
             decoder_ops.accept_greedy(b.by_row(best), drafts, starts, sampled)
             return
         logits = b.by_row(self.target.logits(hidden))
-        adjusted, sampling = logits, b.round.sampling
+        adjusted, sampling = logits, b.shared.sampling
         if sampling is not None:
             sampling = sampling.sliced(slice(0, starts.shape[0]))
             adjusted = ops.adjust_logits(logits, present(b.batch.temperature), sampling, drafts, b.metadata.ancestors)
@@ -153,7 +153,7 @@ class VerifyProgram(Program):
             decoder_ops.verify_tree(adjusted, nodes, starts, *places, self._acceptance(b), sampled, b.path)
         if sampling is not None:
             decoder_ops.count_tokens(sampled.token_ids, sampling.output_counts)
-        logprobs = b.round.logprobs_of(*sampled.token_ids.shape)
+        logprobs = b.shared.logprobs_of(*sampled.token_ids.shape)
         if logprobs is not None:
             decoder_ops.emitted_logprobs(logits if b.path is None else logits[b.path.rows], sampled.token_ids, logprobs)
 

@@ -13,7 +13,7 @@ from specgraph.attention import AttentionMetadata
 from specgraph.attention.metadata import allocate_metadata
 from specgraph.buffers import VIEW, Axes, Buffers, Once, PerRequest, PerRow
 from specgraph.config import DraftConfig
-from specgraph.draft import Drafter, DraftTree, ProposeBatch, RoundBuffers
+from specgraph.draft import Drafter, DraftTree, ProposeBatch, SharedBuffers
 from specgraph.draft.buffers import DraftBuffers
 from specgraph_run.decoder import ops as decoder_ops
 from specgraph_run.decoder.config import acceptance_chances
@@ -28,10 +28,10 @@ class VerifyBuffers(Buffers):
     """The tensors of a verify of R requests: N rows each, the last token and N - 1 drafts.
 
     A chain of K drafts has N = K + 1 rows. A tree has a row per node, and a path of up to S accepted drafts, its depth.
-    What has rows per request is packed by the rows of the batch at hand, as in `RoundBuffers`.
+    What has rows per request is packed by the rows of the batch at hand, as in `SharedBuffers`.
     """
 
-    round: Annotated[RoundBuffers, VIEW]
+    shared: Annotated[SharedBuffers, VIEW]
     """The memory of the round, for the largest batch; a drafter's own when there is one."""
     batch: Annotated[ProposeBatch, VIEW]
     """The same, for this batch: views. Start positions, block table, temperatures and seeds are read; sampled tokens,
@@ -61,7 +61,7 @@ class VerifyBuffers(Buffers):
         """
         n, steps = num_requests, rows - 1
         views = self.views(n, rows=rows, drafts=steps, path=query_len, moves=query_len - 1)
-        views, chances = replace(views, batch=self.round.sliced(n, query_len)), self.synthetic_acceptance
+        views, chances = replace(views, batch=self.shared.sliced(n, query_len)), self.synthetic_acceptance
         if chances is not None:
             views = replace(views, synthetic_acceptance=chances[: query_len - 1])
         if views.ragged is None:
@@ -96,7 +96,7 @@ def allocate_verify(
     options: DecoderOptions,
     query_lens: Sequence[int],
     drafter: Drafter | None,
-    memory: RoundBuffers,
+    memory: SharedBuffers,
     tree: DraftTree | None,
 ) -> VerifyBuffers:
     """Allocate buffers for the largest batch of `config`, every request inert; arguments as in `VerifyProgram`."""
@@ -121,7 +121,7 @@ def allocate_verify(
         chances = zeros(max(len(given), query_lens[-1] - 1), dtype=torch.float32)
         chances[: len(given)] = torch.tensor(given)
     return VerifyBuffers(
-        round=memory,
+        shared=memory,
         batch=memory.sliced(requests, query_lens[-1]),
         last_token_ids=zeros(requests),
         draft_token_ids=zeros(requests, rows - 1),

@@ -37,7 +37,7 @@ from specgraph.validation import MOST_POSITIONS, checked
 from specgraph_run.decoder.blocks import GIB, CacheSize, size_cache
 from specgraph_run.decoder.config import check_options
 from specgraph_run.decoder.decoder import SpeculativeDecoder
-from specgraph_run.options import NGRAM, DecoderOptions, EngineOptions
+from specgraph_run.options import NGRAM, DecoderOptions, GeneratorOptions
 from specgraph_run.text.generator import TextGenerator
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def load_generator(
     platform: Platform | str | None = None,
     speculate: bool = True,
     progress: Progress | None = None,
-    options: EngineOptions | None = None,
+    options: GeneratorOptions | None = None,
     **changes: Any,
 ) -> TextGenerator:
     """Load a target and its drafter from Hugging Face folders or GGUF files, and capture all graphs.
@@ -72,13 +72,13 @@ def load_generator(
         platform: a platform or its name; chosen as in `open_platform` by default.
         speculate: False decodes with the target alone.
         progress: called with what is waited for, how many of them are done, and their number in all.
-        options: how to load, capture and run; the defaults of `EngineOptions` when not given.
-        **changes: fields of `EngineOptions` by name, instead of or on top of `options`.
+        options: how to load, capture and run; the defaults of `GeneratorOptions` when not given.
+        **changes: fields of `GeneratorOptions` by name, instead of or on top of `options`.
 
     Raises:
         PlatformError, CheckpointError, ConfigError, UnsupportedError: before anything runs on the device.
     """
-    chosen = replace(options or EngineOptions(), **changes)
+    chosen = replace(options or GeneratorOptions(), **changes)
     if speculate or target is None:
         target_folder, draft_folder = pair_folders(target, draft)
     else:
@@ -139,14 +139,14 @@ def pair_folders(target: Path | str | None, draft: Path | str | None) -> tuple[P
     )
 
 
-def drafter_name(draft: Path, options: EngineOptions) -> str:
+def drafter_name(draft: Path, options: GeneratorOptions) -> str:
     """Return a drafter's kind, for people."""
     if draft != NGRAM:
         return str(drafter_format(draft))
     return f"n-grams of {options.prompt_lookup_max} to {options.prompt_lookup_min} tokens"
 
 
-def join(platform: Platform, options: EngineOptions, also: Mapping[str, object]) -> ParallelLayout | None:
+def join(platform: Platform, options: GeneratorOptions, also: Mapping[str, object]) -> ParallelLayout | None:
     """Meet the other processes of a run, whose options and `also` must be the same; return None for one process.
 
     ConfigError where torchrun started another number of processes, RankError where options differ or one is late.
@@ -204,7 +204,11 @@ class LoadedPair:
 
 
 def load_models(
-    target: Path, draft: Path | None, platform: Platform, options: EngineOptions, layout: ParallelLayout | None = None
+    target: Path,
+    draft: Path | None,
+    platform: Platform,
+    options: GeneratorOptions,
+    layout: ParallelLayout | None = None,
 ) -> LoadedPair:
     """Load a target and its drafter, choose attention for both, and the size of their KV caches by the memory left.
 
@@ -292,7 +296,7 @@ def load_models(
             m.shorten(length)
 
 
-def draft_config(options: EngineOptions, max_model_len: int) -> DraftConfig:
+def draft_config(options: GeneratorOptions, max_model_len: int) -> DraftConfig:
     """Return the limits and choices of target and drafter, `max_model_len` if the options name none; ConfigError for
     options that contradict each other."""
     values: dict[str, Any] = {each.name: getattr(options, each.name) for each in fields(DraftOptions)}

@@ -1,5 +1,5 @@
 # type: ignore  (what Triton compiles is not what a type checker reads)
-"""`fill_round` as one Triton kernel."""
+"""`fill_batch` as one Triton kernel."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import triton
 import triton.language as tl
 
 from specgraph.draft import ProposeBatch
-from specgraph_plugin.round_end import RoundEnd
+from specgraph_plugin.verify_output import VerifyOutput
 
 
 @triton.jit(
     do_not_specialize=["n", "query_len", "most", "start_stride", "table_stride", "columns", "max_model_len", "reach"]
 )
-def fill_round_kernel(
+def fill_batch_kernel(
     token_ids, num_sampled, starts, first_rows, last_tokens, last_rows, table, table_rows,
     states, to_sampled_token_ids, to_num_sampled, to_start_positions, to_aux_hidden, to_block_table,
     n, query_len, most, start_stride, table_stride, columns, max_model_len, reach, to_stride, to_columns,
@@ -76,12 +76,14 @@ def fill_round_kernel(
         tl.store(to_aux_hidden + (at * COUNT + state) * SIZE + element, values, mask=element < SIZE)
 
 
-def fill_round_by_kernel(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int, reach: int) -> None:
+def fill_batch_by_kernel(
+    end: VerifyOutput, into: ProposeBatch, max_model_len: int, block_size: int, reach: int
+) -> None:
     states, query_len = tuple(state.contiguous() for state in end.hidden_states), into.query_len
     count, size = len(states), states[0].shape[1]
     has_first, has_last, has_rows = (x is not None for x in (end.first_rows, end.last_tokens, end.table_rows))
     part = min(4096, triton.next_power_of_2(size))
-    fill_round_kernel[(into.num_requests, query_len, count * triton.cdiv(size, part))](
+    fill_batch_kernel[(into.num_requests, query_len, count * triton.cdiv(size, part))](
         end.token_ids, end.num_sampled, end.starts, end.first_rows if has_first else end.num_sampled,
         end.last_tokens if has_last else end.num_sampled, end.last_rows if has_last else end.num_sampled,
         end.table, end.table_rows if has_rows else end.num_sampled,

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from specgraph_run.decoder.round_steps import HostState
+from specgraph_run.decoder.round_stages import HostState
 
 from specgraph import ops
 from specgraph.capture import BatchDescriptor
 from specgraph.cpu import CpuPlatform
-from specgraph.draft.host_lengths import HostRounds
+from specgraph.draft.host_lengths import HostNumbersReader
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ def test_what_stands_in_the_buffers_up_to_the_last_real_request(num_sampled, sta
     buffers = SimpleNamespace(
         num_sampled=torch.tensor(num_sampled, dtype=torch.int32), start_positions=torch.tensor([7, 8, 9, 9])
     )
-    rounds = HostRounds(CpuPlatform(), 4)
-    found = rounds.round(BatchDescriptor("propose", 4, 3, 2), buffers, None, None)
+    reader = HostNumbersReader(CpuPlatform(), 4)
+    found = reader.read(BatchDescriptor("propose", 4, 3, 2), buffers, None, None)
     assert list(found.start_positions) == starts
     assert list(found.num_sampled) == counts
 

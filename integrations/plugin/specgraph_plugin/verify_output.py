@@ -12,7 +12,7 @@ from specgraph.draft import ProposeBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundEnd:
+class VerifyOutput:
     """The tensors that a verify leaves for n requests, as engines keep them: `query_len` = K + 1 rows each, or any
     numbers of rows with `first_rows`.
 
@@ -51,7 +51,7 @@ class RoundEnd:
         return self.num_sampled.shape[0]
 
 
-def fill_round(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int, reach: int) -> None:
+def fill_batch(end: VerifyOutput, into: ProposeBatch, max_model_len: int, block_size: int, reach: int) -> None:
     """Write the round into the drafter's memory. `into` may be padded: requests past n become inert.
 
     Of a request's blocks only those that this round and its drafts can reach are taken,
@@ -65,15 +65,17 @@ def fill_round(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size
             for rows of a prompt, behind which nothing is drafted.
     """
     if end.num_sampled.device.type == "cpu":
-        fill_round_reference(end, into, max_model_len, block_size, reach)
+        fill_batch_reference(end, into, max_model_len, block_size, reach)
     else:
-        from specgraph_plugin.round_end_triton import fill_round_by_kernel
+        from specgraph_plugin.verify_output_triton import fill_batch_by_kernel
 
-        fill_round_by_kernel(end, into, max_model_len, block_size, reach)
+        fill_batch_by_kernel(end, into, max_model_len, block_size, reach)
 
 
-def fill_round_reference(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int, reach: int) -> None:
-    """Do `fill_round` in plain torch."""
+def fill_batch_reference(
+    end: VerifyOutput, into: ProposeBatch, max_model_len: int, block_size: int, reach: int
+) -> None:
+    """Do `fill_batch` in plain torch."""
     n, query_len = end.num_requests, into.query_len
     count = end.num_sampled.long()[:, None]
     column = torch.arange(query_len, device=count.device)

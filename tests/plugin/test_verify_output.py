@@ -9,7 +9,7 @@ import torch
 from draft.pairs import make_head, make_target
 from hypothesis import given
 from hypothesis import strategies as st
-from specgraph_plugin import FastPath, RoundEnd, fill_round
+from specgraph_plugin import FastPath, VerifyOutput, fill_batch
 
 from specgraph import ProposeBatch, open_platform
 from specgraph.attention import allocate_caches
@@ -19,8 +19,8 @@ MAX_LEN, BLOCK, WIDTH = 40, 4, 13
 
 
 @st.composite
-def round_ends(draw):
-    """(RoundEnd, K, first row and tokens of each request, its row of block ids): random counts, positions up to the
+def verify_outputs(draw):
+    """(VerifyOutput, K, first row and tokens of each request, its row of block ids): random counts, positions up to the
     context's end, requests of equal or of other numbers of rows, in slots in any order, stale tables."""
     k, n = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     g = torch.Generator().manual_seed(draw(st.integers(0, 1 << 20)))
@@ -52,11 +52,13 @@ def round_ends(draw):
         table = blocks.int()
     states = [torch.randn(len(ids), 3, generator=g) for _ in range(draw(st.integers(1, 4)))]
     positions = (starts[:, None] + torch.arange(q)).flatten()
-    end = RoundEnd(token_ids=ids, num_sampled=counts, starts=positions[::q], table=table, hidden_states=states, **more)
+    end = VerifyOutput(
+        token_ids=ids, num_sampled=counts, starts=positions[::q], table=table, hidden_states=states, **more
+    )
     return end, k, first, tokens, blocks.tolist()
 
 
-@given(round_ends(), st.integers(0, 2))
+@given(verify_outputs(), st.integers(0, 2))
 def test_every_request_gets_its_own(made, padding) -> None:
     end, k, first, tokens, blocks = made
     n, q = end.num_requests, k + 1
@@ -68,7 +70,7 @@ def test_every_request_gets_its_own(made, padding) -> None:
         block_table=torch.full((n + padding, WIDTH), -9, dtype=torch.int32),
     )
     reach = 2 * k + 1 + padding % 2
-    fill_round(end, into, MAX_LEN, BLOCK, reach)
+    fill_batch(end, into, MAX_LEN, BLOCK, reach)
     for r in range(n):
         count, start = int(end.num_sampled[r]), int(end.starts[r])
         assert into.sampled_token_ids[r].tolist() == tokens[r] + [0] * (q - count)
@@ -88,7 +90,7 @@ def test_what_is_missing_or_not_served_is_named() -> None:
     sizes = {"num_speculative_tokens": 1, "max_num_requests": 1, "max_model_len": 16, "block_size": BLOCK}
     fast = FastPath(head, caches, platform, **sizes, sampled=True, capture_sizes=[1])
     zeros = torch.zeros(1, dtype=torch.int32)
-    end = RoundEnd(
+    end = VerifyOutput(
         token_ids=torch.zeros(2, dtype=torch.int32), num_sampled=zeros, starts=zeros, table=torch.zeros(1, 4).int(),
         hidden_states=[torch.zeros(2, head.aux_size)],
     )  # fmt: skip

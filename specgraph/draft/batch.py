@@ -16,7 +16,7 @@ from specgraph.capture import Dispatch
 from specgraph.config import DraftConfig
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.errors import ConfigError
-from specgraph.ops.copies import RoundTensors
+from specgraph.ops.copies import BatchTensors
 from specgraph.ops.tensor_forms import check_forms, described, has_rows
 from specgraph.validation import check, checked
 
@@ -158,7 +158,7 @@ class DraftTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundBuffers(Buffers):
+class SharedBuffers(Buffers):
     """The persistent memory of a round for up to R requests of up to Q rows: written by the target's graphs or the
     engine, read by the target's and the drafter's graphs.
 
@@ -215,14 +215,14 @@ class RoundBuffers(Buffers):
         """
         if batch.aux_hidden.requires_grad:  # a target called with autograd: its history must not stay in this memory
             batch = replace(batch, aux_hidden=batch.aux_hidden.detach())
-        copy_round(ops.load_round.on(self.seeds.device), batch, into, self, needs_sampling)
+        copy_batch(ops.load_round.on(self.seeds.device), batch, into, self, needs_sampling)
 
 
-def copy_round(
+def copy_batch(
     load_round: Callable[..., None],
     source: ProposeBatch,
     into: ProposeBatch,
-    memory: ProposeBatch | RoundBuffers,
+    memory: ProposeBatch | SharedBuffers,
     needs_sampling: bool,
 ) -> None:
     """Copy the tensors of a batch into the drafter's own memory; their shapes were checked before.
@@ -234,27 +234,27 @@ def copy_round(
         needs_sampling: copy temperatures and seeds too.
     """
     counts = source.num_sampled, source.start_positions
-    given = RoundTensors(source.sampled_token_ids, *counts, source.aux_hidden, source.block_table)
+    given = BatchTensors(source.sampled_token_ids, *counts, source.aux_hidden, source.block_table)
     counts = memory.num_sampled, memory.start_positions
-    load_round(given, RoundTensors(into.sampled_token_ids, *counts, memory.aux_hidden, memory.block_table))
+    load_round(given, BatchTensors(into.sampled_token_ids, *counts, memory.aux_hidden, memory.block_table))
     for name in ("temperature", "seeds") if needs_sampling else ():
         getattr(into, name).copy_(getattr(source, name))
 
 
-def allocate_round(
+def allocate_shared(
     config: DraftConfig,
     query_lens: Sequence[int],
     aux_size: int,
     dtype: torch.dtype,
     device: torch.device,
     sampling: SamplingBuffers | None,
-) -> RoundBuffers:
+) -> SharedBuffers:
     """Allocate memory for the largest batch of `config`, every request inert, without log-probabilities.
 
     Args:
         query_lens: rows per request that batches may have, ascending.
         aux_size: columns of the target's hidden states; 0 where no drafter reads them.
-        sampling: see `RoundBuffers.sampling`.
+        sampling: see `SharedBuffers.sampling`.
     """
     requests, rows = config.max_num_requests, config.max_num_requests * query_lens[-1]
 
@@ -262,7 +262,7 @@ def allocate_round(
         return torch.zeros(shape, dtype=dtype, device=device)
 
     results = zeros(rows + -(-requests // 2) + 1)
-    return RoundBuffers(
+    return SharedBuffers(
         results=results,
         sampled_token_ids=results[:rows],
         num_sampled=results[rows:].view(torch.int32)[:requests],

@@ -1,4 +1,4 @@
-"""Broken engine parts: buffers, dispatch, runner, update plan, host lengths, drafter."""
+"""Broken parts of the core: buffers, dispatch, runner, update plan, host lengths, drafter."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import specgraph.draft.program
 from specgraph.capture import BatchDescriptor, GraphRunner, Program, UpdatePlan
 from specgraph.capture.graph_runner import Recording
 from specgraph.capture.update_plan import Task
-from specgraph.draft import Drafter, DraftTokens, RoundBuffers
+from specgraph.draft import Drafter, DraftTokens, SharedBuffers
 from specgraph.draft.chain import ChainProgram
-from specgraph.draft.host_lengths import HostRound
+from specgraph.draft.host_lengths import HostNumbers
 from specgraph.draft.propose_passes import ProposePasses
 
 model_runner = specgraph.capture.model_runner
 
 
-@mutant("stale-metadata-rebound", "specgraph.draft:RoundBuffers.load")
-def stale_metadata_rebound(real: Any, self: RoundBuffers, batch: Any, *rest: Any, kept: list[Tensor] = []) -> None:  # noqa: B006 (kept)
+@mutant("stale-metadata-rebound", "specgraph.draft:SharedBuffers.load")
+def stale_metadata_rebound(real: Any, self: SharedBuffers, batch: Any, *rest: Any, kept: list[Tensor] = []) -> None:  # noqa: B006 (kept)
     """Each round's counts are a new tensor instead of the old one, written in place."""
     kept.append(self.num_sampled)
     object.__setattr__(self, "num_sampled", self.num_sampled.clone())
@@ -36,9 +36,9 @@ def stale_metadata_rebound(real: Any, self: RoundBuffers, batch: Any, *rest: Any
 @mutant("stale-metadata-copied-late")
 def stale_metadata_copied_late(patch: pytest.MonkeyPatch) -> None:
     """The block table is copied after the replay that needs it."""
-    real_load, real_run, late = RoundBuffers.load, Drafter.run, dict[int, Tensor]()
+    real_load, real_run, late = SharedBuffers.load, Drafter.run, dict[int, Tensor]()
 
-    def load(self: RoundBuffers, batch: Any, *rest: Any) -> None:
+    def load(self: SharedBuffers, batch: Any, *rest: Any) -> None:
         before = self.block_table.clone()
         real_load(self, batch, *rest)
         late[id(self)] = self.block_table.clone()
@@ -47,15 +47,15 @@ def stale_metadata_copied_late(patch: pytest.MonkeyPatch) -> None:
 
     def run(self: Any, *args: Any, **options: Any) -> None:
         real_run(self, *args, **options)
-        shared = self.buffers.round
+        shared = self.buffers.shared
         shared.block_table.copy_(late.pop(id(shared), shared.block_table))
 
-    patch.setattr(RoundBuffers, "load", load)
+    patch.setattr(SharedBuffers, "load", load)
     patch.setattr(Drafter, "run", run)
 
 
-@mutant("stale-padding-rows", "specgraph.draft.round:RoundBuffers.load")
-def stale_padding_rows(real: Any, self: RoundBuffers, batch: Any, *rest: Any) -> None:
+@mutant("stale-padding-rows", "specgraph.draft.batch:SharedBuffers.load")
+def stale_padding_rows(real: Any, self: SharedBuffers, batch: Any, *rest: Any) -> None:
     """The rows after a smaller batch keep the counts of the last, larger one."""
     tail = self.num_sampled[batch.num_requests :].clone()
     real(self, batch, *rest)
@@ -100,8 +100,8 @@ def capture_at_request_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Drafter, "run", run)
 
 
-@mutant("num-reqs-unpadded", "specgraph.draft.host_lengths:HostRound.lengths")
-def num_reqs_unpadded(real: Any, self: HostRound, *args: Any) -> Any:
+@mutant("num-reqs-unpadded", "specgraph.draft.host_lengths:HostNumbers.lengths")
+def num_reqs_unpadded(real: Any, self: HostNumbers, *args: Any) -> Any:
     """Host lengths have one entry per real request instead of one per request of the graph."""
     return real(replace(self, padded=len(self.start_positions)), *args)
 
@@ -188,16 +188,16 @@ def update_prefill_decode_mixed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UpdatePlan, "add", add)
 
 
-@mutant("rejected-tokens-in-lengths", "specgraph.draft.host_lengths:HostRound.counts")
+@mutant("rejected-tokens-in-lengths", "specgraph.draft.host_lengths:HostNumbers.counts")
 def rejected_tokens_in_lengths(real: Any, self: Any) -> Any:
     """Host lengths of the later steps count every row of the round, rejected ones too."""
     return [self.query_len] * len(self.start_positions)
 
 
 @mutant("per-step-lengths-not-updated", "specgraph.draft.chain:ChainProgram.host_lengths")
-def per_step_lengths_not_updated(real: Any, self: ChainProgram, step: int, host_round: HostRound) -> Any:
+def per_step_lengths_not_updated(real: Any, self: ChainProgram, step: int, host_numbers: HostNumbers) -> Any:
     """Every later step gets the host lengths of the first of them."""
-    return real(self, min(step, 1), host_round)
+    return real(self, min(step, 1), host_numbers)
 
 
 @mutant("output-aliases-graph-buffer", "specgraph.draft.drafter:Drafter.propose")
@@ -246,7 +246,7 @@ def unsampled_counted(real: Any, tokens: Any, counts: Any) -> Any:
 
 
 @mutant("draft-length-without-offset", "specgraph.draft.chain:ChainProgram.host_lengths")
-def own_row_left_out(real: Any, self: Any, step: int, host_round: Any) -> Any:
+def own_row_left_out(real: Any, self: Any, step: int, host_numbers: Any) -> Any:
     """Host lengths of a draft model's later steps leave out the row itself."""
-    lengths, offset = real(self, step, host_round), self.position_offset if step else 0
+    lengths, offset = real(self, step, host_numbers), self.position_offset if step else 0
     return lengths._replace(seq_lens=[max(length - offset, 0) for length in lengths.seq_lens])

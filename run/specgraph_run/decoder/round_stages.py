@@ -1,4 +1,4 @@
-"""The steps of a round: propose for what the target sampled last, hand the drafts over, verify and accept them.
+"""The stages of a round: propose for what the target sampled last, hand the drafts over, verify and accept them.
 
 Between two rounds a request's state is on the device: the tokens that the target sampled, their count, the position
 they begin at, and hidden states. A round begins with the propose, so that a new request needs no pass of its own: after
@@ -45,8 +45,8 @@ class HostState(NamedTuple):
         return [start + count if count else -1 for start, count in requests]
 
 
-Step = Callable[[HostState | None], None]
-"""A step of a round, given None for attention with device lengths."""
+Stage = Callable[[HostState | None], None]
+"""A stage of a round, given None for attention with device lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class Round:
 
     query_len: int
     """Rows per request of its result: K + 1."""
-    steps: tuple[Step, ...]
+    stages: tuple[Stage, ...]
 
 
-class RoundSteps:
+class RoundStages:
     """The model runners of one decoder and their rounds, worked out once for each shape of batch."""
 
     def __init__(
@@ -130,7 +130,7 @@ class RoundSteps:
         program = target.verify_programs[tree]
         verified = program.verified(n, k + 1)
         batch = BatchDescriptor("verify", n, program.rows(k + 1), k, tree=tree, verified=verified)
-        propose: tuple[Step, ...] = ()
+        propose: tuple[Stage, ...] = ()
         draft = None
         if drafter is not None:
             draft = drafter.draft_programs[tree]
@@ -152,7 +152,7 @@ def _propose(drafter: Drafter, batch: ProposeBatch, num_speculative_tokens: int 
 
 def _hand_over(
     verify: VerifyProgram, draft: DraftProgram[Any, Any] | None, num_requests: int, query_len: int, k: int
-) -> Step:
+) -> Stage:
     """Return the step that writes the inputs of the verify: last tokens, positions and drafts of a padded batch.
 
     Args:
@@ -160,7 +160,7 @@ def _hand_over(
         query_len: rows per request in the round before.
         k: K of the drafts, or the depth of their trees.
     """
-    before, b = verify.buffers.round.sliced(num_requests, query_len), verify.sliced(num_requests, k + 1)
+    before, b = verify.buffers.shared.sliced(num_requests, query_len), verify.sliced(num_requests, k + 1)
     into = b.draft_token_ids
     drafts = into if draft is None else draft.buffers.draft_token_ids[:num_requests, : into.shape[1]]
     copied = [] if draft is None else b.copied(draft.buffers)
