@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
 
-from specgraph.cpu.checks.host_read import HostReadMode
 from specgraph.cpu.checks.inputs import Inputs
 from specgraph.cpu.checks.order import Access, Region
+from specgraph.cpu.checks.refusals import HostReadMode
 from specgraph.cpu.pool import CpuGraphPool
 from specgraph.cpu.recorder import EventNode, Recorder
 from specgraph.cpu.tasks import CpuTaskGroup, Task

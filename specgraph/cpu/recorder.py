@@ -17,11 +17,9 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_unflatten
 
 from specgraph.cpu.baking import Baker, map_tensors, tensor_over
-from specgraph.cpu.checks.capturable import refusal
-from specgraph.cpu.checks.capture_order import CaptureOrder
-from specgraph.cpu.checks.host_read import host_read_error
 from specgraph.cpu.checks.inputs import Inputs
-from specgraph.cpu.checks.order import Access, Region
+from specgraph.cpu.checks.order import Access, CaptureOrder, Region
+from specgraph.cpu.checks.refusals import host_read_error, refusal
 from specgraph.cpu.fake import Inferred, infer
 from specgraph.cpu.ops import EMPTY, changes_metadata_only, is_composite, written_by
 from specgraph.cpu.pool import CpuGraphPool

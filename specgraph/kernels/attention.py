@@ -1,4 +1,3 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
 """Paged attention: the work follows the lengths on the device, the grid only the shapes.
 
 The context of each request is cut into the same number of splits, whatever its length, so that the launch never
@@ -12,18 +11,23 @@ these; rows of the output then are one element wider and end in the logarithm of
 Each vector of head_dim elements is in registers as two halves, `left` and `right`, which rotation pairs.
 """
 
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from specgraph import ops
+from specgraph.kernels.attention_parts import AttentionPartOps, Partial, first_of, store_sums
+from specgraph.kernels.kv_cache import cache_layout, with_packed_heads
+from specgraph.kernels.launch import AttentionShape, ceil_div, power_of_two
+from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows
 
-@triton.jit
-def first_of(mask, HALF: tl.constexpr, HALVES: tl.constexpr):
-    """mask [N, 1] for the first HALF of HALVES columns: [N, HALVES], or the mask itself where that is all of them."""
-    if HALF != HALVES:
-        mask = mask & (tl.arange(0, HALVES) < HALF)[None, :]
-    return mask
+MOST_LISTED = 32
+"""Requests whose splits start in the order of their keys. Each program compares the lengths of all with each other."""
 
 
 @triton.jit
@@ -92,14 +96,6 @@ def attend_keys(
     left = tl.dot(weights, values_left.to(q_left.dtype), left * shrink[:, None], input_precision=PRECISION)
     right = tl.dot(weights, values_right.to(q_left.dtype), right * shrink[:, None], input_precision=PRECISION)
     return new_top, total, left, right
-
-
-@triton.jit
-def store_sums(out, place, top, total, live, DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """Store the logarithm of each row's sum of weights behind its DIM elements, where rows of `out` are wider."""
-    if WIDTH > DIM:
-        in_base_2 = top + tl.log2(tl.where(total > 0, total, 1.0))
-        tl.store(out + place * WIDTH + DIM, in_base_2 * 0.6931471805599453, mask=live)
 
 
 @triton.jit
@@ -270,64 +266,85 @@ def attend_kernel(
         store_halves(partial_out + place[:, None] * DIM + half[None, :], left, right, wanted, HALF)
 
 
-@triton.jit
-def combine_kernel(
-    partial_out, partial_max, partial_sum, out, items, DIM: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr,
-    SPAN: tl.constexpr, ITEMS: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Add the splits of ITEMS (row, head) pairs, in order. SPLITS and DIMS >= DIM are powers of two; SPAN as above."""
-    if OVERLAP is not None:
-        OVERLAP()
-    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
-    live = item < items
-    if SPAN:
-        live = live & (tl.load(partial_sum + item.to(tl.int64) * SPLITS, mask=live, other=-1.0) >= 0)
-    at = item.to(tl.int64)[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :]
-    tops = tl.load(partial_max + at, mask=live[:, None], other=float("-inf"))
-    top = tl.max(tops, axis=1)
-    base = tl.where(top == float("-inf"), 0.0, top)
-    share = tl.exp2(tops - base[:, None])
-    filled = live[:, None] & (tops > float("-inf"))
-    total = tl.sum(share * tl.load(partial_sum + at, mask=filled, other=0.0), axis=1)
-    dim = tl.arange(0, DIMS)
-    wanted = first_of(live[:, None], DIM, DIMS)
-    acc = tl.zeros((ITEMS, DIMS), tl.float32)
-    for split in tl.static_range(SPLITS):
-        place = item.to(tl.int64) * SPLITS + split
-        weight = tl.exp2(tl.load(partial_max + place, mask=live, other=float("-inf")) - base)
-        filled = wanted & (weight > 0)[:, None]  # an empty split has written no sums
-        part = tl.load(partial_out + place[:, None] * DIM + dim[None, :], mask=filled, other=0.0)
-        acc += weight[:, None] * part
-    acc *= tl.where(total > 0, 1.0 / total, 0.0)[:, None]
-    at = out + item.to(tl.int64)[:, None] * WIDTH + dim[None, :]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=wanted)
-    store_sums(out, item.to(tl.int64), top, total, live, DIM, WIDTH)
+class AttentionOps(AttentionPartOps):
+    """Implementations of `specgraph.ops.paged_attention` and `specgraph.ops.attend_part`."""
 
+    __slots__ = ()
 
-@triton.jit
-def sum_parts_kernel(
-    parts, out, items, heads, first_head, num_heads, of_rank, DIM: tl.constexpr, DIMS: tl.constexpr,
-    RANKS: tl.constexpr, ITEMS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Add what RANKS ranks give, rows [heads, DIM + 1] of `of_rank` elements each, for ITEMS pairs of a row and one of
-    `num_heads` heads."""
-    if OVERLAP is not None:
-        OVERLAP()
-    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
-    live = item < items
-    dim = tl.arange(0, DIMS)
-    wanted = first_of(live[:, None], DIM, DIMS)
-    at = parts + ((item // num_heads).to(tl.int64) * heads + first_head + item % num_heads) * (DIM + 1)
-    top = tl.full((ITEMS,), float("-inf"), tl.float32)
-    for rank in tl.static_range(RANKS):
-        top = tl.maximum(top, tl.load(at + rank * of_rank + DIM, mask=live, other=float("-inf")))
-    base = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.zeros((ITEMS,), tl.float32)
-    acc = tl.zeros((ITEMS, DIMS), tl.float32)
-    for rank in tl.static_range(RANKS):
-        weight = tl.exp(tl.load(at + rank * of_rank + DIM, mask=live, other=float("-inf")) - base)
-        part = tl.load((at + rank * of_rank)[:, None] + dim[None, :], mask=wanted, other=0.0)
-        acc += weight[:, None] * part
-        total += weight
-    acc /= tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(out + item.to(tl.int64)[:, None] * DIM + dim[None, :], acc, mask=wanted)
+    def paged_attention(
+        self, query: Tensor, cache: KVCache, block_table: Tensor, lengths: DeviceLengths, mask: Mask,
+        new: NewRows | None = None, *, scale: float,
+    ) -> Tensor:  # fmt: skip
+        """See `specgraph.ops.paged_attention`: without windows and sinks; storing in the same kernel where every
+        request has one row."""
+        if mask.is_windowed or self._refuses("attention", cache, query.shape[2]):
+            return NotImplemented
+        if new is not None:
+            single = lengths.query_len == 1 and len(query) == len(lengths.seq_lens) and mask.ancestors is None
+            if not single or (new.rotary is not None and new.rotary.shape[1] != query.shape[2]):
+                query, new = ops.rotate_and_store(query, new, cache), None
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        return self._attend(query, cache, block_table, lengths, mask, new, scale, out)
+
+    def attend_part(
+        self, query: Tensor, cache: KVCache, block_table: Tensor, lengths: DeviceLengths, mask: Mask, rank: int,
+        ranks: int, *, scale: float,
+    ) -> Tensor:  # fmt: skip
+        """See `specgraph.ops.attend_part`: without windows and sinks."""
+        if mask.is_windowed or self._refuses("attention over a rank's keys", cache, query.shape[2]):
+            return NotImplemented
+        rows, heads, dim = query.shape
+        out = torch.empty((rows, heads, dim + 1), dtype=torch.float32, device=query.device)
+        return self._attend(query, cache, block_table, lengths, mask, None, scale, out, rank, ranks)
+
+    def _attend(
+        self, query: Tensor, cache: KVCache, block_table: Tensor, lengths: DeviceLengths, mask: Mask,
+        new: NewRows | None, scale: float, out: Tensor, rank: int = 0, ranks: int = 1,
+    ) -> Tensor:  # fmt: skip
+        """Attend to the keys that a rank holds, into `out`, with their log-sum-exp where its rows have a place for
+        it."""
+        count, heads, dim = query.shape
+        seq_lens, starts, query_len = lengths
+        requests, kv_heads = seq_lens.shape[0], cache.key.shape[2]
+        query = with_packed_heads(query)
+        if count == 0:
+            return out
+        key = value = rotary = positions = slots = ancestors = None
+        if new is not None:
+            key, value, rotary, positions, slots = new
+            key, value = with_packed_heads(key), with_packed_heads(value)
+            if key.stride(0) != value.stride(0):
+                key, value = key.contiguous(), value.contiguous()
+        if mask.ancestors is not None:  # every request has as many rows
+            ancestors, starts, query_len = mask.ancestors.contiguous(), None, count // requests
+        group = heads // kv_heads
+        tile = self.options.attention(
+            AttentionShape(
+                rows=query_len * group, pairs=requests * kv_heads, context=block_table.shape[1] * cache.block_size,
+                head_dim=dim, itemsize=query.element_size(), cache_itemsize=cache.key.element_size(),
+                compute_units=self.options.compute_units,
+            )
+        )  # fmt: skip
+        splits, tiles = tile.splits, ceil_div(query_len * group, tile.rows)
+        span = tile.span if splits > 1 else 0
+
+        def floats(*last: int) -> Tensor:
+            return query.new_empty((count * heads, splits, *last), dtype=torch.float32)
+
+        partial = Partial(floats(dim), floats(), floats()) if splits > 1 else None
+        self.launch(
+            attend_kernel, (kv_heads, splits, requests * tiles),
+            query, key, value, rotary, positions, slots, *cache, block_table, seq_lens, starts, ancestors, out,
+            *(partial or (None, None, None)), query.stride(0), 0 if key is None else key.stride(0),
+            0 if rotary is None else rotary.stride(0), block_table.stride(0), block_table.shape[1], heads, scale,
+            mask.tree_len, requests, rank, GROUP=group, HALF=dim // 2, HALVES=power_of_two(max(dim // 2, 16)),
+            **cache_layout(cache.key), ROWS=tile.rows, KEYS=tile.keys, SPLITS=splits, SPAN=span, TILES=tiles,
+            CAUSAL=mask.causal,
+            PRECISION="ieee" if query.dtype == torch.float32 else "tf32", UNIFORM=query_len if starts is None else 0,
+            REQUESTS=power_of_two(requests) if span and requests <= MOST_LISTED else 0, RANKS=ranks,
+            WIDTH=out.shape[2],
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        if partial is not None:
+            self._combine(partial, out, span)
+        return out

@@ -1,10 +1,17 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
 """The first node of each captured pass, and moving one token on: rows, positions, lengths and KV slots."""
 
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from specgraph.kernels.launch import Launcher, contiguous_rows, power_of_two
+from specgraph.kernels.past_rows import STATE_CHUNK
+from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
+from specgraph.ops.past_rows import PastRows
 
 
 @triton.jit
@@ -183,3 +190,40 @@ def advance_kernel(
     tl.store(slot_mapping + request, slot, mask=known)
     tl.store(positions + request, tl.minimum(tl.maximum(position, 0), max_model_len - 1), mask=known)
     tl.store(draft_step, tl.load(draft_step) + 1)
+
+
+class BeginRowsOps(Launcher):
+    """Implementations of `specgraph.ops.begin_rows` and `specgraph.ops.advance`."""
+
+    __slots__ = ()
+
+    def begin_rows(self, given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None) -> None:
+        requests, table = given.block_table.shape[0], given.block_table
+        of_rows = (given.token_ids, given.draft_token_ids, given.draft_parents, given.hidden)
+        tokens, drafts, parents, hidden = (None if t is None else contiguous_rows(t) for t in of_rows)
+        columns = 0 if tokens is None else tokens.shape[1]
+        num_last = 0 if rows.last_rows is None else rows.last_rows.shape[0] // requests
+        size = 0 if past is None else past.hidden.shape[2]
+        self.launch(
+            begin_rows_kernel, (requests, 1 if past is None else plan.rows),
+            given.start_positions.contiguous(), table,
+            None if given.num_sampled is None else given.num_sampled.contiguous(), tokens, drafts, parents, hidden,
+            *rows, *(past or (None, None, None)), plan.rows, plan.past, plan.later_rows, plan.filler,
+            plan.position_offset, plan.tree_steps, plan.max_model_len, columns, num_last, size, table.stride(0),
+            table.shape[1], *(0 if t is None else t.stride(0) for t in (tokens, drafts, parents, hidden)),
+            BLOCK=plan.block_size, AFTER_SAMPLED=plan.after_sampled, SLOTS_OF_REJECTED=plan.slots_of_rejected,
+            ROWS=power_of_two(plan.rows), COLUMNS=power_of_two(columns), LAST=power_of_two(num_last),
+            COUNTED=power_of_two(columns + plan.later_rows), KEPT=1 if past is None else past.positions.shape[1],
+            CHUNK=min(STATE_CHUNK, power_of_two(size)), num_warps=1 if past is None and plan.rows <= 128 else 4,
+        )  # fmt: skip
+
+    def advance(
+        self, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor, draft_step: Tensor, block_table: Tensor,
+        max_model_len: int, block_size: int,
+    ) -> None:  # fmt: skip
+        self.launch(
+            advance_kernel, (1,),
+            seq_lens, positions, slot_mapping, draft_step, block_table, seq_lens.shape[0], block_table.stride(0),
+            block_table.shape[1], max_model_len, BLOCK=block_size,
+            REQUESTS=power_of_two(seq_lens.shape[0]), num_warps=1,
+        )  # fmt: skip

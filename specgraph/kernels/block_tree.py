@@ -1,12 +1,16 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
 """The tree of a drafter that drafts all positions in one pass: a search through the best tokens of each position."""
 
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from specgraph.kernels.tree import found_in_row, take_best
+from specgraph.kernels.launch import power_of_two
+from specgraph.kernels.tree import TreeOps, found_in_row, take_best
+from specgraph.ops.tree import TreeNodes
 
 
 @triton.jit
@@ -102,3 +106,24 @@ def block_tree_kernel(
     parent = tl.sum(tl.where(node_follows[:, None] == node[None, :], column[None, :] + 1, 0), axis=1)
     tl.store(draft_token_ids + request * drafts_stride + column, node_token, mask=node < nodes)
     tl.store(draft_parents + request * parents_stride + column, parent.to(tl.int64), mask=node < nodes)
+
+
+class BlockTreeOps(TreeOps):
+    """The implementation of `specgraph.ops.draft_block_tree`, and of the other ops of trees."""
+
+    __slots__ = ()
+
+    def draft_block_tree(self, logits: Tensor, draft_to_target: Tensor | None, top_k: int, tree: TreeNodes) -> None:
+        requests, nodes = tree.token_ids.shape
+        if requests == 0:
+            return
+        steps, columns = logits.shape[0] // requests, logits.shape[1]
+        value, index, total = self._top_tokens(logits, top_k)
+        blocks = total.shape[1]
+        self.launch(
+            block_tree_kernel, (requests,),
+            value, index, total, draft_to_target, *tree, steps, nodes, columns, blocks, tree.token_ids.stride(0),
+            tree.parents.stride(0), TOP_K=top_k, FOUND=power_of_two(blocks * top_k),
+            BLOCKS=power_of_two(blocks), PLACES=power_of_two(steps * top_k), OPEN=power_of_two(2 * nodes + 1),
+            NODES=power_of_two(nodes), num_warps=1,
+        )  # fmt: skip

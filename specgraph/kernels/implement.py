@@ -15,11 +15,14 @@ from typing import Any
 
 import torch
 
-from specgraph.kernels.attention_ops import AttentionOps
+from specgraph.kernels.attention import AttentionOps
+from specgraph.kernels.block_tree import BlockTreeOps
+from specgraph.kernels.copies import CopyOps
 from specgraph.kernels.launch import Launcher, LaunchOptions
 from specgraph.kernels.next_step import NextStepOps
-from specgraph.kernels.sampling_parameters_ops import SamplingParameterOps
-from specgraph.kernels.tree_ops import TreeOps
+from specgraph.kernels.ngram import NgramOps
+from specgraph.kernels.past_rows import PastRowsOps
+from specgraph.kernels.sampling_parameters import SamplingParameterOps
 from specgraph.kernels.trial import Calls, agrees_with_reference, draft_round
 from specgraph.ops.library import Around, implement, implement_all, import_installed, kernel_places, use_kernels
 
@@ -36,7 +39,7 @@ class Kernels:
     """Implementations that launch no kernel of ours, by op."""
 
 
-class DraftOps(NextStepOps, AttentionOps, TreeOps, SamplingParameterOps):
+class DraftOps(NextStepOps, AttentionOps, BlockTreeOps, SamplingParameterOps, CopyOps, PastRowsOps, NgramOps):
     """Launchers of the draft ops. Every launch depends only on shapes, so equal shapes give equal bits."""
 
     __slots__ = ()

@@ -8,10 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specgraph.kernels.begin_rows import slots_of
+from specgraph.kernels.begin_rows import BeginRowsOps, slots_of
 from specgraph.kernels.launch import contiguous_rows, power_of_two
 from specgraph.kernels.norm import write_normed
-from specgraph.kernels.row_ops import RowOps
 from specgraph.kernels.sampling import SamplingOps, best_token, require_rows
 from specgraph.ops.draft_sampling import Drafts, LmHead
 from specgraph.ops.linear import PairInput
@@ -53,7 +52,7 @@ def next_step_kernel(
         write_normed(hidden + row * hidden_stride, hidden_norm, to + width, hidden_width, eps, HIDDEN_WIDTH)
 
 
-class NextStepOps(SamplingOps, RowOps):
+class NextStepOps(SamplingOps, BeginRowsOps):
     """The implementation of `specgraph.ops.greedy_next_step`."""
 
     __slots__ = ()

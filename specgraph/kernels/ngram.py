@@ -1,10 +1,14 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
 """Texts of one token per KV slot: writing their tokens, and drafting from them by n-grams."""
 
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from specgraph.kernels.launch import Launcher, ceil_div, power_of_two
 
 
 @triton.jit
@@ -56,3 +60,30 @@ def ngram_propose_kernel(
     tl.store(
         draft_token_ids + request * drafts_stride + column, tl.maximum(token, 0).to(tl.int64), mask=column < drafts
     )
+
+
+class NgramOps(Launcher):
+    """Implementations of the ops in `specgraph.ops.ngram`."""
+
+    __slots__ = ()
+
+    def keep_tokens(self, token_ids: Tensor, slot_mapping: Tensor, history: Tensor) -> None:
+        rows, at_once = token_ids.shape[0], 128
+        self.launch(
+            keep_tokens_kernel, (ceil_div(rows, at_once),),
+            token_ids.contiguous(), slot_mapping.contiguous(), history, rows, ROWS=at_once, num_warps=4,
+        )  # fmt: skip
+
+    def ngram_propose(
+        self, history: Tensor, block_table: Tensor, seq_lens: Tensor, prompt_lookup_min: int, prompt_lookup_max: int,
+        max_model_len: int, draft_token_ids: Tensor,
+    ) -> None:  # fmt: skip
+        requests, drafts = draft_token_ids.shape
+        if draft_token_ids.stride(1) != 1 or block_table.stride(1) != 1:
+            return NotImplemented
+        self.launch(
+            ngram_propose_kernel, (requests,),
+            history, block_table, seq_lens.contiguous(), draft_token_ids, block_table.stride(0),
+            draft_token_ids.stride(0), max_model_len, drafts, MIN=prompt_lookup_min, MAX=prompt_lookup_max,
+            BLOCK=history.shape[1], PLACES=1024, DRAFTS=power_of_two(drafts), num_warps=8,
+        )  # fmt: skip

@@ -1,10 +1,18 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
 """Rows of a drafter with one module per step: what is kept of them, and their tokens from module to module."""
 
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from specgraph.kernels.launch import Launcher, contiguous_rows, power_of_two
+from specgraph.ops.past_rows import PastRows
+
+STATE_CHUNK = 2048
+"""Elements of a hidden state that a program moves at a time."""
 
 
 @triton.jit
@@ -50,3 +58,32 @@ def shift_token_ids_kernel(
     tl.store(seq_lens + request, length + (length > 0).to(tl.int32))
     if request == 0:
         tl.store(draft_step, tl.load(draft_step) + 1)
+
+
+class PastRowsOps(Launcher):
+    """Implementations of `specgraph.ops.keep_rows` and `specgraph.ops.shift_token_ids`."""
+
+    __slots__ = ()
+
+    def keep_rows(
+        self, token_ids: Tensor, hidden: Tensor, positions: Tensor, slot_mapping: Tensor, past: PastRows,
+        block_size: int,
+    ) -> None:  # fmt: skip
+        hidden, size = contiguous_rows(hidden), hidden.shape[1]
+        self.launch(
+            keep_rows_kernel, (token_ids.shape[0],),
+            token_ids.contiguous(), hidden, positions.contiguous(), slot_mapping.contiguous(), *past,
+            token_ids.shape[0], size, hidden.stride(0), KEPT=past.positions.shape[1], BLOCK=block_size,
+            CHUNK=min(STATE_CHUNK, power_of_two(size)), num_warps=4,
+        )  # fmt: skip
+
+    def shift_token_ids(
+        self, token_ids: Tensor, last_rows: Tensor, latest: Tensor, seq_lens: Tensor, draft_step: Tensor
+    ) -> None:
+        if not all(tensor.is_contiguous() for tensor in (token_ids, last_rows, latest, seq_lens)):
+            return NotImplemented
+        rows = token_ids.shape[0] // last_rows.shape[0]
+        self.launch(
+            shift_token_ids_kernel, (last_rows.shape[0],),
+            token_ids, last_rows, latest, seq_lens, draft_step, rows, WIDTH=power_of_two(rows), num_warps=1,
+        )  # fmt: skip

@@ -1,4 +1,3 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
 """Sampling parameters without a sort: `specgraph.ops.adjust_logits` in five passes.
 
 1. Bias and penalties, and the largest logit of each block of columns.
@@ -13,33 +12,27 @@ have 24 significant bits, so they are float32 as well, and the bits of positive 
 Launch these kernels without fusing products and sums: `weights_of` must give the same bits everywhere.
 """
 
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from specgraph.kernels.launch import Launcher, ceil_div, contiguous_rows, power_of_two
+from specgraph.kernels.smallest_kept import ALL, bracket, is_filtered, least_weight, octaves_of, select_kernel
+from specgraph.ops.sampling_parameters import SamplingParameters
 
 CUTS = 8
-"""Sums per block and row; see `octaves_of`."""
-ALL = tl.constexpr(2147483647)
-
-
-@triton.jit
-def octaves_of(cut):
-    """Powers of two that each cut lies below the largest weight; the last one, 7, is below all weights."""
-    return tl.where(cut < 6, 2 * cut + 3, tl.where(cut == 6, 16, 40))
-
-
-@triton.jit
-def is_filtered(temperature, top_k, top_p, min_p, request):
-    """Return whether a request leaves any token out."""
-    any_filter = (tl.load(top_k + request) > 0) | (tl.load(top_p + request) < 1) | (tl.load(min_p + request) > 0)
-    return (tl.load(temperature + request) > 0) & any_filter
-
-
-@triton.jit
-def least_weight(min_p, request):
-    """Return the smallest weight that min_p leaves, float32."""
-    return tl.maximum(tl.load(min_p + request) * 1099511627776.0, 1.0)
+"""Sums per block and row; see `smallest_kept.octaves_of`."""
+_COLUMNS = 4096
+"""Columns per program."""
+_CHUNK = 4096
+"""Collected weights that the search reads at once."""
 
 
 @triton.jit
@@ -134,63 +127,6 @@ def cut_kernel(
 
 
 @triton.jit
-def first_reaching(cumulated, wanted):
-    """Return the first of the CUTS whose cumulated number is at least `wanted`: how many are less."""
-    return tl.sum((cumulated < wanted).to(tl.int32), axis=0)
-
-
-@triton.jit
-def at_cut(cumulated, cut, CUTS: tl.constexpr):
-    """cumulated[cut], and 0 for cut -1."""
-    return tl.sum(tl.where(tl.arange(0, CUTS) == cut, cumulated, 0), axis=0)
-
-
-@triton.jit
-def nucleus(total, top_p, request):
-    """Return the weight that top_p asks for of a total, rounded up."""
-    share = (tl.load(top_p + request) * 16777216.0).to(tl.int64)
-    reached = share * (total >> 24) + ((share * (total & 16777215) + 16777215) >> 24)
-    return tl.maximum(reached, 1)
-
-
-@triton.jit
-def bracket(counts, sums, top_k, top_p, row, request, blocks, CUTS: tl.constexpr, BLOCKS: tl.constexpr):
-    """Between which cuts the kept tokens end: first and last, none of either if first > last.
-
-    Returns:
-        first, last, whether top_k cuts, whether top_p cuts, number and weight of the tokens before the first cut, and
-        the weight of all.
-    """
-    block = tl.arange(0, BLOCKS)[:, None]
-    cut = tl.arange(0, CUTS)[None, :]
-    at = (row * blocks + block) * CUTS + cut
-    most = tl.load(top_k + request)
-    first = tl.full((), CUTS, tl.int32)
-    last = tl.full((), -1, tl.int32)
-    by_number = most > 0
-    by_weight = tl.load(top_p + request) < 1
-    number = tl.zeros((CUTS,), tl.int32)
-    weight = tl.zeros((CUTS,), tl.int64)
-    if by_number:
-        number = tl.sum(tl.load(counts + at, mask=(block < blocks) & (cut < CUTS), other=0), axis=0)
-        by_number = at_cut(number, CUTS - 1, CUTS) > most
-    if by_weight:
-        weight = tl.sum(tl.load(sums + at, mask=(block < blocks) & (cut < CUTS), other=0), axis=0)
-    total = at_cut(weight, CUTS - 1, CUTS)
-    by_weight = by_weight & (total > 0)
-    fewest = total
-    if by_number:
-        last = first_reaching(number, most)
-        first = last
-        fewest = at_cut(weight, last - 1, CUTS)
-    if by_weight:
-        first = tl.minimum(first, first_reaching(weight, nucleus(fewest, top_p, request)))
-        if last < 0:
-            last = first
-    return first, last, by_number, by_weight, at_cut(number, first - 1, CUTS), at_cut(weight, first - 1, CUTS), total
-
-
-@triton.jit
 def collect_kernel(
     adjusted, tops, temperature, top_k, top_p, min_p, counts, sums, found, held, columns, per_request, blocks,
     CUTS: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
@@ -239,3 +175,56 @@ def exclude_kernel(
         equal = bits == cut
         kept = kept & ((bits != cut) | (tl.cumsum(equal.to(tl.int32), axis=0) <= left))
     tl.store(adjusted + row.to(tl.int64) * columns + column, -1e30, mask=(column < columns) & ~kept)
+
+
+class SamplingParameterOps(Launcher):
+    """The implementation of `specgraph.ops.adjust_logits`."""
+
+    __slots__ = ()
+
+    def adjust_logits(
+        self, logits: Tensor, temperature: Tensor, parameters: SamplingParameters, draft_token_ids: Tensor,
+        ancestors: Tensor | None = None, draft_to_target: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        logits = contiguous_rows(logits)
+        (rows, columns), (requests, steps) = logits.shape, draft_token_ids.shape
+        adjusted = logits.new_empty(rows, columns, dtype=torch.float32)
+        if rows == 0:
+            return adjusted
+        wide = min(_COLUMNS, power_of_two(columns))
+        blocks, per_request = ceil_div(columns, wide), rows // requests
+
+        def scratch(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return logits.new_empty((rows, *shape), dtype=dtype)
+
+        filters = temperature, *parameters[:3]
+        tops = scratch(blocks, dtype=torch.float32)
+        within = scratch(blocks, CUTS), scratch(blocks, CUTS, dtype=torch.int64)
+        found, held = scratch(blocks, wide, dtype=torch.float32), scratch(blocks)
+        cuts, ties = scratch(), scratch(blocks)
+        options: dict[str, Any] = {"COLUMNS": wide, "enable_fp_fusion": False}
+        how: dict[str, Any] = {"num_warps": 4, **options}
+        shape: dict[str, Any] = {"BLOCKS": power_of_two(blocks), "CUTS": CUTS, **options}
+        self.launch(
+            adjust_kernel, (rows, blocks),
+            logits, draft_token_ids, *parameters[3:], ancestors, draft_to_target, adjusted, tops, columns,
+            parameters.bias.shape[1], logits.stride(0), per_request, steps, draft_token_ids.stride(0), blocks, **how,
+        )  # fmt: skip
+        self.launch(
+            cut_kernel, (rows, blocks),
+            adjusted, tops, *filters, *within, columns, per_request, blocks, num_warps=4, **shape,
+        )  # fmt: skip
+        self.launch(
+            collect_kernel, (rows, blocks),
+            adjusted, tops, *filters, *within, found, held, columns, per_request, blocks, num_warps=4, **shape,
+        )  # fmt: skip
+        self.launch(
+            select_kernel, (rows,),
+            *filters, *within, found, held, cuts, ties, per_request, blocks,
+            CHUNK=max(16, _CHUNK // power_of_two(blocks)), num_warps=8, **shape,
+        )  # fmt: skip
+        self.launch(
+            exclude_kernel, (rows, blocks),
+            adjusted, tops, *filters, cuts, ties, columns, per_request, blocks, BLOCKS=shape["BLOCKS"], **how,
+        )  # fmt: skip
+        return adjusted

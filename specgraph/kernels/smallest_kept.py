@@ -1,8 +1,9 @@
 # type: ignore  (what Triton compiles is not what a type checker reads)
-"""Pass 4 of `specgraph.kernels.sampling_parameters`: the smallest weight that a row keeps.
+"""The smallest weight that a row keeps: between which two cuts it lies, and pass 4 of
+`specgraph.kernels.sampling_parameters`.
 
-It lies among the collected weights, those between two cuts. Number and sum of the weights of at least w fall as w
-rises, so it is found by bisection over the bits of float32.
+Pass 4 looks for it among the weights between the two cuts. Number and sum of the weights of at least w fall as w rises,
+so it is found by bisection over the bits of float32.
 """
 
 from __future__ import annotations
@@ -10,7 +11,83 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specgraph.kernels.sampling_parameters import ALL, bracket, is_filtered, least_weight, nucleus, octaves_of
+ALL = tl.constexpr(2147483647)
+
+
+@triton.jit
+def octaves_of(cut):
+    """Powers of two that each cut lies below the largest weight; the last one, 7, is below all weights."""
+    return tl.where(cut < 6, 2 * cut + 3, tl.where(cut == 6, 16, 40))
+
+
+@triton.jit
+def is_filtered(temperature, top_k, top_p, min_p, request):
+    """Return whether a request leaves any token out."""
+    any_filter = (tl.load(top_k + request) > 0) | (tl.load(top_p + request) < 1) | (tl.load(min_p + request) > 0)
+    return (tl.load(temperature + request) > 0) & any_filter
+
+
+@triton.jit
+def least_weight(min_p, request):
+    """Return the smallest weight that min_p leaves, float32."""
+    return tl.maximum(tl.load(min_p + request) * 1099511627776.0, 1.0)
+
+
+@triton.jit
+def first_reaching(cumulated, wanted):
+    """Return the first of the CUTS whose cumulated number is at least `wanted`: how many are less."""
+    return tl.sum((cumulated < wanted).to(tl.int32), axis=0)
+
+
+@triton.jit
+def at_cut(cumulated, cut, CUTS: tl.constexpr):
+    """cumulated[cut], and 0 for cut -1."""
+    return tl.sum(tl.where(tl.arange(0, CUTS) == cut, cumulated, 0), axis=0)
+
+
+@triton.jit
+def nucleus(total, top_p, request):
+    """Return the weight that top_p asks for of a total, rounded up."""
+    share = (tl.load(top_p + request) * 16777216.0).to(tl.int64)
+    reached = share * (total >> 24) + ((share * (total & 16777215) + 16777215) >> 24)
+    return tl.maximum(reached, 1)
+
+
+@triton.jit
+def bracket(counts, sums, top_k, top_p, row, request, blocks, CUTS: tl.constexpr, BLOCKS: tl.constexpr):
+    """Between which cuts the kept tokens end: first and last, none of either if first > last.
+
+    Returns:
+        first, last, whether top_k cuts, whether top_p cuts, number and weight of the tokens before the first cut, and
+        the weight of all.
+    """
+    block = tl.arange(0, BLOCKS)[:, None]
+    cut = tl.arange(0, CUTS)[None, :]
+    at = (row * blocks + block) * CUTS + cut
+    most = tl.load(top_k + request)
+    first = tl.full((), CUTS, tl.int32)
+    last = tl.full((), -1, tl.int32)
+    by_number = most > 0
+    by_weight = tl.load(top_p + request) < 1
+    number = tl.zeros((CUTS,), tl.int32)
+    weight = tl.zeros((CUTS,), tl.int64)
+    if by_number:
+        number = tl.sum(tl.load(counts + at, mask=(block < blocks) & (cut < CUTS), other=0), axis=0)
+        by_number = at_cut(number, CUTS - 1, CUTS) > most
+    if by_weight:
+        weight = tl.sum(tl.load(sums + at, mask=(block < blocks) & (cut < CUTS), other=0), axis=0)
+    total = at_cut(weight, CUTS - 1, CUTS)
+    by_weight = by_weight & (total > 0)
+    fewest = total
+    if by_number:
+        last = first_reaching(number, most)
+        first = last
+        fewest = at_cut(weight, last - 1, CUTS)
+    if by_weight:
+        first = tl.minimum(first, first_reaching(weight, nucleus(fewest, top_p, request)))
+        if last < 0:
+            last = first
+    return first, last, by_number, by_weight, at_cut(number, first - 1, CUTS), at_cut(weight, first - 1, CUTS), total
 
 
 @triton.jit

@@ -1,17 +1,25 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
 """Draft trees: the k best tokens of each row, the next level, the nodes to verify, the accepted path and its KV.
 
 Everything of one request is decided by one program, in the order that `specgraph.ops.tree` states for ties. What
 other requests decide is never read.
 """
 
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from specgraph.kernels.begin_rows import slots_of
+from specgraph.kernels.launch import Launcher, ceil_div, contiguous_rows, power_of_two
 from specgraph.kernels.noise import best_of, real_numbers
+from specgraph.ops.tree import Beams, Candidates, TreeNodes
+
+_COLUMNS = 4096
+"""Columns of logits per program."""
 
 
 @triton.jit
@@ -203,25 +211,61 @@ def advance_tree_kernel(
     tl.store(draft_step, step)
 
 
-@triton.jit
-def move_kernel(
-    key_cache, value_cache, from_slots, to_slots, moves, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
-    KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr, MOVES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program per KV head and PART of its elements: it reads those of all moves, then writes them."""
-    if OVERLAP is not None:
-        OVERLAP()
-    move = tl.arange(0, MOVES)
-    source = tl.load(from_slots + move, mask=move < moves, other=0)
-    target = tl.load(to_slots + move, mask=move < moves, other=0)
-    element = tl.program_id(1) * PART + tl.arange(0, PART)
-    wanted = ((move < moves) & (source != target))[:, None] & (element < DIM)[None, :]
-    inside = tl.program_id(0) * HEAD_STRIDE + element
-    source = (source // BLOCK * BLOCK_STRIDE + source % BLOCK * KEY_STRIDE)[:, None] + inside[None, :]
-    target = (target // BLOCK * BLOCK_STRIDE + target % BLOCK * KEY_STRIDE)[:, None] + inside[None, :]
-    key = tl.load(key_cache + source, mask=wanted)
-    value = tl.load(value_cache + source, mask=wanted)
-    tl.debug_barrier()
-    tl.store(key_cache + target, key, mask=wanted)
-    tl.store(value_cache + target, value, mask=wanted)
+class TreeOps(Launcher):
+    """Implementations of the ops in `specgraph.ops.tree`, but for `draft_block_tree`."""
+
+    __slots__ = ()
+
+    def grow_tree(
+        self, logits: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, first: bool, candidates: Candidates,
+        beams: Beams,
+    ) -> None:  # fmt: skip
+        requests, k = beams.scores.shape
+        if requests == 0:
+            return
+        columns, number, drawn = logits.shape[1], candidates.scores.shape[1], k if first else k * k
+        value, index, total = self._top_tokens(logits, k)
+        blocks = total.shape[1]
+        self.launch(
+            grow_kernel, (requests,),
+            value, index, total, draft_to_target, draft_step, *candidates, *beams, number, columns, blocks, FIRST=first,
+            TOP_K=k, BEAMS=power_of_two(k), FOUND=power_of_two(blocks * k), BLOCKS=power_of_two(blocks),
+            DRAWN=power_of_two(drawn), CANDIDATES=power_of_two(number), num_warps=1,
+        )  # fmt: skip
+
+    def _top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `scan_top_kernel` finds in each block of each row of logits [T, columns]: values [T, blocks,
+        count], columns, and sums [T, blocks]."""
+        logits = contiguous_rows(logits)
+        rows, columns = logits.shape
+        blocks = ceil_div(columns, _COLUMNS)
+        value = logits.new_empty((rows, blocks, count), dtype=torch.float32)
+        index = logits.new_empty((rows, blocks, count), dtype=torch.int32)
+        total = logits.new_empty((rows, blocks), dtype=torch.float32)
+        self.launch(
+            scan_top_kernel, (rows, blocks),
+            logits, value, index, total, columns, logits.stride(0), blocks, TOP_K=count, COLUMNS=_COLUMNS, num_warps=8,
+        )  # fmt: skip
+        return value, index, total
+
+    def choose_nodes(self, candidates: Candidates, tree: TreeNodes) -> None:
+        requests, nodes = tree.token_ids.shape
+        if requests and nodes:
+            number = candidates.scores.shape[1]
+            self.launch(
+                choose_kernel, (requests,),
+                *candidates, torch.empty_like(candidates.parents), *tree, number, nodes, tree.token_ids.stride(0),
+                tree.parents.stride(0), CANDIDATES=power_of_two(number), num_warps=4,
+            )  # fmt: skip
+
+    def advance_tree(
+        self, base_lens: Tensor, base_positions: Tensor, block_table: Tensor, *, tree_len: int, max_model_len: int,
+        block_size: int, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor, draft_step: Tensor,
+    ) -> None:  # fmt: skip
+        requests = base_lens.shape[0]
+        self.launch(
+            advance_tree_kernel, (1,),
+            base_lens, base_positions, block_table, seq_lens, positions, slot_mapping, draft_step, requests,
+            positions.shape[0] // max(requests, 1), tree_len, block_table.stride(0), block_table.shape[1],
+            max_model_len, BLOCK=block_size, ROWS=power_of_two(positions.shape[0]), num_warps=4,
+        )  # fmt: skip

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specgraph.cpu import CpuPlatform
-from specgraph.cpu.checks.host_read import _READS
+from specgraph.cpu.checks.refusals import _READS
 from specgraph.cpu.stream import CpuEvent, CpuStream
 
 SYNCHRONISING = {"item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"}

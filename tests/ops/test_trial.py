@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specgraph_models.kernels.trial import gated_linear
-from specgraph_run.decoder.kernels.trial import sampled_verify
+from specgraph_models.kernels import gated_linear
+from specgraph_run.decoder.kernels import sampled_verify
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 

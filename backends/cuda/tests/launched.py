@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import specgraph_models.ops  # noqa: F401  (declares ops, as the line before)
-from specgraph_models.kernels.implement import ModelOps
+from specgraph_models.kernels.linears import ModelOps
 from specgraph_run.decoder.kernels.implement import DecoderOps
 
 from specgraph.kernels.implement import DraftOps

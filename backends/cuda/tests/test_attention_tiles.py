@@ -15,7 +15,7 @@ from specgraph_conformance.attention_rows import Rows
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from specgraph.kernels import attention_ops
+from specgraph.kernels import attention
 from specgraph.kernels.launch import AttentionTile, LaunchOptions
 from specgraph.ops import Mask
 
@@ -91,7 +91,7 @@ def test_the_order_in_which_splits_start_changes_no_bit(count: int, monkeypatch:
     """Contexts that are equal, inert, cut and not cut."""
     made, outs = rows_of(count, [63, 0, 130, 33, 64, 130, 97]), list[Tensor]()
     for most in (0, 32):
-        monkeypatch.setattr(attention_ops, "MOST_LISTED", most)
+        monkeypatch.setattr(attention, "MOST_LISTED", most)
         outs.append(made.run(run_tile(AttentionTile(16, 16, 4, span=32)), None))
     assert torch.equal(*outs)
     assert outs[0][:count].any()

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from specgraph import ops as kernels
-from specgraph.kernels.attention_ops import AttentionOps
+from specgraph.kernels.attention import AttentionOps
 from specgraph.kernels.launch import AttentionTile, LaunchOptions
 from specgraph.ops import KVCache, Mask
 

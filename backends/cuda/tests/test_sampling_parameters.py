@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from specgraph import ops as kernels
-from specgraph.kernels import sampling_parameters_ops
+from specgraph.kernels import sampling_parameters
 
 __all__ = ["device"]  # the fixture
 
@@ -76,7 +76,7 @@ def check(arguments: Arguments) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize(("vocab", "steps"), [(7, 1), (300, 0)] if not INTERPRETED else [(300, 0)])
 def test_the_reference_keeps_the_same_tokens(kind, vocab, steps, dtype, monkeypatch) -> None:
-    monkeypatch.setattr(sampling_parameters_ops, "_COLUMNS", 64)  # two or more blocks of the larger vocabulary
+    monkeypatch.setattr(sampling_parameters, "_COLUMNS", 64)  # two or more blocks of the larger vocabulary
     requests = len(FILTERS)
     g = torch.Generator().manual_seed(vocab)
     rows = requests * (steps + 1)

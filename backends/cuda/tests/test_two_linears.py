@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from interpreted import DEVICE, INTERPRETED, device, ops
-from specgraph_models.kernels import two_linears
+from specgraph_models.kernels import linears
 from torch import Tensor
 from torch.nn import functional
 
@@ -35,7 +35,7 @@ def close(got: Tensor, want: Tensor, roundings: int = 1) -> None:
 def test_two_linears(dtype: torch.dtype, rows: int, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED and dtype == torch.bfloat16:  # which the interpreter multiplies as integers
         dtype = torch.float16
-        monkeypatch.setattr(two_linears, "WIDE", (torch.float16,))
+        monkeypatch.setattr(linears, "WIDE", (torch.float16,))
     torch.manual_seed(rows)
     size, depth, inner = 256, 128, 40  # a multiple of a tile's depth, else the norm is a kernel of its own
     # Rows of very different magnitude: each is divided by its own root mean square.

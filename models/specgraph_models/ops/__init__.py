@@ -1,10 +1,9 @@
 """The ops of models alone, declared as the draft ops are, and where their Triton kernels are."""
 
 from specgraph.ops.library import name_kernels
-from specgraph_models.ops.embedding import embed_part, pair_linear
 from specgraph_models.ops.experts import expert_mlp
-from specgraph_models.ops.linear import linear_norm_gate_up, linear_norm_linear, norm_gate_up
+from specgraph_models.ops.linear import embed_part, linear_norm_gate_up, linear_norm_linear, norm_gate_up, pair_linear
 
-name_kernels("specgraph_models.kernels.implement:KERNELS")
+name_kernels("specgraph_models.kernels.linears:KERNELS")
 
 __all__ = ["embed_part", "expert_mlp", "linear_norm_gate_up", "linear_norm_linear", "norm_gate_up", "pair_linear"]

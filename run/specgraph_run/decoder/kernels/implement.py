@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 from specgraph.kernels.implement import Kernels
-from specgraph_run.decoder.kernels.after_verify import NextVerifyOps
+from specgraph_run.decoder.kernels import sampled_verify
 from specgraph_run.decoder.kernels.tree_verify import VerifyTreeOps
-from specgraph_run.decoder.kernels.trial import sampled_verify
 from specgraph_run.decoder.kernels.verify import VerifyOps
 
 
-class DecoderOps(VerifyOps, VerifyTreeOps, NextVerifyOps):
+class DecoderOps(VerifyOps, VerifyTreeOps):
     """Launchers of the ops of the decoder."""
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Two linears with a residual sum and a norm between them."""
+"""Two linears with a residual sum and a norm between them, and the linear of a draft head's two inputs."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -12,10 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph import ops
+from specgraph.kernels.implement import Kernels
 from specgraph.kernels.launch import Tile, ceil_div
 from specgraph.kernels.linear import HALVES
-from specgraph.ops.linear import Norm, Weight
+from specgraph.ops.linear import Norm, PairInput, Weight
+from specgraph_models.kernels import gated_linear
 from specgraph_models.kernels.gate_up import GateUpOps
+from specgraph_models.ops.experts import grouped_expert_mlp
 
 WIDE = (torch.bfloat16,)
 """Dtypes of which total * norm overflows no sooner than total: float16's range may end before it is normalised."""
@@ -34,10 +37,13 @@ class Summed(NamedTuple):
     """The tile of the second linear, where `squares` is given."""
 
 
-class TwoLinearOps(GateUpOps):
-    """Implementations of `linear_norm_linear` and `linear_norm_gate_up` in `specgraph_models.ops`."""
+class ModelOps(GateUpOps):
+    """Implementations of the ops of linears in `specgraph_models.ops`."""
 
     __slots__ = ()
+
+    def pair_linear(self, token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weight) -> Tensor:
+        return self.norm_linear(self._pair(token_ids, hidden, pair), None, weight)
 
     def linear_norm_linear(
         self, x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
@@ -123,3 +129,6 @@ class TwoLinearOps(GateUpOps):
         squares = x.new_empty(x.shape[0], ceil_div(weight.shape[0], tile.columns), dtype=torch.float32)
         out = self._linear(x, weight, bias, residual, tile, scaling=(norm, scaled, squares))
         return out, scaled, squares
+
+
+KERNELS = Kernels(ModelOps, gated_linear, {"expert_mlp": grouped_expert_mlp})  # torch's own ops
