@@ -40,7 +40,7 @@ def mean_over_nothing(real: Any, self: AcceptanceMetrics) -> float:
     return 1 + sum(self.accepted) / self.num_drafts
 
 
-@mutant("cache-too-large", "specgraph_run.decoder.blocks:bytes_per_token")
+@mutant("cache-too-large", "specgraph.attention.caches:bytes_per_token")
 def half_of_the_cache(real: Any, *args: Any) -> Any:
     """The size of KV caches counts the keys and leaves out the values."""
     return real(*args) // 2
