@@ -1,7 +1,7 @@
 """Draft speculative tokens through device graphs, on any accelerator.
 
-The names here are listed in `specgraph/api.py`. They are imported at the first use of one of them, so that
-`import specgraph`, `specgraph --help` and a backend's plugin don't pay for torch.
+The names are listed in `specgraph/api.py`, which is imported at the first use of one of them. `import specgraph`,
+`specgraph --help` and a backend's plugin therefore don't import torch.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ else:
         from importlib import import_module
         from importlib.util import find_spec
 
-        # A room that is not imported yet is left to the import system: `from specgraph import ops` asks here first.
+        # `from specgraph import ops` calls this first: a package that is not imported yet is left to the import system.
         if (name.startswith("_") and name != "__all__") or find_spec(f"specgraph.{name}") is not None:
             raise AttributeError(f"module 'specgraph' has no attribute '{name}'")
         try:

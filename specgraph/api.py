@@ -1,7 +1,7 @@
-"""The names at the top of `specgraph`: all that an engine needs to draft.
+"""The top-level names of `specgraph`: all that a host engine needs to draft.
 
-`specgraph/__init__.py` hands them out when they are first asked for. The other public names are in `__all__` of
-`specgraph.attention`, `specgraph.draft`, `specgraph.parallel` and `specgraph.errors`.
+The other public names are in `__all__` of `specgraph.attention`, `specgraph.draft`, `specgraph.parallel` and
+`specgraph.errors`.
 """
 
 from specgraph.attention import AttentionBackend, AttentionLayer, KVCache, PagedAttention, allocate_caches

@@ -1,5 +1,5 @@
-"""Records of persistent tensors. A field says once which of its tensor's axes depend on the batch; the names of the
-read set, the views of a batch and the rows of each request follow from that."""
+"""Records of persistent tensors. Each field declares once which axes of its tensor depend on the batch. The names in
+the read set, the views of a batch and the rows of each request follow from that."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ BuffersT = TypeVar("BuffersT", bound="Buffers")
 
 
 class Axes(NamedTuple):
-    """The axes of a tensor that depend on the batch; the others are the same in every view.
+    """The axes of a tensor that depend on the batch. The other axes are the same in every view.
 
-    The fields of a record say their own axes. On a field that holds a record, `rows` names the number that the record
-    calls "rows".
+    If a field holds a record, the record's own fields declare their axes. `rows` on the outer field then names the
+    number that the record calls "rows".
     """
 
     rows: str = ""
-    """The name of the number of rows per request, which follow each other along the first axis; "" for one."""
+    """The name of the number of rows per request; they are consecutive on the first axis. "" if it is one row."""
     columns: str = ""
-    """The name of the number of columns in use, along the second axis; "" for all."""
+    """The name of the number of columns in use, on the second axis. "" if all are in use."""
     more: int = 0
-    """Entries of the first axis behind those of the requests."""
+    """The number of entries on the first axis after the requests' entries."""
     is_packed: bool = False
-    """The columns in use follow each other in memory, so that each view is contiguous; else each row keeps its
-    place."""
+    """True if the columns in use are consecutive in memory, so that each view is contiguous. Otherwise each row keeps
+    its place."""
     per_request: bool = True
-    """False: no axis depends on the batch."""
+    """False if no axis depends on the batch."""
     is_view: bool = False
-    """Another field, or another record, has the memory and its name."""
+    """True if the memory and its name belong to another field or record."""
 
 
 PerRequest = Annotated[Tensor, Axes()]
@@ -45,30 +45,30 @@ ONCE = Axes(per_request=False)
 Once = Annotated[Tensor, ONCE]
 """A tensor that is the same for every batch."""
 VIEW = Axes(per_request=False, is_view=True)
-"""The axes of a field that `views` leaves as it is and that has no name of its own."""
+"""The axes of a field that `views` leaves unchanged, and that has no name of its own."""
 
 
 class Buffers:
-    """The base of dataclasses of tensors, and of such records. Each tensor is annotated with its `Axes`, in named
-    tuples that a field holds too; a bare `Tensor` is a TypeError at the first use."""
+    """The base of dataclasses that hold tensors, or other records of tensors. Every tensor is annotated with its
+    `Axes`, also in a named tuple that a field holds. The first use raises TypeError if one is not."""
 
     __slots__ = ()
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Return every tensor by name, for the read set: `prefix`, then the names of the fields."""
+        """Return every tensor by its name in the read set: `prefix`, then the names of the fields, joined by dots."""
         return {f"{prefix}.{name}": tensor for name, tensor, axes in _tensors(self) if not axes.is_view}
 
     def views(self: BuffersT, num_requests: int, **sizes: int) -> BuffersT:
-        """Return the first `num_requests` requests: views of the same memory.
+        """Return the record of the first `num_requests` requests. Its tensors are views of the same memory.
 
         Args:
-            sizes: the numbers of rows and columns in use, by the names that the axes of the fields give them.
+            sizes: the numbers of rows and columns in use, by the names in the fields' axes.
         """
         record: Any = self
         return replace(record, **_cut(self, num_requests, sizes))
 
     def by_request(self, num_requests: int) -> list[Tensor]:
-        """Return each tensor that consists of entries of requests, as [num_requests, rows, ...]: views."""
+        """Return a view [num_requests, rows, ...] of each tensor that has entries of requests and no others."""
         return [
             tensor.view(num_requests, tensor.shape[0] // num_requests, *tensor.shape[1:])
             for _, tensor, axes in _tensors(self)
@@ -77,7 +77,7 @@ class Buffers:
 
 
 class TensorField(NamedTuple):
-    """A field that holds a tensor, several by key, or a record of them."""
+    """A field that holds a tensor, a mapping of tensors, or a record of tensors."""
 
     name: str
     axes: Axes
@@ -86,7 +86,7 @@ class TensorField(NamedTuple):
 
 @cache
 def tensor_fields(record: type[Any]) -> tuple[TensorField, ...]:
-    """Return the fields of a record that hold tensors; TypeError if one does not say its axes."""
+    """Return the fields of a record that hold tensors. Raises TypeError if a tensor's axes are not declared."""
     found: list[TensorField] = []
     for name, hint in get_type_hints(record, include_extras=True).items():
         kinds, said = list(_kinds(hint)), list(_said(hint))
@@ -105,7 +105,7 @@ def tensor_fields(record: type[Any]) -> tuple[TensorField, ...]:
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """Return an annotation and all that it is made of."""
+    """Yield an annotation and, recursively, its arguments."""
     yield hint
     for part in get_args(hint):
         yield from _parts(part)
@@ -121,7 +121,7 @@ def _said(hint: Any) -> Iterator[Axes]:
 
 @cache
 def _holds_tensors(kind: Any) -> bool:
-    """Return whether a class is one of buffers, or a named tuple with tensors."""
+    """Return whether a class is a `Buffers`, or a named tuple with tensors."""
     if not isinstance(kind, type) or not hasattr(kind, "__annotations__"):
         return False
     if issubclass(kind, Buffers):
@@ -130,7 +130,7 @@ def _holds_tensors(kind: Any) -> bool:
 
 
 def _tensors(record: Any) -> Iterator[tuple[str, Tensor, Axes]]:
-    """Return the tensors of a record and of the records in it, by name, each with its axes."""
+    """Yield (name, tensor, axes) for each tensor of a record and of the records in it."""
     for name, axes, holds in tensor_fields(type(record)):
         value = getattr(record, name)
         if value is None:
@@ -146,7 +146,7 @@ def _tensors(record: Any) -> Iterator[tuple[str, Tensor, Axes]]:
 
 
 def _cut(record: Any, num_requests: int, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the fields of a record that differ in the views of a batch."""
+    """Return the fields of a record that depend on the batch, cut to its size."""
     cut: dict[str, Any] = {}
     for name, axes, holds in tensor_fields(type(record)):
         value = getattr(record, name)

@@ -1,7 +1,7 @@
-"""An engine's choices before anything is captured: the options of a drafter, and the limits of its target.
+"""The configuration of a drafter: its options, and the limits of its target.
 
-`DraftConfig` is what a `Drafter`, its target and every runner of captured graphs are made for. Importing this module
-does not import torch, so that commands refuse a wrong option at once.
+A `Drafter`, its target and every other model runner are made for one `DraftConfig`. Importing this module does not
+import torch, so that commands refuse a wrong option at once.
 """
 # ruff: noqa: RUF009
 
@@ -26,15 +26,17 @@ Fallback = Literal["error", "eager"]
 KVCacheDtype = Literal["auto", "fp8"]
 DraftSampling = Literal["sampled", "greedy"]
 DraftCount = Annotated[int, Range(1, 63)]
-"""K: a verify has K + 1 rows per request, at most `MAX_TREE_LEN` as a tree's."""
+"""K. A verify has K + 1 rows per request, at most `MAX_TREE_LEN`, which is also the limit of a tree."""
 Schedule = Mapping[Requests, Annotated[int, Range(0, 63)] | Literal["tree"]]
 
 
 def option(default: Any, text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> Any:
-    """Return a field that is an option of the commands; `text`, one sentence, is shown by `--help`.
+    """Return a dataclass field that is also an option of the commands.
 
-    `flags` are `--` and the field's name by default; `parse` turns the command line's text into the field's value, or
-    raises ValueError.
+    Args:
+        text: one sentence for `--help`.
+        flags: `--` and the field's name by default.
+        parse: turns the command line's text into the field's value, or raises ValueError.
     """
     return field(default=default, metadata={"help": text, "flags": flags, "parse": parse})
 
@@ -57,13 +59,13 @@ def _schedule(text: str) -> dict[int, int | Literal["tree"]]:
 def capture_sizes(max_num_requests: int, asked: Sequence[int] | None = None) -> tuple[int, ...]:
     """Return the numbers of requests to capture, ascending.
 
-    Sizes of uniform batches count requests. Rows follow per phase as requests times rows per request, so step 0
-    (K + 1 rows per request) and the later steps (1 row per request) share one list, and no size can be misaligned to
-    K + 1. By default 1, 2, 4, then multiples of 8 up to 64, then multiples of 16, and always `max_num_requests`
-    itself. Sizes that the user names are captured exactly as named, or refused.
+    A size counts requests, not rows. Draft step 0 (K + 1 rows per request) and the later ones (1 row per request)
+    therefore share one list, and no size can be misaligned to K + 1. The default is 1, 2, 4, then multiples of 8 up to
+    64, then multiples of 16, and always `max_num_requests` itself. The sizes in `asked` are captured exactly, or
+    refused.
 
     Raises:
-        ConfigError: a named size is not in 1..max_num_requests, or is named twice.
+        ConfigError: `asked` is empty, or has a size outside 1..max_num_requests or the same size twice.
     """
     if asked is None:
         ladder = [1, 2, 4, *range(8, 65, 8), *range(80, max_num_requests, 16)]
@@ -72,12 +74,13 @@ def capture_sizes(max_num_requests: int, asked: Sequence[int] | None = None) -> 
 
 
 def prefill_sizes(max_model_len: int, asked: Sequence[int] | None = None, longest: int = 512) -> tuple[int, ...]:
-    """Return the rows of prefill passes to capture, ascending; the last one is also the longest chunk of a prompt.
+    """Return the numbers of rows of the prefill passes to capture, ascending.
 
-    By default powers of two from 16 to `longest`, or to `max_model_len` if that is less.
+    The last one is also the length of the longest prefill chunk. The default is the powers of two from 16 to 256 that
+    are below `longest`, then `longest` itself. If `max_model_len` is less, it takes the place of `longest`.
 
     Raises:
-        ConfigError: a named size is not in 1..max_model_len, or is named twice.
+        ConfigError: `asked` is empty, or has a size outside 1..max_model_len or the same size twice.
     """
     if asked is not None:
         return _checked("prefill sizes", asked, max_model_len, "max_model_len")
@@ -97,7 +100,7 @@ def _checked(what: str, asked: Sequence[int], limit: int, limit_name: str) -> tu
 
 
 def check_ngrams(prompt_lookup_max: int, prompt_lookup_min: int) -> None:
-    """Raise ConfigError for n-grams of which the shortest is longer than the longest."""
+    """Raise ConfigError if the shortest n-gram is longer than the longest."""
     if prompt_lookup_min > prompt_lookup_max:
         raise ConfigError(
             f"prompt_lookup_min {prompt_lookup_min} is more than prompt_lookup_max {prompt_lookup_max}: n-grams are "
@@ -106,8 +109,8 @@ def check_ngrams(prompt_lookup_max: int, prompt_lookup_min: int) -> None:
 
 
 def check_layout(tensor_parallel: int, data_parallel: int, expert_parallel: bool, decode_context_parallel: int) -> None:
-    """Raise ConfigError for data parallel ranks that share nothing, or context parallel ranks that don't divide the
-    tensor parallel ones.
+    """Raise ConfigError if data parallel ranks share nothing, or if `decode_context_parallel` does not divide
+    `tensor_parallel`.
     """
     if data_parallel > 1 and not expert_parallel:
         raise ConfigError(
@@ -122,24 +125,26 @@ def check_layout(tensor_parallel: int, data_parallel: int, expert_parallel: bool
 
 
 MAX_TREE_LEN = 64
-"""Bits in a word of `AttentionMetadata.ancestors`."""
+"""The most rows per request in a tree's verify, and the most keys of its later draft steps. Each is one bit in a word
+of `AttentionMetadata.ancestors`."""
 
 
 @checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftTree:
-    """The shape of the trees that are drafted, in SGLang's terms; see docs/adr/0007-draft-trees.md.
+    """The shape of the drafted trees, in SGLang's terms. See docs/adr/0007-draft-trees.md.
 
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: a number is out of range, or the numbers don't fit each other.
     """
 
     num_steps: Count
-    """S: draft steps, the depth of the deepest node (speculative_num_steps)."""
+    """S: the number of draft steps, which is the depth of the tree (speculative_num_steps)."""
     top_k: Count
-    """k: tokens that follow each expanded node, and nodes that each later step expands (speculative_eagle_topk)."""
+    """k: the successors of each expanded node, and the nodes that each later draft step expands
+    (speculative_eagle_topk)."""
     num_draft_tokens: Count
-    """N: rows per request in a verify, the request's last token and N - 1 nodes (speculative_num_draft_tokens)."""
+    """N: the rows per request in a verify. They are the last token and N - 1 nodes (speculative_num_draft_tokens)."""
 
     def __post_init__(self) -> None:
         s, k, n = self.num_steps, self.top_k, self.num_draft_tokens
@@ -160,17 +165,17 @@ class DraftTree:
 
     @property
     def num_candidates(self) -> int:
-        """C: tokens that are drawn, of which the N - 1 best are verified."""
+        """C: the tokens that are drawn per tree. The N - 1 best of them are verified."""
         return self.top_k + (self.num_steps - 1) * self.top_k**2
 
     @property
     def step_keys(self) -> int:
-        """Keys per request that the draft steps after the first write behind the context; at least 1."""
+        """The keys per request that the draft steps after the first write after the context. At least 1."""
         return max(1, (self.num_steps - 1) * self.top_k)
 
     @property
     def scratch_tokens(self) -> int:
-        """KV slots per request behind its tokens for the nodes of a tree: a node of a permitted depth may lie past
+        """The KV slots per request for the nodes of a tree, after the slots of its tokens. A node may lie past
         max_model_len."""
         return max(self.num_draft_tokens, self.step_keys)
 
@@ -179,13 +184,13 @@ class DraftShape(NamedTuple):
     """The drafts of one propose for each request of a batch."""
 
     num_speculative_tokens: int
-    """K of a chain; of a tree its depth S."""
+    """K of a chain, or the depth S of a tree."""
     tree: bool = False
-    """The drafts are the `DraftConfig.tree`, or a chain."""
+    """True for a tree of the shape `DraftConfig.tree`, False for a chain."""
 
     @property
     def query_len(self) -> int:
-        """Rows per request of the round that verifies it, as the drafter takes it: K + 1."""
+        """The rows per request that a propose takes from the verify of these drafts: K + 1, or S + 1 of a tree."""
         return self.num_speculative_tokens + 1
 
     def __str__(self) -> str:
@@ -194,7 +199,7 @@ class DraftShape(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions:
-    """Options of a drafter, and of whatever else captures and runs the programs of a model."""
+    """The options of a drafter and of every other model runner."""
 
     max_num_requests: Requests = option(1, "Requests in the largest batch.")
     capture_sizes: Sequence[Requests] | None = option(
@@ -211,42 +216,41 @@ class DraftOptions:
     check_inputs: bool = option(False, "Compare the addresses of all tensors that a graph reads before every replay.")
     """It takes some microseconds per launch."""
     debug: bool = option(False, "Check the values of every batch before it is drafted for; waits for the device.")
-    """The values are token ids, counts, positions, block ids and hidden states. It is also checked that no two requests
-    write one block, and that this drafter has written the key of every position before a request's rows, those of its
-    prompt too."""
+    """The values are token ids, counts, positions, block ids and hidden states. No two requests may write the same
+    block. The drafter must have written the key of every position before a request's rows, prompt included."""
     k_candidates: Sequence[DraftCount] | None = option(
         None, "With -k auto: K to choose from, comma-separated. Default: 1,2,3,5.", parse=_integers
     )
-    """Each of these K of a `DraftConfig`, ascending, is captured at every size, and `Drafter.propose` is told which to
-    draft; num_speculative_tokens is the largest of them."""
+    """In a `DraftConfig` they are ascending, and the last is num_speculative_tokens. Every K is captured at every size,
+    and the caller of `Drafter.propose` chooses one."""
     draft_schedule: Schedule | None = option(
         None,
         "K by batch size: 4:5,16:3 drafts 5 tokens for up to 4 requests, 3 for up to 16. 4:tree,16:3 drafts trees, "
         "of the three --speculative options, for up to 4.",
         parse=_schedule,
     )
-    """A batch takes the first entry that holds its padded size, so that every captured size drafts one thing. None
-    always drafts num_speculative_tokens.
+    """A batch takes the entry with the smallest limit that holds its padded size, so that every captured size has one
+    shape. None if all batches draft the same.
 
-    K 0 gives no drafts, and the next round is plain decode. The drafter's first pass (of several MTP modules every one)
-    still runs, so that its KV is complete and drafting can go on when the batch is small again. "tree" drafts trees,
-    which pay while the target's pass has few rows, so they are for the smallest batches."""
+    With K 0 there are no drafts, and the next verify is plain decode. The first draft step still runs (with several MTP
+    modules all of them do), so that the drafter's KV cache is complete when the batch is small enough to draft again.
+    "tree" drafts trees. They pay while the target's pass has few rows, so they are for the smallest batches."""
     sampled: bool = option(False, "Allow temperatures above 0.")
     draft_sampling: DraftSampling = option(
         "sampled", "Drafts of requests above temperature 0: drawn by temperature too, or greedy. Lossless either way."
     )
     """"sampled" keeps the distributions of the drafts, float32 [max_num_requests, K, draft_vocab]; "greedy" takes the
-    most likely tokens. The output has the target's distribution either way (`verify_drafts`); which is accepted
-    more often depends on the pair. The tokens of a tree are always the most likely ones."""
+    most likely tokens. The output has the target's distribution either way (`verify_drafts`). Which drafts are accepted
+    more often depends on the target and drafter. A tree always has the most likely tokens."""
 
 
 @checked_fields
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig(DraftOptions):
-    """Limits and choices of a target and its drafter, checked before anything touches the device.
+    """The limits and options of a target and its drafter, checked before anything touches the device.
 
     Raises:
-        ConfigError: a number is out of range, or an option has no such value.
+        ConfigError: a number is out of range, an option has no such value, or two fields contradict each other.
     """
 
     max_model_len: ModelLen
@@ -254,14 +258,14 @@ class DraftConfig(DraftOptions):
     block_size: Tokens = 16
     """Tokens per KV block."""
     num_speculative_tokens: DraftCount
-    """K, draft tokens per propose; with a schedule the largest K or tree depth."""
+    """K: the draft tokens per propose. With a schedule, no K and no tree depth in it may be larger."""
     tree: DraftTree | None = None
-    """Draft trees of this shape instead of chains: in every batch, num_speculative_tokens being its num_steps, or in
-    the batches that the schedule says."""
+    """The shape of draft trees. None drafts chains. Without a schedule every batch drafts trees, and
+    num_speculative_tokens is the tree's num_steps. With a schedule only the batches of its "tree" entries do."""
 
     @property
     def keeps_draft_probs(self) -> bool:
-        """Return whether drafts of chains are drawn by temperature."""
+        """Return whether any batch drafts chains that are drawn by temperature."""
         chains = any(not each.tree for each in self.shapes)
         return self.sampled and self.draft_sampling == "sampled" and chains
 
@@ -325,21 +329,21 @@ class DraftConfig(DraftOptions):
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Return max_model_len and block_size, which ops take in this order."""
+        """Return max_model_len and block_size, in the order in which ops take them."""
         return self.max_model_len, self.block_size
 
     @property
     def prefill_rows(self) -> tuple[int, ...]:
-        """Return the rows of prefill passes, ascending."""
+        """Return the numbers of rows of the captured prefill passes, ascending."""
         return prefill_sizes(self.max_model_len, self.prefill_sizes)
 
     def with_prefill_sizes(self, longest: int) -> Self:
-        """Return the config with its prefill sizes named: where they are not, those of up to `longest` rows."""
+        """Return this config with `prefill_sizes` set. If it has none, they are the default sizes up to `longest`."""
         return replace(self, prefill_sizes=prefill_sizes(self.max_model_len, self.prefill_sizes, longest))
 
     @property
     def query_len(self) -> int:
-        """Rows per request in a verify of the most draft tokens, and in step 0 after it: the largest K + 1."""
+        """The most rows per request that a propose takes from a verify: the largest K + 1 or tree depth + 1."""
         return self.query_lens[-1]
 
     @property
@@ -352,13 +356,16 @@ class DraftConfig(DraftOptions):
         return frozenset([self._shape(self.num_speculative_tokens if self.tree is None else "tree")])
 
     def shapes_at(self, num_requests: int) -> tuple[DraftShape, ...]:
-        """Return the drafts that a batch of this padded size may have: one shape, or one for each of k_candidates."""
+        """Return the shapes that a batch of this padded size may draft: one, or one for each of k_candidates."""
         if self.k_candidates is None:
             return (self.shape(num_requests),)
         return tuple(sorted(self.shapes))
 
     def shape(self, num_requests: int) -> DraftShape:
-        """Return the drafts of a batch of this padded size where no K is asked for: the largest of k_candidates."""
+        """Return the shape that a batch of this padded size drafts if the caller names no K.
+
+        With k_candidates it is the largest of them.
+        """
         if self.draft_schedule is None:
             return max(self.shapes)
         return self._shape(self.draft_schedule[min(limit for limit in self.draft_schedule if limit >= num_requests)])
@@ -371,21 +378,22 @@ class DraftConfig(DraftOptions):
 
     @property
     def query_lens(self) -> tuple[int, ...]:
-        """Rows per request that the round before a propose may have: K + 1 for every K and tree depth, ascending."""
+        """The numbers of rows per request that a propose may take from a verify: K + 1 for every K and tree depth,
+        ascending."""
         return tuple(sorted({each.query_len for each in self.shapes}))
 
     @property
     def chain_lens(self) -> tuple[int, ...]:
-        """Rows per request that the verify of a chain may have: K + 1 for every K, ascending."""
+        """The numbers of rows per request that the verify of a chain may have: K + 1 for every K, ascending."""
         return tuple(sorted({each.query_len for each in self.shapes if not each.tree}))
 
     @property
     def max_blocks(self) -> int:
-        """Columns of the block table: room for every row that a padded pass can reach, so that lengths past
-        max_model_len read the null block and never past the table; and for the nodes of a tree."""
+        """The columns of the block table. They suffice for every row of a padded pass and for the nodes of a tree:
+        lengths past max_model_len read the null block, and never past the table."""
         return -(-(self.max_model_len + 2 * self.query_len + self.scratch_tokens) // self.block_size)
 
     @property
     def scratch_tokens(self) -> int:
-        """KV slots that each request needs behind its last token, however long it is: those of a tree's nodes."""
+        """The KV slots that each request, however long, needs after its last token for a tree's nodes. 0 for chains."""
         return 0 if self.tree is None else self.tree.scratch_tokens

@@ -1,4 +1,4 @@
-"""Dispatch modes whose first use does not import torch's compiler, and the tensors that they are given."""
+"""A base of dispatch modes that does not import torch's compiler, and the tensors in a mode's arguments."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DispatchMode(TorchDispatchMode):
-    """A dispatch mode that torch's compiler leaves alone, wherever it is in use.
+    """A dispatch mode that torch's compiler does not compile.
 
-    torch wraps `__torch_dispatch__` of every mode for that, and the wrapper imports the compiler: 3 s of a start-up.
+    torch wraps `__torch_dispatch__` of every mode to ensure that, and the wrapper imports the compiler, which takes 3 s
+    of a start-up. Here `__enter__` wraps it, only if the compiler is imported already.
     """
 
     @classmethod
@@ -29,7 +30,7 @@ class DispatchMode(TorchDispatchMode):
 def tensors_in(*values: Any) -> list[torch.Tensor]:
     """Return all tensors in nested lists and tuples, in order."""
     found: list[torch.Tensor] = []
-    for value in values:  # several times in each op of a capture: as little as possible
+    for value in values:  # runs several times per captured op, so it must be fast
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):

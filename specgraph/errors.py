@@ -1,6 +1,6 @@
 """Every exception that specgraph raises on purpose.
 
-Each message says what was asked, what is there, and what to do. Catch `SpecgraphError` to catch them all.
+Each message names the request, the actual state, and the remedy. Catch `SpecgraphError` to catch all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SpecgraphError(Exception):
     """Base of all errors raised by specgraph."""
 
     exit_status = 1
-    """Exit status of a command that it ends."""
+    """The exit status of a command that ends with this error."""
 
 
 class ConfigError(SpecgraphError, ValueError):
@@ -44,11 +44,11 @@ class PlatformError(SpecgraphError):
 
 
 class UnknownPlatformError(PlatformError, ConfigError):
-    """No backend of the name that was asked for is installed."""
+    """No installed backend has the requested name, or the index after the name is no number."""
 
 
 class UnsupportedError(SpecgraphError):
-    """The platform lacks the capability that was asked for; the message carries its reason."""
+    """The platform lacks the requested capability; the message gives the reason."""
 
 
 class CaptureError(SpecgraphError):
@@ -60,7 +60,7 @@ class HostReadError(CaptureError):
 
 
 class ReadSetError(CaptureError):
-    """Captured code touches a tensor that is neither a weight, a KV cache nor a named buffer."""
+    """Captured code touches a tensor that is not a weight, a KV cache or a named buffer."""
 
 
 class StaleInputError(SpecgraphError):
@@ -68,7 +68,7 @@ class StaleInputError(SpecgraphError):
 
 
 class OrderError(SpecgraphError):
-    """Two streams touch the same memory, at least one writing, and nothing orders them."""
+    """Two streams use the same memory in no defined order, and at least one of them writes it."""
 
 
 class UpdateError(SpecgraphError):
@@ -78,8 +78,8 @@ class UpdateError(SpecgraphError):
 class CheckpointError(SpecgraphError):
     """A checkpoint folder is missing a file or tensor, is truncated, or does not fit its target.
 
-    The message is one line of at most MESSAGE_LIMIT characters, whatever names and values the folder holds: white space
-    is collapsed, unprintable characters are escaped, and the middle of a longer message is left out.
+    The message is always one line of at most MESSAGE_LIMIT characters: white space is collapsed, unprintable characters
+    are escaped, and the middle of a longer message is left out.
     """
 
     MESSAGE_LIMIT = 400
@@ -97,7 +97,7 @@ class RankError(SpecgraphError):
     """The processes of one run disagree, or one of them ended or did not come.
 
     Attributes:
-        everywhere: every rank raises this very error.
+        everywhere: True if every rank raises the same error.
     """
 
     def __init__(self, message: str, *, everywhere: bool = False) -> None:
@@ -110,13 +110,14 @@ class CapacityError(SpecgraphError):
 
 
 def how_to_fetch(folder: Path) -> str:
-    """Return how to download what has the form of a model's name on the Hugging Face hub; empty for other paths."""
+    """Return how to download the model if `folder` does not exist and looks like a model's name on the Hugging Face
+    hub. Otherwise return ""."""
     if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
         return ""
     return f"; nothing is downloaded here; a model of the hub: hf download {folder} --local-dir {folder.name}"
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, or its type's name where there is none."""
+    """Return the first line of an exception's message, or its type's name if the message is empty."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

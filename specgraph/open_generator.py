@@ -1,4 +1,4 @@
-"""A test of generators that no exception can mislead: whether one goes on, as the interpreter knows it."""
+"""A test whether a generator is still open, by the interpreter's own state, which no exception can make wrong."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ GeneratorRef = Callable[[], Generator[Any, Any, Any] | None]
 
 
 def is_open(generator: GeneratorRef) -> bool:
-    """Return True if a generator was not closed, and neither its end nor an exception has left it.
+    """Return True if a generator still exists, and has not returned, raised or been closed.
 
-    A flag that its `finally` takes back is not as sure: Ctrl-C may come within the `finally`.
+    A flag that the generator's `finally` resets is less reliable: Ctrl-C may come within the `finally`.
     """
     there = generator()
     return there is not None and getgeneratorstate(there) is not GEN_CLOSED

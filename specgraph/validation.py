@@ -1,7 +1,7 @@
-"""Arguments of public functions and fields of public dataclasses, checked once by their annotations (`checked`), and
+"""Checks of public functions' arguments and public dataclasses' fields by their annotations (`checked`), and a base of
 objects that take one call at a time until they are closed (`OneCall`).
 
-Each error is one `ConfigError` of one line: which argument, what it may be, and what was given.
+Each error is a `ConfigError` of one line, with the argument's name, the allowed values, and the given value.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MOST_ITEMS = 1 << 24
-"""Items of the longest list or mapping: a range may have more than can be looked at."""
+"""The most items of a list or mapping. A `range` could have too many to check each."""
 MOST_POSITIONS = 1 << 20
-"""The largest max_model_len: a rotary table of as many rows has half a gigabyte at head_dim 128."""
+"""The largest max_model_len: a rotary table with a row per position then has half a gigabyte at head_dim 128."""
 MOST_REQUESTS = 1 << 16
 """The largest batch, and the most sequences of one prompt."""
 
@@ -48,7 +48,7 @@ MOST_REQUESTS = 1 << 16
 class Range:
     """The least and the largest value of a number, written `Annotated[int, Range(1, 8)]`.
 
-    An integer without a range fits in 64 bits, signed, and a float is finite.
+    Without a range, an integer must fit in 64 signed bits, and a float must be finite.
     """
 
     least: float
@@ -61,7 +61,7 @@ class Gone:
 
     value: str
     instead: str
-    """The reason why it went, and the value to give now; ends the message to a caller who still gives it."""
+    """Why the value was removed, and which one to give now. Ends the message to a caller that still gives it."""
 
 
 Count = Annotated[int, Range(1)]
@@ -80,16 +80,16 @@ Positive = Annotated[float, Range(1e-9, 1e9)]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The values that an annotation stands for."""
+    """The values that an annotation allows."""
 
     what: str
-    """Their name in a message, with its article."""
+    """The name of these values in a message, with its article."""
     fits: Callable[[Any], bool]
-    """Tells them from values of another type; `take` looks at ranges and items."""
+    """Return whether a value has the right type. `take` checks ranges and items."""
     take: Callable[[str, Any], Any] = lambda name, value: value
-    """(name, a value that fits) -> the value, where numbers of numpy are Python's; raises ConfigError."""
+    """(name, a value that fits) -> the value, with numpy's numbers as Python's. Raises ConfigError if it is wrong."""
     are_plain: Callable[[Sequence[Any]], bool] = lambda values: False
-    """True where all of these values are right as they are: faster than one by one."""
+    """Return True if all of these values are right and need no conversion. Faster than `take` for each."""
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
@@ -106,7 +106,7 @@ def checked_fields(cls: type[T]) -> type[T]:
 def _checked(function: Callable[P, T], annotated: Any, name: str) -> Callable[P, T]:
     @cache
     def known() -> tuple[inspect.Signature, Mapping[str, Kind]]:
-        """At the first call: an import stays fast, and finds modules that import each other."""
+        """Read the annotations at the first call: imports stay fast, and modules may import each other."""
         hints = get_type_hints(annotated, include_extras=True)
         signature = inspect.signature(function)
         named = [each.name for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
@@ -128,7 +128,7 @@ def _checked(function: Callable[P, T], annotated: Any, name: str) -> Callable[P,
 
 
 def check(name: str, value: Any, annotation: Any) -> Any:
-    """Return a value that an annotation allows, numbers of numpy as Python's; ConfigError for any other."""
+    """Return `value`, with numpy's numbers as Python's. Raises ConfigError if the annotation does not allow it."""
     return _take(name, value, kind_of(annotation))
 
 
@@ -139,7 +139,7 @@ def _take(name: str, value: Any, kind: Kind) -> Any:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message, short and on one line: numbers and texts with their type, else the type alone."""
+    """Describe a value in one short line: a number or text with its type, any other value by its type alone."""
     if isinstance(value, type):
         return f"the class {value.__name__}: give an object of it"
     kind = type(value).__name__
@@ -159,7 +159,7 @@ _ANYTHING = Kind("anything", lambda v: True, are_plain=lambda values: True)
 def kind_of(annotation: Any) -> Kind:
     """Return the kind of an annotation: a number, text, Literal, union, sequence, mapping, function or class.
 
-    Of a protocol only None and classes are refused; `draft/head_checks.py` looks at members.
+    For a protocol only None and classes are refused: `draft/head_checks.py` checks its members.
     """
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated and isinstance(args[1], Gone):
@@ -235,7 +235,7 @@ def _union(kinds: Sequence[Kind]) -> Kind:
 
 def _sequence(item: Kind) -> Kind:
     def take(name: str, values: Sequence[Any]) -> Sequence[Any]:
-        """Return a copy, so that the caller's list may change; a list of anything is taken as it is."""
+        """Return a copy, which later changes of the caller's list don't reach. A list of anything is not copied."""
         _check_length(name, values)
         if item is _ANYTHING:
             return values
@@ -288,7 +288,7 @@ def _instance(cls: Any) -> Kind:
         return Kind(what, lambda v: isinstance(v, cls))
 
     def take(name: str, value: Any) -> Any:
-        """Look at the fields of a NamedTuple, whose constructor takes anything."""
+        """Check the fields of a NamedTuple: its constructor accepts anything."""
         for field, hint in get_type_hints(cls).items():
             _take(f"{name}.{field}", getattr(value, field), kind_of(hint))
         return value
@@ -297,10 +297,10 @@ def _instance(cls: Any) -> Kind:
 
 
 def environment_number(variable: str, default: int, least: int = 0, environ: Mapping[str, str] = os.environ) -> int:
-    """Return the whole number that an environment variable holds; `default` where it is not set, or empty.
+    """Return the whole number in an environment variable, or `default` if it is not set or empty.
 
     Raises:
-        ConfigError: it holds something else, or a number below `least` or above 2 ** 31 - 1.
+        ConfigError: it is no whole number, or is below `least` or above 2 ** 31 - 1.
     """
     text = environ.get(variable, "").strip()
     is_number = text.isascii() and text.isdigit() and len(text) < 11
@@ -316,18 +316,20 @@ RUNNING = "another call runs, in another thread or further up in this one: make 
 
 
 class OneCall:
-    """An object that takes one call at a time, and none once it is closed. `one_call` makes a method so.
+    """An object that takes one call at a time, and none after it is closed. `one_call` decorates its methods.
 
-    A call that an interrupt ended may not have said that it is over: whether it runs is then seen from the stacks.
+    An interrupt may end a call before `refusal` is reset. The threads' stacks then show whether a call still runs.
     """
 
     refusal = ""
-    """The reason why it takes no call now; empty while it takes one."""
+    """Why no call is accepted now. Empty if one is."""
     guards: frozenset[CodeType] = frozenset()
-    """The code of the functions, with a local `self`, whose frames on a stack are the calls that run."""
+    """The code of functions with a local `self`. A frame of one of them on a thread's stack is a running call."""
 
     def take_turn(self, call: str) -> None:
-        """Go on in place of a call that is over and did not say so; for a function in `guards`, once `refusal` is set.
+        """Accept a call although `refusal` is set, if an interrupt ended the earlier call before it could reset it.
+
+        Only a function in `guards` calls this.
 
         Raises:
             ConfigError: another call runs, or the object is closed.
@@ -336,7 +338,7 @@ class OneCall:
             raise self._refused(call)
 
     def refuse_calls(self, reason: str) -> None:
-        """Refuse every later call; ConfigError where one runs now, and uses what is about to be released."""
+        """Refuse every later call. Raises ConfigError if one runs now: it uses memory that is about to be released."""
         if self.refusal is RUNNING and self._runs(None):
             raise self._refused("close")
         self.refusal = reason
@@ -345,8 +347,8 @@ class OneCall:
         return ConfigError(f"{call.strip('_')}: {self.refusal or RUNNING}")
 
     def _runs(self, besides: FrameType | None) -> bool:
-        """Return True if any thread is in a call of this object, `besides` that of a frame. Of two threads that ask at
-        once, each sees the other."""
+        """Return True if any thread is in a call of this object, other than the call of the frame `besides`. If two
+        threads ask at once, each sees the other's call."""
         for top in sys._current_frames().values():  # pyright: ignore[reportPrivateUsage]
             frame: FrameType | None = top
             while frame is not None:
@@ -364,7 +366,7 @@ Owner = TypeVar("Owner", bound=OneCall)
 
 
 def one_call(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], T]:
-    """Refuse a call of a method while another one runs, and after the object was closed."""
+    """Make a method refuse calls while another call of its object runs, and after the object is closed."""
 
     @wraps(method)
     def call(self: Owner, *args: P.args, **given: P.kwargs) -> T:
@@ -380,12 +382,12 @@ def one_call(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate
         finally:
             self.refusal = ""
 
-    OneCall.guards |= {cast(FunctionType, call).__code__}  # one for all methods
+    OneCall.guards |= {cast(FunctionType, call).__code__}  # the same code object for all methods
     return call
 
 
 def refuse_mode(call: str, error: RuntimeError) -> None:
-    """Raise ConfigError where torch refused to write tensors because of `torch.inference_mode`."""
+    """Raise ConfigError if `error` is torch's refusal to write tensors that were made in `torch.inference_mode`."""
     if "inference tensor" in str(error):
         raise ConfigError(
             f"{call}: some of the tensors were made inside torch.inference_mode, and this call comes outside of it: "
