@@ -1,6 +1,6 @@
 """The capabilities of a device, each with its reason.
 
-The lowering resolver, `specgraph platforms` and the conformance report show the reason of an absent capability.
+The lowering resolver, `specgraph platforms` and the conformance report show why a capability is absent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Level = Literal["yes", "no", "quirk"]
 LoweringName = Literal["eager", "piecewise", "step", "merged"]
 
 LOWERINGS: tuple[LoweringName, ...] = get_args(LoweringName)
-"""The lowerings, from the most launches per propose to a single one."""
+"""The lowerings, from the one with the most launches per propose to the one with a single launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def quirk(reason: str) -> Support:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One decision of a backend that the device itself would not force: a default, a limit, a workaround."""
+    """One decision of a backend that the device does not force: a default, a limit, a workaround."""
 
     name: str
     decision: str
@@ -60,37 +60,37 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The capabilities of one opened platform. Claim only what a trial on the device at hand has shown."""
+    """The capabilities of one opened platform. Claim only those that a trial on this device has shown."""
 
     # ---- decide how a drafter runs -------------------------------------------------------------------------------
 
     graphs: Support
     """Work can be captured into graphs and replayed. Without it everything runs eagerly."""
     merged_loop: Support
-    """All K draft steps may be one graph; without it `merged` is refused."""
+    """All K draft steps may be one graph. Without it the `merged` lowering is refused."""
     task_update: Support
     """Host parameters of captured ops can be rewritten between replays; without it, attention with host parameters
     runs eagerly or piecewise."""
     float8: Support = field(default_factory=yes)
     """The device copies and converts torch.float8_e4m3fn. Without it FP8 weights and KV caches are refused."""
     update_order: Literal["before_replay", "during_replay"] = "before_replay"
-    """The time of task updates: before the replay, or while it runs and waits for them."""
+    """When tasks are updated: before the replay, or while it runs and waits for them."""
     max_live_graphs: int | None = None
-    """The number of captured graphs that may live at once; None when no limit is known."""
+    """The number of captured graphs that may be alive at once. None if no limit is known."""
     default_lowering: LoweringName = "merged"
-    """The lowering that `auto` resolves to when nothing refuses it."""
+    """The lowering that `auto` resolves to if nothing refuses it."""
     longest_prefill: int = 512
     """Rows of the largest prefill pass that is captured by default; larger ones are no faster per row."""
 
-    # ---- decide which cases of the suite apply; host engines ask them ------------------------------------------
+    # ---- decide which cases of the suite apply; host engines read them -----------------------------------------
 
     shared_pool: Support
     """Several graphs can allocate from one pool."""
     fork_in_capture: Support = field(default_factory=yes)
-    """Streams that wait for the work of a capture take part in it, and it can wait for them. No drafter or decoder of
-    this package needs it."""
+    """A stream that waits for captured work takes part in the capture, and the capture can wait for the stream. No
+    drafter or decoder of this project needs it."""
     external_events: Support
-    """Events recorded or waited for inside a graph, visible outside of it."""
+    """An event can be recorded or waited for inside a graph, and is visible outside of it."""
     collectives_in_graph: Support
     """Communication ops can be captured."""
     random_in_graph: Support
@@ -103,11 +103,11 @@ class Capabilities:
     # ---- for people ----------------------------------------------------------------------------------------------
 
     notes: Mapping[str, Support] = field(default_factory=dict[str, Support])
-    """Further facts by name; reports print them, and the core decides nothing by them."""
+    """Further facts by name. Reports print them; the core decides nothing by them."""
     rules: tuple[Rule, ...] = ()
     """The backend's policy, printed by `specgraph explain`."""
 
     def supports(self) -> dict[str, Support]:
-        """Return every answer by name: the fields in order of declaration, then the notes."""
+        """Return every capability by name: the fields in order of declaration, then the notes."""
         own = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Support)}
         return own | dict(self.notes)

@@ -1,7 +1,7 @@
 """Finding backends by their entry points.
 
-Each plugin is loaded in its own `try`: one that fails is listed with the reason, and does not hide the others.
-(pluggy's `load_setuptools_entrypoints` stops at the first plugin that raises.)
+Each plugin is loaded in its own `try`. A plugin that fails is listed with the reason, and does not hide the others:
+pluggy's `load_setuptools_entrypoints` would stop at the first one that raises.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Discovered:
     reason: str = ""
 
     def probe(self) -> Probe:
-        """Return what the backend found on this machine. Never raises: an exception becomes a reason."""
+        """Return the backend's probe of this machine. Never raises: an exception becomes its `reason`."""
         if self.backend is None:
             return Probe(available=False, reason=self.reason)
         try:
@@ -41,16 +41,17 @@ class Discovered:
 
 
 def discover(entries: Iterable[EntryPoint] | None = None) -> MappingProxyType[str, Discovered]:
-    """Return all installed backends by name: `entries`, by default those of the group `specgraph.backends`.
+    """Load the backend of each entry point, and return them by their platform's name.
 
-    Two distributions that offer a platform of one name are a PlatformError.
+    The default of `entries` is every installed entry point of the group `specgraph.backends`. Raises PlatformError if
+    two distributions offer platforms of the same name.
     """
     found: dict[str, Discovered] = {}
     for entry in sorted(entry_points(group=ENTRY_POINT_GROUP) if entries is None else entries, key=lambda e: e.name):
         item = _load(entry)
         if (other := found.get(item.name)) is not None:
             if other.distribution == item.distribution:
-                continue  # one distribution seen twice on sys.path (an editable install beside its source)
+                continue  # the same distribution twice on sys.path: an editable install, and its source folder
             raise PlatformError(
                 f"two backends are named '{item.name}': {other.distribution} {other.version} and "
                 f"{item.distribution} {item.version}. Uninstall one of them."

@@ -1,9 +1,9 @@
 """The life of a captured graph, the same on every device.
 
 A backend subclasses `Graph` and `GraphPool` and writes the primitives only: begin, end, abandon, launch and destroy for
-the graph, a new handle and its release for the pool. States, counts, locking, cleaning up after errors and the wording
-of errors are here. Methods marked final are called by users; methods with a leading underscore are the primitives,
-called by this file.
+the graph, a new handle and its release for the pool. States, counts, locks, the cleaning up after errors and the texts
+of errors are here. Users call the methods marked final. This file calls the primitives, which have a leading
+underscore.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class VendorMessage(NamedTuple):
     """One entry of the table that turns a vendor's exception during capture into one of ours."""
 
     words: str
-    """Lower case; the entry applies to a RuntimeError whose message contains them."""
+    """In lower case. The entry applies if the message of a RuntimeError contains them."""
     error: type[CaptureError]
     text: str
     """Our message. The vendor's first line follows it in parentheses."""
@@ -50,21 +50,21 @@ MESSAGES = (
     VendorMessage("not permitted when stream is capturing", HostReadError, _HOST_READ),
     VendorMessage("captureunsupported", HostReadError, _HOST_READ),
 )
-"""Messages that several vendors' runtimes share. A backend adds its own in `Graph.messages`."""
+"""Entries for messages of several vendors' runtimes. A backend adds its own in `Graph.messages`."""
 
 
 class Graph:
     """One captured, replayable piece of device work.
 
-    Everything allocated during capture lives in `pool` at fixed addresses; Python scalars are baked. The graph does
-    not keep the tensors it reads alive: their owner does (see `specgraph.capture.read_set`).
+    All memory allocated during the capture is in `pool`, at fixed addresses. Python scalars keep their values of the
+    capture. The owner of the tensors that the graph reads keeps them alive (see `specgraph.capture.read_set`).
     """
 
     messages: ClassVar[tuple[VendorMessage, ...]] = MESSAGES
-    """The vendor's messages during capture, and our error for each; the first entry that fits is used."""
+    """The vendor's messages during capture, and our error for each. The first entry that applies is used."""
 
     def __init__(self, platform: Platform, pool: GraphPool, *, owns_pool: bool = False) -> None:
-        """Make an empty graph, as `Platform.graph()` does. `owns_pool`: close the pool together with the graph."""
+        """Make an empty graph, as `Platform.graph()` does. `owns_pool`: close the pool with the graph."""
         self.platform = platform
         self.pool = pool
         """The pool this graph allocates from. Used by: suite."""
@@ -73,7 +73,7 @@ class Graph:
         self.is_closed = False
         """True once `close()` was called. Used by: suite."""
         self.pool_handle: Any = None
-        """The vendor's handle of `pool` that this graph is, or was, captured with."""
+        """The handle of the vendor's pool that this graph is captured with, or None."""
         self._owns_pool = owns_pool
 
     def __repr__(self) -> str:
@@ -82,20 +82,20 @@ class Graph:
 
     def __del__(self) -> None:
         if getattr(self, "pool_handle", None) is not None and not sys.is_finalizing():
-            self.reset()  # a graph that nobody closed gives its share of the pool back
+            self.reset()  # a graph that was never closed gives its share of the pool back
 
     @final
     @contextmanager
     def capture(self) -> Generator[None]:
         """Record the work issued in the `with` block instead of running it. Used by: core.
 
-        The block runs with `platform.capture_stream` as the current stream, and is captured from there: streams that
-        wait for it take part. Warm the work up on that stream first: libraries initialise, and allocate, on first use.
+        The block runs on `platform.capture_stream`. Other streams take part in the capture once they wait for it. Run
+        the work on that stream before, to warm it up: libraries initialise, and allocate, on first use.
 
         Raises:
             CaptureError: the work can't be captured (host read, nested capture, ...), or this graph already holds a
-                capture. Afterwards the platform and its streams are usable, and this graph is empty. Exceptions of the
-                block itself pass through.
+                capture. After a failed capture the platform and its streams are usable, and this graph is empty.
+                Exceptions of the block itself pass through.
             PlatformError: the platform is closed.
         """
         self.platform.require_open()
@@ -121,7 +121,7 @@ class Graph:
 
         Raises:
             CaptureError: nothing is captured, the graph is closed, or this thread is capturing.
-            StaleInputError: a tensor it reads was freed, moved or resized (on platforms that can tell).
+            StaleInputError: a tensor that it reads was freed, moved or resized (on platforms that can tell).
             UpdateError: a task group of this graph has had no update (on platforms that can tell).
         """
         if not self.is_captured:
@@ -139,7 +139,7 @@ class Graph:
             if self.is_captured:
                 self.is_captured = False
                 self._destroy()
-        finally:  # after an interrupt the next call lets the pool go
+        finally:  # not in the `if`: if an interrupt prevents this, the next call does it
             if self.platform.captures.graph is not self:
                 self.pool.leave(self)
                 self.pool_handle = None
@@ -183,7 +183,7 @@ class Graph:
                 gc.enable()
 
     def _drop_failed(self) -> bool:
-        """End the capture whose block raised. Returns whether the capture itself was sound."""
+        """End the capture after its block raised. Return False if the vendor can't end it either."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vendors warn of empty graphs; the reason is the block's exception
             try:
@@ -199,7 +199,7 @@ class Graph:
 
         Args:
             error: the exception being handled.
-            otherwise: what to say where the table of messages has no entry; empty: raise `error` itself.
+            otherwise: our message if no entry of `messages` applies. If it is empty, `error` itself is raised.
         """
         named = None
         if isinstance(error, Exception) and not isinstance(error, SpecgraphError):
@@ -223,11 +223,11 @@ class Graph:
     # ---- primitives ----------------------------------------------------------------------------------------------
 
     def _begin(self, handle: Any) -> None:
-        """Start recording what is issued to the current stream, allocating from the vendor's pool `handle`."""
+        """Start recording the work issued to the current stream, with memory from the vendor's pool `handle`."""
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Finish the recording; keep the result, ready to launch. Raises the vendor's error where that fails."""
+        """Finish the recording and keep the result, ready to launch. Raises the vendor's error if that fails."""
         raise NotImplementedError
 
     def _abandon(self, began: bool) -> None:
@@ -238,13 +238,13 @@ class Graph:
         raise NotImplementedError
 
     def _launch(self) -> None:
-        """Launch what `_end` kept, on the current stream."""
+        """Launch the result that `_end` kept, on the current stream."""
         raise NotImplementedError
 
     def _destroy(self) -> None:
-        """Drop what `_end` kept. The share of the pool is given back after this."""
+        """Drop the result that `_end` kept. The graph leaves the pool after this."""
         raise NotImplementedError
 
     def _reason(self, error: Exception) -> str:
-        """Return the vendor's own words in `error`, one line: for runtimes whose first line says nothing."""
+        """Return the vendor's reason in `error`, in one line. A backend overrides it if the first line is no reason."""
         return first_line(error)

@@ -1,13 +1,14 @@
 """The one hook that a backend implements.
 
-A backend is a distribution with an entry point in the group `specgraph.backends`; the module it names has
+A backend is a distribution with an entry point in the group `specgraph.backends`. The entry point names a module with
 
     from specgraph.device import Backend, hookimpl
 
     @hookimpl
     def specgraph_backend() -> Backend: ...
 
-The module must import without the vendor's package and must touch no device: `Backend.probe` and `Backend.open` do.
+Importing the module must not need the vendor's package and must not touch a device: `Backend.probe` and `Backend.open`
+may do both.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The answer of a backend about this machine. `reason` says why it is not available and how to change that."""
+    """A backend's findings on this machine. If it is not available, `reason` says why, and how to change that."""
 
     available: bool
     reason: str = ""
@@ -37,19 +38,20 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """A platform that can be opened. `probe` should answer within a second and raise nothing."""
+    """A platform that can be opened. `probe` should return within a second and raise nothing."""
 
     name: str
     probe: Callable[[], Probe]
     open: Callable[[int], Platform]
-    """Opens the device of that index, or raises PlatformError."""
+    """Opens the device with that index, or raises PlatformError."""
     api: int
-    """The PLATFORM_API that the backend was written for, as a number: a later core then refuses it in one line."""
+    """The PLATFORM_API that the backend was written for, as a literal number. A core with another PLATFORM_API then
+    refuses the backend in one line."""
     accelerator: bool = True
-    """An accelerator is selected when it is the only one that is available; other platforms only by name."""
+    """True if automatic selection may take this platform. It does if no other accelerator is available."""
     supersedes: frozenset[str] = frozenset()
-    """Names of platforms under which this device may also appear, through a compatibility layer of another vendor's
-    API. Automatic selection passes them over; selection by name does not."""
+    """The names of other platforms as which this device may appear, through a compatibility layer for another vendor's
+    API. Automatic selection ignores them; selection by name does not."""
 
 
 @hookspec(firstresult=True)

@@ -1,4 +1,4 @@
-"""Installed versions, what MODULE:NAME names, and what a vendor's module lacks of what a backend calls."""
+"""Installed versions, objects named MODULE:NAME, and the functions that a vendor's module is missing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 from specgraph.errors import ConfigError
 
 Calls = Mapping[str, "tuple[str, ...] | None"]
-"""Name below a module -> the arguments passed: `word` is positional, `word=` a keyword. None: a property."""
+"""Name in a module -> the arguments of its call: `word` is positional, `word=` a keyword. None for a property."""
 
 
 def installed_version(distribution: str) -> str:
-    """Return the version of an installed distribution, read without importing it; empty if it is missing."""
+    """Return the version of an installed distribution, without importing it. Empty if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -25,8 +25,8 @@ def installed_version(distribution: str) -> str:
 
 
 def import_named(place: str, asked: str = "") -> Any:
-    """Return what MODULE:NAME names, in modules of the current folder too; ConfigError where there is no such module or
-    name. Messages call it `asked`, by default `place`.
+    """Return the object `place`, MODULE:NAME, also of a module in the current folder. Raises ConfigError if there is no
+    such module or name; its text has `asked` instead of `place` if that is given.
     """
     sys.path.insert(0, "")
     try:
@@ -44,15 +44,15 @@ def calls_of(table: str) -> Calls:
 
 
 def missing_names(module: Any, calls: Calls) -> list[str]:
-    """List what a module lacks of `calls`: names it does not have, and calls that its signatures refuse.
+    """List the names in `calls` that a module does not have, and the calls that its signatures refuse.
 
-    Signatures that Python can't read (functions of a binary module) are taken to fit.
+    A signature that Python can't read (of a function in a binary module) counts as fitting.
     """
     return [name + wrong for name in calls if (wrong := _mismatch(module, name, calls[name])) is not None]
 
 
 def _mismatch(module: Any, name: str, arguments: tuple[str, ...] | None) -> str | None:
-    """Return what to append to `name` in the list of missing names; None if it fits."""
+    """Return the text that follows `name` in the list of missing names. None if the name and its call fit."""
     try:
         found = attrgetter(name)(module)
     except AttributeError:

@@ -1,7 +1,7 @@
 """The interface between the core and a device.
 
 Streams and events have torch's own methods (`torch.Stream`, `torch.Event`), so that a backend can return the vendor's
-objects as they are. Whoever creates a graph or pool owns it and closes it; closing twice is harmless.
+objects as they are. The caller that makes a graph or pool owns it and closes it; closing twice is harmless.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     import torch
 
 PLATFORM_API = 2
-"""Version of this interface. A backend built for another number is refused at discovery, in one line."""
+"""The version of this interface. Discovery refuses a backend for another version, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlatformInfo:
-    """Names one opened device. `versions` maps a component ("torch", "driver", ...) to its version string."""
+    """The names of one opened device. `versions` maps a component ("torch", "driver", ...) to its version string."""
 
     name: str
     device: torch.device
@@ -35,25 +35,26 @@ class PlatformInfo:
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     device_kind: str = ""
     """The kind of device in a few words: "GPU", or "simulated runtime, no device". Reports show it, so that a
-    simulation is not taken for the device."""
+    reader does not mistake a simulation for the device."""
     simulated: bool = False
     """The device is a simulation: its results are meaningful, its times are not."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """Device memory in bytes. `reserved` includes what graph pools hold; `total` is 0 where it is unknown."""
+    """Device memory in bytes. `reserved` includes the memory of graph pools; `total` is 0 if it is unknown."""
 
     allocated: int
     reserved: int
     total: int
     free: int = 0
-    """Bytes that can still be allocated: used by no process, or reserved by this one and unused. 0 where unknown."""
+    """Bytes that can still be allocated: used by no process, or reserved by this one and unused. 0 if unknown."""
 
 
 @runtime_checkable
 class Event(Protocol):
-    """A point in a stream. torch's verbs; `elapsed_time` is in milliseconds and needs `timing=True` on both ends."""
+    """A point in a stream, with the methods of `torch.Event`. `elapsed_time` is in milliseconds, and needs
+    `timing=True` on both events."""
 
     def record(self, stream: Any = None) -> None: ...
     def wait(self, stream: Any = None) -> None: ...
@@ -64,7 +65,7 @@ class Event(Protocol):
 
 @runtime_checkable
 class Stream(Protocol):
-    """An ordered queue of device work. torch's verbs."""
+    """An ordered queue of device work, with the methods of `torch.Stream`."""
 
     def synchronize(self) -> None: ...
     def query(self) -> bool: ...
@@ -74,17 +75,17 @@ class Stream(Protocol):
 
 
 class TaskGroup(Protocol):
-    """Opaque: the captured tasks whose host parameters one `task_update` rewrites."""
+    """An opaque handle of the captured tasks whose host parameters one `task_update` rewrites."""
 
 
 class Platform(ABC):
     """One opened device. At most 15 abstract members, counted by a test.
 
-    Beyond the abstract ones, `task_group`, `task_update` and `batch_task_updates` matter only where
-    `capabilities.task_update` is claimed, `attention_backends` only where the device has attention of its own,
-    `compile_ahead` only where kernels are compiled as they are launched, and `counts` only where launches are counted.
+    A backend overrides the other members if it needs them: `task_group`, `task_update` and `batch_task_updates` if it
+    claims `capabilities.task_update`, `attention_backends` if the device has attention of its own, `compile_ahead` if
+    kernels are otherwise compiled at their launch, and `counts` if it counts launches.
 
-    Each member says who uses it: the core with the decoder, host engines (which embed a drafter), the
+    Each member's text names its users: the core (here with the decoder), host engines (which embed a drafter), the
     suite (`specgraph conformance`).
     """
 
@@ -97,7 +98,7 @@ class Platform(ABC):
         self.info = info
         """Name, device and versions. Used by: core, suite, reports."""
         self.captures = CaptureLock()
-        """The capture under way, if any. Used by: backends."""
+        """The running capture, if any. Used by: backends."""
         self.is_closed = False
         """True once `close()` was called. Used by: backends."""
 
@@ -109,7 +110,7 @@ class Platform(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """Return what the device can do, with reasons. Used by: core, suite, reports."""
+        """Return the device's capabilities, with reasons. Used by: core, suite, reports."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -117,7 +118,7 @@ class Platform(ABC):
 
     @abstractmethod
     def memory(self) -> MemoryInfo:
-        """Device memory now, in bytes. Used by: host engines, suite."""
+        """Return the current use of device memory, in bytes. Used by: host engines, suite."""
 
     @abstractmethod
     def stream(self) -> Stream:
@@ -125,18 +126,23 @@ class Platform(ABC):
 
     @abstractmethod
     def current_stream(self) -> Stream:
-        """Return the stream that work of this thread goes to. Used by: core."""
+        """Return the stream that this thread issues work to. Used by: core."""
 
     @abstractmethod
     def use(self, stream: Stream) -> AbstractContextManager[None]:
-        """Send this thread's work to `stream` within the `with` block. Used by: core."""
+        """Issue this thread's work to `stream` within the `with` block. Used by: core."""
 
     @abstractmethod
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
-        """Return a new event. `external=True` needs `capabilities.external_events`, else UnsupportedError.
+        """Return a new event. Used by: core (host transfers), benchmarks (`timing`), host engines and suite
+        (`external`).
 
-        Used by: core (host transfers), benchmarks (`timing`), host engines and suite (`external`: a record or wait
-        captured in a graph and visible outside of it).
+        Args:
+            timing: the event can take part in `elapsed_time`.
+            external: a record or wait of the event that is captured in a graph is visible outside of it.
+
+        Raises:
+            UnsupportedError: `external` without `capabilities.external_events`.
         """
 
     @abstractmethod
@@ -148,16 +154,16 @@ class Platform(ABC):
 
     @cached_property
     def capture_stream(self) -> Stream:
-        """Return the stream that every capture of this platform runs on; warm work up here.
+        """Return the stream that every capture of this platform runs on; warm work up on it.
 
-        One for all, since allocators keep free blocks, and libraries their workspaces, per stream. An engine that has
-        a stream for this may assign it before the first capture. Used by: core.
+        All captures share one stream, because allocators keep free blocks, and libraries their workspaces, per stream.
+        A host engine with a capture stream of its own may assign it before the first capture. Used by: core.
         """
         return self.stream()
 
     @cached_property
     def copy_stream(self) -> Stream:
-        """Return the stream that copies results to the host, beside the launches that follow. Used by: core."""
+        """Return the stream for copies of results to the host, which run beside later launches. Used by: core."""
         return self.stream()
 
     @final
@@ -172,7 +178,7 @@ class Platform(ABC):
 
     @final
     def graph(self, pool: GraphPool | None = None) -> Graph:
-        """Return a new, empty graph; in a pool of its own unless `pool` is given. Used by: core.
+        """Return a new, empty graph in `pool`, or in a pool of its own. Used by: core.
 
         Raises:
             PlatformError: the platform is closed, or `pool` is another platform's.
@@ -197,20 +203,20 @@ class Platform(ABC):
             raise PlatformError(f"this '{self.info.name}' platform is closed: open another one")
 
     def close(self) -> None:
-        """Release what this object itself holds; it makes no new graphs afterwards. Closing twice is harmless.
+        """Release the resources of this object; it makes no new graphs afterwards. Closing twice is harmless.
 
-        Graphs, pools and streams belong to those who made them, who close them before, or after: that still works.
+        Graphs, pools and streams belong to the callers that made them, who may close them before or afterwards.
         Used by: core.
         """
         self.is_closed = True
 
     def task_group(self) -> AbstractContextManager[TaskGroup]:
-        """During capture: collect the tasks issued in the `with` block, to be rewritten by `task_update`.
+        """Collect the tasks that a capture issues in the `with` block, so that `task_update` can rewrite them.
 
         Used by: core (attention with host parameters), suite.
 
-        Every replay needs one update of each group: before it, or while it runs and waits at the group, as
-        `capabilities.update_order` says.
+        Every replay needs one update of each group. `capabilities.update_order` says when: before the replay, or while
+        the replay waits at the group.
 
         Raises:
             UnsupportedError: the platform has no task update.
@@ -222,9 +228,9 @@ class Platform(ABC):
     def task_update(self, group: TaskGroup) -> AbstractContextManager[None]:
         """Issue, within the `with` block, exactly the ops of `group` again with new host parameters.
 
-        They are not run: their parameters are those of the group's tasks from the next replay on (`before_replay`) or
-        of the replay that waits (`during_replay`). A previous replay that still runs keeps its own parameters, without
-        a host synchronise. Used by: core (attention with host parameters), suite.
+        The ops are not run. The group's tasks take their parameters, from the next replay on (`before_replay`) or in
+        the replay that waits (`during_replay`). An earlier replay that still runs keeps its own parameters, and the
+        host does not wait for it. Used by: core (attention with host parameters), suite.
 
         Raises:
             UpdateError: the ops issued differ from the captured ones; nothing is rewritten.
@@ -235,21 +241,21 @@ class Platform(ABC):
         )
 
     def batch_task_updates(self) -> AbstractContextManager[object]:
-        """Within the `with` block, `task_update` of several groups may take effect together at its end, at less cost.
+        """Let the task updates of the `with` block take effect together at its end, which may cost less.
 
-        If one of them fails, none of them need take effect. The block issues no other device work. Used by: core, for
-        all groups of a replay that is updated before it is launched.
+        If one of them fails, none need take effect. The block issues no other device work. Used by: core, for all
+        groups of a replay that is updated before it is launched.
         """
         return nullcontext()
 
     def compile_ahead(self, bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> None:
-        """Compile the kernels that device work needs, for a device that otherwise compiles them as they are launched.
+        """Compile the kernels of `bodies` ahead, on a device that otherwise compiles each at its first launch.
 
-        Nothing is run; what can't be compiled here is compiled where it is launched. Used by: core.
+        Nothing is run. A kernel that can't be compiled here is compiled at its first launch. Used by: core.
 
         Args:
-            bodies: device work that can be captured.
-            progress: called with the number of kernels compiled so far and their number in all.
+            bodies: functions that issue device work and can be captured.
+            progress: called with the number of kernels compiled so far and with their total.
         """
         return None
 
@@ -262,7 +268,7 @@ class Platform(ABC):
         return {}
 
     def counts(self) -> Mapping[str, int]:
-        """Count each kind of call that was issued to the device since it was opened, by name; empty if not counted.
+        """Return the number of calls of each kind since the device was opened, by name. Empty if not counted.
 
         The names are the platform's own, such as "graph_launches" or "task_updates"; the numbers only grow. For checks
         such as "one launch and no synchronise per propose". Used by: benchmarks, suite.
@@ -271,5 +277,5 @@ class Platform(ABC):
 
 
 Progress = Callable[[str, int, int], None]
-"""A user's function that takes the name of the work ("compiling kernels", "capturing"), how many pieces of it are done,
-and their number."""
+"""A user's function that takes the name of the work ("compiling kernels", "capturing"), the number of pieces that are
+done, and their total."""

@@ -1,4 +1,5 @@
-"""Names of platforms, devices and dtypes as people give them; one that is wrong is refused before torch is imported."""
+"""The names of platforms, devices and dtypes that users give. A wrong platform or dtype is refused before torch is
+imported."""
 
 from __future__ import annotations
 
@@ -20,20 +21,20 @@ else:
 DTYPES = ("float32", "float16", "bfloat16")
 
 ENTRY_POINT_GROUP = "specgraph.backends"
-"""The group of the entry points of backends; an entry point has its platform's name."""
+"""The entry point group of backends. Each entry point has its platform's name."""
 CHECKOUT = Path(__file__).parents[2]
 """The folder that holds `backends/NAME` if the core was installed from a checkout with `pip install -e`."""
 
 
 def installed_backends() -> dict[str, str]:
-    """Return the distribution of each installed backend by its platform's name; no backend is loaded."""
+    """Return the distribution of each installed backend, by its platform's name. No backend is loaded."""
     entries = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda each: each.name)
     return {each.name: each.dist.name if each.dist else "(no distribution)" for each in entries}
 
 
 def check_platform(asked: str | None) -> str | None:
-    """Return a platform's name, and its index if it has one, as they were given; None passes through.
-    UnknownPlatformError where no such backend is installed, or the index is no number.
+    """Return `asked`, NAME, NAME:INDEX or None, unchanged. Raises UnknownPlatformError if no such backend is installed,
+    or if the index is no number.
     """
     if asked is not None:
         name, _ = parse_platform(asked)
@@ -45,7 +46,7 @@ def check_platform(asked: str | None) -> str | None:
 
 
 def parse_platform(asked: str) -> tuple[str, int | None]:
-    """Return the name and the index in NAME or NAME:INDEX; UnknownPlatformError where the index is no number."""
+    """Split NAME or NAME:INDEX into name and index. Raises UnknownPlatformError if the index is no number."""
     name, _, index = asked.partition(":")
     if index and not (index.isdecimal() and len(index) < 10):
         raise UnknownPlatformError(
@@ -55,7 +56,7 @@ def parse_platform(asked: str) -> tuple[str, int | None]:
 
 
 def how_to_install(name: str) -> str:
-    """Return a line that says how to install a backend of this checkout; empty where it has none of that name."""
+    """Return a line on how to install a backend from this checkout. Empty if it has no backend of that name."""
     if not (name.isidentifier() and (CHECKOUT / "backends" / name / "pyproject.toml").exists()):
         return ""
     parts = f"-e . -e ./models -e ./run -e ./conformance -e ./backends/{name}"
@@ -63,7 +64,7 @@ def how_to_install(name: str) -> str:
 
 
 def device_named(device: torch.device | str) -> torch.device:
-    """Return the torch device of that name; ConfigError where this machine has none."""
+    """Return the torch device of that name. Raises ConfigError if this machine does not have it."""
     import torch
 
     try:
@@ -73,7 +74,7 @@ def device_named(device: torch.device | str) -> torch.device:
 
 
 def dtype_named(dtype: DType) -> torch.dtype | None:
-    """Return the torch dtype of that name; a dtype and None pass through. ConfigError for one that no model runs in."""
+    """Return the torch dtype of that name. A dtype and None pass through. Raises ConfigError if no model runs in it."""
     unknown = ConfigError(f"unknown dtype {shown(dtype)}; there are {', '.join(DTYPES)}")
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise unknown  # before torch is imported, which takes long

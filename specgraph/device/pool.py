@@ -19,25 +19,25 @@ class _Capture(NamedTuple):
 
 
 class CaptureLock:
-    """One capture at a time on one platform: allocators and generators know one capture per device.
+    """Allows one capture at a time on a platform: a device's allocator and random generator know only one.
 
-    One operation on a dictionary takes the lock, and one gives it back. An interrupt therefore finds it either taken or
-    free, never taken by nobody.
+    A single dictionary operation takes the lock, and another one releases it, so an interrupt never leaves it half
+    taken.
     """
 
     def __init__(self) -> None:
         self.taken: dict[str, _Capture] = {}
-        """The capture under way; empty if there is none."""
+        """The running capture. Empty if there is none."""
 
     @property
     def graph(self) -> Graph | None:
-        """Return the graph that is being captured, by whichever thread."""
+        """Return the graph that any thread is capturing. None if there is none."""
         capture = self.taken.get("capture")
         return None if capture is None else capture.graph
 
     @property
     def is_here(self) -> bool:
-        """Return whether the calling thread is the one that captures."""
+        """Return whether the calling thread is capturing."""
         capture = self.taken.get("capture")
         return capture is not None and capture.thread == threading.get_ident()
 
@@ -56,7 +56,7 @@ class CaptureLock:
         raise CaptureError("another thread is capturing on this device: capture one graph at a time")
 
     def release(self, key: object) -> bool:
-        """End the capture that was begun with `key`. Returns False if there is none."""
+        """End the capture that began with `key`. Return False if there is none."""
         capture = self.taken.get("capture")
         if capture is None or capture.key is not key:
             return False
@@ -67,8 +67,8 @@ class CaptureLock:
 class GraphPool:
     """Memory that captured graphs allocate from, at fixed addresses. Graphs of one pool may use the same memory.
 
-    The vendor's pool has a handle. It is made for the first capture, counted per graph, and released with the last
-    graph that was captured with it; a capture after that takes a new one.
+    A handle stands for the vendor's pool. The first capture makes it, and it is released when the last graph that was
+    captured with it leaves. A later capture makes a new handle.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -77,7 +77,7 @@ class GraphPool:
         """True once `close()` was called. Used by: host engines, suite."""
         self._handle: Any = None
         self._handles: dict[int, Any] = {}
-        """The handle of each graph, by the graph's `id`: the pool keeps no graph alive."""
+        """The handle of each graph, by the graph's `id()`, so that the pool keeps no graph alive."""
 
     @property
     def num_graphs(self) -> int:
@@ -86,7 +86,7 @@ class GraphPool:
 
     @final
     def enter(self, graph: object) -> Any:
-        """Take `graph` in; return the vendor's handle for its capture.
+        """Add `graph` to the pool and return the vendor's handle for its capture.
 
         Raises:
             CaptureError: the pool is closed.
@@ -100,7 +100,7 @@ class GraphPool:
 
     @final
     def leave(self, graph: object) -> None:
-        """Let `graph` go; nothing happens if it is not in this pool. The last graph of a handle releases it."""
+        """Remove `graph` from the pool, if it is in it. The last graph of a handle releases the handle."""
         handle = self._handles.pop(id(graph), None)
         if handle is not None and handle not in self._handles.values():
             self.retire(handle)
@@ -108,7 +108,7 @@ class GraphPool:
 
     @final
     def retire(self, handle: Any) -> None:
-        """No later capture gets `handle`: for a vendor whose pool takes none after a failed capture."""
+        """Give `handle` to no later capture, for vendors whose pool takes no capture after a failed one."""
         if self._handle == handle:
             self._handle = None
 
@@ -120,12 +120,12 @@ class GraphPool:
     # ---- primitives ----------------------------------------------------------------------------------------------
 
     def _new_handle(self) -> Any:
-        """Return a new pool of the vendor's; any hashable object but None."""
+        """Return a handle of a new vendor's pool: any hashable object except None."""
         return object()
 
     def _release(self, handle: Any) -> None:
-        """Give the memory back: the last graph captured with `handle` is gone.
+        """Release the memory of `handle`: the last graph that was captured with it is gone.
 
-        May be called while another thread captures (`platform.captures.graph` is not None then); freeing memory would
-        break that capture on most devices.
+        Another thread may be capturing (`platform.captures.graph` is not None then). Freeing memory would break that
+        capture on most devices.
         """

@@ -1,4 +1,4 @@
-"""The choice of the platform to run on: the one asked for, the one accelerator that is available, or the CPU."""
+"""The choice of the platform to run on: the requested one, the only available accelerator, or the CPU."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ from specgraph.validation import check, checked, environment_number
 ENV_VAR = "SPECGRAPH_PLATFORM"
 FALLBACK = "cpu"
 WITHOUT_GRAPHS = frozenset({"mps"})
-"""Types of torch devices that have no graphs, and so no backend."""
+"""Types of torch devices without graphs, which therefore have no backend."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A platform by name, and why this one; whether it is available is not known yet."""
+    """The name of the chosen platform, and why it was chosen. It may not be available."""
 
     name: str
     index: int | None
-    """The device's number; None where none was named: `open_platform` says which device that is."""
+    """The device's number. None if the caller named none; `open_platform` documents the default."""
     reason: str
 
 
 def select_platform(asked: str | None, backends: Mapping[str, Discovered], environ: Mapping[str, str]) -> Selection:
-    """Choose what `open_platform` opens; PlatformError for several accelerators, or an index that is no number."""
+    """Choose the platform for `open_platform`.
+
+    Raises:
+        PlatformError: several accelerators are available, or an index is no number.
+    """
     asked = check("asked", asked, str | None)
     check("backends", backends, Mapping)
     check("environ", environ, Mapping)
@@ -54,17 +58,18 @@ def select_platform(asked: str | None, backends: Mapping[str, Discovered], envir
 def open_platform(
     name: str | None = None, *, found: Mapping[str, Discovered] | None = None, environ: Mapping[str, str] | None = None
 ) -> Platform:
-    """Open a platform: `name`, else `SPECGRAPH_PLATFORM`, else the one available accelerator, else the CPU.
+    """Open the platform `name`. Without a name, open the first of: `SPECGRAPH_PLATFORM`, the only available
+    accelerator, the CPU.
 
     Args:
-        name: "name" or "name:index", as in the environment variable. Without an index it is the first device, or
-            for a process of torchrun the one of its number on this machine (`LOCAL_RANK`), if there are as many.
+        name: "name" or "name:index", as in the environment variable. Without an index, a process of torchrun takes
+            device `LOCAL_RANK` if the machine has it. Otherwise it is the first device.
         found: the backends to choose from; all installed ones by default.
-        environ: where to look for the variables; `os.environ` by default.
+        environ: the environment variables; `os.environ` by default.
 
     Raises:
-        PlatformError: the name is unknown or not available, several accelerators are available, or opening failed. The
-            message lists every backend with the reason why it is not available.
+        PlatformError: the name is unknown or not available, several accelerators are available, or opening failed. If
+            the platform is unknown or not available, the message lists every backend with its state.
     """
     backends = discover() if found is None else found
     variables = os.environ if environ is None else environ
@@ -100,7 +105,7 @@ def _only_accelerator(backends: Mapping[str, Discovered]) -> str | None:
 
 
 def _torch_sees(backends: Mapping[str, Discovered]) -> str:
-    """Return an accelerator of torch whose backend is missing or not available; empty where there is none."""
+    """Say which accelerator torch sees, and why no backend serves it. Empty if torch sees none that has graphs."""
     import torch
 
     device = torch.accelerator.current_accelerator(True)

@@ -1,4 +1,4 @@
-"""The line of the user's program that issued an op, and the program's name of a tensor there."""
+"""Finds the line of the user's program that issued an op, and the name that a tensor has there."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _DISPATCH = frozenset({"__torch_dispatch__", "__torch_function__"})
 
 
 def user_line() -> str:
-    """`file:line` of the innermost frame outside of torch, the platforms, the graphs and dispatch handlers."""
+    """Return `file:line` of the innermost frame outside of torch, the rooms `_OURS` and dispatch handlers."""
     frame = next(_user_frames(), None)
     return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def raising_line(error: BaseException) -> str:
-    """`file:line` of the innermost frame of an error outside of torch and this package; empty where there is none."""
+    """Return `file:line` of an error's innermost frame outside of torch and this package. Empty if there is none."""
     places = ((frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__))
     outside = [f"{name}:{line}" for name, line in places if not name.startswith((_TORCH, _PACKAGE + os.sep, "<"))]
     return outside[-1] if outside else ""
 
 
 NONSENSE = (AttributeError, TypeError, ValueError)
-"""The exceptions of code that got an object of another kind from the user's code."""
+"""The exceptions that our code raises if the user's code gave it an object of the wrong type."""
 
 
 @contextmanager
@@ -47,12 +47,12 @@ def users_code(
     kinds: tuple[type[Exception], ...] = (Exception,),
     theirs_alone: bool = False,
 ) -> Generator[None]:
-    """Turn what the user's own code raises in the block, or makes ours raise, into one line: what failed, and where.
+    """Turn an exception of the block, which runs the user's own code, into `error` with one line: `what` and the place.
 
     Args:
-        kinds: the exceptions that are turned.
-        theirs_alone: an exception that no line of the user's raised passes through as it is, unless it is of those that
-            another kind of object raises.
+        what: says what failed.
+        kinds: the exceptions to turn.
+        theirs_alone: an exception that no line of the user's code raised passes through, unless it is a `NONSENSE`.
     """
     try:
         yield
@@ -68,29 +68,29 @@ def users_code(
 
 @contextmanager
 def explained(kinds: tuple[type[Exception], ...], look: Callable[[], object]) -> Generator[None]:
-    """Raise the ConfigError of `look`, which says what is wrong, if the block fails with one of `kinds`. The block's
-    own exception stays if `look` finds nothing."""
+    """If the block fails with one of `kinds`, call `look`, which raises a ConfigError that names the cause. If `look`
+    finds none, the block's own exception is raised."""
     try:
         yield
     except kinds as error:
         try:
             look()
         except ConfigError as found:
-            if found.__cause__ is None:  # a device that failed fails here too
+            if found.__cause__ is None:  # one with a cause: the failed device has failed `look` too
                 raise found from error
         raise
 
 
 def variable_name(tensor: Tensor) -> str:
-    """Return the program's name of `tensor` where it issued an op on it: `scale`, or `self.scale`; empty if nothing
-    there is this tensor or a view of it."""
+    """Return the name of `tensor` in the user's program, at the line that issued an op on it: `scale`, or `self.scale`.
+    Empty if no variable there is this tensor or shares its memory."""
     for frame in _user_frames():
         for same in (is_, _shares_memory):
             for name, value in _variables(frame):
                 if isinstance(value, Tensor) and same(value, tensor):
                     return name
         if not frame.f_code.co_filename.startswith(_PACKAGE + os.sep):
-            break  # a line of the caller's own; what is further out handed the tensor in
+            break  # this is the caller's own code: frames further out only handed the tensor in
     return ""
 
 
@@ -128,8 +128,8 @@ def _shares_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def in_compiled_function() -> bool:
-    """Return whether a caller is under `torch.compile`. Below a dispatch mode dynamo runs such code eagerly, so without
-    this check a capture would hold other kernels than the program runs outside of it.
+    """Return whether a caller is a function under `torch.compile`. Below a dispatch mode dynamo runs such a function
+    eagerly: without this check a capture would hold other kernels than the compiled function runs.
     """
     if "torch._dynamo" not in sys.modules:
         return False

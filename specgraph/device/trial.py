@@ -1,5 +1,5 @@
-"""Small computations, most of them through graphs, for the probes of backends: a capability is claimed when its trial
-gave the right numbers on the device at hand. Each trial takes a few milliseconds and returns what is wrong, or None."""
+"""Trials for the probes of backends: small computations, most of them in graphs. A backend claims a capability if its
+trial gave the right numbers on this device. Each trial takes a few milliseconds and returns the fault, or None."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from specgraph.device.interface import Platform
 
 Trial = Callable[[Any], "str | None"]
-"""Takes the platform; a backend's own trial may ask for its own class."""
+"""A function from the platform to a fault or None. A backend's own trial may need the backend's own platform."""
 
 
 def outcome(platform: Platform, trial: Trial) -> str:
-    """Return what the trial found wrong, or the exception that it raised, in one line; empty if nothing."""
+    """Return the fault that the trial found, or the exception that it raised, in one line. Empty if there is none."""
     try:
         return trial(platform) or ""
     except Exception as error:
@@ -29,17 +29,17 @@ def outcome(platform: Platform, trial: Trial) -> str:
 
 
 def support(wrong: str, reason: str = "") -> Support:
-    """`yes` with `reason` if a trial found nothing wrong; otherwise `no` with what it found."""
+    """Return `yes(reason)` if `wrong`, the `outcome` of a trial, is empty. Otherwise return `no` with `wrong`."""
     return no(f"a trial on this device failed: {wrong}") if wrong else yes(reason)
 
 
 def claim(platform: Platform, trial: Trial, reason: str = "") -> Support:
-    """Run a trial: `support` of its `outcome`."""
+    """Run a trial and return the `support` of its `outcome`."""
     return support(outcome(platform, trial), reason)
 
 
 def replays_follow_their_input(platform: Platform) -> str | None:
-    """Replay one graph with a result and an update in place on new input each time."""
+    """Check that each replay of one graph uses the new input, for its result and for an update in place."""
     x, total = torch.zeros(8, device=platform.device), torch.zeros(8, device=platform.device)
     _warm_up(platform, lambda: x * 3 + 1)
     with closing(platform.graph()) as graph:
@@ -57,7 +57,7 @@ def replays_follow_their_input(platform: Platform) -> str | None:
 
 
 def graphs_share_a_pool(platform: Platform) -> str | None:
-    """Replay two graphs of one pool whose results both live on: neither may write over the other's."""
+    """Check that two graphs in one pool don't overwrite each other's results while both results are alive."""
     x = torch.arange(64, dtype=torch.float32, device=platform.device)
     pool = platform.graph_pool()
     with closing(pool), closing(platform.graph(pool)) as first, closing(platform.graph(pool)) as second:
@@ -77,7 +77,7 @@ def graphs_share_a_pool(platform: Platform) -> str | None:
 
 
 def a_loop_in_one_graph(platform: Platform, steps: int = 24) -> str | None:
-    """Dependent steps in one graph: each moves a counter that the next one reads, and writes the column it names."""
+    """Check dependent steps in one graph. Each writes the column that a counter names, and moves the counter on."""
     device = platform.device
     state = torch.arange(1, 5, dtype=torch.int64, device=device)
     step = torch.zeros(1, dtype=torch.int64, device=device)
@@ -103,8 +103,8 @@ def a_loop_in_one_graph(platform: Platform, steps: int = 24) -> str | None:
 def random_goes_on(
     platform: Platform, get_state: Callable[[], Tensor], set_state: Callable[[Tensor], None]
 ) -> str | None:
-    """Compare what two replays draw with what two eager calls draw. `get_state` and `set_state` are those of the
-    device's default generator, whose state is afterwards as it was before.
+    """Check that two replays draw the same random numbers as two eager calls. `get_state` and `set_state` belong to the
+    device's default generator; its state is restored.
     """
     saved, graph = get_state(), platform.graph()
     try:
@@ -126,7 +126,7 @@ def random_goes_on(
 
 
 def float8_is_copied(platform: Platform) -> str | None:
-    """Values of float8_e4m3fn, converted on the device and back, and copied to it. No graph is needed."""
+    """Check that the device converts values to float8_e4m3fn and back, and copies them. No graph is needed."""
     values = torch.tensor([0.0, 0.3, -1.7, 448.0, -(2.0**-9)])
     stored = values.to(torch.float8_e4m3fn)
     expected, on_device = stored.float(), torch.empty_like(stored, device=platform.device)
@@ -138,7 +138,7 @@ def float8_is_copied(platform: Platform) -> str | None:
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """Return a copy in host memory, also where device memory is host memory."""
+    """Return a copy in host memory, even if device memory is host memory."""
     return tensor.detach().to("cpu", copy=True)
 
 

@@ -1,7 +1,7 @@
 """Trials in a process of their own, for devices whose faults end the process instead of raising an exception.
 
-A trial that ends that process is found wrong, and the others go on in a new one. What was found is kept in the user's
-cache folder per device and versions. A backend names the module to run; where it is run as a program it calls `answer`.
+A trial that ends its process has failed, and the remaining trials go on in a new one. The findings are kept in the
+user's cache folder, per device and versions. The backend names a module, which calls `answer` when run as a program.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from specgraph.device.trial import Trial, outcome
 from specgraph.errors import ConfigError, PlatformError, first_line
 
 Findings = Mapping[str, str]
-"""Trial -> what it returned; empty for None."""
+"""The fault that each trial found, by the trial's name. Empty if it found none."""
 
 _LONGEST_S = 900
 _log = logging.getLogger(__name__)
 
 
 def findings(platform: Platform, index: int, module: str, trials: Mapping[str, Trial]) -> Findings:
-    """Return what the trials found on this device: from the cache folder, else from a process of their own.
+    """Return the findings of the trials on this device, from the cache folder or else from a process of their own.
 
     Args:
-        platform: the device, of which only `info` is needed where another process runs the trials.
-        index: which device the other process opens.
+        platform: the device. Only its `info` is used if another process runs the trials.
+        index: the number of the device that the other process opens.
         module: run as `python -m MODULE INDEX TRIAL...`.
-        trials: in the order in which they run.
+        trials: by name, in the order in which they run.
 
-    The environment variable SPECGRAPH_<NAME>_TRIALS may be "skip" (run the trials in this process and keep nothing) or
-    "again" (ignore what was kept).
+    The environment variable SPECGRAPH_<NAME>_TRIALS may be "skip" (run the trials in this process and keep no findings)
+    or "again" (ignore the kept findings).
 
     Raises:
         ConfigError: the variable has another value.
@@ -63,7 +63,7 @@ def findings(platform: Platform, index: int, module: str, trials: Mapping[str, T
 
 
 def answer(platform: Platform, trials: Mapping[str, Trial], names: Iterable[str]) -> None:
-    """Run trials in the process that was started for them: print one JSON line as each begins, and one as it ends."""
+    """Run trials in the process that was started for them. Print a JSON line when each begins, and one when it ends."""
     for name in names:
         print(json.dumps({name: None}), flush=True)
         text = outcome(platform, trials[name])
@@ -72,7 +72,7 @@ def answer(platform: Platform, trials: Mapping[str, Trial], names: Iterable[str]
 
 
 def _run_apart(module: str, index: int, names: list[str], variable: str) -> dict[str, str]:
-    """Run trials in a new process, as far as it gets: the one that ends it is found wrong."""
+    """Run trials in a new process until one of them ends it, and return the findings. That trial has failed."""
     command = [sys.executable, "-m", module, str(index), *names]
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     try:
@@ -96,7 +96,7 @@ def _run_apart(module: str, index: int, names: list[str], variable: str) -> dict
 
 
 def read(file: Path) -> dict[str, dict[str, str]]:
-    """Read a cache file, by device and versions; nothing where it is missing, broken or another user's."""
+    """Return the findings in a cache file, by device and versions. Empty if it is missing, broken or another user's."""
     try:
         if hasattr(os, "getuid") and file.stat().st_uid != os.getuid():
             return {}
@@ -107,7 +107,7 @@ def read(file: Path) -> dict[str, dict[str, str]]:
 
 
 def keep(file: Path, key: str, found: Findings) -> None:
-    """Add to the cache file, which is replaced as a whole so that no reader sees half of it."""
+    """Add findings to the cache file. The file is replaced as a whole, so that no reader sees half of it."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as written:
