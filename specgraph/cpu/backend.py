@@ -20,5 +20,5 @@ def _open(index: int) -> Platform:
 
 @hookimpl
 def specgraph_backend() -> Backend:
-    """Return the CPU, with recorded graphs. No accelerator: chosen by name, or when nothing else answers."""
+    """Return the CPU, with recorded graphs. It is chosen by name, or if no accelerator is available."""
     return Backend(name="cpu", probe=_probe, open=_open, api=PLATFORM_API, accelerator=False)

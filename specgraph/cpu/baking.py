@@ -1,4 +1,4 @@
-"""Tensors at fixed addresses: what a recorded op holds instead of the caller's tensors."""
+"""Tensors at fixed addresses, which a recorded op holds instead of the caller's tensors."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import torch
 
 
 def storage_at(address: int, nbytes: int) -> torch.UntypedStorage:
-    """Return a storage over `address` that owns nothing and keeps nothing alive."""
+    """Return a storage over the memory at `address`. It owns no memory, and keeps none alive."""
     if nbytes == 0:
         return torch.UntypedStorage(0)
     return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=torch.uint8).untyped_storage()
 
 
 def tensor_over(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    """`like`'s shape, strides and dtype over `storage`; never an inference tensor, so any grad mode can write it."""
+    """Return a tensor over `storage` with the shape, strides and dtype of `like`. It is never an inference tensor, so
+    any grad mode can write it."""
     with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
         made = torch.empty(0, dtype=like.dtype, device="cpu")
         return made.set_(storage, like.storage_offset(), like.size(), like.stride())
 
 
 class Baker:
-    """Bakes tensors of one capture, one raw storage per address."""
+    """Bakes the tensors of one capture. It makes one raw storage per address and size."""
 
     def __init__(self) -> None:
         self._storages: dict[tuple[int, int], torch.UntypedStorage] = {}
@@ -32,8 +33,8 @@ class Baker:
     def bake(self, tensor: torch.Tensor, *, keep_grad: bool = False) -> torch.Tensor:
         """Return an alias of `tensor` by address.
 
-        `keep_grad` carries `requires_grad` over: implementations of custom ops may call composite ops, and some of
-        those (matmul) choose their kernel by it, also where no gradient is recorded.
+        `keep_grad` keeps `requires_grad`. Custom ops may call composite ops, and some composite ops (matmul) choose
+        their kernel by it even if no gradient is recorded.
         """
         storage = tensor.untyped_storage()
         key = storage.data_ptr(), storage.nbytes()
@@ -45,7 +46,7 @@ class Baker:
 
 
 def map_tensors(value: Any, f: Any) -> Any:
-    """`value` with `f` over every tensor in it. Containers are copied, so the caller may change theirs."""
+    """Return `value` with `f` applied to its tensors. Containers are copied, so the caller may change its own."""
     if isinstance(value, torch.Tensor):
         return f(value)
     if isinstance(value, dict):

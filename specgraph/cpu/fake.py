@@ -1,8 +1,8 @@
 """Shapes, strides, dtypes and aliasing of an op's results, without running it.
 
-The op is called with meta tensors, without torch's compiler, which takes 3 s of a start-up: torch's own meta kernels of
-element-wise ops, `cat`, `stack`, `addmm`, `mean`, cumulative and random ops import it at their first call. `_KERNELS`
-take their place where a result has no special strides.
+The op is called with meta tensors. torch's own meta kernels of element-wise ops, `cat`, `stack`, `addmm`, `mean`,
+cumulative and random ops import torch's compiler at their first call, which takes 3 s of a start-up. The functions here
+replace them if the result has no special strides.
 """
 
 # pyright: reportPrivateUsage=false
@@ -29,25 +29,26 @@ _aten = torch.ops.aten
 
 @dataclass(slots=True)
 class Inferred:
-    """The results that a call would return. `aliases[i]`: the input that output i shares storage with, or None."""
+    """The results that a call would return. `aliases[i]` is the index of the input that shares storage with output i,
+    or None."""
 
     outputs: list[Any]
-    """Tensors without memory, and what else is returned."""
+    """Tensors without memory, and any other returned values."""
     devices: set[str]
-    """The types of the devices that the results would be on."""
+    """The types of the devices of the results."""
     spec: TreeSpec
     aliases: list[int | None]
     resized: int | None
-    """The index of an input whose storage the call would resize."""
+    """The index of the input that the call would resize, or None."""
 
 
 _KNOWN_LIMIT = 8192
 _known: dict[Hashable, Inferred] = {}
-"""Results by call. Captures repeat the same few calls, and a fake takes longer than all else of recording one."""
+"""Results by call. Captures repeat the same few calls, and inferring the results is the longest part of recording."""
 
 
 def infer(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
-    """Run `func` on tensors without memory; raises what torch's fake tensor mode raises.
+    """Return the results of a call, inferred on tensors without memory. Raises the errors of torch's fake tensor mode.
 
     Results are cached by op, arguments and default dtype: a fake implementation must depend on nothing else.
     """
@@ -62,12 +63,12 @@ def infer(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> In
 
 
 def _infer(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
-    """Ask the op's meta kernel, and torch's fake tensor mode where that has no answer for tensors on the CPU."""
+    """Run the op's meta kernel if all tensors are on the CPU. If that gives no result, run torch's fake tensor mode."""
     given = tensors_in(args, list(kwargs.values()))
     if all(t.device.type == "cpu" for t in given) and str(kwargs.get("device", "cpu")) == "cpu":
         try:
             found = _run(func, args, kwargs, None)
-        except Exception:  # the mode raises what says why
+        except Exception:  # the fake tensor mode raises the error that names the reason
             found = None
         if found is not None and found.devices <= {"meta"}:
             found.devices = {"cpu"} if found.devices else set()
@@ -110,7 +111,7 @@ _PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.
 
 
 def _key(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
-    """Return the cache key of a call: all that its fake may depend on; None if an argument has no key."""
+    """Return the cache key of a call, with all that its result may depend on. None if an argument has no key."""
     parts: list[Hashable] = [func, torch.get_default_dtype()]
     storages: dict[int, int] = {}
 
@@ -150,7 +151,7 @@ def _on_meta(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 
 def _pointwise(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Return a result of the broadcast shape; its dtype is the one that `func` gives to one element."""
+    """Return a result of the broadcast shape. Its dtype is the dtype of `func` on single elements."""
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
         return torch.ones((1,) * tensor.dim(), dtype=tensor.dtype, device="cpu")
@@ -167,8 +168,8 @@ def _pointwise(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 
 def _like(shape: torch.Size, read: list[torch.Tensor]) -> torch.Tensor | None:
-    """Return a tensor of the strides of an element-wise result; None where operands differ in strides and one of them
-    is laid out with an inner dimension around an outer one."""
+    """Return a tensor with the strides of an element-wise result. None if the operands' strides differ and `_swapped`
+    is True for two dimensions."""
     if all(t.is_contiguous() for t in read):
         return torch.empty(shape, device="meta")
     strides = [t.expand(shape).stride() for t in read]
@@ -179,7 +180,7 @@ def _like(shape: torch.Size, read: list[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _swapped(shape: torch.Size, strides: list[tuple[int, ...]], outer: int, inner: int) -> bool:
-    """Return whether the first operand in which two dimensions differ has the inner one around the outer one."""
+    """Return whether the first operand whose strides order two dimensions has the inner one around the outer one."""
     for each in strides:
         if each[outer] and each[inner]:
             if (each[outer], shape[outer]) < (each[inner], shape[inner]):

@@ -1,4 +1,4 @@
-"""A captured graph: the recorded ops in order, and the checks made before they run."""
+"""A captured graph: the recorded ops in order, and the checks before they run."""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
@@ -30,14 +30,14 @@ _numbers = itertools.count(1)
 
 @dataclass(slots=True)
 class Part:
-    """The ops between two external events. `accesses`: the memory they touch that other streams can touch too."""
+    """The ops between two external events. `accesses`: their accesses to memory that other streams can touch too."""
 
     tasks: list[Task] = field(default_factory=list[Task])
     accesses: list[Access] = field(default_factory=list[Access])
     then: EventNode | None = None
 
     def run(self) -> None:
-        """Run the ops. One that fails raises its own error, with a note of where it was captured."""
+        """Run the ops. If one fails, its own error is raised, with a note of the line that captured it."""
         for task in self.tasks:
             try:
                 task.call()
@@ -50,7 +50,7 @@ class Part:
 
 @dataclass(slots=True)
 class _Captured:
-    """The result of a capture. Its tasks refer to blocks of the pool by address; the pool keeps them mapped."""
+    """The result of a capture. Its tasks refer to the pool's blocks by address; the pool keeps the blocks mapped."""
 
     parts: list[Part]
     groups: list[CpuTaskGroup]
@@ -59,7 +59,7 @@ class _Captured:
 
 
 class CpuGraph(Graph):
-    """Made by `CpuPlatform.graph()`."""
+    """A graph of recorded ops. Made by `CpuPlatform.graph()`."""
 
     platform: CpuPlatform
     pool: CpuGraphPool
@@ -119,7 +119,7 @@ class CpuGraph(Graph):
         for group in captured.groups:
             group.require_update()
         stream = self.platform.current_stream()
-        # Not `torch.inference_mode()`: an interrupt in its `__exit__`, which is Python, would leave the mode on.
+        # Not `torch.inference_mode()`: its `__exit__` is Python, and an interrupt there would leave the mode on.
         with torch._C._InferenceMode(True):
             for number, part in enumerate(captured.parts):
                 self.platform.timeline.replay(self, number, part.accesses, stream)
@@ -143,7 +143,7 @@ class CpuGraph(Graph):
 
 @contextmanager
 def _recording(recorder: Recorder) -> Generator[None]:
-    """Enter the recorder below all active dispatch modes, so that each of them sees every op once."""
+    """Enter the recorder below all active dispatch modes, so that each of these modes sees every op once."""
     with ExitStack() as stack:
         above: list[Any] = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
         try:
@@ -167,7 +167,7 @@ def _leave(recorder: Recorder) -> None:
 
 
 def _drop_unread_outputs(recorder: Recorder) -> None:
-    """Drop result blocks that neither a later op nor a living tensor reads, so that nothing is copied there."""
+    """Drop the result blocks that no later op and no living tensor uses, so that no replay copies results there."""
     read: set[int] = set()
     for node in reversed(recorder.nodes):
         if not isinstance(node, Task):
@@ -196,7 +196,7 @@ def _compile(recorder: Recorder) -> list[Part]:
 
 
 def _outside(tasks: list[Task], pool: CpuGraphPool) -> list[Access]:
-    """Return the accesses that can conflict with other work: those to living storages, and one for the pool as a
+    """Return the accesses that can conflict with other work: to storages that are alive, and one to the pool as a
     whole."""
     token = -id(pool)
     whole = Access(Region(token, token, token + 1, (1,), (1,), 1), True, "a replay of a graph in the same pool")

@@ -1,4 +1,4 @@
-"""Properties of an op by its schema: a view, an allocation, a composition of others, what it writes."""
+"""Properties of an op: whether it is a view, an allocation or a composition of others, and the tensors it writes."""
 
 # pyright: reportPrivateUsage=false
 
@@ -15,13 +15,13 @@ from specgraph.dispatch_mode import tensors_in
 _aten = torch.ops.aten
 
 _UNANNOTATED = {_aten._unsafe_view.default, _aten._reshape_alias.default, _aten.lift.default}
-"""Views that are not marked as such in their schema."""
+"""Views that their schema does not mark as views."""
 
 EMPTY = frozenset(
     getattr(_aten, name)
     for name in ("empty", "empty_strided", "empty_like", "empty_permuted", "new_empty", "new_empty_strided")
 )
-"""Ops that only allocate: nothing is recorded, since a replay must not touch the block."""
+"""Ops that only allocate. They are not recorded, since a replay must not touch the block."""
 
 RESIZING = frozenset(
     getattr(_aten, name) for name in ("resize_", "resize_as_", "set_", "set_data", "_resize_output_")
@@ -40,10 +40,10 @@ def changes_metadata_only(func: OpOverload) -> bool:
 
 @cache
 def is_composite(func: OpOverload) -> bool:
-    """Return whether the CPU runs `func` as its composition.
+    """Return whether the CPU runs `func` as a composition of other ops.
 
-    Under `inference_mode` such ops reach a dispatch mode whole, otherwise in parts; recording the parts makes both the
-    same, and lets each part write straight into its block.
+    Such an op reaches a dispatch mode whole under `inference_mode`, and in parts otherwise. The recorder always records
+    the parts, so that both captures are the same, and each part writes straight into its block.
     """
     name = func.name()
     return torch._C._dispatch_has_kernel_for_dispatch_key(
@@ -52,7 +52,7 @@ def is_composite(func: OpOverload) -> bool:
 
 
 def written_by(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
-    """Identities of the tensors that the op writes, by its schema."""
+    """Return the `id()` of each tensor that the op writes, by its schema."""
     written = [args[place] if place < len(args) else kwargs.get(name) for place, name in _written(func)]
     return {id(t) for t in tensors_in(written)}
 

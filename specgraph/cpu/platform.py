@@ -1,4 +1,4 @@
-"""The `cpu` platform: streams, events and graphs on the CPU that behave as a device's do."""
+"""The `cpu` platform: streams, events and graphs on the CPU that behave like a device's."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ CAPABILITIES = Capabilities(
 class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.uses: list[tuple[CpuStream, GeneratorRef]] = []
-        """The current stream of each block that is open, and the block's generator."""
+        """The current stream of each open `use` block, and the block's generator."""
         self.recorder: Recorder | None = None
 
 
 class CpuPlatform(Platform):
-    """The CPU as a device. Work runs when it is issued; streams and events keep its order, which is checked."""
+    """The CPU as a device. Work runs when it is issued. Its order by streams and events is checked."""
 
     graph_type = CpuGraph
     pool_type = CpuGraphPool
@@ -75,12 +75,12 @@ class CpuPlatform(Platform):
         return CAPABILITIES
 
     def synchronize(self) -> None:
-        """See `Platform.synchronize`. Work has run already; refused during capture, as on a device."""
+        """See `Platform.synchronize`. All work has run already. Refused during capture, as on a device."""
         self.refuse_in_capture("platform.synchronize()")
         self.host_knows(self.timeline.everything())
 
     def memory(self) -> MemoryInfo:
-        """See `Platform.memory`. Counts graph pools only, not eager tensors; `total` and `free` are the machine's."""
+        """See `Platform.memory`. It counts graph pools, not eager tensors; `total` and `free` are the machine's."""
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
         return MemoryInfo(self.memory_count.allocated, self.memory_count.reserved, total, _machine_free())
 
@@ -94,7 +94,7 @@ class CpuPlatform(Platform):
         return uses[-1][0] if uses else self._default
 
     def use(self, stream: Stream) -> AbstractContextManager[None]:
-        """See `Platform.use`. Work on streams other than the default one is checked for its order."""
+        """See `Platform.use`. The order of work is checked on all streams but the default one."""
         own: list[GeneratorRef] = []
         block = self._used(self._own(stream), own)
         own.append(ref(block.gen))
@@ -115,7 +115,7 @@ class CpuPlatform(Platform):
             uses.remove((stream, own[0]))
 
     def checked(self) -> AbstractContextManager[None]:
-        """Check the order of this thread's work on the default stream too (slower; for tests)."""
+        """Check the order of this thread's work on the default stream too. Slower, and meant for tests."""
         return entered(TrackedWork(self))
 
     def event(self, *, timing: bool = False, external: bool = False) -> CpuEvent:
@@ -136,7 +136,7 @@ class CpuPlatform(Platform):
 
     @contextmanager
     def task_update(self, group: TaskGroup) -> Generator[None]:
-        """See `Platform.task_update`. All or nothing is rewritten; the last of several updates counts."""
+        """See `Platform.task_update`. All tasks are rewritten, or none. The last of several updates counts."""
         self.refuse_in_capture("task_update()")
         if not isinstance(group, CpuTaskGroup) or not group.is_live:
             raise UpdateError(f"{group} belongs to no captured graph of this platform (reset, closed or failed)")
@@ -145,11 +145,11 @@ class CpuPlatform(Platform):
             yield
         mode.commit()
 
-    # ---- for the handles of this platform ------------------------------------------------------------------------
+    # ---- used by the streams, events and graphs of this platform ---------------------------------------------------
 
     @property
     def recorder(self) -> Recorder | None:
-        """Return the capture of this thread, if any."""
+        """Return the recorder of this thread's capture, if any."""
         return self._thread.recorder
 
     @recorder.setter
@@ -157,19 +157,20 @@ class CpuPlatform(Platform):
         self._thread.recorder = recorder
 
     def refuse_in_capture(self, what: str) -> None:
-        """Make a capture of this thread fail, and raise CaptureError, as a device does. `what` is the call."""
+        """If this thread is capturing, make the capture fail, and raise CaptureError, as a device does. `what` is the
+        call."""
         if (recorder := self.recorder) is not None:
             error = CaptureError(f"{what} is not allowed in a capture: do it before, or after")
             recorder.invalidate(error)
             raise error
 
     def host_wait(self, what: str, stream: CpuStream) -> None:
-        """Note that the host waits for `stream`: all work issued from now on is ordered after it."""
+        """Note that the host waits for `stream`: all work issued from now on is ordered after the stream's work."""
         self.refuse_in_capture(what)
         self.host_knows(stream.clock)
 
     def host_knows(self, clock: Clock) -> None:
-        """Note that the host has waited for `clock`: all work issued from now on is ordered after it."""
+        """Note that the host has waited for the work in `clock`: all work issued from now on is ordered after it."""
         merge(self.timeline.host, clock)
 
     def _own(self, stream: Stream) -> CpuStream:
@@ -179,7 +180,7 @@ class CpuPlatform(Platform):
 
 
 def _machine_free() -> int:
-    """Return bytes that Linux says a new allocation can have; 0 elsewhere."""
+    """Return the bytes that a new allocation can have, as Linux reports them. 0 on other systems."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))

@@ -1,8 +1,8 @@
 """The private memory of captured graphs: blocks at fixed addresses, poisoned when allocated and when freed.
 
-The rules are those of a device's caching allocator in a capture: the block of a tensor freed during a capture is reused
-by the same capture; a tensor that outlives the capture keeps its block; a later graph of the same pool may reuse memory
-that an earlier graph still writes at every replay. Free blocks are kept per stream.
+It follows the rules of a device's caching allocator in a capture. A capture reuses the block of a tensor that is freed
+during it. A tensor that outlives the capture keeps its block. A later graph of the same pool may reuse memory that an
+earlier graph still writes at every replay. Free blocks are kept per stream.
 """
 
 # pyright: reportPrivateUsage=false
@@ -29,9 +29,9 @@ _capture_ids = itertools.count(1)
 
 
 def poison(address: int, nbytes: int, dtype: torch.dtype) -> None:
-    """Fill with NaN (floats), True (bool) or values far out of range (integers).
+    """Fill memory with NaN (floats), True (bool) or values far out of range (integers).
 
-    Through ctypes, not torch: finalizers run inside whatever dispatch mode is active at that moment.
+    It uses ctypes, not torch, because a finalizer may run while any dispatch mode is active.
     """
     integer = 0x01 if dtype == torch.bool else 0x7F
     byte = 0xFF if dtype.is_floating_point or dtype.is_complex else integer
@@ -39,20 +39,20 @@ def poison(address: int, nbytes: int, dtype: torch.dtype) -> None:
 
 
 class MemoryCount:
-    """Bytes that all pools of one platform hold: `reserved` from the system, `allocated` to living tensors."""
+    """The bytes of all pools of one platform: `reserved` from the system, `allocated` to living tensors."""
 
     def __init__(self) -> None:
         self.reserved = 0
         self.allocated = 0
         self.segments: dict[int, object] = {}
-        """The segment that keeps the memory of a living block mapped, by the block's address."""
+        """The segment of each living block, by the block's address. It keeps the block's memory mapped."""
 
     def add_reserved(self, nbytes: int) -> None:
         self.reserved += nbytes
 
 
 class _Segment:
-    """Anonymous memory of the process; unmapped when the last block and the pool let go of it."""
+    """Anonymous memory of the process. It is unmapped when the pool and the last block have released it."""
 
     def __init__(self, nbytes: int, count: MemoryCount) -> None:
         try:
@@ -67,9 +67,9 @@ class _Segment:
 
 
 class CpuGraphPool(GraphPool):
-    """Memory that captured graphs allocate from. Made by `CpuPlatform.graph_pool()`.
+    """The memory that captured graphs allocate from. Made by `CpuPlatform.graph_pool()`.
 
-    The pool's memory goes back to the system when every graph in it is closed or reset and no tensor lives in it.
+    It goes back to the system when every graph in the pool is closed or reset and no tensor lives in it.
     """
 
     def __init__(self, platform: CpuPlatform) -> None:
@@ -82,7 +82,7 @@ class CpuGraphPool(GraphPool):
         self._capture_id = 0
 
     def begin_capture(self) -> int:
-        """Blocks belong to a new capture from here on; returns the capture's id."""
+        """Start a new capture, which owns the blocks allocated from now on. Return its id."""
         self._capture_id = next(_capture_ids)
         return self._capture_id
 
@@ -90,7 +90,7 @@ class CpuGraphPool(GraphPool):
         self._trim()
 
     def allocated_by(self, address: int) -> int | None:
-        """Return the capture whose living block starts at `address`, or None."""
+        """Return the id of the capture that allocated the living block at `address`, or None."""
         return self._owner.get(address)
 
     def covers(self, address: int) -> bool:
@@ -98,7 +98,7 @@ class CpuGraphPool(GraphPool):
         return any(s.address <= address < s.address + s.nbytes for s in self._segments)
 
     def allocate(self, nbytes: int, dtype: torch.dtype, stream: int) -> torch.UntypedStorage:
-        """Return a poisoned storage of at least `nbytes` bytes from the blocks of `stream`."""
+        """Return a poisoned storage of at least `nbytes` bytes, from the free blocks of `stream`."""
         size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         self._merge_freed()
         segment, offset = self._take(size, stream)

@@ -1,4 +1,4 @@
-"""One capture: records every op that this thread dispatches instead of running it."""
+"""Records every op that a thread dispatches during one capture, instead of running it."""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
@@ -37,14 +37,14 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class EventNode:
-    """An external event recorded, or waited for, at this point of the graph."""
+    """An external event that is recorded or waited for at this point of the graph."""
 
     event: CpuEvent
     kind: Literal["record", "wait"]
 
 
 class _Call(NamedTuple):
-    """An op as torch dispatches it."""
+    """A call of an op, as torch dispatches it."""
 
     func: OpOverload
     args: tuple[Any, ...]
@@ -55,7 +55,8 @@ class _Call(NamedTuple):
 
 @dataclass(slots=True)
 class _HostScalar:
-    """A 0-dim tensor that torch made of a Python number dies after its op; its value is kept here."""
+    """The value of a 0-dim tensor in an op's arguments. torch may have made the tensor from a Python number: it then
+    dies after the op."""
 
     task: Task
     baked: torch.Tensor
@@ -64,7 +65,7 @@ class _HostScalar:
     key: int
 
     def put_into_task(self) -> None:
-        """Give the op the value in the place of the dead tensor's address."""
+        """Replace the address of the dead tensor in the task by its value."""
 
         def swap(tensor: torch.Tensor) -> torch.Tensor:
             return self.value if tensor is self.baked else tensor
@@ -73,7 +74,7 @@ class _HostScalar:
 
 
 class Recorder(DispatchMode):
-    """Records into `nodes`. Lives for one capture; `finish` checks what only the end can tell."""
+    """Records ops into `nodes`, for one capture. `finish` makes the checks that need the whole capture."""
 
     def __init__(self, platform: CpuPlatform, pool: CpuGraphPool, stream: CpuStream) -> None:
         super().__init__()
@@ -99,7 +100,7 @@ class Recorder(DispatchMode):
         self.nodes.append(EventNode(event, kind))
 
     def begin_group(self) -> CpuTaskGroup:
-        """Collect the tasks from here on in a new group."""
+        """Collect the tasks recorded from now on in a new group."""
         if self._group is not None:
             raise CaptureError(f"{self._group} is still open: task groups don't nest")
         self._group = CpuTaskGroup(len(self.groups), user_line())
@@ -111,11 +112,12 @@ class Recorder(DispatchMode):
         self._group = None
 
     def invalidate(self, error: Exception) -> None:
-        """Make the capture fail at its end, also if the caller swallows `error`."""
+        """Make the capture fail at its end, even if the caller swallows `error`."""
         self.error = self.error or error
 
     def finish(self) -> None:
-        """Raise CaptureError at the end where the capture was invalidated, a stream never joined, or an input freed."""
+        """Check the capture at its end. Raises CaptureError if it was invalidated, a stream never joined, or an input
+        was freed."""
         if self.error is not None:
             raise CaptureError(f"the capture was invalidated by an earlier error: {self.error}") from self.error
         self.order.check_joined()
@@ -164,7 +166,7 @@ class Recorder(DispatchMode):
         return tree_unflatten(results, shapes.spec)
 
     def _append(self, call: _Call, results: list[torch.Tensor | None], shapes: Inferred) -> None:
-        """Add the op to the graph, with its results at their addresses, and its accesses to its stream's order."""
+        """Add the op to the graph, with its arguments and results by address, after a check of its accesses' order."""
         (func, args, kwargs, given), line = call, user_line()
         fresh = [(i, r) for i, (r, a) in enumerate(zip(results, shapes.aliases, strict=True))
                  if a is None and r is not None]  # fmt: skip
@@ -252,7 +254,7 @@ class Recorder(DispatchMode):
         return result
 
     def _host_constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Keep the value of a 0-dim `torch.tensor(3.0)`; refuse larger host data, which would be a copy."""
+        """Keep the value of a 0-dim `torch.tensor(3.0)`. Refuse larger host data, which a device would copy."""
         if tensor.dim():
             self._fail(
                 CaptureError(
@@ -270,8 +272,8 @@ class Recorder(DispatchMode):
     def _note_inputs(self, call: _Call) -> None:
         line: str | None = None
         for tensor in call.given:
-            # A tensor that an earlier capture allocated may be freed here, and in this pool its block be reused: graphs
-            # that are replayed in order pass memory on (piecewise segments).
+            # A tensor that an earlier capture allocated may be freed during this one, and this pool may reuse its
+            # block: graphs that are replayed in order (piecewise segments) pass memory on.
             storage = tensor.untyped_storage()
             if tensor.device.type == "cpu" and self.pool.allocated_by(storage.data_ptr()) is None:
                 if self._owns(storage):

@@ -1,5 +1,5 @@
-"""Streams and events of the `cpu` platform. Work runs when it is issued; the order between streams is kept as vector
-clocks, so that a missing wait can be reported."""
+"""Streams and events of the `cpu` platform. Work runs when it is issued. Vector clocks keep the order between streams,
+so that a missing wait can be reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CpuStream:
-    """An ordered queue of work. `clock`: all work that its next work is ordered after."""
+    """An ordered queue of work. Its next work is ordered after all work in `clock`."""
 
     def __init__(self, platform: CpuPlatform, stream_id: int) -> None:
         self._platform = platform
@@ -26,7 +26,7 @@ class CpuStream:
         return "the default stream" if self.id == 0 else f"stream {self.id}"
 
     def synchronize(self) -> None:
-        """Wait on the host; refused in capture."""
+        """Wait on the host. Refused during capture."""
         self._platform.host_wait("stream.synchronize()", self)
 
     def query(self) -> bool:
@@ -35,11 +35,11 @@ class CpuStream:
         return True
 
     def wait_event(self, event: Any) -> None:
-        """Later work of this stream comes after what `event` recorded."""
+        """Order later work of this stream after the work that `event` recorded."""
         event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """Later work of this stream comes after all work issued to `stream` so far."""
+        """Order later work of this stream after all work issued to `stream` so far."""
         CpuEvent(self._platform, timing=False, external=False).record_and_wait(stream, self)
 
     def record_event(self, event: Any = None) -> Any:
@@ -50,7 +50,7 @@ class CpuStream:
 
 
 class CpuEvent:
-    """A point in a stream. An external event can be recorded or waited for inside a graph and is visible outside."""
+    """A point in a stream. An external event recorded or waited for inside a graph is visible outside of it."""
 
     def __init__(self, platform: CpuPlatform, *, timing: bool, external: bool) -> None:
         self._platform = platform
@@ -77,12 +77,12 @@ class CpuEvent:
         self.fire(stream)
 
     def fire(self, stream: CpuStream) -> None:
-        """Take the clock of `stream`: called by an eager record, and by a replay that reaches a captured record."""
+        """Take the clock of `stream`. An eager record calls it, and a replay that reaches a captured record."""
         self._clock = dict(stream.clock)
         self._seconds = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
-        """Later work of `stream` (the current one by default) comes after this event. Unrecorded: no effect."""
+        """Order later work of `stream` (the current one by default) after this event, if it has been recorded."""
         stream = stream or self._platform.current_stream()
         recorder = self._platform.recorder
         inside = recorder is not None and recorder.order.clock_of(stream) is not None
@@ -111,7 +111,7 @@ class CpuEvent:
             merge(stream.clock, self._clock)
 
     def require(self, stream: CpuStream, graph: str) -> None:
-        """Follow a captured wait that a replay reaches; OrderError where nothing has recorded this event."""
+        """Wait for this event in a replay that reaches a captured wait. Raises OrderError if it was never recorded."""
         if self._clock is None:
             raise OrderError(
                 f"{graph} waits for {self}, and nothing has recorded it: a device would hang here. Record it before "
@@ -129,13 +129,13 @@ class CpuEvent:
         return True
 
     def synchronize(self) -> None:
-        """Wait on the host; refused in capture."""
+        """Wait on the host. Refused during capture."""
         self._platform.refuse_in_capture("event.synchronize()")
         if self._clock is not None:
             self._platform.host_knows(self._clock)
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this event to `end_event`; both need `timing=True` and a record."""
+        """Return the milliseconds from this event to `end_event`. Both need `timing=True` and a record."""
         if not (self.timing and end_event.timing):
             raise UnsupportedError("elapsed_time needs platform.event(timing=True) on both ends")
         if self._clock is None or end_event._clock is None:

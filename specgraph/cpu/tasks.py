@@ -1,4 +1,4 @@
-"""Recorded ops, and the groups of them whose host parameters can be rewritten between replays."""
+"""Recorded ops, and groups of recorded ops whose host parameters can be rewritten between replays."""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
@@ -26,21 +26,24 @@ from specgraph.open_generator import GeneratorRef, is_open
 
 @dataclass(slots=True)
 class Task:
-    """One recorded op: baked arguments, the blocks its results go to, and where it was issued."""
+    """One recorded op: its baked arguments, the blocks of its results, and the line that issued it."""
 
     func: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: list[tuple[int, torch.Tensor]]
     returns: Any
-    """The op's result at its captured address; what issuing the op in a task update returns."""
+    """The op's result at its captured address. The op also returns it in a task update."""
     line: str
     accesses: list[Access]
     call: Callable[[], Any] = field(init=False)
-    """Runs the op again; made by `compile`."""
+    """Runs the op again. Set by `compile`."""
 
     def compile(self) -> None:
-        """Make `call`, which leaves the results in `outputs`: the op writes them there itself where it can."""
+        """Set `call`, which runs the op and leaves its results in `outputs`.
+
+        The op writes there directly if `out_variant` finds an overload. Otherwise its results are copied.
+        """
         if not self.outputs:
             self.call = partial(self.func._op, *self.args, **self.kwargs)
             return
@@ -61,8 +64,8 @@ class Task:
 
 @cache
 def out_variant(func: OpOverload) -> tuple[OpOverload, tuple[str, ...]] | None:
-    """Return the overload with the same arguments that writes all results into given tensors, and its out names; None
-    for losses too, which resize a given tensor to the unreduced loss on the way."""
+    """Return the overload with the same arguments that writes all results into given tensors, and the names of those
+    arguments. None if there is none, and for losses: they resize a given tensor to the unreduced loss on the way."""
     wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
     if ("reduction", "int") in wanted:
         return None
@@ -92,7 +95,7 @@ class CpuTaskGroup:
         return f"task group {self.number} ({ops or 'empty'}; captured at {self.line})"
 
     def require_update(self) -> None:
-        """Raise UpdateError, before a replay, where the group had no update since the last one."""
+        """Raise UpdateError if the group had no update since the last replay."""
         if not self.is_updated:
             raise UpdateError(
                 f"{self} has had no update since the last replay: a real device would hang here. Issue one "
@@ -101,9 +104,10 @@ class CpuTaskGroup:
 
 
 class BlockMode(DispatchMode):
-    """A dispatch mode of one `with` block: `entered`. Once the block is over, `is_over` says so, and it passes ops on.
+    """A dispatch mode for one `with` block, made by `entered`.
 
-    An interrupt may come while torch enters or leaves a mode, and leave it on torch's stack.
+    An interrupt while torch enters or leaves a mode may leave it on torch's stack. `is_over` is True after the block,
+    and the mode then passes ops on.
     """
 
     block: GeneratorRef | None = None
@@ -114,7 +118,7 @@ class BlockMode(DispatchMode):
 
 
 class UpdateMode(BlockMode):
-    """Matches the ops issued against a group's tasks; `commit` rewrites the baked host values, all or none."""
+    """Matches the issued ops with a group's tasks. `commit` rewrites the baked host values, all or none."""
 
     def __init__(self, group: CpuTaskGroup) -> None:
         super().__init__()
@@ -176,14 +180,14 @@ class UpdateMode(BlockMode):
         return map_tensors((args, kwargs), captured)
 
     def commit(self) -> None:
-        """Rewrite the group's tasks; none, with an UpdateError, where fewer ops were issued than captured."""
+        """Rewrite the group's tasks. Raises UpdateError, and rewrites none, if fewer ops were issued than captured."""
         tasks = self._group.tasks
         if len(self._new) != len(tasks):
             raise UpdateError(
                 f"update of {self._group} issued {len(self._new)} op(s), {len(tasks)} were captured: the first "
                 f"missing one is {tasks[len(self._new)].func} captured at {tasks[len(self._new)].line}"
             )
-        self._group.is_updated = False  # an interrupt midway leaves a group that no replay takes
+        self._group.is_updated = False  # after an interrupt midway every replay is refused
         for task, (args, kwargs) in zip(tasks, self._new, strict=True):
             task.args, task.kwargs = args, kwargs
             task.compile()
@@ -191,7 +195,7 @@ class UpdateMode(BlockMode):
 
 
 def entered(mode: BlockMode) -> AbstractContextManager[None]:
-    """Enter a mode for a block."""
+    """Return a `with` block in which `mode` is active."""
     block = _entered(mode)
     mode.block = ref(block.gen)
     return block
@@ -211,6 +215,6 @@ def _entered(mode: BlockMode) -> Generator[None]:
 
 
 def _tensor_places(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
-    """Count the tensors that each argument holds, by name; host values may come and go with their defaults."""
+    """Return the number of tensors in each argument that has any, by name. Host values may be given or left out."""
     named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     return {name: count for name, value in named.items() if (count := len(tensors_in(value)))}

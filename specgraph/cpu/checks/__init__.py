@@ -1,1 +1,1 @@
-"""The checks that the `cpu` platform makes and a device does not: order between streams, moved inputs, host reads."""
+"""Checks that the `cpu` platform makes and a device does not: order between streams, moved inputs, host reads."""

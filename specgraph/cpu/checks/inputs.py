@@ -1,4 +1,4 @@
-"""Memory that a graph reads or writes and did not allocate: it must stay where it was at capture."""
+"""The memory that a graph uses but did not allocate. It must stay at its address of the capture."""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Storage:
 
 
 class Inputs:
-    """The external tensors of one graph. Holds them weakly: their owner keeps them alive."""
+    """The external tensors of one graph, by weak references: their owner keeps them alive."""
 
     def __init__(self) -> None:
         self._storages: dict[int, _Storage] = {}
@@ -56,15 +56,15 @@ class Inputs:
 
     def add_pool_memory(self, segment: object, op: str, line: str) -> None:
         """Note that `op` was called with a tensor that another graph's capture allocated in `segment`. The tensor may
-        be freed, also in this capture: its memory is that graph's for as long as the segment lives."""
+        be freed, even in this capture: its memory belongs to the other graph as long as the segment is alive."""
         self._pool_memory.setdefault(id(segment), (weakref.ref(segment), f"{op} at {line}"))
 
     def forget(self, storage_key: int) -> None:
-        """Stop watching a storage whose content the graph keeps itself."""
+        """Stop watching a storage: the graph keeps its content itself."""
         self._storages.pop(storage_key, None)
 
     def finish(self) -> None:
-        """Watch what is still alive after the capture; an input that was freed during it is a CaptureError."""
+        """Watch the inputs from the end of the capture on. Raises CaptureError if one was freed during the capture."""
         for entry in self._storages.values():
             if entry.ref() is None:
                 raise _freed_in_capture(entry)
@@ -80,8 +80,10 @@ class Inputs:
                 self._bare.append((entry.ref, entry.address))
 
     def check(self) -> None:
-        """Compare one address and one size per input, before every replay; StaleInputError where one was freed, moved,
-        resized or rebound, or was another graph's that is gone.
+        """Compare the address and size of each input with the capture's, before every replay.
+
+        Raises:
+            StaleInputError: an input was freed, moved, resized or rebound, or belonged to a graph that is gone.
         """
         for ref, what in self._pool_memory.values():
             if ref() is None:
@@ -101,7 +103,7 @@ class Inputs:
                 break
 
     def _look_closer(self) -> None:
-        """Raise for a stale input; stop watching views that were merely dropped."""
+        """Raise StaleInputError if an input is stale. Otherwise stop watching the views that were merely dropped."""
         for entry in self._storages.values():
             storage = entry.ref()
             if storage is None:

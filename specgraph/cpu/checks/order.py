@@ -1,8 +1,8 @@
-"""Vector clocks, the memory regions whose accesses they order, and the streams that take part in a capture.
+"""Vector clocks, the memory regions that work accesses, and the streams that take part in a capture.
 
-Each piece of work on a stream advances the stream's clock by one; a wait merges the clock of what is waited for. Two
-accesses to the same bytes, at least one of them a write, must be ordered by these clocks; otherwise their order on a
-device depends on timing.
+Each piece of work on a stream advances the stream's clock by one. A wait merges the clock of the awaited work into the
+clock of the waiting stream. The clocks must order any two accesses to the same bytes if one of them is a write:
+otherwise their order on a device depends on timing.
 """
 
 # pyright: reportPrivateUsage=false
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from specgraph.cpu.stream import CpuStream
 
 Clock = dict[int, int]
-"""Stream id -> the last tick of that stream known to have finished before."""
+"""Stream id -> the last tick of that stream that is known to have finished."""
 
 EXACT_LIMIT = 1 << 20
-"""Above this many elements, interleaved regions are compared by their byte intervals only."""
+"""Interleaved regions with more elements are compared by their byte intervals only."""
 
 
 def merge(into: Clock, other: Clock) -> None:
-    """Order `into` after everything that `other` is ordered after. Other threads may be extending `other`."""
+    """Order `into` after all work that `other` is ordered after. Another thread may extend `other` meanwhile."""
     for stream, tick in other.copy().items():
         if into.get(stream, 0) < tick:
             into[stream] = tick
@@ -61,7 +61,8 @@ class Region(NamedTuple):
         return self.numel * self.itemsize == self.stop - self.start
 
     def overlaps(self, other: Region) -> bool:
-        """Return whether any byte is in both. Interleaved regions of one item size are compared element by element."""
+        """Return whether a byte is in both regions. If both are interleaved with the same item size, their elements are
+        compared."""
         if self.start >= other.stop or other.start >= self.stop:
             return False
         if self == other or (self.is_dense and other.is_dense):
@@ -78,7 +79,7 @@ class Region(NamedTuple):
 
 
 class Access(NamedTuple):
-    """One region touched by one piece of work; `label` names the work in messages."""
+    """One region that a piece of work reads or writes. `label` names the work in messages."""
 
     region: Region
     write: bool
@@ -86,7 +87,7 @@ class Access(NamedTuple):
 
 
 def conflict(ours: list[Access], theirs: list[Access]) -> tuple[Access, Access] | None:
-    """Return the first pair that touches the same bytes with at least one write."""
+    """Return the first pair of accesses to a common byte with at least one write. None if there is none."""
     for a in ours:
         for b in theirs:
             if (a.write or b.write) and a.region.overlaps(b.region):
@@ -107,10 +108,10 @@ def order_error(ours: Access, our_stream: str, theirs: Access, their_stream: str
 
 
 class EagerLog:
-    """Tracked eager work: per storage, the last tick of each (stream, region, read or write).
+    """The tracked eager work: per storage, the last tick of each (stream, region, read or write).
 
-    The last tick is enough: work ordered after it is ordered after all earlier ones. Entries are dropped with their
-    storage, so the log is bounded by the regions that exist.
+    The last tick is enough: work ordered after it is ordered after all earlier ticks. The entries of a storage are
+    dropped with it, so the log is no longer than the number of existing regions.
     """
 
     def __init__(self) -> None:
@@ -125,7 +126,7 @@ class EagerLog:
         entries[stream, access.region, access.write] = tick, access.label
 
     def unordered(self, access: Access, stream: int, clock: Clock) -> tuple[int, Access] | None:
-        """Return an earlier conflicting access of another stream that `clock` doesn't know to be over."""
+        """Return a conflicting access of another stream that `clock` does not order before this one, or None."""
         for (other, region, write), (tick, label) in self._entries.get(access.region.base, {}).items():
             if other == stream or not (write or access.write) or clock.get(other, 0) >= tick:
                 continue
@@ -135,9 +136,9 @@ class EagerLog:
 
 
 class CaptureOrder:
-    """The streams that take part in one capture: the one that captures, and others once they wait for a point of it.
+    """Checks the order of accesses by the streams of one capture.
 
-    It checks that what they touch is ordered.
+    These are the capturing stream, and every stream that has waited for a point of the capture.
     """
 
     def __init__(self, origin: CpuStream) -> None:
@@ -151,13 +152,16 @@ class CaptureOrder:
         return self._clocks.get(stream.id)
 
     def join(self, stream: CpuStream, clock: Clock) -> None:
-        """`stream` waits for a point of the capture, and so takes part in it from here on."""
+        """Let `stream` take part in the capture: it waits for the point of the capture at `clock`."""
         self._streams[stream.id] = stream
         merge(self._clocks.setdefault(stream.id, {stream.id: 0}), clock)
 
     def add(self, stream: CpuStream, accesses: list[Access]) -> None:
-        """Advance the stream's clock by one op; CaptureError where the stream takes no part in the capture, OrderError
-        where the op conflicts with work of another of its streams that nothing orders before it.
+        """Advance the stream's clock by one op.
+
+        Raises:
+            CaptureError: the stream takes no part in the capture.
+            OrderError: the op conflicts with work of another stream of the capture, and nothing orders that before it.
         """
         clock = self._clocks.get(stream.id)
         if clock is None:
@@ -177,7 +181,7 @@ class CaptureOrder:
         self._log.setdefault(stream.id, []).append((clock[stream.id], accesses))
 
     def check_joined(self) -> None:
-        """Raise CaptureError, at the end, where the capturing stream does not wait for all work of another one."""
+        """Raise CaptureError if the capturing stream did not wait for all work of another one by the capture's end."""
         known = self._clocks[self._origin.id]
         for stream_id, clock in self._clocks.items():
             if known.get(stream_id, 0) < clock[stream_id]:

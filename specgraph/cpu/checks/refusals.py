@@ -1,7 +1,7 @@
-"""Refusals of a capture: ops that it can't hold, told from the call alone, and host reads.
+"""Refusals during a capture: ops that can't be captured, judged by their call alone, and host reads.
 
-`.item()`, `bool(t)`, `nonzero` and boolean masks are dispatched, and so refused as ops. Other host reads are not
-dispatched for a CPU tensor: only a torch function mode sees them.
+`.item()`, `bool(t)`, `nonzero` and boolean masks are dispatched, and therefore refused as ops. Other host reads of a
+CPU tensor are not dispatched: only a torch function mode sees them.
 """
 
 # pyright: reportPrivateUsage=false
@@ -21,7 +21,8 @@ from specgraph.errors import CaptureError, HostReadError
 _aten = torch.ops.aten
 _INDEX_PUT = (_aten.index_put_, _aten.index_put)
 _COUNTED = (_aten.nonzero, _aten.masked_select)
-"""Ops whose values decide how many results there are. Their fakes say so too, seconds later: they import a compiler."""
+"""Ops with a number of results that depends on values. Their fake implementations would refuse them too, but import
+torch's compiler for it, which takes seconds."""
 
 _READS: dict[Any, str] = {
     getattr(torch.Tensor, name): shown
@@ -43,7 +44,7 @@ _SPLITS = (torch.Tensor.tensor_split, torch.tensor_split)
 
 
 def host_read_error(what: str) -> HostReadError:
-    """Return the error of a read; `what` is the op or the call."""
+    """Return the error of a host read; `what` is the op or the call."""
     if "_local_scalar_dense" in what:
         what = f"a branch, .item(), int() or index of Python's on a tensor ({what})"
     return HostReadError(
@@ -55,7 +56,7 @@ def host_read_error(what: str) -> HostReadError:
 def refusal(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
 ) -> CaptureError | None:
-    """Return why the call can't be captured, or None; `given` are its tensors."""
+    """Return the error of a call that can't be captured, or None. `given` are the call's tensors."""
     if in_compiled_function():
         return CaptureError(
             f"{func} at {user_line()} comes from a function under torch.compile, whose kernels can't be "
@@ -83,7 +84,7 @@ def refusal(
 class HostReadMode(TorchFunctionMode):
     """Raises HostReadError for host reads that do not reach the dispatcher.
 
-    `.to("cpu")` is refused only as that literal; `.to(platform.device)`, which portable code calls, is allowed.
+    `.to()` is refused only with the string "cpu"; `.to(platform.device)`, which portable code calls, is allowed.
     """
 
     def __init__(self, report: Callable[[HostReadError], None]) -> None:

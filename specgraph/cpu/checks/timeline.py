@@ -22,15 +22,15 @@ _PartKey = tuple[int, int]
 
 
 class Timeline:
-    """Knows the last tick of every graph part on every stream, and what tracked eager work touched.
+    """Records the last tick of every graph part on every stream, and the memory that tracked eager work touched.
 
-    While `stream` is ordered after all work of the other streams, a replay costs two dictionary entries. Threads that
-    use streams of their own take turns in it.
+    A replay costs two dictionary entries if its stream is ordered after all work of the other streams. A lock
+    serialises threads that use streams of their own.
     """
 
     def __init__(self) -> None:
         self.host: Clock = {}
-        self._turn = threading.RLock()  # a graph that is collected within a turn forgets itself in the same thread
+        self._turn = threading.RLock()  # garbage collection may call `forget` in the thread that holds it
         self._eager = EagerLog()
         self._streams: dict[int, CpuStream] = {}
         self._all_ticks = 0
@@ -40,7 +40,7 @@ class Timeline:
         self._conflicts: dict[tuple[_PartKey, _PartKey], tuple[Access, Access] | None] = {}
 
     def replay(self, graph: CpuGraph, part: int, accesses: list[Access], stream: CpuStream) -> None:
-        """Begin one part of a graph on `stream`; OrderError where unordered work of another stream conflicts."""
+        """Begin one part of a graph on `stream`. Raises OrderError if unordered work of another stream conflicts."""
         with self._turn:
             self._tick(stream)
             key = graph.number, part
@@ -66,7 +66,7 @@ class Timeline:
         return clock
 
     def forget(self, graph: CpuGraph) -> None:
-        """Drop what is known of a graph whose capture was dropped."""
+        """Drop the entries of a graph, after its capture was dropped."""
         with self._turn:
             self._accesses = {k: v for k, v in self._accesses.items() if k[0] != graph.number}
             self._ticks = {k: v for k, v in self._ticks.items() if k[0][0] != graph.number}
@@ -80,7 +80,7 @@ class Timeline:
         self._streams[stream.id] = stream
 
     def _may_be_unordered(self, stream: CpuStream) -> bool:
-        """Return whether `stream` is not ordered after another stream's work. Cheap while other streams are idle."""
+        """Return whether `stream` is not ordered after some work of another stream. Cheap while the others are idle."""
         elsewhere = self._all_ticks - stream.clock[stream.id]
         if self._settled.get(stream.id) == elsewhere:
             return False
@@ -91,8 +91,9 @@ class Timeline:
         return False
 
     def _check(self, key: _PartKey | None, accesses: list[Access], stream: CpuStream) -> None:
-        """Raise OrderError where work of another stream conflicts, and nothing orders the two; conflicts between the
-        parts of graphs, `key`, are found once.
+        """Raise OrderError if work of another stream conflicts, and nothing orders the two.
+
+        `key` is the part of a graph that makes the accesses, or None. Conflicts between two parts are computed once.
         """
         if not self._may_be_unordered(stream):
             return
@@ -114,7 +115,7 @@ class Timeline:
 
 
 class TrackedWork(BlockMode):
-    """Reports this thread's eager ops to the timeline before they run, except during capture."""
+    """Reports this thread's eager ops to the timeline before they run, except during a capture."""
 
     def __init__(self, platform: CpuPlatform) -> None:
         super().__init__()
