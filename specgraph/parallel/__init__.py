@@ -1,6 +1,6 @@
-"""Several processes that run one model: which ranks there are, what each holds, and exchanges between their hosts.
+"""The processes that run one model together: the ranks, the part of the model that each holds, and host exchanges.
 
-Collectives on the device are ops (`specgraph.ops.collectives`); they find their process group here, by name.
+Collectives on the device are ops (`specgraph.ops.collectives`). They find their process group here by its name.
 """
 
 from specgraph.parallel.join import join_ranks

@@ -1,4 +1,4 @@
-"""The processes of a run become ranks here: torch.distributed's, started by torchrun, or an engine's groups."""
+"""Makes ranks of the processes of a run: processes that torchrun started, or the process groups of a host engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rank = Annotated[int, Range(-1)]
 
 
 def world_size() -> int:
-    """Return the number of processes that torchrun started, this one included; 1 without it."""
+    """Return the number of processes of torch.distributed, or that torchrun started. 1 without both."""
     return _dist.get_world_size() if _dist.is_initialized() else environment_number("WORLD_SIZE", 1, least=1)
 
 
@@ -29,19 +29,19 @@ def join_ranks(
 ) -> Ranks:
     """Meet the other processes. Every process calls it, with the same arguments.
 
-    An engine that has called `torch.distributed.init_process_group` itself keeps its groups; new ones are made of all
-    its processes.
+    A host engine that has called `torch.distributed.init_process_group` itself keeps its groups. New groups are made of
+    all its processes.
 
     Args:
-        device: of this process.
-        size: number of processes.
+        device: the device of this process.
+        size: the number of processes.
         timeout: seconds that a rank waits for another before it ends with an error.
         init_method, rank: as in `torch.distributed.init_process_group`; from torchrun's environment by default.
 
     Raises:
-        ConfigError: another number of processes was started, `rank` is none of theirs, or torchrun's environment lacks
-            a variable or has one that is no number.
-        RankError: they did not all come within `timeout`.
+        ConfigError: another number of processes was started, `rank` is not below `size`, or torchrun's environment
+            lacks a variable or has one that is no number.
+        RankError: the processes did not all come within `timeout`.
     """
     limit = timedelta(seconds=timeout)
     started = world_size() if init_method == "env://" else size
@@ -64,7 +64,7 @@ def join_ranks(
 
 
 def _check_meeting(size: int, init_method: str, rank: int) -> None:
-    """Raise ConfigError, before a rank waits for the others, for a place that none of them can meet at."""
+    """Raise ConfigError, before a rank waits for the others, if the environment or `rank` does not let them meet."""
     if init_method == "env://":
         needed = ["MASTER_ADDR", "MASTER_PORT", *(["RANK"] if rank < 0 else [])]
         if missing := [name for name in needed if not os.environ.get(name)]:
@@ -79,13 +79,14 @@ def _check_meeting(size: int, init_method: str, rank: int) -> None:
 
 
 def ranks_of_groups(device: Any, host: Any, *, timeout: float = 600.0) -> Ranks:
-    """Return the ranks of process groups that an engine has made: captured collectives run in its group. Each of its
-    processes calls it; closing the ranks leaves the groups to the engine.
+    """Return the ranks of process groups that a host engine has made. Captured collectives run in `device`.
+
+    Each process of the groups calls it. Closing the ranks leaves the groups to the host engine.
 
     Args:
-        device: torch's process group of the device's tensors.
-        host: that of the hosts, of the same processes; the same one on the CPU.
-        timeout: seconds that a rank waits for another where it isn't the groups that limit it.
+        device: torch's process group for the device's tensors.
+        host: the process group for the hosts of the same processes. On the CPU it is the same group.
+        timeout: seconds that a rank waits for another, in waits that the groups do not limit.
 
     Raises:
         RankError: another process of the groups did not come.
@@ -101,6 +102,6 @@ def _joined(name: str, group: Any, host: Any, limit: timedelta, compares: bool, 
     store = _dist.PrefixStore(f"specgraph/{name}-{members[0]}", store)
     rank = members.index(_dist.get_rank())
     joined = Ranks(name, rank, len(members), group, host, store, limit, compares, started, members)
-    joined.exchange("the first exchange")  # connects the hosts, so that a rank which ends later is noticed at once
+    joined.exchange("the first exchange")  # connects the hosts: they then notice at once if a rank ends
     JOINED[name] = joined
     return joined

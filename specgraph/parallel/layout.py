@@ -1,4 +1,4 @@
-"""The ranks that split the matrices, those that have requests of their own, and those that hold the experts."""
+"""The layout of a run's ranks: which split the matrices, which have requests of their own, which hold the experts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from specgraph.validation import Count, Positive, checked
 class ParallelLayout:
     """The ranks of one run, as one of them sees it. Made by `join_layout`; close `ranks`.
 
-    Rank number = data_rank * tensor parallel ranks + rank among those that split the matrices.
+    The number of a rank is data_rank * tensor_parallel.size + tensor_parallel.rank.
     """
 
     ranks: Ranks
-    """All of them."""
+    """All ranks of the run."""
     tensor_parallel: TensorParallel
     """The part of the model that this rank holds."""
     data_rank: int = 0
+    """The number of this rank's group among the groups with requests of their own."""
     data_size: int = 1
-    """Groups of ranks that have requests of their own, and this rank's place among them."""
+    """The number of groups of ranks with requests of their own."""
 
 
 @checked
@@ -45,17 +46,17 @@ def join_layout(
 
     Args:
         tensor_parallel: ranks that split the matrices and have the same requests.
-        data_parallel: groups of such ranks, each with requests of its own; what they share is the experts.
-        expert_parallel: each rank holds whole experts, and all ranks together hold all; otherwise each expert is split
-            like the other matrices.
-        decode_context_parallel: tensor parallel ranks that each hold a part of every request's keys; a divisor of
+        data_parallel: groups of such ranks, each with requests of its own. The groups share the experts.
+        expert_parallel: True if each rank holds whole experts, and all ranks together hold all. Otherwise each expert
+            is split like the other matrices.
+        decode_context_parallel: tensor parallel ranks that each hold a part of every request's keys. It divides
             `tensor_parallel`.
         timeout, meeting: as in `join_ranks`.
 
     Raises:
-        ConfigError: data parallel ranks that share nothing, context parallel ranks that don't divide the tensor
-            parallel ones, or another number of processes.
-        RankError: they did not all come within `timeout`.
+        ConfigError: data parallel ranks share nothing, `decode_context_parallel` does not divide `tensor_parallel`, or
+            another number of processes was started.
+        RankError: the processes did not all come within `timeout`.
     """
     check_layout(tensor_parallel, data_parallel, expert_parallel, decode_context_parallel)
     ranks = join_ranks(device, tensor_parallel * data_parallel, timeout=timeout, **meeting)
@@ -80,7 +81,7 @@ def join_layout(
 
 
 def context_parallel(ranks: Ranks, size: int) -> ContextParallel:
-    """Return this rank's place among `size` neighbours that share the keys of every request; all ranks call it."""
+    """Return this rank's place among `size` neighbours that share the keys of every request. All ranks call it."""
     groups = [range(first, first + size) for first in range(0, ranks.size, size)]
     part = ranks.part("context", groups)
     return ContextParallel(part.rank, size, part.name)

@@ -1,4 +1,4 @@
-"""The ranks of a run and their process groups: torch.distributed's, started by torchrun."""
+"""The ranks of a run, their process groups of torch.distributed, and exchanges between their hosts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from specgraph.parallel.split import WHOLE, TensorParallel
 from specgraph.validation import checked
 
 _dist: Any = torch.distributed
-"""Without the types of torch, of which some are private or marked deprecated in some versions."""
+"""torch.distributed without its types: some are private, or marked deprecated, in some versions."""
 
 ALL_GATHER = "all_gather_single" if hasattr(_dist, "all_gather_single") else "all_gather_into_tensor"
-"""The name of torch's all-gather into one tensor: the newer one where there is one."""
+"""The name of torch's all-gather into one tensor: the newer name if torch has it."""
 _HEADER = 224
-"""Bytes of an exchange between hosts that say which exchange it is."""
+"""The bytes at the start of a host exchange that name it."""
 _PAYLOAD, _DATA = 136, 16384
-"""Bytes that every exchange carries besides: for integers, and on the CPU for tensors."""
+"""The bytes after the header: `_PAYLOAD` for integers, or `_DATA` on the CPU, for tensors too."""
 _MOST_VALUES = 16
 _FAILED = "failed: "
-"""Begins the label of a rank that can't go on."""
+"""The label of a rank that can't go on begins with it."""
 _GRACE_S, _LOOK_S = 5.0, 0.02
-"""Seconds that a rank which gave up waiting looks for where the others are, and from one look to the next."""
+"""The seconds that a rank which gave up waiting looks for the others' places, and the seconds between two looks."""
 _GONE = "rank 0 has ended (or torchrun, which started it), and the store of the ranks with it"
 
 
@@ -36,35 +36,35 @@ _GONE = "rank 0 has ended (or torchrun, which started it), and the store of the 
 class Ranks:
     """The processes that run one model, as one of them sees it. Made by `join_ranks`.
 
-    Host exchanges (`exchange`, `same`, `smallest`) go over a group of the hosts, never over the device. Each ends
-    within `timeout` on every rank: with values, or with a `RankError` that names what the ranks disagree about.
+    Host exchanges (`exchange`, `same`, `smallest`) use the process group of the hosts, never the device. Each ends
+    within `timeout` on every rank: with values, or with a `RankError` that names the difference between the ranks.
     """
 
     name: str
-    """The name by which captured collectives find it; see `ranks_named`."""
+    """The name by which captured collectives find these ranks, with `ranks_named`."""
     rank: int
     size: int
     device: Any
     """The process group of the device's tensors."""
     host: Any
-    """The process group of the hosts; the same one on the CPU."""
+    """The process group of the hosts. On the CPU it is the same group."""
     store: Any
-    """torch's store of key and value that all ranks reach."""
+    """torch's key-value store, which all ranks reach."""
     timeout: timedelta
     compares: bool
-    """True if the hosts compare every collective before it runs, replayed ones too: on the CPU."""
+    """True on the CPU: the hosts then compare every collective before it runs, also in a replay."""
     started: bool
     """True if torch.distributed was started for these ranks."""
     members: tuple[int, ...]
-    """Their numbers among all processes, for messages."""
+    """The numbers of these ranks among all processes, for messages."""
     exchanges: int = 0
-    """Host exchanges so far."""
+    """The number of host exchanges so far."""
     failure: Exception | None = None
-    """The error that this rank has told the others by `fail`."""
+    """The error that this rank has told the others with `fail`."""
     patience: timedelta | None = None
-    """The time that a rank which fails waits for the others to hear of it; None as in every exchange. See `agreed`."""
+    """The time that a failing rank waits for the others to hear of it; set by `agreed`. None: as in any exchange."""
     parts: list[Ranks] = field(default_factory=list["Ranks"])
-    """Made by `part`; they leave with these ranks."""
+    """The ranks that `part` made. They are closed with these ranks."""
 
     @property
     def tensor_parallel(self) -> TensorParallel:
@@ -76,11 +76,11 @@ class Ranks:
         """Return every rank's `values`, by rank. All ranks must be at the same exchange: `what` is compared too.
 
         Args:
-            what: for messages, and the same on every rank.
-            values: at most 16 integers, as many on every rank.
+            what: the name of the exchange for messages, the same on every rank.
+            values: at most 16 integers, the same number on every rank.
 
         Raises:
-            ConfigError: more values, or others than integers.
+            ConfigError: there are more values, or a value is no integer.
             RankError: another rank is at another exchange, failed, ended, or did not come within `timeout`.
         """
         if len(values) > _MOST_VALUES:
@@ -89,16 +89,16 @@ class Ranks:
         return [each[1 : 1 + each[0]] for each in self._gather(what, numbers).tolist()]
 
     def gather_small(self, what: str, x: torch.Tensor) -> torch.Tensor | None:
-        """Compare a collective over the hosts before it runs, if they compare them; a small tensor goes along.
+        """Compare a collective over the hosts before it runs, if `compares` is set. A small tensor is gathered with it.
 
         Args:
             what: the collective, its dtype and shape.
 
         Returns:
-            x of every rank, [size, *x.shape]; None where a collective of the device has to fetch them.
+            x of every rank, [size, *x.shape]. None if a collective of the device still has to gather it.
 
         Raises:
-            RankError: as `exchange`.
+            RankError: as in `exchange`.
         """
         if not self.compares:
             return None
@@ -108,11 +108,13 @@ class Ranks:
         return self._gather(what, x)
 
     def fail(self, error: Exception) -> None:
-        """Tell the other ranks, at whichever exchange they are or will be next, that this one can't go on; return where
-        each of them has an error of its own.
+        """Tell the other ranks, at their current or next exchange, that this rank can't go on.
+
+        Returns if each of them has an error of its own.
 
         Raises:
-            RankError: on every rank, where only some fail: the first of them, and its error. Or they did not come.
+            RankError: on every rank, if only some fail. It names the first of them, and its error. Or the other ranks
+                did not come.
         """
         self.failure, said = error, f"{_FAILED}{type(error).__name__}: {first_line(error)}"
         if self._announces:
@@ -128,11 +130,11 @@ class Ranks:
 
     @property
     def _announces(self) -> bool:
-        """True where ranks may wait for one that fails elsewhere: on the device, or at an exchange of a part."""
+        """True if ranks may wait for a failing rank elsewhere: on the device, or in an exchange of one of `parts`."""
         return self.patience is not None and (not self.compares or bool(self.parts))
 
     def _gather(self, what: str, x: torch.Tensor) -> torch.Tensor:
-        """Return x of every rank, which is no larger than what an exchange carries."""
+        """Return x of every rank, [size, *x.shape]. x must fit into the bytes after the header."""
         self.exchanges += 1
         if self._announces:
             self._announce(self.exchanges)
@@ -161,7 +163,7 @@ class Ranks:
         return given.view(self.size, *x.shape)
 
     def _announce(self, exchange: int) -> None:
-        """Let a rank that fails know that this one is at an exchange."""
+        """Let a failing rank know that this rank is at an exchange."""
         try:
             self.store.set(self._place(exchange, self.rank), "")
         except RuntimeError as error:
@@ -171,8 +173,8 @@ class Ranks:
         return f"{self.name}/at/{exchange}/{rank}"
 
     def run(self, what: str, function: str, *tensors: torch.Tensor) -> None:
-        """Call torch.distributed's `function` on the device; RankError, which says `what`, where it failed or waited
-        longer than `timeout`.
+        """Call torch.distributed's `function` on device tensors. Raises RankError, with `what` in its text, if it fails
+        or takes longer than `timeout`.
         """
         self._call(what, function, *tensors, group=self.device)
 
@@ -185,8 +187,11 @@ class Ranks:
 
     @checked
     def same(self, what: str, values: Mapping[str, object]) -> None:
-        """Compare a configuration over the ranks; RankError where it differs (every rank names the first key that does,
-        with the values of two ranks), or a rank did not come within `timeout`.
+        """Compare a configuration over the ranks.
+
+        Raises:
+            RankError: it differs, or a rank did not come within `timeout`. Every rank's error names the same first key
+                that differs, with the values of two ranks.
         """
         mine = {name: str(value) for name, value in values.items()}
         everyone = self.tell(what, json.dumps(mine))
@@ -208,8 +213,13 @@ class Ranks:
 
     @checked
     def part(self, what: str, groups: Sequence[Sequence[int]]) -> Ranks:
-        """Return the group that this rank is in, named after `what`. All ranks call it with the same groups, numbers of
-        these ranks, which hold each rank once: ConfigError for others.
+        """Return the ranks of the group that this rank is in, named after `what`. All ranks call it with equal groups.
+
+        Args:
+            groups: the numbers of the ranks in each group; every rank is in exactly one.
+
+        Raises:
+            ConfigError: a rank is in no group, or more than once in the groups.
         """
         if sorted(rank for members in groups for rank in members) != [*range(self.size)]:
             raise ConfigError(f"part: groups of {self.size} ranks hold each of 0 to {self.size - 1} once")
@@ -231,8 +241,8 @@ class Ranks:
         return found
 
     def close(self) -> None:
-        """Leave; captured collectives of these ranks must not be replayed any more. The last ranks that are left also
-        stop torch.distributed if they started it."""
+        """Leave the ranks. Their captured collectives must not be replayed afterwards. If torch.distributed was started
+        for ranks, it is stopped when the last ranks of this process close."""
         for part in self.parts:
             JOINED.pop(part.name, None)
         if JOINED.pop(self.name, None) is not None:
@@ -245,11 +255,11 @@ class Ranks:
                     each.device = each.host = None  # the last references: now the others see that this rank has left
 
     def tell(self, what: str, text: str) -> list[str]:
-        """Return every rank's text of any length, by rank, through the store; an exchange first, which a rank that has
-        left ends at once.
+        """Return every rank's text, of any length, by rank. The store carries the texts. The exchange before they are
+        read fails at once if a rank has left.
 
         Raises:
-            RankError: as `exchange`, or the rank that holds the store ended before its texts were read.
+            RankError: as in `exchange`, or the rank that holds the store ended before its texts were read.
         """
         key = f"{self.name}/{self.exchanges}"
         try:
@@ -260,7 +270,7 @@ class Ranks:
             raise RankError(f"{_GONE} at {what}. {_reason(error)}") from error
 
     def _absent(self, what: str) -> str:
-        """Return which other ranks are elsewhere: each rank that gives up says where it was."""
+        """Say which other ranks are elsewhere. Each rank that gives up waiting writes its place to the store."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         places: dict[int, str] = {}
         end = time.monotonic() + _GRACE_S
@@ -271,7 +281,7 @@ class Ranks:
                     if rank not in places and self.store.check([self._waits(rank)]):
                         places[rank] = self.store.get(self._waits(rank)).decode()
                 time.sleep(_LOOK_S)
-        except RuntimeError:  # the store is gone; the rank that held it was there if it said so
+        except RuntimeError:  # the store is gone; rank 0, which held it, was there if it wrote its place before
             if 0 not in [self.members[rank] for rank in places]:
                 return _GONE
         if gone := [self.members[rank] for rank in others if rank not in places]:
@@ -284,11 +294,11 @@ class Ranks:
 
 
 JOINED: dict[str, Ranks] = {}
-"""The ranks by name: a captured op holds the name, and its replay finds the group here."""
+"""The ranks by name. A captured op holds the name, and its replay finds the process group here."""
 
 
 def ranks_named(name: str) -> Ranks:
-    """Return the joined ranks of that name; RankError where there are none."""
+    """Return the joined ranks of that name. Raises RankError if there are none."""
     if name not in JOINED:
         raise RankError(f"no ranks '{name}' were joined in this process, or they were closed: call join_ranks first")
     return JOINED[name]

@@ -1,4 +1,4 @@
-"""The part that a rank holds of a model split over several: tensor parallel, expert parallel."""
+"""The part of a model that a rank holds: tensor parallel, expert parallel, context parallel."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from specgraph.validation import Count, Range, checked, checked_fields
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of a tensor: ranges of one dimension, joined."""
+    """A part of a tensor: ranges of one dimension, concatenated."""
 
     dim: int
     ranges: tuple[tuple[int, int], ...]
-    """(begin, end) each."""
+    """(begin, end) of each range."""
 
 
 Place = Annotated[int, Range(0)]
@@ -29,21 +29,22 @@ def _check_place(what: str, rank: int, size: int) -> None:
 @checked_fields
 @dataclass(frozen=True, slots=True)
 class ExpertParallel:
-    """A rank's place among the ranks that hold the experts of each mixture: equally many each, and whole.
+    """A rank's place among the ranks that hold a mixture's experts. Each rank holds the same number of whole experts.
 
-    Ranks whose rows differ (data parallel) gather each other's rows first: every rank runs its experts over all rows,
-    and the results are added up over all ranks.
+    Ranks with rows of their own (data parallel) first gather each other's rows. Every rank then runs its experts over
+    all rows, and the results are added up over all ranks.
     """
 
     rank: Place
     size: Count
     group: str
-    """The name of all ranks that hold experts."""
+    """The name of the process group of all ranks that hold experts."""
     data_rank: Place = 0
+    """This rank's place among the ranks that have rows of their own."""
     data_size: Count = 1
-    """Ranks that have rows of their own, and this one's place among them."""
+    """The number of ranks that have rows of their own."""
     data_group: str = ""
-    """Their name."""
+    """The name of their process group."""
 
     def __post_init__(self) -> None:
         _check_place("ExpertParallel", self.rank, self.size)
@@ -51,7 +52,7 @@ class ExpertParallel:
 
     @checked
     def part(self, num_experts: int) -> tuple[int, int]:
-        """(begin, end) of this rank's experts; `num_experts` is a multiple of `size`."""
+        """Return (begin, end) of this rank's experts; `num_experts` is a multiple of `size`."""
         each = num_experts // self.size
         return self.rank * each, (self.rank + 1) * each
 
@@ -59,14 +60,14 @@ class ExpertParallel:
 @checked_fields
 @dataclass(frozen=True, slots=True)
 class ContextParallel:
-    """A rank's place among the ranks that each hold a part of every request's keys: position p is on rank p % size."""
+    """A rank's place among ranks that each hold a part of every request's keys: position p is on rank p % size."""
 
     rank: Place
     size: Count
     group: str
-    """The name of their process group; all of them hold the same KV heads."""
+    """The name of these ranks' process group. All of them hold the same KV heads."""
     gathers_heads: bool = False
-    """Each rank has query heads of its own, and attends with those of all ranks."""
+    """True if each rank has query heads of its own. It then attends with the query heads of all ranks."""
 
     def __post_init__(self) -> None:
         _check_place("ContextParallel", self.rank, self.size)
@@ -77,38 +78,39 @@ class ContextParallel:
 class TensorParallel:
     """A rank's place among the ranks that split a model's matrices.
 
-    Query, key, value, gate and up projections are split by rows (each rank computes some heads, and some of the MLP's
-    inner columns); output and down projections by columns, and their partial results are added up over the ranks.
-    Embedding and lm_head are split by rows, the vocabulary. The experts of a mixture are each split like the MLP, or
-    dealt out whole where `experts` says so. Everything else is whole on every rank.
+    Query, key, value, gate and up projections are split by rows: each rank computes some heads, and some of the MLP's
+    inner columns. Output and down projections are split by columns, and their partial results are added up over the
+    ranks. Embedding and lm_head are split by rows, the vocabulary. Each expert of a mixture is split like the MLP, or
+    is whole on one rank if `experts` is set. Everything else is whole on every rank.
     """
 
     rank: Place = 0
     size: Count = 1
     group: str = ""
-    """The name of the ranks' process group (`ranks_named`): a captured op takes plain values."""
+    """The name by which `ranks_named` finds these ranks. It is a name because a captured op takes plain values."""
     experts: ExpertParallel | None = None
-    """The ranks that hold whole experts; not only those that split the other matrices where ranks are data parallel."""
+    """The ranks that hold whole experts. With data parallel ranks they are more than the ranks that split the other
+    matrices. None if each expert is split."""
     context: ContextParallel | None = None
-    """The ranks that share the keys of every request with this one; None where each rank has them all."""
+    """The ranks that share the keys of every request with this one. None if each rank has all keys."""
 
     def __post_init__(self) -> None:
         _check_place("TensorParallel", self.rank, self.size)
 
     @checked
     def part(self, total: int) -> tuple[int, int]:
-        """Return (begin, end) of this rank's part of `total` equal things; `total` is a multiple of `size`."""
+        """Return (begin, end) of this rank's part of `total` equal items; `total` is a multiple of `size`."""
         each = total // self.size
         return self.rank * each, (self.rank + 1) * each
 
     @checked
     def share(self, dim: int, total: int) -> Share | None:
-        """Return this rank's part of a dimension of size `total`; None for all of it."""
+        """Return this rank's part of a dimension of size `total`. None if it is all of it."""
         return None if self.size == 1 else Share(dim, (self.part(total),))
 
     @checked
     def kv_heads(self, num_kv_heads: int) -> tuple[int, int]:
-        """Return (begin, end) of this rank's KV heads; with fewer heads than ranks, neighbours hold the same one."""
+        """Return (begin, end) of this rank's KV heads. If heads are fewer than ranks, neighbours hold the same head."""
         if num_kv_heads >= self.size:
             return self.part(num_kv_heads)
         head = self.rank * num_kv_heads // self.size
@@ -116,13 +118,17 @@ class TensorParallel:
 
     @checked
     def vocabulary(self, rows: int) -> Share | None:
-        """Return this rank's rows of an embedding or lm_head; None where they cannot be split evenly: each has all."""
+        """Return this rank's rows of an embedding or lm_head. None if it has all: the rows can't be split evenly."""
         return self.share(0, rows) if rows % self.size == 0 else None
 
     @checked
     def check(self, heads: tuple[Count, Count] | None, inner: int, what: str) -> None:
-        """Raise ConfigError for a model, `what` in the message, that cannot be split over the ranks: by its query and
-        KV heads (None where attention is whole on every rank), or the `inner` columns of its MLP.
+        """Raise ConfigError if a model can't be split evenly over the ranks.
+
+        Args:
+            heads: its numbers of query and KV heads. None if attention is whole on every rank.
+            inner: the inner columns of its MLP.
+            what: names the model in the message.
         """
         num_heads, num_kv_heads = heads or (self.size, 1)
         even = num_kv_heads % self.size == 0 or self.size % num_kv_heads == 0
@@ -140,7 +146,7 @@ class TensorParallel:
             )
 
     def check_experts(self, num_experts: int, inner: int) -> None:
-        """Raise ConfigError for a mixture that cannot be split over the ranks."""
+        """Raise ConfigError if a mixture of experts with `inner` columns each can't be split evenly over the ranks."""
         if self.experts is not None and num_experts % self.experts.size:
             raise ConfigError(
                 f"expert parallel over {self.experts.size} ranks: there are {num_experts} experts, which they cannot "

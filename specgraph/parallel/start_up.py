@@ -1,4 +1,4 @@
-"""Start-ups that all ranks finish or none: without one of them the others would wait in a collective of the device."""
+"""A start-up that all ranks finish, or none. If one rank failed alone, the others would wait for it on the device."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from specgraph.parallel.layout import ParallelLayout
 from specgraph.parallel.ranks import Ranks
 
 PATIENCE = timedelta(seconds=60)
-"""The time that a rank which fails among captures waits for the others: they may wait for it on the device."""
+"""The time that a rank with a failed capture waits for the other ranks. They may be waiting for it on the device."""
 
 
 @contextmanager
 def agreed(ranks: Ranks | None, patience: timedelta | None = None) -> Generator[None]:
-    """Let every rank leave the block or none, by one exchange of the hosts at its end; ranks that fail at different
-    depths of such blocks have one exchange each. All ranks enter the same blocks in the same order.
+    """Let all ranks finish the block, or none: their hosts exchange once at its end.
+
+    All ranks enter the same blocks in the same order. Blocks may nest: a rank that fails takes part in one exchange
+    only, at the innermost block.
 
     Args:
-        patience: how long a rank that fails may wait for the others, in blocks that have collectives of the device: it
-            has to end then, so that what watches the processes ends them.
+        patience: for a block with collectives of the device, the time that a failing rank waits for the others. It then
+            has to end, so that the launcher of the processes ends the others.
 
     Raises:
-        Exception: what the block raises, where all ranks have something to raise.
-        RankError: on every rank, where only some have: the first of them, and its error.
+        Exception: the block's own exception, if every rank has one.
+        RankError: on every rank, if only some fail. It names the first of them, and its error.
     """
     if ranks is not None:
         ranks.patience = patience
@@ -46,8 +48,10 @@ def agreed(ranks: Ranks | None, patience: timedelta | None = None) -> Generator[
 
 
 def agreed_captures(ranks: Ranks | None, progress: Progress | None = None) -> Progress | None:
-    """Return the `progress` of captures after each of which the ranks meet: the warm-up of the next one has collectives
-    that a rank whose capture failed does not come to. For a block that is `agreed`."""
+    """Return a `progress` for captures, which lets the hosts exchange after each capture. Use it in an `agreed` block.
+
+    The warm-up of the next capture has collectives, which a rank with a failed capture would not reach.
+    """
     if ranks is None:
         return progress
 
@@ -62,8 +66,8 @@ def agreed_captures(ranks: Ranks | None, progress: Progress | None = None) -> Pr
 
 @contextmanager
 def leave_on_error(layout: ParallelLayout | None) -> Generator[None]:
-    """Close the ranks where the body fails, so that the others notice at once. Not where every rank raises this very
-    error: another one may still be reading what it compares."""
+    """Close the ranks if the block fails, so that the other ranks notice at once. An error that every rank raises
+    closes nothing: another rank may still read the values that it compares."""
     try:
         yield
     except BaseException as error:
