@@ -16,14 +16,15 @@ BuffersT = TypeVar("BuffersT", bound="Buffers")
 class Axes(NamedTuple):
     """The axes of a tensor that depend on the batch. The other axes are the same in every view.
 
-    If a field holds a record, the record's own fields declare their axes. `rows` on the outer field then names the
-    number that the record calls "rows".
+    If a field holds a record, the record's own fields declare their axes. `rows` of the outer field then names the size
+    that the record gets as "rows".
     """
 
     rows: str = ""
-    """The name of the number of rows per request; they are consecutive on the first axis. "" if it is one row."""
+    """The number of rows per request, by its name in the `sizes` of `Buffers.views`. The rows of a request are
+    consecutive on the first axis. "" if each request has one row."""
     columns: str = ""
-    """The name of the number of columns in use, on the second axis. "" if all are in use."""
+    """The number of columns in use on the second axis, by its name in `sizes`. "" if all are in use."""
     more: int = 0
     """The number of entries on the first axis after the requests' entries."""
     is_packed: bool = False

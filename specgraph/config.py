@@ -170,7 +170,7 @@ class DraftTree:
 
     @property
     def step_keys(self) -> int:
-        """The keys per request that the draft steps after the first write after the context. At least 1."""
+        """The keys per request that draft steps 1 to S - 1 write after the context. At least 1."""
         return max(1, (self.num_steps - 1) * self.top_k)
 
     @property

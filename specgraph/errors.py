@@ -94,7 +94,7 @@ class CheckpointError(SpecgraphError):
 
 
 class RankError(SpecgraphError):
-    """The processes of one run disagree, or one of them ended or did not come.
+    """The processes of one run disagree, or one of them ended or did not reach the others in time.
 
     Attributes:
         everywhere: True if every rank raises the same error.

@@ -1,4 +1,4 @@
-"""A test whether a generator is still open, by the interpreter's own state, which no exception can make wrong."""
+"""Tests whether a generator is still open, by the interpreter's own state: no exception can make that wrong."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def is_composite(func: OpOverload) -> bool:
     """Return whether the CPU runs `func` as a composition of other ops.
 
     Such an op reaches a dispatch mode whole under `inference_mode`, and in parts otherwise. The recorder always records
-    the parts, so that both captures are the same, and each part writes straight into its block.
+    the parts: both captures are then the same, and each part can write straight into its block.
     """
     name = func.name()
     return torch._C._dispatch_has_kernel_for_dispatch_key(

@@ -49,7 +49,7 @@ class _ThreadState(threading.local):
 
 
 class CpuPlatform(Platform):
-    """The CPU as a device. Work runs when it is issued. Its order by streams and events is checked."""
+    """The CPU as a device. Work runs when it is issued. Its order between streams is checked."""
 
     graph_type = CpuGraph
     pool_type = CpuGraphPool

@@ -55,8 +55,8 @@ class _Call(NamedTuple):
 
 @dataclass(slots=True)
 class _HostScalar:
-    """The value of a 0-dim tensor in an op's arguments. torch may have made the tensor from a Python number: it then
-    dies after the op."""
+    """The value of a 0-dim tensor argument, kept in case the tensor dies after its op: torch makes such tensors from
+    Python numbers."""
 
     task: Task
     baked: torch.Tensor

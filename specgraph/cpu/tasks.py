@@ -64,7 +64,7 @@ class Task:
 
 @cache
 def out_variant(func: OpOverload) -> tuple[OpOverload, tuple[str, ...]] | None:
-    """Return the overload with the same arguments that writes all results into given tensors, and the names of those
+    """Return the overload with the same arguments that writes all results into given tensors, and the names of its out
     arguments. None if there is none, and for losses: they resize a given tensor to the unreduced loss on the way."""
     wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
     if ("reduction", "int") in wanted:

@@ -60,7 +60,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The capabilities of one opened platform. Claim only those that a trial on this device has shown."""
+    """The capabilities of one opened platform. A backend claims one only if a trial on this device has shown it."""
 
     # ---- decide how a drafter runs -------------------------------------------------------------------------------
 

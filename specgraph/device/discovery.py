@@ -1,4 +1,4 @@
-"""Finding backends by their entry points.
+"""Finds backends by their entry points.
 
 Each plugin is loaded in its own `try`. A plugin that fails is listed with the reason, and does not hide the others:
 pluggy's `load_setuptools_entrypoints` would stop at the first one that raises.

@@ -57,7 +57,8 @@ class Graph:
     """One captured, replayable piece of device work.
 
     All memory allocated during the capture is in `pool`, at fixed addresses. Python scalars keep their values of the
-    capture. The owner of the tensors that the graph reads keeps them alive (see `specgraph.capture.read_set`).
+    capture. The graph does not keep the tensors that it reads alive: their owner does (see
+    `specgraph.capture.read_set`).
     """
 
     messages: ClassVar[tuple[VendorMessage, ...]] = MESSAGES
@@ -89,8 +90,8 @@ class Graph:
     def capture(self) -> Generator[None]:
         """Record the work issued in the `with` block instead of running it. Used by: core.
 
-        The block runs on `platform.capture_stream`. Other streams take part in the capture once they wait for it. Run
-        the work on that stream before, to warm it up: libraries initialise, and allocate, on first use.
+        The block runs on `platform.capture_stream`. Other streams take part in the capture once they wait for it. Warm
+        the work up on the capture stream first: libraries initialise, and allocate, on first use.
 
         Raises:
             CaptureError: the work can't be captured (host read, nested capture, ...), or this graph already holds a
@@ -183,7 +184,7 @@ class Graph:
                 gc.enable()
 
     def _drop_failed(self) -> bool:
-        """End the capture after its block raised. Return False if the vendor can't end it either."""
+        """End the capture after its block raised. Return False if that fails too."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vendors warn of empty graphs; the reason is the block's exception
             try:
@@ -209,7 +210,7 @@ class Graph:
         try:
             raise named from error
         finally:
-            del named  # its traceback holds this frame: the cycle would keep what was captured alive
+            del named  # its traceback holds this frame: the cycle would keep the captured tensors alive
 
     def _named(self, error: Exception, otherwise: str) -> CaptureError | None:
         reason = self._reason(error)
@@ -246,5 +247,5 @@ class Graph:
         raise NotImplementedError
 
     def _reason(self, error: Exception) -> str:
-        """Return the vendor's reason in `error`, in one line. A backend overrides it if the first line is no reason."""
+        """Return the vendor's reason in `error`, in one line. A backend overrides it if the first line has none."""
         return first_line(error)

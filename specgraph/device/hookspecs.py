@@ -50,8 +50,8 @@ class Backend:
     accelerator: bool = True
     """True if automatic selection may take this platform. It does if no other accelerator is available."""
     supersedes: frozenset[str] = frozenset()
-    """The names of other platforms as which this device may appear, through a compatibility layer for another vendor's
-    API. Automatic selection ignores them; selection by name does not."""
+    """Names of other platforms under which this device may also appear, through a compatibility layer for another
+    vendor's API. Automatic selection ignores them if this platform is available; selection by name does not."""
 
 
 @hookspec(firstresult=True)

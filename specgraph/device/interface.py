@@ -163,7 +163,7 @@ class Platform(ABC):
 
     @cached_property
     def copy_stream(self) -> Stream:
-        """Return the stream for copies of results to the host, which run beside later launches. Used by: core."""
+        """Return the stream that copies results to the host while later launches run. Used by: core."""
         return self.stream()
 
     @final
@@ -178,7 +178,7 @@ class Platform(ABC):
 
     @final
     def graph(self, pool: GraphPool | None = None) -> Graph:
-        """Return a new, empty graph in `pool`, or in a pool of its own. Used by: core.
+        """Return a new, empty graph in `pool`, by default in a pool of its own. Used by: core.
 
         Raises:
             PlatformError: the platform is closed, or `pool` is another platform's.

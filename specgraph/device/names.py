@@ -33,8 +33,10 @@ def installed_backends() -> dict[str, str]:
 
 
 def check_platform(asked: str | None) -> str | None:
-    """Return `asked`, NAME, NAME:INDEX or None, unchanged. Raises UnknownPlatformError if no such backend is installed,
-    or if the index is no number.
+    """Check a platform given as NAME or NAME:INDEX, and return it unchanged. None passes through.
+
+    Raises:
+        UnknownPlatformError: no such backend is installed, or the index is no number.
     """
     if asked is not None:
         name, _ = parse_platform(asked)
@@ -74,7 +76,11 @@ def device_named(device: torch.device | str) -> torch.device:
 
 
 def dtype_named(dtype: DType) -> torch.dtype | None:
-    """Return the torch dtype of that name. A dtype and None pass through. Raises ConfigError if no model runs in it."""
+    """Return the torch dtype of that name. A dtype and None pass through.
+
+    Raises:
+        ConfigError: there is no such dtype, or no model runs in it.
+    """
     unknown = ConfigError(f"unknown dtype {shown(dtype)}; there are {', '.join(DTYPES)}")
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise unknown  # before torch is imported, which takes long

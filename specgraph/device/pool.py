@@ -19,7 +19,7 @@ class _Capture(NamedTuple):
 
 
 class CaptureLock:
-    """Allows one capture at a time on a platform: a device's allocator and random generator know only one.
+    """Allows one capture at a time on a platform: a device's allocator and random generator support only one.
 
     A single dictionary operation takes the lock, and another one releases it, so an interrupt never leaves it half
     taken.
@@ -108,7 +108,7 @@ class GraphPool:
 
     @final
     def retire(self, handle: Any) -> None:
-        """Give `handle` to no later capture, for vendors whose pool takes no capture after a failed one."""
+        """Give `handle` to no later capture. Needed if the vendor's pool takes no capture after a failed one."""
         if self._handle == handle:
             self._handle = None
 
@@ -120,7 +120,7 @@ class GraphPool:
     # ---- primitives ----------------------------------------------------------------------------------------------
 
     def _new_handle(self) -> Any:
-        """Return a handle of a new vendor's pool: any hashable object except None."""
+        """Make a pool of the vendor's and return its handle: any hashable object except None."""
         return object()
 
     def _release(self, handle: Any) -> None:

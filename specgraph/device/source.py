@@ -24,7 +24,7 @@ _DISPATCH = frozenset({"__torch_dispatch__", "__torch_function__"})
 
 
 def user_line() -> str:
-    """Return `file:line` of the innermost frame outside of torch, the rooms `_OURS` and dispatch handlers."""
+    """Return `file:line` of the innermost frame outside of torch, the folders `_OURS` and dispatch handlers."""
     frame = next(_user_frames(), None)
     return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -47,12 +47,12 @@ def users_code(
     kinds: tuple[type[Exception], ...] = (Exception,),
     theirs_alone: bool = False,
 ) -> Generator[None]:
-    """Turn an exception of the block, which runs the user's own code, into `error` with one line: `what` and the place.
+    """Run the user's own code in the block, and turn its exceptions into an `error` of one line with the place.
 
     Args:
-        what: says what failed.
+        what: names the failed work in the line.
         kinds: the exceptions to turn.
-        theirs_alone: an exception that no line of the user's code raised passes through, unless it is a `NONSENSE`.
+        theirs_alone: let an exception pass through if no line of the user's code raised it and it is not in `NONSENSE`.
     """
     try:
         yield

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specgraph.device.interface import Platform
 
 Trial = Callable[[Any], "str | None"]
-"""A function from the platform to a fault or None. A backend's own trial may need the backend's own platform."""
+"""A function that takes the platform and returns a fault, or None. A backend's own trial may need its own platform."""
 
 
 def outcome(platform: Platform, trial: Trial) -> str:

@@ -72,7 +72,7 @@ def answer(platform: Platform, trials: Mapping[str, Trial], names: Iterable[str]
 
 
 def _run_apart(module: str, index: int, names: list[str], variable: str) -> dict[str, str]:
-    """Run trials in a new process until one of them ends it, and return the findings. That trial has failed."""
+    """Run trials in a new process and return their findings. A trial that ends it has failed, and is the last one."""
     command = [sys.executable, "-m", module, str(index), *names]
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     try:

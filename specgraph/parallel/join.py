@@ -19,7 +19,7 @@ Rank = Annotated[int, Range(-1)]
 
 
 def world_size() -> int:
-    """Return the number of processes of torch.distributed, or that torchrun started. 1 without both."""
+    """Return the number of processes of torch.distributed. If that has not started, return torchrun's number, or 1."""
     return _dist.get_world_size() if _dist.is_initialized() else environment_number("WORLD_SIZE", 1, least=1)
 
 

@@ -41,7 +41,7 @@ class Ranks:
     """
 
     name: str
-    """The name by which captured collectives find these ranks, with `ranks_named`."""
+    """The name of these ranks: captured collectives find them by it, with `ranks_named`."""
     rank: int
     size: int
     device: Any

@@ -87,7 +87,7 @@ class TensorParallel:
     rank: Place = 0
     size: Count = 1
     group: str = ""
-    """The name by which `ranks_named` finds these ranks. It is a name because a captured op takes plain values."""
+    """The name of these ranks, for `ranks_named`. It is a name because a captured op takes plain values."""
     experts: ExpertParallel | None = None
     """The ranks that hold whole experts. With data parallel ranks they are more than the ranks that split the other
     matrices. None if each expert is split."""
@@ -110,7 +110,7 @@ class TensorParallel:
 
     @checked
     def kv_heads(self, num_kv_heads: int) -> tuple[int, int]:
-        """Return (begin, end) of this rank's KV heads. If heads are fewer than ranks, neighbours hold the same head."""
+        """Return (begin, end) of this rank's KV heads. With fewer heads than ranks, neighbours hold the same head."""
         if num_kv_heads >= self.size:
             return self.part(num_kv_heads)
         head = self.rank * num_kv_heads // self.size
@@ -118,7 +118,7 @@ class TensorParallel:
 
     @checked
     def vocabulary(self, rows: int) -> Share | None:
-        """Return this rank's rows of an embedding or lm_head. None if it has all: the rows can't be split evenly."""
+        """Return this rank's rows of an embedding or lm_head. None if it has all, as it does without an even split."""
         return self.share(0, rows) if rows % self.size == 0 else None
 
     @checked

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specgraph.cpu.stream import CpuStream
 
 Clock = dict[int, int]
-"""Stream id -> the last tick of that stream that is known to have finished."""
+"""The work that is known to come before: stream id -> the last tick of that stream."""
 
 EXACT_LIMIT = 1 << 20
 """Interleaved regions with more elements are compared by their byte intervals only."""
@@ -111,7 +111,7 @@ class EagerLog:
     """The tracked eager work: per storage, the last tick of each (stream, region, read or write).
 
     The last tick is enough: work ordered after it is ordered after all earlier ticks. The entries of a storage are
-    dropped with it, so the log is no longer than the number of existing regions.
+    dropped with the storage, so the regions that exist bound the log.
     """
 
     def __init__(self) -> None:

@@ -84,7 +84,8 @@ def refusal(
 class HostReadMode(TorchFunctionMode):
     """Raises HostReadError for host reads that do not reach the dispatcher.
 
-    `.to()` is refused only with the string "cpu"; `.to(platform.device)`, which portable code calls, is allowed.
+    `.to()` is refused only with the literal "cpu" or "cpu:0". Portable code calls `.to(platform.device)`, which is
+    allowed.
     """
 
     def __init__(self, report: Callable[[HostReadError], None]) -> None:

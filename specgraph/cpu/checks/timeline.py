@@ -30,7 +30,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self.host: Clock = {}
-        self._turn = threading.RLock()  # garbage collection may call `forget` in the thread that holds it
+        self._turn = threading.RLock()  # garbage collection may call `forget` in the thread that holds the lock
         self._eager = EagerLog()
         self._streams: dict[int, CpuStream] = {}
         self._all_ticks = 0
