@@ -61,7 +61,7 @@ class Gone:
 
     value: str
     instead: str
-    """Why the value was removed, and which one to give now. Ends the message to a caller that still gives it."""
+    """The reason for the removal, and the value to give now. Ends the message to a caller that still gives `value`."""
 
 
 Count = Annotated[int, Range(1)]
@@ -322,7 +322,7 @@ class OneCall:
     """
 
     refusal = ""
-    """Why no call is accepted now. Empty if one is."""
+    """The reason why no call is accepted now. Empty if a call is accepted."""
     guards: frozenset[CodeType] = frozenset()
     """The code of functions with a local `self`. A frame of one of them on a thread's stack is a running call."""
 

@@ -74,7 +74,7 @@ class Capabilities:
     float8: Support = field(default_factory=yes)
     """The device copies and converts torch.float8_e4m3fn. Without it FP8 weights and KV caches are refused."""
     update_order: Literal["before_replay", "during_replay"] = "before_replay"
-    """When tasks are updated: before the replay, or while it runs and waits for them."""
+    """The time of task updates: before the replay, or while it runs and waits for them."""
     max_live_graphs: int | None = None
     """The number of captured graphs that may be alive at once. None if no limit is known."""
     default_lowering: LoweringName = "merged"

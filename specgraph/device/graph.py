@@ -200,7 +200,7 @@ class Graph:
 
         Args:
             error: the exception being handled.
-            otherwise: our message if no entry of `messages` applies. If it is empty, `error` itself is raised.
+            otherwise: our message if no entry of `messages` applies. If it is empty too, `error` itself is raised.
         """
         named = None
         if isinstance(error, Exception) and not isinstance(error, SpecgraphError):
