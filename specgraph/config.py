@@ -334,7 +334,7 @@ class DraftConfig(DraftOptions):
 
     @property
     def prefill_rows(self) -> tuple[int, ...]:
-        """Return the numbers of rows of the captured prefill passes, ascending."""
+        """Return the numbers of rows that prefill passes may have, ascending."""
         return prefill_sizes(self.max_model_len, self.prefill_sizes)
 
     def with_prefill_sizes(self, longest: int) -> Self:

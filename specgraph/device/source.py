@@ -47,7 +47,7 @@ def users_code(
     kinds: tuple[type[Exception], ...] = (Exception,),
     theirs_alone: bool = False,
 ) -> Generator[None]:
-    """Run the user's own code in the block, and turn its exceptions into an `error` of one line with the place.
+    """Turn an exception that the user's code raises or causes in the block into an `error` of one line with the place.
 
     Args:
         what: names the failed work in the line.
