@@ -1,4 +1,4 @@
-"""The drafter, what a round hands over, and the draft programs: chain, tree, stepwise, and those of one pass."""
+"""The drafter, the batch that it takes and the drafts that it returns, and a draft program for each kind of head."""
 
 from specgraph.config import DraftConfig, DraftTree
 from specgraph.draft.batch import DraftTokens, ProposeBatch, SharedBuffers, allocate_shared

@@ -1,4 +1,4 @@
-"""The results of a round that the target hands to the drafter, and the draft tokens that come back."""
+"""The target's results that a propose takes, and the draft tokens that it returns."""
 
 from __future__ import annotations
 
@@ -39,29 +39,32 @@ _ROUND = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeBatch(Buffers):
-    """The end of the target's round for n requests, on the drafter's device: query_len = K + 1 rows per request for
-    the K tokens that were verified.
+    """The target's results for n requests, on the drafter's device: the input of a propose.
 
-    Either tensors of the engine's own, or the drafter's own memory (`Drafter.inputs`), written in place. `propose`
-    copies the engine's, and converts other dtypes of integers and floats; `bind`, and `propose` with `debug`, refuse
-    other dtypes.
+    A verify of K draft tokens has query_len = K + 1 rows per request.
+
+    The tensors are the host engine's own, or the drafter's memory (`Drafter.inputs`), written in place. `propose`
+    copies the host engine's tensors and converts other integer and float dtypes. `bind`, and `propose` with `debug`,
+    refuse other dtypes.
     """
 
     sampled_token_ids: Annotated[Tensor, Axes(columns="rows")]
-    """int64 [n, query_len]: accepted draft tokens, then the token that the target sampled, then anything."""
+    """int64 [n, query_len]: the accepted draft tokens, then the token that the target sampled. Later columns may hold
+    anything."""
     num_sampled: PerRequest
-    """int32 [n]: accepted + 1. 0 makes a request inert: it drafts nothing of use and writes no KV."""
+    """int32 [n]: accepted draft tokens + 1. 0 makes a request inert: its drafts mean nothing, and it writes no KV."""
     start_positions: PerRequest
     """int64 [n]: the position of each request's first row in the target's pass."""
     aux_hidden: PerRow
-    """[n * query_len, aux_size]: the target's hidden states of those rows."""
+    """[n * query_len, aux_size]: the target's hidden states of the rows of its pass."""
     block_table: PerRequest
-    """int32 [n, b]: the blocks of each request in order, covering start + 2 * query_len tokens (a parallel drafter's
-    block may end there) or max_model_len, and `DraftConfig.scratch_tokens` more; filled up with NULL_BLOCK."""
+    """int32 [n, b]: the blocks of each request in order, filled up with NULL_BLOCK. They cover start + 2 * query_len
+    tokens, since a parallel drafter's block may end there, but no more than max_model_len. They cover
+    `DraftConfig.scratch_tokens` more on top."""
     temperature: PerRequest | None = None
-    """float32 [n]; needed by a sampled drafter (`DraftConfig.sampled`), and None for one that is greedy."""
+    """float32 [n]. A sampled drafter (`DraftConfig.sampled`) needs it; it is None for a greedy one."""
     seeds: PerRequest | None = None
-    """int64 [n]; as `temperature`."""
+    """int64 [n]. A sampled drafter needs it; it is None for a greedy one."""
 
     @property
     def num_requests(self) -> int:
@@ -74,20 +77,20 @@ class ProposeBatch(Buffers):
 
     @checked
     def join(self, row: int, token_id: Tensor, aux_hidden: Tensor | None) -> None:
-        """Make request `row` one whose prompt was just prefilled: a round in which the target sampled one token.
+        """Fill request `row` for a prompt that was just prefilled, as if a verify had sampled one token.
 
-        The prompt's last row, which no prefill pass writes, enters the draft model here. The caller writes
+        The next propose then runs the head over the prompt's last row, which no prefill pass does. The caller writes
         `start_positions` (the last prompt position) and `block_table`.
 
         Args:
-            token_id: int64 scalar: the first token after the prompt. Its value is on the device and not looked at;
+            token_id: int64 scalar: the first token after the prompt. It stays on the device and is not checked here;
                 `propose` with `debug` refuses one outside of the vocabulary.
-            aux_hidden: [aux_size], from the `Drafter.prefill` of the prompt's last chunk: the hidden state of the last
-                row. None only where `self.aux_hidden` has no columns: in a target's round without a drafter.
+            aux_hidden: [aux_size]: the hidden state of the prompt's last row, from the `Drafter.prefill` of the last
+                prefill chunk. None only without a drafter: `self.aux_hidden` then has no columns.
 
         Raises:
-            ConfigError: this batch has no such row, or tensors of other shapes than its fields say, or the hidden state
-                is missing or of another shape; nothing was written.
+            ConfigError: this batch has no such row, a tensor of it has another shape than its field says, or the hidden
+                state is missing or has another shape. Nothing was written.
         """
         check_forms("join", {field.name: getattr(self, field.name) for field in fields(self)}, _ROUND, written=True)
         if self.aux_hidden.shape[0] != self.num_requests * self.query_len:
@@ -128,16 +131,17 @@ class DraftTokens:
     """The result of one propose."""
 
     token_ids: Tensor
-    """int64 [n, K]; of a tree [n, N - 1], its nodes with parents first."""
+    """int64 [n, K]. For a tree of N rows int64 [n, N - 1]: its nodes, parents before children."""
     probs: Tensor | None
-    """float32 [n, K, draft_vocab] for a sampled drafter."""
+    """float32 [n, K, draft_vocab]: the distributions that the drafts were drawn from. None if they were not drawn."""
     dispatch: Dispatch
-    """The padded size that it ran at, and whether a graph served it."""
+    """The padded size that the propose ran at, and whether it ran as a graph."""
     parents: Tensor | None = None
-    """int64 [n, N - 1] for a tree: the row that each node follows. Row 0 is the request's last token, row i + 1 the
-    node of column i."""
+    """int64 [n, N - 1]: the row that each node of a tree follows. Row 0 is the request's last token, row i + 1 the node
+    of column i. None for chains."""
     confidence: Tensor | None = None
-    """float32 [n, K]: the chance that each draft token is accepted if all before it are, of heads that say so."""
+    """float32 [n, K]: the chance that each draft token is accepted if all before it are. None if the head does not
+    estimate it."""
 
     def __post_init__(self) -> None:
         given = {"token_ids": self.token_ids, "probs": self.probs, "parents": self.parents}
@@ -145,7 +149,7 @@ class DraftTokens:
         check("DraftTokens: dispatch", self.dispatch, Dispatch)
 
     def clone(self) -> DraftTokens:
-        """Return the same in memory of its own."""
+        """Return a copy in memory of its own."""
         probs = None if self.probs is None else self.probs.clone()
         parents = None if self.parents is None else self.parents.clone()
         confidence = None if self.confidence is None else self.confidence.clone()
@@ -153,30 +157,29 @@ class DraftTokens:
 
     @property
     def query_len(self) -> int:
-        """Rows per request of the round that verifies these drafts, as the drafter takes it: K + 1."""
+        """Rows per request of the verify of these drafts, as the next propose takes them: K + 1."""
         return self.dispatch.descriptor.num_speculative_tokens + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedBuffers(Buffers):
-    """The persistent memory of a round for up to R requests of up to Q rows: written by the target's graphs or the
-    engine, read by the target's and the drafter's graphs.
+    """The persistent memory of `ProposeBatch`, for up to R requests of up to Q rows.
 
-    What has rows per request is packed by the rows of the batch at hand, so that views are contiguous for every
-    query_len.
+    The target's graphs or the host engine write it. The graphs of target and drafter read it. Tensors with rows per
+    request are packed for the current query_len, so that views of every query_len are contiguous.
     """
 
     results: Once
-    """int64: the memory of sampled_token_ids, num_sampled and rows_without_block, so that one copy brings them to the
-    host."""
+    """int64: the memory that sampled_token_ids, num_sampled and rows_without_block are views of. One copy brings all
+    three to the host."""
     sampled_token_ids: PerRow
     """int64 [R * Q]"""
     num_sampled: PerRequest
     """int32 [R]"""
     rows_without_block: Once
-    """int64 [1]: counted by every propose since the drafter was made, see `Drafter.rows_without_block`."""
+    """int64 [1]: counted by every propose, see `Drafter.rows_without_block`."""
     start_positions: PerRequest
-    """int64 [R]; for a target, negative makes a request inert."""
+    """int64 [R]. In a verify, a request with a negative position is inert."""
     aux_hidden: PerRow
     """[R * Q, aux_size]"""
     block_table: PerRequest
@@ -186,34 +189,33 @@ class SharedBuffers(Buffers):
     seeds: PerRequest
     """int64 [R]"""
     sampling: SamplingBuffers | None = None
-    """Sampling parameters besides temperature and seed, written by who takes requests; None where they have none."""
+    """Sampling parameters besides temperature and seed. The caller that admits requests writes them. None if requests
+    may not have any."""
     logprobs: PerRow | None = None
-    """float32, as many as `sampled_token_ids`: the log-probabilities of the sampled tokens; None where nobody asks."""
+    """float32 [R * Q]: the log-probabilities of the sampled tokens. None if no log-probabilities are kept."""
 
     def sliced(self, num_requests: int, query_len: int) -> ProposeBatch:
-        """Return the first `num_requests` requests of a batch of `query_len` rows per request: views."""
+        """Return views of the first `num_requests` requests of a batch of `query_len` rows per request."""
         views = self.views(num_requests, rows=query_len)
         given = {field.name: getattr(views, field.name) for field in fields(ProposeBatch)}
         return ProposeBatch(**given | {"sampled_token_ids": views.sampled_token_ids.view(num_requests, query_len)})
 
     def logprobs_of(self, num_requests: int, query_len: int) -> Tensor | None:
-        """Return those of the sampled tokens of a batch, [num_requests, query_len]; None where nobody asks."""
+        """Return the log-probabilities of a batch's sampled tokens, float32 [num_requests, query_len]. None if no
+        log-probabilities are kept."""
         if self.logprobs is None:
             return None
         return self.logprobs[: num_requests * query_len].view(num_requests, query_len)
 
     def unpacked(self, results: Tensor, num_requests: int, query_len: int) -> tuple[list[list[int]], list[int]]:
-        """Return sampled tokens, [n][query_len], and counts, [n], from a copy of `results` on the host; its last number
-        is `rows_without_block`."""
+        """Return sampled tokens, [n][query_len], and `num_sampled`, [n], from a host copy of `self.results`."""
         n, rows = num_requests, num_requests * query_len
         counts = results[self.sampled_token_ids.shape[0] :].view(torch.int32)[:n]
         return results[:rows].view(n, query_len).tolist(), counts.tolist()
 
     def load(self, batch: ProposeBatch, into: ProposeBatch, needs_sampling: bool) -> None:
-        """Copy tensors of the engine's own into `into`, this memory sliced to the batch, with one op that makes all
-        later requests inert; temperatures and seeds if `needs_sampling`.
-        """
-        if batch.aux_hidden.requires_grad:  # a target called with autograd: its history must not stay in this memory
+        """Copy a host engine's own tensors to this memory, see `copy_batch`. into: this memory, sliced to the batch."""
+        if batch.aux_hidden.requires_grad:  # the target ran with autograd: its history must not stay in this memory
             batch = replace(batch, aux_hidden=batch.aux_hidden.detach())
         copy_batch(ops.load_round.on(self.seeds.device), batch, into, self, needs_sampling)
 
@@ -225,13 +227,13 @@ def copy_batch(
     memory: ProposeBatch | SharedBuffers,
     needs_sampling: bool,
 ) -> None:
-    """Copy the tensors of a batch into the drafter's own memory; their shapes were checked before.
+    """Copy a batch to the drafter's own memory with one op. The shapes were checked before.
 
     Args:
         load_round: `ops.load_round`, or the function that it runs on the device (`Op.on`).
         into: `memory`, sliced to the requests of `source`.
-        memory: its other requests become inert.
-        needs_sampling: copy temperatures and seeds too.
+        memory: the drafter's memory. Its other requests become inert.
+        needs_sampling: copy temperatures and seeds too, each with a copy of its own.
     """
     counts = source.num_sampled, source.start_positions
     given = BatchTensors(source.sampled_token_ids, *counts, source.aux_hidden, source.block_table)
@@ -249,11 +251,11 @@ def allocate_shared(
     device: torch.device,
     sampling: SamplingBuffers | None,
 ) -> SharedBuffers:
-    """Allocate memory for the largest batch of `config`, every request inert, without log-probabilities.
+    """Allocate the memory of the largest batch of `config`, without log-probabilities. Every request is inert.
 
     Args:
         query_lens: rows per request that batches may have, ascending.
-        aux_size: columns of the target's hidden states; 0 where no drafter reads them.
+        aux_size: columns of the target's hidden states; 0 if no drafter reads them.
         sampling: see `SharedBuffers.sampling`.
     """
     requests, rows = config.max_num_requests, config.max_num_requests * query_lens[-1]

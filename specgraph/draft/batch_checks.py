@@ -1,7 +1,7 @@
-"""Checks of a batch: its types and shapes before a propose copies it; its values, with `DraftConfig.debug`.
+"""Checks of a batch: types and shapes before a propose copies it, and values with `DraftConfig.debug`.
 
-A kernel can't refuse a token id beyond the vocabulary or a block that is not in the cache: it reads other memory, and
-the drafts are merely never accepted. The checks of values wait for the device.
+A kernel can't refuse a token id beyond the vocabulary or a block that is not in the cache. It reads other memory, and
+the only symptom is drafts that are never accepted. The checks of values wait for the device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _all_of, _needed_of = attrgetter(*_TENSORS), attrgetter(*_NEEDED)  # a propose c
 
 
 def vocabulary_size(head: Head) -> int | None:
-    """Return the number of token ids that the target has; None where its head doesn't tell."""
+    """Return the size of the target's vocabulary. None if the head doesn't reveal it."""
     if head.draft_to_target is None:
         return head.draft_vocab_size
     return None if head.pair_input is None else head.pair_input.table.shape[0]
@@ -38,12 +38,14 @@ def vocabulary_size(head: Head) -> int | None:
 
 @checked
 def check_options(copy: bool, host_start_positions: Sequence[int] | None, host_num_sampled: Counts | None) -> None:
-    """Refuse options of a propose that are of another type."""
+    """Check the types of a propose's options. Raises ConfigError if one is wrong."""
 
 
 def check_types(call: str, batch: Any, device: torch.device) -> None:
-    """Raise ConfigError for what is no batch of tensors on the drafter's device, or has fractions where integers
-    belong; `call` was given it.
+    """Check the types of a batch. Raises ConfigError if it is no `ProposeBatch`, or if a tensor is on another device,
+    has another layout, has no memory, or mixes up floats and integers.
+
+    call: the name of the method that was given the batch, for the error.
     """
     if not isinstance(batch, ProposeBatch):
         raise ConfigError(f"{call} takes a ProposeBatch, got a {type(batch).__name__}")
@@ -60,8 +62,8 @@ def check_types(call: str, batch: Any, device: torch.device) -> None:
             raise ConfigError(f"{call}: {name} is {value.dtype}: give {kind}, as ProposeBatch has them")
         if value.layout is not torch.strided:
             raise ConfigError(f"{call}: {name} is {value.layout}: give a plain tensor, such as {name}.to_dense()")
-        # A storage that was freed has no bytes. `is_freed` alone also sees one that was made shorter, and takes 0.3
-        # microseconds more for each tensor of each propose.
+        # A freed storage has no bytes, which is quick to see. `is_freed` alone would also find a storage that was made
+        # shorter, but it takes 0.3 microseconds more for each tensor of each propose.
         if not value.untyped_storage().nbytes() and is_freed(value):
             raise ConfigError(f"{call}: the storage of {name} is freed: give a tensor that has its memory")
     if (ids := batch.sampled_token_ids).dim() != 2:
@@ -71,11 +73,12 @@ def check_types(call: str, batch: Any, device: torch.device) -> None:
 
 
 def check_shapes(call: str, batch: ProposeBatch, wanted: ProposeBatch, sampled: bool, dtypes: bool = False) -> None:
-    """Raise ConfigError, naming both shapes, for a tensor of another shape than the drafter's own for the batch,
-    `wanted`; a block table may have fewer columns.
+    """Check the shapes of a batch. Raises ConfigError, with both shapes, if a tensor differs from `wanted`.
 
-    Temperatures and seeds are needed where drafts are `sampled`, and not looked at otherwise; with `dtypes`, dtypes
-    count too.
+    Args:
+        wanted: the drafter's own tensors for this batch. The block table may have fewer columns.
+        sampled: temperatures and seeds are needed. Otherwise they are not looked at.
+        dtypes: compare dtypes too.
     """
     names, of = (_TENSORS, _all_of) if sampled else (_NEEDED, _needed_of)
     for name, given, own in zip(names, of(batch), of(wanted), strict=True):
@@ -93,7 +96,7 @@ def check_shapes(call: str, batch: ProposeBatch, wanted: ProposeBatch, sampled: 
 
 
 def refuse_sampling(call: str, batch: ProposeBatch) -> None:
-    """Raise ConfigError for a batch with temperatures or seeds, which a greedy drafter would not look at."""
+    """Raise ConfigError if the batch of a greedy drafter has temperatures or seeds: it would ignore them."""
     if given := [name for name in _OPTIONAL if getattr(batch, name) is not None]:
         raise ConfigError(
             f"{call}: {' and '.join(given)} given to a drafter that is greedy: make it with DraftConfig(sampled=True), "
@@ -102,7 +105,8 @@ def refuse_sampling(call: str, batch: ProposeBatch) -> None:
 
 
 def refuse_values(error: IndexError | RuntimeError, debug: bool) -> None:
-    """Raise ConfigError where a propose failed by the values of its batch, or by the mode that it was called in."""
+    """Explain the error of a failed propose. Raises ConfigError if its cause is a value of the batch, or the torch mode
+    that it was called in."""
     if isinstance(error, RuntimeError):
         refuse_mode("propose", error)
     elif not debug:
@@ -113,9 +117,10 @@ def refuse_values(error: IndexError | RuntimeError, debug: bool) -> None:
 
 
 def check_values(batch: ProposeBatch, config: DraftConfig, num_blocks: int, vocab_size: int | None) -> None:
-    """Raise ConfigError, naming the tensor, the request and the value, for values that no round can have.
+    """Check the values of a batch. Raises ConfigError, with the tensor, the request and the value, if a value is
+    impossible.
 
-    Requests with num_sampled 0 are inert, and not looked at. `vocab_size`: see `vocabulary_size`.
+    Inert requests (num_sampled 0) are not looked at. `vocab_size`: see `vocabulary_size`.
     """
     for what, wrong, allowed in _rules(batch, config, num_blocks, vocab_size):
         bad = wrong.flatten(1).any(1).nonzero().flatten() if wrong.dim() > 1 else wrong.nonzero().flatten()
@@ -130,11 +135,12 @@ def check_values(batch: ProposeBatch, config: DraftConfig, num_blocks: int, voca
 def _rules(
     batch: ProposeBatch, config: DraftConfig, num_blocks: int, vocab_size: int | None
 ) -> Iterator[tuple[str, Tensor, str]]:
-    """(name of a tensor, where it is wrong, what is allowed); later rules rely on the earlier ones."""
+    """Yield (name of a tensor, bool mask of its wrong values, text on the allowed ones). Later rules rely on the
+    earlier ones."""
     counts, starts, rows = batch.num_sampled, batch.start_positions, batch.query_len
     yield "num_sampled", (counts < 0) | (counts > rows), f"it is 0 (inert) to {rows}, K + 1"
     live = counts > 0
-    # A request's last round may accept drafts past max_model_len, which nobody takes; kernels leave those rows out
+    # The last verify of a request may accept drafts past max_model_len. No caller takes them, and kernels skip the rows
     yield (
         "start_positions",
         live & ((starts < 0) | (starts >= config.max_model_len)),
@@ -155,6 +161,6 @@ def _rules(
         "block 0 is the null block, which no request owns; the tokens so far need a block of the request's own here",
     )
     hidden = batch.aux_hidden.view(batch.num_requests, rows, batch.aux_hidden.shape[1])
-    # Of the rows behind num_sampled too: their keys are written, masked, and a masked value of NaN is NaN
+    # Rows behind num_sampled count too: their keys are written and masked, but a masked NaN stays NaN
     wrong = (live[:, None, None] & ~hidden.isfinite()).flatten(1)
     yield "aux_hidden", wrong, "hidden states are finite in all rows, also in those behind num_sampled"

@@ -1,4 +1,4 @@
-"""The program of a block whose tokens are drawn in order (DSpark, Domino)."""
+"""The block program: one pass over a block, then K draws in order (DSpark, Domino)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specgraph.draft.protocol import BlockHead
 
 
 class BlockProgram(ParallelProgram[BlockHead]):
-    """The pass of a `ParallelProgram`, then K draws, each of which knows the tokens before it."""
+    """The pass of a `ParallelProgram`, then K draws. Each draw knows the tokens before it."""
 
     def allocate(self, new: Allocation) -> ParallelBuffers:
         shape = new.requests, new.config.num_speculative_tokens
@@ -24,7 +24,7 @@ class BlockProgram(ParallelProgram[BlockHead]):
         return replace(super().allocate(new), confidence=confidence)
 
     def _draft(self, b: ParallelBuffers, blocks: Tensor, hidden: Tensor) -> None:
-        """Draw K tokens per request in order, and say how likely each is accepted."""
+        """Draw K tokens per request in order, and estimate how likely each is accepted."""
         head, (requests, k) = self.head, b.draft_token_ids.shape
         following, token_ids = head.in_order(blocks), b.step_token_ids.view(requests, -1)[:, 0]
         before, columns = [token_ids], torch.arange(k, dtype=torch.int32, device=hidden.device)

@@ -1,7 +1,7 @@
-"""Tensors of the engine's own that a drafter's graphs read by themselves, so that a propose is one launch.
+"""A host engine's own tensors that a drafter's graphs read by themselves, so that a propose is one launch.
 
-`Drafter.bind` is told of them once, before the capture. The hand-over, one op that copies them into the drafter's
-memory, is then the first node of the captured graph instead of a launch of its own.
+`Drafter.bind` gets them once, before the capture. The op that copies them to the drafter's memory is then the first
+node of the captured graph instead of a launch of its own.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from specgraph.validation import Count, Requests, Tokens, checked
 
 
 class BoundTensors:
-    """A round of the largest batch in tensors of the engine's own, which stay where they are."""
+    """A host engine's tensors for the largest batch. Their addresses must not change."""
 
     @checked
     def __init__(self, number: Count, tensors: ProposeBatch, memory: SharedBuffers, config: DraftConfig) -> None:
         """
         Args:
-            number: of this binding, from 1 on.
-            tensors: R = max_num_requests, Q = the largest query_len: sampled_token_ids [R, Q], aux_hidden
-                [R * Q, aux_size], block_table [R, at most the columns of the drafter's], the others [R]; dtypes as
-                `ProposeBatch` says. Temperatures and seeds only where drafts are drawn by temperature.
-            memory: the drafter's own, where the graphs copy them.
-            config: of the drafter.
+            number: the number of this binding, from 1 on.
+            tensors: see `Drafter.bind`. Temperatures and seeds are kept only if drafts are drawn by temperature.
+            memory: the drafter's own memory, to which the graphs copy the tensors.
+            config: the drafter's config.
 
         Raises:
             ConfigError: a tensor is missing, or has the wrong shape, dtype or device.
@@ -51,9 +49,9 @@ class BoundTensors:
 
     @checked
     def sliced(self, num_requests: Requests, query_len: Tokens) -> ProposeBatch:
-        """Return the first `num_requests` requests of a round of `query_len` rows each: views.
+        """Return views of the first `num_requests` requests of a batch of `query_len` rows per request.
 
-        Sampled tokens are the first `query_len` columns; hidden states are packed, the first
+        Sampled tokens are the first `query_len` columns. Hidden states are packed: they are the first
         num_requests * query_len rows.
         """
         self.check_addresses()
@@ -65,7 +63,8 @@ class BoundTensors:
         return self._of.num_sampled
 
     def check_addresses(self) -> None:
-        """Raise StaleInputError where memory was exchanged since `Drafter.bind`: the graphs would read the old one."""
+        """Raise StaleInputError if the memory of a tensor was replaced since `Drafter.bind`: the graphs would read the
+        old memory."""
         if [tensor.data_ptr() for tensor in self._tensors] != self._addresses:
             self._places.check(self._named, "of a bound propose")
 

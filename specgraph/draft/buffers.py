@@ -1,7 +1,7 @@
-"""The drafter's persistent tensors: all that a captured draft graph reads and writes, each with a name.
+"""The drafter's persistent tensors, by name: all tensors that a captured draft graph reads and writes.
 
-They are allocated once for the largest padded batch and only ever written in place. A batch works on views of them.
-Each kind of drafter adds the tensors of its own passes, in the file of its program.
+They are allocated once, for the largest padded batch, and only ever written in place. A batch uses views of them. Each
+kind of drafter adds the tensors of its own passes, in the file of its program.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from specgraph.ops.begin_rows import RowPlan
 
 
 class PassRows(NamedTuple):
-    """Rows per request in the parts of one propose."""
+    """The rows per request of one propose."""
 
     plan: RowPlan
-    """The rows that begin the propose, made from the target's round."""
+    """How the rows of draft step 0 follow from the target's results."""
     sizes: Mapping[str, int]
-    """Rows per request of each part, by the names that the axes of the program's buffers give them."""
+    """Rows per request by part of the propose. The part names are the axis names of the program's buffers."""
 
 
 class PromptRows(NamedTuple):
-    """T rows of prompts, as a drafter's prefill takes them."""
+    """T rows of prompts: the input of a drafter's prefill."""
 
     token_ids: Tensor
-    """int64 [T + look_ahead], the token after each row's position, and those that follow."""
+    """int64 [T + look_ahead]: the token after each row's position, then `look_ahead` more tokens."""
     aux_hidden: Tensor
-    """[T, aux_size], the target's hidden states of the rows."""
+    """[T, aux_size]: the target's hidden states of the rows."""
     metadata: AttentionMetadata
     last_row: Tensor | None = None
-    """int64 [1], the last real row where the others are padding; None where every row is real."""
+    """int64 [1]: the last real row; the rows after it are padding. None if every row is real."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,27 +50,27 @@ class DraftBuffers(Buffers):
     """The tensors that every kind of drafter has, for R requests and K draft tokens."""
 
     shared: Annotated[SharedBuffers, VIEW]
-    """The memory of the target's round, for the largest batch."""
+    """The memory of the target's results, for the largest batch."""
     inputs: Annotated[ProposeBatch, VIEW]
-    """The same, for this batch: views."""
+    """Views of `shared` for this batch."""
     plan: RowPlan
-    """The rows that the propose begins with."""
+    """See `PassRows.plan`."""
     draft_token_ids: PerDraft
-    """int64 [R, K], in trees [R, N - 1]: the result. Overwritten by the next propose."""
+    """int64 [R, K], in trees [R, N - 1]: the result, which the next propose overwrites."""
     draft_parents: PerRequest | None
-    """int64 [R, N - 1]: the row that each node of a tree follows, see `ops.TreeNodes`; None for chains."""
+    """int64 [R, N - 1]: the row that each node of a tree follows, see `ops.TreeNodes`. None for chains."""
     draft_probs: PerDraft | None
-    """float32 [R, K, draft_vocab]: the distributions that sampled drafts were drawn from; None if drafts are greedy."""
+    """float32 [R, K, draft_vocab]: the distributions that drafts were drawn from. None if drafts are greedy."""
     draft_seeds: PerRequest | None
-    """int64 [R]: the seeds of this propose's draws, see `noise.draft_seeds`; None if drafts are greedy."""
+    """int64 [R]: the seeds of this propose's draws, see `noise.draft_seeds`. None if drafts are greedy."""
     confidence: PerDraft | None = None
-    """float32 [R, K]: the chance that each draft token is accepted; None if the head does not say."""
+    """float32 [R, K]: see `DraftTokens.confidence`."""
     sampling: Annotated[SamplingBuffers | None, Axes(is_view=True)]
-    """Parameters of sampling besides temperature and seed; None if drafts do not follow them."""
+    """Sampling parameters besides temperature and seed. None if drafts do not follow them."""
 
     @property
     def accepted(self) -> Accepted:
-        """The round after acceptance."""
+        """The target's results in the form that row plans take."""
         r = self.inputs
         tokens = r.num_sampled, r.sampled_token_ids
         return Accepted(r.start_positions, r.block_table, *tokens, self.shared.rows_without_block)
@@ -78,11 +78,11 @@ class DraftBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Makes the memory of one draft program: for the largest batch, every request inert."""
+    """Allocates the buffers of one draft program for the largest batch. Every request is inert."""
 
     config: DraftConfig
     passes: Sequence[PassRows]
-    """The rows per request of every propose; the last one has the most."""
+    """The rows per request of each propose that the config allows. The last entry has the most rows."""
     head: Head
     memory: SharedBuffers
     tree: DraftTree | None
@@ -91,31 +91,30 @@ class Allocation:
 
     @property
     def requests(self) -> int:
-        """R of the largest batch."""
+        """R: the requests of the largest batch."""
         return self.config.max_num_requests
 
     def zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.memory.seeds.device)
 
     def rows(self, part: str, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """Return zeros [R * rows of a part, *shape]."""
+        """Return zeros, [R * rows of the part, *shape]."""
         return self.zeros(self.requests * self.passes[-1].sizes[part], *shape, dtype=dtype)
 
     def hidden(self, part: str) -> Tensor:
-        """Return hidden states [R * rows of a part, hidden_size]."""
+        """Return zeros for hidden states, [R * rows of the part, hidden_size]."""
         return self.rows(part, self.head.hidden_size, dtype=self.head.dtype)
 
     def metadata(self, part: str, tree_keys: int = 0) -> AttentionMetadata:
-        """Return metadata of the rows of a part.
+        """Return metadata for the rows of a part.
 
-        Args:
-            tree_keys: keys behind the context that the rows write and mask by ancestors; 0 if they do not.
+        tree_keys: the number of keys behind the context that the rows write and mask by ancestors; 0 without a tree.
         """
         lens = {each.sizes[part] for each in self.passes}
         return allocate_metadata(self.requests, lens, self.memory.block_table, tree_keys)
 
     def common(self) -> dict[str, Any]:
-        """Return the fields of `DraftBuffers`, as arguments of a kind's own record."""
+        """Return the fields of `DraftBuffers`, as arguments of a subclass."""
         config, tree, n, zeros = self.config, self.tree, self.requests, self.zeros
         steps, vocab = config.num_speculative_tokens, self.head.draft_vocab_size
         nodes, keeps_probs = (steps, config.keeps_draft_probs) if tree is None else (tree.num_draft_tokens - 1, False)

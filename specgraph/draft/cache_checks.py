@@ -1,4 +1,4 @@
-"""The check of a drafter's KV caches: each layer has one of its own that fits it, in which no two keys share memory."""
+"""The check of a drafter's KV caches: they fit the head's layers, and no two keys share memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from specgraph.ops.tensor_forms import described, dimensions, is_freed, repeats
 def check_caches(
     head: Head, caches: Sequence[KVCache], config: DraftConfig, device: torch.device, attention: AttentionBackend
 ) -> None:
-    """Raise ConfigError for KV caches that don't fit head, config, device or attention, or that share memory; and for a
-    head of too few positions."""
+    """Raise ConfigError if the KV caches don't fit head, config, device or attention, if they share memory, or if the
+    head has too few positions."""
     layers = head.attention_layers
     if len(caches) != len(layers):
         raise ConfigError(f"the drafter has {len(layers)} attention layer(s), got {len(caches)} KV caches")
@@ -81,7 +81,7 @@ def _check_cache(what: str, tensor: Tensor, wanted: tuple[int, ...], device: tor
 
 
 def _check_apart(layers: Sequence[AttentionLayer], caches: Sequence[KVCache]) -> None:
-    """Check that all layers have as many blocks, and no two caches a common element."""
+    """Check that the caches of all layers have the same number of blocks, and that no two caches overlap."""
     parts: list[tuple[str, Tensor]] = []
     for index, (layer, cache) in enumerate(zip(layers, caches, strict=True)):
         if len(cache.key) != len(caches[0].key):
@@ -99,7 +99,7 @@ def _check_apart(layers: Sequence[AttentionLayer], caches: Sequence[KVCache]) ->
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have a common byte; views of one memory may lie between each other."""
+    """Return whether two tensors have a byte in common. Interleaved views of one memory need not have one."""
     limits: dict[int, tuple[int, int]] = {}
     for stride, count in dimensions(one):
         least, most = limits.get(stride, (0, 0))
@@ -111,7 +111,7 @@ def overlap(one: Tensor, other: Tensor) -> bool:
     steps = sorted(((stride, *limit) for stride, limit in limits.items()), reverse=True)
 
     def reaches(distance: int, place: int = 0) -> bool:
-        """Return whether steps of the strides from `place` on add up to a distance."""
+        """Return whether some multiples of the strides from `place` on add up to the distance, in bytes."""
         if place == len(steps):
             return distance == 0
         stride, least, most = steps[place]

@@ -1,4 +1,4 @@
-"""The chain program: each step takes the token and the hidden state of the one before (EAGLE, EAGLE-3, reused MTP)."""
+"""The chain program: a draft step takes the token and hidden state of the one before (EAGLE, EAGLE-3, reused MTP)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specgraph.ops.linear import PairInput
 
 
 class ChainProgram(SteppingProgram[DraftHead, ChainBuffers]):
-    """Step 0 over the target's rows, then K - 1 steps of one row per request."""
+    """Draft step 0 over the rows of the target's pass, then K - 1 draft steps of one row per request."""
 
     def allocate(self, new: Allocation) -> ChainBuffers:
         return ChainBuffers(**step_fields(new))
@@ -45,7 +45,7 @@ class ChainProgram(SteppingProgram[DraftHead, ChainBuffers]):
         return out.carry
 
     def run(self, b: ChainBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
-        """Run the steps of one launch; where all are in one, an op ends a step and begins the next."""
+        """Run the draft steps of one launch. If it has several, one op can end a step and begin the next one."""
         following = self.joined_steps()
         if following is None or len(steps) == 1:
             super().run(b, steps, make_attend)
@@ -59,7 +59,8 @@ class ChainProgram(SteppingProgram[DraftHead, ChainBuffers]):
         ops.take_rows(out.carry, None, b.hidden)
 
     def joined_steps(self) -> tuple[PairHead, PairInput] | None:
-        """Return the head and the input of its first linear, where one op may prepare it; None where single ops do."""
+        """Return the head and its `pair_input` if one op can end a draft step and begin the next one. Otherwise None:
+        each part is an op of its own."""
         pair, out = self.head.pair_input, self.head.projection
         sampled = self.buffers.draft_probs is not None or self.buffers.sampling is not None
         if pair is None or out is None or out.is_split or sampled or self.stack.backend.after_advance is not None:
@@ -67,7 +68,8 @@ class ChainProgram(SteppingProgram[DraftHead, ChainBuffers]):
         return cast(PairHead, self.head), pair
 
     def _next_step(self, b: ChainBuffers, pair: PairInput, out: DraftOutput) -> Tensor:
-        """Pick a token per request and move one on: the input of the next step's first linear [R, E + hidden_size]."""
+        """Pick a token per request, and move each request one position on. Returns the input of the next draft step's
+        first linear, [R, E + hidden_size]."""
         logits = self.head.projection
         assert logits is not None
         return ops.greedy_next_step(
@@ -109,6 +111,6 @@ class ChainKind(Kind[DraftHead]):
 
 
 class DraftModelKind(ChainKind):
-    """A chain of an ordinary language model: a row leaves its key at the position of the token that it takes."""
+    """A chain drafted by an ordinary language model: a row stores its key at the position of the token it takes."""
 
     position_offset = 1

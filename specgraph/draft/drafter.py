@@ -36,18 +36,19 @@ from specgraph.validation import RUNNING, OneCall, check, checked, one_call
 class Drafter(ModelRunner):
     """Proposes K draft tokens for each request of a batch, through graphs captured once at start-up.
 
-    A round with an engine's own target:
+    The propose of a host engine:
 
         inputs = drafter.inputs(n)          # views of the drafter's memory: write the target's results there
-        drafts = drafter.propose(inputs)    # or propose(ProposeBatch(...)) with tensors of the engine's own: one copy
+        drafts = drafter.propose(inputs)    # or propose(ProposeBatch(...)) with the host engine's tensors: one copy
 
-    Tensors of the engine's own that stay where they are can be bound before the capture (`bind`): the graphs then read
-    them, and `inputs(n, bound=...)` are views of them.
+    If the host engine's tensors keep their addresses, `bind` them before the capture. The graphs then read them, and
+    `inputs(n, bound=...)` returns views of them.
 
-    A new prompt goes through `prefill` chunk by chunk, and joins the next round with `ProposeBatch.join`.
+    A new prompt goes through `prefill`, one prefill chunk after the other. It joins the next propose by
+    `ProposeBatch.join`.
 
-    One call at a time: another one meanwhile, from any thread, is refused. Owns its graphs and buffers; the head and
-    the KV caches belong to the caller.
+    Only one call may run at a time: a second one is refused, from any thread. The drafter owns its graphs and buffers.
+    The head and the KV caches belong to the caller.
     """
 
     @checked
@@ -64,22 +65,22 @@ class Drafter(ModelRunner):
     ) -> None:
         """
         Args:
-            head: the draft model, or an `NgramHead`; its protocol decides the draft program.
+            head: the draft model, or an `NgramHead`. Its kind decides the draft program.
             caches: one KV cache per attention layer of the head; none for a head without attention.
             platform: where to run.
             config: limits and choices.
-            attention: the attention backend; the core's paged attention with device lengths by default.
-            sampling: what requests ask of sampling besides temperature and seed, in memory that the caller writes;
-                drafts then follow it (see `SamplingBuffers.adjusted_drafts`), except those of a tree. None: they are
-                drawn by temperature alone, which lossless acceptance makes up for.
-            prompts: makes the program that writes the keys of prompts, from a draft program of the head. It is captured
-                in place of the one that `prefill` runs, and the caller runs it.
+            attention: the attention backend. The default is the core's paged attention with device lengths.
+            sampling: the requests' sampling parameters besides temperature and seed, in memory that the caller writes.
+                Drafts of chains then follow them (`SamplingBuffers.adjusted_drafts`). None: temperature alone decides;
+                the output is lossless all the same.
+            prompts: makes the caller's own program for prompts, from a draft program of the head. It is captured in
+                place of the program of `prefill`, and the caller runs it.
 
         Raises:
             ConfigError: the head or the attention backend lacks a member of its protocol, the caches do not fit the
                 head, the config or the device, `sampling` is for fewer requests or another vocabulary, or the head
                 cannot draft K tokens or has too few positions.
-            UnsupportedError: the lowering that was asked for is not possible on this platform.
+            UnsupportedError: this platform cannot run the lowering of the config.
         """
         attention = PagedAttention() if attention is None else attention
         check_members(attention, head, trees=config.tree is not None)
@@ -92,9 +93,9 @@ class Drafter(ModelRunner):
         super().__init__(head, caches, platform, config, attention)
         self.head, self.config = head, config
         self.shared = allocate_shared(config, config.query_lens, head.aux_size, head.dtype, platform.device, sampling)
-        """The memory of `inputs`, where the target's rounds leave their results."""
+        """The memory of `inputs`, in which the target leaves its results."""
         self.draft_programs = programs_for(head, self.stack, config, self.shared)
-        """The programs of chains, of trees, or both, by whether they are of trees."""
+        """The programs of chains (False) and of trees (True): one of them, or both."""
         self.program = next(iter(self.draft_programs.values()))
         self.buffers = self.program.buffers
         self._num_blocks, self._checks_values = num_blocks(caches), config.debug
@@ -107,7 +108,7 @@ class Drafter(ModelRunner):
             prompt_program = prompts(self.program)
         self.programs += [prompt_program, *self.draft_programs.values()]
         self.bound: list[BoundTensors] = []
-        """The tensors that `bind` was given, in order."""
+        """The results of `bind`, in order."""
         self.num_proposes = 0
         """Proposes so far."""
         self._passes = ProposePasses(self, config, self.shared, self.draft_programs)
@@ -115,16 +116,18 @@ class Drafter(ModelRunner):
 
     @one_call
     def bind(self, tensors: ProposeBatch) -> BoundTensors:
-        """Have the graphs read tensors of the engine's own: the copy into the drafter's memory is part of the graph.
+        """Have the graphs read the host engine's own tensors: the copy to the drafter's memory becomes part of a graph.
 
-        Call it before `capture`, which then captures every size once more for these tensors. Hand them over by
-        `propose(inputs(n, bound=...))`. The drafter keeps them, and writes `num_sampled` only: 0 to all requests at
-        capture, and to the padded requests of each propose. Several sets may be bound, for rounds in turns.
+        Call it before `capture`, which then captures every size once more for these tensors. Propose from them by
+        `propose(inputs(n, bound=...))`. Several sets may be bound, for proposes in turns.
+
+        The drafter keeps the tensors. It writes `num_sampled` only: 0 for all requests at capture, and 0 for the
+        padding of each propose.
 
         Args:
-            tensors: of the largest batch, R = max_num_requests and Q = the largest query_len: sampled_token_ids
-                [R, Q], of which a round of fewer rows uses the first columns; aux_hidden [R * Q, aux_size], packed by
-                the rows of the round; block_table with at most the drafter's columns. Dtypes as `ProposeBatch` says.
+            tensors: for the largest batch, with R = max_num_requests and Q = the largest query_len; dtypes as in
+                `ProposeBatch`. sampled_token_ids is [R, Q]: a batch of fewer rows uses the first columns. aux_hidden is
+                [R * Q, aux_size], packed by the rows of the batch. block_table has at most the drafter's columns.
 
         Raises:
             CaptureError: the graphs were captured before.
@@ -142,10 +145,10 @@ class Drafter(ModelRunner):
     @one_call
     @checked
     def capture(self, progress: Progress | None = None) -> None:
-        """Check the head's shapes with one small pass, and capture; see `ModelRunner.capture`.
+        """Check the shapes that the head returns in one small pass, then capture; see `ModelRunner.capture`.
 
         Raises:
-            ConfigError: a method of the head fails, or returns other shapes than its protocol says.
+            ConfigError: a method of the head fails, or returns another shape than its protocol demands.
             CaptureError: a capture failed.
         """
         super().capture(progress)
@@ -162,7 +165,7 @@ class Drafter(ModelRunner):
 
     @property
     def prefill_buffers(self) -> PrefillBuffers:
-        """Return the memory of a prefill pass, where a target's pass can leave its hidden states."""
+        """Return the memory of a prefill pass. A target's prefill pass can write its hidden states there."""
         return self._own_prefill().buffers
 
     def _own_prefill(self) -> DraftPrefill:
@@ -172,10 +175,11 @@ class Drafter(ModelRunner):
 
     @property
     def rows_without_block(self) -> int:
-        """Rows, over all proposes so far, whose token had no KV block: sampled and draft tokens below max_model_len
-        whose entry of the block table was the null block. Their keys are not written, and the drafts get worse.
+        """The number of rows without a KV block, over all proposes so far.
 
-        Counted in the graphs, without `debug`. Reading it waits for the device.
+        They are rows of sampled and draft tokens below max_model_len with the null block in the block table. Their keys
+        are not written, and the drafts get worse. The graphs count them, also without `debug`. Reading the number waits
+        for the device.
         """
         return int(self.shared.rows_without_block)
 
@@ -183,14 +187,15 @@ class Drafter(ModelRunner):
     def inputs(
         self, num_requests: int, query_len: int | None = None, bound: BoundTensors | None = None
     ) -> ProposeBatch:
-        """Return the drafter's own memory for a batch, or bound tensors: to be written in place and given to `propose`.
+        """Return the drafter's own memory for a batch, or bound tensors. Write them in place, and give them to
+        `propose`.
 
-        The same object for the same arguments; its contents stay until they are overwritten. A rank that has fewer
-        requests than others, or none, runs their propose with a `num_sampled` of 0 for those that it lacks.
+        The same arguments return the same object, and its contents stay until they are overwritten. If ranks run a
+        propose together, each asks for the same number of requests, and sets `num_sampled` to 0 for those it lacks.
 
         Args:
-            query_len: rows per request in the target's round; K + 1 for the largest K by default.
-            bound: from `bind` of this drafter; its own memory by default.
+            query_len: rows per request in the target's pass. The default is K + 1 for the largest K.
+            bound: a result of this drafter's `bind`. The default is the drafter's own memory.
 
         Raises:
             CapacityError, ConfigError: as in `dispatch`.
@@ -210,25 +215,25 @@ class Drafter(ModelRunner):
         copy: bool = True,
         num_speculative_tokens: int | None = None,
     ) -> DraftTokens:
-        """Draft K tokens for each request of `batch`; K follows the batch where there is a schedule.
+        """Draft K tokens for each request of `batch`. If the config has a `draft_schedule`, it gives K by batch size.
 
         Args:
-            batch: from `inputs`, written in place; or tensors of the engine's own, which one op copies to the drafter's
-                memory first.
-            host_start_positions, host_num_sampled: the same numbers as in the batch, one per request, for attention
-                with host parameters. `host_num_sampled` may be a function, called when the numbers are needed. Without
-                it they are copied to the host while the propose starts; without `host_start_positions` both are read
-                from the device, which waits for it.
-            copy: whether the result is a copy. False gives views of the drafter's buffers: the next propose overwrites
-                them.
-            num_speculative_tokens: K, one of `DraftConfig.k_candidates`; what the config says by default.
+            batch: the result of `inputs`, written in place. Or the host engine's own tensors, which are copied to the
+                drafter's memory first.
+            host_start_positions, host_num_sampled: the same numbers as in the batch, one per request, as host integers.
+                Attention with host parameters needs them; missing ones are read from the device. Without
+                `host_start_positions` the call waits for the device at once. Without `host_num_sampled` alone they are
+                copied to the host while the propose starts. `host_num_sampled` may be a function, which is called when
+                its numbers are needed.
+            copy: return a copy. If it is False, the result is views of the drafter's buffers, and the next propose
+                overwrites them.
+            num_speculative_tokens: K, one of `DraftConfig.k_candidates`. By default the config decides.
 
         Raises:
-            ConfigError: what should be a tensor on the drafter's device is something else, or has the wrong shape;
-                both shapes are named. With `debug`, a value that no round can have. K is none of those that were
-                captured.
+            ConfigError: an input is no tensor, is on another device, or has a wrong shape; the error names both shapes.
+                With `debug`, an impossible value. A K that was not captured.
             CapacityError: the batch is larger than max_num_requests. Nothing was run.
-            StaleInputError: the memory of a bound tensor was exchanged. Nothing was run.
+            StaleInputError: the memory of a bound tensor was replaced. Nothing was run.
         """
         if not self.refusal:  # as `one_call` does, without its 0.4 microseconds
             self.refusal = RUNNING
@@ -247,7 +252,7 @@ class Drafter(ModelRunner):
             if self._history is not None:
                 self._history.drafted(ready.inputs, ready.drafts)
             return ready.drafts if copy is False or not check("copy", copy, bool) else ready.drafts.clone()
-        except (IndexError, RuntimeError) as error:  # a device that looks at values: the cpu platform
+        except (IndexError, RuntimeError) as error:  # the cpu platform checks values
             refuse_values(error, self.config.debug)
             raise
         finally:
@@ -258,17 +263,18 @@ class Drafter(ModelRunner):
     @one_call
     @checked
     def dispatch(self, num_requests: int, query_len: int | None = None) -> Dispatch:
-        """Return the padded size that a batch runs at, and the K that goes with it.
+        """Return the padded size that a batch runs at, and its K.
 
         Raises:
             CapacityError: as in `propose`.
-            ConfigError: no K of this drafter makes rounds of `query_len` rows per request.
+            ConfigError: `query_len` is not K + 1 for any K of this drafter.
         """
         return self._passes.find(num_requests, query_len).drafts.dispatch
 
     @contextmanager
     def unchecked(self) -> Generator[None]:
-        """Leave out the checks of `DraftConfig.debug` in the block: for made-up rounds, whose prompts nobody wrote."""
+        """Turn the checks of `DraftConfig.debug` off within the block. Timing uses it: its requests have no prompt in
+        the KV cache."""
         before = self._history, self._checks_values
         self._history, self._checks_values = None, False
         try:
@@ -285,30 +291,31 @@ class Drafter(ModelRunner):
         aux_hidden: Tensor | None = None,
         at_least: int = 0,
     ) -> Tensor | None:
-        """Write the drafter's KV for a chunk of one prompt; drafts nothing. Call it for each chunk, in order.
+        """Write the drafter's KV of one prefill chunk. Call it for each chunk of a prompt, in order.
 
-        The row of a position takes the target's hidden state there and the token *after* it. So the prompt's last row
-        has no token yet: it is left out here, and enters the next propose with the token that the target samples
-        (`ProposeBatch.join`). The rows of a `draft_model` take their own tokens, and the last one is written too.
+        The row of a position takes the target's hidden state there and the token *after* it. For the prompt's last row
+        this token is not known yet. The row is left out here, and the next propose runs it with the token that the
+        target samples (`ProposeBatch.join`). A `draft_model` takes each row's own token, so its last row is written
+        here.
 
         Args:
             prompt: the token ids of the whole prompt.
-            positions: of the chunk's rows; at most as many as the largest prefill size.
+            positions: the positions of the chunk; at most as many as the largest prefill size.
             blocks: the request's KV blocks, from position 0 on.
-            aux_hidden: [rows, aux_size], the target's hidden states of the chunk; None where the target's pass wrote
-                them to `prefill_buffers.aux_hidden`.
-            at_least: rows that the pass is padded for at least, where other ranks run the same pass: it then runs
-                also without rows.
+            aux_hidden: [rows, aux_size]: the target's hidden states of the chunk. None if the target's pass wrote them
+                to `prefill_buffers.aux_hidden`.
+            at_least: the least number of rows to pad for. Ranks that run a prefill together pass the same number; the
+                pass then runs even if this rank has no rows.
 
         Returns:
-            [aux_size], the hidden state of the prompt's last row, for `ProposeBatch.join`, if the chunk holds that row:
-            a view that the next prefill overwrites.
+            [aux_size]: the hidden state of the prompt's last row, for `ProposeBatch.join`: a view that the next prefill
+            overwrites. None if the chunk does not hold that row.
 
         Raises:
-            CapacityError: more rows than the largest prefill size, or more than `blocks` hold; nothing was run.
-            ConfigError: positions outside of the prompt or with gaps, `aux_hidden` of another shape, a tensor for
-                numbers that the host reads, a token id outside of the vocabulary, where the head tells its size;
-                nothing was run.
+            CapacityError: more rows than the largest prefill size, or more than `blocks` hold. Nothing was run.
+            ConfigError: positions outside of the prompt or with gaps, `aux_hidden` of another shape, a tensor in place
+                of host numbers, or a token id outside of the vocabulary (if the head reveals its size). Nothing was
+                run.
             UnsupportedError: the drafter was made with `prompts`.
         """
         return self._own_prefill().run(self, prompt, positions, blocks, aux_hidden, at_least)

@@ -1,7 +1,7 @@
-"""Checks before a capture: a draft head and an attention backend are what their protocols say.
+"""Checks before a capture: do a draft head and an attention backend follow their protocols?
 
-A head that lacks a method, or returns a tensor of another shape, would otherwise fail somewhere inside a warm-up, or be
-broadcast into drafts that are never accepted.
+Without them, a missing method would fail somewhere inside a warm-up. A tensor of a wrong shape might even be broadcast:
+the only symptom is drafts that are never accepted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specgraph.validation import check
 _LOG = logging.getLogger("specgraph")
 ATTENTION = ("name", "host_parameters", "after_advance", "forward", "named_tensors")
 TREES = ("supports", "supports_trees", "cache_dtypes")
-"""Members of an attention backend that draft trees need, besides."""
+"""Members of an attention backend that draft trees need in addition."""
 
 
 def _members(protocol: type[Any]) -> list[str]:
@@ -38,9 +38,9 @@ def check_protocol(
     """Raise ConfigError if `thing` lacks a member of its protocol, or has a property of another type.
 
     Args:
-        what: the word for it in the message, such as "head".
-        members: the members that it needs; by default all of the protocol's.
-        optional: members that are checked if they are there.
+        what: the word for `thing` in the error, such as "head".
+        members: the required members; by default all members of the protocol.
+        optional: members that are checked if `thing` has them.
     """
     members = members or _members(protocol)
 
@@ -61,7 +61,7 @@ def check_protocol(
 
 
 def tell_unrotated(head: Head, attention: AttentionBackend) -> None:
-    """Log one line for attention layers without a rotary table that do not say that none is meant."""
+    """Log a warning if attention layers have no rotary table and don't set `no_rotary`."""
     layers = [
         index for index, layer in enumerate(head.attention_layers) if layer.rotary is None and not layer.no_rotary
     ]
@@ -77,16 +77,16 @@ def tell_unrotated(head: Head, attention: AttentionBackend) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeadCheck:
-    """The calls of one head's methods, each with what it must return."""
+    """Calls the methods of one head, and checks their results."""
 
     head: Any
     rows: int
     device: torch.device
     attended: list[int] = field(default_factory=list[int])
-    """The layers that attended since the last `forward`."""
+    """The layers that attended in the current `forward`, in order."""
 
     def forward(self, *arguments: Any) -> Any:
-        """Call `forward`, in which each layer attends once, so that it has the key of every row."""
+        """Call `forward`. Each layer must attend exactly once, so that it gets the key of every row."""
         self.attended.clear()
         output = self.call("forward", *arguments)
         if sorted(self.attended) != [*range(len(self.head.attention_layers))]:
@@ -101,7 +101,7 @@ class HeadCheck:
         return type(self.head).__name__
 
     def tensors(self) -> None:
-        """Check the tensors that the head says it has."""
+        """Check the head's own tensors: `weights` and `draft_to_target`."""
         head = self.head
         for key, tensor in check_named(f"{self.name}.weights()", self.call("weights")).items():
             if tensor.device.type != self.device.type:
@@ -129,13 +129,13 @@ class HeadCheck:
         self.logits()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method; an error that it raises names it."""
+        """Call a method of the head. Raises ConfigError, with the method's name, if it fails."""
         shapes = ", ".join(str(list(each.shape)) for each in arguments if isinstance(each, Tensor))
         with users_code(f"{self.name}.{method} failed" + (f" on tensors {shapes}" if shapes else ""), ConfigError):
             return getattr(self.head, method)(*arguments)
 
     def expect(self, what: str, tensor: Any, *shape: int, dtype: torch.dtype | None = None) -> None:
-        """Check one tensor."""
+        """Check the shape, layout, dtype and device of one tensor. what: its name in the error."""
         name = f"{self.name}.{what}"
         if not isinstance(tensor, Tensor):
             raise ConfigError(f"{name} is a {type(tensor).__name__}; expected a tensor {list(shape)}")
@@ -155,13 +155,13 @@ class HeadCheck:
             self.expect(f"{what}.{name}", tensor, rows, self.head.hidden_size, dtype=self.head.dtype)
 
     def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Check what a layer attends with; returns zeros."""
+        """Check the query, key and value of one layer's attention. Returns zeros."""
         self._heads(index, query.shape[0], query=query, key=key, value=value)
         self.attended.append(index)
         return torch.zeros_like(query)
 
     def store(self, index: int, key: Tensor, value: Tensor) -> None:
-        """Check what a layer stores."""
+        """Check the key and value that one layer stores."""
         self._heads(index, self.rows, key=key, value=value)
 
     def _heads(self, index: Any, count: int, **tensors: Any) -> None:
@@ -175,7 +175,7 @@ class HeadCheck:
             self.expect(f"forward's {what} of layer {index}", tensor, count, number, layers[index].head_dim)
 
     def logits(self) -> None:
-        """Check `logits`, and that it is what `projection` says: the ops that take the linear never call it."""
+        """Check `logits`. It must compute the linear in `projection`, since draft ops use that linear in its place."""
         out: OutputProjection | None = self.head.projection
         hidden = torch.randn(self.rows, self.head.hidden_size, generator=torch.Generator().manual_seed(0))
         hidden = hidden.to(self.device, self.head.dtype)

@@ -1,4 +1,4 @@
-"""The lengths of each draft step as host integers, for attention with host parameters."""
+"""The sequence lengths of each draft step as host integers, for attention with host parameters."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from specgraph.ops.begin_rows import RowPlan
 from specgraph.validation import shown
 
 Counts = Sequence[int] | Callable[[], Sequence[int]]
-"""Accepted + 1 of each request, or a function that gives it: when a propose is launched the host may not know it yet,
-so the call may wait for the target's round."""
+"""`num_sampled` of each request, or a function that returns it. The host may not know the numbers when it launches a
+propose; the function may then wait for the target's pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostNumbers:
-    """The numbers of one round from which a draft program computes host lengths."""
+    """The numbers of one batch from which a draft program computes host lengths."""
 
     start_positions: Sequence[int]
     """Position of each real request's first row in the target's pass."""
     num_sampled: Counts
-    """Accepted + 1 of each real request."""
+    """`ProposeBatch.num_sampled` of each real request."""
     query_len: int
     """Rows per request in the target's pass."""
     num_speculative_tokens: int
     padded: int
-    """Requests of the graph, padding included; padded requests get length 0."""
+    """Requests of the graph, padding included. Padding has length 0."""
 
     def first(self, plan: RowPlan) -> HostLengths:
-        """Return the lengths of the rows that begin the propose.
+        """Return the lengths of draft step 0.
 
-        An inert request has length 0, as on the device, wherever it is in the batch. Only where the host does not know
-        the counts yet, and no length depends on them, every request has the length of a live one: an inert request's
-        rows have no slots, and nobody reads what they compute.
+        An inert request has length 0, as on the device. One exception saves a wait: if no length depends on the counts
+        and the host doesn't know them yet, every request gets the length of a live one. That does no harm: the rows of
+        an inert request have no slots, and their results are ignored.
         """
         waits = callable(self.num_sampled) and not plan.after_sampled
         counts = [1] * len(self.start_positions) if waits else self.counts()
         return self.lengths(plan.rows, [plan.seq_len(*request) for request in self._requests(counts)])
 
     def later(self, plan: RowPlan, step: int) -> HostLengths:
-        """Return the lengths of a later step of one row per request, `step` tokens behind the last sampled one."""
+        """Return the lengths of a later draft step of one row per request, `step` tokens past the last sampled one."""
         ends = [plan.step_seq_len(*request) for request in self._requests(self.counts())]
         return self.lengths(1, [end + step if end else 0 for end in ends])
 
     def counts(self) -> Sequence[int]:
-        """Return accepted + 1 of each real request."""
+        """Return `num_sampled` of each real request as integers. This may wait for the target's pass."""
         counts = self.num_sampled() if callable(self.num_sampled) else self.num_sampled
         return _integers("host_num_sampled", counts, len(self.start_positions))
 
@@ -64,7 +64,7 @@ class HostNumbers:
 
 
 def _integers(name: str, given: Sequence[int], most: int) -> Sequence[int]:
-    """Return the first numbers that a caller gave, as Python's; ConfigError where they are none."""
+    """Return at most `most` of the caller's numbers as Python integers. Raises ConfigError if they are no integers."""
     try:
         return [index(each) for each in given[:most]]
     except TypeError:
@@ -72,7 +72,7 @@ def _integers(name: str, given: Sequence[int], most: int) -> Sequence[int]:
 
 
 class HostNumbersReader:
-    """Brings to the host the numbers of a round that attention with host parameters needs, as late as possible."""
+    """Brings the numbers that attention with host parameters needs to the host, as late as possible."""
 
     def __init__(self, platform: Platform, max_num_requests: int) -> None:
         self._accepted = HostCopy(platform, max_num_requests, torch.int32)
@@ -84,10 +84,9 @@ class HostNumbersReader:
         start_positions: Sequence[int] | None,
         num_sampled: Counts | None,
     ) -> HostNumbers:
-        """Return the round in `buffers`; what is not given as host integers is copied from them.
+        """Return the numbers of the batch in `buffers`. Numbers that are not given as host integers are copied from it.
 
-        The copy is queued before the propose in the stream, so reading it waits for the target's round and not for the
-        propose.
+        The copy is queued in the stream before the propose, so reading it waits for the target's pass only.
         """
         if start_positions is None:
             counts: list[int] = buffers.num_sampled[: batch.num_requests].tolist()

@@ -24,29 +24,28 @@ class Kind(Generic[HeadT]):
     trees: ClassVar[type[DraftProgram[Any, Any]] | None] = None
     """The program of trees; None if it drafts none."""
     position_offset: ClassVar[int] = 0
-    """The place of what a row that takes token t leaves in the cache: 0 for the position before t's, 1 for t's own."""
+    """The position at which a row that takes token t stores its key: 1 for t's own, 0 for the one before it."""
     has_probs: ClassVar[bool] = True
-    """Drafts can be drawn from a distribution."""
+    """True if drafts can be drawn from a distribution."""
     is_one_pass: ClassVar[bool] = False
-    """All K tokens are drafted with one pass of the model."""
+    """True if one forward pass drafts all K tokens."""
     reads_ahead: ClassVar[bool] = False
-    """A row of a prompt takes tokens further on than the next one."""
+    """True if a row of a prompt takes tokens past the one after it."""
 
     def check_limits(self, head: HeadT, config: DraftConfig, stack: AttentionStack) -> None:
-        """Raise ConfigError if the head cannot draft K tokens, UnsupportedError if it, or the attention, cannot draft
-        trees."""
+        """Raise ConfigError if the head cannot draft K tokens. Raise UnsupportedError if the head or the attention
+        cannot draft trees."""
         if config.tree is not None and self.trees is None:
             raise UnsupportedError(self.no_trees(head))
 
     def no_trees(self, head: HeadT) -> str:
-        """Return why a head drafts no trees, and what to do."""
+        """Return the error text for a head that cannot draft trees: why, and what to do."""
         return f"a {type(head).__name__} drafts chains: leave out the draft tree"
 
     def check(self, check: HeadCheck) -> None:
-        """Run each method of a head once over zeros; ConfigError if one returns something else than its protocol
-        says."""
+        """Run each method of a head once over zeros. Raises ConfigError if a result violates the protocol."""
         raise NotImplementedError
 
     def bytes_per_block(self, head: HeadT, num_speculative_tokens: int, block_size: int) -> int:
-        """Return the bytes that the program keeps per KV block, beside keys and values."""
+        """Return the bytes that the program keeps per KV block besides keys and values."""
         return 0

@@ -1,4 +1,4 @@
-"""The kinds of drafters by name, and what follows from the kind of a head."""
+"""The kinds of drafters by name, and the programs and checks that a head's kind decides."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ def kind_of(head: Head) -> Kind[Any]:
 def programs_for(
     head: Head, stack: AttentionStack, config: DraftConfig, memory: SharedBuffers
 ) -> dict[bool, DraftProgram[Any, Any]]:
-    """Make the draft programs of a head, which share `memory`: of chains (False), of trees (True), or both if the
-    schedule drafts both.
+    """Make the draft programs of a head: for chains (False), for trees (True), or both if the schedule drafts both.
+    They share `memory`.
 
-    ConfigError if the head cannot draft K tokens, UnsupportedError if it, or the attention, cannot draft trees.
+    Raises ConfigError if the head cannot draft K tokens. Raises UnsupportedError if the head or the attention cannot
+    draft trees.
     """
     kind, tree, offset = kind_of(head), config.tree, kind_of(head).position_offset
     kind.check_limits(head, config, stack)
@@ -55,11 +56,11 @@ def programs_for(
 
 
 def check_members(attention: Any, head: Any = None, trees: bool = False) -> None:
-    """Raise ConfigError for an attention backend or a head that lacks members of its protocol, or has others than its
-    protocol says.
+    """Check the members of an attention backend, and of a head if one is given. Raises ConfigError if a member of the
+    protocol is missing or has another type.
 
     Args:
-        trees: draft trees are asked for, which the attention backend may refuse.
+        trees: check the members that draft trees need, too.
     """
     needed = (*ATTENTION, *TREES) if trees else ATTENTION
     check_protocol("attention backend", attention, AttentionBackend, needed, [*TREES, "preferred_block_size"])
@@ -71,10 +72,10 @@ def check_members(attention: Any, head: Any = None, trees: bool = False) -> None
 
 @torch.no_grad()
 def check_passes(head: Any, rows: int, device: torch.device) -> None:
-    """Run each method of a head once over zeros, with attention that only checks shapes, and check what it returns.
+    """Run each method of a head once, on zeros and with attention that only checks shapes, and check its results.
 
-    A ConfigError says which tensor has another shape, dtype or device than the protocol says, which method fails, or
-    that `logits` is not the linear that `projection` says.
+    Raises ConfigError if a method fails, if a tensor has another shape, dtype or device than the protocol demands, or
+    if `logits` does not compute the linear in `projection`.
     """
     check = HeadCheck(head, rows, device)
     check.tensors()

@@ -1,8 +1,8 @@
-"""The positions whose keys a drafter's KV cache holds, as its calls wrote them: `DraftConfig.debug`.
+"""The host's record of the keys in a drafter's KV cache, kept with `DraftConfig.debug`.
 
-An engine whose counts, positions or blocks are wrong by one leaves slots of a request without a key, or puts two
-requests into one block. The drafts are then merely accepted less often. The host notes what `prefill` and `propose`
-write, and refuses a round that stands on keys that were never written.
+A host engine with counts, positions or blocks that are wrong by one leaves slots of a request without a key, or puts
+two requests into one block. The only symptom is that fewer drafts are accepted. So the host notes the keys that
+`prefill` and `propose` write, and refuses a batch that needs keys that were never written.
 """
 
 from __future__ import annotations
@@ -19,32 +19,38 @@ NO_POSITION = -1
 
 
 class KVHistory:
-    """The position whose key each slot of the first layer's cache holds.
+    """For each slot of the KV cache, the position of the key that it holds.
 
-    A block belongs to a new request when its first slot is written: what its other slots held is forgotten then. So a
-    slot that an earlier request left is taken for written only where a request begins a block with it.
+    When the first slot of a block is written, the block belongs to a new request, and the keys in its other slots are
+    forgotten. Keys of an earlier request therefore count as keys of the new one only if it never writes that slot.
     """
 
     def __init__(self, config: DraftConfig, num_blocks: int, position_offset: int) -> None:
-        """num_blocks: of the cache; position_offset: see `Drafter.position_offset`."""
+        """
+        Args:
+            num_blocks: blocks of each KV cache.
+            position_offset: see `Drafter.position_offset`.
+        """
         self._config, self._offset = config, position_offset
         self.positions = torch.full((num_blocks, config.block_size), NO_POSITION)
         """int64 [num_blocks, block_size], on the host."""
         self._drafted: dict[tuple[int, int], list[int]] = {}
-        """The last drafts, by block and place in it of the position that their verify begins at."""
+        """The last drafts of each request, by block and place in the block of the first position of their verify."""
 
     def wrote(self, positions: range, blocks: Sequence[int]) -> None:
-        """Note rows of one request, in its blocks from position 0 on."""
+        """Note that the keys of these positions were written. blocks: the request's, from position 0 on."""
         for position in positions:
             column, at = divmod(position, self._config.block_size)
             if position < self._config.max_model_len and column < len(blocks) and blocks[column]:
-                if at == 0:  # the first of a block's new owner
+                if at == 0:  # a new request owns the block
                     self.positions[blocks[column]].fill_(NO_POSITION)
-                self.positions[blocks[column], at] = position  # other rows write nothing
+                self.positions[blocks[column], at] = position  # a row past the limits above writes nothing
 
     def check(self, batch: ProposeBatch) -> None:
-        """Note what a round writes; ConfigError where its requests share a block that one of them writes, lack keys, or
-        accept what was not drafted for them.
+        """Check a batch, and note the keys that it writes.
+
+        Raises ConfigError if two requests share a block that one of them writes, if a key before a request's rows is
+        missing, or if a request accepts tokens that were not drafted for it.
         """
         counts, starts = batch.num_sampled.tolist(), batch.start_positions.tolist()
         sampled = batch.sampled_token_ids.tolist()
@@ -58,7 +64,8 @@ class KVHistory:
             self.wrote(range(begin, begin + counts[request]), table[request])
 
     def drafted(self, batch: ProposeBatch, drafts: DraftTokens) -> None:
-        """Note the drafts that followed a round. Of trees nothing is known: which path is verified, the engine says."""
+        """Note the drafts that a propose returned for a batch. Drafts of trees are not noted: the host engine chooses
+        the path that it accepts."""
         counts, starts, table = batch.num_sampled.tolist(), batch.start_positions.tolist(), batch.block_table.tolist()
         for request, tokens in enumerate(drafts.token_ids.tolist()):
             place = self._place(starts[request] + counts[request], table[request])
@@ -70,7 +77,7 @@ class KVHistory:
         return (blocks[column], at) if column < len(blocks) and blocks[column] else None
 
     def _check_accepted(self, request: int, start: int, accepted: list[int], blocks: Sequence[int]) -> None:
-        """Check that tokens before the target's own one are drafts, where the last propose drafted for the position."""
+        """Check that a request's accepted tokens are its last drafts. Skipped if no drafts are noted for `start`."""
         place = self._place(start, blocks)
         drafts = None if place is None else self._drafted.get(place)
         if drafts and accepted[: len(drafts)] != drafts[: len(accepted)]:
@@ -82,7 +89,7 @@ class KVHistory:
             )
 
     def _check_blocks(self, live: Sequence[int], starts: Sequence[int], rows: int, table: list[list[int]]) -> None:
-        """Check that each block that a request writes in this round belongs to it alone."""
+        """Check that no block that one request writes in this propose belongs to another request too."""
         size, limit = self._config.block_size, self._config.max_model_len
         ends = {request: -(-min(starts[request] + 2 * rows, limit) // size) for request in live}
         users: dict[int, list[int]] = {}
@@ -100,8 +107,8 @@ class KVHistory:
                     )
 
     def _check_keys(self, request: int, start: int, begin: int, blocks: Sequence[int]) -> None:
-        """Check that every position before a request's first row has its key; blocks freed behind a window are null
-        blocks."""
+        """Check that every position before a request's first row has its key. Positions in null blocks are skipped:
+        their blocks were freed behind an attention window."""
         expected = torch.arange(min(begin, self._config.max_model_len))
         known = torch.tensor(blocks)[expected // self._config.block_size]
         held = self.positions[known, expected % self._config.block_size]

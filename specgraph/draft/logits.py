@@ -1,4 +1,4 @@
-"""The logits of a model: the linear that they are, and those of rows whose tokens are drawn in order."""
+"""The output projection of a model, and the logits of rows that are drawn one after the other."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ class OutputProjection:
     """The linear that gives a model's logits: rms_norm(hidden) @ weight.T."""
 
     norm: Tensor | None
-    """[hidden_size]; None for no norm."""
+    """[hidden_size]. None if there is no norm."""
     eps: float
     weight: Tensor
     """[vocabulary, hidden_size], or the rows of this rank's part of the vocabulary."""
     vocab_size: int | None = None
-    """Tokens of the whole vocabulary; None: the rows of `weight`."""
+    """Tokens of the whole vocabulary. None if `weight` has a row for each of them."""
     tensor_parallel: TensorParallel = WHOLE
 
     @property
     def lm_head(self) -> ops.LmHead:
-        """Return the linear as ops take it."""
+        """Return the same linear in the form that the ops take."""
         return ops.LmHead(self.norm, self.eps, self.weight)
 
     @property
     def is_split(self) -> bool:
-        """Return whether `weight` is one rank's part."""
+        """Return whether `weight` is only this rank's part of the vocabulary."""
         return self.vocab_size is not None and self.weight.shape[0] != self.vocab_size
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, hidden_size] -> logits [N, rows of `weight`]."""
+        """Turn hidden states, [N, hidden_size], into logits, [N, rows of `weight`]."""
         norm = None if self.norm is None else Norm(self.norm, self.eps)
         try:
             return ops.norm_linear(hidden, norm, Weight(self.weight))
@@ -59,29 +59,30 @@ class OutputProjection:
 
 
 class RowLogits(NamedTuple):
-    """The logits of one row of each block, valid up to those of the next: `base`, plus a product where there is one.
+    """The logits of one row in each of R blocks: `base`, or `base + x @ weight.T` if there is an `x`.
 
-    A device may draw from the sum of both without storing it.
+    A device may draw tokens from the sum without storing it. The tensors are valid until the next row's are computed.
     """
 
     base: Tensor
     """[R, draft_vocab_size]"""
     x: Tensor | None = None
-    """[R, in], or a table whose rows `row_ids` are; None without a product."""
+    """[R, in], or a table [rows, in] if `row_ids` is set. None if there is no product."""
     weight: Weight | None = None
     """[draft_vocab_size, in]"""
     row_ids: Tensor | None = None
-    """int64 [R]"""
+    """int64 [R]: the row of `x` that each block takes. None if it takes its own."""
 
     @property
     def lm_head(self) -> ops.LmHead | None:
-        """Return the head that makes them from `x`; None without a product, or where no kernel takes its weight."""
+        """Return the linear that computes the logits from `x`, for the ops that draw. None if there is no product, or
+        if its weight has a scale or a bias, which no kernel takes."""
         if self.weight is None or self.weight.scale is not None or self.weight.bias is not None:
             return None
         return ops.LmHead(None, 0.0, self.weight.matrix, self.base, self.row_ids)
 
     def tensor(self) -> Tensor:
-        """Return them, [R, draft_vocab_size]."""
+        """Return the logits as one tensor, [R, draft_vocab_size]."""
         if self.x is None or self.weight is None:
             return self.base
         try:
@@ -97,12 +98,14 @@ class RowLogits(NamedTuple):
 
 
 NextLogits = Callable[[int, Tensor], RowLogits]
-"""`following(row, token_ids)`: the logits of row 0 to K - 1 of those that predict, called once for each in order, with
-the token before it, int64 [R]: the anchor, then each draft token."""
+"""`following(row, token_ids)` returns the logits of one of the K rows that predict a token. It is called once for each
+`row` from 0 to K - 1, in order. `token_ids`, int64 [R], are the tokens before the row: first the anchors, then the
+latest draft tokens."""
 
 
 def whole_rows(x: Tensor, ranks: TensorParallel, columns: int) -> Tensor:
-    """Rows of which each rank has some columns, [N, this rank's], such as logits: [N, columns]."""
+    """Gather rows that are split by columns among the ranks, such as logits: [N, this rank's columns] becomes
+    [N, columns]."""
     if x.shape[-1] == columns:
         return x
     rows, part = x.shape
@@ -111,7 +114,7 @@ def whole_rows(x: Tensor, ranks: TensorParallel, columns: int) -> Tensor:
 
 
 def most_likely(logits: Tensor, ranks: TensorParallel) -> Tensor:
-    """Return the most likely token of each row of all ranks' logits [N, this rank's part of the vocabulary]: int64
-    [N]."""
+    """Return the most likely token of each row over all ranks, int64 [N]. logits: [N, this rank's part of the
+    vocabulary]."""
     own = ops.best_tokens(logits, ranks.rank * logits.shape[1])
     return ops.best_of(ops.all_gather(own, ranks.group, ranks.size).view(ranks.size, *own.shape))

@@ -1,4 +1,4 @@
-"""The program of masked rows: all K tokens with one causal pass (P-EAGLE)."""
+"""The program of masked rows: one causal pass drafts all K tokens (P-EAGLE)."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class MaskedBuffers(OnePassBuffers):
 
     plan: MaskedRows
     hidden: Annotated[Tensor, Axes("block")]
-    """[R * rows of the pass, hidden_size]: the hidden states that the rows take."""
+    """[R * rows of the pass, hidden_size]: the hidden states that the rows take as input."""
 
 
 class MaskedProgram(DraftProgram[MaskedHead, MaskedBuffers]):
-    """A causal pass over query_len + K - 1 rows per request: those of the target's round, then K - 1 masked ones.
+    """A causal pass over query_len + K - 1 rows per request: the rows of the target's pass and K - 1 masked rows.
 
-    The masked rows follow the last accepted one, so their keys lie in slots that the next round's rows overwrite.
+    The masked rows follow the last accepted one. Their keys lie in slots that the next propose overwrites.
     """
 
     def allocate(self, new: Allocation) -> MaskedBuffers:
         return MaskedBuffers(**pass_fields(new), hidden=new.hidden("block"))
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """Return K - 1 rows more than the round has."""
+        """Return the rows of the one pass: K - 1 more than the target's pass has."""
         length = query_len + max(1, num_speculative_tokens) - 1
         later, filler = length - query_len, self.head.mask_token_id
         return PassRows(MaskedRows.of(length, self.config.limits, later, filler), {"block": length})

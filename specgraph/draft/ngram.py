@@ -1,4 +1,4 @@
-"""The program of n-grams: it looks for the last tokens of a request earlier in the request's own text."""
+"""The n-gram program: it searches each request's own text for an earlier place of the last tokens."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from specgraph.draft.program import DraftProgram
 
 @dataclass(frozen=True, kw_only=True)
 class NgramBuffers(DraftBuffers):
-    """The tensors of a look through texts."""
+    """The tensors of a search in texts."""
 
     plan: TextRows
     token_ids: Annotated[Tensor, Axes("text")]
-    """int64 [R * query_len]: the tokens of the round."""
+    """int64 [R * query_len]: the tokens of the batch's rows."""
     text: Annotated[AttentionMetadata, Axes("text")]
-    """The places of these tokens in the texts."""
+    """The positions and slots of these tokens in the texts."""
     lens: PerRequest
-    """int32 [R]: tokens of each text; 0 for inert requests."""
+    """int32 [R]: the number of tokens in each text; 0 for inert requests."""
 
 
 class NgramProgram(DraftProgram[NgramHead, NgramBuffers]):
-    """The sampled tokens enter each request's text, then the text is looked through. No row attends.
+    """Appends the sampled tokens to each request's text, then searches the text. There is no attention.
 
-    The cache has each token at its own position, one further than the row that takes it.
+    The cache has each token at its own position, one past the position of the row that takes it.
     """
 
     step_kind: StepKind = "together"
@@ -52,7 +52,7 @@ class NgramProgram(DraftProgram[NgramHead, NgramBuffers]):
         return NgramBuffers(**new.common(), token_ids=new.rows("text"), text=new.metadata("text"), lens=lens)
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """Return the round's rows; rejected ones have no slot, so that their tokens are in no text."""
+        """Return the rows of the target's pass. Rejected rows get no slot, so their tokens enter no text."""
         return PassRows(TextRows.of(query_len, self.config.limits, self.position_offset), {"text": query_len})
 
     def num_steps(self, batch: BatchDescriptor) -> int:
@@ -89,4 +89,4 @@ class NgramKind(Kind[NgramHead]):
         return "n-grams are drafted as chains: leave out the draft tree"
 
     def check(self, check: HeadCheck) -> None:
-        """Check nothing more: no method of it computes."""
+        """Check nothing: the head has no method that computes."""

@@ -1,4 +1,4 @@
-"""The n-gram drafter, which has no model: it finds the last tokens of a request earlier in the request's own text."""
+"""The head of the n-gram drafter. It has no model: it drafts from earlier places in the request's own text."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from specgraph.validation import Count, NgramTokens, checked_fields
 @checked_fields
 @dataclass(frozen=True, slots=True)
 class NgramHead:
-    """A head that drafts what followed the last n-gram of a text before (`ops.ngram_propose`). Implements `Head`.
+    """A head without a model: it finds the last n-gram of a text earlier in it, and drafts the tokens that followed
+    (`ops.ngram_propose`). Implements `Head`.
 
-    Its KV cache has a token id per slot in place of a key: a text is written, shared, moved and forgotten with the
+    Its KV cache has a token id per slot in place of a key. So a text is written, shared, moved and freed with the
     blocks of its request, like any drafter's keys. Nothing attends to it.
 
     Raises:
@@ -28,11 +29,11 @@ class NgramHead:
     """
 
     draft_vocab_size: Count
-    """The target's vocabulary: it drafts the target's tokens."""
+    """The size of the target's vocabulary: the drafts are the target's token ids."""
     prompt_lookup_max: NgramTokens = 5
-    """Tokens of the longest n-gram that is looked for."""
+    """Tokens of the longest n-gram that is searched for."""
     prompt_lookup_min: NgramTokens = 1
-    """Tokens of the shortest one: where nothing as long is found, there is no match."""
+    """Tokens of the shortest n-gram that is searched for. A shorter match does not count."""
 
     kind: HeadKind = field(default="ngram", init=False)
     dtype: torch.dtype = field(default=torch.int32, init=False)
@@ -49,11 +50,11 @@ class NgramHead:
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        """Return one layer, which is the shape of the cache: a number per slot."""
+        """Return one layer. It only describes the shape of the cache: one number per slot."""
         return (AttentionLayer(num_heads=1, num_kv_heads=1, head_dim=1, scale=1.0, latent=True, no_rotary=True),)
 
     def attention_shapes(self) -> Sequence[AttentionLayer]:
-        """Return the same: it has no rotary table."""
+        """Return `attention_layers`: there is no rotary table to leave out."""
         return self.attention_layers
 
     def weights(self) -> Mapping[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Draft programs of one pass: its rows, and the draws from them."""
+"""The buffers and draws that draft programs of one pass have in common."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class OnePassBuffers(DraftBuffers):
 
 
 def pass_fields(new: Allocation) -> dict[str, Any]:
-    """Return the fields of `OnePassBuffers`, as arguments of a kind's own record."""
+    """Return the fields of `OnePassBuffers`, as arguments of a subclass."""
     return new.common() | {"step": new.metadata("block"), "step_token_ids": new.rows("block")}
 
 
 def draft_block(head: ModelHead, b: DraftBuffers, hidden: Tensor, tree: DraftTree | None) -> None:
-    """Draw all K tokens per request, or the tree of K steps, from hidden states [R * K, hidden_size]. No row knows the
-    tokens of those before it."""
+    """Draw K tokens per request, or a tree of K levels, from hidden states [R * K, hidden_size]. No draw depends on
+    another one."""
     if tree is not None:
         nodes = ops.TreeNodes(b.draft_token_ids, present(b.draft_parents))
         ops.draft_block_tree(head.logits(hidden), head.draft_to_target, tree.top_k, nodes)

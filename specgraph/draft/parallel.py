@@ -1,4 +1,4 @@
-"""The program of a block that is filled in one pass (DFlash)."""
+"""The parallel program: one pass fills a whole block of draft tokens (DFlash)."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ ParallelT = TypeVar("ParallelT", bound=ParallelHead, covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelBuffers(OnePassBuffers):
-    """The tensors of a block behind its context."""
+    """The tensors of a block and of its context."""
 
     plan: BlockRows
     context: Annotated[AttentionMetadata, Axes("context")]
-    """Positions and slots of the round's rows; its lengths are those of nothing."""
+    """Positions and slots of the rows of the target's pass. Its sequence lengths are not used."""
 
 
 class ParallelProgram(DraftProgram[ParallelT, ParallelBuffers]):
-    """The round's hidden states become context keys and values, then a block of masked rows runs, not causal.
+    """The target's hidden states become keys and values of the context. Then a block of masked rows runs without a
+    causal mask.
 
-    Every request has as many rows in the block, 1 + K or K, padding included, so the rows of a captured size are a
-    multiple of them.
+    Every request has the same number of rows in its block, 1 + K or K, and so has the padding.
     """
 
     def allocate(self, new: Allocation) -> ParallelBuffers:
@@ -53,7 +53,8 @@ class ParallelProgram(DraftProgram[ParallelT, ParallelBuffers]):
         return not self.head.sample_from_anchor
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """Return the round's rows as context, and a block of 1 + K, or of K where the anchor's row predicts too."""
+        """Return the rows of the target's pass as context, and a block of 1 + K rows. The block has K rows if the
+        anchor's row predicts too."""
         block = max(1, num_speculative_tokens + self.has_row_of_last_draft)
         plan = BlockRows.of(block, self.config.limits, filler=self.head.mask_token_id)
         return PassRows(plan, {"context": query_len, "block": block})
@@ -69,16 +70,21 @@ class ParallelProgram(DraftProgram[ParallelT, ParallelBuffers]):
         self._draft(b, blocks, blocks if self.head.sample_from_anchor else blocks[:, 1:])
 
     def _draft(self, b: ParallelBuffers, blocks: Tensor, hidden: Tensor) -> None:
-        """Draft from the rows of blocks [R, n, hidden_size], or those that predict, `hidden` [R, K, hidden_size]."""
+        """Draft K tokens per request.
+
+        Args:
+            blocks: [R, n, hidden_size]: all rows of the blocks.
+            hidden: [R, K, hidden_size]: the rows that predict a token.
+        """
         draft_block(self.head, b, hidden.flatten(0, 1), self.tree)
 
     def prefill(self, rows: PromptRows, make_attend: MakeAttend) -> None:
-        """See `DraftProgram.prefill`. Context is made from hidden states alone: tokens are not read.
+        """See `DraftProgram.prefill`. The context is made from hidden states alone; tokens are not read.
 
-        No row depends on another, so of ranks that share keys each makes the rows of its own ones.
+        No row depends on another one. If ranks share out the keys, each rank computes only the rows of its own keys.
         """
         hidden, metadata = rows.aux_hidden, rows.metadata
-        one_prompt = rows.last_row is not None and metadata.seq_lens.shape[0] == 1  # whose positions follow each other
+        one_prompt = rows.last_row is not None and metadata.seq_lens.shape[0] == 1  # its positions are consecutive
         ranks = next((layer.ranks for layer in self.stack.layers), None) if one_prompt else None
         if (own := rows_of_rank(metadata.positions, ranks)) is not None:
             places = {name: getattr(metadata, name)[own] for name in ("positions", "slot_mapping")}
@@ -111,4 +117,4 @@ class ParallelKind(Kind[Any]):
         check.logits()
 
     def check_draws(self, check: HeadCheck, hidden: Tensor, ids: Tensor) -> None:
-        """Check the methods besides `logits` that draw from the rows of a block."""
+        """Check the methods besides `logits` that drafting from a block calls."""

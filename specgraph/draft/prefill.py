@@ -1,4 +1,4 @@
-"""The prefill passes of a drafter: which tokens and hidden states of a prompt its rows take."""
+"""The prefill passes of a drafter: the tokens and hidden states of a prompt that each row takes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ from specgraph.validation import check, checked
 
 
 class DraftPrefill:
-    """Writes the drafter's KV for prompts, chunk by chunk; see `Drafter.prefill`."""
+    """Writes the drafter's KV for prompts, one prefill chunk after the other; see `Drafter.prefill`."""
 
     def __init__(self, program: DraftProgram[Any, Any], num_blocks: int, history: KVHistory | None) -> None:
-        """program: a draft program of the head; num_blocks: of each KV cache; history: notes what the passes write."""
+        """
+        Args:
+            program: a draft program of the head.
+            num_blocks: blocks of each KV cache.
+            history: notes the keys that the passes write. None without `debug`.
+        """
         head, config, device = program.head, program.config, program.buffers.shared.seeds.device
         self._num_blocks, self._block_size, self._history = num_blocks, config.block_size, history
         self._position_offset, self._look_ahead = program.position_offset, program.look_ahead
@@ -46,7 +51,7 @@ class DraftPrefill:
         aux_hidden: Tensor | None,
         at_least: int,
     ) -> Tensor | None:
-        """See `Drafter.prefill`, which looks at the chunk's tokens only; `program` is one of the runner's."""
+        """See `Drafter.prefill`. Only the tokens that the chunk takes are checked. runner: has `self.program`."""
         states, last, offset = self.buffers.aux_hidden, len(prompt) - 1, self._position_offset
         if positions.start < 0 or positions.stop > len(prompt) or positions.step != 1:
             raise ConfigError(f"prefill of {positions}: give consecutive positions of its {len(prompt)} tokens")
@@ -69,15 +74,15 @@ class DraftPrefill:
         return states[last - positions.start] if last in positions else None
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
-        """Refuse ids outside of the vocabulary: the device would read memory outside of the embedding."""
+        """Refuse token ids outside of the vocabulary: the device would read memory outside of the embedding."""
         least, most = min(tokens, default=0), max(tokens, default=0)
         if least < 0 or (self._vocab_size is not None and most >= self._vocab_size):
             allowed = "at least 0" if self._vocab_size is None else f"0 to {self._vocab_size - 1}"
             raise ConfigError(f"token {least if least < 0 else most} in the prompt of a prefill: ids are {allowed}")
 
     def _check_blocks(self, written: range, blocks: Sequence[int]) -> None:
-        """Refuse blocks that are not a request's own: the device would write other memory, or nothing. Past the rows
-        that are written it may be the null block."""
+        """Refuse blocks that no request can own: the device would write other memory, or nothing. Only blocks of the
+        rows that are written must not be the null block."""
         first, end = written.start // self._block_size, -(-written.stop // self._block_size)
         for place, block in enumerate(blocks):
             if not (0 if first <= place < end else -1) < block < self._num_blocks:

@@ -1,11 +1,11 @@
 """The draft program: plain tensor code for one propose, written once for every lowering.
 
-It knows no device, no graph and no lowering. It reads and writes persistent buffers, so a launch that is captured and
-replayed runs the same ops as an eager call of it. A lowering says which steps are in one launch: all of them in eager
-and merged, each in its own in piecewise and step.
+It knows no device, no graph and no lowering. It reads and writes persistent buffers, so a replay of a captured launch
+runs the same ops as an eager call. The lowering decides which draft steps are in one launch: all of them in eager and
+merged, one per launch in piecewise and step.
 
-One op follows from that. If all steps of a greedy chain are in one launch, `ChainProgram.run` ends a step and begins
-the next by `ops.greedy_next_step`. If each step is a launch, the ops that its reference is made of run one by one.
+One op exists for launches of several steps: in a greedy chain, `ops.greedy_next_step` ends a draft step and begins the
+next one (`ChainProgram.run`). If each step is a launch of its own, the ops of its reference run one by one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 
 class DraftProgram(Program, Generic[HeadT, BuffersT]):
-    """The computation of one propose with one kind of head: a list of steps, which a lowering cuts into launches.
+    """The computation of one propose with one kind of head: a list of draft steps, which a lowering cuts into launches.
 
-    Subclasses say what step 0 and a later step compute, and how many rows they have.
+    A subclass defines the computation and the rows of draft step 0, and of the later steps if there are any.
     """
 
     phase: Phase = "propose"
@@ -55,14 +55,14 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
     ) -> None:
         """
         Args:
-            memory: what the target's rounds leave, shared by a drafter's programs.
-            tree: the shape of the trees that are drawn; None if chains are.
+            memory: the memory of the target's results, which all programs of a drafter share.
+            tree: the shape of the trees to draft. None if the program drafts chains.
             position_offset: see `Kind.position_offset`.
         """
         self.position_offset = position_offset
         self.head, self.stack, self.config, self.tree = head, stack, config, tree
         self.bound: dict[int, BoundTensors] = {}
-        """Tensors of the engine's own that step 0 can copy to the round's memory first, by their number."""
+        """Bound tensors by their number. Draft step 0 copies one of them to `memory` first if the batch names it."""
         lens = config.query_lens  # K + 1 for every K, ascending
         passes = [self.rows(after, max(1, k - 1)) for after in lens for k in lens]
         self.buffers = self.allocate(Allocation(config, passes, head, memory, tree, num_blocks(stack.caches)))
@@ -73,59 +73,58 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
 
     @property
     def draws_trees(self) -> bool:
-        """Return whether it draws trees, or chains."""
+        """Return True if the program drafts trees, False if it drafts chains."""
         return self.tree is not None
 
     @property
     def later_rows(self) -> int:
-        """Rows per request of a later step: 1, or a row per expanded node."""
+        """Rows per request of a later draft step: 1 in a chain, one per expanded node in a tree."""
         return 1 if self.tree is None else self.tree.top_k
 
     @property
     def prefill_passes(self) -> int:
-        """Forward passes with attention in a prefill: the modules that a prompt runs through."""
+        """The number of forward passes with attention in a prefill: one per module that a prompt runs through."""
         return 1
 
     @property
     def has_row_of_last_draft(self) -> bool:
-        """True if the last draft token has a row, whose key is written."""
+        """True if the last draft token has a row of its own, so that its key is written."""
         return False
 
     @property
     def look_ahead(self) -> int:
-        """Tokens past the rows of a prefill that it takes: module k of several takes the token k places further."""
+        """The number of tokens past its rows that a prefill takes: module k takes the token k places further on."""
         return max(0, self.prefill_passes - 1)
 
     @abstractmethod
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """Return the rows per request after a target round of `query_len` rows."""
+        """Return the rows per request of a propose, if the target's pass had `query_len` rows per request."""
 
     @abstractmethod
     def first(self, b: BuffersT, make_attend: MakeAttend) -> Tensor | None:
-        """Run step 0: from the target's round to the first draft token, or to all of them.
+        """Run draft step 0: from the target's results to the first draft token, or to all of them.
 
-        Args:
-            b: buffers sliced to the padded batch, its rows and its K.
+        b: the buffers, sliced to the padded batch, its rows and its K.
         """
 
     def run(self, b: BuffersT, steps: Sequence[int], make_attend: MakeAttend) -> None:
-        """Run the steps of one launch."""
+        """Run the draft steps of one launch."""
         for step in steps:
             assert step == 0, f"{type(self).__name__} has no step {step}"
             self.first(b, make_attend)
 
     @abstractmethod
     def prefill(self, rows: PromptRows, make_attend: MakeAttend) -> None:
-        """Write the drafter's KV of prompt rows; drafts nothing."""
+        """Write the drafter's KV of prompt rows. Nothing is drafted."""
 
     def host_lengths(self, step: int, host_numbers: HostNumbers) -> HostLengths:
-        """Return the numbers that the device metadata has at `step`, from the plan that the device follows."""
+        """Return the lengths of a draft step. They equal the device metadata, since both follow from the same plan."""
         plan = self.rows(host_numbers.query_len, max(1, host_numbers.num_speculative_tokens)).plan
         return host_numbers.first(plan) if step == 0 or self.step_kind == "distinct" else host_numbers.later(plan, step)
 
     def batches(self) -> list[BatchDescriptor]:
-        """Return every captured size that drafts with this program, largest first, after rounds of every length; once
-        for the round's memory and once more for each set of bound tensors."""
+        """Return the descriptors to capture, largest first: each captured size that drafts with this program, with each
+        query_len, for the drafter's own memory and for each set of bound tensors."""
         return [
             BatchDescriptor("propose", size, query_len, shape.num_speculative_tokens, tree=shape.tree, binding=binding)
             for binding in (0, *self.bound)
@@ -136,7 +135,7 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
         ]
 
     def work_of(self, batch: BatchDescriptor) -> Work:
-        """Return the steps over the first requests of the buffers, behind the copy of bound tensors."""
+        """Return the draft steps of a batch as a function. Draft step 0 begins with the copy of bound tensors."""
         k, bound, config = computed_tokens(batch), self.bound.get(batch.binding), self.config
         b = self.sliced(batch.num_requests, batch.query_len, k)
 
@@ -149,15 +148,17 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
         return work
 
     def sliced(self, num_requests: int, query_len: int, num_speculative_tokens: int) -> BuffersT:
-        """Return the buffers of the first `num_requests` requests of a propose of K tokens after a round of `query_len`
-        rows per request: views of the same memory."""
+        """Return views of the buffers, for the first `num_requests` requests and K draft tokens each.
+
+        query_len: rows per request of the target's pass.
+        """
         rows, whole = self.rows(query_len, max(1, num_speculative_tokens)), self.buffers
         drafts = num_speculative_tokens if whole.draft_parents is None else whole.draft_parents.shape[1]
         views = whole.views(num_requests, drafts=drafts, **rows.sizes)
         return replace(views, inputs=whole.shared.sliced(num_requests, query_len), plan=rows.plan)
 
     def make_inert(self) -> None:
-        """Let no request have sampled a token, in bound tensors either: a warm-up copies them."""
+        """Make every request inert. Bound tensors are made inert too, since a warm-up copies them."""
         for counts in (self.buffers.shared.num_sampled, *(each.num_sampled for each in self.bound.values())):
             counts.zero_()
 
@@ -171,8 +172,8 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
 
 
 def computed_tokens(batch: BatchDescriptor) -> int:
-    """Return the draft tokens that the passes make. With K 0 the first pass runs for its KV, and its token is
-    not handed out."""
+    """Return the number of draft tokens that are computed. With K = 0 it is 1: draft step 0 still runs for its KV, and
+    its token is not handed out."""
     return max(1, batch.num_speculative_tokens)
 
 
@@ -184,11 +185,11 @@ def draw(
     positions: tuple[Tensor, Tensor | None],
     drafted: Tensor | None = None,
 ) -> None:
-    """Draw tokens from hidden states: the likeliest, or by temperature and what else requests ask for.
+    """Draw tokens from hidden states: the most likely ones, or by temperature and the other sampling parameters.
 
     Args:
         positions: `positions` and `more_positions` of the draws, see `ops.Draws`.
-        drafted: int64 [R, K], the draft tokens that each row knows; -1 is none.
+        drafted: int64 [R, K]: the draft tokens so far, for the sampling parameters. -1 stands for no token.
     """
     out, draws = head.projection, draws_of(b, positions)
     if b.sampling is not None or out is None or (out.is_split and draws is not None):
@@ -200,7 +201,7 @@ def draw(
 
 
 def draws_of(b: DraftBuffers, positions: tuple[Tensor, Tensor | None]) -> ops.Draws | None:
-    """Return how sampled drafts are drawn; None where drafts are greedy."""
+    """Return the arguments of a sampled draw. None if drafts are greedy."""
     if b.draft_probs is None:
         return None
     return ops.Draws(present(b.inputs.temperature), present(b.draft_seeds), *positions, b.draft_probs)
@@ -214,7 +215,7 @@ def draw_from_logits(
     draws: ops.Draws | None,
     drafted: Tensor | None,
 ) -> None:
-    """Draw tokens from a head's logits, adjusted by what requests ask for; arguments as in `draw`."""
+    """Draw tokens from a head's logits, adjusted by the sampling parameters. Arguments as in `draw`."""
     if b.sampling is not None:
         temperature = present(b.inputs.temperature)
         logits = b.sampling.adjusted_drafts(logits, head.draft_to_target, temperature, drafted)
@@ -222,13 +223,13 @@ def draw_from_logits(
 
 
 def present(value: T | None) -> T:
-    """Return what a drafter's own memory always has, where an engine's batch or another program may lack it."""
+    """Return an optional value that is never None in the drafter's own buffers at this point of the code."""
     assert value is not None
     return value
 
 
 def make_seeds(b: DraftBuffers) -> None:
-    """Make the seeds of sampled drafts from a round; nothing where drafts are greedy."""
+    """Write the seeds of this propose's draws. Nothing is written if drafts are greedy."""
     if b.draft_seeds is not None:
         batch = b.inputs
         noise.draft_seeds(present(batch.seeds), batch.start_positions + batch.num_sampled, b.draft_seeds)

@@ -1,4 +1,4 @@
-"""The passes of a drafter's proposes, worked out once for each shape of batch: later ones cost the host a look-up."""
+"""The passes of a drafter's proposes: computed once per shape of batch, later found by a look-up."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from specgraph.validation import checked
 
 @dataclass(frozen=True, slots=True)
 class ProposePass:
-    """A propose for n requests after a round of query_len rows each, ready to run."""
+    """The propose of one shape of batch, n requests of query_len rows each, ready to run."""
 
     inputs: ProposeBatch
-    """The tensors that are written for these requests: the drafter's own memory, or bound ones."""
+    """The tensors that hold the batch: the drafter's own memory, or bound tensors."""
     padding: Tensor | None
-    """int32: `num_sampled` of the padded requests; None where there are none."""
+    """int32: `num_sampled` of the padded requests. None if there is no padding."""
     model_pass: Pass
     drafts: DraftTokens
     """Views of the result."""
 
 
 class ProposePasses:
-    """The passes of one drafter, and which batches they read in place: its own memory, or bound tensors."""
+    """The propose passes of one drafter by shape of batch, and the batches that need no copy."""
 
     def __init__(
         self,
@@ -42,17 +42,21 @@ class ProposePasses:
         memory: SharedBuffers,
         programs: Mapping[bool, DraftProgram[Any, Any]],
     ) -> None:
-        """runner: owns this object, which doesn't keep it alive; memory: what the target's rounds leave."""
+        """
+        Args:
+            runner: the drafter. It owns this object, which holds only a weak reference back.
+            memory: the drafter's own memory, with the target's results.
+        """
         self._runner, self._config, self._memory, self._programs = ref(runner), config, memory, programs
         self._keeps_draft_probs, self._query_len = config.keeps_draft_probs, config.query_len
         self._passes: dict[tuple[int, int, int | None, int], ProposePass] = {}
         self._in_place: dict[int, tuple[ProposeBatch, BoundTensors | None]] = {}
-        """A pass's inputs and the tensors that they are views of, None for the drafter's own memory; by the id of the
-        inputs, which stays theirs as they are kept here."""
+        """The inputs of each pass, by their id, and the bound tensors that they are views of. None instead of bound
+        tensors means the drafter's own memory. The inputs are kept here so that no other object gets their id."""
 
     def hand_over(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass:
-        """Bring a batch to where its pass reads it, with the requests behind it inert; see `Drafter.propose`."""
-        if id(batch) not in self._in_place:  # the object itself
+        """Bring a batch to the memory that its pass reads, and make the padding inert; see `Drafter.propose`."""
+        if id(batch) not in self._in_place:  # by identity: a batch of equal tensors is not in place
             check_types("propose", batch, self._memory.num_sampled.device)
             if not self._config.sampled:
                 refuse_sampling("propose", batch)
@@ -75,22 +79,22 @@ class ProposePasses:
         num_speculative_tokens: int | None = None,
         bound: BoundTensors | None = None,
     ) -> ProposePass:
-        """Return the pass for a batch of `query_len` rows per request and K drafts; what the config says by default.
+        """Return the pass for a batch of `query_len` rows per request and K drafts. The config has the defaults.
 
-        CapacityError for more requests than max_num_requests; ConfigError where no K makes rounds of so many rows, or
-        this K was not captured.
+        Raises CapacityError if there are more than max_num_requests requests. Raises ConfigError if `query_len` is not
+        K + 1 for any K, or if this K was not captured.
         """
         rows = self._query_len if query_len is None else query_len
         binding = 0 if bound is None else bound.number
         key = num_requests, rows, num_speculative_tokens, binding
         try:
             known = self._passes.get(key)
-        except TypeError:  # a number of rows or a K that cannot be a key: `_make` refuses it
+        except TypeError:  # the number of rows or K is not hashable: `_make` refuses it
             known = None
         if known is None:
             known = self._make(num_requests, rows, num_speculative_tokens, bound)
             self._in_place[id(known.inputs)] = known.inputs, bound
-            self._passes[key] = known  # last: whoever finds it knows that it is in place
+            self._passes[key] = known  # last: a pass that can be found must already be in `_in_place`
         return known
 
     @checked
@@ -115,8 +119,7 @@ class ProposePasses:
         )
 
     def _batch(self, num_requests: int, query_len: int, asked: int | None, binding: int) -> BatchDescriptor:
-        """Return a batch at its own size, with the drafts of the size that it is padded to; ConfigError and
-        CapacityError as in `find`."""
+        """Return the descriptor of a batch before padding. Its K is the one of the padded size. Raises as `find`."""
         if query_len not in self._config.query_lens:
             raise ConfigError(
                 f"a round of {query_len} rows per request; with this drafter's K they are "
@@ -127,7 +130,7 @@ class ProposePasses:
                 f"a batch of {num_requests} requests: this drafter takes 1 to {self._config.max_num_requests} "
                 "(max_num_requests)"
             )
-        # Eager pads too: matmuls change their last bit with the number of rows.
+        # Eager pads too: the last bit of a matmul depends on the number of rows.
         size = padded_size(num_requests, self._config.sizes) or num_requests
         k, tree = self._config.shape(size) if asked is None else DraftShape(asked)
         if (k, tree) not in self._config.shapes_at(size):

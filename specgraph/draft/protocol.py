@@ -18,29 +18,30 @@ Size = Annotated[int, Range(0, 1 << 24)]
 
 
 class DraftOutput(NamedTuple):
-    """One drafter pass over T rows."""
+    """The result of a head's forward pass over T rows."""
 
     hidden: Tensor
-    """[T, hidden_size]: what `logits` takes."""
+    """[T, hidden_size]: the input of `logits`."""
     carry: Tensor
-    """[T, hidden_size]: what the next step takes as `hidden`."""
+    """[T, hidden_size]: the `hidden` input of the next draft step."""
 
 
 HeadKind = Literal["chain", "draft_model", "modules", "masked", "parallel", "block", "ngram"]
-"""The way in which a head drafts, which chooses its draft program.
+"""How a head drafts; it decides the draft program.
 
-chain: each step takes the token and the hidden state of the step before (`DraftHead`: EAGLE, EAGLE-3, one MTP module).
-draft_model: a chain whose row at position p, which takes token p + 1, stores its key and value at p + 1, that token's
-position. An ordinary language model does so, and can then draft unchanged. Its prefill covers every prompt token, the
-first included.
-modules: one module per step (`StepwiseHead`). masked: all tokens in one causal pass (`MaskedHead`).
-parallel: all tokens in one pass over a block (`ParallelHead`). block: the same pass, then tokens are drawn in order,
-each knowing those before it (`BlockHead`).
-ngram: no model at all (`NgramHead`): what followed the last tokens earlier in the text."""
+- chain: each draft step takes the token and the hidden state of the draft step before (`DraftHead`: EAGLE, EAGLE-3,
+  one MTP module).
+- draft_model: an ordinary language model, unchanged, drafts a chain. The row at position p takes token p + 1 and stores
+  its key and value at p + 1, the token's own position. Prefill covers every prompt token, the first included.
+- modules: one module per draft step (`StepwiseHead`).
+- masked: all tokens in one causal pass (`MaskedHead`).
+- parallel: all tokens in one pass over a block (`ParallelHead`).
+- block: the same pass, but each token is drawn with the tokens before it known (`BlockHead`).
+- ngram: no model. The drafts are the tokens that followed the last tokens earlier in the text (`NgramHead`)."""
 
 
 class Head(Protocol):
-    """All heads have sizes, and say which target hidden states they take."""
+    """The members that all heads have: kind, sizes, weights and the target hidden states that they take."""
 
     @property
     def kind(self) -> HeadKind: ...
@@ -52,8 +53,8 @@ class Head(Protocol):
     def draft_vocab_size(self) -> Size: ...
     @property
     def aux_layers(self) -> Sequence[int]:
-        """Return which target hidden states it takes (see `Target.forward`); empty for the state after the final
-        norm."""
+        """Return the target layers that it takes hidden states of (see `Target.forward`). Empty for the state after the
+        final norm."""
         ...
 
     @property
@@ -65,12 +66,14 @@ class Head(Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def draft_to_target(self) -> Tensor | None:
-        """int64 [draft_vocab_size]: target id = draft id + draft_to_target[draft id]; None when vocabularies agree."""
+        """int64 [draft_vocab_size]: target id = draft id + draft_to_target[draft id]. None if both vocabularies are
+        the same."""
         ...
 
     @property
     def pair_input(self) -> PairInput | None:
-        """Return the input of the first linear of a `PairHead`; None where the head makes it itself."""
+        """Return a description of the input of a `PairHead`'s first linear, by which an op computes that input. None if
+        the head computes it itself."""
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -79,81 +82,90 @@ class Head(Protocol):
 
 
 class ModelHead(Head, Protocol):
-    """A head that is a model gives logits over the draft vocabulary."""
+    """A head that is a model: it computes logits over the draft vocabulary."""
 
     @property
     def projection(self) -> OutputProjection | None:
-        """Return the linear that `logits` is, so that an op can pick the token in its epilogue; None: `logits` is
-        called."""
+        """Return the linear that `logits` computes: an op can then pick the token in the linear's epilogue. None if
+        `logits` must be called."""
         ...
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
-        """[T, aux_size] -> [T, hidden_size]: turns the target's hidden states into the head's input."""
+        """Turn the target's hidden states, [T, aux_size], into the head's input, [T, hidden_size]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, draft_vocab_size]."""
+        """Turn hidden states, [N, hidden_size], into logits, [N, draft_vocab_size]."""
         ...
 
 
 class DraftHead(ModelHead, Protocol):
-    """An autoregressive head whose step k + 1 takes the hidden state of step k (EAGLE, EAGLE-3, MTP).
+    """An autoregressive head: draft step k + 1 takes the hidden state of draft step k (EAGLE, EAGLE-3, MTP).
 
-    Step 0 takes what `combine` returns.
+    Draft step 0 takes the result of `combine`.
     """
 
     def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
-        """token_ids int64 [T] (the token *after* each row's position), hidden [T, hidden_size].
+        """Run the head over T rows, and write the keys and values of all of them.
 
-        `rows` (int64 [R]): return only these rows of the output, which then has R rows. Keys and values are written
-        for all T rows.
+        Args:
+            token_ids: int64 [T]: the token *after* each row's position.
+            hidden: [T, hidden_size].
+            rows: int64 [R]: the rows to return. The output then has R rows instead of T.
         """
         ...
 
 
 class PairHead(DraftHead, Protocol):
-    """A `DraftHead` whose later steps get the input of their first linear, made by the op that picked the token."""
+    """A `DraftHead` that can be given the input of its first linear.
+
+    The op that picks the token of one draft step computes this input for the next one.
+    """
 
     def forward(
         self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
     ) -> DraftOutput:
-        """See `DraftHead.forward`. pair: [T, E + hidden_size], what `pair_input` says of these tokens and `hidden`."""
+        """See `DraftHead.forward`. pair: [T, E + hidden_size]: `pair_input`, computed from the tokens and `hidden`."""
         ...
 
 
 class StepwiseHead(DraftHead, Protocol):
-    """A `DraftHead` with one module per step (MTP with several modules): K may not exceed `num_modules`.
+    """A `DraftHead` with one module per draft step (MTP with several modules). K may not exceed `num_modules`.
 
     For the row at position p, module k takes the hidden state of module k - 1 and token p + k + 1, and predicts token
-    p + k + 2. To keep each module's KV cache complete, step k runs over *all* rows of step 0: in each request the
-    token ids move up by one row and the latest draft token fills the last; hidden states carry over row by row;
-    positions and slots stay those of step 0. A round that drafts fewer tokens than the largest K runs the other modules
-    too, for their KV. Prefill runs through all modules in the same way.
+    p + k + 2. Each module's KV cache must be complete, so draft step k runs over *all* rows of draft step 0:
 
-    Module k takes draft tokens at the last k rows of a round. So step 0 begins with the K - 1 rows before the round,
-    whose keys are written again with the tokens that are known now.
+    - The token ids of each request move up by one row. The latest draft token fills the last row.
+    - Each row takes its own hidden state of the module before.
+    - Positions and slots do not change.
+
+    A propose of fewer than the largest K tokens runs all modules too, for their KV. So does prefill.
+
+    In the last k rows of a request, module k takes draft tokens, which may be rejected. Draft step 0 therefore begins
+    K - 1 rows before the target's rows (past rows), and writes their keys again with the tokens now known.
     """
 
     @property
     def num_modules(self) -> Count: ...
 
     def forward_step(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
-        """`DraftHead.forward` of module `step`, which attends as layer `step`."""
+        """Run `DraftHead.forward` of module `step`. Its attention layer has the number `step`."""
         ...
 
 
 class MaskedHead(DraftHead, Protocol):
     """A `DraftHead` that drafts K tokens in one causal pass (P-EAGLE, arXiv:2602.01469).
 
-    The rows of the target's round run as in any `DraftHead`. K - 1 rows follow each request's last sampled token; they
-    take `mask_token_id` and `mask_hidden`, and each predicts the token after the one that it stands for.
+    The rows of the target's pass run as in any `DraftHead`. K - 1 masked rows follow the row of each request's last
+    sampled token. They take `mask_token_id` and `mask_hidden` in place of a token and a hidden state that are not known
+    yet, and each predicts the token after its masked one.
     """
 
     @property
     def mask_token_id(self) -> Size: ...
     @property
     def mask_hidden(self) -> Tensor:
-        """[hidden_size]: what masked rows take in place of `combine`'s result."""
+        """[hidden_size]: the hidden state of masked rows, in place of `combine`'s result."""
         ...
 
 
@@ -161,51 +173,58 @@ class ParallelHead(ModelHead, Protocol):
     """A head that fills a block of rows per request in one pass (DFlash).
 
     A propose first runs `combine` and `store_context` over the rows of the target's pass, at their own positions and
-    slots; then `forward` over one block per request, starting one position after the last accepted row: the token that
-    the target sampled, the anchor, then `mask_token_id`: K times, and where the anchor's row predicts the token after
-    it (`sample_from_anchor`) K - 1 times. No layer's attention is causal: a row attends to the context and
-    to its whole block. The block's keys and values go to slots that the next round's context overwrites.
+    slots. Then it runs `forward` over one block per request, which starts one position after the last accepted row.
+
+    The first row of a block is the anchor, the token that the target sampled. K rows of `mask_token_id` follow it; with
+    `sample_from_anchor` K - 1 rows. Attention is not causal in any layer: a row attends to the context and to its whole
+    block. The block's keys and values go to slots that the next propose overwrites with its context.
     """
 
     @property
     def max_speculative_tokens(self) -> Count:
-        """Return the K that the head was trained with; a smaller K works too."""
+        """Return the largest K: the one that the head was trained with."""
         ...
 
     @property
     def mask_token_id(self) -> Size: ...
     @property
     def sample_from_anchor(self) -> bool:
-        """Return whether each of K rows predicts the token after its own; else K rows behind the anchor's predict the
-        tokens at their own positions."""
+        """Return whether a block has K rows that predict the token after their own, the anchor's row included.
+        Otherwise K rows follow the anchor's, and predict the tokens at their own positions."""
         ...
 
     def store_context(self, context: Tensor, store: Store) -> None:
-        """Store each layer's keys and values of these rows. context: [T, hidden_size], as `combine` returns it."""
+        """Store each layer's keys and values of T rows. context: [T, hidden_size], the result of `combine`."""
         ...
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
-        """token_ids int64 [R, n] -> [R * n, hidden_size]: n rows of a block, the last K of which predict a token."""
+        """Turn the tokens of R blocks of n rows, int64 [R, n], into hidden states, [R * n, hidden_size]. The last K
+        rows of each block predict a token."""
         ...
 
 
 class BlockHead(ParallelHead, Protocol):
-    """A `ParallelHead` whose tokens are drawn one after another, each from logits that know the former (DSpark)."""
+    """A `ParallelHead` that draws its tokens in order: the logits of each depend on the tokens before it (DSpark)."""
 
     def in_order(self, hidden: Tensor) -> NextLogits:
-        """hidden [R, n, hidden_size], the rows of a block per request, the last K of which predict -> what gives their
-        logits."""
+        """Return the function that computes the logits of one row after the other.
+
+        hidden: [R, n, hidden_size], the rows of R blocks; the last K rows of each predict a token.
+        """
         ...
 
     @property
     def has_confidence(self) -> bool:
-        """Return whether the head says how likely its draft tokens are accepted."""
+        """Return whether the head estimates how likely each of its draft tokens is accepted."""
         ...
 
     def confidence(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """hidden [R, K, hidden_size], token_ids int64 [R, K], the token before each row -> float32 [R, K], 0 to 1.
+        """Return the chance that the target accepts each row's token if it accepted all before it: float32 [R, K].
 
-        The chance that the target accepts a row's token if it accepted all before it. It doesn't depend on that token,
-        so that a verify which leaves out unlikely ones stays lossless.
+        It must not depend on the row's own token: a verify that leaves out unlikely tokens is then lossless.
+
+        Args:
+            hidden: [R, K, hidden_size].
+            token_ids: int64 [R, K]: the token before each row.
         """
         ...

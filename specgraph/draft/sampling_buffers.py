@@ -1,4 +1,4 @@
-"""Parameters of sampling besides temperature and seed, as the graphs of target and drafter read them."""
+"""Sampling parameters besides temperature and seed, in the memory that the graphs of target and drafter read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ADJUSTED = {
 
 
 class SamplingBuffers(ops.SamplingParameters):
-    """Parameters and token counts of R requests; see `ops.adjust_logits`.
+    """Sampling parameters and token counts of R requests; see `ops.adjust_logits`.
 
     Raises:
         ConfigError: a tensor has another dtype, shape or device than its field says.
@@ -51,8 +51,9 @@ class SamplingBuffers(ops.SamplingParameters):
 
     @checked
     def check(self, requests: int, vocab_size: int | None, device: torch.device) -> None:
-        """Raise ConfigError for buffers of fewer requests than a drafter's, another vocabulary than the target's, or on
-        another device.
+        """Raise ConfigError if the buffers are for fewer than `requests`, another vocabulary or another device.
+
+        vocab_size: of the target. None if it is not known; it is then not compared.
         """
         rows, columns = self.bias.shape
         if self.bias.device.type != device.type:
@@ -66,31 +67,31 @@ class SamplingBuffers(ops.SamplingParameters):
 
     @checked
     def sliced(self, rows: slice) -> SamplingBuffers:
-        """Return the parameters of some requests: views."""
+        """Return views of the parameters of some requests."""
         return SamplingBuffers(*(tensor[rows] for tensor in self))
 
     def adjusted_drafts(
         self, logits: Tensor, draft_to_target: Tensor | None, temperature: Tensor, drafted: Tensor | None = None
     ) -> Tensor:
-        """`ops.adjust_logits` for the drafter's logits, so that drafts come from where the target's tokens do.
+        """Adjust the drafter's logits as `ops.adjust_logits` does the target's, so that fewer drafts are rejected.
 
         Args:
             logits: [R * n, draft_vocab]: n rows per request, all with the same context.
             draft_to_target: as in `ops.Drafts`.
-            drafted: int64 [R, K]: drafts that count as tokens of the output; -1 is none.
+            drafted: int64 [R, K]: draft tokens that count as tokens of the output. -1 stands for no token.
         """
         given = {"logits": logits, "draft_to_target": draft_to_target, "temperature": temperature, "drafted": drafted}
         check_forms("adjusted_drafts", given | self._asdict(), _ADJUSTED)
         requests = temperature.shape[0]
         if drafted is None:
             drafted = self.top_k.new_empty((requests, 0))
-        everywhere = self.top_k.new_full((logits.shape[0],), -1)  # every draft is in every row's context
+        everywhere = self.top_k.new_full((logits.shape[0],), -1)  # all bits set: every row has all drafts
         return ops.adjust_logits(logits, temperature, self, drafted, everywhere, draft_to_target)
 
 
 @checked
 def allocate_sampling(requests: Requests, vocab_size: Tokens, device: torch.device) -> SamplingBuffers:
-    """Allocate buffers for `requests` requests that ask for nothing; `vocab_size` is the target's."""
+    """Allocate buffers for `requests` requests, with values that change no logits. vocab_size: of the target."""
 
     def full(value: float, dtype: torch.dtype = torch.float32, columns: int | None = None) -> Tensor:
         shape = (requests,) if columns is None else (requests, columns)

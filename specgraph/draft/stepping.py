@@ -1,4 +1,4 @@
-"""Draft programs of several steps: their buffers, and the hidden states that each step hands to the next."""
+"""The base of draft programs of several draft steps: buffers, and hidden states handed from step to step."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from specgraph.draft.protocol import DraftHead, DraftOutput
 
 @dataclass(frozen=True, kw_only=True)
 class StepBuffers(DraftBuffers):
-    """The tensors of steps that follow each other."""
+    """The tensors of programs of several draft steps."""
 
     token_ids: Annotated[Tensor, Axes("first")]
-    """int64 [R * first rows]: the input tokens of step 0."""
+    """int64 [R * first rows]: the input tokens of draft step 0."""
     last_rows: PerRequest
     """int64 [R]: the row of each request's last accepted token."""
     first: Annotated[AttentionMetadata, Axes("first")]
-    """Metadata of step 0: the rows of the round, and those before it that step 0 computes again."""
+    """Metadata of draft step 0: the rows of the target's pass, and past rows if the program has any."""
     step: Annotated[AttentionMetadata, Axes("later")]
-    """Metadata of the later steps, whose rows are moved on between steps."""
+    """Metadata of the later draft steps. Its rows move on from step to step, in place."""
     step_token_ids: Annotated[Tensor, Axes("later")]
-    """int64 [R * later rows]: the latest draft tokens, which the next step takes."""
+    """int64 [R * later rows]: the latest draft tokens, which are the input of the next draft step."""
     hidden: Annotated[Tensor, Axes("carried")]
-    """[R * carried rows, hidden_size]: the hidden states carried from step to step."""
+    """[R * carried rows, hidden_size]: the hidden states that one draft step leaves for the next."""
     draft_step: Once
-    """int64 [1]: the column of `draft_token_ids` to write, counted on the device."""
+    """int64 [1]: the next column of `draft_token_ids` to write, counted on the device."""
 
     @property
     def reached(self) -> Reached:
-        """The place from which the steps after step 0 go on."""
+        """The tensors that draft step 0 fills for the later steps: last rows, positions, lengths and the column."""
         return Reached(self.last_rows, self.step.positions, self.step.seq_lens, self.draft_step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainBuffers(StepBuffers):
-    """The tensors of steps whose first one takes the rows of a round."""
+    """The tensors of programs whose draft step 0 takes exactly the rows of the target's pass."""
 
     plan: RoundRows
 
@@ -56,17 +56,18 @@ StepBuffersT = TypeVar("StepBuffersT", bound=StepBuffers)
 
 
 class SteppingProgram(DraftProgram[HeadT, StepBuffersT]):
-    """Steps in a row, each of which takes the hidden states of the one before."""
+    """A program of draft steps, each of which takes the hidden states of the one before."""
 
     def step(self, b: StepBuffersT, make_attend: MakeAttend, step: int) -> Tensor | None:
-        """Run a later step.
+        """Run a draft step after step 0.
 
-        If steps are alike, one captured step is replayed for all: `step` is for `make_attend` only, and the number that
-        changes is `b.draft_step`.
+        If `step_kind` is "alike", one captured step is replayed for all later ones. `step` may then be given to
+        `make_attend` only; the number that changes from replay to replay is `b.draft_step`.
 
         Returns:
-            The hidden states that the next step takes as `b.hidden`: from this tensor if it is in the same launch, else
-            they are copied to the buffer. None if the buffer holds them already. `first` returns the same.
+            The hidden states for the next draft step, as `first` does. If the next step is in the same launch, it takes
+            this tensor as `b.hidden`. Otherwise the tensor is copied to `b.hidden`. None if `b.hidden` already has
+            them.
         """
         raise AssertionError(f"{type(self).__name__} has no step {step}")
 
@@ -82,13 +83,13 @@ class SteppingProgram(DraftProgram[HeadT, StepBuffersT]):
         prefill_rows(self.head, rows, make_attend)
 
     def make_inert(self) -> None:
-        """Let no later step have a live request either."""
+        """Make every request inert, in the later draft steps too."""
         super().make_inert()
         self.buffers.step.seq_lens.zero_()
 
 
 def step_fields(new: Allocation, tree_keys: int = 0) -> dict[str, Any]:
-    """Return the fields of `StepBuffers`, as arguments of a kind's own record."""
+    """Return the fields of `StepBuffers`, as arguments of a subclass."""
     return new.common() | {
         "token_ids": new.rows("first"),
         "last_rows": new.zeros(new.requests),
@@ -101,7 +102,7 @@ def step_fields(new: Allocation, tree_keys: int = 0) -> dict[str, Any]:
 
 
 def forward_first(head: DraftHead, b: ChainBuffers, make_attend: MakeAttend) -> DraftOutput:
-    """Run a head over the rows of the target's round: the output of each request's last accepted one."""
+    """Run draft step 0 over the rows of the target's pass. Returns the output of each request's last accepted row."""
     b.plan.fill(b.accepted, b.first.places, b.token_ids, b.reached)
     make_seeds(b)
     hidden = head.combine(b.inputs.aux_hidden)

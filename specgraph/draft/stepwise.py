@@ -1,8 +1,9 @@
-"""The stepwise program: each step runs a module of its own (MTP with several modules).
+"""The stepwise program: each draft step runs a module of its own (MTP with several modules).
 
-Module i takes at position p the token i + 1 places further, so the last i positions of a text have keys of drafted
-tokens until later rounds know better. Each propose computes the K - 1 positions before its round once more. The
-target's hidden states there are those of earlier rounds, which no engine hands over again: they are kept by KV block.
+Module i takes at position p the token i + 1 places further on. So the keys of the last i positions of a text come from
+drafted tokens, until the real tokens are known. Each propose therefore computes the K - 1 positions before its rows
+once more (past rows). No host engine hands over the target's hidden states of these positions a second time, so they
+are kept by KV block.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from specgraph.ops.past_rows import PastRows
 
 @dataclass(frozen=True, kw_only=True)
 class StepwiseBuffers(StepBuffers):
-    """The tensors of modules."""
+    """The tensors of a program of several modules."""
 
     plan: ModuleRows
     past: PastRows | None
-    """Tokens and hidden states of the rows before rounds; None if no module takes a drafted token."""
+    """Tokens and hidden states of past rows, kept by KV block. None if no module takes a drafted token."""
 
 
 class StepwiseProgram(SteppingProgram[StepwiseHead, StepwiseBuffers]):
-    """Every step by a module of its own, over all rows of the target's round and the K - 1 positions before it. So each
-    module's KV is that of the text."""
+    """Runs one module per draft step, each over the K - 1 past rows and all rows of the target's pass. So the KV of
+    each module is corrected as the text becomes known."""
 
     step_kind: StepKind = "distinct"
 
@@ -52,15 +53,16 @@ class StepwiseProgram(SteppingProgram[StepwiseHead, StepwiseBuffers]):
 
     @property
     def prefill_passes(self) -> int:
-        """One for each module that is used."""
+        """The number of modules that are used."""
         return self.config.num_speculative_tokens
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """Return one for each module that is used at any K: later ones write KV, for rounds that draft more."""
+        """Return the number of modules that are used at any K. With a smaller K the last ones run for their KV, which
+        proposes of more tokens need."""
         return self.config.num_speculative_tokens
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """Return the past rows and all rows of the round, in every step."""
+        """Return the past rows and the rows of the target's pass. Every draft step runs over all of them."""
         past = self.look_ahead
         rows = query_len + past
         plan = ModuleRows.of(rows, self.config.limits, past)
@@ -79,7 +81,8 @@ class StepwiseProgram(SteppingProgram[StepwiseHead, StepwiseBuffers]):
         return self._module(step, b, b.hidden, make_attend)
 
     def prefill(self, rows: PromptRows, make_attend: MakeAttend) -> None:
-        """See `DraftProgram.prefill`. Module k takes the token k places further; past the last one, the last token."""
+        """See `DraftProgram.prefill`. Module k takes the token k places further on, or the last token if there is
+        none."""
         token_ids, metadata = rows.token_ids, rows.metadata
         hidden, count = self.head.combine(rows.aux_hidden), rows.aux_hidden.shape[0]
         unknown = count + self.look_ahead - token_ids.shape[0]
@@ -102,7 +105,7 @@ class StepwiseProgram(SteppingProgram[StepwiseHead, StepwiseBuffers]):
 
 
 def _kept_rows(num_speculative_tokens: int, block_size: int) -> int:
-    """Return how many past rows are kept per KV block: K - 1, or the block size if that is less."""
+    """Return the number of past rows that are kept per KV block: K - 1, but at most the block size."""
     return min(num_speculative_tokens - 1, block_size)
 
 
@@ -136,5 +139,5 @@ class ModulesKind(Kind[StepwiseHead]):
         check.logits()
 
     def bytes_per_block(self, head: StepwiseHead, num_speculative_tokens: int, block_size: int) -> int:
-        """Return the bytes of past rows."""
+        """Return the bytes of the past rows that are kept per KV block."""
         return _kept_rows(num_speculative_tokens, block_size) * (head.hidden_size * head.dtype.itemsize + 16)

@@ -1,4 +1,4 @@
-"""The tree program: like a chain, but each step expands the k best nodes of the step before by k tokens each."""
+"""The tree program: like a chain, but each draft step expands the k best nodes of the one before by k tokens each."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from specgraph.draft.stepping import ChainBuffers, SteppingProgram, forward_firs
 
 @dataclass(frozen=True, kw_only=True)
 class TreeBuffers(ChainBuffers):
-    """The tensors of trees that are drawn step by step; see `ops.grow_tree`."""
+    """The tensors of trees that grow step by step; see `ops.grow_tree`."""
 
     candidates: ops.Candidates
     beams: ops.Beams
-    """The nodes that the next step expands; tokens and ancestors are those of the rows of a later step."""
+    """The nodes that the next draft step expands. Their tokens and ancestors share the memory of that step's rows."""
     base_lens: PerRequest
-    """int32 [R]: keys up to the last accepted token's row; 0 for inert requests."""
+    """int32 [R]: the number of keys up to the row of the last accepted token; 0 for inert requests."""
     base_positions: PerRequest
-    """int64 [R]: the position of that row."""
+    """int64 [R]: the position of the row of the last accepted token."""
 
     @property
     def reached(self) -> Reached:
@@ -37,10 +37,12 @@ class TreeBuffers(ChainBuffers):
 
 
 class TreeProgram(SteppingProgram[DraftHead, TreeBuffers]):
-    """Step 0 over the target's rows, then S - 1 steps of k rows per request; at the end the nodes to verify.
+    """Draft step 0 over the rows of the target's pass, then S - 1 steps of k rows per request. The best nodes of all
+    steps are the tree to verify.
 
-    The rows of a later step attend to the context and to their own ancestors, whose keys lie in slots behind the
-    context: those of the next round's tokens, which step 0 then overwrites.
+    The rows of a later step attend to the context and to their own ancestors. The ancestors' keys lie in the slots
+    behind the context. The next tokens of the text get these slots, and draft step 0 of the next propose overwrites
+    them.
     """
 
     def allocate(self, new: Allocation) -> TreeBuffers:
@@ -60,11 +62,11 @@ class TreeProgram(SteppingProgram[DraftHead, TreeBuffers]):
 
     @property
     def shape(self) -> DraftTree:
-        """The trees that it draws: S steps, k nodes expanded by each."""
+        """The shape of its trees: S draft steps, each of which expands k nodes."""
         return present(self.tree)
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """Return k rows per request after step 0."""
+        """Return the rows: query_len per request in draft step 0, k in each later one."""
         k, offset = self.shape.top_k, self.position_offset
         later = (self.shape.num_steps - 1) * k
         plan = RoundRows.of(query_len, self.config.limits, later, offset)
@@ -91,17 +93,17 @@ class TreeProgram(SteppingProgram[DraftHead, TreeBuffers]):
         self._grow(b, out.hidden, out.carry, first=False)
 
     def run(self, b: TreeBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
-        """Run the steps, and at the end of each launch choose the nodes to verify: the last choice stands."""
+        """Run the draft steps of one launch, then choose the nodes to verify. The last launch's choice stands."""
         super().run(b, steps, make_attend)
         ops.choose_nodes(b.candidates, ops.TreeNodes(b.draft_token_ids, present(b.draft_parents)))
 
     def make_inert(self) -> None:
-        """Let no request have sampled a token, and no later step have a live request."""
+        """Make every request inert, in the later draft steps too."""
         super().make_inert()
         self.buffers.base_lens.zero_()
 
     def _grow(self, b: TreeBuffers, hidden: Tensor, carry: Tensor, first: bool) -> None:
-        """Add the candidates of a step, and hand each row of the next step what it follows."""
+        """Add the candidates of a draft step, and give each row of the next step its parent's hidden state."""
         ops.grow_tree(
             self.head.logits(hidden),
             self.head.draft_to_target,
