@@ -1,4 +1,4 @@
-"""Allocating KV caches."""
+"""The allocation of KV caches, and their sizes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from specgraph.validation import Count, Tokens, checked
 
 
 def cache_dtype(kv_cache_dtype: KVCacheDtype, model: torch.dtype) -> torch.dtype:
-    """Return the dtype of the KV caches of a model; that of token ids (`NgramHead`) stays."""
+    """Return the dtype of a model's KV caches. model: the model's dtype; an integer one (`NgramHead`) is kept."""
     return torch.float8_e4m3fn if kv_cache_dtype == "fp8" and model.is_floating_point else model
 
 
 def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
-    """Return the bytes of one token's keys and values in all of these layers; this rank's share of them."""
+    """Return the bytes of one token's keys and values in all of these layers, on this rank."""
     return sum(
         -(-(1 if a.latent else 2) * a.num_kv_heads * a.head_dim * dtype.itemsize // a.context_size) for a in layers
     )
 
 
 def num_blocks(caches: Sequence[KVCache]) -> int:
-    """Return the KV blocks of each cache: all that a block table can name if there is no cache."""
+    """Return the number of KV blocks in each cache. Without caches it is the largest int32."""
     return len(caches[0].key) if caches else torch.iinfo(torch.int32).max
 
 
@@ -34,8 +34,10 @@ def num_blocks(caches: Sequence[KVCache]) -> int:
 def allocate_caches(
     layers: Sequence[AttentionLayer], num_blocks: Count, block_size: Tokens, dtype: torch.dtype, device: torch.device
 ) -> list[KVCache]:
-    """Return a zeroed cache per layer, [num_blocks, block_size, num_kv_heads, head_dim] for keys and for values; one
-    tensor for both where `AttentionLayer.latent`. A block has fewer cells where ranks share it.
+    """Allocate a zeroed cache per layer: a tensor [num_blocks, block_size, num_kv_heads, head_dim] for keys, and one
+    for values.
+
+    A latent layer has one tensor for both. If ranks share the keys, `block_size` is divided by the number of ranks.
 
     Raises:
         ConfigError: ranks cannot share a block evenly.

@@ -1,4 +1,4 @@
-"""The choice of attention: by name, or the first of the platform's that supports all layers."""
+"""The choice of attention: by name, or the first one of the platform that supports all layers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from specgraph.validation import Tokens, check, checked
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """An attention backend, and what was decided with it."""
+    """The chosen attention backend and block size."""
 
     backend: AttentionBackend
     block_size: int
-    """Tokens per KV block: what was asked for, or what the backend prefers."""
+    """Tokens per KV block: the caller's number, or the backend's `preferred_block_size`."""
     reason: str = ""
-    """The reason why `auto` did not take what the platform offers; empty where it did, or where a name was given."""
+    """Why `auto` did not choose the platform's own attention. Empty if it did, or if the caller named an attention."""
 
 
 @checked
@@ -36,22 +36,22 @@ def choose_attention(
     trees: bool = False,
     cache_dtype: torch.dtype | None = None,
 ) -> AttentionChoice:
-    """Return the attention backend of that name, for the given layers.
+    """Choose an attention backend that runs the given layers.
 
     Args:
         name: "device" or "host": the core's paged attention, with lengths from device tensors or from host integers.
-            A name that the platform offers (`Platform.attention_backends`). "auto": the first that the platform
-            offers and that supports all layers, "device" where there is none.
-        layers: the attention layers of all models that it is for. Without layers, shapes are not looked at.
-        dtype: of these layers; needed with them.
-        block_size: tokens per KV block; None for what the backend prefers, of cells on each rank where ranks share it.
+            "auto": the first attention of the platform (`Platform.attention_backends`) that supports all layers, or
+            "device" if there is none. Any other name is one of the platform's.
+        layers: the attention layers of all models that use it. Without layers, no shapes are checked.
+        dtype: the dtype of the layers. It is needed if there are any.
+        block_size: tokens per KV block. None for the backend's `preferred_block_size`, times the number of ranks that
+            share a block.
         trees: it must run draft trees (`AttentionBackend.supports_trees`).
-        cache_dtype: of the KV caches; `dtype` when None.
+        cache_dtype: the dtype of the KV caches. None for `dtype`.
 
     Raises:
-        ConfigError: there is no attention of that name on this platform, or layers come without their dtype.
-        UnsupportedError: the attention of that name does not support the layers, or a package that it needs is not
-            installed.
+        ConfigError: the platform has no attention of this name, or layers are given without their dtype.
+        UnsupportedError: the named attention does not support the layers, or a package that it needs is not installed.
     """
     own = platform.attention_backends()
     named: Mapping[str, AttentionFactory] = {"device": _paged, "host": PagedHostAttention, **own}
@@ -87,7 +87,7 @@ def unsupported(
     trees: bool = False,
     cache_dtype: torch.dtype | None = None,
 ) -> str:
-    """Return why a backend can't run these layers, or with `trees` their draft trees; empty if it can."""
+    """Return why a backend can't run these layers, or with `trees` their draft trees. Empty if it can."""
     if cache_dtype not in (None, dtype, *backend.cache_dtypes):
         return (
             f"attention '{backend.name}': it takes KV caches in the model's dtype only, asked for is {cache_dtype}; "
@@ -105,6 +105,6 @@ def unsupported(
 
 
 def check_trees(backend: AttentionBackend, layers: Sequence[AttentionLayer], dtype: torch.dtype, size: int) -> None:
-    """Raise UnsupportedError for attention without an ancestor mask for these layers, in blocks of `size` tokens."""
+    """Raise UnsupportedError if the attention can't run draft trees in these layers, with blocks of `size` tokens."""
     if refused := unsupported(backend, layers, dtype, size, trees=True):
         raise UnsupportedError(refused)

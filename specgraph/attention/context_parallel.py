@@ -1,7 +1,7 @@
 """Decode context parallel: each of N ranks holds every N-th key of each request.
 
-Slots, lengths and block tables of a pass are the same on every rank, those of whole requests; here they become those of
-a rank's own cache. A block of B tokens is B / N cells on each rank, so slot s is cell s // N of rank s % N.
+Slots, lengths and block tables of a pass describe whole requests, and are the same on every rank. The functions here
+map them to a rank's own cache. A block of B tokens has B / N cells on each rank: slot s is cell s // N of rank s % N.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specgraph.parallel import ContextParallel
 
 
 def own_slots(slots: Tensor, ranks: ContextParallel | None) -> Tensor:
-    """Return the cells of slots int64 [T] in a rank's own cache; NULL_SLOT for those of other ranks."""
+    """Map slots, int64 [T], to cells of this rank's cache. A slot of another rank becomes NULL_SLOT."""
     if ranks is None:
         return slots
     mine = (slots >= 0) & (slots % ranks.size == ranks.rank)
@@ -27,8 +27,10 @@ def own_slots(slots: Tensor, ranks: ContextParallel | None) -> Tensor:
 
 
 def rows_of_rank(positions: Tensor, ranks: ContextParallel | None) -> Tensor | None:
-    """Return which of consecutive positions int64 [T] are a rank's own, int64 [T / ranks.size]; None for all of them,
-    also where the ranks cannot have equally many."""
+    """Return the indices of this rank's own rows, int64 [T / ranks.size]. positions: int64 [T], consecutive.
+
+    None means all rows: there are no ranks, or T is not a multiple of their number.
+    """
     if ranks is None or len(positions) % ranks.size:
         return None
     every = torch.arange(0, len(positions), ranks.size, device=positions.device)
@@ -36,7 +38,8 @@ def rows_of_rank(positions: Tensor, ranks: ContextParallel | None) -> Tensor | N
 
 
 def all_heads(query: Tensor, ranks: ContextParallel) -> Tensor:
-    """Return the queries [T, heads, head_dim] of all ranks that hold keys of the same heads, in their order."""
+    """Gather the query heads of all ranks, [T, heads, head_dim], in the order of the ranks. If the ranks have the same
+    heads, `query` is returned."""
     if not ranks.gathers_heads:
         return query
     gathered = ops.all_gather(query, ranks.group, ranks.size).view(ranks.size, *query.shape)
@@ -44,14 +47,17 @@ def all_heads(query: Tensor, ranks: ContextParallel) -> Tensor:
 
 
 def own_heads(part: Tensor, num_heads: int, ranks: ContextParallel, dtype: torch.dtype) -> Tensor:
-    """Add up the parts [T, heads, head_dim + 1] of all ranks, with one collective: [T, num_heads, head_dim]."""
+    """Add up the partial results of all ranks with one collective, and return this rank's heads.
+
+    part: [T, heads, head_dim + 1], as `ops.attend_part` returns it. The result is [T, num_heads, head_dim].
+    """
     first = ranks.rank * num_heads if ranks.gathers_heads else 0
     parts = ops.all_gather(part, ranks.group, ranks.size)
     return ops.sum_parts(parts, ranks.size, first, num_heads).to(dtype)
 
 
 def table_by_row(metadata: AttentionMetadata, lengths: HostLengths, rows: int) -> Tensor:
-    """Return the block table for an op to which every row is a request of its own: [rows, max_blocks]."""
+    """Return the block table of each row, [rows, max_blocks], for an op that takes every row as a request."""
     table, rows_each = metadata.block_table, metadata.query_len
     if rows == table.shape[0] * rows_each:
         return table if rows_each == 1 else table[:, None].expand(-1, rows_each, -1).reshape(rows, -1)
@@ -60,7 +66,8 @@ def table_by_row(metadata: AttentionMetadata, lengths: HostLengths, rows: int) -
 
 
 def lengths_by_row(lengths: HostLengths, causal: bool, ranks: ContextParallel | None = None) -> HostLengths:
-    """Return the keys that each row sees, every row as a request of its own; only those of a rank if one is given."""
+    """Return the number of keys that each row sees, with every row as a request. With `ranks` only this rank's keys
+    count."""
     seen: list[int] = []
     for rows, keys in zip(*lengths, strict=True):
         seen += [max(0, keys - rows + 1 + row) if causal else keys for row in range(rows)]
@@ -70,15 +77,15 @@ def lengths_by_row(lengths: HostLengths, causal: bool, ranks: ContextParallel | 
 
 
 def move_between(caches: Sequence[KVCache], slots: Tensor, to_slots: Tensor, ranks: ContextParallel) -> None:
-    """Copy the keys and values of all layers from slot to slot, int64 [M], wherever each of them is: one collective.
+    """Copy keys and values of all layers from `slots` to `to_slots`, int64 [M] each, also between ranks.
 
-    Slot 0 to slot 0 where nothing moves.
+    It takes one collective. A pair of slots that moves nothing is 0 and 0.
     """
     own, to = own_slots(slots, ranks), own_slots(to_slots, ranks)
     each: list[Tensor] = []
     for cache in caches:
         for part in cache[:1] if cache.key is cache.value else cache:
-            cells = part.view(torch.int8)  # bytes, which all dtypes have: FP8 has no sums
+            cells = part.view(torch.int8)  # the sum is over bytes: FP8 has no sum
             each.append(cells.view(-1, *cells.shape[2:]))
     held = [torch.where((own >= 0)[:, None], cells[own.clamp(min=0)].flatten(1), 0) for cells in each]
     moved = torch.cat(held, dim=1)

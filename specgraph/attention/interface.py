@@ -1,4 +1,4 @@
-"""The attention interface: what a backend implements, and what a model calls in its layers."""
+"""The attention interface: the protocol of a backend, and the functions that a model calls in its layers."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ class AttentionLayer:
     num_kv_heads: Count
     head_dim: Count
     scale: float
-    """Factor on query-key products, usually head_dim ** -0.5."""
+    """The factor on query-key products, usually head_dim ** -0.5."""
     rotary: Tensor | None = None
-    """float32 [max_positions, rotary_dim]: cos in the first half, sin in the second; None for no rotation, which a
-    capture tells unless `no_rotary` is set."""
+    """float32 [max_positions, rotary_dim]: cos in the first half of the columns, sin in the second. None if nothing is
+    rotated; a capture then logs a warning unless `no_rotary` is set."""
     causal: bool = True
     window: Count | None = None
-    """Keys that a row sees at most, its own included: those of the last `window` positions. None for all. Only with
+    """A row sees the keys of the last `window` positions, its own included. None if it sees all of them. Only with
     causal attention."""
     sinks: Tensor | None = None
-    """[num_heads]: scores without a key and a value that take part in each head's softmax (gpt-oss); None for none."""
+    """[num_heads]: a score per head that takes part in the softmax without a key and a value (gpt-oss). None if there
+    are no sinks."""
 
     latent: bool = False
     """Multi-head latent attention: `num_kv_heads` is 1, and a row's key, [rotated part, latent], is also its value. It
     is stored once: `KVCache.value` is `KVCache.key`. The first rotary_dim columns of the output mean nothing."""
 
     latent_first: bool = False
-    """A latent row is [latent, rotated part], as engines store it: elements 2i and 2i + 1 of the rotated part turn
-    together, and the last rotary_dim columns of the output mean nothing."""
+    """A latent row is [latent, rotated part], as host engines store it. Elements 2i and 2i + 1 of the rotated part are
+    rotated as a pair. The last rotary_dim columns of the output mean nothing."""
 
     ranks: ContextParallel | None = None
-    """The ranks that share the keys of each request; None where this one has them all."""
+    """The ranks that share out the keys of each request. None if this rank has all keys."""
 
     no_rotary: bool = False
-    """No `rotary` is meant: the model has none (ALiBi, learned positions), or its attention rotates by a table of its
-    own."""
+    """True if `rotary` is None on purpose: the model has no rotation (ALiBi, learned positions), or its attention
+    rotates by a table of its own."""
 
     def __post_init__(self) -> None:
         given = {"rotary": self.rotary, "sinks": self.sinks}
@@ -67,17 +68,18 @@ class AttentionLayer:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether it has neither a window nor sinks, and keeps all keys, and values of its own."""
+        """Return whether the layer has no window, no sinks, no latents and no ranks that share its keys."""
         return self.window is None and self.sinks is None and not self.latent and self.ranks is None
 
     @property
     def context_size(self) -> int:
-        """Return how many ranks share the keys of each request: a block has that many times fewer cells on each."""
+        """Return the number of ranks that share the keys of each request. A block of B tokens has B / `context_size`
+        cells on each rank."""
         return 1 if self.ranks is None else self.ranks.size
 
 
 class TaskKey(NamedTuple):
-    """Names one captured op with host parameters: (draft step, layer, op)."""
+    """The name of one captured op with host parameters: (draft step, layer, op)."""
 
     step: int
     layer: int
@@ -85,43 +87,47 @@ class TaskKey(NamedTuple):
 
 
 PrepareUpdate = Callable[[HostLengths], Callable[[], None]]
-"""Makes and checks the host arguments of one captured op, before its task update begins, and returns the function that
-issues the op again on the same tensors with them. Raises UpdateError where the op can't take the lengths."""
+"""Prepares the update of one captured op: it makes and checks the op's host arguments before the task update begins.
+Returns the function that issues the op again, with these arguments and the same tensors. Raises UpdateError if the op
+can't take the lengths."""
 
 
 class UpdateSink(Protocol):
-    """Receives, during capture, each op with host parameters and the function that prepares its updates."""
+    """Receives each op with host parameters during its capture, with the function that prepares the op's updates."""
 
     def add(self, key: TaskKey, group: TaskGroup, prepare: PrepareUpdate) -> None:
-        """Register one op, captured in `group`."""
+        """Register one op that was captured in `group`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """The context of one forward pass: all that it knows besides its rows."""
+    """The context of one forward pass: its metadata, draft step and host lengths."""
 
     metadata: AttentionMetadata
     step: int = 0
-    """The draft step of this pass: 0 for the first, and always 0 for a target."""
+    """The draft step of this pass. It is always 0 for a target."""
     lengths: HostLengths | None = None
-    """The lengths as Python integers; given only to attention with host parameters."""
+    """The lengths as Python integers. None unless attention has host parameters."""
     updates: UpdateSink | None = None
-    """The receiver of captured tasks; given only during capture, to attention with host parameters."""
+    """The receiver of captured tasks. None unless attention has host parameters and a capture is running."""
 
 
 AfterAdvance = Callable[[AttentionMetadata, Tensor], None]
-"""(metadata of one row per request, already moved on; int64 [1], the number of the step that comes next). Requests with
-seq_len 0 are padding."""
+"""`after_advance(metadata, draft_step)`: see `AttentionBackend.after_advance`. The metadata has one row per request and
+is already moved on. `draft_step`, int64 [1], is the number of the next draft step. A seq_len of 0 is an inert
+request."""
 
 
 class AttentionBackend(Protocol):
     """Paged attention on one platform.
 
-    An attention op learns sequence lengths in one of two ways. With *device lengths* it reads them from the tensors of
-    `AttentionMetadata`, and nothing has to be rewritten between replays. With *host parameters* they are Python
-    integers, baked into the captured task; `host_parameters` names them ("seq_lens", "query_lens"), the platform must
-    have `task_update` to capture the op, and `ForwardContext.lengths` is always given.
+    An attention op gets sequence lengths in one of two ways:
+
+    - *Device lengths*: it reads them from the tensors of `AttentionMetadata`. Replays need no rewriting.
+    - *Host parameters*: they are Python integers that are baked into the captured task. `host_parameters` names them
+      ("seq_lens", "query_lens"), and `ForwardContext.lengths` always has them. The platform must have `task_update` to
+      capture the op.
     """
 
     @property
@@ -129,7 +135,7 @@ class AttentionBackend(Protocol):
 
     @property
     def host_parameters(self) -> tuple[str, ...]:
-        """Return the names of the arguments that are baked into a captured op; empty with device lengths."""
+        """Return the names of the arguments that are baked into a captured op. Empty with device lengths."""
         ...
 
     def forward(
@@ -142,65 +148,65 @@ class AttentionBackend(Protocol):
         cache: KVCache,
         context: ForwardContext,
     ) -> Tensor:
-        """Rotate query and key, write key and value to the cache, attend.
+        """Rotate query and key, write key and value to the cache, and attend.
 
         Args:
             layer: shapes, scale and rotary table.
-            index: the layer's number among the caches of its model.
+            index: the layer's number among the attention layers of its model.
             query: [T, num_heads, head_dim], not rotated yet.
-            key, value: [T, num_kv_heads, head_dim], key not rotated yet.
+            key, value: [T, num_kv_heads, head_dim]; the key is not rotated yet.
             cache: this layer's cache, written at `slot_mapping` (NULL_SLOT writes nothing).
-            context: the pass's metadata.
+            context: the metadata of the pass.
 
         Returns:
             [T, num_heads, head_dim] in the query's dtype. Row i of a request with query_len rows sees the first
-            `seq_len - query_len + 1 + i` keys (all `seq_len` keys if not causal), and of those the last `layer.window`.
-            Rows of requests with seq_len 0 are zero.
+            `seq_len - query_len + 1 + i` keys, or all `seq_len` keys if the layer is not causal. With a window it sees
+            only the last `layer.window` of these keys. Rows of requests with seq_len 0 are zero.
         """
         ...
 
     @property
     def preferred_block_size(self) -> int:
-        """Return the tokens per KV block that suit it best; used where nobody asks for a size."""
+        """Return the best number of tokens per KV block. It is used if the caller names none."""
         ...
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """Return whether it runs a layer, and if not, why: `no` names what was asked and what it takes.
+        """Return whether the backend runs a layer. If it does not, the reason names the request and the alternatives.
 
         Args:
-            layer: heads, head_dim and mask of the layer. A backend without windows, sinks, latents or keys that ranks
-                share must refuse a layer that has them (`AttentionLayer.is_plain`).
-            dtype: of queries, keys, values and the KV cache.
+            layer: a backend without windows, sinks, latents or keys that ranks share must refuse a layer that has them
+                (`AttentionLayer.is_plain`).
+            dtype: the dtype of queries, keys, values and the KV cache.
             block_size: tokens per KV block.
         """
         ...
 
     def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """Return whether it also runs the rows of a draft tree, whose metadata has `ancestors`, and if not, why.
+        """Return whether the backend also runs the rows of draft trees, and if not, why. Arguments as in `supports`.
 
-        Row i of a request then sees the first `seq_len - tree_len` keys and, of the `tree_len` keys after those, the
-        ones whose bit is set in its word; `causal` does not matter. Arguments as in `supports`.
+        The metadata then has `ancestors`, a word per row. A row sees the first `seq_len - tree_len` keys. Of the
+        `tree_len` keys after them it sees key i if bit i of its word is set. `causal` does not matter.
         """
         ...
 
     @property
     def cache_dtypes(self) -> tuple[torch.dtype, ...]:
-        """Dtypes of KV caches that it takes beside the dtype of the model."""
+        """The dtypes of KV caches that the backend takes besides the model's own dtype."""
         ...
 
     @property
     def after_advance(self) -> AfterAdvance | None:
-        """Return the hook of a backend with state of its own that depends on positions (a split schedule, a mask); else
-        None.
+        """Return a hook that updates the backend's own state between two draft steps. None if no state of the backend
+        depends on positions, such as a split schedule or a mask.
 
-        Between two draft steps the core moves the metadata one token on (`specgraph.attention.advance`). State that the
-        backend derived from the old positions is then stale: the later steps of vLLM #41162 read out of bounds that
-        way. The hook brings it up to date, in place and with device work only: the call is captured.
+        Between two draft steps the core moves the metadata one token on (`specgraph.attention.metadata.advance`). State
+        that was derived from the old positions is then stale: by this the later steps of vLLM #41162 read out of
+        bounds. The hook must update the state in place and with device work only, since the call is captured.
         """
         ...
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """Tensors of the backend's own that captured ops read (masks, ...), by name: part of the read-set."""
+        """Return the backend's own tensors that captured ops read, such as masks, by name: they join the read set."""
         ...
 
 
@@ -208,7 +214,7 @@ class Attend(Protocol):
     """The callable that a model uses in its attention layers: rotation, cache write and attention in one call."""
 
     def __call__(self, index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Shapes as in `AttentionBackend.forward`; `index` counts the model's attention layers from 0."""
+        """Attend in one layer. Shapes as in `AttentionBackend.forward`; `index` counts attention layers from 0."""
         ...
 
 
@@ -216,12 +222,13 @@ class Store(Protocol):
     """The callable that a model uses to write rows into its KV cache without attending: rotation and cache write."""
 
     def __call__(self, index: int, key: Tensor, value: Tensor) -> None:
-        """key, value: [T, num_kv_heads, head_dim], key not rotated yet; `index` as in `Attend`."""
+        """Store rows of one layer. key, value: [T, num_kv_heads, head_dim], the key not rotated yet. `index` as in
+        `Attend`."""
         ...
 
 
 AttentionFactory = Callable[..., AttentionBackend]
-"""Makes a backend; called with the platform."""
+"""Makes an attention backend. It is called with the platform."""
 
 
 def attend_with(
@@ -249,7 +256,7 @@ def attend_with(
 
 
 def named_cache_tensors(caches: Sequence[KVCache], prefix: str) -> Mapping[str, Tensor]:
-    """Return the cache tensors by dotted name, for the read-set."""
+    """Return the cache tensors by dotted name, for the read set."""
     named: dict[str, Tensor] = {}
     for i, cache in enumerate(caches):
         named[f"{prefix}.{i}.key"], named[f"{prefix}.{i}.value"] = cache

@@ -1,8 +1,8 @@
 """Attention metadata: lengths, slots, positions and block tables of the rows of one pass.
 
-The same facts reach a captured op in one of two ways. *Device lengths* are the tensors below, at fixed addresses,
-written in place, also from inside the graph. *Host lengths* are the integers in `HostLengths`, baked into the task at
-capture and rewritten between replays through an `UpdatePlan`.
+A captured op gets sequence lengths in one of two ways. *Device lengths* are tensors at fixed addresses, which are
+written in place, also from inside the graph. *Host lengths* are the integers in `HostLengths`: they are baked into the
+task at capture, and rewritten between replays through an `UpdatePlan`.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ class AttentionMetadata(Buffers):
     query_start_loc: Annotated[Tensor, VIEW]
     """int32 [R + 1]"""
     seq_lens: PerRequest
-    """int32 [R]: keys visible to the last row of each request (its own included); 0 for padded requests."""
+    """int32 [R]: the number of keys that the last row of each request sees, its own included. 0 for inert requests."""
     positions: PerRow
-    """int64 [T]: rotary position of each row, never above max_model_len - 1."""
+    """int64 [T]: the rotary position of each row, never above max_model_len - 1."""
     slot_mapping: PerRow
-    """int64 [T]: where each row's key and value go, block * block_size + offset; NULL_SLOT writes nothing."""
+    """int64 [T]: the slot of each row's key and value, block * block_size + offset. NULL_SLOT writes nothing."""
     block_table: PerRequest
-    """int32 [R, max_blocks]: blocks of each request in order, filled up with NULL_BLOCK."""
+    """int32 [R, max_blocks]: the blocks of each request in order, filled up with NULL_BLOCK."""
     query_len: int
-    """Rows per request in a uniform batch; the longest request's rows in a ragged one."""
+    """Rows per request in a uniform batch; the most rows of any request in a ragged one."""
     ancestors: PerRow | None = None
-    """int64 [T] where the rows are those of a draft tree: a row sees key seq_len - tree_len + i if bit i of its word is
-    set, and every key before those. The batch is then uniform, and not every backend can run it."""
+    """int64 [T]: a word of bits per row of a draft tree. A row sees the first seq_len - tree_len keys. It sees key
+    seq_len - tree_len + i if bit i of its word is set. None if the rows are no nodes of a tree. Rows of trees need a
+    uniform batch, and not every backend can run them."""
     tree_len: int = 0
-    """Keys at the end of each request that `ancestors` is about, at most 64, its bits."""
+    """The number of keys at the end of each request that the bits of `ancestors` stand for: at most 64."""
     start_locs: Annotated[Mapping[int, Tensor], ONCE] = field(default_factory=dict[int, Tensor])
-    """The `query_start_loc` of the largest batch for each number of rows per request that it may have: constants. Empty
-    where it is never sliced."""
+    """The constant `query_start_loc` of the largest batch, for each number of rows per request that `sliced` can make.
+    Empty if the metadata is never sliced."""
 
     @property
     def num_requests(self) -> int:
@@ -57,16 +58,16 @@ class AttentionMetadata(Buffers):
 
     @property
     def places(self) -> Places:
-        """The places of the rows."""
+        """The tensors that place the rows: positions, slots and lengths."""
         return Places(self.positions, self.slot_mapping, self.seq_lens)
 
     @property
     def lengths(self) -> ops.DeviceLengths:
-        """Return the rows and keys of each request."""
+        """Return the numbers of rows and keys of each request, as attention ops take them."""
         return ops.DeviceLengths(self.seq_lens, self.query_start_loc, self.query_len)
 
     def views(self, num_requests: int, **sizes: int) -> AttentionMetadata:
-        """Return the first `num_requests` requests of a uniform batch; `rows` per request as in `sliced`."""
+        """Return `sliced`, with the size `rows` for the rows per request."""
         rows = sizes["rows"]
         if rows not in self.start_locs:
             known = ", ".join(map(str, self.start_locs)) or "none"
@@ -76,8 +77,9 @@ class AttentionMetadata(Buffers):
 
     @checked
     def sliced(self, num_requests: int, query_len: int | None = None) -> AttentionMetadata:
-        """Return the first `num_requests` requests of a uniform batch of `query_len` rows each, by default as many as
-        now, else one of the numbers that `allocate_metadata` was given: views of the same memory.
+        """Return views of the first `num_requests` requests of a uniform batch.
+
+        query_len: rows per request: one of the numbers that `allocate_metadata` got, `self.query_len` by default.
         """
         return self.views(num_requests, rows=self.query_len if query_len is None else query_len)
 
@@ -88,9 +90,9 @@ def allocate_metadata(
     """Allocate metadata for uniform batches of up to `max_requests` requests, all inert (length 0, NULL_SLOT).
 
     Args:
-        query_lens: the numbers of rows per request that batches may have; the result has the largest.
-        block_table: int32 [max_requests, max_blocks]; used as it is, not copied.
-        tree_len: above 0 for the rows of a draft tree: keys at the end of each request that `ancestors` is about.
+        query_lens: the numbers of rows per request that batches may have. The result has the largest.
+        block_table: int32 [max_requests, max_blocks]; used without a copy.
+        tree_len: see `AttentionMetadata.tree_len`; above 0 only for rows of draft trees.
     """
     query_len, device = max(query_lens), block_table.device
     rows = max_requests * query_len
@@ -114,7 +116,7 @@ def allocate_metadata(
 def advance(metadata: AttentionMetadata, draft_step: Tensor, max_model_len: int, block_size: int) -> None:
     """Move metadata with one row per request one token on, in place, and add 1 to `draft_step` (int64 [1]).
 
-    Device work only, so it can be captured. Requests with seq_len 0 stay as they are.
+    It is device work only, so it can be captured. Requests with seq_len 0 do not change.
     """
     ops.advance(
         metadata.seq_lens,
@@ -128,5 +130,5 @@ def advance(metadata: AttentionMetadata, draft_step: Tensor, max_model_len: int,
 
 
 def allocate_block_table(max_requests: int, max_blocks: int, device: torch.device) -> Tensor:
-    """int32 [max_requests, max_blocks], all NULL_BLOCK."""
+    """Return a block table, int32 [max_requests, max_blocks], with NULL_BLOCK everywhere."""
     return torch.full((max_requests, max_blocks), NULL_BLOCK, dtype=torch.int32, device=device)

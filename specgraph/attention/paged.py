@@ -1,7 +1,7 @@
-"""The core's paged attention: once with device lengths, once with host parameters.
+"""The core's paged attention, with device lengths (`PagedAttention`) and with host parameters (`PagedHostAttention`).
 
-`PagedHostAttention` is the model for devices whose attention takes lengths from the host; every platform with task
-updates can run it.
+`PagedHostAttention` is the example for devices with attention that takes lengths from the host. Every platform with
+task updates can run it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ P = ParamSpec("P")
 FP8_CACHE = (torch.float8_e4m3fn,)
 
 NO_ANCESTOR_MASK = no("it has no ancestor mask, which draft trees need; --attention device has one")
-"""The answer of a backend that runs no draft trees."""
+"""The `supports_trees` of a backend that runs no draft trees."""
 
 
 def _inputs(
     layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata
 ) -> tuple[Tensor, KVCache, NewRows | None]:
-    """Return query, cache and new rows for an attention op. Latent rows are stored here: values are key columns."""
+    """Return the query, the cache and the new rows for an attention op.
+
+    Rows of a rotated latent layer are stored here. The op then gets no new rows, and reads values from the keys.
+    """
     new = NewRows(key, value, layer.rotary, metadata.positions, metadata.slot_mapping)
     if not layer.latent or layer.rotary is None:
         return query, cache, new
@@ -54,7 +57,7 @@ def _inputs(
         cache = KVCache(cache.key, cache.key)
         stored = NewRows(key, key, None, metadata.positions, metadata.slot_mapping)
         return ops.rotate_and_store(query, stored, cache), cache, None
-    rotated = layer.rotary.shape[1]  # the same numbers in the same place as the key's: written once
+    rotated = layer.rotary.shape[1]  # the columns after these are the same in key and value: one write stores both
     query = ops.rotate_and_store(
         query, new._replace(value=value[..., rotated:]), KVCache(cache.key, cache.value[..., rotated:])
     )
@@ -65,18 +68,18 @@ def _part_inputs(
     layer: AttentionLayer, ranks: ContextParallel, query: Tensor, key: Tensor, value: Tensor, cache: KVCache,
     metadata: AttentionMetadata,
 ) -> tuple[Tensor, KVCache]:  # fmt: skip
-    """Store the rows that are this rank's; return the queries of all ranks, rotated, and the cache."""
+    """Store this rank's rows. Returns the rotated queries of all ranks, and the cache."""
     metadata = replace(metadata, slot_mapping=own_slots(metadata.slot_mapping, ranks))
     query, cache, new = _inputs(layer, all_heads(query, ranks), key, value, cache, metadata)
     return query if new is None else ops.rotate_and_store(query, new, cache), cache
 
 
 def store_rows(layer: AttentionLayer, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata) -> None:
-    """Rotate keys and write both to the cache at the metadata's slots; nothing attends.
+    """Rotate keys, and write keys and values to the cache at the metadata's slots, without attention.
 
-    The cache has the core's own layout, so this needs neither an attention backend nor host parameters.
+    The cache has the core's own layout, so no attention backend and no host parameters are needed.
     """
-    # The op also rotates a query; it gets the key, and its result is not used.
+    # The op also rotates a query. It gets the key as one, and the result is not used.
     slots = own_slots(metadata.slot_mapping, layer.ranks)
     ops.rotate_and_store(key, NewRows(key, value, layer.rotary, metadata.positions, slots), cache)
 
@@ -84,7 +87,8 @@ def store_rows(layer: AttentionLayer, key: Tensor, value: Tensor, cache: KVCache
 def move_rows(
     layers: Sequence[AttentionLayer], caches: Sequence[KVCache], from_slots: Tensor, to_slots: Tensor
 ) -> None:
-    """Copy keys and values of all layers from slot to slot, int64 [M]; slot 0 to slot 0 where nothing moves."""
+    """Copy keys and values of all layers from `from_slots` to `to_slots`, int64 [M] each. A pair of slots that moves
+    nothing is 0 and 0."""
     if (ranks := layers[0].ranks) is not None:
         move_between(caches, from_slots, to_slots, ranks)
         return
@@ -103,7 +107,7 @@ _ROWS = {
 
 
 def _explained(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Have a pass that failed by its arguments say which of them is wrong; one that succeeds is not looked at."""
+    """Wrap `forward`: if it fails, an error names the wrong argument. A pass that succeeds pays nothing for it."""
 
     look: Callable[..., None] = _check_pass
 
@@ -120,7 +124,7 @@ def _check_pass(
     self: Any, layer: AttentionLayer, index: int, query: Tensor, key: Tensor, value: Tensor, cache: KVCache,
     context: ForwardContext,
 ) -> None:  # fmt: skip
-    """Raise ConfigError for arguments that `AttentionBackend.forward` doesn't take."""
+    """Raise ConfigError if an argument doesn't fit `AttentionBackend.forward`."""
     dtype, keys = dtype_of(query), f"{layer.num_kv_heads}, {layer.head_dim}"
     given = {"query": query, "key": key, "value": value, "key cache": cache.key, "value cache": cache.value}
     blocks = f"any [num_blocks, block_size, {keys}]"
@@ -135,14 +139,15 @@ def _check_pass(
 
 
 class _Paged:
-    """The answers that both have in common."""
+    """The common base of both backends."""
 
     __slots__ = ()
     after_advance = None
 
     @checked
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """See `AttentionBackend.supports`: every shape; windows, sinks and latents with causal attention."""
+        """See `AttentionBackend.supports`. Every shape is supported. Windows, sinks and latents need causal
+        attention."""
         if layer.sinks is not None and layer.ranks is not None and layer.ranks.gathers_heads:
             return no("attention sinks where ranks share keys and each has query heads of its own")
         has_mask = layer.window or layer.sinks is not None
@@ -153,13 +158,13 @@ class _Paged:
         return no("a sliding window, sinks or latents in attention that is not causal")
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """Return nothing: it keeps no tensors of its own."""
+        """Return an empty mapping: the backend keeps no tensors."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention(_Paged):
-    """Paged attention with device lengths: nothing to update between replays."""
+    """Paged attention with device lengths: nothing is updated between replays."""
 
     name: str = "paged"
     host_parameters: tuple[str, ...] = ()
@@ -191,7 +196,7 @@ class PagedAttention(_Paged):
 
     @checked
     def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """See `AttentionBackend.supports_trees`: every shape without a window or sinks."""
+        """See `AttentionBackend.supports_trees`. Windows, sinks and latents are not supported."""
         return (
             yes()
             if replace(layer, ranks=None).is_plain
@@ -201,7 +206,7 @@ class PagedAttention(_Paged):
 
 @dataclass(frozen=True, slots=True)
 class PagedHostAttention(_Paged):
-    """Paged attention with host parameters: each captured op is a task group, rewritten through the update plan."""
+    """Paged attention with host parameters: each captured op is a task group, which the update plan rewrites."""
 
     platform: Platform
     name: str = "paged-host"
@@ -254,7 +259,7 @@ class PagedHostAttention(_Paged):
 
     @checked
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """See `AttentionBackend.supports`; no windows and sinks where ranks share keys."""
+        """See `AttentionBackend.supports`. Windows and sinks are not supported if ranks share keys."""
         if layer.ranks is not None and (layer.window or layer.sinks is not None):
             return no("a sliding window or sinks with keys that ranks share; attention with device lengths takes them")
         return _Paged.supports(self, layer, dtype, block_size)

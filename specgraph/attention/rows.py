@@ -1,7 +1,7 @@
-"""The rows of each kind of pass: a class per kind, which plans them and fills them.
+"""The rows of each kind of pass: a class per kind plans the rows and fills them.
 
-`of` makes the plan, with the numbers that differ between passes of the kind. `fill` takes the tensors that these passes
-read and write. All kinds run one op, `begin_rows`, which has an argument for everything that any pass needs.
+`of` makes the plan from the numbers that differ between passes of the kind. `fill` fills the rows in the given tensors.
+All kinds run one op, `begin_rows`, which has an argument for everything that any pass needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Limits = tuple[int, int]
 
 
 class Places(NamedTuple):
-    """The places of L rows of each of R requests, as attention reads them; written."""
+    """The output tensors that place the rows of R requests, L rows each, for attention."""
 
     positions: Tensor
     """int64 [R * L]"""
@@ -30,7 +30,7 @@ class Places(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """A round of R requests after acceptance, as a drafter takes it."""
+    """The target's results for R requests after acceptance: the input of row plans. See `ProposeBatch`."""
 
     start_positions: Tensor
     """int64 [R]"""
@@ -41,11 +41,11 @@ class Accepted(NamedTuple):
     token_ids: Tensor
     """int64 [R, query_len]"""
     rows_without_block: Tensor
-    """int64 [1], added to"""
+    """int64 [1]: output. The number of rows without a block is added to it."""
 
 
 class Reached(NamedTuple):
-    """The place from which later steps with one row per request go on; written."""
+    """The output tensors that later draft steps start from, with one row per request."""
 
     last_rows: Tensor
     """int64 [R]: the row of the last sampled token."""
@@ -58,7 +58,7 @@ class Reached(NamedTuple):
 
 
 class RoundRows(RowPlan):
-    """The rows of a round, behind which later steps go on."""
+    """The rows of a propose that runs over the rows of the target's pass; later draft steps may follow."""
 
     __slots__ = ()
 
@@ -78,13 +78,13 @@ class RoundRows(RowPlan):
 
 
 class ModuleRows(RowPlan):
-    """Past rows, then those of a round; those of the round alone if no row is past."""
+    """Past rows, if there are any, then the rows of the target's pass."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, rows: int, limits: Limits, past: int) -> ModuleRows:
-        """Plan `rows` rows per request, the first `past` of which lie before the round."""
+        """Plan `rows` rows per request. The first `past` of them are past rows."""
         return cls(rows, *limits, past=past, slots_of_rejected=not past)
 
     def fill(
@@ -100,9 +100,9 @@ class ModuleRows(RowPlan):
 
         Args:
             token_ids: int64 [R * L], written.
-            states: hidden states of the round's columns [R * query_len, hidden_size], and of the rows
-                [R * L, hidden_size], which are written if there are past rows.
-            past: the tokens and hidden states that were kept of the past rows; None if there are none.
+            states: the hidden states of the target's rows, [R * query_len, hidden_size], and of all rows,
+                [R * L, hidden_size]. The latter are written if there are past rows.
+            past: the kept tokens and hidden states of past rows. None if there are no past rows.
         """
         *given, counted = accepted
         inputs, rows = RowInputs(*given), Rows(*at, token_ids, *reached, rows_without_block=counted)
@@ -114,13 +114,13 @@ class ModuleRows(RowPlan):
 
 
 class MaskedRows(RowPlan):
-    """The rows of a round, then masked ones."""
+    """The rows of the target's pass, then masked rows."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, rows: int, limits: Limits, masked: int, filler: int) -> MaskedRows:
-        """Plan `rows` rows per request, the last `masked` of which have the token `filler`."""
+        """Plan `rows` rows per request. The last `masked` of them have the token `filler`."""
         return cls(rows, *limits, later_rows=masked, filler=filler)
 
     def fill(self, accepted: Accepted, at: Places, token_ids: Tensor, hidden_rows: Tensor, draft_rows: Tensor) -> None:
@@ -128,9 +128,9 @@ class MaskedRows(RowPlan):
 
         Args:
             token_ids: int64 [R * L], written.
-            hidden_rows: int64 [R * L], written: the row of the round whose hidden state each takes; see
+            hidden_rows: int64 [R * L], written: for each row the target's row that it takes the hidden state of; see
                 `Rows.hidden_rows`.
-            draft_rows: int64 [R * n], written: the rows that predict.
+            draft_rows: int64 [R * n], written: the rows that predict a token.
         """
         *given, counted = accepted
         rows = Rows(*at, token_ids, draft_rows, hidden_rows=hidden_rows, rows_without_block=counted)
@@ -138,13 +138,13 @@ class MaskedRows(RowPlan):
 
 
 class BlockRows(RowPlan):
-    """A block of masked rows behind the sampled tokens, and the places of the round as its context."""
+    """A block of masked rows behind the sampled tokens, and the positions and slots of its context."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, rows: int, limits: Limits, filler: int) -> BlockRows:
-        """Plan a block of `rows` rows per request: the last sampled token, then the token `filler`."""
+        """Plan a block of `rows` rows per request: the last sampled token, then `filler` in all other rows."""
         return cls(rows, *limits, after_sampled=True, later_rows=rows, filler=filler)
 
     def fill(self, accepted: Accepted, at: Places, token_ids: Tensor, context: tuple[Tensor, Tensor]) -> None:
@@ -152,7 +152,7 @@ class BlockRows(RowPlan):
 
         Args:
             token_ids: int64 [R * L], written.
-            context: positions and slots of the round's columns, int64 [R * query_len] each, written.
+            context: positions and slots of the target's rows, int64 [R * query_len] each, written.
         """
         *given, counted = accepted
         positions, slots = context
@@ -161,7 +161,7 @@ class BlockRows(RowPlan):
 
 
 class TextRows(RowPlan):
-    """The tokens of a round, which enter the requests' texts. Rejected ones have no slot, so that they enter none."""
+    """The rows that append sampled tokens to the requests' texts. Rejected tokens have no slot: they are left out."""
 
     __slots__ = ()
 
@@ -175,14 +175,14 @@ class TextRows(RowPlan):
 
         Args:
             token_ids: int64 [R * L], written.
-            lens: int32 [R], written: tokens of each text, those of the round included.
+            lens: int32 [R], written: the number of tokens in each text, the new ones included.
         """
         *given, counted = accepted
         ops.begin_rows(RowInputs(*given), self, Rows(*at, token_ids, step_seq_lens=lens, rows_without_block=counted))
 
 
 class PrefillRows(RowPlan):
-    """The rows of prompts, which have their tokens already."""
+    """The rows of prompts. Their tokens are known, so only the places are filled."""
 
     __slots__ = ()
 
@@ -202,9 +202,9 @@ class PrefillRows(RowPlan):
         """Fill the places of the rows.
 
         Args:
-            start_positions: int64 [R]: of the first rows.
+            start_positions: int64 [R]: the position of each first row.
             block_table: int32 [R, max_blocks]
-            counts: int64 or int32 [R]: real rows of each prompt.
-            last_row: int64 [R], written: the last real row.
+            counts: int64 or int32 [R]: the number of real rows of each prompt.
+            last_row: int64 [R], written: the last real row of each prompt.
         """
         ops.begin_rows(RowInputs(start_positions, block_table, counts), self, Rows(*at, last_rows=last_row))

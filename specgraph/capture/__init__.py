@@ -1,4 +1,4 @@
-"""Capturing device work once and replaying it: programs, lowerings, sizes, updates, the read-set guard."""
+"""The capture and replay of device work: programs, lowerings, dispatch to sizes, task updates, the read-set guard."""
 
 from specgraph.capture.attend import AttentionStack, MakeAttend
 from specgraph.capture.dispatch import BatchDescriptor, Dispatch, Phase, dispatch, padded_size

@@ -1,5 +1,4 @@
-"""The `attend` callable of a pass in each way of running it: eager, captured whole, or captured between attention
-calls."""
+"""The `attend` callable of a pass, for each pass mode: eager, captured whole, or captured between attention calls."""
 
 from __future__ import annotations
 
@@ -25,10 +24,11 @@ from specgraph.attention.paged import store_rows
 from specgraph.capture.graph_runner import Recording, StepLengths
 
 PassMode = Literal["eager", "piecewise", "full"]
-"""The way that one kind of pass runs: op by op; from graphs between eager attention calls; from one graph."""
+"""How one kind of pass runs. eager: op by op. piecewise: from graphs between eager attention calls. full: from one
+graph."""
 
 MakeAttend = Callable[[AttentionMetadata, int], Attend]
-"""(metadata, step) -> the attend callable of one forward pass."""
+"""`make_attend(metadata, step)` returns the attend callable of one forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,14 @@ class AttentionStack:
     caches: Sequence[KVCache]
 
     def attend_in(self, recording: Recording | None, mode: PassMode, lengths: StepLengths | None = None) -> MakeAttend:
-        """Return attention for one pass: run at once, or captured.
+        """Return attention for one pass that runs at once or is captured.
 
         Args:
-            recording: the capture under way; None to run at once.
-            mode: "piecewise" ends the graph before each captured call, which stays eager, and goes on in a new one.
-            lengths: of each step, for attention with host parameters that runs at once; without them every request
-                is inert.
+            recording: the ongoing capture. None if the pass runs at once.
+            mode: with "piecewise" a capture ends the graph before each attention call, which stays eager, and goes on
+                in a new graph.
+            lengths: host lengths by step, for attention with host parameters that runs at once. Every request of a step
+                that is missing has length 0.
         """
 
         def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
@@ -60,7 +61,7 @@ class AttentionStack:
         return make_attend
 
     def store(self, metadata: AttentionMetadata) -> Store:
-        """Return the function that writes rows to the caches without attending; it is the same in every mode."""
+        """Return the function that writes rows to the caches without attention. It works in every mode."""
 
         def store(index: int, key: Tensor, value: Tensor) -> None:
             store_rows(self.layers[index], key, value, self.caches[index], metadata)

@@ -1,6 +1,6 @@
-"""The captured graph that serves a batch: the key of a graph, and padding a batch to a captured size.
+"""The key of a captured graph, and the padding of a batch to a captured size.
 
-Everything here is a pure function of the configuration and the batch, so the same batch always gets the same graph.
+All functions here are pure: they depend on configuration and batch only, so the same batch always gets the same graph.
 """
 
 from __future__ import annotations
@@ -11,35 +11,40 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Phase = Literal["prefill", "verify", "propose", "first", "step"]
-"""prefill: rows of one prompt, for target or drafter. verify: the target over K + 1 rows per request. propose: a
-drafter's whole loop. first: its step 0 alone. step: one later step alone, in most drafters one row per request."""
+"""The part of the work that a graph covers.
+
+- prefill: rows of one prompt, for target or drafter.
+- verify: the target over K + 1 rows per request.
+- propose: all draft steps of a drafter.
+- first: draft step 0 alone.
+- step: one later draft step alone, in most drafters with one row per request."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class BatchDescriptor:
-    """The key of a captured graph: everything about a padded uniform batch that shapes depend on, and nothing else.
+    """The key of a captured graph: all facts about a padded uniform batch that its graph depends on, and no others.
 
-    Capture and replay look a graph up by the same descriptor, made by `dispatch`, so they cannot disagree.
+    Capture and replay look a graph up by the same descriptor, so they cannot disagree.
     """
 
     phase: Phase
     num_requests: int
     query_len: int
-    """Rows per request that enter the graph."""
+    """Rows per request in the graph."""
     num_speculative_tokens: int
     step: int = 0
-    """The draft step, where each step has a graph of its own; 0 where one graph serves all steps of the phase."""
+    """The draft step if each one has a graph of its own. 0 if one graph serves all steps of the phase."""
     tree: bool = False
-    """The drafts are a tree and K is its depth; else a chain."""
+    """True if the drafts are trees of depth K, False if they are chains."""
     binding: int = 0
-    """Number of the bound tensors (`Drafter.bind`) that a propose copies first; 0: it copies none."""
+    """The number of the bound tensors (`Drafter.bind`) that a propose copies first. 0 if it copies none."""
     verified: int = 0
-    """Drafts of all requests together that a ragged verify takes; 0: all of them."""
+    """The drafts of all requests together that a ragged verify takes. 0 if the verify takes all of them."""
 
     @property
     def num_tokens(self) -> int:
-        """Return the rows that enter the graph: num_requests * query_len, never rounded on their own; fewer in a ragged
-        verify."""
+        """Return the number of rows in the graph: num_requests * query_len, or fewer in a ragged verify. Only the
+        number of requests is padded, never the rows themselves."""
         if self.verified:
             return self.num_requests + self.verified
         return self.num_requests * self.query_len
@@ -55,7 +60,7 @@ class BatchDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The padded descriptor of a batch, whether a captured size holds it, and the reason if none does."""
+    """The padded descriptor of a batch, whether a captured size holds the batch, and the reason if none does."""
 
     descriptor: BatchDescriptor
     captured: bool
@@ -63,9 +68,10 @@ class Dispatch:
 
 
 def dispatch(batch: BatchDescriptor, sizes: Sequence[int]) -> Dispatch:
-    """Pad a batch to the least captured size that holds it, or leave it at its own size for eager.
+    """Pad a batch to the least captured size that holds it. If there is none, the batch keeps its size and runs
+    eagerly.
 
-    `sizes` are the captured numbers of requests, ascending.
+    sizes: the captured numbers of requests, ascending.
     """
     size = padded_size(batch.num_requests, sizes)
     if size is not None:
@@ -75,6 +81,6 @@ def dispatch(batch: BatchDescriptor, sizes: Sequence[int]) -> Dispatch:
 
 
 def padded_size(count: int, sizes: Sequence[int]) -> int | None:
-    """Return the smallest of `sizes` (ascending) that is at least `count`; None when there is none."""
+    """Return the smallest of `sizes` (ascending) that is at least `count`. None if there is none."""
     index = bisect_left(sizes, count)
     return sizes[index] if index < len(sizes) else None

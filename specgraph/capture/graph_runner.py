@@ -1,7 +1,7 @@
 """The graph runner: captures bodies of device work by descriptor, and replays them.
 
-A captured body is a list of pieces: graphs, and between them calls that stay eager (attention, in piecewise passes). A
-body that is captured whole is a list of one graph.
+A captured body is a list of pieces. In a piecewise pass, graphs alternate with attention calls that stay eager. A body
+that is captured whole is one graph.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ StepLengths = Mapping[int, HostLengths]
 EagerPiece = Callable[[StepLengths], None]
 
 Body = Callable[["Recording | None"], None]
-"""Device work: called with None it runs, with a recording it is captured."""
+"""A function of device work. Called with None it runs the work, called with a recording it is captured."""
 
 
 class Recording:
-    """An ongoing capture, as the code that is captured sees it."""
+    """An ongoing capture, in the form that the captured code gets it."""
 
     def __init__(
         self, platform: Platform, pool: GraphPool, guard: ReadSetGuard, num_requests: int, live_graphs: int
     ) -> None:
-        """live_graphs: graphs that the runner holds already."""
+        """live_graphs: the number of graphs that the runner holds already."""
         self.updates = UpdatePlan(platform, num_requests)
         self.pieces: list[Graph | EagerPiece] = []
         self._platform, self._pool, self._guard, self._live_graphs = platform, pool, guard, live_graphs
@@ -46,13 +46,16 @@ class Recording:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Finish the current graph, or abandon it with the exception being handled."""
+        """Finish the current graph, or abandon it if there is an exception."""
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.__exit__(*error)
 
     def split(self, piece: EagerPiece) -> None:
-        """End the graph, run `piece` eagerly at each replay, go on in a new graph; CaptureError where none fits."""
+        """End the current graph, have each replay run `piece` eagerly, and go on in a new graph.
+
+        Raises CaptureError if the platform can't hold another graph.
+        """
         self.__exit__(None, None, None)
         self.pieces.append(piece)
         self._begin()
@@ -85,30 +88,31 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The capture of one descriptor: the pieces, their update plan, and the addresses of what they read."""
+    """The capture of one descriptor: its pieces, their update plan, and the addresses of their inputs."""
 
     pieces: tuple[Graph | EagerPiece, ...]
     num_graphs: int
-    """Graphs among the pieces."""
+    """The number of graphs among the pieces."""
     updates: UpdatePlan
     inputs: Fingerprint
 
 
 class GraphRunner:
-    """Owns the graphs of one model on one platform, all in one pool."""
+    """Captures and replays the graphs of one model on one platform. It owns the graphs, and one pool for all."""
 
     def __init__(self, platform: Platform, reads: ReadSet, *, check_inputs: bool = False) -> None:
         """
         Args:
             platform: where to capture.
-            reads: the persistent tensors that bodies may touch.
-            check_inputs: compare their addresses before every replay (a debugging aid; some microseconds each).
+            reads: returns the persistent tensors that bodies may touch.
+            check_inputs: compare their addresses before every replay, for debugging. It takes some microseconds per
+                tensor.
         """
         self._platform, self._reads, self._check_inputs = platform, reads, check_inputs
         self._pool = platform.graph_pool()
         self._captured: dict[BatchDescriptor, Captured] = {}
         self.is_closed = False
-        """True once `close()` was called."""
+        """True after `close()`."""
 
     def __contains__(self, descriptor: BatchDescriptor) -> bool:
         return descriptor in self._captured
@@ -128,8 +132,8 @@ class GraphRunner:
         return sum(captured.num_graphs for captured in self._captured.values())
 
     def plain_graph(self, descriptor: BatchDescriptor) -> Graph | None:
-        """Return the graph of a body that was captured whole and needs no updates: its `replay` is all that a launch of
-        `descriptor` is. None for every other body, and with `check_inputs`."""
+        """Return the one graph of `descriptor` if its `replay` is the whole launch. None if the body has several
+        pieces or needs task updates, or with `check_inputs`."""
         captured = self._captured.get(descriptor)
         if captured is None or captured.updates.tasks or self._check_inputs:
             return None
@@ -137,14 +141,14 @@ class GraphRunner:
         return first if isinstance(first, Graph) and not others else None
 
     def capture(self, descriptor: BatchDescriptor, body: Body) -> None:
-        """Run `body(None)` once for warm-up on the platform's capture stream, then capture `body(recording)`.
+        """Run `body(None)` once as a warm-up on the platform's capture stream, then capture `body(recording)`.
 
-        The body must have its inputs inert (all rows padded) during capture: warm-up really runs.
+        The warm-up really runs, so all rows in the inputs of the body must be padding.
 
         Raises:
-            CaptureError: already captured, too many live graphs, or the platform refused. What was captured of this
-                descriptor is dropped; the platform is usable.
-            ReadSetError: the body touches a tensor that the read-set does not name.
+            CaptureError: already captured, too many live graphs, or the platform refused. All graphs of this descriptor
+                are dropped; the platform stays usable.
+            ReadSetError: the body touches a tensor that the read set does not name.
         """
         if descriptor in self._captured:
             raise CaptureError(f"{descriptor} is captured already")
@@ -162,31 +166,33 @@ class GraphRunner:
                 except BaseException:
                     recording.close()
                     raise
-        except torch.OutOfMemoryError as error:  # in the warm-up; inside a capture the platform explains it
+        except torch.OutOfMemoryError as error:  # from the warm-up; the platform explains one inside a capture
             raise CaptureError(
                 f"out of memory while warming up {descriptor}: nothing of it is kept; capture smaller sizes, or give "
                 f"the KV cache less. {str(error).splitlines()[0]}"
             ) from error
         finally:
-            self._platform.current_stream().wait_stream(stream)  # after the warm-up, also where the capture failed
+            self._platform.current_stream().wait_stream(stream)  # wait for the warm-up, also if the capture failed
         inputs = fingerprint(named, guard.touched)
         pieces = tuple(recording.pieces)
         num_graphs = sum(isinstance(piece, Graph) for piece in pieces)
         self._captured[descriptor] = Captured(pieces, num_graphs, recording.updates, inputs)
 
     def replay(self, descriptor: BatchDescriptor, lengths: StepLengths | None = None) -> int:
-        """Launch what was captured for `descriptor`.
+        """Launch the captured body of `descriptor`.
 
         Args:
-            lengths: host lengths by captured step; exactly the captured steps for attention with host parameters.
+            lengths: host lengths by captured step. Attention with host parameters needs them for exactly the captured
+                steps.
 
         Returns:
             The number of graphs that were launched.
 
         Raises:
-            CaptureError: nothing is captured for it: capture never happens at request time.
-            StaleInputError: with `check_inputs`, a tensor it reads was reassigned or moved.
-            UpdateError: `lengths` does not fit; nothing was launched.
+            CaptureError: the descriptor was never captured, and nothing is captured at request time.
+            StaleInputError: with `check_inputs`, an input was reassigned or moved.
+            UpdateError: `lengths` does not fit. Nothing was launched. One exception: a platform that updates during the
+                replay finds wrong lengths of a step only when its turn comes.
         """
         captured = self._captured.get(descriptor)
         if self.is_closed:
@@ -200,7 +206,7 @@ class GraphRunner:
         updates, lengths = captured.updates, lengths or {}
         during = self._platform.capabilities.update_order == "during_replay"
         if updates.tasks and during:
-            updates.check_steps(lengths)  # before the launch: a graph must not be left waiting for an update
+            updates.check_steps(lengths)  # before the launch: a graph must not wait for an update that never comes
         elif updates.tasks:
             updates.apply(lengths)
         for piece in captured.pieces:

@@ -1,9 +1,14 @@
-"""The launches that a program becomes, and the passes that run from graphs at all.
+"""Lowerings: the launches that a program becomes, and the choice of passes that run from graphs.
 
-The lowering of the draft loop: `eager` runs op by op; `piecewise` captures between attention calls; `step` captures the
-first step and one later step; `merged` captures the whole loop. Programs without a loop (prefill, verify) are always
-one launch. The options `decode` and `prefill`, which target and drafter share, name the lowering and how prompts run;
-`auto` follows from the platform.
+The lowering decides how draft steps run:
+
+- `eager`: op by op.
+- `piecewise`: graphs between eager attention calls.
+- `step`: a graph for draft step 0, and one for a later step.
+- `merged`: one graph for all steps.
+
+Programs without draft steps (prefill, verify) are always one launch. The option `decode` names the lowering, and
+`prefill` how prompts run. Target and drafter share both. With `auto` the platform decides.
 """
 
 from __future__ import annotations
@@ -25,21 +30,23 @@ class Launch:
     descriptor: BatchDescriptor
     """The key of the graph."""
     captured_steps: tuple[int, ...]
-    """The steps that the graph was captured with: what its update plan is keyed by."""
+    """The draft steps that the graph was captured with. They are the keys of its update plan."""
     steps: tuple[int, ...]
-    """The steps that this launch computes. They differ where one captured step serves all later ones."""
+    """The draft steps that this launch computes. They differ from `captured_steps` if one captured step serves all
+    later ones."""
 
 
 def launches(lowering: LoweringName, program: Program, batch: BatchDescriptor) -> tuple[Launch, ...]:
     """Return the launches of one padded batch of a program, in order.
 
-    `eager` calls what `merged` would capture; `piecewise` has the launches of `step`, each split around attention.
+    `eager` calls the body that `merged` would capture. `piecewise` has the launches of `step`, each split around
+    attention.
     """
     every = tuple(range(program.num_steps(batch)))
     if program.step_kind == "together" or lowering in ("merged", "eager"):
         return (Launch(batch, every, every),)
     first = Launch(replace(batch, phase="first"), (0,), (0,))
-    batch = replace(batch, binding=0)  # later steps read no tensor of a binding
+    batch = replace(batch, binding=0)  # later steps read no bound tensors
     if program.step_kind == "distinct":
         return (first, *(Launch(replace(batch, phase="step", step=k), (k,), (k,)) for k in every[1:]))
     later = replace(batch, phase="step", query_len=program.later_rows)
@@ -48,7 +55,7 @@ def launches(lowering: LoweringName, program: Program, batch: BatchDescriptor) -
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The lowering that was chosen, the reason why each stronger one was not, and how prompts run."""
+    """The chosen lowering, the reasons against each stronger one, and how prompts run."""
 
     lowering: LoweringName
     refusals: dict[str, str]
@@ -56,17 +63,17 @@ class Resolution:
 
     @property
     def decode(self) -> PassMode:
-        """Return the mode of verify and propose passes, which follows from the lowering."""
+        """Return the mode of verify and propose passes."""
         return pass_mode(self.lowering)
 
     def explain(self) -> str:
-        """Return one line for a person: the lowering, and what was refused."""
+        """Return one readable line: the lowering, and the refused ones with their reasons."""
         refused = "; ".join(f"{name} refused: {reason}" for name, reason in self.refusals.items())
         return f"{self.lowering}" + (f" ({refused})" if refused else "")
 
 
 def refusal(lowering: LoweringName, capabilities: Capabilities, host_parameters: tuple[str, ...]) -> str | None:
-    """Return why a platform can't run a lowering with an attention backend; None if it can."""
+    """Return why a platform can't run a lowering with an attention backend. None if it can."""
     if lowering == "eager":
         return None
     if not capabilities.graphs:
@@ -87,15 +94,15 @@ def resolve(
     host_parameters: tuple[str, ...],
     prefill: PrefillChoice = "auto",
 ) -> Resolution:
-    """Return the lowering of the draft loop and the mode of prefill passes; for `auto` the strongest that is possible.
+    """Choose the lowering and the mode of prefill passes. With `auto` it is the strongest possible one.
 
     Args:
-        decode: auto takes no lowering that is stronger than the platform's default.
-        prefill: auto is as strong as the lowering, but attention with host lengths stays outside the graphs of
+        decode: `auto` chooses no lowering that is stronger than the platform's default.
+        prefill: `auto` follows the lowering. One exception: attention with host lengths stays outside the graphs of
             prompts, because it would need an update per layer.
 
     Raises:
-        UnsupportedError: what was named is not possible here; the message has the reason.
+        UnsupportedError: the named lowering or mode is not possible here. The error has the reason.
     """
     refusals: dict[str, str] = {}
     for lowering in reversed(LOWERINGS) if decode == "auto" else (decode,):
@@ -117,5 +124,5 @@ def resolve(
 
 
 def pass_mode(lowering: LoweringName) -> PassMode:
-    """Return the mode of the passes of a lowering."""
+    """Return the pass mode of a lowering."""
     return lowering if lowering == "eager" or lowering == "piecewise" else "full"

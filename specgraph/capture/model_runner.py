@@ -1,8 +1,8 @@
 """The model runner: captures and runs the programs of one model, for target and drafter alike.
 
-A program (`specgraph.capture.program`) is what one launchable unit computes; a lowering (`specgraph.capture.lowering`)
-says how many graph launches it becomes. The runner puts both together: at start-up it captures every padded batch of
-every program, and later it replays what was captured.
+A program (`specgraph.capture.program`) is the device work of one kind of pass. A lowering
+(`specgraph.capture.lowering`) decides how many graph launches it becomes. The runner combines both: at start-up it
+captures every padded batch of every program, and later it replays the graphs.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from specgraph.ops.tensor_forms import check_named
 from specgraph.validation import OneCall, checked, shown
 
 LengthsAt = Callable[[int], HostLengths]
-"""The host lengths of one step; asked for when they are needed, because finding them may wait for the device."""
+"""Returns the host lengths of one step. It is called when they are needed, because it may wait for the device."""
 
 
 class Model(Protocol):
-    """The part of a model that the runner needs to know."""
+    """The members of a model that the runner uses."""
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]: ...
@@ -50,29 +50,30 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One padded batch of a program, ready to run: what there is to look up is looked up once."""
+    """One padded batch of a program, ready to run: all look-ups are done."""
 
     program: Program
     batch: BatchDescriptor
     launches: tuple[Launch, ...]
     from_graphs: bool
     graph: Graph | None = None
-    """Replaying it is the whole pass; None where there is more to do (`GraphRunner.plain_graph`)."""
+    """The graph, if one replay of it is the whole pass (`GraphRunner.plain_graph`). Otherwise None."""
 
 
 @dataclass(frozen=True)
 class LaunchLengths(Mapping[int, HostLengths]):
-    """The lengths of one launch by captured step, each computed when it is asked for: later ones may have to wait."""
+    """The host lengths of one launch by captured step. Each is computed when it is read, since that may have to
+    wait."""
 
     at: LengthsAt
     steps: Mapping[int, int]
-    """The step of this pass, by the step that was captured for it."""
+    """The step of this pass for each captured step."""
 
     def __getitem__(self, captured: int) -> HostLengths:
         return self.at(self.steps[captured])
 
     def __contains__(self, captured: object) -> bool:
-        return captured in self.steps  # Mapping's own would compute the lengths, and wait
+        return captured in self.steps  # Mapping.__contains__ would compute the lengths, and wait
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.steps)
@@ -82,10 +83,10 @@ class LaunchLengths(Mapping[int, HostLengths]):
 
 
 class ModelRunner(OneCall):
-    """Runs one model's programs on one platform, from graphs captured at start-up or eagerly, as the config says.
+    """Runs one model's programs on one platform: eagerly, or from graphs that are captured at start-up.
 
-    Owns its graphs and its programs' buffers; the model and the KV caches belong to the caller. Not thread-safe: one
-    pass at a time.
+    The runner owns its graphs and its programs' buffers. The model and the KV caches belong to the caller. Not
+    thread-safe: one pass at a time.
     """
 
     def __init__(
@@ -96,23 +97,28 @@ class ModelRunner(OneCall):
         config: DraftConfig,
         attention: AttentionBackend,
     ) -> None:
-        """model: a target or a draft head; caches: one per attention layer of it. UnsupportedError where the lowering
-        or prefill mode that was asked for is not possible on this platform.
+        """
+        Args:
+            model: a target or a draft head.
+            caches: one KV cache per attention layer of the model.
+
+        Raises:
+            UnsupportedError: this platform cannot run the lowering or the prefill mode of the config.
         """
         self.platform, self.caches, self.attention = platform, tuple(caches), attention
         self.resolution = resolve(config.decode, platform.capabilities, attention.host_parameters, config.prefill)
         """The lowering and prefill mode in use, and why stronger ones were refused."""
         self.stack = AttentionStack(attention, model.attention_layers, self.caches)
         self.graphs: GraphRunner | None = None
-        """The captured graphs; None where every pass is eager."""
+        """The captured graphs. None if every pass is eager."""
         if (self.resolution.decode, self.resolution.prefill) != ("eager", "eager"):
             self.graphs = GraphRunner(platform, _weakly(self.read_set), check_inputs=config.check_inputs)
         self.programs: list[Program] = []
         """The programs, in the order in which they are captured."""
         self.compile_seconds = 0.0
-        """Seconds that `capture` compiled kernels, or found that they are compiled."""
+        """Seconds that `capture` took to compile kernels, or to find them compiled."""
         self.launches: Counter[str] = Counter()
-        """Graph launches so far, by the phase of the program."""
+        """The number of graph launches so far, by the phase of the program."""
         self._model = model
 
     def read_set(self) -> dict[str, Tensor]:
@@ -126,27 +132,28 @@ class ModelRunner(OneCall):
         return named
 
     def captures(self) -> list[tuple[Program, BatchDescriptor, Launch]]:
-        """Return what `capture` captures: every launch of every batch of the programs that run from graphs, once."""
+        """Return the launches that `capture` captures, each once, with its program and batch."""
         found: dict[BatchDescriptor, tuple[Program, BatchDescriptor, Launch]] = {}
         for program in self.programs if self.graphs is not None else ():
             for batch in program.batches() if self.pass_mode(program) != "eager" else ():
                 for launch in self.launches_of(program, batch):
-                    found.setdefault(launch.descriptor, (program, batch, launch))  # one step graph serves several steps
+                    found.setdefault(launch.descriptor, (program, batch, launch))  # several launches may share a graph
         return list(found.values())
 
     def _check(self) -> None:
-        """Check what can be checked by a small pass, before anything is compiled or captured; part of `capture`."""
+        """Check the model with a small pass. `capture` calls it before anything is compiled or captured."""
 
     def capture(self, progress: Progress | None = None) -> None:
-        """Check the model, compile what is to be captured, and capture every batch of every program that runs from
-        graphs. Nothing is captured later.
+        """Check the model, compile its kernels, and capture every batch of every program that runs from graphs.
+
+        Nothing is captured later.
 
         Args:
             progress: called after each kernel and each capture.
 
         Raises:
-            CaptureError: a capture failed. With fallback 'eager' the caller may go on with a runner whose lowering is
-                'eager'; nothing falls back by itself.
+            CaptureError: a capture failed. There is no fallback by itself: with fallback 'eager' the caller may make
+                another runner with the lowering 'eager'.
         """
         progress, inert = progress or _silent, None
         with users_code("capture failed", CaptureError, theirs_alone=True):
@@ -168,7 +175,7 @@ class ModelRunner(OneCall):
             progress("capturing", done, len(captures))
 
     def pass_mode(self, program: Program) -> PassMode:
-        """Return the way in which the passes of a program run."""
+        """Return how the passes of a program run."""
         try:
             return self.resolution.prefill if program.phase == "prefill" else self.resolution.decode
         except AttributeError:
@@ -181,7 +188,8 @@ class ModelRunner(OneCall):
 
     @checked
     def prepare(self, program: Program, batch: BatchDescriptor, captured: bool = True) -> Pass:
-        """Return a pass over a padded batch; `captured` is False where no captured size holds it: it runs eagerly."""
+        """Return a pass over a padded batch. captured: False if no captured size holds the batch, which then runs
+        eagerly."""
         from_graphs = captured and self.pass_mode(program) != "eager"
         launches, graph = self.launches_of(program, batch), None
         if from_graphs and self.graphs is not None and len(launches) == 1:
@@ -189,9 +197,11 @@ class ModelRunner(OneCall):
         return Pass(program, batch, launches, from_graphs, graph)
 
     def run(self, ready: Pass, lengths: LengthsAt | None = None) -> None:
-        """Run a pass over the rows in the program's buffers; `lengths` are for attention with host parameters.
+        """Run a pass over the rows in the program's buffers.
 
-        A batch whose graph should have been captured, and was not, is a CaptureError.
+        lengths: the host lengths, for attention with host parameters.
+
+        Raises CaptureError if the graph of the batch was not captured.
         """
         try:
             graphs = self.graphs if ready.from_graphs else None
@@ -213,7 +223,7 @@ class ModelRunner(OneCall):
                 self.launches[ready.program.phase] += graphs.replay(launch.descriptor, now)
 
     def close(self) -> None:
-        """Release the graphs and their memory; calls are refused afterwards. Twice is harmless."""
+        """Release the graphs and their memory. Later calls are refused. Closing twice is harmless."""
         self.refuse_calls(f"this {type(self).__name__} is closed, and its graphs are released: make another one")
         if self.graphs is not None:
             self.graphs.close()
@@ -221,10 +231,10 @@ class ModelRunner(OneCall):
     def _body(
         self, program: Program, batch: BatchDescriptor, launch: Launch, lengths: StepLengths | None = None
     ) -> Body:
-        """Return the device work of one launch: called with None it runs, with a recording it is captured.
+        """Return the device work of one launch.
 
-        Without autograd, whatever the caller's mode: weights that are parameters of torch modules would otherwise have
-        every eager pass write its history into the KV caches.
+        It runs without autograd, also if the caller's mode has it on. Weights may be parameters of torch modules: every
+        eager pass would then write its autograd history into the KV caches.
         """
         work, mode = program.work_of(batch), self.pass_mode(program)
 
@@ -236,8 +246,8 @@ class ModelRunner(OneCall):
 
 
 def _weakly(read_set: Callable[[], dict[str, Tensor]]) -> Callable[[], dict[str, Tensor]]:
-    """Return a runner's method for the graphs that the runner owns: they don't keep it alive, so that dropping the
-    runner frees graphs and KV caches at once, without a garbage collection."""
+    """Return a runner's method with a weak reference to the runner, for the graphs that it owns. They don't keep the
+    runner alive: dropping it frees graphs and KV caches at once, without a garbage collection."""
     method = WeakMethod(read_set)
 
     def call() -> dict[str, Tensor]:
@@ -253,7 +263,8 @@ def _silent(what: str, done: int, total: int) -> None:
 
 
 def report_captures(runners: Sequence[ModelRunner], progress: Progress | None) -> Progress | None:
-    """Return what `capture` of each runner takes, so that `progress` counts the captures of all of them together."""
+    """Return the `progress` argument for the `capture` of each runner. It counts the captures of all runners
+    together."""
     if progress is None:
         return None
     captured, total = count(1), sum(len(runner.captures()) for runner in runners)

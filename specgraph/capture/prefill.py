@@ -1,7 +1,7 @@
-"""Prefill passes: rows of one prompt on their way into the KV cache, padded to a captured number of rows.
+"""Prefill passes: they write rows of one prompt to the KV cache, padded to a captured number of rows.
 
-Target and drafter prefill alike. A pass is a uniform batch of one request. Its padding follows the real rows and writes
-nothing, so one graph serves every chunk of up to that many rows, at any position.
+They are the same for target and drafter: a uniform batch of one request. Padding follows the real rows and writes no
+KV, so one graph serves every prefill chunk of at most its number of rows, at any position.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ class PrefillBuffers(Buffers):
     """The persistent tensors of prefill passes of up to T rows, for one model."""
 
     inputs: Once
-    """int64: the memory of first_position, num_rows, block_table and token_ids, so that one copy writes a pass."""
+    """int64: the memory that first_position, num_rows, block_table and token_ids are views of. One copy writes them
+    for each pass."""
     token_ids: Annotated[Tensor, Axes("tokens")]
-    """int64 [T + look_ahead], written per pass: of the rows, then those that follow the last real row."""
+    """int64 [T + look_ahead]: the tokens of the real rows, then the tokens that follow them in the prompt."""
     first_position: Once
-    """int64 [1], written per pass: the position of row 0."""
+    """int64 [1]: the position of row 0."""
     num_rows: Once
-    """int64 [1], written per pass: real rows; 0 makes the pass inert."""
+    """int64 [1]: the number of real rows. 0 makes the pass inert."""
     block_table: Once
-    """int32 [1, blocks], written per pass, filled up with NULL_BLOCK: room for T rows past max_model_len, and for all
-    blocks that a round's table has."""
+    """int32 [1, blocks], filled up with NULL_BLOCK. It has room for T rows past max_model_len, and at least as many
+    columns as the block table of a propose or a verify."""
     aux_hidden: PerRow
-    """[T, aux_size]: the target's hidden states; written by the target's pass, read by the drafter's."""
+    """[T, aux_size]: the target's hidden states. The target's pass writes them, the drafter's pass reads them."""
     last_row: Once
     """int64 [1]: the last real row."""
     metadata: AttentionMetadata
 
     @property
     def look_ahead(self) -> int:
-        """Return the tokens past the rows: those that later modules of a drafter take at the last rows; else 0."""
+        """Return the number of tokens past the rows, which later modules of a drafter take. 0 without such modules."""
         return self.token_ids.shape[0] - self.aux_hidden.shape[0]
 
     def sliced(self, rows: int) -> PrefillBuffers:
-        """Return the buffers of a pass of `rows` rows: views of the same memory."""
+        """Return views of the buffers for a pass of `rows` rows."""
         return self.views(1, rows=rows, tokens=rows + self.look_ahead)
 
     def load(
@@ -67,7 +68,7 @@ class PrefillBuffers(Buffers):
         """Write the inputs of a pass of `num_rows` rows, padding included, in place.
 
         Args:
-            following: up to `look_ahead` tokens after those of the rows; where fewer are known, the last one repeats.
+            following: up to `look_ahead` tokens after the tokens of the rows. If fewer are known, the last one repeats.
 
         Raises:
             CapacityError: more blocks than the table holds.
@@ -94,12 +95,15 @@ def allocate_prefill(
     aux_hidden: Tensor | None = None,
     look_ahead: int = 0,
 ) -> PrefillBuffers:
-    """Allocate inert buffers for passes of up to the largest prefill size; `aux_hidden` [rows, aux_size] shares the
-    drafter's, `look_ahead` is that of `PrefillBuffers`.
+    """Allocate inert buffers for passes of up to the largest prefill size.
+
+    Args:
+        aux_hidden: [rows, aux_size]: memory to share, such as a drafter's. None to allocate it.
+        look_ahead: see `PrefillBuffers.look_ahead`.
     """
     rows = config.prefill_rows[-1]
     blocks = max(config.max_blocks, -(-(config.max_model_len + rows) // config.block_size))
-    words = -(-blocks // 4) * 2  # each part begins at a multiple of 16 bytes, as compiled kernels expect of pointers
+    words = -(-blocks // 4) * 2  # compiled kernels expect pointers to multiples of 16 bytes: each part begins at one
     inputs = torch.zeros(4 + words + rows + look_ahead, dtype=torch.int64, device=device)
     table = inputs[4 : 4 + words].view(torch.int32)[:blocks].view(1, blocks)
     table.fill_(NULL_BLOCK)
@@ -124,9 +128,9 @@ class PrefillProgram(Program):
     buffers: PrefillBuffers
     config: DraftConfig
     forward: Callable[[PrefillBuffers, MakeAttend], None]
-    """The model's part of a pass, once positions, slots and lengths are in the buffers."""
+    """Runs the model. It is called when positions, slots and lengths are in the buffers."""
     num_passes: int = 1
-    """Forward passes with attention in `forward`, numbered from 0."""
+    """The number of forward passes with attention in `forward`."""
     phase: Phase = "prefill"
 
     def num_steps(self, batch: BatchDescriptor) -> int:
@@ -136,11 +140,11 @@ class PrefillProgram(Program):
         return [BatchDescriptor("prefill", 1, rows, 0) for rows in reversed(self.config.prefill_rows)]
 
     def plan(self, batch: BatchDescriptor) -> PrefillRows:
-        """Return the rows of a padded pass. Its real rows are those whose tokens are known."""
+        """Return the row plan of a padded pass. A row with a known token is real; the others are padding."""
         return PrefillRows.of(batch.query_len, self.config.limits)
 
     def work_of(self, batch: BatchDescriptor) -> Work:
-        """Return the work: positions, slots and lengths of the rows; then the model."""
+        """Return the work of a pass: it fills positions, slots and lengths, then runs the model."""
         b = self.buffers.sliced(batch.query_len)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
@@ -156,9 +160,9 @@ class PrefillProgram(Program):
         return self.buffers.named_tensors("prefill")
 
     def dispatch(self, num_rows: int) -> BatchDescriptor:
-        """Return the padded pass for `num_rows` rows of a prompt; CapacityError for more than the longest pass has.
+        """Return the padded pass for `num_rows` rows of a prompt. Raises CapacityError if no pass has that many rows.
 
-        Eager passes pad too: matmuls change their last bit with the number of rows.
+        Eager passes are padded too, since the last bit of a matmul depends on the number of rows.
         """
         size = padded_size(num_rows, self.config.prefill_rows)
         if size is None or num_rows < 1:
@@ -177,18 +181,18 @@ class PrefillProgram(Program):
         at_least: int = 0,
         following: Sequence[int] = (),
     ) -> None:
-        """Run a pass over rows of one prompt.
+        """Run a pass over consecutive rows of one prompt.
 
         Args:
-            runner: of the model; this is one of its programs.
-            token_ids: one per row, for consecutive rows of one prompt.
+            runner: the model's runner, which has this program.
+            token_ids: the token of each row.
             first_position: the position of the first row.
             blocks: the request's KV blocks, from position 0 on.
-            at_least: rows that the pass is padded for at least; without tokens the whole pass is padding.
+            at_least: the least number of rows to pad for. Without tokens the whole pass is padding.
             following: see `PrefillBuffers.load`.
 
         Raises:
-            CapacityError: more rows than the longest pass has, or more tokens than `blocks` hold; nothing was run.
+            CapacityError: more rows than the longest pass has, or more tokens than `blocks` hold. Nothing was run.
         """
         batch = self.dispatch(max(len(token_ids), at_least))
         size, end = self.config.block_size, first_position + len(token_ids)

@@ -1,4 +1,4 @@
-"""Programs: what one launchable unit computes, as plain tensor code, and the persistent tensors that it works on."""
+"""Programs: the device work of one kind of pass as plain tensor code, and the persistent tensors that it uses."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from specgraph.capture.attend import MakeAttend
 from specgraph.capture.dispatch import BatchDescriptor, Phase
 
 Work = Callable[[Sequence[int], MakeAttend], None]
-"""The device work of some steps of a program, on buffers that were sliced to one batch."""
+"""`work(steps, make_attend)` runs some steps of a program on buffers that are sliced to one batch."""
 
 StepKind = Literal["together", "alike", "distinct"]
-"""The ways in which the steps of a program may be captured. together: always in one launch. alike: a draft loop whose
-later steps are the same computation, so that one captured step is replayed for all of them. distinct: a draft loop
-whose later steps differ, so that each has a graph of its own."""
+"""How the steps of a program may be captured.
+
+- together: always in one launch.
+- alike: all later draft steps are the same computation, so one captured step is replayed for each of them.
+- distinct: the draft steps differ, so each has a graph of its own."""
 
 
 class Program(ABC):
-    """One kind of pass of one model: the prefill of a prompt's rows, a verify, a propose. It knows no device, no graph
-    and no lowering."""
+    """One kind of pass of one model: a prefill chunk, a verify or a propose. It knows no device, no graph and no
+    lowering."""
 
     phase: Phase
     """The phase of its batches."""
@@ -30,11 +32,12 @@ class Program(ABC):
 
     @property
     def later_rows(self) -> int:
-        """Return the rows per request in each step after the first, where these are alike."""
+        """Return the rows per request of a later step. It is used only if `step_kind` is "alike"."""
         return 1
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """Return the number of forward passes with attention, numbered from 0: what host lengths are keyed by."""
+        """Return the number of steps: forward passes with attention. Their numbers, from 0, are the keys of host
+        lengths."""
         return 1
 
     @abstractmethod
@@ -43,11 +46,11 @@ class Program(ABC):
 
     @abstractmethod
     def work_of(self, batch: BatchDescriptor) -> Work:
-        """Return the work over views of the program's buffers for this batch."""
+        """Return the work of this batch, over views of the program's buffers."""
 
     @abstractmethod
     def make_inert(self) -> None:
-        """Make every row of every batch padding: the warm-up before a capture really runs."""
+        """Turn every row of the buffers into padding, since the warm-up before a capture really runs."""
 
     @abstractmethod
     def named_tensors(self) -> Mapping[str, Tensor]:

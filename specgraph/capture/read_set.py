@@ -1,10 +1,11 @@
 """The read set: the tensors that a captured graph may touch, declared by name and checked.
 
-The most common silent bug of captured graphs is one that reads a tensor which nobody updates: metadata that was
-reassigned instead of written in place, a temporary that was freed, a host scalar that was baked in. Here every
-persistent tensor has a name. During a capture a guard checks each op: a storage that is neither named nor allocated
-inside the graph is an error with the name of the op and the shape of the tensor. Before a replay, `Fingerprint.check`
-compares the addresses of the named tensors with those at capture.
+The most common silent bug of captured graphs is a tensor that is read but no longer updated: metadata was reassigned
+instead of written in place, a temporary was freed, or a host scalar was baked in.
+
+Here every persistent tensor has a name. During a capture `ReadSetGuard` checks each op. A storage that has no name and
+was not allocated inside the graph is an error, with the name of the op and the shape of the tensor. Before a replay,
+`Fingerprint.check` compares the addresses of the named tensors with their addresses at capture.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from specgraph.dispatch_mode import DispatchMode, tensors_in
 from specgraph.errors import ReadSetError, StaleInputError
 
 ReadSet = Callable[[], Mapping[str, Tensor]]
-"""Gives the persistent tensors by name, as they are now; called again before each checked replay."""
+"""Returns the current persistent tensors by name. It is called again before each checked replay."""
 
 
 def _base(tensor: Tensor) -> int:
-    """Return the address of the storage: the same for all views of one allocation."""
+    """Return the address of a tensor's storage, which is the same for all views of one allocation."""
     return tensor.untyped_storage().data_ptr()
 
 
 class ReadSetGuard(DispatchMode):
-    """A dispatch mode that is active during a capture. Entering it again continues the same capture (piecewise).
+    """A dispatch mode that checks the tensors of each op during a capture. A piecewise capture enters it several times.
 
-    Storages allocated inside are recognised by address: they come from the graph's private pool, where no named tensor
-    is, and belong to the graph as long as it lives.
+    Storages that are allocated during the capture are recognised by address. They come from the graph's private pool,
+    which holds no named tensor, and belong to the graph as long as it lives.
     """
 
     def __init__(self, named: Mapping[str, Tensor], device: torch.device) -> None:
@@ -50,7 +51,7 @@ class ReadSetGuard(DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten.lift_fresh.default and args[0].dim() == 0:
-            self._literals.append(args[0])  # a number of the model's code, as in `x[:, -1] = 2.5`: a kernel's argument
+            self._literals.append(args[0])  # a number in the model's code, as in `x[:, -1] = 2.5`: a kernel argument
             self._produced.add(_base(args[0]))
         for tensor in tensors_in(args, list(kwargs.values())):
             self._check(func, tensor)
@@ -82,12 +83,12 @@ class ReadSetGuard(DispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Addresses, shapes and strides, at capture, of the tensors that a graph touches."""
+    """The addresses, shapes and strides at capture of the tensors that a graph touches."""
 
     places: Mapping[str, tuple[int, torch.Size, tuple[int, ...]]]
 
     def check(self, named: Mapping[str, Tensor], graph: str) -> None:
-        """Raise StaleInputError where a tensor is gone, or was reassigned, moved or reshaped since capture."""
+        """Raise StaleInputError if a tensor is gone, or was reassigned, moved or reshaped since capture."""
         for name, place in self.places.items():
             tensor = named.get(name)
             if tensor is None:
@@ -105,6 +106,6 @@ def _place(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
 
 
 def fingerprint(named: Mapping[str, Tensor], touched: Iterable[str]) -> Fingerprint:
-    """Return the fingerprint of those named tensors that were touched."""
+    """Return the fingerprint of the named tensors that share a storage with one of the `touched` names."""
     bases = {_base(named[name]) for name in touched}
     return Fingerprint({name: _place(tensor) for name, tensor in named.items() if _base(tensor) in bases})

@@ -1,5 +1,4 @@
-"""Copies between host and device that keep stream order: only a read waits, and never for work that was launched
-later."""
+"""Copies between host and device in stream order. Only a read waits, and only for work launched before the copy."""
 
 from __future__ import annotations
 
@@ -13,10 +12,10 @@ from specgraph.device import Platform
 
 
 def write(into: Tensor, values: Sequence[Any]) -> None:
-    """Copy numbers from the host into a device tensor of the same shape, without waiting for work in flight.
+    """Copy numbers from the host to a device tensor of the same shape, without waiting for work in flight.
 
-    The numbers go through pinned memory: a copy from pageable memory would wait for all work launched before it.
-    torch's host allocator does not hand pinned memory out again before the copy is done.
+    The numbers go through pinned memory, since a copy from pageable memory would wait for all work launched before it.
+    torch's host allocator reuses pinned memory only after the copy is done.
     """
     staged = torch.tensor(values, dtype=into.dtype, device="cpu", pin_memory=into.device.type != "cpu")
     into.copy_(staged.view(into.shape), non_blocking=True)
@@ -25,29 +24,31 @@ def write(into: Tensor, values: Sequence[Any]) -> None:
 class HostCopy:
     """Copies one device tensor at a time to the host.
 
-    `start` queues the copy behind the work of the current stream; `read` waits for the copy, and not for work launched
-    after it. The stream itself only copies the tensor to other device memory: the next launch in it does not wait for
-    the host's memory, and may overwrite the tensor.
+    `start` queues the copy behind the work of the current stream. `read` waits for the copy, but not for work launched
+    after it.
+
+    The current stream only copies the tensor to other device memory, and another stream copies that to the host. So the
+    next launch may overwrite the tensor, and does not wait for the host's memory.
     """
 
     def __init__(self, platform: Platform, size: int, dtype: torch.dtype) -> None:
-        """Make the memory of the copies; `size` is the number of elements of the largest tensor to copy."""
+        """Allocate the memory of the copies. size: the number of elements of the largest tensor to copy."""
         self.host = torch.zeros(size, dtype=dtype, device="cpu", pin_memory=platform.device.type != "cpu")
-        """The memory of every copy, from its beginning."""
+        """The host memory of all copies. Each copy begins at its first element."""
         self._device = torch.zeros(size, dtype=dtype, device=platform.device)
         self._platform, self._ready, self._copied = platform, platform.event(), platform.event()
         self._views: tuple[torch.Size | None, Tensor, Tensor] = None, self._device, self.host
-        """The shape of the last tensor, and the part of both memories that it took."""
+        """The shape of the last tensor, and its views of the device memory and of the host memory."""
         self._is_waited_for = True
 
     def start(self, tensor: Tensor) -> None:
-        """Queue the copy of a tensor, which must have the dtype given to the constructor."""
+        """Queue the copy of a tensor. It must have the dtype that the constructor got."""
         shape, between, result = self._views
         if tensor.shape != shape:
             between, result = (memory[: tensor.numel()].view(tensor.shape) for memory in (self._device, self.host))
             self._views = tensor.shape, between, result
         stream = self._platform.copy_stream
-        if not self._is_waited_for:  # nobody has read the last copy: it may still be under way
+        if not self._is_waited_for:  # the last copy was not read, and may still be under way
             self._platform.current_stream().wait_stream(stream)
         self._is_waited_for = False
         between.copy_(tensor)
@@ -58,7 +59,7 @@ class HostCopy:
             self._copied.record(stream)
 
     def read(self) -> Tensor:
-        """Return the copy, on the host; overwritten by the next `start`."""
+        """Wait for the copy, and return it as a host tensor. The next `start` overwrites it."""
         if not self._is_waited_for:
             self._copied.synchronize()
             self._is_waited_for = True

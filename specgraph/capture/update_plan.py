@@ -1,8 +1,8 @@
-"""Rewriting the host parameters of a captured graph: strict about what is rewritten, and with what.
+"""The update plan of a captured graph: it rewrites host parameters, and refuses lengths that don't match the graph.
 
-The field's usual way zips a list of values with a list of captured ops: a missing, extra or misspelt entry is dropped
-without a word and the graph replays with old lengths. Here lengths are keyed by draft step, and anything but the
-captured steps is refused before the device is touched.
+The usual way is to zip a list of values with a list of captured ops. A missing, extra or misspelt entry is then dropped
+silently, and the graph replays with old lengths. Here lengths are keyed by draft step, and any steps other than the
+captured ones are refused before the device is touched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specgraph.errors import UpdateError
 
 
 class Task(NamedTuple):
-    """One captured op whose lengths are host parameters."""
+    """One captured op with host parameters."""
 
     key: TaskKey
     group: TaskGroup
@@ -27,16 +27,16 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UpdatePlan:
-    """The captured ops of one graph whose lengths are host parameters. Owned by whoever owns the graph."""
+    """The captured ops of one graph that have host parameters."""
 
     platform: Platform
     num_requests: int
-    """Entries that every list of lengths must have: the padded request count of the graph."""
+    """The padded number of requests in the graph. Every list of lengths must have this number of entries."""
     tasks: dict[int, list[Task]] = field(default_factory=dict[int, list[Task]])
-    """The ops of each step, in capture order."""
+    """The ops of each draft step, in capture order."""
 
     def add(self, key: TaskKey, group: TaskGroup, prepare: PrepareUpdate) -> None:
-        """Add one op, for attention in a capture; a `key` that was captured before is an UpdateError."""
+        """Add one op. Attention calls it during a capture. Raises UpdateError if `key` was added before."""
         ops = self.tasks.setdefault(key.step, [])
         if any(task.key == key for task in ops):
             name = f"(step {key.step}, layer {key.layer}, {key.op})"
@@ -44,7 +44,8 @@ class UpdatePlan:
         ops.append(Task(key, group, prepare))
 
     def check_steps(self, lengths: Mapping[int, HostLengths]) -> None:
-        """Raise UpdateError unless these are the captured steps; their lengths may not be known yet."""
+        """Raise UpdateError unless `lengths` has exactly the captured steps. Only the keys are read, since the lengths
+        may not be known yet."""
         if lengths.keys() != self.tasks.keys():
             raise UpdateError(
                 f"lengths are given for steps {list(lengths)}, and the graph holds steps {sorted(self.tasks)}: give "
@@ -55,7 +56,7 @@ class UpdatePlan:
         """Rewrite every captured op once, all in one batch.
 
         Raises:
-            UpdateError: as in `check_steps`; or a list has the wrong number of entries or a negative one, or an op
+            UpdateError: as in `check_steps`. Or a list has the wrong number of entries or a negative one, or an op
                 refuses it. Nothing was rewritten.
         """
         self.check_steps(lengths)
@@ -64,20 +65,22 @@ class UpdatePlan:
             self._issue(ready)
 
     def apply_in_order(self, lengths: Mapping[int, HostLengths]) -> None:
-        """Rewrite every captured op once, step by step, asking for each step's lengths only when its turn comes.
+        """Rewrite every captured op once, step by step. The lengths of a step are read only when its turn comes.
 
-        For platforms that update while the graph runs: the first steps run while later ones' lengths are on their way.
+        This is for platforms that update while the graph runs: the first steps run while the lengths of later steps are
+        still unknown.
 
         Raises:
-            UpdateError: as in `check_steps`, before anything was rewritten; or a step's list is malformed, or an op
-                refuses it, and the ops of that step and of later ones were not rewritten.
+            UpdateError: as in `check_steps`, before any op was rewritten. Or a step's list is malformed, or an op
+                refuses it: then the ops of this step and of later ones were not rewritten.
         """
         self.check_steps(lengths)
         for step in sorted(self.tasks):
             self._issue(self._prepared(step, lengths[step]))
 
     def _prepared(self, step: int, lengths: HostLengths) -> list[tuple[TaskGroup, Callable[[], None]]]:
-        """Return the ops of a step with their new host arguments, made and checked."""
+        """Check the new host arguments of a step, and return the task group of each op with the function that issues
+        it."""
         for name, entries in lengths._asdict().items():
             if len(entries) != self.num_requests:
                 raise UpdateError(

@@ -191,7 +191,7 @@ class Drafter(ModelRunner):
         `propose`.
 
         The same arguments return the same object, and its contents stay until they are overwritten. If ranks run a
-        propose together, each asks for the same number of requests, and sets `num_sampled` to 0 for those it lacks.
+        propose together, each asks for the same number of requests, and sets `num_sampled` of surplus requests to 0.
 
         Args:
             query_len: rows per request in the target's pass. The default is K + 1 for the largest K.

@@ -23,7 +23,7 @@ propose; the function may then wait for the target's pass."""
 
 @dataclass(frozen=True, slots=True)
 class HostNumbers:
-    """The numbers of one batch from which a draft program computes host lengths."""
+    """The numbers of one batch. A draft program computes host lengths from them."""
 
     start_positions: Sequence[int]
     """Position of each real request's first row in the target's pass."""

@@ -72,8 +72,7 @@ class Head(Protocol):
 
     @property
     def pair_input(self) -> PairInput | None:
-        """Return a description of the input of a `PairHead`'s first linear, by which an op computes that input. None if
-        the head computes it itself."""
+        """Return how an op computes the input of a `PairHead`'s first linear. None if the head computes it itself."""
         ...
 
     def weights(self) -> Mapping[str, Tensor]:

@@ -46,7 +46,7 @@ class StepBuffers(DraftBuffers):
 
 @dataclass(frozen=True, kw_only=True)
 class ChainBuffers(StepBuffers):
-    """The tensors of programs whose draft step 0 takes exactly the rows of the target's pass."""
+    """The tensors of programs without past rows: draft step 0 takes exactly the rows of the target's pass."""
 
     plan: RoundRows
 
@@ -56,7 +56,7 @@ StepBuffersT = TypeVar("StepBuffersT", bound=StepBuffers)
 
 
 class SteppingProgram(DraftProgram[HeadT, StepBuffersT]):
-    """A program of draft steps, each of which takes the hidden states of the one before."""
+    """A program of several draft steps: each takes the hidden states of the one before."""
 
     def step(self, b: StepBuffersT, make_attend: MakeAttend, step: int) -> Tensor | None:
         """Run a draft step after step 0.

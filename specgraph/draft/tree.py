@@ -62,7 +62,7 @@ class TreeProgram(SteppingProgram[DraftHead, TreeBuffers]):
 
     @property
     def shape(self) -> DraftTree:
-        """The shape of its trees: S draft steps, each of which expands k nodes."""
+        """The shape of its trees: S draft steps, and k expanded nodes per step."""
         return present(self.tree)
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
