@@ -23,7 +23,8 @@ class AttentionChoice:
     block_size: int
     """Tokens per KV block: the caller's number, or the backend's `preferred_block_size`."""
     reason: str = ""
-    """Why `auto` did not choose the platform's own attention. Empty if it did, or if the caller named an attention."""
+    """The reasons why `auto` refused attention that the platform offers. Empty if it took the first one, or if the
+    caller named an attention."""
 
 
 @checked

@@ -171,7 +171,8 @@ class AttentionBackend(Protocol):
         ...
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """Return whether the backend runs a layer. If it does not, the reason names the request and the alternatives.
+        """Return whether the backend runs a layer. If not, the reason names the refused property and the supported
+        ones.
 
         Args:
             layer: a backend without windows, sinks, latents or keys that ranks share must refuse a layer that has them
@@ -196,12 +197,12 @@ class AttentionBackend(Protocol):
 
     @property
     def after_advance(self) -> AfterAdvance | None:
-        """Return a hook that updates the backend's own state between two draft steps. None if no state of the backend
-        depends on positions, such as a split schedule or a mask.
+        """Return a hook that updates the backend's own state between two draft steps. None if the backend has no state
+        that depends on positions, such as a split schedule or a mask.
 
         Between two draft steps the core moves the metadata one token on (`specgraph.attention.metadata.advance`). State
-        that was derived from the old positions is then stale: by this the later steps of vLLM #41162 read out of
-        bounds. The hook must update the state in place and with device work only, since the call is captured.
+        from the old positions is then stale: this is why the later steps of vLLM #41162 read out of bounds. The hook
+        must update the state in place and with device work only, since the call is captured.
         """
         ...
 

@@ -67,7 +67,7 @@ class AttentionMetadata(Buffers):
         return ops.DeviceLengths(self.seq_lens, self.query_start_loc, self.query_len)
 
     def views(self, num_requests: int, **sizes: int) -> AttentionMetadata:
-        """Return `sliced`, with the size `rows` for the rows per request."""
+        """Return the views of `sliced`. sizes: only `rows`, the rows per request."""
         rows = sizes["rows"]
         if rows not in self.start_locs:
             known = ", ".join(map(str, self.start_locs)) or "none"

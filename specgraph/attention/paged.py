@@ -39,7 +39,7 @@ P = ParamSpec("P")
 FP8_CACHE = (torch.float8_e4m3fn,)
 
 NO_ANCESTOR_MASK = no("it has no ancestor mask, which draft trees need; --attention device has one")
-"""The `supports_trees` of a backend that runs no draft trees."""
+"""The result of `supports_trees` if a backend runs no draft trees."""
 
 
 def _inputs(
@@ -57,7 +57,7 @@ def _inputs(
         cache = KVCache(cache.key, cache.key)
         stored = NewRows(key, key, None, metadata.positions, metadata.slot_mapping)
         return ops.rotate_and_store(query, stored, cache), cache, None
-    rotated = layer.rotary.shape[1]  # the columns after these are the same in key and value: one write stores both
+    rotated = layer.rotary.shape[1]  # the later columns of key and value are equal and share their memory
     query = ops.rotate_and_store(
         query, new._replace(value=value[..., rotated:]), KVCache(cache.key, cache.value[..., rotated:])
     )

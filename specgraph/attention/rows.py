@@ -58,7 +58,7 @@ class Reached(NamedTuple):
 
 
 class RoundRows(RowPlan):
-    """The rows of a propose that runs over the rows of the target's pass; later draft steps may follow."""
+    """The rows of a draft step 0 that takes exactly the rows of the target's pass. Later draft steps may follow."""
 
     __slots__ = ()
 

@@ -24,8 +24,8 @@ from specgraph.attention.paged import store_rows
 from specgraph.capture.graph_runner import Recording, StepLengths
 
 PassMode = Literal["eager", "piecewise", "full"]
-"""How one kind of pass runs. eager: op by op. piecewise: from graphs between eager attention calls. full: from one
-graph."""
+"""The mode of one kind of pass. eager: it runs op by op. piecewise: from graphs between eager attention calls. full:
+from one graph."""
 
 MakeAttend = Callable[[AttentionMetadata, int], Attend]
 """`make_attend(metadata, step)` returns the attend callable of one forward pass."""
@@ -46,8 +46,8 @@ class AttentionStack:
             recording: the ongoing capture. None if the pass runs at once.
             mode: with "piecewise" a capture ends the graph before each attention call, which stays eager, and goes on
                 in a new graph.
-            lengths: host lengths by step, for attention with host parameters that runs at once. Every request of a step
-                that is missing has length 0.
+            lengths: host lengths by step, for attention with host parameters that runs at once. In a step without
+                lengths every request is inert.
         """
 
         def make_attend(metadata: AttentionMetadata, step: int) -> Attend:

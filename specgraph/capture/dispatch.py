@@ -43,8 +43,8 @@ class BatchDescriptor:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of rows in the graph: num_requests * query_len, or fewer in a ragged verify. Only the
-        number of requests is padded, never the rows themselves."""
+        """Return the number of rows in the graph: num_requests * query_len, or fewer in a ragged verify. The product is
+        not padded any further."""
         if self.verified:
             return self.num_requests + self.verified
         return self.num_requests * self.query_len

@@ -26,11 +26,11 @@ StepLengths = Mapping[int, HostLengths]
 EagerPiece = Callable[[StepLengths], None]
 
 Body = Callable[["Recording | None"], None]
-"""A function of device work. Called with None it runs the work, called with a recording it is captured."""
+"""Device work: `body(None)` runs it, `body(recording)` captures it."""
 
 
 class Recording:
-    """An ongoing capture, in the form that the captured code gets it."""
+    """An ongoing capture: the object that a body gets while it is captured."""
 
     def __init__(
         self, platform: Platform, pool: GraphPool, guard: ReadSetGuard, num_requests: int, live_graphs: int
@@ -105,8 +105,7 @@ class GraphRunner:
         Args:
             platform: where to capture.
             reads: returns the persistent tensors that bodies may touch.
-            check_inputs: compare their addresses before every replay, for debugging. It takes some microseconds per
-                tensor.
+            check_inputs: compare the addresses of all tensors that a graph reads before every replay, for debugging.
         """
         self._platform, self._reads, self._check_inputs = platform, reads, check_inputs
         self._pool = platform.graph_pool()

@@ -152,8 +152,8 @@ class ModelRunner(OneCall):
             progress: called after each kernel and each capture.
 
         Raises:
-            CaptureError: a capture failed. There is no fallback by itself: with fallback 'eager' the caller may make
-                another runner with the lowering 'eager'.
+            CaptureError: a capture failed. The runner does not fall back by itself. With fallback 'eager' the caller
+                may make another runner with the lowering 'eager'.
         """
         progress, inert = progress or _silent, None
         with users_code("capture failed", CaptureError, theirs_alone=True):

@@ -1,7 +1,7 @@
 """Prefill passes: they write rows of one prompt to the KV cache, padded to a captured number of rows.
 
-They are the same for target and drafter: a uniform batch of one request. Padding follows the real rows and writes no
-KV, so one graph serves every prefill chunk of at most its number of rows, at any position.
+Target and drafter prefill alike. A pass is a uniform batch of one request. Padding follows the real rows and writes no
+KV, so one graph serves every prefill chunk that fits, at any position.
 """
 
 from __future__ import annotations

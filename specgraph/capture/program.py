@@ -15,7 +15,7 @@ Work = Callable[[Sequence[int], MakeAttend], None]
 """`work(steps, make_attend)` runs some steps of a program on buffers that are sliced to one batch."""
 
 StepKind = Literal["together", "alike", "distinct"]
-"""How the steps of a program may be captured.
+"""The ways to capture the steps of a program.
 
 - together: always in one launch.
 - alike: all later draft steps are the same computation, so one captured step is replayed for each of them.

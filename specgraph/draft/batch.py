@@ -111,7 +111,7 @@ class ProposeBatch(Buffers):
         if token_id.dim() or not has_rows(token_id) or token_id.is_floating_point():
             raise ConfigError(f"join: token_id is {described(token_id)}: give one integer, a tensor without dimensions")
         own = self.aux_hidden[row * self.query_len : (row + 1) * self.query_len]
-        own.zero_()  # rows without a token write KV past the request's end: the same values in every mode
+        own.zero_()  # rows without a token write KV past the request's end: zeros make it the same in every mode
         if aux_hidden is not None:
             own[0].copy_(aux_hidden)
         self.sampled_token_ids[row, 0].copy_(token_id)
@@ -133,7 +133,7 @@ class DraftTokens:
     token_ids: Tensor
     """int64 [n, K]. For a tree of N rows int64 [n, N - 1]: its nodes, parents before children."""
     probs: Tensor | None
-    """float32 [n, K, draft_vocab]: the distributions that the drafts were drawn from. None if they were not drawn."""
+    """float32 [n, K, draft_vocab]: the distributions that drafts were drawn from. None if drafts are greedy."""
     dispatch: Dispatch
     """The padded size that the propose ran at, and whether it ran as a graph."""
     parents: Tensor | None = None

@@ -26,7 +26,7 @@ _TENSORS = tuple(field.name for field in fields(ProposeBatch))
 _OPTIONAL = ("temperature", "seeds")
 _NEEDED = tuple(name for name in _TENSORS if name not in _OPTIONAL)
 _FLOATS = ("temperature", "aux_hidden")
-_all_of, _needed_of = attrgetter(*_TENSORS), attrgetter(*_NEEDED)  # a propose checks shapes each time: one C call
+_all_of, _needed_of = attrgetter(*_TENSORS), attrgetter(*_NEEDED)  # one C call, since each propose checks shapes
 
 
 def vocabulary_size(head: Head) -> int | None:
@@ -85,7 +85,7 @@ def check_shapes(call: str, batch: ProposeBatch, wanted: ProposeBatch, sampled: 
         if given is None:
             raise ConfigError(f"{call}: a sampled drafter needs {name} with every batch, and it is None")
         expected = own.shape
-        wrong_type = dtypes and given.dtype != own.dtype and own.numel() > 0  # no hidden states: of any type
+        wrong_type = dtypes and given.dtype != own.dtype and own.numel() > 0  # empty hidden states have any dtype
         if given.shape == expected and not wrong_type:
             continue
         if name == "block_table" and given.dim() == 2:

@@ -28,7 +28,7 @@ class PassRows(NamedTuple):
     """The rows per request of one propose."""
 
     plan: RowPlan
-    """How the rows of draft step 0 follow from the target's results."""
+    """The plan of the rows of draft step 0. They are filled from the target's results."""
     sizes: Mapping[str, int]
     """Rows per request by part of the propose. The part names are the axis names of the program's buffers."""
 

@@ -36,7 +36,7 @@ from specgraph.validation import RUNNING, OneCall, check, checked, one_call
 class Drafter(ModelRunner):
     """Proposes K draft tokens for each request of a batch, through graphs captured once at start-up.
 
-    The propose of a host engine:
+    A host engine proposes like this:
 
         inputs = drafter.inputs(n)          # views of the drafter's memory: write the target's results there
         drafts = drafter.propose(inputs)    # or propose(ProposeBatch(...)) with the host engine's tensors: one copy
@@ -116,7 +116,7 @@ class Drafter(ModelRunner):
 
     @one_call
     def bind(self, tensors: ProposeBatch) -> BoundTensors:
-        """Have the graphs read the host engine's own tensors: the copy to the drafter's memory becomes part of a graph.
+        """Have the graphs read the host engine's own tensors: the copy to the drafter's memory is then in the graphs.
 
         Call it before `capture`, which then captures every size once more for these tensors. Propose from them by
         `propose(inputs(n, bound=...))`. Several sets may be bound, for proposes in turns.
@@ -177,9 +177,9 @@ class Drafter(ModelRunner):
     def rows_without_block(self) -> int:
         """The number of rows without a KV block, over all proposes so far.
 
-        They are rows of sampled and draft tokens below max_model_len with the null block in the block table. Their keys
-        are not written, and the drafts get worse. The graphs count them, also without `debug`. Reading the number waits
-        for the device.
+        Such a row has a sampled or draft token below max_model_len, and the null block in the block table. Its key is
+        not written, and the drafts get worse. The graphs count these rows, also without `debug`. Reading the number
+        waits for the device.
         """
         return int(self.shared.rows_without_block)
 
@@ -221,10 +221,10 @@ class Drafter(ModelRunner):
             batch: the result of `inputs`, written in place. Or the host engine's own tensors, which are copied to the
                 drafter's memory first.
             host_start_positions, host_num_sampled: the same numbers as in the batch, one per request, as host integers.
-                Attention with host parameters needs them; missing ones are read from the device. Without
-                `host_start_positions` the call waits for the device at once. Without `host_num_sampled` alone they are
-                copied to the host while the propose starts. `host_num_sampled` may be a function, which is called when
-                its numbers are needed.
+                Attention with host parameters needs them. Without `host_start_positions` both are read from the device
+                first, which waits for it. If only `host_num_sampled` is missing, its numbers are copied to the host
+                while the propose starts. `host_num_sampled` may be a function, which is called when its numbers are
+                needed.
             copy: return a copy. If it is False, the result is views of the drafter's buffers, and the next propose
                 overwrites them.
             num_speculative_tokens: K, one of `DraftConfig.k_candidates`. By default the config decides.
@@ -291,7 +291,7 @@ class Drafter(ModelRunner):
         aux_hidden: Tensor | None = None,
         at_least: int = 0,
     ) -> Tensor | None:
-        """Write the drafter's KV of one prefill chunk. Call it for each chunk of a prompt, in order.
+        """Write the drafter's KV of one prefill chunk. Call it for each prefill chunk of a prompt, in order.
 
         The row of a position takes the target's hidden state there and the token *after* it. For the prompt's last row
         this token is not known yet. The row is left out here, and the next propose runs it with the token that the

@@ -1,7 +1,7 @@
-"""Checks before a capture: do a draft head and an attention backend follow their protocols?
+"""Checks that a draft head and an attention backend follow their protocols. They run before a capture.
 
-Without them, a missing method would fail somewhere inside a warm-up. A tensor of a wrong shape might even be broadcast:
-the only symptom is drafts that are never accepted.
+Without them, a missing method would fail somewhere inside a warm-up. A tensor of a wrong shape might even be broadcast,
+and the only symptom would be drafts that are never accepted.
 """
 
 from __future__ import annotations

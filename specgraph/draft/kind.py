@@ -22,7 +22,7 @@ class Kind(Generic[HeadT]):
     chains: ClassVar[type[DraftProgram[Any, Any]]]
     """The program of chains."""
     trees: ClassVar[type[DraftProgram[Any, Any]] | None] = None
-    """The program of trees; None if it drafts none."""
+    """The program of trees. None if the kind drafts no trees."""
     position_offset: ClassVar[int] = 0
     """The position at which a row that takes token t stores its key: 1 for t's own, 0 for the one before it."""
     has_probs: ClassVar[bool] = True

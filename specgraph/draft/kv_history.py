@@ -22,7 +22,7 @@ class KVHistory:
     """For each slot of the KV cache, the position of the key that it holds.
 
     When the first slot of a block is written, the block belongs to a new request, and the keys in its other slots are
-    forgotten. Keys of an earlier request therefore count as keys of the new one only if it never writes that slot.
+    forgotten. Keys of an earlier request therefore count for the new request only if it never writes that first slot.
     """
 
     def __init__(self, config: DraftConfig, num_blocks: int, position_offset: int) -> None:
@@ -35,7 +35,8 @@ class KVHistory:
         self.positions = torch.full((num_blocks, config.block_size), NO_POSITION)
         """int64 [num_blocks, block_size], on the host."""
         self._drafted: dict[tuple[int, int], list[int]] = {}
-        """The last drafts of each request, by block and place in the block of the first position of their verify."""
+        """The last drafts of each request. The key is the slot of the first position of their verify: (block, place in
+        the block)."""
 
     def wrote(self, positions: range, blocks: Sequence[int]) -> None:
         """Note that the keys of these positions were written. blocks: the request's, from position 0 on."""

@@ -18,8 +18,8 @@ from specgraph.validation import Count, NgramTokens, checked_fields
 @checked_fields
 @dataclass(frozen=True, slots=True)
 class NgramHead:
-    """A head without a model: it finds the last n-gram of a text earlier in it, and drafts the tokens that followed
-    (`ops.ngram_propose`). Implements `Head`.
+    """A head without a model: it finds an earlier place of a text's last n-gram, and drafts the tokens that followed
+    there (`ops.ngram_propose`). Implements `Head`.
 
     Its KV cache has a token id per slot in place of a key. So a text is written, shared, moved and freed with the
     blocks of its request, like any drafter's keys. Nothing attends to it.

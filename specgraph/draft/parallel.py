@@ -37,7 +37,7 @@ class ParallelProgram(DraftProgram[ParallelT, ParallelBuffers]):
     """The target's hidden states become keys and values of the context. Then a block of masked rows runs without a
     causal mask.
 
-    Every request has the same number of rows in its block, 1 + K or K, and so has the padding.
+    Every request, padding included, has the same number of rows in its block: 1 + K or K.
     """
 
     def allocate(self, new: Allocation) -> ParallelBuffers:

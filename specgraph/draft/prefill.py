@@ -51,7 +51,7 @@ class DraftPrefill:
         aux_hidden: Tensor | None,
         at_least: int,
     ) -> Tensor | None:
-        """See `Drafter.prefill`. Only the tokens that the chunk takes are checked. runner: has `self.program`."""
+        """See `Drafter.prefill`. Only the tokens that this pass takes are checked. runner: runs `self.program`."""
         states, last, offset = self.buffers.aux_hidden, len(prompt) - 1, self._position_offset
         if positions.start < 0 or positions.stop > len(prompt) or positions.step != 1:
             raise ConfigError(f"prefill of {positions}: give consecutive positions of its {len(prompt)} tokens")
@@ -81,8 +81,8 @@ class DraftPrefill:
             raise ConfigError(f"token {least if least < 0 else most} in the prompt of a prefill: ids are {allowed}")
 
     def _check_blocks(self, written: range, blocks: Sequence[int]) -> None:
-        """Refuse blocks that no request can own: the device would write other memory, or nothing. Only blocks of the
-        rows that are written must not be the null block."""
+        """Refuse blocks that no request can own: the device would write other memory, or nothing. The null block is
+        allowed outside of the rows that are written."""
         first, end = written.start // self._block_size, -(-written.stop // self._block_size)
         for place, block in enumerate(blocks):
             if not (0 if first <= place < end else -1) < block < self._num_blocks:

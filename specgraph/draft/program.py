@@ -38,7 +38,7 @@ T = TypeVar("T")
 class DraftProgram(Program, Generic[HeadT, BuffersT]):
     """The computation of one propose with one kind of head: a list of draft steps, which a lowering cuts into launches.
 
-    A subclass defines the computation and the rows of draft step 0, and of the later steps if there are any.
+    A subclass defines the rows and the computation of each draft step.
     """
 
     phase: Phase = "propose"
@@ -62,7 +62,7 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
         self.position_offset = position_offset
         self.head, self.stack, self.config, self.tree = head, stack, config, tree
         self.bound: dict[int, BoundTensors] = {}
-        """Bound tensors by their number. Draft step 0 copies one of them to `memory` first if the batch names it."""
+        """Bound tensors by their number. If a batch has a `binding`, draft step 0 copies these tensors first."""
         lens = config.query_lens  # K + 1 for every K, ascending
         passes = [self.rows(after, max(1, k - 1)) for after in lens for k in lens]
         self.buffers = self.allocate(Allocation(config, passes, head, memory, tree, num_blocks(stack.caches)))
@@ -223,7 +223,7 @@ def draw_from_logits(
 
 
 def present(value: T | None) -> T:
-    """Return an optional value that is never None in the drafter's own buffers at this point of the code."""
+    """Return `value`, which is not None here: the caller's buffers have this optional tensor."""
     assert value is not None
     return value
 

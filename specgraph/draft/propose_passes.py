@@ -51,8 +51,8 @@ class ProposePasses:
         self._keeps_draft_probs, self._query_len = config.keeps_draft_probs, config.query_len
         self._passes: dict[tuple[int, int, int | None, int], ProposePass] = {}
         self._in_place: dict[int, tuple[ProposeBatch, BoundTensors | None]] = {}
-        """The inputs of each pass, by their id, and the bound tensors that they are views of. None instead of bound
-        tensors means the drafter's own memory. The inputs are kept here so that no other object gets their id."""
+        """The key is the id of a pass's inputs. The value has the inputs, so that no other object gets their id, and
+        the bound tensors that they are views of. None in place of bound tensors is the drafter's own memory."""
 
     def hand_over(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass:
         """Bring a batch to the memory that its pass reads, and make the padding inert; see `Drafter.propose`."""
@@ -79,7 +79,7 @@ class ProposePasses:
         num_speculative_tokens: int | None = None,
         bound: BoundTensors | None = None,
     ) -> ProposePass:
-        """Return the pass for a batch of `query_len` rows per request and K drafts. The config has the defaults.
+        """Return the pass for a batch of `query_len` rows per request and K drafts. The config gives both defaults.
 
         Raises CapacityError if there are more than max_num_requests requests. Raises ConfigError if `query_len` is not
         K + 1 for any K, or if this K was not captured.

@@ -27,7 +27,7 @@ class DraftOutput(NamedTuple):
 
 
 HeadKind = Literal["chain", "draft_model", "modules", "masked", "parallel", "block", "ngram"]
-"""How a head drafts; it decides the draft program.
+"""The way a head drafts. It decides the draft program.
 
 - chain: each draft step takes the token and the hidden state of the draft step before (`DraftHead`: EAGLE, EAGLE-3,
   one MTP module).
@@ -36,7 +36,7 @@ HeadKind = Literal["chain", "draft_model", "modules", "masked", "parallel", "blo
 - modules: one module per draft step (`StepwiseHead`).
 - masked: all tokens in one causal pass (`MaskedHead`).
 - parallel: all tokens in one pass over a block (`ParallelHead`).
-- block: the same pass, but each token is drawn with the tokens before it known (`BlockHead`).
+- block: the same pass, then one draw per token: each draw knows the tokens before it (`BlockHead`).
 - ngram: no model. The drafts are the tokens that followed the last tokens earlier in the text (`NgramHead`)."""
 
 
@@ -53,8 +53,8 @@ class Head(Protocol):
     def draft_vocab_size(self) -> Size: ...
     @property
     def aux_layers(self) -> Sequence[int]:
-        """Return the target layers that it takes hidden states of (see `Target.forward`). Empty for the state after the
-        final norm."""
+        """Return the numbers of the target's hidden states that the head takes (see `Target.forward`). Empty for the
+        state after the final norm."""
         ...
 
     @property
@@ -157,7 +157,7 @@ class MaskedHead(DraftHead, Protocol):
 
     The rows of the target's pass run as in any `DraftHead`. K - 1 masked rows follow the row of each request's last
     sampled token. They take `mask_token_id` and `mask_hidden` in place of a token and a hidden state that are not known
-    yet, and each predicts the token after its masked one.
+    yet. Each predicts the token after its masked one.
     """
 
     @property

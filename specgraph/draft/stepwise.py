@@ -57,8 +57,8 @@ class StepwiseProgram(SteppingProgram[StepwiseHead, StepwiseBuffers]):
         return self.config.num_speculative_tokens
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """Return the number of modules that are used at any K. With a smaller K the last ones run for their KV, which
-        proposes of more tokens need."""
+        """Return the number of modules that the largest K uses. At a smaller K the others run too: proposes of more
+        tokens need their KV."""
         return self.config.num_speculative_tokens
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
