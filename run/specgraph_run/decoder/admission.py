@@ -1,4 +1,4 @@
-"""Admission of requests: checks before anything is queued, the KV blocks that they need, and who may join."""
+"""Admission of requests: the checks before a request is queued, its KV blocks, and the requests that may join."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ def check_request(
     vocab_size: int,
     num_blocks: int,
 ) -> None:
-    """Refuse what can never run: a CapacityError for a prompt, or KV that it may need, that is too long for
-    `num_blocks`; a ConfigError for sampling or its parameters where this decoder has none, and for tokens outside of
-    the target's vocabulary.
+    """Refuse a request that this decoder can never run.
+
+    Raises:
+        CapacityError: the prompt leaves no room below `max_model_len`, or the request may need more than `num_blocks`.
+        ConfigError: the request wants sampling or sampling parameters, and the decoder has none; or a token is not in
+            the target's vocabulary.
     """
     if not 0 <= min(request.prompt_token_ids) <= max(request.prompt_token_ids) < vocab_size:
         wrong = next(token for token in request.prompt_token_ids if not 0 <= token < vocab_size)
@@ -49,7 +52,7 @@ def check_request(
 
 
 def blocks_needed(request: Request, config: DraftConfig, query_len: int) -> int:
-    """Return the KV blocks for all that the request can ever touch, so that it never runs out midway."""
+    """Return the KV blocks that the request can ever touch. It owns them all when it joins, so it never runs out."""
     reach = len(request.prompt_token_ids) + request.max_tokens + 2 * query_len
     return -(-(min(reach, config.max_model_len) + config.scratch_tokens) // config.block_size)
 
@@ -57,8 +60,8 @@ def blocks_needed(request: Request, config: DraftConfig, query_len: int) -> int:
 def admissible(
     waiting: Iterable[Running], config: DraftConfig, query_len: int, num_rows: int, num_blocks: int
 ) -> list[Running]:
-    """Return the requests that may join, in order, by the free rows and KV blocks; none overtakes one that does not
-    fit.
+    """Return the waiting requests that fit into the free rows and KV blocks, in order. The first one that does not fit
+    holds back all behind it.
     """
     joining: list[Running] = []
     for state in waiting:

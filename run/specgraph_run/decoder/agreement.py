@@ -1,7 +1,7 @@
-"""Agreement of ranks that share collectives: on the graphs to capture, and on the passes of each round, before it.
+"""Agreement of ranks that share collectives: on the graphs to capture, and on the passes of each round.
 
-A rank that captures or dispatches another size than its peers, or leaves a pass out, makes all of them wait for ever
-inside a collective (vLLM #37588). Agreement is one small exchange between the hosts; the device takes no part.
+If a rank captures or dispatches another size than its peers, or leaves a pass out, all of them wait for ever inside a
+collective (vLLM #37588). An agreement is one small exchange between the hosts; the device takes no part.
 """
 
 from __future__ import annotations
@@ -19,28 +19,32 @@ from specgraph_run.options import RoundTimes
 
 @dataclass(frozen=True, slots=True)
 class RoundPasses:
-    """The passes of one round: those that a rank's own requests need, or those that all ranks run.
+    """The numbers and sizes of a round's passes: for the requests of one rank, or as agreed by all ranks.
 
-    Each rank pads to what all ranks run. Where its own requests need less, the rest of a pass is inert requests, and a
-    pass that it does not need has nothing else.
+    Each rank pads its passes to the agreed sizes. Inert requests fill the rows that its own requests leave free; a pass
+    that it does not need has inert requests alone.
     """
 
     query_len: int = 0
-    """Rows per request in the round before: one more than were drafted in it."""
+    """Rows per request of the last verify: one more than its drafts."""
     num_requests: int = 0
-    """Requests in propose and verify."""
+    """Requests in the propose and the verify."""
     prefills: int = 0
-    """Prefill passes of the target, each with one of the drafter."""
+    """Prefill passes of the target. With a drafter, each is followed by one of the drafter."""
     prefill_rows: int = 0
-    """Rows of the longest of them."""
+    """Rows of the longest prefill pass."""
     unfinished: int = 0
-    """Requests that wait or run; of all ranks together 0 only when there is nothing left to do on any of them."""
+    """Requests that wait or run. The agreed number is 0 only if no rank has anything left to do."""
 
 
 def agree(ranks: Ranks, own: RoundPasses) -> RoundPasses:
-    """Return the passes of the next round on every rank, from what each one needs. All ranks call it before each round.
+    """Return the passes of the next round, the same on every rank. All ranks call it before each round.
 
-    RankError where ranks drafted different numbers of tokens, or one is at another exchange or late.
+    Args:
+        own: the passes that this rank's requests need.
+
+    Raises:
+        RankError: ranks drafted different numbers of tokens, or a rank is late or takes part in another exchange.
     """
     every = [RoundPasses(*values) for values in ranks.exchange("the agreement on a round", astuple(own))]
     for rank, passes in enumerate(every):
@@ -54,7 +58,7 @@ def agree(ranks: Ranks, own: RoundPasses) -> RoundPasses:
 
 
 def check_sharing(config: DraftConfig) -> None:
-    """Raise UnsupportedError where data parallel ranks, which agree on each round, would choose a K of their own."""
+    """Raise UnsupportedError if each data parallel rank would choose a K of its own: ranks agree on every round."""
     if config.k_candidates is not None:
         raise UnsupportedError(
             "K by acceptance with data parallel ranks: each follows its own requests, and all must draft the same "
@@ -63,14 +67,15 @@ def check_sharing(config: DraftConfig) -> None:
 
 
 def same_times(ranks: Ranks, times: RoundTimes) -> RoundTimes:
-    """Return the first rank's times, on all: each rank measured its own, and by them all must choose the same K."""
+    """Return the first rank's times on all ranks. Each rank measured its own, but all must choose the same K."""
     first: dict[str, dict[str, float]] = json.loads(ranks.tell("the times of rounds", json.dumps(times))[0])
     return {int(size): {int(k): time for k, time in by_k.items()} for size, by_k in first.items()}
 
 
 def compare_captures(ranks: Ranks, runners: Mapping[str, ModelRunner], config: DraftConfig) -> None:
-    """Raise RankError for the first graph, or number, that differs between two ranks, before the first warm-up, whose
-    collectives would wait for ever.
+    """Raise RankError if a graph or a size of a capture differs between two ranks; the text names the first.
+
+    It is called before the first warm-up: unequal collectives would wait for ever there.
     """
     asked: dict[str, object] = {
         "capture sizes": list(config.sizes),

@@ -1,4 +1,4 @@
-"""KV blocks: how large the cache is, which blocks are free, and allocating the caches that they number."""
+"""KV blocks: the size of the cache, and the allocator that hands out block numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CacheSize:
     """The number of KV blocks of each cache, and the longest request that they hold."""
 
     num_blocks: int
-    """The null block included."""
+    """The number includes the null block."""
     block_size: int
     max_model_len: int
     num_bytes: int
@@ -42,15 +42,15 @@ def size_cache(
     may_shorten: bool = False,
     scratch_tokens: int = 0,
 ) -> CacheSize:
-    """Return the size that a batch needs, or the largest that the memory allows.
+    """Return the cache size for a full batch of the longest requests, or the largest that fits into the memory.
 
     Args:
         bytes_per_token: keys and values of one token in all layers of target and drafter.
         max_model_len: tokens of the longest request.
-        memory: bytes that the caches may take; None when it is unknown.
-        num_blocks: exactly this many, whatever the memory.
+        memory: bytes that the caches may take; None if unknown.
+        num_blocks: the exact number of blocks; `memory` is then ignored.
         scratch_tokens: KV slots of each request behind its longest text (`DraftConfig.scratch_tokens`).
-        may_shorten: lower max_model_len to what the memory holds instead of refusing it.
+        may_shorten: lower max_model_len to the tokens that fit, instead of raising CapacityError.
 
     Raises:
         CapacityError: not even one request of max_model_len fits.
@@ -77,14 +77,14 @@ class BlockAllocator:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._fresh = NULL_BLOCK + 1
-        """The first block that was never handed out; no list of the others is made."""
+        """The first block that was never handed out. All later ones are free, so no list of them is needed."""
         self._free: list[int] = []
         """Blocks that were given back."""
         self._owned: set[int] = set()
 
     def reset(self) -> None:
-        """Take all blocks back, also after an interrupt within `allocate` or `free`, which leaves some in neither
-        list."""
+        """Take all blocks back. It also repairs the state after an interrupt within `allocate` or `free`, which can
+        leave blocks in no list."""
         self._free, self._owned, self._fresh = [], set(), NULL_BLOCK + 1
 
     @property
@@ -98,7 +98,7 @@ class BlockAllocator:
         return self.num_blocks - 1
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks; CapacityError, and none is taken, where fewer are free."""
+        """Take `count` blocks. Raises CapacityError, and takes none, if fewer are free."""
         if count > self.num_free:
             raise CapacityError(f"{count} KV blocks were asked for, {self.num_free} of {self.capacity} are free")
         blocks = [self._free.pop() for _ in range(min(count, len(self._free)))]
@@ -109,7 +109,7 @@ class BlockAllocator:
         return blocks
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Give blocks back; ConfigError, and none is taken back, where one was not handed out or comes twice."""
+        """Give blocks back. Raises ConfigError, and takes none back, if one was not handed out or comes twice."""
         if len(set(blocks)) != len(blocks) or not self._owned.issuperset(blocks):
             raise ConfigError(f"KV blocks {list(blocks)} are given back, and not all of them are handed out")
         self._owned.difference_update(blocks)

@@ -1,4 +1,4 @@
-"""Checks of a decoder's options against the limits that they are used with, and the numbers that follow from both."""
+"""Checks of `DecoderOptions` against the limits of a `DraftConfig`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specgraph_run.options import DecoderOptions
 
 
 def check_options(config: DraftConfig, options: DecoderOptions) -> None:
-    """Raise ConfigError for options that contradict the limits of target and drafter."""
+    """Raise ConfigError if options contradict the limits of target and drafter."""
     if options.round_times is not None:
         check_times(options.round_times, config.sizes, config.k_candidates)
     if options.synthetic_acceptance is not None:
@@ -20,8 +20,13 @@ def check_options(config: DraftConfig, options: DecoderOptions) -> None:
 
 
 def acceptance_chances(synthetic: float | Sequence[float], num_speculative_tokens: int) -> tuple[float, ...]:
-    """Return, for each position, the chance that its token is accepted when all before it are, by an
-    `DecoderOptions.synthetic_acceptance`; ConfigError unless there is one per position and none rises.
+    """Return, for each draft position, the chance that its token is accepted if all before it are.
+
+    Args:
+        synthetic: see `DecoderOptions.synthetic_acceptance`.
+
+    Raises:
+        ConfigError: there is not one share per position, or a share is larger than the one before it.
     """
     k = num_speculative_tokens
     if isinstance(synthetic, int | float):

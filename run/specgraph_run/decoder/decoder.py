@@ -39,17 +39,16 @@ from specgraph_run.options import DecoderOptions, RoundTimes
 class SpeculativeDecoder(OneCall):
     """Generates for batches of requests with a target and, optionally, a drafter.
 
-    `generate` and `stream` take a list of requests. An engine whose requests come and go uses `add`, `cancel` and
-    `step`.
+    `generate` and `stream` take a list of requests. If requests come and go, use `add`, `cancel` and `step`.
 
-    Without a drafter it is plain decoding; with `query_len` K + 1 and no drafter it decodes one token per round at the
-    verify pass's shape, which is what speculative greedy output is compared with bit for bit.
+    Without a drafter it is plain decoding, one token per round. `query_len` K + 1 then gives the target's pass the
+    shape of a verify with K drafts: speculative greedy output is compared with such a run bit for bit.
 
-    One call at a time: another one meanwhile, from any thread, is refused. Only `cancel` comes at any time.
+    A call while another one runs is refused, from any thread. Only `cancel` may be called at any time.
 
-    An exception may end a call anywhere, as Ctrl-C does. So each call begins with `_settle`, which puts right what the
-    last one left. A request is in `_waiting`, in the rows of `rounds`, or both while it joins; what else is known of it
-    follows from there.
+    An exception, such as Ctrl-C, may end a call anywhere. So each call begins with `_settle`, which repairs the state
+    that the last one left. A request is in `_waiting`, in the rows of `rounds`, or in both while it joins; the rest of
+    its state follows from that.
     """
 
     @checked
@@ -68,16 +67,15 @@ class SpeculativeDecoder(OneCall):
         """
         Args:
             config: limits and choices of target and drafter.
-            options: choices of the decoder alone; the defaults of `DecoderOptions` when not given.
-            query_len: rows per request in a target pass without a drafter, 1 by default; with one it is K + 1.
-            attention: for target and drafter; the core's paged attention with device lengths by default.
-            layout: the ranks that run these models together. Data parallel ranks call `step`, or `stream` and
-                `generate`, equally often, with requests or without.
+            options: choices of the decoder alone; by default `DecoderOptions()`.
+            query_len: rows per request in a target pass without a drafter, by default 1. With a drafter it is K + 1.
+            attention: for target and drafter; by default the core's paged attention with device lengths.
+            layout: the ranks that run these models together. Data parallel ranks must call `step`, or `stream` and
+                `generate`, equally often, also without requests.
 
         Raises:
-            ConfigError: max_model_len is more than the target has positions for, or options contradict the limits.
-            UnsupportedError: the lowering that was asked for is not possible on this platform, or between data parallel
-                ranks.
+            ConfigError: max_model_len exceeds the target's, or options contradict the limits.
+            UnsupportedError: the chosen lowering is not possible on this platform, or between data parallel ranks.
         """
         options = options or DecoderOptions()
         check_options(config, options)
@@ -111,27 +109,27 @@ class SpeculativeDecoder(OneCall):
         """The stages of a round, cut as the lowering says."""
         self.target, self.drafter, self.runners = self.stages.target, self.stages.drafter, self.stages.runners
         self.metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
-        """Counts over the rounds that were handed out."""
+        """Counts over the rounds that were read."""
         self._waiting: deque[Running] = deque()
         self._cancelled: dict[int, object] = {}
-        """The ids that the next step ends, each with an object of the call of `cancel` that named it first."""
+        """The requests that the next step ends, by id. The value is unique to the call of `cancel` that came first."""
         self._chunks: list[Chunk] = []
-        """Chunks that were not handed out yet."""
+        """Chunks that no call has returned yet."""
         self._failure: BaseException | None = None
-        """The error of a request that failed to join in this round."""
+        """The error of a request that failed to join in this step."""
         self._in_step = False
-        """True from the beginning of a step to its end: a call that finds it comes behind a step that was cut short."""
+        """True while a step runs. A call that finds it True comes after a step that was cut short."""
         self._reason = ""
         """The reason why a step was cut short."""
         self._stream: GeneratorRef | None = None
-        """The stream that all requests are of; None if they are of `add`."""
+        """The open stream that all requests belong to. None if they came by `add`."""
         self._in_inference_mode = torch.is_inference_mode_enabled()
-        """Steps run in the mode that the memory was made in."""
+        """Steps run in the inference mode in which the buffers were allocated."""
         self._next_id = 0
         self._seeds = count(-1, -1) if layout is None else count(-1 - layout.data_rank, -layout.data_size)
-        """The seeds of requests without one. Those of data parallel ranks differ; tensor parallel ranks count alike."""
+        """The seeds of requests without one. Data parallel ranks differ in them; tensor parallel ranks do not."""
         self.others_unfinished = False
-        """True if any data parallel rank had requests at the last `step`: then all ranks call it again."""
+        """True if any data parallel rank had requests at the last `step`. All ranks must then call it again."""
         waits = self._sharing is not None or bool(self.target.attention.host_parameters)
         self.rounds = Rounds(self.stages, self.allocator, self.metrics, 0 if waits else options.rounds_ahead)
         """The running requests."""
@@ -139,14 +137,14 @@ class SpeculativeDecoder(OneCall):
     @one_call
     @checked
     def capture(self, progress: Progress | None = None) -> None:
-        """Capture all graphs. Call once before generating; nothing is captured at request time.
+        """Capture all graphs. Call it once before generating; nothing is captured at request time.
 
         Args:
-            progress: called with what is waited for, how many of them are done, and their number in all.
+            progress: called with the name of the work, the number of graphs that are done, and their number in all.
 
         Raises:
             CaptureError: a capture failed.
-            RankError: one failed on another rank alone.
+            RankError: a capture failed on another rank.
         """
         if self._ranks is not None:
             compare_captures(self._ranks, self.runners, self.config)
@@ -157,7 +155,10 @@ class SpeculativeDecoder(OneCall):
             self.time_rounds()
 
     def time_rounds(self) -> RoundTimes | None:
-        """Return how long rounds take, measured or given, by which K is chosen; None where K is fixed."""
+        """Return the microseconds of a round by batch size and K, measured or from `DecoderOptions.round_times`.
+
+        K is chosen by them from then on. None if K is fixed.
+        """
         candidates = self.config.k_candidates
         if self.drafter is None or candidates is None:
             return None
@@ -173,7 +174,7 @@ class SpeculativeDecoder(OneCall):
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generate for all requests, in batches that shrink and grow as requests finish and join.
 
-        A request that can never fit is refused with a message while the others go on; one that does not fit now waits.
+        A request that can never fit is refused with a message, and the others go on. One that does not fit now waits.
 
         Raises:
             ConfigError: a request is wrong in itself (see `check`); nothing was run.
@@ -200,10 +201,10 @@ class SpeculativeDecoder(OneCall):
 
     @checked
     def stream(self, requests: Sequence[Request]) -> Generator[Chunk]:
-        """Generate for all requests, giving the tokens of each round as they come. `Chunk.request` is the index in
-        `requests`.
+        """Generate for all requests, and give the tokens of each round as they come.
 
-        As in `generate`, some may be refused with a message. `close()` of the stream ends the others.
+        `Chunk.request` is the request's index in `requests`. As in `generate`, a request that can never fit is refused
+        with a message. `close()` of the stream ends the others.
 
         Raises:
             ConfigError: a request is wrong in itself (see `check`); nothing was run.
@@ -226,7 +227,7 @@ class SpeculativeDecoder(OneCall):
         finally:
             if self._stream is own[0]:
                 self._stream = _over
-                with suppress(ConfigError):  # another call runs, and the next one does it; or the decoder is closed
+                with suppress(ConfigError):  # another call runs, and the next one settles; or the decoder is closed
                     self._settle_alone()
 
     @one_call
@@ -245,7 +246,7 @@ class SpeculativeDecoder(OneCall):
         """Queue the requests of a stream that fit.
 
         Returns:
-            Their indices in `requests`, by id; and a chunk for each request that does not fit, named by its index.
+            The index in `requests` of each queued request, by id; and a chunk for each request that does not fit.
         """
         self._settle()
         if self._stream is not None or self.num_unfinished:
@@ -266,7 +267,7 @@ class SpeculativeDecoder(OneCall):
         return dict(zip(count(first), fitting, strict=False)), refused
 
     def _continue(self, places: Mapping[int, int]) -> list[Chunk]:
-        """Run a step; the chunks are named by the indices of their requests."""
+        """Run a step, and name its chunks by the indices of their requests."""
         chunks = self._step()
         for chunk in chunks:
             chunk.request = places[chunk.request]
@@ -274,7 +275,7 @@ class SpeculativeDecoder(OneCall):
 
     @property
     def num_unfinished(self) -> int:
-        """The number of requests that wait or run, and of those whose last chunk was not handed out yet."""
+        """The number of requests that wait, run, or have a last chunk that no call has returned yet."""
         return len(self._waiting) + len(self.rounds.running) + sum(bool(each.finish_reason) for each in self._chunks)
 
     @one_call
@@ -286,8 +287,8 @@ class SpeculativeDecoder(OneCall):
             The id that names it in chunks and in `cancel`.
 
         Raises:
-            CapacityError, ConfigError: it can never run here; see `check`.
-            ConfigError: a stream is open; its chunks are numbered by the places of its own requests.
+            CapacityError, ConfigError: the request can never run here; see `check`.
+            ConfigError: a stream is open. Its chunks are numbered by the indices of its own requests.
         """
         self._settle()
         if self._stream is not None:
@@ -297,13 +298,15 @@ class SpeculativeDecoder(OneCall):
 
     @checked
     def cancel(self, request_id: int) -> bool:
-        """End a request, from any thread and at any moment. The next `step` gives its last chunk, with reason
-        "cancelled"; if a step that runs meanwhile ends the request, its last chunk is of that step.
+        """End a request. May be called from any thread at any moment.
+
+        The next `step` returns the request's last chunk, with reason "cancelled". If a step that runs meanwhile ends
+        the request, that step returns its last chunk.
 
         Returns:
-            True if it was still unfinished, and not cancelled before.
+            True if the request was unfinished and not cancelled before.
         """
-        waiting = tuple(self._waiting)  # before the rows: a request that joins meanwhile is in one of both
+        waiting = tuple(self._waiting)  # before `running`: a request that joins meanwhile is then seen in one of them
         if all(state.index != request_id for state in (*waiting, *self.rounds.running)):
             return False
         this_call = object()
@@ -311,20 +314,20 @@ class SpeculativeDecoder(OneCall):
 
     @one_call
     def step(self) -> list[Chunk]:
-        """Run a round over the batch, after which new requests may have joined; return each request's new tokens.
+        """Run a round over the batch, let waiting requests join behind it, and return each request's new tokens.
 
-        `Chunk.request` is the id from `add`. Empty means that there is nothing to do. Data parallel ranks all call it;
-        one without requests takes part in the passes of the others, and `others_unfinished` says whether there were
-        any.
+        `Chunk.request` is the id from `add`. An empty list means that there is nothing to do. All data parallel ranks
+        call it; a rank without requests takes part in the passes of the others. `others_unfinished` then tells if any
+        rank had requests.
 
-        An error while a request joins ends that request; one in the middle of a round ends all that run, as what their
-        rows hold is not known then. The next call gives their last chunks, with reason "failed", and goes on. Between
-        data parallel ranks a request that fails to join raises nothing, as the others would wait for this rank: its
-        chunk alone tells it.
+        An error while a request joins ends that request alone. An error in the middle of a round ends all running
+        requests, since the content of their rows is then unknown. The next call returns their last chunks, with reason
+        "failed", and goes on. With data parallel ranks a request that fails to join raises nothing, since the others
+        would wait for this rank: only its chunk tells of the failure.
 
         Raises:
-            ConfigError: a stream is open; its chunks would be taken from it.
-            CapacityError: nothing runs, and a request still has not enough KV blocks; it fails.
+            ConfigError: a stream is open. `step` would take its chunks.
+            CapacityError: nothing runs, and a waiting request still lacks KV blocks. The request fails.
         """
         self._settle()
         if self._stream is not None:
@@ -361,8 +364,8 @@ class SpeculativeDecoder(OneCall):
         return chunks
 
     def _settle(self) -> None:
-        """Put right what an exception left, wherever it came: requests of a stream that is over are dropped, and those
-        that ran in a step that was cut short fail. An exception here leaves it to the next call."""
+        """Repair the state that an exception left, at any place. Requests of a stream that is over are dropped. The
+        running requests of a step that was cut short fail. If `_settle` is interrupted, the next call does it again."""
         over = self._stream is not None and not is_open(self._stream)
         if not over and not self._in_step:
             return
@@ -378,10 +381,10 @@ class SpeculativeDecoder(OneCall):
             gone = ended.union(each.index for each in running)
             self._waiting = deque(each for each in self._waiting if each.index not in gone)
             for state in self._waiting:
-                state.blocks = []  # one that was about to join
+                state.blocks = []  # a request that was about to join; the allocator takes all blocks back below
         if running or self._in_step:
             self.allocator.reset()
-            self.rounds.reset()  # last: until then it says who ran
+            self.rounds.reset()  # last: an interrupted `_settle` needs `running` again
         self._in_step = False
         if over:
             self._stream = None
@@ -389,12 +392,12 @@ class SpeculativeDecoder(OneCall):
     @one_call
     @checked
     def check(self, request: Request) -> None:
-        """Refuse what can never run here.
+        """Refuse a request that can never run here.
 
         Raises:
-            CapacityError: the prompt or the KV that it may need is too long.
-            ConfigError: it wants sampling, and this decoder is greedy; a token is not in the target's vocabulary; or
-                the decoder is closed.
+            CapacityError: the prompt, or the KV that the request may need, is too long.
+            ConfigError: the request wants sampling, and this decoder is greedy; a token is not in the target's
+                vocabulary; or the decoder is closed.
         """
         self._check(request)
 
@@ -403,13 +406,13 @@ class SpeculativeDecoder(OneCall):
         check_request(request, self.config, self.options, self.query_len, vocab, self.allocator.capacity)
 
     def close(self) -> None:
-        """Release graphs and their memory. Twice is harmless; requests are refused afterwards."""
+        """Release the graphs and their memory. A second call does nothing; later requests are refused."""
         self.refuse_calls("this generator is closed: close() has released its graphs; load another one")
         for runner in self.runners.values():
             runner.close()
 
     def _queue(self, requests: Sequence[Request]) -> int:
-        """Queue requests, all or none; return the id of the first, from which theirs go on."""
+        """Queue requests, all or none. Return the id of the first; the others have the ids that follow."""
         first, longest = self._next_id, self.config.max_model_len
         seeds = [next(self._seeds) if each.seed is None else each.seed for each in requests]
         states = [Running(first + i, each, seeds[i], longest) for i, each in enumerate(requests)]
@@ -418,7 +421,7 @@ class SpeculativeDecoder(OneCall):
         return first
 
     def _end(self, state: Running, reason: FinishReason, message: str = "") -> None:
-        """End a request that waits or runs, in a step."""
+        """End a request that waits or runs; its last chunk belongs to the current step."""
         self._chunks.append(self._last_chunk(state, reason, message))
         if state in self._waiting:
             self._waiting.remove(state)
@@ -436,7 +439,7 @@ class SpeculativeDecoder(OneCall):
             del self._cancelled[request_id]
 
     def _refuse_first(self) -> None:
-        """End the first request that waits, where waiting is for nothing."""
+        """End the first waiting request, which no running request would ever free blocks for."""
         state = self._waiting[0]
         needed = blocks_needed(state.request, self.config, self.query_len)
         error = CapacityError(
@@ -448,7 +451,7 @@ class SpeculativeDecoder(OneCall):
             self._failure = error
 
     def _admissible(self) -> list[Running]:
-        """Return the waiting requests that join the next round: in order, while rows and blocks last."""
+        """Return the waiting requests that may join now, in order, while rows and blocks last."""
         if not self._waiting:
             return []
         rows, free = self.config.max_num_requests - len(self.rounds.running), self.allocator.num_free
@@ -464,9 +467,9 @@ class SpeculativeDecoder(OneCall):
                 self._end(state, "failed", first_line(error))
                 if self._sharing is None or not isinstance(error, Exception):
                     self._failure = error
-                break  # its row is made inert before the next launch, and taken by nobody until then
+                break  # its row is made inert before the next launch, and no request takes it until then
             self._waiting.remove(state)
 
 
 def _over() -> None:
-    """Stand for a stream that is over."""
+    """Return None, as a reference to a stream that is over does."""

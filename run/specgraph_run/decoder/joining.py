@@ -1,4 +1,4 @@
-"""Joining the rounds: a request's prompt is prefilled, its first token drawn, and its row's inputs written."""
+"""Joining the rounds: prefill a request's prompt, draw its first token, and write its row."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from specgraph_run.decoder.target import TargetRunner
 def prefill_prompt(
     target: TargetRunner, drafter: Drafter | None, state: Running, at_least: int, passed: Callable[[], None]
 ) -> range:
-    """Compute target and drafter KV of a prompt, chunk by chunk.
+    """Compute target and drafter KV of a prompt, one prefill chunk after the other.
 
-    Afterwards the target has the last row's logits (`prompt_logits`), and the drafter its hidden state, in the row of
-    `DraftPrefill.buffers` that the last token had in its chunk.
+    Afterwards `TargetRunner.prompt_logits` has the logits of the last token. `DraftPrefill.buffers` has its hidden
+    state, in the row that the token had in the last prefill chunk.
 
     Args:
-        at_least: rows that each pass is padded for at least.
-        passed: called after each pass, of the target and of the drafter in turns.
+        at_least: the least number of rows that each pass is padded to.
+        passed: called after each pass, the target's and the drafter's in turns.
 
     Returns:
-        The positions that the passes of the target began at.
+        The position that each pass of the target began at.
     """
     prompt, length = state.token_ids, target.config.prefill_rows[-1]
     starts = range(0, len(prompt), length)
@@ -53,8 +53,11 @@ def join_round(
     at_least: int,
     passed: Callable[[], None],
 ) -> None:
-    """Prefill a request and write its row: a request of a round, of `query_len` rows each, in which the target sampled
-    one token. `at_least`, `passed`: as in `prefill_prompt`.
+    """Prefill a request and write its row. In the next round it looks like a request that sampled one token.
+
+    Args:
+        query_len: rows per request in the last round.
+        at_least, passed: see `prefill_prompt`.
     """
     prompt, request, row = state.token_ids, state.request, slice(state.row, state.row + 1)
     starts = prefill_prompt(target, drafter, state, at_least, passed)
@@ -85,8 +88,9 @@ def join_round(
 
 
 def first_token(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Draw the token after a prompt, int64 [1], from softmax(logits [1, vocab] / temperature): no draft is there to be
-    verified. The noise is that with which a verify would resample `positions` int64 [1].
+    """Draw the token after a prompt, int64 [1], from softmax(logits [1, vocab] / temperature).
+
+    There is no draft to verify. The noise is the noise that a verify would resample `positions`, int64 [1], with.
     """
     hot = temperature > 0
     scaled = logits.float() / torch.where(hot, temperature, 1.0)[:, None]
@@ -95,7 +99,7 @@ def first_token(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: T
 
 
 def _write_row(target: TargetRunner, state: Running) -> None:
-    """Upload what the host knows of a request. Target and drafter both read it."""
+    """Upload the host's values of a request: KV blocks, position, temperature and seed. The drafter reads them too."""
     memory, config = target.shared, target.config
     row, width = slice(state.row, state.row + 1), memory.block_table.shape[1]
     write(memory.block_table[row], [*state.blocks, *[NULL_BLOCK] * (width - len(state.blocks))])
@@ -107,7 +111,7 @@ def _write_row(target: TargetRunner, state: Running) -> None:
 
 
 def _write_sampling(row: SamplingBuffers, request: Request) -> None:
-    """Write a request's sampling parameters and the tokens of its prompt into its row."""
+    """Write a request's sampling parameters and its prompt tokens into its row."""
     for name in NUMBERS:
         write(getattr(row, name), [getattr(request, name)])
     bias, in_prompt = torch.zeros(row.bias.shape), torch.zeros(row.in_prompt.shape, dtype=torch.bool)

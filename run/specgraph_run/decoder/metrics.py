@@ -1,7 +1,8 @@
-"""Acceptance of drafts, in vLLM's definitions.
+"""Acceptance of drafts, as vLLM defines it.
 
-mean acceptance length = 1 + accepted / drafts (the target's own token counts);
-acceptance at position i = drafts whose token i was accepted / drafts.
+A draft is one request's K tokens in one round.
+mean acceptance length = 1 + accepted tokens / drafts (the target's own token counts);
+acceptance at position i = drafts with an accepted token i / drafts.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ class AcceptanceMetrics:
     num_drafts: Annotated[int, Range(0)] = 0
     """Verified drafts: one per request and round."""
     accepted: list[int] = field(default_factory=list[int])
-    """Per position 0..K-1: drafts whose token there was accepted."""
+    """For each position 0..K-1, the number of drafts with an accepted token there."""
     drafts_by_k: dict[int, int] = field(default_factory=dict[int, int])
-    """Verified drafts by their K (of a tree, its depth)."""
+    """The number of verified drafts by K (for a tree, its depth)."""
     rounds: Annotated[int, Range(0)] = 0
-    """Target passes over the batch, prefills not counted."""
+    """Verifies over the batch; prefills don't count."""
     rows_without_block: Annotated[int, Range(0)] = 0
-    """See `Drafter.rows_without_block`; of the proposes before the last round that was read. A decoder gives each
-    request the blocks that it needs, so this is 0."""
+    """`Drafter.rows_without_block`, summed over the proposes before the last round that was read. A decoder gives each
+    request all blocks that it needs, so this is 0."""
 
     def __post_init__(self) -> None:
         if not self.accepted:
             self.accepted = [0] * self.num_speculative_tokens
 
     def observe(self, accepted: Sequence[int], num_speculative_tokens: int) -> None:
-        """Count the verified drafts of one round, of K (of a tree, its depth), and those `accepted` per request.
+        """Count the verified drafts of one round of K (for a tree, its depth); `accepted` has a number per request.
 
         Raises:
-            ConfigError: K is above the largest one, or a request accepted fewer than 0 or more than K.
+            ConfigError: K is above the largest one, or a request accepted fewer than 0 or more than K tokens.
         """
         if type(accepted) is not list or type(num_speculative_tokens) is not int:
             accepted = check("accepted", accepted, Sequence[int])
@@ -69,10 +70,10 @@ class AcceptanceMetrics:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per target pass and request, the target's own included; 1.0 before the first draft."""
+        """Tokens per request and verify, the target's own included. 1.0 before the first draft."""
         return 1 + sum(self.accepted) / max(self.num_drafts, 1)
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """The share of all drafts whose i-th token was accepted, for each i."""
+        """For each i, the share of drafts with an accepted i-th token."""
         return [count / max(self.num_drafts, 1) for count in self.accepted]

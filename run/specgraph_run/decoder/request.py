@@ -27,13 +27,13 @@ UNSUPPORTED: Mapping[str, str] = {
     "stop": "give stop strings to stream_text",
     "skip_special_tokens": "a request is of tokens; stream_text and text take skip_special_tokens",
 }
-"""Parameters of servers that are not supported, and why or what to use."""
+"""Parameters of other servers that are not supported, and the reason or the alternative."""
 
 
 @checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A prompt, and how to go on from it.
+    """A prompt, and how to continue it.
 
     Raises:
         ConfigError: the prompt is empty, a value is of another type, or a number is out of range.
@@ -45,29 +45,29 @@ class Request:
     temperature: Temperature = 0.0
     """0 is greedy; sampling needs at least MIN_TEMPERATURE."""
     seed: int | None = None
-    """Sampling repeats for the same seed, whatever the batch, while rounds have the same K. `draft_schedule` and K
-    "auto" take K from the batch, "auto" from measured times too, and another K gives other tokens of the same
-    distribution: a token's place in a draft decides how it is drawn. Requests of one seed share their noise. None: the
-    decoder gives the request one that it gives to no other: -1, -2 ... in the order in which requests without a seed
-    come (data parallel ranks take turns), and tells in `Chunk.seed`. So they are independent, a request that comes
-    again gets another text, and the same program repeats. Fits in 64 bits, signed."""
+    """Sampling with the same seed gives the same tokens in any batch, as long as rounds have the same K. With
+    `draft_schedule` or K "auto" the batch decides K, and with "auto" measured times too. Another K gives other tokens
+    of the same distribution, since a token's place in a draft decides how it is drawn. Requests of one seed share their
+    noise. None: the decoder gives the request a seed that no other one gets: -1, -2 ... in the order in which requests
+    without a seed come (data parallel ranks take turns). `Chunk.seed` tells it. So such requests are independent, the
+    same request later gets another text, and the same program repeats. Fits in 64 bits, signed."""
     stop_token_ids: Sequence[int] = ()
-    """Generation ends after one of these. Each fits in 64 bits, signed."""
+    """Generation ends after any of these tokens. Each fits in 64 bits, signed."""
     top_k: TopK = 0
-    """Sample from this many most likely tokens; 0 for all. This and what follows needs a decoder with
-    `sampling_parameters`; `ops.adjust_logits` says in which order they apply."""
+    """Sample from this number of most likely tokens; 0 for all. This field and the fields below need a decoder with
+    `sampling_parameters`. `ops.adjust_logits` documents the order in which they apply."""
     top_p: TopP = 1.0
-    """Sample from the fewest most likely tokens that together have this probability."""
+    """Sample from the smallest set of most likely tokens that together have this probability."""
     min_p: Share = 0.0
-    """Sample from tokens that have at least this share of the largest probability."""
+    """Sample from tokens with at least this share of the largest probability."""
     repetition_penalty: RepetitionPenalty = 1.0
-    """Divides positive logits, and multiplies negative ones, of tokens of the prompt and the output."""
+    """Divides positive logits and multiplies negative ones, for tokens of the prompt and the output."""
     presence_penalty: Penalty = 0.0
-    """Taken off the logits of tokens of the output."""
+    """Subtracted from the logits of tokens of the output."""
     frequency_penalty: Penalty = 0.0
-    """Taken off the logit of a token for each time that it is in the output."""
+    """Subtracted from the logit of a token for each time that it is in the output."""
     logit_bias: Mapping[int, Penalty] = field(default_factory=dict[int, float])
-    """Token id -> what is added to its logit."""
+    """Added to the logits of tokens, by token id."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -76,7 +76,7 @@ class Request:
 
     @property
     def parameters(self) -> dict[str, object]:
-        """The parameters besides temperature and seed that are not at their default, by name."""
+        """The sampling parameters, besides temperature and seed, that differ from their defaults, by name."""
         defaults = {each.name: each.default for each in fields(self)}
         given = {name: value for name in NUMBERS if (value := getattr(self, name)) != defaults[name]}
         return {**given, "logit_bias": self.logit_bias} if self.logit_bias else given
@@ -84,25 +84,25 @@ class Request:
 
 @dataclass(slots=True)
 class Chunk:
-    """Tokens that one round added to one request."""
+    """Tokens of one request that one decoder step hands out."""
 
     request: int
-    """The request: its id from `add`, or its index in the call of `stream`."""
+    """The request's id from `add`, or its index in the call of `stream`."""
     token_ids: list[int]
     num_accepted: int
-    """Draft tokens that the target accepted: the first of `token_ids`, and those that a stop token or the limit cut."""
+    """Draft tokens that the target accepted. They come first in `token_ids`; a stop token or the limit may cut them."""
     finish_reason: FinishReason | None = None
     message: str = ""
-    """The reason of a refusal or a failure, for a person."""
+    """The reason of a refusal or a failure, to be read by a person."""
     logprobs: list[float] = field(default_factory=list[float])
-    """One per token with `DecoderOptions.logprobs`, under the target's distribution before any parameter."""
+    """With `DecoderOptions.logprobs`, one per token, under the target's distribution before any sampling parameter."""
     seed: int | None = None
-    """The seed that the request is sampled with: its own, or the one that the decoder gave it. None for greedy ones."""
+    """The seed that the request is sampled with: its own or the decoder's. None if the request is greedy."""
 
 
 @dataclass(slots=True)
 class Generation:
-    """All tokens that were generated for one request."""
+    """All tokens generated for one request."""
 
     token_ids: list[int] = field(default_factory=list[int])
     finish_reason: FinishReason | None = None
@@ -110,7 +110,7 @@ class Generation:
     logprobs: list[float] = field(default_factory=list[float])
     """One per token, as in `Chunk`."""
     seed: int | None = None
-    """The seed of `Chunk`: a request with it gets the same tokens again."""
+    """As in `Chunk`. A request with this seed gets the same tokens again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,28 +118,28 @@ class Running:
     """An unfinished request."""
 
     index: int
-    """Its id."""
+    """The request's id."""
     request: Request
     seed: int
-    """The request's, or the one that the decoder gave it."""
+    """The request's own seed, or the one that the decoder gave it."""
     max_model_len: InitVar[int]
     blocks: list[int] = field(default_factory=list[int])
-    """KV blocks; none while it waits."""
+    """KV blocks; empty while the request waits."""
     token_ids: array[int] = field(init=False)
-    """Prompt and output, int64: it grows faster than a list. The KV of the last token is not in the cache yet."""
+    """Prompt and output; an int64 array, which grows faster than a list. The KV of the last token is not cached yet."""
     limit: int = field(init=False)
-    """The length of `token_ids` at which it ends."""
+    """The length of `token_ids` at which the request ends."""
     row: int = 0
-    """Its row in the last round: where its draft tokens, block table, temperature and seed are."""
+    """The request's row in the last round: the index of its draft tokens, block table, temperature and seed."""
 
     num_sampled: int = 0
-    """Tokens that its last round sampled, before they were cut."""
+    """The number of tokens that the last round sampled, before a stop token or the limit cut them."""
 
     logprobs: list[float] = field(default_factory=list[float])
-    """Log-probabilities of those tokens; empty unless asked for."""
+    """Log-probabilities of the tokens of the last round. Empty if `DecoderOptions.logprobs` is off."""
 
     stops: frozenset[int] = field(init=False)
-    """Its stop tokens."""
+    """The request's stop tokens."""
 
     def __post_init__(self, max_model_len: int) -> None:
         self.stops = frozenset(self.request.stop_token_ids)
@@ -148,22 +148,22 @@ class Running:
 
     @property
     def sampled_with(self) -> int | None:
-        """The seed, as `Chunk.seed` gives it."""
+        """The seed as `Chunk.seed` has it: None if the request is greedy."""
         return self.seed if self.request.temperature else None
 
     @property
     def num_left(self) -> int:
-        """The number of tokens that it may still give."""
+        """The number of tokens that the request may still get."""
         return self.limit - len(self.token_ids)
 
     @property
     def position(self) -> int:
-        """The position of the last token: the first row of the next target pass."""
+        """The position of the last token, which is the first row of the next verify."""
         return len(self.token_ids) - 1
 
     def add(self, tokens: list[int]) -> Chunk:
-        """Append the tokens that a round sampled (accepted drafts, then one of the target's own), cut at a stop token
-        or the limit; return the chunk of them.
+        """Append the tokens that a round sampled: accepted drafts, then one of the target's own. Cut them at a stop
+        token or the limit, and return their chunk.
         """
         ids, stops = self.token_ids, self.stops
         ids.extend(tokens)

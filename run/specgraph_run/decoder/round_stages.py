@@ -1,11 +1,11 @@
-"""The stages of a round: propose for what the target sampled last, hand the drafts over, verify and accept them.
+"""The stages of a round: propose drafts for the tokens that the target sampled last, hand them over, and verify them.
 
-Between two rounds a request's state is on the device: the tokens that the target sampled, their count, the position
-they begin at, and hidden states. A round begins with the propose, so that a new request needs no pass of its own: after
-its prefill it is a request that sampled one token (`ProposeBatch.join`). For the same reason a host that has read the
-round before knows all lengths of a round before its launch.
+Between two rounds a request's state is on the device: the tokens that the target sampled, their number, the position
+they begin at, and hidden states. A round begins with the propose. So a new request needs no pass of its own: after its
+prefill it looks like a request that sampled one token (`ProposeBatch.join`). And a host that has read the last round
+knows all lengths of the next one before it launches it.
 
-Propose and verify have graphs of their own, as the lowering says; handing the drafts over is two or three small ops.
+Propose and verify have graphs of their own, as the lowering says. The hand-over is two or three small ops.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from specgraph_run.options import DecoderOptions
 
 
 class HostState(NamedTuple):
-    """The round before, as attention with host parameters needs it."""
+    """The results of the last round on the host, for attention with host parameters."""
 
     start_positions: Sequence[int]
     """The position of each request's first row."""
@@ -46,20 +46,20 @@ class HostState(NamedTuple):
 
 
 Stage = Callable[[HostState | None], None]
-"""A stage of a round, given None for attention with device lengths."""
+"""A function that launches one stage of a round. Its argument is None if attention takes lengths from the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round over a padded batch."""
+    """The launches of a round over one padded batch."""
 
     query_len: int
-    """Rows per request of its result: K + 1."""
+    """Rows per request of the round's result: K + 1."""
     stages: tuple[Stage, ...]
 
 
 class RoundStages:
-    """The model runners of one decoder and their rounds, worked out once for each shape of batch."""
+    """The model runners of one decoder, and its rounds, which are made once for each shape of batch."""
 
     def __init__(
         self,
@@ -73,17 +73,17 @@ class RoundStages:
         num_blocks: int,
         attention: AttentionBackend,
     ) -> None:
-        """Allocate the KV caches and all other memory of a decoder, and make its runners; nothing is captured yet.
+        """Allocate the KV caches and all other buffers of a decoder, and make its runners. Nothing is captured yet.
 
         Args:
-            head: None where the target decodes alone.
-            query_len: rows per request of the first round's result; without a drafter, of every round's.
-            num_blocks: of each KV cache, the null block included.
+            head: None if the target decodes alone.
+            query_len: rows per request of the first round's result. Without a drafter all rounds have it.
+            num_blocks: blocks of each KV cache, the null block included.
             attention: for target and drafter.
 
         Raises:
             CapacityError: the device has not enough memory.
-            UnsupportedError: the lowering that was asked for is not possible on this platform.
+            UnsupportedError: the chosen lowering is not possible on this platform.
         """
 
         def caches(model: Target | Head) -> list[KVCache]:
@@ -114,8 +114,11 @@ class RoundStages:
         self._found: dict[tuple[int, int, int | None], Round] = {}
 
     def find(self, num_requests: int, query_len: int, num_speculative_tokens: int | None = None) -> Round:
-        """Return the round over the first `num_requests` rows of the round's memory, after one of `query_len` rows per
-        request; K is one of `DraftConfig.k_candidates`, and by default the one that the config chooses.
+        """Return the round over the first `num_requests` rows of the shared buffers.
+
+        Args:
+            query_len: rows per request in the round before.
+            num_speculative_tokens: one of `DraftConfig.k_candidates`. None for the K that the config gives the batch.
         """
         key = num_requests, query_len, num_speculative_tokens
         if (known := self._found.get(key)) is None:
@@ -153,10 +156,10 @@ def _propose(drafter: Drafter, batch: ProposeBatch, num_speculative_tokens: int 
 def _hand_over(
     verify: VerifyProgram, draft: DraftProgram[Any, Any] | None, num_requests: int, query_len: int, k: int
 ) -> Stage:
-    """Return the step that writes the inputs of the verify: last tokens, positions and drafts of a padded batch.
+    """Return the stage that writes the inputs of the verify: last tokens, positions and drafts of a padded batch.
 
     Args:
-        draft: None if the target decodes alone; the verify's rows behind the last token then stay as they are.
+        draft: None if the target decodes alone. Only the last tokens are then written.
         query_len: rows per request in the round before.
         k: K of the drafts, or the depth of their trees.
     """

@@ -1,4 +1,4 @@
-"""Times of rounds for each captured size and K, measured once after the capture (`-k auto`)."""
+"""Times of rounds for each captured size and K, measured once after the capture, for `-k auto`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from specgraph_run.decoder.target import TargetRunner
 from specgraph_run.options import RoundTimes
 
 CONTEXT = 1024
-"""Tokens of context that each request has while rounds are timed; half of max_model_len where that is less, or as much
-as leaves room for the timed rounds."""
+"""Tokens of context of each request while rounds are timed. Half of max_model_len if that is less, or fewer if the
+timed rounds would not fit behind them."""
 
 _STRETCHES, _ROUNDS = 3, 4
 
@@ -26,10 +26,10 @@ _STRETCHES, _ROUNDS = 3, 4
 def measure_round_times(stages: RoundStages, drafter: Drafter) -> RoundTimes:
     """Run rounds of random tokens at every captured size and K, and time them by the host's clock.
 
-    Target and drafter must be idle: the KV caches are written, and zeroed at the end.
+    Target and drafter must be idle: the KV caches are overwritten, and zeroed at the end.
 
     Returns:
-        Microseconds of one round, the median of some stretches: {requests: {K: time}}.
+        Median microseconds of one round: {requests: {K: time}}.
     """
     times: dict[int, dict[int, float]] = {}
     target = stages.target
@@ -54,7 +54,7 @@ def _start(config: DraftConfig) -> int:
 
 
 def _make_live(target: TargetRunner, size: int) -> None:
-    """Give each of `size` requests blocks and sampled tokens; they share blocks where there are too few."""
+    """Give each of `size` requests KV blocks and random sampled tokens. Requests share blocks if there are too few."""
     memory, config = target.shared, target.config
     blocks = target.caches[0].key.shape[0] - 1
     tokens = _start(config) + (_ROUNDS + 1) * config.query_len
@@ -71,7 +71,7 @@ def _rounds(stages: RoundStages, size: int, k: int) -> Callable[[], None]:
 
     def run() -> None:
         memory.num_sampled[:size].fill_(1)
-        memory.sampled_token_ids.clamp_(min=0)  # -1 where a request was inert
+        memory.sampled_token_ids.clamp_(min=0)  # an inert request left -1
         memory.start_positions[:size].fill_(_start(stages.target.config))
         for _ in range(_ROUNDS):
             host = None
@@ -84,7 +84,7 @@ def _rounds(stages: RoundStages, size: int, k: int) -> Callable[[], None]:
 
 
 def _time(platform: Platform, run: Callable[[], None]) -> float:
-    """Return the median microseconds of a round, over stretches of some rounds."""
+    """Return the median microseconds of a round: `run` launches `_ROUNDS` rounds and is timed `_STRETCHES` times."""
     run()
     platform.synchronize()
     seconds: list[float] = []

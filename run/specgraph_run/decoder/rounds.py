@@ -1,7 +1,7 @@
-"""The running requests and the loop over their rounds. A request's state between two rounds is on the device.
+"""The running requests and the loop over their rounds. Between two rounds a request's state is on the device.
 
-The host writes a row when a request joins or leaves, and otherwise only launches. Results of a round are copied to the
-host behind it; the host reads them while the next round runs, or before it launches one (`Rounds.ahead`).
+The host writes a row when a request joins or leaves, and otherwise only launches. The results of a round are copied to
+the host right after it. The host reads them while the next round runs, or before it launches one (`Rounds.ahead`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specgraph_run.decoder.round_stages import HostState, RoundStages
 
 @dataclass(frozen=True, slots=True)
 class _HostMemory:
-    """The memory in which the results of one round arrive."""
+    """The host memory that the results of one round are copied to."""
 
     results: HostCopy
     logprobs: HostCopy
@@ -34,34 +34,34 @@ class _HostMemory:
 
 @dataclass(slots=True)
 class _UnreadRound:
-    """A round whose results the host has not read, with the requests that joined behind it."""
+    """A round that the host has not read, with the requests that joined behind it."""
 
     copied: _HostMemory
     query_len: int
-    """Rows per request: how its tokens are packed."""
+    """Rows per request. The round's tokens are packed by it."""
     rows: list[Running | None]
-    """The request of each row at the launch; None where there was none or it has left. Empty where no round was
-    launched before requests joined."""
+    """The request of each row at the launch. None if the row was free or its request has left. Empty if requests joined
+    without a round before them."""
     joined: list[tuple[Running, int]] = field(default_factory=list[tuple[Running, int]])
-    """Requests that joined behind it, with their rows. Their first token comes from the prompt."""
+    """Requests that joined behind the round, with their rows. Their first token comes from the prompt's prefill."""
 
     def forget(self, state: Running) -> None:
-        """Hand out nothing to a request that left."""
+        """Drop the results of a request that left."""
         self.rows = [None if other is state else other for other in self.rows]
         self.joined = [joined for joined in self.joined if joined[0] is not state]
 
 
 class Rounds:
-    """The running requests of one decoder, each in a row of the round's memory that it keeps while it can."""
+    """The running requests of one decoder. Each has a row of the shared buffers, and moves only in `_compact`."""
 
     def __init__(self, stages: RoundStages, allocator: BlockAllocator, metrics: AcceptanceMetrics, ahead: int) -> None:
         """
         Args:
             allocator: takes back the blocks of requests that leave.
-            ahead: rounds that are launched before the last one's results are read, 0 or 1.
+            ahead: rounds to launch before the last one's results are read, 0 or 1.
         """
         self.adaptive: AdaptiveK | None = None
-        """The choice of K for each launch; None where the config chooses."""
+        """The choice of K for each launch. None if the config gives K."""
         self.stages, self.target, self.drafter, self.config = (
             stages,
             stages.target,
@@ -70,11 +70,11 @@ class Rounds:
         )
         self.allocator, self.metrics, self.ahead = allocator, metrics, ahead
         self.rows: list[Running | None] = []
-        """The request of each row, up to the last row in use. Replaced when it changes: unread rounds share it."""
+        """The request of each row, up to the last row in use. A change makes a new list: unread rounds keep the old."""
         self.num_rounds = 0
         """Rounds launched so far."""
         self._query_len = stages.query_len
-        """Rows per request in the last round: how its sampled tokens and hidden states are packed."""
+        """Rows per request in the last round. Its sampled tokens and hidden states are packed by it."""
         platform, memory = self.target.platform, self.target.shared
         self._copies = [
             _HostMemory(
@@ -90,8 +90,8 @@ class Rounds:
         self._left: list[int] = []
         """Rows to make inert before the next launch."""
         self._agreed, self._passes = RoundPasses(), 0
-        """The passes that all ranks run in this round, none without data parallel ranks; its prefill passes so far, of
-        the target and of the drafter in turns."""
+        """The passes that all ranks run in this round (no pass without data parallel ranks), and the number of prefill
+        passes that were run in it so far, the target's and the drafter's in turns."""
 
     @property
     def running(self) -> list[Running]:
@@ -99,15 +99,15 @@ class Rounds:
         return [state for state in self.rows if state is not None]
 
     def step(self, admit: Callable[[], None], agreed: RoundPasses | None = None) -> list[tuple[Running, list[int]]]:
-        """Launch, let requests join, and read the oldest round that was not read.
+        """Launch rounds, let requests join, and read the oldest unread round.
 
         Args:
-            admit: calls `join` for each request that joins, and `leave` where that fails; called behind each launch.
-            agreed: the passes that all ranks run in this round, where they share collectives.
+            admit: called behind each launch. It calls `join` for each request that joins, and `leave` if that fails.
+            agreed: the passes that all ranks run in this round. None if ranks share no collectives.
 
         Returns:
-            Each request with the tokens that it sampled in that round: accepted drafts, then the target's own token; or
-            the token after its prompt.
+            Each request with the tokens that it sampled in that round: accepted drafts, then the target's own token. A
+            request that joined has the token after its prompt.
         """
         self._agreed = agreed or RoundPasses()
         while True:
@@ -120,15 +120,15 @@ class Rounds:
                 return sampled
 
     def join(self, state: Running) -> None:
-        """Prefill a request, which has its KV blocks, and let it take part in the next round."""
+        """Prefill a request that has its KV blocks, and let it take part in the next round."""
         state.row = row = next((row for row, other in enumerate(self.rows) if other is None), len(self.rows))
         self.rows = [*self.rows[:row], state, *self.rows[row + 1 :]]
         join_round(self.target, self.drafter, state, self._query_len, self._agreed.prefill_rows, self._passed)
         self._joined.append((state, row))
 
     def leave(self, state: Running) -> None:
-        """Take a request out and give its KV blocks back. A round in flight may still write them: whatever is given
-        them next is launched behind it."""
+        """Take a request out and give its KV blocks back. A round in flight may still write to the blocks, but their
+        next owner's work is launched after it."""
         self._left += [row for row, other in enumerate(self.rows) if other is state]
         self.rows = [None if other is state else other for other in self.rows]
         self.allocator.free(state.blocks)
@@ -141,15 +141,15 @@ class Rounds:
             self._unread.clear()
 
     def reset(self) -> None:
-        """Take all requests out, whatever was under way: no row is live at the next launch, and nothing that was
-        launched is read. Their KV blocks are not given back one by one: see `BlockAllocator.reset`."""
+        """Take all requests out at any point of a step. No row is live at the next launch, and no launched round is
+        read. KV blocks are not given back here: see `BlockAllocator.reset`."""
         self._left = [*range(self.config.max_num_requests)]
         self._unread.clear()
         self._joined = []
         self.rows = []
 
     def passes(self, joining: Sequence[Running], num_waiting: int) -> RoundPasses:
-        """Return the passes that the next round needs here; `joining` of `num_waiting` requests join behind it."""
+        """Return the passes that this rank needs in the next round, with the `joining` among `num_waiting` requests."""
         self._vacate()
         prompts, longest = [len(state.token_ids) for state in joining], self.config.prefill_rows[-1]
         return RoundPasses(
@@ -161,7 +161,7 @@ class Rounds:
         )
 
     def _launch_ahead(self, admit: Callable[[], None]) -> None:
-        """Launch, and let requests join, until `ahead` + 1 rounds are unread."""
+        """Launch rounds, and let requests join, until `ahead` + 1 rounds are unread."""
         while len(self._unread) <= self.ahead:
             self._vacate()
             rows = [] if self._all_may_end() else self.rows
@@ -175,8 +175,8 @@ class Rounds:
             self._copy_results(rows)
 
     def _all_may_end(self) -> bool:
-        """Return True if every request ends, by its length, in what is in flight, should that give as many tokens as
-        rounds gave so far: a further round would be for nothing, and the host reads first."""
+        """Return True if the rounds in flight are likely to bring every request to its length limit: each round is
+        assumed to give the mean number of tokens so far. One more round would be in vain, so the host reads first."""
         if not self._unread or not self.rows:
             return False
         of_a_round = math.ceil(self.metrics.mean_acceptance_length)
@@ -184,7 +184,7 @@ class Rounds:
         return all(state is None or state.num_left <= tokens for state in self.rows)
 
     def _launch(self, num_rows: int) -> None:
-        """Launch one round over the first rows; the rest of the padded batch is inert."""
+        """Launch one round over the first `num_rows` rows. The rest of the padded batch is inert."""
         k = None if self.adaptive is None else self.adaptive.choose(num_rows)
         ready = self.stages.find(max(num_rows, self._agreed.num_requests), self._query_len, k)
         host = None
@@ -200,8 +200,8 @@ class Rounds:
         self._passes += 1
 
     def _prefill_idle(self) -> None:
-        """Run the prefill passes that other ranks run in this round and this one has no prompt for, or whose request
-        failed to join before them."""
+        """Run the agreed prefill passes that are left over, without a prompt: this rank has fewer prompts than others,
+        or a request failed to join before its passes ran."""
         rows, models = self._agreed.prefill_rows, 1 if self.drafter is None else 2
         for number in range(self._passes, self._agreed.prefills * models):
             if number % models == 0:
@@ -210,7 +210,7 @@ class Rounds:
                 self.drafter.prefill((), range(0), (), at_least=rows)
 
     def _copy_results(self, rows: list[Running | None]) -> None:
-        """Queue the copy of what the host will read of a launch over `rows`, and of the requests that joined."""
+        """Queue the copy of the results of a launch over `rows`, and of the requests that joined behind it."""
         unread = [each.copied for each in self._unread]
         copied = next(each for each in self._copies if all(each is not other for other in unread))
         logprobs = self.target.shared.logprobs_of(len(self.rows), self._query_len)
@@ -221,7 +221,7 @@ class Rounds:
             copied.logprobs.start(logprobs)
 
     def _read(self, unread: _UnreadRound) -> list[tuple[Running, list[int]]]:
-        """Wait for a round, and give each request its tokens."""
+        """Wait for a round, and return each request with its tokens."""
         results, query_len = unread.copied.results.read(), unread.query_len
         verified = [(state, row) for row, state in enumerate(unread.rows) if state is not None]
         num_rows = max([len(unread.rows), *(row + 1 for _, row in unread.joined)])
@@ -231,7 +231,7 @@ class Rounds:
         sampled: list[tuple[Running, list[int]]] = []
         for state, row in (*verified, *unread.joined):
             count = counts[row]
-            if not 0 < count <= query_len:  # with 0, stepping on would never end
+            if not 0 < count <= query_len:  # with 0 tokens per round a request would never end
                 raise SpecgraphError(
                     f"a round with K {query_len - 1} has {count} tokens in row {row} for request {state.index}: it "
                     "takes 1 to K + 1; the row was another request's, or K another round's; a bug of specgraph"
@@ -245,7 +245,7 @@ class Rounds:
         return sampled
 
     def _count(self, unread: _UnreadRound, accepted: list[int]) -> None:
-        """Count a round with the drafts that each of its requests accepted, for the metrics and the choice of K."""
+        """Count a round for the metrics and the choice of K; `accepted` has the accepted drafts of each request."""
         self.metrics.rounds += 1
         if self.drafter is None or unread.query_len == 1:  # a propose of K 0 has no drafts
             return
@@ -254,7 +254,7 @@ class Rounds:
             self.adaptive.acceptance.observe(unread.query_len - 1, accepted)
 
     def _vacate(self) -> None:
-        """Make the rows of requests that left inert, before anybody joins there."""
+        """Make the rows of requests that left inert, before other requests take them."""
         for row in self._left:
             self.target.shared.num_sampled[row].fill_(0)
         if self._left:
@@ -262,8 +262,8 @@ class Rounds:
             self._compact()
 
     def _compact(self) -> None:
-        """Move requests to the first rows where a smaller batch then holds them, or where lengths come from the host,
-        which lists them without gaps."""
+        """Close the gaps between rows if a smaller captured size then suffices. With host lengths always close them:
+        the host lists lengths without gaps."""
         kept, sizes = self.running, self.config.sizes
         m, n = len(kept), len(self.rows)
         smaller = (padded_size(m, sizes) or m) != (padded_size(n, sizes) or n)

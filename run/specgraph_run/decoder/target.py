@@ -45,11 +45,10 @@ class TargetRunner(ModelRunner):
     ) -> None:
         """
         Args:
-            query_len: without a drafter, rows per request of a verify.
-            drafter: whose drafts are verified, and whose memory the results go to: tokens, counts and hidden states
-                of verify passes, hidden states of prefill passes. Positions, block tables, temperatures and
-                seeds are shared with it.
-            sampling: without a drafter, see `SharedBuffers.sampling`.
+            query_len: rows per request of a verify, without a drafter.
+            drafter: its drafts are verified. The results go to its buffers: tokens, counts and hidden states of verify
+                passes, hidden states of prefill passes. Positions, block tables, temperatures and seeds are shared.
+            sampling: see `SharedBuffers.sampling`; used without a drafter only.
         """
         super().__init__(target, caches, platform, config, attention)
         self.model, self.config, self.options = target, config, options
@@ -63,7 +62,7 @@ class TargetRunner(ModelRunner):
             self.shared = replace(self.shared, logprobs=torch.zeros_like(tokens, dtype=torch.float32))
         given = target, self.stack, config, options
         self.verify_programs: dict[bool, VerifyProgram] = {}
-        """The verifies of chains, of trees, or both, by whether they are of trees."""
+        """The verify of chains (key False), of trees (key True), or both."""
         if lens:
             self.verify_programs[False] = VerifyProgram(*given, lens, drafter, self.shared)
         if config.tree is not None and drafter is not None:
@@ -84,22 +83,24 @@ class TargetRunner(ModelRunner):
         return super().read_set() | {"prefill.logits": self.prompt_logits}
 
     def verify(self, ready: Pass, start_positions: Sequence[int] = ()) -> None:
-        """Run a pass over the rows in the buffers; results are in `round` until the next pass.
+        """Run a verify over the rows in the buffers. Its results are in `shared` until the next pass.
 
-        A request of a negative position there is inert: its `num_sampled` becomes 0. start_positions, of the last
-        tokens, are for attention with host parameters.
+        A request with a negative start position in the buffers is inert: its `num_sampled` becomes 0.
+
+        Args:
+            start_positions: the position of each request's last token, for attention with host parameters.
         """
         plan = VerifyRows.of(ready.batch.query_len, self.config.limits)
         self.run(ready, lambda step: plan.host_lengths(start_positions, ready.batch.num_requests))
 
     def prefill(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0) -> None:
-        """Run a chunk of one request's prompt: write its KV, its hidden states for the drafter, and `prompt_logits`.
+        """Run a prefill chunk of one request: write its KV, its hidden states for the drafter, and `prompt_logits`.
 
         Args:
             token_ids: consecutive prompt tokens, at most the largest prefill size.
-            first_position: the position of the first of them.
+            first_position: the position of `token_ids[0]`.
             blocks: the request's KV blocks, from position 0 on.
-            at_least: rows that the pass is padded for at least; without tokens it writes nothing.
+            at_least: the least number of rows to pad to. Without tokens, a pass of padding alone writes no KV.
 
         Raises:
             CapacityError: more tokens than the largest prefill size; nothing was run.

@@ -23,10 +23,10 @@ from specgraph_run.options import DecoderOptions
 
 
 class VerifyProgram(Program):
-    """The target's pass over the last token of each request and its drafts, and the acceptance of drafts.
+    """The target's pass over the last token of each request and its drafts, and the acceptance of the drafts.
 
-    Of trees, the keys and values of the accepted path are put in place, and the round hands to the drafter what a chain
-    of K = S hands over.
+    After the verify of a tree, the keys and values of the accepted path are moved to the slots of their positions. The
+    drafter then gets the same tensors as after a chain of K = S drafts, S the depth of the tree.
     """
 
     phase: Phase = "verify"
@@ -45,14 +45,14 @@ class VerifyProgram(Program):
         """
         Args:
             stack: the target's attention and KV caches.
-            query_lens: rows per request that the round may have after a verify, ascending.
-            drafter: whose drafts are verified; None decodes with the target alone.
-            memory: what the target's verify programs and the drafter share.
-            tree: the drafts' shape; None for chains.
+            query_lens: the numbers of rows per request that the results of a verify may have, ascending.
+            drafter: the drafter of the verified drafts. None if the target decodes alone.
+            memory: the buffers that the target's verify programs and the drafter share.
+            tree: the shape of the drafts. None for chains.
 
         Raises:
-            ConfigError: ragged verifies are asked for, and the drafter has no confidence.
-            UnsupportedError: trees are drafted, and the attention has no ancestor mask; or verifies are ragged, and
+            ConfigError: verifies are ragged, and the drafter has no confidence.
+            UnsupportedError: drafts are trees, and the attention has no ancestor mask; or verifies are ragged, and
                 the attention takes lengths from the host.
         """
         if options.verified_drafts is not None:
@@ -66,24 +66,28 @@ class VerifyProgram(Program):
         self.buffers = allocate_verify(config, options, query_lens, drafter, memory, tree)
 
     def sliced(self, num_requests: int, query_len: int, verified: int = 0) -> VerifyBuffers:
-        """Return the buffers of the first `num_requests` requests of a verify after which the round has `query_len`
-        rows per request; `verified` of their drafts are (0: all)."""
+        """Return the buffers of the first `num_requests` requests.
+
+        Args:
+            query_len: rows per request of the results.
+            verified: the number of verified drafts in all. 0 for all drafts of the requests.
+        """
         return self.buffers.sliced(num_requests, query_len, self.rows(query_len), verified)
 
     def verified(self, num_requests: int, query_len: int) -> int:
-        """Return the drafts of a padded batch that the pass takes, after which the round has `query_len` rows per
-        request; 0 if it takes all, as `BatchDescriptor.verified`."""
+        """Return the number of drafts that a pass over a padded batch takes, for results of `query_len` rows per
+        request. 0 if it takes all, as in `BatchDescriptor.verified`."""
         average = self.options.verified_drafts
         num_drafts = num_requests * (self.rows(query_len) - 1)
         return 0 if average is None else min(num_drafts, max(1, int(num_requests * average)))
 
     def rows(self, query_len: int) -> int:
-        """Return the rows per request of the pass after which the round has `query_len` rows per request: as many, or
-        the nodes of a tree."""
+        """Return the rows per request of a pass whose results have `query_len` rows. A chain has the same number. A
+        tree has a row per node."""
         return query_len if self.tree is None else self.tree.num_draft_tokens
 
     def batches(self) -> list[BatchDescriptor]:
-        """Return every captured size with every number of rows, largest first."""
+        """Return every captured size with every `query_len`, largest first."""
         tree = self.tree is not None
         return [
             BatchDescriptor(
@@ -102,7 +106,7 @@ class VerifyProgram(Program):
         return named if self._vocab_map is None else {**named, "draft_to_target": self._vocab_map}
 
     def work_of(self, batch: BatchDescriptor) -> Work:
-        """Return the pass: rows, the target, its hidden states for the drafter, and acceptance."""
+        """Return the work of a pass: fill the rows, run the target, copy hidden states for the drafter, accept."""
         query_len = batch.num_speculative_tokens + 1
         b = self.sliced(batch.num_requests, query_len, batch.verified)
 
@@ -133,7 +137,7 @@ class VerifyProgram(Program):
             TreeRows.of(rows, limits, self.tree.num_steps).fill(given, *nodes)
 
     def _accept(self, b: VerifyBuffers, hidden: Tensor) -> None:
-        """Write the sampled tokens and their counts, and of a tree the accepted path."""
+        """Write the sampled tokens and their counts, and for a tree the accepted path."""
         out, drafts, starts = self.target.projection, b.draft_token_ids, b.batch.start_positions
         sampled = decoder_ops.Sampled(b.batch.sampled_token_ids, b.batch.num_sampled)
         if out is not None and out.is_split and not self._needs_logits:
@@ -159,7 +163,7 @@ class VerifyProgram(Program):
 
     @property
     def _needs_logits(self) -> bool:
-        """Return whether acceptance takes more than the best token of each row, which ranks then need not exchange."""
+        """True if acceptance needs more than the best token of each row. If not, ranks exchange no logits."""
         options = self.options
         draws = self.config.sampled or options.synthetic_acceptance is not None
         return draws or options.sampling_parameters or options.logprobs or self.tree is not None

@@ -1,4 +1,4 @@
-"""The persistent tensors of verify passes: all that their graphs read and write besides the round's own memory."""
+"""The persistent tensors of verify passes, besides the buffers that target and drafter share."""
 
 from __future__ import annotations
 
@@ -25,39 +25,44 @@ PackedDrafts = Annotated[Tensor, Axes(columns="drafts", is_packed=True)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyBuffers(Buffers):
-    """The tensors of a verify of R requests: N rows each, the last token and N - 1 drafts.
+    """The tensors of a verify of R requests with N rows each: the last token and N - 1 drafts.
 
-    A chain of K drafts has N = K + 1 rows. A tree has a row per node, and a path of up to S accepted drafts, its depth.
-    What has rows per request is packed by the rows of the batch at hand, as in `SharedBuffers`.
+    A chain of K drafts has N = K + 1 rows. A tree has a row per node; its accepted path has up to S drafts, its depth.
+    Tensors with rows per request are packed by the rows of the current batch, as in `SharedBuffers`.
     """
 
     shared: Annotated[SharedBuffers, VIEW]
-    """The memory of the round, for the largest batch; a drafter's own when there is one."""
+    """The buffers that target and drafter share, for the largest batch. With a drafter they are the drafter's own."""
     batch: Annotated[ProposeBatch, VIEW]
-    """The same, for this batch: views. Start positions, block table, temperatures and seeds are read; sampled tokens,
-    counts and hidden states are the result."""
+    """Views of `shared` for this batch. A verify reads start positions, block table, temperatures and seeds. It writes
+    sampled tokens, counts and hidden states."""
     last_token_ids: PerRequest
     """int64 [R], written before a verify."""
     draft_token_ids: PackedDrafts
     """int64 [R, N - 1], written before a verify; -1 is no draft token."""
     draft_probs: PackedDrafts | None = None
-    """float32 [R, K, draft_vocab], written before a verify; None when drafts are greedy, and for trees."""
+    """float32 [R, K, draft_vocab], written before a verify. None if drafts are greedy or trees."""
     draft_parents: PerRequest | None = None
-    """int64 [R, N - 1], written before a verify; None for chains."""
+    """int64 [R, N - 1], written before a verify. None for chains."""
     token_ids: PerRow
     """int64 [R * N]"""
     path: decoder_ops.AcceptedPath | None = None
-    """Rows of the accepted path, R * (S + 1), and R * S slots between which its keys and values move; None for
+    """Rows of the accepted path, R * (S + 1), and R * S slots between which its keys and values move. None for
     chains."""
     metadata: AttentionMetadata
     ragged: decoder_ops.RaggedRows | None = None
-    """The split of the rows where requests have as many as their confidence says; the pass then has fewer rows."""
+    """The rows of each request in a ragged verify, which has fewer rows in all. The drafter's confidence decides their
+    number. None if every request has N rows."""
     synthetic_acceptance: Once | None = None
-    """float32 [K]: the chance that each draft is accepted when all before it are; None where the target decides."""
+    """float32 [K]: the chance that each draft is accepted if all before it are. None if the target decides."""
 
     def sliced(self, num_requests: int, query_len: int, rows: int, verified: int = 0) -> VerifyBuffers:
-        """Return the first `num_requests` requests of a verify of `rows` rows each, after which the round has
-        `query_len`; `verified` of their drafts are (0: all). Contiguous views of the same memory.
+        """Return contiguous views of the same memory for the first `num_requests` requests.
+
+        Args:
+            query_len: rows per request of the results.
+            rows: rows per request of the pass.
+            verified: the number of verified drafts in all. 0 for all drafts of the requests.
         """
         n, steps = num_requests, rows - 1
         views = self.views(n, rows=rows, drafts=steps, path=query_len, moves=query_len - 1)
@@ -75,12 +80,12 @@ class VerifyBuffers(Buffers):
         return replace(views, token_ids=views.token_ids[:total], metadata=metadata)
 
     def by_row(self, values: Tensor) -> Tensor:
-        """Return what a pass gave for each of its rows for R * N rows: a ragged pass has fewer, and a draft that it
-        leaves out gets those of its request's last row, which nobody takes."""
+        """Return values with a row for each of R * N rows, from the rows of a pass. A ragged pass has fewer rows: a
+        draft that it leaves out gets the values of its request's last row, which acceptance ignores."""
         return values if self.ragged is None else values[self.ragged.columns]
 
     def copied(self, drafts: DraftBuffers) -> list[tuple[Tensor, Tensor]]:
-        """Return the tensors that are copies of a drafter's besides its tokens, each with what is copied."""
+        """Return pairs of tensors, destination and source, to copy from a drafter besides its draft tokens."""
         n, k = self.draft_token_ids.shape
         confidence = None if self.ragged is None else self.ragged.confidence
         pairs = (
@@ -99,7 +104,7 @@ def allocate_verify(
     memory: SharedBuffers,
     tree: DraftTree | None,
 ) -> VerifyBuffers:
-    """Allocate buffers for the largest batch of `config`, every request inert; arguments as in `VerifyProgram`."""
+    """Allocate buffers for the largest batch of `config`, with every request inert. Arguments as in `VerifyProgram`."""
     requests, device = config.max_num_requests, memory.seeds.device
     lens = query_lens if tree is None else (tree.num_draft_tokens,)
     rows, table = lens[-1], memory.block_table

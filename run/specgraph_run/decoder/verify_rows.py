@@ -1,4 +1,4 @@
-"""The rows of verify passes: a class of chains and one of trees; see `specgraph.attention.rows`."""
+"""The rows of verify passes: one class for chains, one for trees. See `specgraph.attention.rows`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specgraph_run.decoder import ops as decoder_ops
 
 
 class ToVerify(NamedTuple):
-    """The tokens of R requests that a verify takes."""
+    """The inputs of a verify of R requests."""
 
     start_positions: Tensor
-    """int64 [R]: of the last tokens; negative makes a request inert."""
+    """int64 [R]: positions of the last tokens. A negative one makes a request inert."""
     block_table: Tensor
     """int32 [R, max_blocks]"""
     last_token_ids: Tensor
@@ -25,7 +25,7 @@ class ToVerify(NamedTuple):
     """int64 [R, N - 1]"""
 
     def inputs(self, draft_parents: Tensor | None = None) -> RowInputs:
-        """Return the same as `begin_rows` takes it."""
+        """Return the inputs in the form that `begin_rows` takes."""
         tokens = self.last_token_ids[:, None], self.draft_token_ids
         return RowInputs(self.start_positions, self.block_table, None, *tokens, draft_parents)
 
@@ -60,7 +60,7 @@ class TreeRows(RowPlan):
 
     @classmethod
     def of(cls, rows: int, limits: Limits, tree_steps: int) -> TreeRows:
-        """Plan trees of `rows` rows, whose deepest node has `tree_steps` tokens before it."""
+        """Plan trees of `rows` rows. `tree_steps` is the depth of the deepest node."""
         return cls(rows, *limits, tree_steps=tree_steps)
 
     def fill(self, given: ToVerify, draft_parents: Tensor, at: Places, token_ids: Tensor, ancestors: Tensor) -> None:
