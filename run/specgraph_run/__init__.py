@@ -1,6 +1,6 @@
 """Speculative decoding around a `specgraph.Drafter`: the decoder, text from checkpoint folders, and the command.
 
-Each name is imported when it is first asked for, so that the command answers `--help` without torch.
+Each name is imported at its first use, so that `specgraph --help` runs without torch.
 """
 
 from typing import TYPE_CHECKING

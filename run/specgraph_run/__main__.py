@@ -1,4 +1,4 @@
-"""The command `specgraph`, also as `python -m specgraph_run`."""
+"""The command `specgraph`, also available as `python -m specgraph_run`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command; a Ctrl-C while it is loaded ends it as one later does, with a line and status 130."""
+    """Run the command. Ctrl-C during its import prints one line and exits with status 130, as it does later."""
     try:
         from specgraph_run.cli import main
 
@@ -16,5 +16,5 @@ def main() -> None:
         sys.exit(130)
 
 
-if __name__ == "__main__":  # not in a process that the command starts
+if __name__ == "__main__":  # false in a process that the command starts
     main()

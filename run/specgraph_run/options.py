@@ -1,7 +1,7 @@
-"""Options of loading and running a pair, each declared once: `load_generator` and the commands take them from here.
+"""Options of loading and running a pair. Each is declared here once, for `load_generator` and the commands.
 
-The three that may be left open in `GeneratorOptions` (num_speculative_tokens, max_model_len, block_size) are fields of
-`DraftConfig` too: there they are the numbers that were settled on.
+Three fields of `GeneratorOptions` may be left open: num_speculative_tokens, max_model_len and block_size. `DraftConfig`
+has fields of the same names with the final numbers.
 
 Importing this module does not import torch, so that `specgraph --help` is fast.
 """
@@ -33,19 +33,19 @@ from specgraph.validation import (
 )
 
 NGRAM = Path("ngram")
-"""Takes the place of a drafter's folder, and stands for `NgramHead`, which has none."""
+"""Given instead of a drafter's folder: drafts come from an `NgramHead`, which has no folder."""
 Fp8Weights = Literal["dequantise", "keep"]
 StoredWeights = Literal["plain", "fp8", "fp8-blocks"]
-"""The storage of a random head's matrices: in its dtype; as FP8 with a scale per row; or with a scale per row and 128
-columns. Embedding and lm_head are never FP8, as in checkpoints."""
+"""How a random head's matrices are stored: in its dtype, as FP8 with a scale per row, or as FP8 with a scale per row
+and 128 columns. Embedding and lm_head are never FP8, as in checkpoints."""
 DrafterShape = Literal[
     "eagle3-tiny-python", "eagle3-tiny-128", "eagle3-llama3-8b", "eagle3-qwen3-8b", "eagle3-llama3-70b",
     "eagle1-llama3-8b", "mtp-7b", "mtp-glm-4.5-air", "dflash-qwen3-8b", "dspark-qwen3-8b", "dflash2-qwen3-8b",
     "domino-qwen3-8b",
 ]  # fmt: skip
-"""The shapes of drafters with random weights, `specgraph_run.tools.shapes.SHAPES`."""
+"""The shapes of drafters with random weights; see `specgraph_run.tools.shapes.SHAPES`."""
 RandomTarget = Literal["llama3-8b", "qwen3-8b", "tiny-python"]
-"""Targets with random weights, `specgraph_run.tools.rounds.TARGETS`."""
+"""Targets with random weights; see `specgraph_run.tools.rounds.TARGETS`."""
 BlockCount = Annotated[int, Range(2, (1 << 31) - 1)]
 RoundsAhead = Annotated[int, Range(0, 1)]
 VerifiedDrafts = Annotated[
@@ -53,7 +53,7 @@ VerifiedDrafts = Annotated[
     Gone("auto", "no run on a GPU showed that choosing the number pays; give the number, such as 2.5, or leave it out"),
 ]
 RoundTimes = Mapping[Requests, Mapping[DraftCount, Positive]]
-"""Microseconds of one round (verify of K drafts and propose of K): {padded requests: {K: time}}."""
+"""Microseconds of one round, a propose of K drafts and their verify: {padded requests: {K: time}}."""
 
 
 def _whole_or_auto(text: str) -> int | Literal["auto"]:
@@ -64,7 +64,7 @@ def _whole_or_auto(text: str) -> int | Literal["auto"]:
 
 
 def _number(text: str) -> float | str:
-    """Return the number; a text that is none is refused with the field's own message."""
+    """Return the number. A text that is not a number is returned as it is: the field's check then refuses it."""
     try:
         return float(text)
     except ValueError:
@@ -83,7 +83,7 @@ def _times(text: str) -> dict[int, dict[int, float]]:
 
 
 def parse_acceptance(text: str) -> float | tuple[float, ...]:
-    """Return `synthetic_acceptance` as the commands write it; ValueError if it is not that."""
+    """Parse `synthetic_acceptance` from a command line. Raises ValueError if the text is not numbers with commas."""
     try:
         shares = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -94,7 +94,7 @@ def parse_acceptance(text: str) -> float | tuple[float, ...]:
 @checked_fields
 @dataclass(frozen=True, kw_only=True)
 class DecoderOptions:
-    """Choices of a decoder that a drafter alone does not have.
+    """Options of a decoder that a drafter alone does not have.
 
     Raises:
         ConfigError: a number is out of range, or an option has no such value.
@@ -103,37 +103,37 @@ class DecoderOptions:
     num_blocks: BlockCount | None = option(
         None, "KV blocks of each cache, one of them the null block. Default: what the batch needs and memory allows."
     )
-    """A `SpeculativeDecoder` without it has enough for the largest batch."""
+    """A `SpeculativeDecoder` with None allocates enough for the largest batch."""
     kv_cache_dtype: KVCacheDtype = option(
         "auto", "KV caches: auto (the model's dtype) or fp8 (e4m3, half the memory of bfloat16; not lossless)."
     )
-    """Its scales are 1. `load_generator` refuses folders that have others, which `load_target` ignores."""
+    """An FP8 cache has scales of 1. `load_generator` refuses folders with other scales; `load_target` ignores them."""
     rounds_ahead: RoundsAhead = option(1, "Rounds launched before the last one's tokens are read, 0 or 1.")
-    """Attention with host parameters takes 0, because it needs the accepted counts."""
+    """With attention that takes host parameters it is 0: such attention needs the accepted counts."""
     synthetic_acceptance: Share | Sequence[Share] | None = option(
         None,
         "For speed tests; the text is not the target's then: accept drafts by chance, one rate or a share per place.",
         parse=parse_acceptance,
     )
-    """A number is the chance that a draft token is accepted when all before it are; a list gives, for each of the K
-    positions, the share of drafts accepted there."""
+    """A number is the chance that a draft token is accepted if all before it are. A list has, for each of the K
+    positions, the share of drafts that are accepted there."""
     round_times: RoundTimes | None = option(
         None,
         "With -k auto: a JSON file with the times to choose by, {requests: {K: microseconds}}, or a report of explain. "
         "Default: measured.",
         parse=_times,
     )
-    """The choice of K by a given table follows from nothing but the tokens."""
+    """With given times, the choice of K depends on the tokens alone."""
     verified_drafts: VerifiedDrafts = option(
         None,
         "Draft tokens that a verify takes per request on average: those likeliest accepted, by the drafter's "
         "confidence; below K. Default: all.",
         parse=_number,
     )
-    """Needs a drafter with confidence (DSpark), and attention with device lengths."""
+    """It needs a drafter with confidence (DSpark), and attention with device lengths."""
     sampling_parameters: bool = option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
     logprobs: bool = option(False, "Give the log-probability of each generated token.")
-    """It is under the target's own distribution, before all parameters."""
+    """The log-probability is under the target's own distribution, before any sampling parameter."""
 
     def __post_init__(self) -> None:
         for name in ("sampling_parameters", "logprobs"):
@@ -150,7 +150,7 @@ class GeneratorOptions(DecoderOptions, DraftOptions):
     """Options of loading, capturing and running a pair. Each field is a keyword argument of `load_generator`.
 
     Raises:
-        ConfigError: an option has no such value; those that contradict each other are refused where they are used,
+        ConfigError: an option has no such value. Options that contradict each other are refused when they are used,
             before any device work.
     """
 
@@ -213,7 +213,7 @@ class GeneratorOptions(DecoderOptions, DraftOptions):
     def __post_init__(self) -> None:
         DecoderOptions.__post_init__(self)
         if self.dtype is not None and not (isinstance(self.dtype, str) and self.dtype in DTYPES):
-            dtype_named(self.dtype)  # not asked of a name: torch takes long to import
+            dtype_named(self.dtype)  # not called for a known name: torch takes long to import
         check_ngrams(self.prompt_lookup_max, self.prompt_lookup_min)
         size, draft = self.tensor_parallel, self.draft_tensor_parallel
         check_layout(size, self.data_parallel, self.enable_expert_parallel, self.decode_context_parallel)
@@ -228,7 +228,7 @@ class GeneratorOptions(DecoderOptions, DraftOptions):
 
     @property
     def draft_tree(self) -> DraftTree | None:
-        """Return the draft trees asked for, None for chains; ConfigError for numbers missing or out of range."""
+        """The shape of draft trees. None for chains. Raises ConfigError if a number is missing or out of range."""
         names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
         given: dict[str, int | None] = {name: getattr(self, name) for name in names}
         missing = [name for name, value in given.items() if value is None]
@@ -241,17 +241,18 @@ class GeneratorOptions(DecoderOptions, DraftOptions):
 
 
 MIN_TEMPERATURE = 1e-5
-"""Below it logits / temperature may leave float32, and the distribution is one-hot anyway."""
+"""The least temperature above 0. Below it logits / temperature may overflow float32, and one token has all the
+probability anyway."""
 
 
 def check_temperature(temperature: float) -> None:
-    """Raise ConfigError for a temperature above 0 and below MIN_TEMPERATURE: logits can't be divided by it."""
+    """Raise ConfigError if a temperature is above 0 and below MIN_TEMPERATURE: logits can't be divided by it."""
     if 0 < temperature < MIN_TEMPERATURE:
         raise ConfigError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {temperature}")
 
 
 @checked
 def check_num_sequences(n: Requests, temperature: float) -> None:
-    """Raise ConfigError for less than 1 sequence per prompt, or more than 1 at temperature 0."""
+    """Raise ConfigError if n is less than 1, or more than 1 at temperature 0."""
     if n > 1 and temperature == 0:
         raise ConfigError(f"n {n} needs a temperature above 0: greedy sequences of one prompt are all the same")

@@ -1,4 +1,4 @@
-"""Text from checkpoint folders: templates, tokens to text as it streams, and loading a pair of folders."""
+"""Text from checkpoint folders: chat templates, text while tokens are generated, and loading a pair."""
 
 from specgraph_run.text.generator import TextGenerator
 from specgraph_run.text.load import load_generator, shipped_pair

@@ -1,4 +1,4 @@
-"""Chat templates of Hugging Face folders and GGUF files: from messages to the prompt that a model was trained with."""
+"""Chat templates of Hugging Face folders and GGUF files: they turn messages into a model's prompt."""
 
 from __future__ import annotations
 
@@ -19,39 +19,41 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of an answer's reasoning in a message: the first one that is there counts."""
+"""Keys that a message's reasoning may have. The first key that is there counts."""
 _OPTIONS = frozenset(
     {
         "conversation", "messages", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
         "return_assistant_tokens_mask", "sanitize_control_tokens", "tokenizer_kwargs",
     }
 )  # fmt: skip
-"""Arguments of transformers' `apply_chat_template` that are no variables of a template, and have no meaning here."""
+"""Arguments of transformers' `apply_chat_template` that are not variables of a template, and mean nothing here."""
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Put behind the message that is continued, to find its end in the prompt."""
+"""Appended to the message that is continued. It marks the message's end in the prompt."""
 
 
 def render_chat(folder: Path, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-    """Return the prompt for `messages`, up to where the assistant's answer begins.
+    """Return the prompt for `messages`, up to the beginning of the assistant's answer.
 
-    The templates are `chat_template.jinja` (named `default`) and `additional_chat_templates/NAME.jinja`; where a folder
-    has neither, `chat_template` of tokenizer_config.json, one or a list of named ones; a GGUF file's
-    `tokenizer.chat_template` and `tokenizer.chat_template.NAME`. Of several, `tool_use` is taken if there are tools,
-    else `default`. A template runs in a sandbox whose work is limited (`template_sandbox`), with the tags, filters and
-    variables that transformers gives it. The prompt holds its special tokens: encode it without adding others.
+    A folder's templates are `chat_template.jinja` (named `default`) and `additional_chat_templates/NAME.jinja`. Without
+    such files, `chat_template` of tokenizer_config.json is one template or a list of named ones. A GGUF file has
+    `tokenizer.chat_template` and `tokenizer.chat_template.NAME`. With tools, the template `tool_use` is used if there
+    is one. Otherwise `default` is used. A template runs in a sandbox that limits its work
+    (`template_sandbox`), with the tags, filters and variables that transformers gives it. The prompt already has its
+    special tokens: encode it without adding others.
 
     Args:
-        folder: the target's.
+        folder: the target's folder or GGUF file.
         messages: dictionaries with `role` (system, user, assistant, tool) and `content`; also `tool_calls`, and
-            reasoning under one of the names of REASONING. A key that is None counts as absent.
-        variables: what else the template sees, such as `tools` (a list of JSON schemas), `documents` or
-            `enable_thinking`. Three are options, as in transformers' `apply_chat_template`: `chat_template`, a template
-            or the name of one of the folder's; `continue_final_message`, True or the key of the last message that the
-            prompt ends in, so that the answer goes on with it; `add_generation_prompt`, True unless given or continued.
+            reasoning under one of the names of REASONING. A key with the value None counts as absent.
+        variables: other variables of the template, such as `tools` (a list of JSON schemas), `documents` or
+            `enable_thinking`. Three are options, as in transformers' `apply_chat_template`. `chat_template` is a
+            template, or the name of one of the folder's. `continue_final_message` is True or a key of the last message:
+            the prompt ends with that text, and the answer continues it. `add_generation_prompt` is True by default, but
+            not with `continue_final_message`.
 
     Raises:
         ConfigError: no message, a value that is not JSON, or options that contradict each other or the messages.
-        CheckpointError: no template, an unreadable one, or one that refuses these messages or takes too much work.
+        CheckpointError: there is no template; it is unreadable, refuses these messages or takes too much work.
     """
     if not messages:
         raise ConfigError("a conversation needs at least one message")
@@ -68,7 +70,7 @@ def render_chat(folder: Path, messages: Sequence[Mapping[str, Any]], variables: 
     source = _chosen(folder, template, has_tools=known["tools"] is not None)
     tokens = {name: token.content for name, token in read_special_tokens(folder).named.items()}
     try:
-        # Through JSON: a template is a program of the folder's, and sees no object that has methods of its own.
+        # Through JSON: a template comes with the folder, and must not see objects with methods of their own.
         seen = json.loads(json.dumps({**tokens, **known, "messages": [_with_reasoning(each) for each in messages]}))
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"messages and chat_template_kwargs should be JSON values: {first_line(error)}") from None
@@ -82,7 +84,7 @@ def _rendered(folder: Path, source: str, variables: Mapping[str, Any]) -> str:
 
     try:
         return render_template(_compiled(source), variables)
-    except Exception as error:  # a template raises anything, RecursionError too
+    except Exception as error:  # a template may raise any error, RecursionError too
         raise CheckpointError(
             f"the chat template of {folder} can't render these messages: {first_line(error)}"
         ) from None
@@ -90,7 +92,7 @@ def _rendered(folder: Path, source: str, variables: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> Template:
-    """Return a template with what transformers adds to jinja2: a filter and two functions."""
+    """Return a compiled template with the filter and two functions that transformers adds to jinja2."""
     from jinja2 import TemplateError
 
     from specgraph_run.text.template_sandbox import compile_template
@@ -102,22 +104,22 @@ def _compiled(template: str) -> Template:
         return datetime.now().strftime(form)
 
     def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # jinja2's own escapes HTML
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # jinja2's own filter escapes HTML
 
     return compile_template(template, {"tojson": to_json}, {"raise_exception": refuse, "strftime_now": now})
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without keys that are None, whose reasoning has the two names that templates read."""
+    """Return a message without keys that are None, and with its reasoning under both names that templates read."""
     given = {key: value for key, value in message.items() if value is not None}
     reasoning = next((given[name] for name in REASONING if name in given), None)
     return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
 
 
 def _marked(message: dict[str, Any], field: str, source: str) -> str:
-    """Put the mark behind what a message has under a key, and return that text.
+    """Append the mark to a message's text under a key, and return the text without the mark.
 
-    Reasoning has several names in a message: all are marked, and the template may read any of them.
+    Reasoning may be in a message under several names. All are marked: the template may read any of them.
     """
     value: Any = message.get(field)
     keys = [name for name in REASONING if message.get(name) == value] if field in REASONING else [field]
@@ -137,19 +139,19 @@ def _marked(message: dict[str, Any], field: str, source: str) -> str:
 
 
 def _until_mark(prompt: str, final: str, folder: Path) -> str:
-    """Return the prompt up to the mark, behind which a template writes the end of a message."""
+    """Return the prompt up to the mark. After it a template writes the end of the message."""
     mark = _TAG.strip()
     if final.strip() not in prompt or mark not in prompt:
         raise CheckpointError(
             f"the chat template of {folder} does not write all of the last message, so it can't be continued"
         )
     place = prompt.rindex(mark)
-    # A template that strips its messages has taken the mark's space, and would have taken the message's own.
+    # A template that strips its messages has removed the mark's space, and would have removed the text's own space.
     return prompt[:place] if prompt.startswith(_TAG, place) else prompt[:place].rstrip()
 
 
 def _chosen(folder: Path, template: Any, *, has_tools: bool) -> str:
-    """Return the template that was asked for by its name or is given itself; else the folder's."""
+    """Return the template that the caller gives, or names. Without one, return the folder's default."""
     if template is not None and not isinstance(template, str):
         raise ConfigError(f"chat_template is {shown(template)}; give a template, or the name of one of the folder's")
     found = _templates(folder)
@@ -171,7 +173,7 @@ def _chosen(folder: Path, template: Any, *, has_tools: bool) -> str:
 
 
 def _templates(folder: Path) -> dict[str, str]:
-    """Return the folder's templates by name; those in files of their own hide all of tokenizer_config.json."""
+    """Return the folder's templates by name. If any is a file of its own, tokenizer_config.json is not looked at."""
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if exists(folder / "chat_template.jinja"):
         files.setdefault("default", folder / "chat_template.jinja")

@@ -1,4 +1,4 @@
-"""Text from a loaded pair: requests made of prompts, generated and streamed."""
+"""Text from a loaded pair: makes requests of prompts, generates and streams."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from specgraph_run.text.stream import TextStream, text_of
 @checked_fields
 @dataclass(frozen=True, slots=True)
 class TextGenerator:
-    """A loaded pair with its tokenizer, ready to generate. Made by `load_generator`.
+    """A loaded pair with its tokenizer, ready to generate. `load_generator` makes it.
 
-    A context manager: leaving it, or `close()`, frees the graphs.
+    It is a context manager: leaving the block, or `close()`, frees the graphs.
     """
 
     decoder: SpeculativeDecoder
@@ -35,11 +35,11 @@ class TextGenerator:
     stop_token_ids: Sequence[int]
     platform: Platform
     folder: Path
-    """The target's."""
+    """The target's folder or GGUF file."""
     description: str
-    """A line about what was loaded: target, drafter format, lowering and why."""
+    """A line about the loaded pair: platform, dtype, lowering and the reason for it, drafter, KV cache, stop tokens."""
     layout: ParallelLayout | None = None
-    """The processes that run the models together; None where this one runs alone."""
+    """The processes that run the models together. None if this process runs alone."""
 
     @checked
     def request(
@@ -56,21 +56,21 @@ class TextGenerator:
         """Make a request for one prompt.
 
         Args:
-            prompt: a text; or the messages of a conversation, each with `role` (system, user, assistant, tool) and
-                `content`, which are put into the target's chat template.
-            max_tokens: tokens to generate, at most.
-            temperature: 0 is greedy; above 0 the generator must have been loaded with `sampled=True`.
-            seed: sampling repeats for the same seed; None gives each request another one; see `Request.seed`.
+            prompt: a text; or the messages of a conversation, for the target's chat template. Each message has `role`
+                (system, user, assistant, tool) and `content`.
+            max_tokens: the largest number of tokens to generate.
+            temperature: 0 is greedy. Above 0, the generator must have been loaded with `sampled=True`.
+            seed: sampling repeats for the same seed. None gives each request a seed of its own; see `Request.seed`.
             chat: put the text into the target's chat template, as a message of the user.
             chat_template_kwargs: variables of the chat template, such as `tools` (JSON schemas) or `enable_thinking`;
                 and transformers' options `chat_template`, `continue_final_message`, `add_generation_prompt`.
-            parameters: stop_token_ids as in `Request`, instead of the target's own; top_k, top_p, min_p, penalties and
-                logit_bias, for which the generator must have been loaded with `sampling_parameters=True`.
-
+            parameters: other fields of `Request`. `stop_token_ids` replaces the target's own stop tokens. top_k, top_p,
+                min_p, penalties and logit_bias need a generator that was loaded with `sampling_parameters=True`.
         Raises:
-            ConfigError: the prompt is empty, it can't be sampled here, or a parameter is not supported.
-            CheckpointError: the tokenizer can't encode the text; or, for messages or with `chat`, the target's folder
-                has no usable template.
+            ConfigError: the prompt is empty, the generator is greedy and the temperature is above 0, or a parameter is
+                not supported.
+            CheckpointError: the tokenizer can't encode the text; or the target's folder has no usable template, for
+                messages or with `chat`.
         """
         known = {field.name for field in fields(Request)} - {"prompt_token_ids"}
         if unknown := sorted(parameters.keys() - known):
@@ -93,13 +93,13 @@ class TextGenerator:
     def requests(
         self, prompt: str | Sequence[Mapping[str, Any]], *, n: Requests = 1, seed: int | None = None, **settings: Any
     ) -> list[Request]:
-        """Make `n` requests for one prompt, whose seeds are seed, seed + 1 ... as in vLLM, if one is given.
+        """Make `n` requests for one prompt. If a seed is given, their seeds are seed, seed + 1 ..., as in vLLM.
 
         Args:
             prompt, settings: as in `request`.
 
         Raises:
-            ConfigError: n is less than 1, or more than 1 at temperature 0; and as in `request`.
+            ConfigError: n is less than 1, or more than 1 at temperature 0. Also raised as in `request`.
         """
         first = self.request(prompt, seed=seed, **settings)
         check_num_sequences(n, first.temperature)
@@ -118,8 +118,8 @@ class TextGenerator:
 
         Args:
             prompt: the prompt, or a request made by `request`.
-            stop: the text ends before this string, or before the one of these strings that is complete first. One that
-                contains a special token, such as "<|eot_id|>", also ends a text that leaves special tokens out.
+            stop: a stop string, or several. The text ends before the one that is complete first. A stop string with a
+                special token in it, such as "<|eot_id|>", also ends a text that leaves special tokens out.
             skip_special_tokens: leave special tokens out of the text, as vLLM and transformers do.
             settings: as in `request`, if `prompt` is a text.
 
@@ -137,12 +137,12 @@ class TextGenerator:
 
     @checked
     def add(self, request: Request) -> int:
-        """Queue a request for `step`; gives the id that names it in chunks and in `cancel`."""
+        """Queue a request for `step`, and return the id that names it in chunks and in `cancel`."""
         return self.decoder.add(request)
 
     @checked
     def cancel(self, request_id: int) -> bool:
-        """End a request, from any thread; says whether it was still unfinished. See `SpeculativeDecoder.cancel`."""
+        """End a request, from any thread. Return True if it was unfinished; see `SpeculativeDecoder.cancel`."""
         return self.decoder.cancel(request_id)
 
     def step(self) -> Sequence[Chunk]:
@@ -151,25 +151,25 @@ class TextGenerator:
 
     @checked
     def stream(self, requests: Sequence[Request]) -> Generator[Chunk]:
-        """Give each round's tokens as they come; see `SpeculativeDecoder.stream`."""
+        """Give the tokens of each round as they come; see `SpeculativeDecoder.stream`."""
         return self.decoder.stream(requests)
 
     @checked
     def text(
         self, prompts: str | Sequence[str], *, n: Requests = 1, skip_special_tokens: bool = True, **settings: Any
     ) -> list[str]:
-        """Return continuations, `n` per prompt, those of one prompt together; greedy by default.
+        """Return `n` continuations per prompt, prompt by prompt; greedy by default.
 
-        Warns where `max_num_requests` is less than the number of texts, so that some wait for others.
+        Warns if there are more texts than `max_num_requests`: some then wait for others.
 
         Args:
-            prompts: a string is one prompt.
-            n: texts per prompt, as in `requests`; more than 1 needs a temperature.
+            prompts: the prompts; a plain string is one prompt.
+            n: texts per prompt, as in `requests`. More than 1 needs a temperature above 0.
             skip_special_tokens: leave special tokens out of the texts.
             settings: as in `request`, for all prompts.
 
         Raises:
-            CapacityError: a prompt, or the KV that it may need, is too long; nothing was run.
+            CapacityError: a prompt, or the KV that its request may need, is too long; nothing was run.
             ConfigError: as in `request`.
         """
         texts = [prompts] if isinstance(prompts, str) else prompts
@@ -191,7 +191,7 @@ class TextGenerator:
         ]
 
     def close(self) -> None:
-        """Release graphs and their memory, and leave the ranks; requests are refused afterwards."""
+        """Release the graphs and their memory, and leave the ranks. Later requests are refused."""
         self.decoder.close()
         if self.layout is not None:
             self.layout.ranks.close()

@@ -1,4 +1,4 @@
-"""Loading of checkpoint folders: a pair, the size of its KV cache and its captured graphs make a generator."""
+"""Loading a pair of checkpoint folders, from models and KV cache to captured graphs and a generator."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ def load_generator(
     """Load a target and its drafter from Hugging Face folders or GGUF files, and capture all graphs.
 
     Args:
-        target: a checkpoint folder or GGUF file; the shipped one by default, with its drafter.
-        draft: the drafter's folder or GGUF file. "ngram" drafts by n-grams (`prompt_lookup_max`, `prompt_lookup_min`)
-            for any target.
-        platform: a platform or its name; chosen as in `open_platform` by default.
-        speculate: False decodes with the target alone.
-        progress: called with what is waited for, how many of them are done, and their number in all.
-        options: how to load, capture and run; the defaults of `GeneratorOptions` when not given.
+        target: a checkpoint folder or GGUF file. By default the shipped one, with its drafter.
+        draft: the drafter's folder or GGUF file. "ngram" drafts for any target by n-grams (`prompt_lookup_max`,
+            `prompt_lookup_min`).
+        platform: a platform or its name; by default chosen as in `open_platform`.
+        speculate: False to decode with the target alone.
+        progress: called with the name of the work, the number of graphs that are done, and their number in all.
+        options: how to load, capture and run; by default `GeneratorOptions()`.
         **changes: fields of `GeneratorOptions` by name, instead of or on top of `options`.
 
     Raises:
-        PlatformError, CheckpointError, ConfigError, UnsupportedError: before anything runs on the device.
+        PlatformError, CheckpointError, ConfigError, UnsupportedError: raised before anything runs on the device.
     """
     chosen = replace(options or GeneratorOptions(), **changes)
     if speculate or target is None:
@@ -123,8 +123,9 @@ def load_generator(
 
 
 def pair_folders(target: Path | str | None, draft: Path | str | None) -> tuple[Path, Path]:
-    """Return the folders of a target and its drafter, the shipped pair when neither is given; `NGRAM` for "ngram". One
-    that is missing is a CheckpointError.
+    """Return the folders of a target and its drafter. By default they are the shipped pair.
+
+    The drafter "ngram" has the folder `NGRAM`. Raises CheckpointError if only one of the two folders is given.
     """
     shipped = shipped_pair()
     if draft is not None and Path(draft) == NGRAM:
@@ -140,16 +141,21 @@ def pair_folders(target: Path | str | None, draft: Path | str | None) -> tuple[P
 
 
 def drafter_name(draft: Path, options: GeneratorOptions) -> str:
-    """Return a drafter's kind, for people."""
+    """Return the name of a drafter's format, to be read by a person."""
     if draft != NGRAM:
         return str(drafter_format(draft))
     return f"n-grams of {options.prompt_lookup_max} to {options.prompt_lookup_min} tokens"
 
 
 def join(platform: Platform, options: GeneratorOptions, also: Mapping[str, object]) -> ParallelLayout | None:
-    """Meet the other processes of a run, whose options and `also` must be the same; return None for one process.
+    """Meet the other processes of a run. Return None if there is one process alone.
 
-    ConfigError where torchrun started another number of processes, RankError where options differ or one is late.
+    Args:
+        also: values, besides the options, that must be the same on all ranks.
+
+    Raises:
+        ConfigError: torchrun started another number of processes.
+        RankError: options differ, or a rank is late.
     """
     size = options.tensor_parallel
     if size * options.data_parallel * options.decode_context_parallel == 1:
@@ -170,9 +176,10 @@ def join(platform: Platform, options: GeneratorOptions, also: Mapping[str, objec
 
 
 def cpu_dtype(target: Path) -> tuple[torch.dtype, str]:
-    """Return the dtype that a target has on the CPU by default, and why.
+    """Return a target's default dtype on the CPU, and the reason for it.
 
-    bfloat16 halves the bytes that a pass reads, but only some CPUs multiply it. float16 is slower than float32 on most.
+    bfloat16 halves the bytes that a pass reads, but only some CPUs can multiply it. float16 is slower than float32 on
+    most of them.
     """
     fast = [
         name
@@ -191,16 +198,16 @@ def cpu_dtype(target: Path) -> tuple[torch.dtype, str]:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPair:
-    """A target and its drafter on their device, with what a `SpeculativeDecoder` of them takes."""
+    """A target and its drafter on their device, with the other arguments of a `SpeculativeDecoder`."""
 
     target: LlamaTarget
     head: Head | None
-    """The drafter's model; None where the target decodes alone."""
+    """The drafter's model. None if the target decodes alone."""
     attention: AttentionChoice
     cache: CacheSize
     config: DraftConfig
     options: DecoderOptions
-    """The options asked for, with the KV blocks of `cache`."""
+    """The caller's options, with the number of KV blocks of `cache`."""
 
 
 def load_models(
@@ -210,18 +217,18 @@ def load_models(
     options: GeneratorOptions,
     layout: ParallelLayout | None = None,
 ) -> LoadedPair:
-    """Load a target and its drafter, choose attention for both, and the size of their KV caches by the memory left.
+    """Load a target and its drafter, choose their attention, and size their KV caches by the memory that is left.
 
-    Options are checked before weights are read. Where they name no max_model_len and not even one request of the
-    target's maximum fits, the models are shortened to the length that does; attention is then chosen again, as a window
-    may be gone. Rotary tables are made afterwards, with no more rows than positions are used.
+    Options are checked before weights are read. If they set no max_model_len, and not even one request of the target's
+    maximum fits, the models are shortened to the length that fits. Attention is then chosen again: a shorter model may
+    no longer have a window. Rotary tables are made last, with no more rows than there are positions.
 
     Raises:
         CheckpointError: a folder cannot be loaded.
         CapacityError: not even one request of max_model_len fits.
         ConfigError: an option is out of range.
-        UnsupportedError: the attention that was asked for by name does not support both models, or FP8 was asked for
-            and the device has none.
+        UnsupportedError: the attention that the options name does not support both models, or an option needs FP8 and
+            the device has none.
     """
     k = draft_config(options, options.max_model_len or MOST_POSITIONS).num_speculative_tokens
     if draft == NGRAM and options.num_modules is not None:
@@ -260,7 +267,7 @@ def load_models(
     while True:
         shapes = [layer for m in decoders for layer in m.attention_shapes()]
         tables = {id(table): table.shape[1] * table.itemsize for layer in shapes if (table := layer.rotary) is not None}
-        # A table's row is smaller than a token's keys and values: both fit for a length whose keys fit in half.
+        # A row of the tables is smaller than a token's keys and values. So if these fit in half the memory, both fit.
         left = max(min(memory, free - sum(tables.values()) * model.max_model_len), memory // 2)
         attention = choose_attention(
             options.attention,
@@ -297,8 +304,9 @@ def load_models(
 
 
 def draft_config(options: GeneratorOptions, max_model_len: int) -> DraftConfig:
-    """Return the limits and choices of target and drafter, `max_model_len` if the options name none; ConfigError for
-    options that contradict each other."""
+    """Return the limits and choices of target and drafter, with `max_model_len` if the options set none.
+
+    Raises ConfigError if options contradict each other."""
     values: dict[str, Any] = {each.name: getattr(options, each.name) for each in fields(DraftOptions)}
     k = options.num_speculative_tokens
     if k == "auto":

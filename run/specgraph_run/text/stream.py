@@ -1,4 +1,4 @@
-"""Text while it is generated: whole characters only, stop strings, and which part was drafted."""
+"""Text while it is generated: whole characters only, stop strings, and the parts that were drafted."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from specgraph_run.decoder.request import Chunk, FinishReason, Generation, Reque
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT = 6
-"""Tokens before the new ones that these are decoded with, at most."""
+"""The largest number of earlier tokens that new tokens are decoded with."""
 _LONGEST = 3
-"""Tokens that an incomplete character has, at most: a character has 4 bytes, and a token one or more."""
+"""The largest number of tokens of an incomplete character: a character has up to 4 bytes, a token at least one."""
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Return the tokens that `skip_special_tokens` leaves out of a text: {id: string}."""
+    """Return the special tokens, which `skip_special_tokens` leaves out of a text: {id: string}."""
     return {index: token.content for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
 
 class Detokenizer:
-    """Decodes tokens as they come; the pieces together are the text of all tokens, whatever comes in one piece.
+    """Decodes tokens as they come. The pieces joined are the text of all tokens, however the tokens are split.
 
-    A tokenizer's `decode` can't be called per token: a character may consist of several tokens, and some tokenizers
-    drop the space before the first word that they decode. So new tokens are decoded together with the ones before
-    them, and what was known before is cut off. However long a model emits bytes that are no text, or tokens that decode
-    to nothing, a token is decoded a bounded number of times, and bytes that can't become a character are shown.
+    A tokenizer's `decode` can't be called per token: a character may have several tokens, and some tokenizers drop the
+    space before the first word. So new tokens are decoded together with earlier ones, and the known text is cut off. A
+    model may emit bytes that are not text, or tokens that decode to nothing, for any length of time: each token is
+    still decoded a bounded number of times, and bytes that can't become a character are shown.
 
     A character belongs to the token that completes it, also if the prompt's last tokens began it.
     """
@@ -46,7 +46,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skipped = frozenset(special_tokens(tokenizer) if skip_special_tokens else ())
         self._begun = ""
-        """The part of the next text that `decode` shows at the prompt's end, before its last character is complete."""
+        """The text that `decode` shows for an incomplete character at the prompt's end. It is cut off the next text."""
         prompt, begun = self._kept(prompt_token_ids), 0
         self._follow(prompt)
         while self._known.endswith(_INCOMPLETE) and begun < min(_LONGEST, len(prompt)):
@@ -56,7 +56,7 @@ class Detokenizer:
         self._begun = self._behind()
 
     def push(self, token_ids: Sequence[int], *, final: bool = False) -> str:
-        """Return the text that is complete with these tokens; with `final` also an incomplete character at the end."""
+        """Return the text that these tokens complete. With `final`, add an incomplete character at the end."""
         shown = self._push(self._kept(token_ids))
         return shown + self._show(self._behind()) if final and self._held else shown
 
@@ -79,13 +79,13 @@ class Detokenizer:
         if self._held <= _LONGEST:
             return ""
         last = self._tokenizer.decode(self._ids[-_LONGEST:], skip_special_tokens=False)
-        if not last.endswith(_INCOMPLETE):  # a new character behind bytes that are none
+        if not last.endswith(_INCOMPLETE):  # a new character after bytes that are not text
             return self._show(text)
         self._ids, self._known, self._held = self._ids[-_LONGEST:], last[:-1], _LONGEST
         return self._without_begun(text[:-1])
 
     def _kept(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the tokens that may be text: `decode` drops the others before it looks which token is the first."""
+        """Return the tokens that may be text: `decode` drops the others before it strips the first token's space."""
         known = self._tokenizer.id_to_token
         return [token for token in token_ids if token not in self._skipped and known(token) is not None]
 
@@ -94,12 +94,13 @@ class Detokenizer:
         text = self._tokenizer.decode(self._ids, skip_special_tokens=False)
         if text.startswith(self._known):
             return text[len(self._known) :]
-        # Bytes that are no text made those before them, of one run, none too.
+        # New bytes that are not text can turn earlier bytes of the same run into bytes that are not text either.
         return self._tokenizer.decode(self._ids[len(self._ids) - self._held :], skip_special_tokens=False)
 
     def _show(self, text: str) -> str:
-        """Return this text of all held tokens, and hold none."""
-        # Tokens without text behind one with text are not followed: what comes next would be the first, without space.
+        """Return the text of all held tokens, and hold none from now on."""
+        # Tokens that decode to nothing, after one with text, are not kept: the next token would then come first, and
+        # lose its space.
         is_none = self._known and not text
         self._follow(self._ids[: len(self._ids) - self._held] if is_none else self._ids)
         return self._without_begun(text)
@@ -112,7 +113,7 @@ class Detokenizer:
         return text[same:]
 
     def _follow(self, token_ids: Sequence[int]) -> None:
-        """Decode what comes next behind the last of these tokens: as few as are a text of whole characters."""
+        """Decode later tokens together with the last of these: the fewest that decode to whole characters."""
         for count in range(1, _CONTEXT + 1):
             self._ids, self._held = [*token_ids[-count:]], 0
             self._known = self._tokenizer.decode(self._ids, skip_special_tokens=False)
@@ -121,9 +122,9 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a text before the stop string that is complete first, of those that end together before the longest.
+    """Cuts a text before the stop string that is complete first. If several end together, the longest counts.
 
-    So the text is the same in whatever pieces it comes, and does not depend on how many drafts were accepted.
+    So the text is the same however it is split into pieces, and does not depend on the number of accepted drafts.
 
     Raises:
         ConfigError: a stop string is empty.
@@ -132,9 +133,9 @@ class StopStrings:
     def __init__(self, stop: str | Sequence[str], hidden: Collection[str] = ()) -> None:
         """
         Args:
-            stop: a plain string is one stop string.
-            hidden: strings of tokens that are left out of the text. A stop string that contains one of them is looked
-                for in the text with these tokens, any other one in the text alone.
+            stop: the stop strings; a plain string is one stop string.
+            hidden: strings of tokens that are left out of the text. A stop string that contains one of them is searched
+                in the text with these tokens. Any other stop string is searched in the text alone.
         """
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(strings):
@@ -142,19 +143,19 @@ class StopStrings:
         self._with_hidden = [each for each in strings if any(token in each for token in hidden)]
         self._plain = [each for each in strings if each not in self._with_hidden]
         self._held = ""
-        """Text that is held back, with the hidden tokens in it."""
+        """Text that is held back, hidden tokens included."""
         self._shown: list[int] = []
-        """The places in it that are text."""
+        """The indices of the characters of `_held` that are text."""
         self.found = False
 
     def __bool__(self) -> bool:
         return bool(self._plain or self._with_hidden)
 
     def push(self, text: str, *, hidden: bool = False) -> str:
-        """Return the text that is certain to precede every stop string; the rest is held back.
+        """Return the text that is certain to come before any stop string. The rest is held back.
 
         Args:
-            hidden: this is no text, but the string of a token that is left out of it.
+            hidden: True if `text` is the string of a token that is left out of the text.
         """
         if not hidden:
             self._shown += range(len(self._held), len(self._held) + len(text))
@@ -175,7 +176,7 @@ class StopStrings:
         return self._release(min(begins, default=len(self._held)))
 
     def flush(self) -> str:
-        """Return the text that is held back, once no more comes."""
+        """Return the text that is held back. Call it when no more text comes."""
         return "" if self.found else self._release(len(self._held))
 
     def _release(self, count: int) -> str:
@@ -186,39 +187,39 @@ class StopStrings:
 
 
 def _begun(strings: Sequence[str], text: str) -> int:
-    """Return how many characters at the end of a text begin one of these strings: the most that do."""
+    """Return the largest number of characters at the end of a text that begin one of these strings."""
     longest = max(map(len, strings), default=1) - 1
     sizes = range(min(longest, len(text)), 0, -1)
     return next((size for size in sizes if any(each.startswith(text[-size:]) for each in strings)), 0)
 
 
 def text_of(tokenizer: Tokenizer, request: Request, generation: Generation, *, skip_special_tokens: bool = True) -> str:
-    """Return the text of a finished request as `TextStream` gives it: after its prompt, without a last stop token."""
+    """Return the text of a finished request as `TextStream` gives it: without the prompt and the last stop token."""
     shown = _without_stop_token(generation, request.stop_token_ids)
     detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, skip_special_tokens=skip_special_tokens)
     return detokenizer.push(shown, final=True)
 
 
 def _without_stop_token(of: Chunk | Generation, stop_token_ids: Collection[int]) -> list[int]:
-    """Return the tokens without the stop token that ended them: it is no text."""
+    """Return the tokens without the stop token that ended them, which is not text."""
     ended = of.finish_reason == "stop" and of.token_ids and of.token_ids[-1] in stop_token_ids
     return of.token_ids[:-1] if ended else of.token_ids
 
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Some of the generated text."""
+    """A part of the generated text."""
 
     text: str
     is_accepted: bool
-    """True if it comes from accepted draft tokens; the rest comes from the target."""
+    """True if the part comes from accepted draft tokens. Otherwise the target sampled it."""
 
 
 class TextStream(OneCall):
-    """The text of one request as it is generated: an iterator of its pieces. Made by `TextGenerator.stream_text`.
+    """The text of one request as it is generated: an iterator of its pieces. `TextGenerator.stream_text` makes it.
 
-    A context manager; leaving it before the end stops the generation. One call at a time: another thread that reads or
-    closes it meanwhile is refused.
+    It is a context manager: leaving the block before the end stops the generation. While one thread reads or closes it,
+    calls of other threads are refused.
     """
 
     def __init__(
@@ -231,22 +232,22 @@ class TextStream(OneCall):
     ) -> None:
         """
         Args:
-            chunks: of this request; none if the caller hands them to `push`, as one of several requests.
-            stop: the text ends before this string, or before the one of these strings that is complete first. One that
-                contains a special token, such as "<|eot_id|>", also ends a text that leaves special tokens out.
+            chunks: the chunks of this request. None if the caller gives them to `push`, as with several requests.
+            stop: a stop string, or several. The text ends before the one that is complete first. A stop string with a
+                special token in it, such as "<|eot_id|>", also ends a text that leaves special tokens out.
             skip_special_tokens: leave special tokens out of the text.
         """
         self.request = request
         self.token_ids: list[int] = []
-        """All tokens so far, those of a stop string included; the last one is the one that completes it."""
+        """All tokens so far, a stop string's included. The last token is then the one that completes it."""
         self.text = ""
         """All text so far, without the stop string."""
         self.finish_reason: FinishReason | None = None
-        """`stop` after a stop token or a stop string, `length` at a limit; None while it goes on."""
+        """`stop` after a stop token or a stop string, `length` at a limit. None while the text goes on."""
         self.accepted: list[int] = []
-        """Accepted draft tokens of every verify so far, with those that a stop token or the limit cut off."""
+        """The number of accepted draft tokens of each verify so far; a stop token or the limit may cut some of them."""
         self.seed = request.seed
-        """The request's; where it is sampled and has none, the one that it was given, once its first chunk is there."""
+        """The request's seed. If it is sampled and has none, the decoder's, from its first chunk on."""
         self._hidden = special_tokens(tokenizer) if skip_special_tokens else dict[int, str]()
         self._chunks, self._stop = chunks, StopStrings(stop, self._hidden.values())
         self._detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, skip_special_tokens=skip_special_tokens)
@@ -254,7 +255,7 @@ class TextStream(OneCall):
         self._stop_token_ids = frozenset(request.stop_token_ids)
         self._started = False
         self._pieces: deque[TextPiece] = deque()
-        """Pieces of the last chunk that were not handed out yet."""
+        """Pieces that `__next__` has not returned yet."""
 
     def __enter__(self) -> TextStream:
         return self
@@ -266,7 +267,7 @@ class TextStream(OneCall):
 
     @one_call
     def close(self) -> None:
-        """Stop generating; the request's KV blocks are free again. Twice is harmless."""
+        """Stop generating, and free the request's KV blocks. A second call does nothing."""
         if self._chunks is not None:
             self._chunks.close()
 
@@ -284,17 +285,16 @@ class TextStream(OneCall):
         return self._pieces.popleft()
 
     def push(self, chunk: Chunk) -> Iterator[TextPiece]:
-        """Give the pieces that a round adds.
+        """Give the pieces that a decoder step adds.
 
-        `finish_reason` is "stop" after the chunk in which a stop string was found, whatever the chunk says: the caller
-        then ends the request.
-
+        After a stop string was found `finish_reason` is "stop", also if the chunk has none: the caller then ends the
+        request.
         Raises:
             CapacityError: the request was refused.
         """
         if chunk.finish_reason == "refused":
             raise CapacityError(chunk.message)
-        if self._stop.found:  # the request has ended, and this round was launched before
+        if self._stop.found:  # the request has ended; this round was launched earlier
             return
         if self._started:  # the first chunk is the prefill's token
             self.accepted.append(chunk.num_accepted)
@@ -306,9 +306,9 @@ class TextStream(OneCall):
             yield from _joined(self._marked(self._stop.flush()))
 
     def _parts(self, chunk: Chunk) -> Iterator[tuple[str, bool]]:
-        """Give the text that may be shown, each part with whether it comes from accepted tokens."""
+        """Give the parts of the text that may be shown, each with True if it comes from accepted draft tokens."""
         shown = _without_stop_token(chunk, self._stop_token_ids)
-        # Where a stop string is looked for, token by token: the one that completes it is then the last.
+        # With stop strings, decode token by token: the token that completes a stop string is then the last one.
         borders = [*range(len(shown))] if self._stop else [0, min(chunk.num_accepted, len(shown))]
         for begin, end in pairwise([*borders, len(shown)]):
             yield from self._decoded(shown[begin:end], is_accepted=begin < chunk.num_accepted)
@@ -330,7 +330,7 @@ class TextStream(OneCall):
         yield from self._marked(self._stop.push(text))
 
     def _marked(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Split what may be shown at the borders between accepted and other text."""
+        """Split text that may be shown at the borders between accepted and other text."""
         self.text += text
         while text:
             count, is_accepted = self._marks.popleft()

@@ -1,8 +1,8 @@
-"""The sandbox that chat templates run in: a template is a program of the folder's, so its work has a limit.
+"""The sandbox of chat templates. A template is a program that comes with the folder, so its work is limited.
 
-jinja2's sandbox keeps a template from Python's objects, and bounds neither its time nor its memory. Here each operation
-is counted, and the size of each value that it reads or makes, before it makes it: loops, calls, filters, tests,
-comparisons, operators and output. The count is the same on every machine, as no clock is read.
+jinja2's sandbox keeps a template from Python's objects, but limits neither its time nor its memory. This one counts
+each operation (loops, calls, filters, tests, comparisons, operators, output), and the size of each value that the
+operation reads or makes, before it makes it. No clock is read, so the count is the same on every machine.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from specgraph_run.text.template_work import (
 )
 
 SOURCE_LIMIT = 1 << 20
-"""Characters of a template. The longest published ones have about 50,000."""
+"""The most characters of a template. The longest published ones have about 50,000."""
 _LEFT = "work left"
-"""Among the variables of a rendering: no template can name it."""
+"""The variable of a rendering that holds its `Work`. The space keeps templates from naming it."""
 
 _LEFT_OUT = ("urlize", "striptags", "wordwrap", "xmlattr", "pprint")
-"""Filters for web pages, which take more time than their values are long. Neither is there the function lipsum."""
+"""Filters for web pages, which are left out: their time is not linear in the length of their value."""
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """An environment whose every operation spends a rendering's work."""
+    """An environment in which every operation spends some of a rendering's work."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
@@ -62,14 +62,14 @@ class _Environment(ImmutableSandboxedEnvironment):
             work.spend(CALL + called(work, owner, name, [*args, *kwargs.values()]))
         result = super().call(__context, __obj, *args, **kwargs)
         work.spend(work.size(result) if not isinstance(result, Namespace) else 0)
-        if isinstance(result, list):  # such as the parts of a text
+        if isinstance(result, list):  # for example the parts of a split text
             work.spend(STEP * len(result))
         return result
 
 
 @pass_context
 def _spent(context: Context, value: Any) -> Any:
-    """Spend a value with all that it holds, and return it."""
+    """Spend the size of a value with all that it contains, and return it."""
     work: Work = context.parent[_LEFT]
     work.spend(STEP + work.size(value))
     return value
@@ -77,14 +77,14 @@ def _spent(context: Context, value: Any) -> Any:
 
 @pass_context
 def _sized(context: Context, value: Any) -> Any:
-    """Spend a value and its items, and return it."""
+    """Spend the size of a value without the contents of its items, and return it."""
     context.parent[_LEFT].spend(STEP + own_size(value))
     return value
 
 
 @pass_context
 def _text(context: Context, value: Any) -> Any:
-    """Spend a value that becomes text, and return it."""
+    """Spend the size of a value that becomes text, and return it, as text unless it is a number or None."""
     work: Work = context.parent[_LEFT]
     work.spend(STEP + work.size(value))
     if isinstance(value, str | int | float) or value is None:
@@ -95,14 +95,14 @@ def _text(context: Context, value: Any) -> Any:
 
 
 def _counted_filter(plain: ImmutableSandboxedEnvironment, name: str) -> Callable[..., Any]:
-    """Return a filter that spends its work and then is the one of this name in a plain environment."""
+    """Return a filter that spends its work and then calls the plain environment's filter of this name."""
 
     @pass_context
     def run(context: Context, value: Any = None, *args: Any, **kwargs: Any) -> Any:
         work: Work = context.parent[_LEFT]
         if isinstance(value, Iterator) and name not in CONSTANT | SHALLOW:
-            value = [*value]  # made by other filters: now it has a size
-        named = [kwargs[key] for key in sorted(kwargs, reverse=True)]  # `old` before `new`
+            value = [*value]  # an iterator of another filter; as a list it has a size
+        named = [kwargs[key] for key in sorted(kwargs, reverse=True)]  # `replace` takes `old` before `new`
         work.spend(CALL + filtered(work, name, value, [*args, *named]))
         result = plain.call_filter(name, value, args, kwargs, context, context.eval_ctx)
         if isinstance(result, str):
@@ -115,12 +115,12 @@ def _counted_filter(plain: ImmutableSandboxedEnvironment, name: str) -> Callable
 
 
 def _counted_test(plain: ImmutableSandboxedEnvironment, name: str) -> Callable[..., Any]:
-    """Return a test that spends its work and then is the one of this name in a plain environment."""
+    """Return a test that spends its work and then calls the plain environment's test of this name."""
 
     @pass_context
     def run(context: Context, value: Any = None, *args: Any) -> Any:
         work: Work = context.parent[_LEFT]
-        reads = bool(args) or isinstance(value, str)  # others look at the type
+        reads = bool(args) or isinstance(value, str)  # the other tests look at the type alone
         work.spend(CALL + (work.size(value, *args) if reads else 0))
         return plain.call_test(name, value, args, None, context, context.eval_ctx)
 
@@ -128,7 +128,7 @@ def _counted_test(plain: ImmutableSandboxedEnvironment, name: str) -> Callable[.
 
 
 class _Counting(NodeTransformer):
-    """Puts what spends work into a parsed template: where jinja2 has no hook for it."""
+    """Adds spending to a parsed template, in the places that have no hook in jinja2."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -172,20 +172,20 @@ class _Counting(NodeTransformer):
 
 
 def _wrapped(value: nodes.Expr, name: str, at: nodes.Node) -> nodes.Expr:
-    """Return the expression passed through a filter that spends it; a short constant as it is."""
+    """Return the expression with a filter around it that spends its value. A short constant stays as it is."""
     if isinstance(value, nodes.Const) and not (isinstance(value.value, str) and len(value.value) > STEP):
         return value
     return nodes.Filter(value, f"counted {name}", [], [], None, None, lineno=at.lineno)
 
 
 def _literals(node: nodes.Expr, items: Sequence[nodes.Expr]) -> nodes.Expr:
-    """Return a list or tuple that is spent when it is made, unless all it holds are a few constants."""
+    """Return a list or tuple that spends its size when it is made. A few constants spend nothing."""
     few = len(items) <= STEP and all(isinstance(each, nodes.Const) for each in items)
     return node if few else _wrapped(node, "spent", node)
 
 
 def _tick(length: int, at: nodes.Node) -> nodes.ExprStmt:
-    """Return a statement that spends an operation and some literal text."""
+    """Return a statement that spends one operation and `length` characters of literal text."""
     spent = nodes.Filter(nodes.Const(length), "counted literal", [], [], None, None, lineno=at.lineno)
     return nodes.ExprStmt(spent, lineno=at.lineno)
 
@@ -197,7 +197,7 @@ def _literal(context: Context, length: Any) -> Any:
 
 
 class _Generation(Extension):
-    """The tag `generation`, which marks an answer for training: here its text only."""
+    """The tag `generation`, which marks an answer for training. Here it is replaced by its text."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it without ClassVar)
 
@@ -211,14 +211,14 @@ class _Generation(Extension):
 
 
 def compile_template(source: str, filters: Mapping[str, Any], functions: Mapping[str, Any]) -> Template:
-    """Return a template that `render_template` runs.
+    """Return a template for `render_template`.
 
     Args:
-        source: of at most SOURCE_LIMIT characters.
-        filters, functions: what it sees beside jinja2's own.
+        source: the template's text, at most SOURCE_LIMIT characters.
+        filters, functions: added to jinja2's own.
 
     Raises:
-        TemplateError: it is no template, or too long.
+        TemplateError: the source is not a template, or is too long.
     """
     if len(source) > SOURCE_LIMIT:
         raise TemplateRuntimeError(f"it has {len(source)} characters, more than the {SOURCE_LIMIT} that one may have")
@@ -241,9 +241,9 @@ def compile_template(source: str, filters: Mapping[str, Any], functions: Mapping
 
 
 def render_template(template: Template, variables: Mapping[str, Any]) -> str:
-    """Return the text of a compiled template.
+    """Render a compiled template.
 
     Raises:
-        TemplateError: it asks for what the sandbox forbids, or takes more than WORK.
+        TemplateError: it does something that the sandbox forbids, or takes more than WORK.
     """
     return template.render({**variables, _LEFT: Work()})

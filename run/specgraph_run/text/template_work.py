@@ -1,4 +1,4 @@
-"""The work of a rendering: units of each operation and of the values that it reads and makes, before there are any."""
+"""The work of a rendering, in units: the cost of each operation, computed before the operation makes its values."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from jinja2 import TemplateRuntimeError
 from jinja2.utils import Namespace
 
 WORK = 1 << 28
-"""Units that one rendering may spend. A conversation of a million characters takes about a tenth of it."""
+"""The units that one rendering may spend. A conversation of a million characters takes about a tenth of them."""
 STEP, CALL = 64, 256
-"""Units of an operation, and of one that calls a function. A step is also an item that is made, and 1 in a number that
-says how much to make. A byte is one unit."""
+"""Units of an operation, and of an operation that calls a function. A byte is one unit. STEP is also the cost of each
+item that is made, and of each unit of a number that tells how many items to make."""
 ITEM, _VISIT = 8, 64
-"""Units of an item of a value that is read, and of each value that is visited in all that a value holds."""
+"""Units of each item of a value that is read, and of each value visited while all the contents of a value are read."""
 _DEPTH, _BITS = 100, 4096
-"""Containers in each other, and bits of an integer."""
+"""The deepest nesting of lists and mappings, and the most bits of an integer."""
 
 CONSTANT = frozenset({"length", "count", "first", "last", "default", "d", "attr", "random"})
-"""Filters that do not read their value."""
+"""Filters that don't read their value."""
 SHALLOW = frozenset(
     {"list", "select", "reject", "selectattr", "rejectattr", "map", "batch", "slice", "reverse", "items", "groupby"}
 )
-"""Filters that read the items of their value, and not all that these hold."""
+"""Filters that read the items of their value, but not the items' contents."""
 _ESCAPING = frozenset({"escape", "e", "forceescape", "urlencode", "tojson"})
 """Filters that may write six characters for one."""
 
 
 class Work:
-    """The work that a rendering has left."""
+    """The work that a rendering may still do."""
 
     def __init__(self) -> None:
         self.left = WORK
@@ -42,7 +42,7 @@ class Work:
             raise TemplateRuntimeError(f"it takes more than {WORK} steps and bytes: its loops or values are too large")
 
     def size(self, *values: Any) -> int:
-        """Return the units of values with all that they hold; raise where these are more than is left."""
+        """Return the units of values with all their contents. Raises TemplateRuntimeError if more than is left."""
         total = 0
         open_: list[Iterator[Any]] = [iter(values)]
         while open_:
@@ -61,7 +61,7 @@ class Work:
 
 
 def own_size(value: Any) -> int:
-    """Return the units of a value without those of its items."""
+    """Return the units of a value without the contents of its items."""
     if isinstance(value, str | bytes):
         return len(value) if isinstance(value, bytes) or value.isascii() else 4 * len(value)
     if isinstance(value, int):
@@ -81,7 +81,7 @@ def _items(value: Any) -> Iterable[Any] | None:
 
 
 def _numbers(values: Iterable[Any]) -> int:
-    """Return the sum of the integers among arguments: how much a call may be asked to make."""
+    """Return the sum of the absolute integers among arguments, a bound on the number of items that a call makes."""
     return sum(abs(value) for value in values if isinstance(value, int))
 
 
@@ -93,7 +93,7 @@ def _replaced(text: Any, arguments: Sequence[Any]) -> int:
 
 
 def _widths(form: str, arguments: Iterable[Any], directive: str) -> int:
-    """Return the units that a format makes beside its values: its widths and precisions, and values named again."""
+    """Return the units that a format adds to its values: widths, precisions, and values that it repeats."""
     found = re.findall(directive, form)
     digits = re.findall(r"\d+", " ".join(found))
     if any(len(each) > 9 for each in digits):
@@ -107,7 +107,7 @@ _BRACES = r":[^{}]*\{?"
 
 
 def operated(work: Work, operator: str, left: Any, right: Any) -> int:
-    """Return the units that an operator's result has, before there is one."""
+    """Return the units of an operator's result, before it is computed."""
     if isinstance(left, int) and isinstance(right, int):
         bits = [left.bit_length(), right.bit_length()]
         most = {"*": sum(bits), "**": bits[0] * max(right, 0)}.get(operator, max(bits))
@@ -124,7 +124,7 @@ def operated(work: Work, operator: str, left: Any, right: Any) -> int:
 
 
 def called(work: Work, owner: Any, name: str, arguments: Sequence[Any]) -> int:
-    """Return the units that a call reads or makes, at most."""
+    """Return the most units that a call can read or make."""
     given = work.size(*arguments)
     if isinstance(owner, Mapping):
         return given
@@ -144,7 +144,7 @@ def called(work: Work, owner: Any, name: str, arguments: Sequence[Any]) -> int:
 
 
 def filtered(work: Work, name: str, value: Any, arguments: Sequence[Any]) -> int:
-    """Return the units that a filter reads or makes, at most."""
+    """Return the most units that a filter can read or make."""
     if name in CONSTANT:
         return 0
     if name in SHALLOW:
