@@ -36,8 +36,8 @@ NGRAM = Path("ngram")
 """Given instead of a drafter's folder: drafts come from an `NgramHead`, which has no folder."""
 Fp8Weights = Literal["dequantise", "keep"]
 StoredWeights = Literal["plain", "fp8", "fp8-blocks"]
-"""How a random head's matrices are stored: in its dtype, as FP8 with a scale per row, or as FP8 with a scale per row
-and 128 columns. Embedding and lm_head are never FP8, as in checkpoints."""
+"""The storage of a random head's matrices: its own dtype, FP8 with a scale per row, or FP8 with a scale per row and 128
+columns. Embedding and lm_head are never FP8, as in checkpoints."""
 DrafterShape = Literal[
     "eagle3-tiny-python", "eagle3-tiny-128", "eagle3-llama3-8b", "eagle3-qwen3-8b", "eagle3-llama3-70b",
     "eagle1-llama3-8b", "mtp-7b", "mtp-glm-4.5-air", "dflash-qwen3-8b", "dspark-qwen3-8b", "dflash2-qwen3-8b",
@@ -109,7 +109,7 @@ class DecoderOptions:
     )
     """An FP8 cache has scales of 1. `load_generator` refuses folders with other scales; `load_target` ignores them."""
     rounds_ahead: RoundsAhead = option(1, "Rounds launched before the last one's tokens are read, 0 or 1.")
-    """With attention that takes host parameters it is 0: such attention needs the accepted counts."""
+    """The decoder takes 0 if attention needs host parameters: such attention needs the accepted counts."""
     synthetic_acceptance: Share | Sequence[Share] | None = option(
         None,
         "For speed tests; the text is not the target's then: accept drafts by chance, one rate or a share per place.",
@@ -123,7 +123,7 @@ class DecoderOptions:
         "Default: measured.",
         parse=_times,
     )
-    """With given times, the choice of K depends on the tokens alone."""
+    """If the times are given, the choice of K depends on the tokens alone."""
     verified_drafts: VerifiedDrafts = option(
         None,
         "Draft tokens that a verify takes per request on average: those likeliest accepted, by the drafter's "

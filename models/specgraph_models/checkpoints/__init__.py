@@ -1,12 +1,12 @@
-"""Hugging Face folders: reading their configuration and tensors, and building targets and draft heads from them.
+"""Hugging Face folders: reads their configuration and tensors, and builds targets and draft heads from them.
 
 target = load_target("Llama-3.1-8B-Instruct", device, torch.bfloat16)
 print(drafter_format("EAGLE3-LLaMA3.1-Instruct-8B"))     # eagle3, authors layout (...)
 head = load_drafter("EAGLE3-LLaMA3.1-Instruct-8B", target)
-head = load_drafter("Qwen3-30B-A3B-EAGLE3", "Qwen3-30B-A3B")  # an engine's own target: only its shape is read
+head = load_drafter("Qwen3-30B-A3B-EAGLE3", "Qwen3-30B-A3B")  # a host engine's target: only its shape is read
 
-Every function here raises CheckpointError for a folder that it cannot read: one line that names the file, and the key
-or tensor with what it is and what it should be.
+Every function here raises CheckpointError if it cannot read a folder: one line with the file, the key or tensor, its
+value, and the value that it should have.
 """
 
 from specgraph_models.checkpoints.formats import DrafterFormat

@@ -1,9 +1,8 @@
-"""The architectures that are read: one row of a table for each, with what its config.json does not say.
+"""The architectures that are read, one row of a table each, with the facts that config.json leaves out.
 
-Absent keys have the values that transformers' configuration classes give them. Only keys that a reader takes are here,
-and only where the class's value is not the one that the reader itself falls back on. The number of experts of Qwen3-MoE
-is not among them: it is stored under either of two names.
-Source: fields, `default_theta` and `partial_rotary_factor` of the configuration classes of transformers 5.24.
+An absent key has the value that transformers' configuration class gives it. The table has a key only if a reader takes
+it, and only if the class's value differs from the reader's own default. Qwen3-MoE's number of experts is not in the
+table: a file may store it under either of two names.
 """
 
 from __future__ import annotations
@@ -18,37 +17,37 @@ from specgraph_models.checkpoints.config_source import ConfigSource
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A row of the table."""
+    """One row of the table."""
 
     absent_keys: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Values of keys of config.json that are absent."""
+    """The values of keys that config.json leaves out."""
     model: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `ModelConfig` that every model of the architecture has."""
     switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Boolean keys that its class in transformers reads -> the fields of `ModelConfig` that each sets."""
+    """Boolean keys that the class in transformers reads -> the fields of `ModelConfig` that each sets."""
     sliding: Literal["never", "every layer", "some layers"] = "every layer"
-    """Layers that have a `sliding_window` where `layer_types` says nothing of them."""
+    """The layers that have a `sliding_window` if `layer_types` is absent."""
     by_layer: bool = False
-    """transformers reads `layer_types` of a whole model; of a Mistral, as a Ministral."""
+    """True if transformers reads `layer_types` of a whole model. It reads a Mistral's as a Ministral's."""
     full_every: int | None = None
-    """One layer of so many has full attention, unless the configuration says otherwise."""
+    """One layer of this number has full attention, unless the configuration sets another number."""
     partly_rotated: bool = False
-    """`partial_rotary_factor` may be a share of each head."""
+    """True if `partial_rotary_factor` may be less than 1: a share of each head is then rotated."""
     hybrid: bool = False
-    """Layers of the target may be linear attention; those of its MTP modules have full attention."""
+    """True if layers of the target may have linear attention. Layers of its MTP modules have full attention."""
 
     @property
     def always(self) -> Mapping[str, bool]:
-        """Keys that are refused elsewhere, with the value that every model of the architecture has."""
+        """Keys that are refused in other architectures, with the value that every model of this one has."""
         return {key: True for name, keys in _SAID_BY.items() if self.model.get(name) for key in keys}
 
 
 _SAID_BY = {"qk_norm": ("use_qk_norm", "qk_layernorm"), "norm_offset": ("use_gemma_norm",)}
-"""Field of `ModelConfig` -> keys of `NEUTRAL` that say it."""
+"""Field of `ModelConfig` -> the keys of `NEUTRAL` that set it."""
 
 OF_TENSORS = ("attention_bias", "mlp_bias", "qkv_bias", "shared_expert_intermediate_size")
-"""Keys that only say which tensors a layer has. An architecture whose class has no such key leaves them unread: a
-tensor that it does not have is refused by itself."""
+"""Keys that only tell which tensors a layer has. They may be left unread if the architecture's class lacks them: a
+tensor that the architecture does not have is refused anyway."""
 
 _BIASES = {"attention_bias": ("qkv_bias", "output_bias")}
 
@@ -163,7 +162,7 @@ MTP_ARCHITECTURES: Mapping[str, Architecture] = {
         sliding="never",
     ),
 }
-"""The same for targets whose MTP modules are read, though not always the target itself."""
+"""`model_type` -> architecture, of targets whose MTP modules are read. The target itself may not be readable."""
 
 _GPT_OSS_ROPE = {
     "rope_type": "yarn",
@@ -176,10 +175,10 @@ _GPT_OSS_ROPE = {
 
 
 def with_absent_keys(source: ConfigSource, architecture: str) -> ConfigSource:
-    """Return `source` with the keys that it leaves out, for a model of `architecture` as transformers would read it.
+    """Return `source` with its absent keys filled in, as transformers would read a model of `architecture`.
 
-    A key that is null stays null, except the rotation of gpt-oss: with no section for it, transformers 5 takes YaRN's,
-    though none where `rope_parameters` is empty and not null.
+    A key that is null stays null. The rotation of gpt-oss is the exception: without a section for it, transformers 5
+    takes YaRN's, but none if `rope_parameters` is empty and not null.
     A key that is taken from the result counts as taken from `source`.
     """
     values = {**MTP_ARCHITECTURES[architecture].absent_keys, **source.values}

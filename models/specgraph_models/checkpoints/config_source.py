@@ -1,7 +1,7 @@
-"""`config.json` as typed values: each key has a type and a range, and a key that nobody understands is not dropped.
+"""`config.json` as typed values. Each key has a type and a range, and no unknown key is dropped in silence.
 
-A key that is missing, of the wrong type or out of range raises one CheckpointError that names the key and the file.
-Every key that a reader takes is remembered, so that `check_keys` can tell what no reader took.
+A key that is missing, of the wrong type or out of range raises a CheckpointError that names the key and the file.
+Every key that a reader takes is remembered, so that `check_keys` finds the keys that no reader took.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RANGES: Mapping[str, Range] = {
         (1, 1 << 14, "num_attention_heads num_key_value_heads"),
         (2, 4096, "head_dim qk_rope_head_dim"),
         (1, 4096, "qk_nope_head_dim v_head_dim"),
-        # layers, and how often one is of another kind
+        # layers, and the periods in which their kind changes
         (1, 4096, "num_hidden_layers num_target_layers decoder_sparse_step"),
         (1, 4096, "sliding_window_pattern"),
         (0, 4096, "first_k_dense_replace"),
@@ -63,8 +63,8 @@ RANGES: Mapping[str, Range] = {
     )
     for key in keys.split()
 }
-"""Every integer and number that is read, with its range. Wide enough for any model published so far, narrow enough that
-no table is made of a mistyped size and no frequency becomes infinite."""
+"""Every integer and number that is read, with its range. A range is wide enough for any model published so far. It is
+narrow enough that a mistyped size makes no huge table, and no frequency becomes infinite."""
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     key: values
@@ -77,7 +77,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
         ((1,), "logit_scale logits_scaling embedding_multiplier residual_multiplier scale_emb partial_rotary_factor"),
         ((1,), "rotary_pct rotary_percent parallel_draft_step input_embedding_scale output_multiplier"),
         ((1,), "attention_value_scale"),
-        # rows that see those after them; DFlash: another pairing of rotated elements, a corrected block
+        # rows that see later rows; DFlash: another pairing of rotated elements, a corrected block
         ((True,), "is_causal is_neox_style rope_is_neox_style"),
         (("dflash",), "projector_type"),
         ((False,), "is_encoder_decoder add_cross_attention use_mrope alibi qk_layernorm use_qk_norm parallel_attn"),
@@ -85,14 +85,14 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
         ((False,), "use_bidirectional_attention layer_scale mtp_use_dedicated_embeddings mtp_hidden_states_first"),
         ((False,), "use_gemma_norm attention_sink_bias add_swa_attention_sink_bias use_aux_norm dspark_bonus_anchor"),
         ((), "attention_multiplier query_pre_attn_scalar scale_depth text_config vision_config audio_config"),
-        # PARD and P-EAGLE predict several tokens per pass, from mask tokens; the reader of the latter takes its keys
+        # PARD and P-EAGLE predict several tokens per pass, from mask tokens; P-EAGLE's reader takes its own keys
         ((False,), "parallel_drafting"),
         ((), "ptd_token_id pard_token spd_type"),
     )
     for key in keys.split()
 }
-"""Keys that change what a model computes, in ways that no model here has, with the values that leave it unchanged
-(null always does). With another value the folder is refused."""
+"""Keys that change a model's computation in ways that no model here has, with the values that leave it unchanged. Null
+always does. A folder with another value is refused."""
 
 _HARMLESS = """
     architectures attention_dropout auto_map bos_token_id dtype embd_pdrop embed_requires_grad eos_token_id
@@ -104,8 +104,8 @@ _HARMLESS = """
     use_cache use_sliding_window
 """
 HARMLESS = frozenset(_HARMLESS.split())
-"""Keys of a configuration's top level that do not change what a model of a known architecture computes, or that count
-only together with another key that a reader takes."""
+"""Keys at a configuration's top level that may be left unread. They don't change the computation of a model of a known
+architecture, or they count only together with another key that a reader takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ class ConfigSource:
 
     values: Mapping[str, Any]
     name: str
-    """The file's path, with the section inside it, for messages."""
+    """The file's path, and the section within it, for messages."""
     taken: set[str] = field(default_factory=set[str])
-    """Keys that a reader has asked for."""
+    """The keys that a reader has taken."""
     sections: dict[str, ConfigSource] = field(default_factory=dict[str, "ConfigSource"])
 
     def fail(self, key: str, problem: str) -> CheckpointError:
@@ -124,16 +124,16 @@ class ConfigSource:
         return CheckpointError(f"{self.name}: {key!r} {problem}")
 
     def has(self, key: str) -> bool:
-        """Return whether `key` is there and not null."""
+        """Return True if `key` is present and not null."""
         return self.values.get(key) is not None
 
     def take(self, key: str) -> Any:
-        """Return the value of `key` as it is; None when absent."""
+        """Return the value of `key` as it is. None if absent."""
         self.taken.add(key)
         return self.values.get(key)
 
     def section(self, key: str) -> ConfigSource:
-        """Return the mapping stored under `key`; empty when absent."""
+        """Return the mapping under `key`. Empty if absent."""
         value = self.take(key)
         if key not in self.sections:
             if value is None:
@@ -144,15 +144,15 @@ class ConfigSource:
         return self.sections[key]
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Return an integer in the range that RANGES gives for `key`."""
+        """Return an integer in the range that RANGES has for `key`."""
         return self._value(key, "an integer", default, int)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a finite number in the range that RANGES gives for `key`."""
+        """Return a finite number in the range that RANGES has for `key`."""
         return float(self._value(key, "a number", default, int, float))
 
     def boolean(self, key: str, default: bool) -> bool:
-        """Return true or false. A null, which transformers takes for false, is refused where the default is true."""
+        """Return true or false. Null, which transformers reads as false, is refused if the default is true."""
         if default and key in self.values and self.values[key] is None:
             raise self.fail(key, "is null; give true or false")
         return self._value(key, "true or false", default, bool)
@@ -161,16 +161,16 @@ class ConfigSource:
         return self._value(key, "a string", default, str)
 
     def strings(self, key: str) -> tuple[str, ...]:
-        """Return a list of strings; empty when absent."""
+        """Return a list of strings. Empty if absent."""
         return tuple(self._list(key, "strings", str) or ())
 
     def integers(self, key: str) -> tuple[int, ...] | None:
-        """Return a list of integers, or None when absent."""
+        """Return a list of integers. None if absent."""
         values = self._list(key, "integers", int)
         return None if values is None else tuple(values)
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """Return a list of at most 4096 finite numbers, each in the range of `key`; it may be empty."""
+        """Return a list of at most 4096 finite numbers, each in the range of `key`. The list may be empty."""
         values = self._list(key, "numbers", int, float)
         if values is None or len(values) > 4096:
             raise self.fail(key, f"should be a list of numbers, is {shown(values)}")
@@ -179,13 +179,13 @@ class ConfigSource:
         return tuple(map(float, values))
 
     def require(self, required: Mapping[str, object]) -> None:
-        """Raise unless each of these keys is absent, null or has the value given."""
+        """Raise CheckpointError unless each of these keys is absent, is null, or has the required value."""
         for key, value in required.items():
             if self.has(key) and (type(self.take(key)), self.take(key)) != (type(value), value):
                 raise self.fail(key, f"is {shown(self.values[key])}; only {shown(value)} is supported")
 
     def _value(self, key: str, what: str, default: Any, *types: type) -> Any:
-        """Return the value of `key`, of exactly one of these types (true is no integer); the default when absent."""
+        """Return the value of `key`, of exactly one of these types: a bool is no integer. The default if absent."""
         value = self.take(key)
         if value is None:
             if default is None:
@@ -210,10 +210,10 @@ class ConfigSource:
 
 
 def holder_of(key: str, *sections: ConfigSource) -> ConfigSource:
-    """Return the first of these sections that says something under `key`; where none does, the first that has it as
-    null, or the last.
+    """Return the first of these sections that has `key` with a value other than null.
 
-    Two that say different things are refused: engines differ on which of them counts.
+    If none does, return the first that has it as null, or the last section. Two sections with different values are
+    refused: host engines differ on which one counts.
     """
     holders = [section for section in sections if section.has(key)]
     holders = holders or [section for section in sections if key in section.values] or [sections[-1]]
@@ -225,15 +225,18 @@ def holder_of(key: str, *sections: ConfigSource) -> ConfigSource:
 
 
 def check_keys(source: ConfigSource, *, strict: bool = False) -> None:
-    """Account for every key of a configuration and of the sections that were read, after its reader is done.
+    """Account for every key of a configuration and of its sections that were read. Call it after the reader.
 
-    Unknown keys of a top level (or of `transformer_layer_config` and `text_config`, which are such) are ignored
-    with one warning that names them: tools leave many there, and the architectures themselves read none of them.
-    `strict` refuses them; so is every other section read.
+    Unknown keys at the top level are ignored with one warning that names them, since tools leave many there and the
+    architectures themselves read none of them. `transformer_layer_config` and `text_config` count as top levels too.
+    In every other section unknown keys are refused.
+
+    Args:
+        strict: refuse unknown keys of `source` too.
 
     Raises:
-        CheckpointError: a key that changes the computation in a way that is not supported, or an unknown key where
-            every key counts.
+        CheckpointError: a key changes the computation in a way that is not supported, or a section that is strict has
+            an unknown key.
     """
     unknown: list[str] = []
     for key, value in source.values.items():
@@ -255,7 +258,7 @@ def check_keys(source: ConfigSource, *, strict: bool = False) -> None:
 
 
 def read_config(folder: Path) -> ConfigSource:
-    """Return the contents of `folder/config.json`, or what a GGUF file says in its place."""
+    """Return the contents of `folder/config.json`, or the same keys from a GGUF file."""
     if is_gguf(folder):
         return ConfigSource(json_of(folder, "config.json") or {}, str(folder))
     path = checked_folder(folder) / "config.json"

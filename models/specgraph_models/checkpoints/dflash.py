@@ -1,5 +1,5 @@
-"""Reading the block of a DFlash folder and of what is built on it: the authors' layout (z-lab/*-DFlash), and that of
-`speculators`."""
+"""Reads the block of DFlash folders and of the formats built on DFlash, in the authors' layout (z-lab/*-DFlash) and in
+that of `speculators`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from specgraph_models.dflash import BlockParts, DFlashHead
 
 
 def load_dflash(opened: DrafterFolder) -> DFlashHead:
-    """Read a head that has nothing but its block."""
+    """Read a head that consists of its block alone."""
     return DFlashHead(read_block(opened, sample_from_anchor=False))
 
 
 def read_block(opened: DrafterFolder, sample_from_anchor: bool, key: str = "sample_from_anchor") -> BlockParts:
-    """Read a block from authors' config.json (`dflash_config`, decoder keys beside it), or that of speculators;
-    `sample_from_anchor` is what a folder means that doesn't say it under `key`.
+    """Read a block from the authors' config.json (`dflash_config`, and the decoder's keys beside it), or speculators'.
+
+    Args:
+        key: the key that tells if the anchor's row predicts a token.
+        sample_from_anchor: its value in a folder without the key.
     """
     folder, head, layers, target = opened.checkpoint, opened.head, opened.layers, opened.target
     authors = head.section("dflash_config")
@@ -41,7 +44,7 @@ def read_block(opened: DrafterFolder, sample_from_anchor: bool, key: str = "samp
         )
     require_full_attention(sizes, layers.name)
     opened.check_same("hidden size", head.integer("target_hidden_size", target.hidden_size), target.hidden_size)
-    # Its attention has these norms whatever architecture the configuration names.
+    # DFlash's attention has these norms, also if the configuration names an architecture without them.
     sizes = replace(sizes, qk_norm=sizes.qk_norm or "layers.0.self_attn.q_norm.weight" in folder)
     hidden, draft_vocab_size = sizes.hidden_size, head.integer("draft_vocab_size", sizes.vocab_size)
     weights = AuxWeights(
@@ -64,10 +67,10 @@ def read_block(opened: DrafterFolder, sample_from_anchor: bool, key: str = "samp
 
 
 def _never_causal(head: ConfigSource, layers: ConfigSource, authors: ConfigSource) -> bool:
-    """Return whether a key says that sliding layers see the whole block too.
+    """Return True if a key makes sliding layers see the whole block, as the other layers do.
 
-    Without one, a sliding layer is causal and the others are not (the authors' attention, vLLM's
-    `_dflash_layer_causal`; speculators has a key of its own).
+    Without such a key a sliding layer is causal, and the others are not. Source: the authors' attention, and vLLM's
+    `_dflash_layer_causal`; speculators has a key of its own.
     """
     said = head.boolean("sliding_window_non_causal", False)
     return said or not all(source.boolean(key, True) for source, key in ((layers, "is_causal"), (authors, "causal")))
@@ -76,10 +79,11 @@ def _never_causal(head: ConfigSource, layers: ConfigSource, authors: ConfigSourc
 def _outputs_of(authors: ConfigSource, num_layers: int) -> tuple[int, ...]:
     """Return `target_layer_ids` as aux layers.
 
-    Layer i's output is what enters layer i + 1, so its aux layer is i + 1. The last layer's is the state *after* the
-    final norm, num_layers + 1: the heads were trained on transformers' `hidden_states[i + 1]`, whose last entry is
-    normalised (also in transformers' DFlash generator, and in SGLang since its pull request 39776). The ids of
-    speculators count otherwise: it trains on states captured by vLLM, where num_layers is the state before the norm.
+    The output of layer i is the input of layer i + 1, so its aux layer is i + 1. The last layer is the exception: its
+    aux layer is num_layers + 1, the state *after* the final norm. The heads were trained on transformers'
+    `hidden_states[i + 1]`, with a normalised last entry (the same in transformers' DFlash generator, and in SGLang
+    since its pull request 39776). The ids of speculators count otherwise: it trains on states captured by vLLM, where
+    num_layers is the state before the norm.
     """
     listed, last = authors.integers("target_layer_ids") or (), num_layers - 1
     if not listed or not all(0 <= i <= last for i in listed):

@@ -1,4 +1,4 @@
-"""Reading DFlash2 folders: that of `speculators`, and the authors' (z-lab)."""
+"""Reads DFlash2 folders, in the layout of `speculators` and in the authors' (z-lab)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from specgraph_models.checkpoints.formats import block_setting
 from specgraph_models.dflash2 import Convolution, DFlash2Head, Selector
 
 _SIZES = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
-"""The defaults of speculators; the authors' folders say each."""
+"""The defaults of speculators. The authors' folders always have these keys."""
 
 
 def load_dflash2(opened: DrafterFolder) -> DFlash2Head:
-    """Read a head: DFlash's block, the convolutions of its layers and the choice among candidates."""
+    """Read a head: DFlash's block, its layers' convolutions, and the selector that chooses among candidates."""
     block, folder = read_block(opened, sample_from_anchor=False), opened.checkpoint
     hidden, vocab_size = block.sizes.hidden_size, block.sizes.vocab_size
     opened.check_same("vocabulary", block.draft_vocab_size, vocab_size)

@@ -1,4 +1,4 @@
-"""Reading Domino folders: DFlash's of the authors, with `projector_type` domino and the tensors of the correction."""
+"""Reads Domino folders: the authors' DFlash layout with `projector_type` domino and the tensors of the correction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specgraph_models.domino import Correction, DominoHead
 
 
 def load_domino(opened: DrafterFolder) -> DominoHead:
-    """Read a head."""
+    """Read a head: DFlash's block and the correction."""
     block_setting(opened.head, "projector_type").require({"projector_type": "domino"})
     block, folder = read_block(opened, sample_from_anchor=False, key="shift_label"), opened.checkpoint
     state, inner, pure = (

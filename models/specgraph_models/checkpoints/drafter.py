@@ -1,4 +1,4 @@
-"""A drafter's folder, opened for its target: what the drafter shares with it, and whether the two fit."""
+"""A drafter's folder, opened for its target: the tensors that both share, and checks that the two fit."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from specgraph_models.llama import LlamaTarget
 _LOG = logging.getLogger("specgraph")
 
 DraftedTarget = LlamaTarget | TargetShape
-"""The sizes that a drafter must match, and the tensors that it may share; both are split alike over ranks."""
+"""The target's sizes, which a drafter must match, and the tensors that it may share. Ranks split both alike."""
 
 IGNORED = {r"(.*\.)?t2d": "the inverse of d2t", r"verifier_(lm_head|norm)\.weight": "the target's, used in training"}
-"""Pattern of tensor names -> why no drafter needs it."""
+"""Pattern of tensor names -> the reason why no drafter needs them."""
 
 EAGLE_ARCHITECTURES = {name: ARCHITECTURES[name] for name in ("llama", "qwen2", "qwen3")}
-"""The layers that EAGLE heads have. One that names another architecture has a Llama's: a Mistral's without windows."""
+"""The architectures of EAGLE heads' layers. A head that names another one has Llama's layers (Mistral: no windows)."""
 
 _PARTS = {
     "qk_norm": "self_attn.q_norm.weight",
@@ -37,37 +37,39 @@ _PARTS = {
     "output_bias": "self_attn.o_proj.bias",
     "mlp_bias": "mlp.gate_proj.bias",
 }
-"""Field of `ModelConfig` -> a tensor that an EAGLE head's layer has with it."""
+"""Field of `ModelConfig` -> the tensor in an EAGLE head's layer that shows it."""
 
 _OF_TARGET = (
     "num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok", "mlp_only_layers",
     "kv_lora_rank", "q_lora_rank", "use_qk_norm", "qk_layernorm",
 )  # fmt: skip
-"""Keys of a configuration that was copied from a target: they name tensors that a Llama's layer has not."""
+"""Keys of a configuration that was copied from a target. They name tensors that a Llama's layer does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterFolder:
-    """A drafter's folder, opened for a target, with the checks that all kinds of drafters share."""
+    """A drafter's folder, opened for a target, with the checks that all formats share."""
 
     checkpoint: CheckpointFolder
     target: DraftedTarget
     head: ConfigSource
-    """The top level of config.json: how the head uses its target."""
+    """The top level of config.json, which has the keys on how the head uses its target."""
     layers: ConfigSource
-    """The draft decoder's sizes: the top level too, or a section of it."""
+    """The section of config.json with the draft decoder's sizes; it may be the top level too."""
     from_speculators: bool
-    """The folder has the format of speculators."""
+    """True if the folder has the layout of speculators."""
     num_modules: int | None = None
-    """Number of MTP modules that the caller asked for; None for all."""
+    """The number of MTP modules to use. None for all."""
 
     def decoder_config(
         self, default_architecture: str, architectures: Mapping[str, Architecture] = ARCHITECTURES
     ) -> ModelConfig:
-        """Return the decoder's sizes, with as many positions as the target has, and the target's vocabulary.
+        """Return the decoder's sizes, with the target's positions and vocabulary.
 
-        A drafter's own `max_position_embeddings` is the length of its training texts, and no limit.
-        The arguments are those of `model_config`.
+        A drafter's own `max_position_embeddings` is the length of its training texts, not a limit.
+
+        Args:
+            default_architecture, architectures: see `model_config`.
         """
         config = model_config(self.layers, default_architecture, architectures)
         self.check_same("vocabulary", config.vocab_size, self.target.vocab_size)
@@ -78,14 +80,14 @@ class DrafterFolder:
     ) -> tuple[ModelConfig, list[str]]:
         """Return the sizes of an EAGLE head's layers, and the prefixes of their tensors.
 
-        In the authors' layout config.json was often copied from the target's, or has a builder's defaults
-        (yuhuili/EAGLE3-Vicuna1.3-13B says 40 layers). There the tensors say how many layers there are, and whether they
-        have biases and norms of heads. One warning says where config.json says otherwise.
+        In the authors' layout config.json was often copied from the target's, or has the defaults of a tool
+        (yuhuili/EAGLE3-Vicuna1.3-13B has 40 layers in it). In that layout the tensors decide: on the number of layers,
+        their biases, and the norms of their heads. One warning tells if config.json differs.
 
         Args:
             first: prefix of the first layer's tensors.
-            prefix: of the others', before `layers.1`.
-            default_architecture: as in `model_config`.
+            prefix: prefix of the other layers' tensors, before `layers.1`.
+            default_architecture: see `model_config`.
         """
         config, folder = self.decoder_config(default_architecture, EAGLE_ARCHITECTURES), self.checkpoint
         names = [first, *(f"{prefix}layers.{i}" for i in range(1, config.num_layers))]
@@ -102,7 +104,7 @@ class DrafterFolder:
         return replace(config, **different), names
 
     def check_same(self, what: str, drafter: int, target: int) -> None:
-        """Raise CheckpointError unless both numbers agree."""
+        """Raise CheckpointError unless both numbers are equal."""
         if drafter != target:
             raise CheckpointError(
                 f"{self.layers.name}: this drafter was made for a target with {what} {drafter}, the target has "
@@ -110,7 +112,7 @@ class DrafterFolder:
             )
 
     def check_aux_layers(self, aux_layers: Sequence[int]) -> None:
-        """Raise CheckpointError unless there are aux layers and each is a state of the target: 0 to num_layers."""
+        """Raise CheckpointError if there are no aux layers, or if one is not a state of the target, 0 to num_layers."""
         if not aux_layers or not all(0 <= k <= self.target.num_layers for k in aux_layers):
             raise CheckpointError(
                 f"{self.head.name}: the drafter takes the target's hidden states at layers {shown(list(aux_layers))}, "
@@ -118,20 +120,20 @@ class DrafterFolder:
             )
 
     def mask_token(self, source: ConfigSource, key: str) -> int:
-        """Return the token of masked rows, which has a row in the target's embedding."""
+        """Return the token id of masked rows, which must be in the target's embedding."""
         token_id = source.integer(key)
         if token_id >= self.target.vocab_size:
             raise source.fail(key, f"is {token_id}, the target's vocabulary has {self.target.vocab_size}")
         return token_id
 
     def embedding(self, name: str, hidden_size: int) -> Tensor:
-        """Return the drafter's own embedding, or the target's: see `lm_head`."""
+        """Return the drafter's own embedding, or the target's as in `lm_head`."""
         return self._shared_or_own(name, self.target.embed_tokens, (self.target.vocab_size, hidden_size))
 
     def lm_head(self, name: str, draft_vocab_size: int, hidden_size: int) -> Tensor:
-        """Return the drafter's own head, or the target's; this rank's rows where it is split.
+        """Return the drafter's own lm_head, or the target's. If it is split over ranks, return this rank's rows.
 
-        The target's is used when the folder has none, and when the folder's is equal to it, to save memory.
+        It is the target's if the folder has none. It is also the target's if the folder's is equal: that saves memory.
         """
         return self._shared_or_own(name, self.target.lm_head, (draft_vocab_size, hidden_size))
 
@@ -148,7 +150,7 @@ class DrafterFolder:
         return shared if same else own
 
     def shared(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the target's tensor in the place of the drafter's `name`; ConfigError if it has another dtype."""
+        """Return the target's tensor for the drafter's `name`. Raises ConfigError if its dtype is not the drafter's."""
         if tensor.dtype != self.checkpoint.dtype:
             raise ConfigError(
                 f"a drafter of dtype {self.checkpoint.dtype} shares '{name.removesuffix('.weight')}' with its target, "
@@ -157,7 +159,7 @@ class DrafterFolder:
         return tensor
 
     def draft_to_target(self, draft_vocab_size: int) -> Tensor | None:
-        """Return `d2t` as int64 offsets, target id = draft id + d2t[draft id]; None when all are 0."""
+        """Return `d2t` as int64 offsets: target id = draft id + d2t[draft id]. None if all are 0."""
         folder, vocab_size = self.checkpoint, self.target.vocab_size
         if "d2t" not in folder:
             if draft_vocab_size != vocab_size:
@@ -168,7 +170,7 @@ class DrafterFolder:
             return None
         offsets = folder.integers("d2t", (draft_vocab_size,))
         draft_ids = torch.arange(draft_vocab_size)
-        # Compared before the addition, which could wrap around.
+        # Checked before the addition, which could overflow.
         inside = bool(((offsets >= -draft_ids) & (offsets < vocab_size - draft_ids)).all())
         if not inside or (draft_ids + offsets).unique().numel() != draft_vocab_size:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Reading DSpark folders: those of `speculators`, and the authors' (DeepSpec, deepseek-ai/dspark_*)."""
+"""Reads DSpark folders, in the layout of `speculators` and in the authors' (DeepSpec, deepseek-ai/dspark_*)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _biased(folder: CheckpointFolder, name: str, rows: int, columns: int) -> Wei
 
 
 def _confidence(opened: DrafterFolder, block: BlockParts, rank: int) -> ConfidenceHead | None:
-    """Return the confidence head; None where the folder has none. Its tensors say whether it has a bias."""
+    """Return the confidence head. None if config.json disables it. It has a bias if the folder has that tensor."""
     folder, name, hidden = opened.checkpoint, "confidence_head.proj", block.sizes.hidden_size
     head, with_markov = opened.head, "confidence_head_with_markov"
     enabled = all(

@@ -1,4 +1,4 @@
-"""Reading EAGLE-1 folders: the authors' layout (yuhuili/EAGLE-*), and that of `speculators`."""
+"""Reads EAGLE-1 folders, in the authors' layout (yuhuili/EAGLE-*) and in that of `speculators`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specgraph_models.eagle import EagleHead
 
 
 def load_eagle(opened: DrafterFolder) -> EagleHead:
-    """Read a head in the authors' layout (`fc`, `layers.0`) or that of speculators (`fusion_fc`, `transformer`)."""
+    """Read a head in the authors' names (`fc`, `layers.0`) or in speculators' (`fusion_fc`, `transformer`)."""
     folder, head = opened.checkpoint, opened.head
     config, names = opened.eagle_layers("transformer" if "transformer.mlp.down_proj.weight" in folder else "layers.0")
     head.require({"layernorms": False})
@@ -19,7 +19,7 @@ def load_eagle(opened: DrafterFolder) -> EagleHead:
     fc = "fusion_fc" if "fusion_fc.weight" in folder else "fc"
     fusing = folder.matrix([f"{fc}.weight"], [(hidden, 2 * hidden)])
     fusing = fusing._replace(bias=folder.optional_weight(f"{fc}.bias", (hidden,)))
-    for key in ("fusion_bias", "bias"):  # speculators' name, the authors' name; the tensor tells where neither is there
+    for key in ("fusion_bias", "bias"):  # speculators' name, the authors' name; without either the tensor decides
         if head.has(key) and head.boolean(key, False) != (fusing.bias is not None):
             there = "no" if fusing.bias is None else "a"
             raise head.fail(key, f"is {head.values[key]}, and the folder has {there} tensor '{fc}.bias'")

@@ -1,4 +1,4 @@
-"""Reading EAGLE-3 and P-EAGLE folders: the layouts of their authors (yuhuili/EAGLE3-*, amazon/*-P-EAGLE), and that of
+"""Reads EAGLE-3 and P-EAGLE folders, in their authors' layouts (yuhuili/EAGLE3-*, amazon/*-P-EAGLE) and in that of
 `speculators`."""
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ EAGLE_CONFIG = {
     "norm_output": False,
     "fc_norm": False,
 }
-"""Keys of `eagle_config` that change the computation, with the only value that this head has.
-Engines read the last three at the top level alone."""
+"""Keys of `eagle_config` that change the computation, each with the only value that is supported. Host engines read the
+last three at the top level alone."""
 
 
 def _aux_layers_listed(listed: tuple[int, ...] | None, num_layers: int, from_speculators: bool) -> tuple[int, ...]:
     """Return the aux layers of a head that lists these `eagle_aux_hidden_state_layer_ids`.
 
-    One that lists none, or an empty list (ModelOpt's default), takes the inputs of an early, the middle and a late
-    layer. Two ways of counting are in use in the authors' layout, and no key says which. SpecForge lists layers whose
-    *output* was taken, by default 1, n / 2 - 1 and n - 4 (its pull request 239); others, vLLM among them, list layers
-    whose *input* was taken. The output of layer i is the input of layer i + 1, so SpecForge's default names the same
-    states, one less each. It is recognised as a whole. SGLang goes by the first id (its pull request 25454; in 32334 a
-    list that begins with 24 means inputs). In the format of speculators the ids are vLLM's.
+    A head without a list, or with an empty one (ModelOpt's default), takes the inputs of an early, the middle and a
+    late layer. The authors' layout counts in two ways, and no key tells which. SpecForge lists layers for their
+    *output*, by default 1, n / 2 - 1 and n - 4 (its pull request 239). Others, such as vLLM, list layers for their
+    *input*. The output of layer i is the input of layer i + 1, so SpecForge's default names the same states, each id
+    one less. Only this default as a whole is recognised. SGLang decides by the first id (its pull request 25454; since
+    32334 a list that begins with 24 means inputs). In the layout of speculators the ids are vLLM's.
     """
     inputs = (2, num_layers // 2, num_layers - 3)
     outputs = tuple(layer - 1 for layer in inputs)
@@ -42,22 +42,22 @@ def _aux_layers_listed(listed: tuple[int, ...] | None, num_layers: int, from_spe
 
 
 def load_eagle3(opened: DrafterFolder) -> Eagle3Head:
-    """Read a head whose first layer is `midlayer.*` (the authors' name) or `layers.0.*`."""
+    """Read a head. Its first layer is `midlayer.*` (the authors' name) or `layers.0.*`."""
     return Eagle3Head(*_parts(opened), **_switches(opened))
 
 
 def load_peagle(opened: DrafterFolder) -> PEagleHead:
-    """Read an EAGLE-3 head with `mask_hidden`, and the token of its masked rows: `ptd_token_id`, or `mask_token_id`."""
+    """Read an EAGLE-3 head with `mask_hidden`. Its masked rows' token is `mask_token_id` or `ptd_token_id`."""
     folder, source = opened.checkpoint, opened.head
     source.require({"parallel_drafting": True})
-    source.taken.add("num_depths")  # of its training
+    source.taken.add("num_depths")  # used in training only
     key = "mask_token_id" if source.has("mask_token_id") else "ptd_token_id"
     mask_token_id = opened.mask_token(source, key)
     sizes, weights, layers, aux_layers = _parts(opened)
     size = max(1, len(aux_layers)) * opened.target.hidden_size
     name = "model.mask_hidden" if "model.mask_hidden" in folder else "mask_hidden"
     given = folder.tensors[name].shape if name in folder else ()
-    shape = given if given in ((1, size), (1, 1, size)) else (size,)  # all three are in use
+    shape = given if given in ((1, size), (1, 1, size)) else (size,)  # published folders have all three shapes
     mask_hidden = folder.weight(name, shape).view(size)
     return PEagleHead(
         sizes, weights, layers, aux_layers, mask_token_id=mask_token_id, mask_hidden=mask_hidden, **_switches(opened)
@@ -65,16 +65,16 @@ def load_peagle(opened: DrafterFolder) -> PEagleHead:
 
 
 def _switches(opened: DrafterFolder) -> dict[str, bool]:
-    """Read where a head normalises."""
+    """Read the fields of a head that tell where it normalises."""
     return {key: opened.head.boolean(key, False) for key in ("norm_before_residual", "norm_output")}
 
 
 def _aux_layers(opened: DrafterFolder) -> tuple[int, ...]:
-    """Read which states of the target a head takes; none for the final hidden state alone."""
+    """Read the states of the target that a head takes. Empty if it takes the final hidden state alone."""
     source, target = opened.head, opened.target
     eagle = source.section("eagle_config")
     eagle.require(EAGLE_CONFIG)
-    eagle.taken.add("parallel_draft_heads_num_layers")  # of the heads that a parallel_draft_step above 1 would have
+    eagle.taken.add("parallel_draft_heads_num_layers")  # about heads that exist with parallel_draft_step above 1 only
     if not eagle.boolean("use_aux_hidden_state", True):
         return ()
     key = "eagle_aux_hidden_state_layer_ids"
@@ -85,9 +85,9 @@ def _aux_layers(opened: DrafterFolder) -> tuple[int, ...]:
 
 
 def _parts(opened: DrafterFolder) -> tuple[ModelConfig, AuxWeights, list[DecoderLayer], tuple[int, ...]]:
-    """Read the sizes, the tensors, the layers and the aux layers of a head."""
+    """Read a head's sizes, tensors, layers and aux layers."""
     folder, source, target_hidden = opened.checkpoint, opened.head, opened.target.hidden_size
-    source.taken.update(("bias", "fusion_bias", "num_eagle_features", "target_model_type"))  # for tools
+    source.taken.update(("bias", "fusion_bias", "num_eagle_features", "target_model_type"))  # read by tools only
     default = "qwen3" if opened.from_speculators else "llama"
     prefix = "model." if "model.norm.weight" in folder else ""
     first = f"{prefix}{'midlayer' if f'{prefix}midlayer.mlp.down_proj.weight' in folder else 'layers.0'}"
@@ -103,7 +103,7 @@ def _parts(opened: DrafterFolder) -> tuple[ModelConfig, AuxWeights, list[Decoder
     fc = None
     if aux_layers or hidden != target_hidden:
         stored = folder.tensors.get(f"{prefix}fc.weight")
-        if stored is not None and stored.shape[1:] == (max(1, len(aux_layers)) * hidden,):  # states of its own size
+        if stored is not None and stored.shape[1:] == (max(1, len(aux_layers)) * hidden,):  # fits the head's own size
             opened.check_same("hidden size", hidden, target_hidden)
         fc = folder.matrix([f"{prefix}fc.weight"], [(hidden, aux_size)])
         fc = fc._replace(bias=folder.optional_weight(f"{prefix}fc.bias", (hidden,)))
@@ -111,7 +111,7 @@ def _parts(opened: DrafterFolder) -> tuple[ModelConfig, AuxWeights, list[Decoder
     if holder_of("norm_before_fc", source, source.section("eagle_config")).boolean("norm_before_fc", False):
         input_norm = folder.weight(f"{prefix}input_norm.weight", (aux_size,))
     aux_norms = len(aux_layers) if source.boolean("fc_norm", False) else 0
-    # hidden_norm is part of the first layer in the authors' folders; older ones have it at the top level.
+    # In the authors' folders hidden_norm is part of the first layer. Older folders have it at the top level.
     norm = f"{layer_names[0]}.hidden_norm.weight"
     lm_head = "lm_head.weight" if "lm_head.weight" in folder else f"{prefix}lm_head.weight"
     embed_tokens = opened.embedding(f"{prefix}embed_tokens.weight", hidden)

@@ -1,4 +1,4 @@
-"""Reading mixtures of experts: their sizes from config.json, and the tensors of one layer."""
+"""Reads mixtures of experts: their sizes from config.json, and the tensors of one layer."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _QWEN = ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
 
 
 def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> ExpertsConfig | None:
-    """Return the sizes and the routing of a mixture; None for an architecture without one."""
+    """Return the sizes and the routing of a mixture. None if the architecture has none."""
     if architecture not in (*_QWEN, "mixtral", "gpt_oss", "glm4_moe", *DEEPSEEK):
         return None
     keys = ("num_experts", "num_local_experts", "n_routed_experts")
     if architecture in ("glm4_moe", *DEEPSEEK):
         keys = ("n_routed_experts", "num_local_experts", "num_experts")
     key = next((k for k in keys if source.has(k)), "num_local_experts")
-    source.taken.update(k for k in keys if source.values.get(k) == source.values.get(key))  # the same number
+    source.taken.update(k for k in keys if source.values.get(k) == source.values.get(key))  # copies of the number
     num_experts, top_k = source.integer(key), source.integer("num_experts_per_tok")
     if top_k > num_experts:
         raise source.fail("num_experts_per_tok", f"is {top_k}, and there are {num_experts} experts")
-    source.taken.update(("router_aux_loss_coef", "output_router_logits", "router_jitter_noise"))  # for training
+    source.taken.update(("router_aux_loss_coef", "output_router_logits", "router_jitter_noise"))  # used in training
     inner = source.integer("intermediate_size" if architecture in ("mixtral", "gpt_oss") else "moe_intermediate_size")
     sparse = [True] * num_layers
     routing: dict[str, Any] = {}
@@ -44,13 +44,13 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
         sparse = [i not in dense and (i + 1) % every == 0 for i in range(num_layers)]
         routing["normalised"] = source.boolean("norm_topk_prob", architecture != "qwen3_moe")
         if architecture == "qwen3_5_moe_text":
-            source.require({"norm_topk_prob": True})  # transformers has no other value, engines have
+            source.require({"norm_topk_prob": True})  # the only value in transformers, but not in host engines
         if architecture != "qwen3_moe":
             routing |= {"shared_inner": source.integer("shared_expert_intermediate_size"), "shared_gated": True}
     elif architecture in ("glm4_moe", *DEEPSEEK):
-        if architecture in DEEPSEEK:  # keys of the authors' own file; transformers has no other values
+        if architecture in DEEPSEEK:  # keys of the authors' own file; transformers supports these values only
             source.require({"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1})
-            source.taken.update(("ep_size", "seq_aux", "aux_loss_alpha"))  # for training
+            source.taken.update(("ep_size", "seq_aux", "aux_loss_alpha"))  # used in training
         first = source.integer("first_k_dense_replace", 0)
         sparse = [i >= first for i in range(num_layers)]
         routing = _grouped(source, num_experts, top_k) | {"shared_inner": inner * source.integer("n_shared_experts", 1)}
@@ -58,7 +58,7 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
 
 
 def _grouped(source: ConfigSource, num_experts: int, top_k: int) -> dict[str, Any]:
-    """Return the router of DeepSeek-V3, which GLM-4.5 has too: sigmoid scores, experts in groups."""
+    """Return the routing fields of DeepSeek-V3's router, which GLM-4.5 has too: sigmoid scores, experts in groups."""
     groups, top_groups = source.integer("n_group", 1), source.integer("topk_group", 1)
     if num_experts % groups or top_groups > groups or top_k > num_experts // groups * top_groups:
         raise source.fail("n_group", f"is {groups}: {top_k} of {num_experts} experts from {top_groups} groups of them")
@@ -74,11 +74,13 @@ def _grouped(source: ConfigSource, num_experts: int, top_k: int) -> dict[str, An
 def load_experts(
     folder: CheckpointFolder, prefix: str, config: ExpertsConfig, hidden: int, ranks: TensorParallel = WHOLE
 ) -> dict[str, Any]:
-    """Read the mixture of the layer `prefix`, under the names of gpt-oss, Mixtral, or Qwen3 (DeepSeek, GLM), or
-    Qwen3.5's, whose experts are in one tensor.
+    """Read the mixture of the layer `prefix`, named as in gpt-oss, Mixtral, Qwen3 (also DeepSeek and GLM) or Qwen3.5.
+
+    Qwen3.5 stores all experts in one tensor.
 
     Args:
-        ranks: that hold it together: whole experts or columns of each, of which this rank's are read.
+        ranks: the ranks that hold the mixture together. Each rank reads its part: some whole experts, or some columns
+            of every expert.
 
     Returns:
         The fields `experts`, `gate_up` and `down` of `DecoderLayer`.
@@ -117,14 +119,17 @@ def load_experts(
 
 
 def _own_experts(config: ExpertsConfig, ranks: TensorParallel) -> range:
-    """Return the experts of which this rank holds something."""
+    """Return the experts that this rank holds, whole or in part."""
     return range(config.num_experts) if ranks.experts is None else range(*ranks.experts.part(config.num_experts))
 
 
 def _joined_experts(
     folder: CheckpointFolder, block: str, config: ExpertsConfig, hidden: int, ranks: TensorParallel
 ) -> tuple[Tensor, Tensor]:
-    """Read the matrices of all experts from two tensors, [out, in] each, gate above up; whole, then cut."""
+    """Read the matrices of all experts from two tensors, each expert [out, in], gate above up.
+
+    The tensors are read whole, then cut to this rank's part.
+    """
     count, inner, own = config.num_experts, config.inner, _own_experts(config, ranks)
     experts = slice(own.start, own.stop)
     part = slice(None) if ranks.experts is not None else slice(*ranks.part(inner))
@@ -136,9 +141,9 @@ def _joined_experts(
 def _stacked_experts(
     folder: CheckpointFolder, block: str, config: ExpertsConfig, hidden: int, ranks: TensorParallel
 ) -> dict[str, Any]:
-    """Read gpt-oss's mixture: matrices [in, out], or [out, in] in MXFP4; gate and up rows in turns.
+    """Read gpt-oss's mixture: matrices [in, out], or [out, in] in MXFP4, in which gate and up rows alternate.
 
-    They are read whole, then cut.
+    The tensors are read whole, then cut to this rank's part.
     """
     count, inner, own = config.num_experts, config.inner, _own_experts(config, ranks)
     experts = slice(own.start, own.stop)

@@ -1,7 +1,7 @@
-"""Opening the files of a checkpoint folder: regular files of a plausible size, with every failure a CheckpointError.
+"""Opens the files of a checkpoint folder. Raises CheckpointError unless they are regular files of a plausible size.
 
-A folder comes from the network, so nothing in it is trusted: a name may be a pipe, a device, a link that leads nowhere
-or round in circles, and a JSON file may be nested until the parser gives up.
+A folder comes from the network, so nothing in it is trusted. A name may be a pipe, a device, or a link that leads
+nowhere or in a circle. A JSON file may be nested so deeply that the parser gives up.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from specgraph.errors import CheckpointError, first_line, how_to_fetch
 
 JSON_LIMIT = 64 << 20
-"""Bytes. The largest index of shards that is published has about 10 MB."""
+"""Bytes. The largest published index of shards has about 10 MB."""
 TOKENIZER_LIMIT = 512 << 20
 """Bytes. Large multilingual tokenizers have about 40 MB."""
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""The beginning of the text file that git leaves in place of a large file, until Git LFS is asked for it."""
+"""The beginning of the text file that git leaves in place of a large file until Git LFS fetches it."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -28,12 +28,12 @@ _SHORT.maxlevel = 2
 
 
 def shown(value: object) -> str:
-    """Return a value from a file for a message: its repr, at most a few dozen characters, however deeply nested."""
+    """Return a value from a file for a message: its repr, cut to a few dozen characters at any depth."""
     return _SHORT.repr(value)
 
 
 def exists(path: Path) -> bool:
-    """Return whether the folder has an entry of this name, even a link that leads nowhere. Never raises."""
+    """Return True if the path has an entry, even a link that leads nowhere. Never raises."""
     try:
         path.lstat()
     except (OSError, ValueError):
@@ -42,14 +42,14 @@ def exists(path: Path) -> bool:
 
 
 def listed(folder: Path) -> str:
-    """Return the names in a folder for a message: the first eight, and how many more there are."""
+    """Return the names in a folder for a message: the first eight, and the number of the others."""
     names = sorted(path.name for path in folder.iterdir())
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + more if names else "nothing"
 
 
 def checked_folder(folder: Path) -> Path:
-    """Return `folder`, if it is a directory that can be listed."""
+    """Return `folder`. Raises CheckpointError unless it is a directory that can be listed."""
     try:
         if folder.is_dir():
             next(folder.iterdir(), None)
@@ -61,7 +61,9 @@ def checked_folder(folder: Path) -> Path:
 
 
 def checked_file(path: Path, limit: int | None = None) -> Path:
-    """Return `path`, if it is (a link to) a regular file of at most `limit` bytes, and no pointer of Git LFS."""
+    """Return `path`, a regular file or a link to one.
+
+    Raises CheckpointError if it is anything else, a pointer of Git LFS, or larger than `limit` bytes."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
@@ -84,7 +86,7 @@ def _begins(path: Path, start: bytes) -> bool:
         with path.open("rb") as file:
             return file.read(len(start)) == start
     except OSError:
-        return False  # whoever reads the file says why it cannot be read
+        return False  # the caller that reads the file raises the error
 
 
 def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Weights of a Hugging Face folder, read one at a time: checked, in the dtype and on the device of the model.
+"""Weights of a Hugging Face folder, read one at a time, checked, in the model's dtype and on its device.
 
-A folder remembers which tensors were read, so that `refuse_unused` can name one that no reader knows: a tensor that is
-dropped in silence is a model that computes something else.
+A folder remembers which tensors were read, so that `refuse_unused` can name one that no reader knows. A model with a
+tensor dropped in silence would compute something else.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _INTEGERS = {"I64", "I32", "torch.int64", "torch.int32"}
 
 _LARGEST_FP8 = 448.0
 LARGEST_WEIGHT = 65504.0
-"""The largest float16. No trained weight comes near it; a larger one is damage, and overflows on the way to a logit."""
+"""The largest float16. No trained weight comes near it. A larger weight is damaged, and would overflow in a pass."""
 
 ALWAYS_IGNORED: dict[str, str] = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "a buffer, computed from config.json",
     r"(.*\.)?self_attn\.(k_scale|v_scale)": "of an FP8 KV cache, which is refused for a folder that has them",
 }
-"""Pattern of tensor names -> why they may be ignored in every format."""
+"""Pattern of tensor names -> the reason why they may be ignored in every format."""
 
 _MASK = re.compile(r"(.*\.)?(self_)?attn\.(masked_)?bias")
-"""Buffers of older files: the causal mask [1, 1, positions, positions], and the number that it puts in place of scores.
+"""Buffers of older files: the causal mask [1, 1, positions, positions], and the number that it replaces scores with.
 No linear has such a name."""
 
 KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
-"""The ends of the names of an FP8 KV cache's scales; the latter in folders of Quark."""
+"""The ends of the names of an FP8 KV cache's scales. The last two are in folders of Quark."""
 
 
 def _is_mask(stored: StoredTensor) -> bool:
@@ -50,20 +50,20 @@ def _is_mask(stored: StoredTensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
-    """The tensors of a folder by name, and the device and dtype that weights are delivered in."""
+    """The tensors of a folder by name, and the device and dtype to read weights to."""
 
     folder: Path
     tensors: Mapping[str, StoredTensor]
     device: torch.device
     dtype: torch.dtype
     used: set[str] = field(default_factory=set[str])
-    """Names that were read, or that may be ignored."""
+    """The names of tensors that were read or may be ignored."""
     quantisation: Quantisation | None = None
-    """The way in which weights are stored, where not as plain floating point."""
+    """The storage of the weights. None if they are plain floating point."""
     keep_fp8: bool = False
-    """Matrices of linears that are stored as FP8 stay so: see `matrix`."""
+    """Keep matrices of linears in FP8 if they are stored so; see `matrix`."""
     kept_fp8: set[str] = field(default_factory=set[str])
-    """Names of those that did."""
+    """The names of matrices that were kept in FP8."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -75,15 +75,16 @@ class CheckpointFolder:
     def weight(
         self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, share: Share | None = None
     ) -> Tensor:
-        """Return a floating-point tensor, also one stored as FP8, in the folder's or another dtype, on its device.
+        """Return a floating-point tensor on the folder's device. A tensor stored as FP8 is dequantised.
 
         Args:
-            shape: of the whole tensor.
-            share: the part to read; all of it when None.
+            shape: the shape of the whole tensor.
+            dtype: the result's dtype. None for the folder's.
+            share: the part to read. None for all of it.
 
         Raises:
-            CheckpointError: no such tensor, another shape (both are named), another dtype, no scale beside an FP8
-                matrix, or values that are not finite.
+            CheckpointError: there is no such tensor; it has another shape (the text has both) or another dtype; an FP8
+                matrix has no scale; or values are not finite.
             CapacityError: the device has not enough memory.
         """
         stored = self._stored(name, shape)
@@ -100,14 +101,14 @@ class CheckpointFolder:
         return self._checked(name, stored, values.to(dtype=dtype or self.dtype))
 
     def optional_weight(self, name: str, shape: Sequence[int]) -> Tensor | None:
-        """Return `weight`, or None when the folder has no such tensor."""
+        """Return `weight`. None if the folder has no such tensor."""
         return self.weight(name, shape) if name in self.tensors else None
 
     def stacked(
         self, names: Sequence[str], shapes: Sequence[Sequence[int]], shares: Sequence[Share | None] | None = None
     ) -> Tensor:
-        """Return several weights, or shares of them, joined along their first dimension: one matrix product instead of
-        several."""
+        """Return several weights, or shares of them, joined along their first dimension. One matrix product then
+        replaces several."""
         parts = zip(names, shapes, shares or [None] * len(names), strict=True)
         return torch.cat([self.weight(name, shape, share=share) for name, shape, share in parts])
 
@@ -116,8 +117,8 @@ class CheckpointFolder:
     ) -> Weight:
         """Return the matrices of a linear, or shares of them, `stacked`.
 
-        They stay FP8 where `keep_fp8` asks for it, all of them are stored so, and their scales are for the same number
-        of columns, a multiple of 16 that divides each rank's.
+        They stay FP8 under three conditions: `keep_fp8` is set; all of them are stored as FP8; and their scales cover
+        the same number of columns, a multiple of 16 that divides each rank's columns.
         """
         if self.keep_fp8 and all(self._is_fp8(name) for name in names):
             asked = zip(names, shapes, shares or [None] * len(names), strict=True)
@@ -147,12 +148,12 @@ class CheckpointFolder:
         return self._checked(name, blocks, from_mxfp4(blocks.read(None), scales.read(None)).to(self.dtype))
 
     def _is_fp8(self, name: str) -> bool:
-        """Return whether a tensor is stored as FP8, and config.json says so."""
+        """Return True if a tensor is stored as FP8 and config.json declares FP8."""
         said = self.quantisation is not None and self.quantisation.kind == "fp8"
         return said and name in self.tensors and self.tensors[name].dtype in FP8
 
     def _scales(self, name: str, stored: StoredTensor) -> tuple[Tensor, tuple[int, int] | None]:
-        """Return the `scales_by_row` of an FP8 tensor, and the block of the matrix that shares one scale."""
+        """Return the `scales_by_row` of an FP8 tensor, and the size of the block of the matrix that shares a scale."""
         block = self.quantisation.block if self.quantisation is not None and len(stored.shape) > 1 else None
         scale_name = next((n for n in (f"{name}_scale", f"{name}_scale_inv") if n in self.tensors), f"{name}_scale")
         shapes = scale_shapes(stored.shape, block)
@@ -163,7 +164,7 @@ class CheckpointFolder:
         return scales_by_row(scale.read(None), stored.shape, block), block
 
     def _kept(self, name: str, shape: tuple[int, int], share: Share | None) -> tuple[Tensor, Tensor] | None:
-        """Return an FP8 matrix and its scales [groups, rows], on the device; None if its scales cannot be kept."""
+        """Return an FP8 matrix and its scales [groups, rows], on the device. None if its scales cannot be kept."""
         stored = self._stored(name, shape)
         scale, block = self._scales(name, stored)
         (rows, columns), width = shape, shape[1] if block is None else min(block[1], shape[1])
@@ -187,7 +188,7 @@ class CheckpointFolder:
         return self._placed(name, values.contiguous()), self._placed(f"{name}_scale", scale.contiguous())
 
     def _checked(self, name: str, stored: StoredTensor, weight: Tensor) -> Tensor:
-        """Return `weight` on the folder's device, if its values are those of weights."""
+        """Return `weight` on the folder's device. Raises CheckpointError if a value is not finite or too large."""
         low, high = (float(limit) for limit in weight.aminmax())  # on the host: before any device work
         if not -LARGEST_WEIGHT <= low <= high <= LARGEST_WEIGHT:  # NaN compares false
             raise CheckpointError(
@@ -200,7 +201,7 @@ class CheckpointFolder:
         """Return `weight` on the folder's device."""
         try:
             return weight.to(self.device)
-        except RuntimeError as error:  # torch's errors of all devices, OutOfMemoryError too, are RuntimeErrors
+        except RuntimeError as error:  # torch raises it, or a subclass such as OutOfMemoryError, on all devices
             raise CapacityError(
                 f"the weights of {self.folder} could not be put on {self.device}, at tensor {shown(name)} of "
                 f"{weight.nbytes / (1 << 30):.2f} GiB; free memory there, or choose a narrower dtype "
@@ -215,13 +216,13 @@ class CheckpointFolder:
         return stored.read(None).to(torch.int64)
 
     def ignore(self, patterns: Mapping[str, str]) -> None:
-        """Count tensors whose whole name matches one of the patterns (pattern -> why it may be ignored) as used."""
+        """Count a tensor as used if its whole name matches one of the patterns (pattern -> the reason)."""
         for pattern in patterns:
             compiled = re.compile(pattern)
             self.used.update(name for name in self.tensors if compiled.fullmatch(name))
 
     def refuse_unused(self) -> None:
-        """Raise CheckpointError if any tensor was neither read nor ignored; the message names the first."""
+        """Raise CheckpointError if any tensor was neither read nor ignored. The text names the first one."""
         self.ignore(ALWAYS_IGNORED if self.quantisation is None else ALWAYS_IGNORED | QUANTISED_IGNORED)
         self.used.update(name for name, stored in self.tensors.items() if _MASK.fullmatch(name) and _is_mask(stored))
         unused = sorted(self.tensors.keys() - self.used)

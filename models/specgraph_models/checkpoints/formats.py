@@ -1,10 +1,10 @@
-"""The kind of drafter that a folder holds, told from its config.json and the names of its tensors.
+"""Finds the format of a drafter's folder from its config.json and the names of its tensors.
 
-The `speculators` package has a folder format of its own, one config.json that embeds the decoder's and the verifier's:
+The `speculators` package has a layout of its own: one config.json with these keys.
 
 speculators_model_type      eagle, eagle3, mtp, dflash, ...
 transformer_layer_config    the draft decoder's own configuration, with its `model_type`
-speculators_config          algorithm, proposal methods (how many tokens to draft), the verifier's name
+speculators_config          algorithm, proposal methods (with the number of draft tokens), the verifier's name
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ LAYOUTS = {
     "mtp": ("speculators", "DeepSeek and GLM", "MiMo", "Qwen3-Next and Qwen3.5"),
     "draft_model": ("transformers",),
 }
-"""Algorithm -> the formats that its folders come in."""
+"""Algorithm -> the layouts that its folders may have."""
 
 
 _AUTHORS_KEYS = ("eagle_config", "dflash_config", "dspark_config")
 
 _DRAFTERS_KEYS = (*_AUTHORS_KEYS, "draft_vocab_size", "medusa_num_heads")
 _DRAFTERS_NAMES = re.compile(r"eagle|medusa|mtp|nextn|dflash|dspark|domino|speculator", re.IGNORECASE)
-"""Keys, and names of architectures, of a drafter that is no whole model."""
+"""Keys, and parts of architecture names, that show a drafter which is not a whole model."""
 
 _MISSING = {
     "xpress": "the repeated passes of its refiner over a block",
     "lilicorr": "its attention over a lattice of candidates",
 }
-"""Algorithm -> what no program here does."""
+"""Algorithm -> the computation that specgraph does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterFormat:
-    """The kind of drafter that a folder holds."""
+    """The format of a drafter's folder."""
 
     algorithm: str
     """One of LAYOUTS."""
     layout: str
-    """Whose names the folder uses: the algorithm's authors', speculators', transformers', or an MTP family's."""
+    """The naming that the folder follows: the algorithm's authors', speculators', transformers' or an MTP family's."""
     evidence: str
-    """The key of config.json or the tensors that it was recognised by."""
+    """The key of config.json or the tensors that showed the format."""
     num_speculative_tokens: int | None = None
-    """Draft tokens per propose that the folder suggests; None when it suggests none."""
+    """Draft tokens per propose that the folder suggests. None if it suggests no number."""
 
     def __str__(self) -> str:
         return f"{self.algorithm}, {self.layout} layout ({self.evidence})"
 
 
 def detect_format(source: ConfigSource, folder: CheckpointFolder) -> DrafterFormat:
-    """Return what a folder holds."""
+    """Return the format of a folder. Raises CheckpointError if it has no known one."""
     if source.has("speculators_model_type") or source.has("speculators_config"):
         return _speculators_format(source)
     found = next(_recognised(source, folder), None)
@@ -81,7 +81,7 @@ def detect_format(source: ConfigSource, folder: CheckpointFolder) -> DrafterForm
 
 
 def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[DrafterFormat]:
-    """Yield what a folder without the keys of speculators may be, surest first; the first one decides."""
+    """Yield the formats that a folder without speculators' keys may have. The first one decides: it is the surest."""
     if any(section.has("markov_rank") for section in _sections(source)):
         yield DrafterFormat("dspark", "authors", "config.json has markov_rank", _block_tokens(source, True))
     if source.has("dflash_config"):
@@ -95,7 +95,7 @@ def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[Draf
         yield DrafterFormat("dflash", "authors", "config.json has dflash_config", tokens)
     if "ptd_token_id" in source.values and source.values.get("parallel_drafting"):
         yield DrafterFormat("peagle", "authors", "config.json has parallel_drafting and ptd_token_id")
-    for name in ("mask_hidden", "model.mask_hidden"):  # of masked rows; without it the head is EAGLE-3
+    for name in ("mask_hidden", "model.mask_hidden"):  # for masked rows; a head without it is EAGLE-3
         if name in folder:
             yield DrafterFormat("peagle", "authors", f"tensor {name}")
     for name in source.strings("architectures"):
@@ -109,17 +109,17 @@ def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[Draf
     if (names := mtp_family(folder)) is not None:
         yield DrafterFormat("mtp", names.family, f"tensors named as {names.parts}.{names.projection}")
     model_type = source.string("model_type", "")  # last: a whole model may carry MTP modules
-    parts = ("embed_tokens.weight", "layers.0.input_layernorm.weight", "norm.weight")  # of a model without its lm_head
+    parts = ("embed_tokens.weight", "layers.0.input_layernorm.weight", "norm.weight")  # a model saved without lm_head
     exported = "fc.weight" not in folder and all(name in folder for name in parts)
     if model_type in ARCHITECTURES and ("model.embed_tokens.weight" in folder or exported):
         yield DrafterFormat("draft_model", "transformers", f"a whole {model_type} model")
 
 
 def _refuse_lost_drafter(source: ConfigSource) -> None:
-    """Raise CheckpointError if config.json promises a drafter of which the folder has no tensor.
+    """Raise CheckpointError if config.json promises a drafter, and the folder has no tensor of it.
 
-    Tools that fine-tune or quantise a model often leave its MTP modules out. What is left is a whole model, which would
-    draft for itself at the price of a target's step per token.
+    Tools that fine-tune or quantise a model often drop its MTP modules. The rest is a whole model. As a drafter for
+    itself it would cost a forward pass of the target per draft token.
     """
     text = source.values.get("text_config")
     for section in (source, ConfigSource(text if isinstance(text, dict) else {}, f"{source.name}[text_config]")):
@@ -138,23 +138,24 @@ def _refuse_lost_drafter(source: ConfigSource) -> None:
 
 
 def _sections(source: ConfigSource) -> list[ConfigSource]:
-    """Return where a block's settings may be, in the order in which they are read."""
+    """Return the sections that may have a block's settings, in the order in which they are read."""
     return [source.section("dflash_config"), source.section("dspark_config"), source]
 
 
 def block_setting(source: ConfigSource, key: str) -> ConfigSource:
-    """Return what holds `key`: the authors' section `dflash_config` or `dspark_config`, or the top level."""
+    """Return the section that has `key`: the authors' `dflash_config` or `dspark_config`, or the top level."""
     return holder_of(key, *_sections(source))
 
 
 def anchor_predicts(source: ConfigSource, default: bool, key: str = "sample_from_anchor") -> bool:
-    """Return whether a block's first row predicts a token too; Domino's key for it is `shift_label`."""
+    """Return True if a block's first row, the anchor, predicts a token too. Domino's key for it is `shift_label`."""
     return block_setting(source, key).boolean(key, default)
 
 
 def _block_tokens(source: ConfigSource, default: bool, key: str = "sample_from_anchor") -> int | None:
-    """Return how many tokens a block drafts, one less than its rows where the anchor's row predicts nothing; None where
-    no key says how many rows it has."""
+    """Return the number of tokens that a block drafts: its rows, less one if the anchor predicts nothing.
+
+    None if no key has the number of rows."""
     holder, predicts = block_setting(source, "block_size"), anchor_predicts(source, default, key)
     return holder.integer("block_size") - (not predicts) if holder.has("block_size") else None
 
@@ -164,7 +165,7 @@ def _speculators_format(source: ConfigSource) -> DrafterFormat:
     algorithm = source.string("speculators_model_type", "") or section.string("algorithm")
     if not source.has("transformer_layer_config"):
         raise source.fail("transformer_layer_config", "is missing; it should hold the draft decoder's configuration")
-    section.taken.update(section.values)  # the rest is advice: the verifier's name, how many tokens to draft
+    section.taken.update(section.values)  # the rest is advice: the verifier's name, the number of draft tokens
     for key in _AUTHORS_KEYS:
         if source.has(key):
             raise source.fail(key, "is a key of the authors' layout, which nothing reads in the format of speculators")
@@ -178,7 +179,7 @@ def _speculators_format(source: ConfigSource) -> DrafterFormat:
 
 
 def _speculative_tokens(section: ConfigSource) -> int | None:
-    """Return the number of draft tokens that the default proposal method asks for."""
+    """Return the draft tokens of the default proposal method. None if no method has a number."""
     methods = section.values.get("proposal_methods")
     if not isinstance(methods, list):
         return None

@@ -1,9 +1,9 @@
-"""GGUF files of the Llama and Qwen families, read as the Hugging Face folder that each was made from.
+"""GGUF files of the Llama and Qwen families, read as the Hugging Face folders that they were made from.
 
-The header gives what config.json and tokenizer_config.json would say, and each tensor its name there; weights are
-dequantised by the package gguf while they are read. The header is parsed here: gguf's own reader makes an array for
-every token and merge, which takes seconds.
-Source: the specification of GGUF 3, and `MODEL_TENSORS` and `Keys` of the package gguf for the names.
+The header has the facts of config.json and tokenizer_config.json; each tensor gets its name in a folder. The package
+gguf dequantises weights while they are read. The header is parsed here: gguf's own reader makes an array for every
+token and merge, which takes seconds.
+Source: the specification of GGUF 3; for the names, `MODEL_TENSORS` and `Keys` of the package gguf.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OPTIONAL = {
     "expert_feed_forward_length": "moe_intermediate_size",
 }
 _ELSEWHERE = {"vocab_size", "rope.dimension_count", "attention.value_length"}
-"""Keys that repeat what the tensors or other keys say."""
+"""Keys that repeat facts of the tensors or of other keys."""
 _SCALING = {
     "factor": "factor",
     "attn_factor": "attn_factor",
@@ -65,7 +65,7 @@ _TENSORS = {
     "ffn_gate_inp": "mlp.gate",
 }
 _ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-"""`tokenizer.ggml.NAME_token_id` are tokens that end a text."""
+"""NAME in the keys `tokenizer.ggml.NAME_token_id` of tokens that end a text."""
 END_TOKENS = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
@@ -73,7 +73,7 @@ END_TOKENS = frozenset((
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
     "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
 ))  # fmt: skip
-"""Strings of control tokens that end a text, or a turn of a conversation, or a file, in llama.cpp (`special_eog_ids` in
+"""Control tokens that end a text, a turn of a conversation or a file in llama.cpp (`special_eog_ids` in
 src/llama-vocab.cpp)."""
 _CONTROL, _USER_DEFINED = 3, 4
 """Values of `tokenizer.ggml.token_type`."""
@@ -90,30 +90,30 @@ _KINDS: tuple[tuple[str, str, tuple[type, ...], bool], ...] = (
     (r"tokenizer\.ggml\.token_type", "a list of integers", (int,), True),
     (r"tokenizer\.ggml\.scores", "a list of numbers", (int, float), True),
 )
-"""Pattern of keys -> the values that they may have: their name, their types, and whether they are in a list. Other keys
-become those of config.json, whose reader checks them."""
+"""Pattern of keys -> a description of the values that they may have, their types, and True if they are in a list. Other
+keys become keys of config.json, and its reader checks them."""
 HEADER_LIMIT = 64 << 20
-"""Bytes of the header, where the values of keys are. The largest that is published has about 16 MB."""
+"""The most bytes of a header, which has the values of keys. The largest published one has about 16 MB."""
 _MOST_EXPERTS = 4096
 _NUMBERS = {0: "B", 1: "b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "?", 10: "<Q", 11: "<q", 12: "<d"}
-"""Number of a value's type -> its format; 8 is a string, 9 an array."""
+"""Number of a value's type -> its struct format. 8 is a string, 9 an array."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor of a GGUF file, or one expert's part of it, under its name in a Hugging Face folder."""
+    """A tensor of a GGUF file, or one expert's part of it, to be read as a folder's tensor."""
 
     path: Path
     begin: int
-    """Its first byte in the file."""
+    """The tensor's first byte in the file."""
     shape: tuple[int, ...]
     kind: str
-    """The name of its quantisation, such as Q4_1 or F32."""
+    """The name of the tensor's quantisation, such as Q4_1 or F32."""
     heads: int = 0
-    """Heads whose rows are stored with the two elements of each rotated pair side by side; 0 where none are."""
+    """The number of heads if their rows have the two elements of each rotated pair side by side. Otherwise 0."""
 
     def read(self) -> Tensor:
-        """Return it as float32, rows in a folder's order."""
+        """Return the tensor as float32, with its rows in a folder's order."""
         import gguf
         import numpy as np
 
@@ -130,12 +130,12 @@ class GgufFile:
 
     path: Path
     values: Mapping[str, Any]
-    """Its keys: numbers, strings, and lists of them."""
+    """The header's keys: numbers, strings, and lists of them."""
     tensors: Mapping[str, GgufTensor]
-    """The tensors by their names in a folder; names that are not known stay as they are."""
+    """The tensors by their names in a folder. A tensor without a known name keeps its own."""
 
     def json(self, name: str) -> dict[str, Any] | None:
-        """Return what the folder's file of this name would say: config.json, or tokenizer_config.json; else None."""
+        """Return the contents that config.json or tokenizer_config.json of the folder would have. Otherwise None."""
         if name == "config.json":
             return self._config()
         return self._tokenizer_config() if name == "tokenizer_config.json" else None
@@ -150,7 +150,7 @@ class GgufFile:
             raise CheckpointError(f"{self.path} is a Llama with {own['expert_count']} experts, which is not read here")
         config: dict[str, Any] = {"model_type": ARCHITECTURES[architecture]}
         if architecture == "qwen3moe":
-            config["norm_topk_prob"] = True  # in every published one; the file does not say
+            config["norm_topk_prob"] = True  # the value of every published model; the file has no key for it
         for key, value in own.items():
             if key in _ELSEWHERE or key.startswith("rope.scaling."):
                 continue
@@ -178,7 +178,7 @@ class GgufFile:
         return config | ({"gguf_types": kinds} if kinds else {})
 
     def _scaling(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `rope_scaling`; empty where frequencies are not scaled."""
+        """Return `rope_scaling`. Empty if frequencies are not scaled."""
         given = {key.removeprefix("rope.scaling."): own[key] for key in own if key.startswith("rope.scaling.")}
         kind = given.pop("type", "none")
         given.pop("finetuned", None)
@@ -190,8 +190,10 @@ class GgufFile:
         return {"rope_type": kind, **{_SCALING.get(key, f"rope.scaling.{key}"): given[key] for key in given}}
 
     def _stops(self) -> list[int]:
-        """Return the ids of the tokens that end a text, or a turn of a conversation: those that keys name, then those
-        whose strings llama.cpp knows, as files of the first converters name one token only.
+        """Return the ids of the tokens that end a text or a turn of a conversation.
+
+        Tokens that keys name come first. Then come tokens that llama.cpp knows by their strings: files of the first
+        converters name one token only.
         """
         keys = [f"tokenizer.ggml.{name}_token_id" for name in _ENDS]
         named = [self.values[key] for key in keys if key in self.values]
@@ -203,7 +205,7 @@ class GgufFile:
             if token in END_TOKENS and kind in (_CONTROL, _USER_DEFINED)
         }
         if {"<|return|>", "<|call|>"} <= known.keys():
-            known.pop("<|end|>", None)  # it ends one of the messages of an answer
+            known.pop("<|end|>", None)  # in these vocabularies it ends one message of an answer, not the answer
         return list(dict.fromkeys([*named, *known.values()]))
 
     def _tokens(self) -> list[str]:
@@ -223,23 +225,23 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a target or drafter is named as a GGUF file, not as a folder."""
+    """Return True if a path has the name of a GGUF file."""
     return path.suffix == ".gguf"
 
 
 def json_of(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return the JSON object in a folder's file, or what a GGUF file says in its place; None where there is none."""
+    """Return the JSON object in a folder's file, or the same contents from a GGUF file. None if there is no file."""
     if is_gguf(folder):
         return open_gguf(folder).json(name)
     return read_json(folder / name) if exists(folder / name) else None
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Read the header of a GGUF file, and check that all of its tensors are there and can be dequantised.
+    """Read a GGUF file's header, and check that all of its tensors are complete and can be dequantised.
 
     Raises:
-        CheckpointError: the package gguf is missing; the file is truncated, is one of several parts, or has an
-            architecture or a quantisation that is not read here.
+        CheckpointError: the package gguf is missing; the file is truncated, or is one of several parts; or its
+            architecture or a quantisation is not supported.
     """
     if find_spec("gguf") is None:
         raise CheckpointError(f"{path} is a GGUF file; to read it: pip install gguf")
@@ -249,7 +251,7 @@ def open_gguf(path: Path) -> GgufFile:
 
 @lru_cache(maxsize=4)
 def _opened(path: Path, size: int, changed: int) -> GgufFile:
-    """Return the header of a file of this size and time of change, which a load and every conversation ask for."""
+    """Return a file's header. It is cached by size and time of change: a load and every conversation need it."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(path, _Reader(data))
@@ -260,7 +262,7 @@ def _opened(path: Path, size: int, changed: int) -> GgufFile:
 
 
 class _Reader:
-    """The file's bytes, and the place that was read up to."""
+    """The file's bytes, and the position of the next one to read."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.place = data, 0
@@ -270,7 +272,7 @@ class _Reader:
         return value
 
     def skip(self, length: int) -> int:
-        """Return the place, and move it on by so many bytes, which the header has."""
+        """Return the position, and move it on by `length` bytes. Raises ValueError if the header ends before."""
         place, self.place = self.place, self.place + length
         if self.place > min(len(self.data), HEADER_LIMIT):
             raise ValueError(f"{length} bytes go beyond its end, or beyond the {HEADER_LIMIT} that a header may have")
@@ -282,7 +284,7 @@ class _Reader:
         return self.data[place : place + length].decode()
 
     def value(self, kind: int) -> Any:
-        """Return the next value of a type."""
+        """Return the next value of this type."""
         if kind == 8:
             return self.string()
         if kind != 9:
@@ -295,7 +297,7 @@ class _Reader:
 
 
 def _check_kind(path: Path, key: str, value: Any) -> None:
-    """Raise CheckpointError for a key that is read here, if its value is of another type."""
+    """Raise CheckpointError if the key is read here, and its value has another type than it should."""
     for pattern, what, types, listed in _KINDS:
         if re.fullmatch(pattern, key):
             items: list[Any] = value if isinstance(value, list) else [value]
@@ -350,7 +352,7 @@ def _parse(path: Path, reader: _Reader) -> GgufFile:
 
 
 def _named(name: str, tensor: GgufTensor, values: Mapping[str, Any]) -> Iterator[tuple[str, GgufTensor]]:
-    """Yield a tensor under its name in a folder; of stacked experts [experts, out, in] each one's matrix."""
+    """Yield a tensor under its name in a folder. Of stacked experts [experts, out, in], yield each expert's matrix."""
     found = _NAME.fullmatch(name)
     if found is None:
         yield name, tensor
@@ -369,13 +371,13 @@ def _named(name: str, tensor: GgufTensor, values: Mapping[str, Any]) -> Iterator
     if values["general.architecture"] == "llama" and part in ("attn_q", "attn_k"):
         heads = values.get("llama.attention.head_count", 0)
         heads = heads if part == "attn_q" else values.get("llama.attention.head_count_kv", heads)
-        if type(heads) is int and heads > 0 and tensor.shape[0] % (2 * heads) == 0:  # else the shape is refused
+        if type(heads) is int and heads > 0 and tensor.shape[0] % (2 * heads) == 0:  # otherwise the shape is refused
             tensor = GgufTensor(tensor.path, tensor.begin, tensor.shape, tensor.kind, heads)
     yield (f"{prefix}{_TENSORS[part]}.{suffix}" if part in _TENSORS else name), tensor
 
 
 def _kind(path: Path, name: str, number: int) -> str:
-    """Return the name of a quantisation that gguf can undo."""
+    """Return the name of a quantisation. Raises CheckpointError if gguf cannot dequantise it."""
     import gguf
     import numpy as np
 

@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, built from its vocabulary: byte-level BPE, or SentencePiece's BPE.
 
-A file names the rule by which text is split before merges, instead of holding it.
-Source: the rules' names in llama.cpp (`tokenizer.ggml.pre`), the expressions in the published tokenizer.json files.
+Text is split before merges. A file names the rule for it, but does not contain the rule.
+Source: llama.cpp for the rules' names (`tokenizer.ggml.pre`), the published tokenizer.json files for the expressions.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ _SPLITS: Mapping[str, str | None] = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
 }
-"""`tokenizer.ggml.pre` -> the expression that splits text; None leaves it to GPT-2's, which follows that of smollm."""
+"""`tokenizer.ggml.pre` -> the expression that splits text. None for GPT-2's alone, which also follows smollm's."""
 _SPECIAL, _USER_DEFINED = (2, 3), (4,)
-"""Values of `tokenizer.ggml.token_type`: special tokens, and others that are found in text as a whole."""
+"""Values of `tokenizer.ggml.token_type`: special tokens, and other tokens that are found in text as a whole."""
 _SPACE = "\u2581"
 
 
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
-    """Return the tokenizer of a GGUF file; CheckpointError where there is none, its kind or splitting rule is not
-    known, or its parts contradict each other.
+    """Return the tokenizer of a GGUF file.
+
+    Raises:
+        CheckpointError: there is none, its kind or splitting rule is not known, or its parts contradict each other.
     """
     values = {key.removeprefix("tokenizer.ggml."): value for key, value in file.values.items()}
     tokens, kind = values.get("tokens"), values.get("model")
@@ -62,7 +64,7 @@ def _byte_level(values: Mapping[str, Any]) -> Tokenizer:
 
     ids = {token: index for index, token in enumerate(values["tokens"])}
     split = _SPLITS[values["pre"]]
-    # Llama 3 takes a word that is a token as it is, whether or not merges lead to it
+    # Llama 3 keeps a word that is a token, even if no merges lead to it
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=_merges(values), ignore_merges=split == _LLAMA3))
     if values["pre"] == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
@@ -95,7 +97,7 @@ def _merges(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _merges_by_score(ids: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Return all pairs of tokens that make a token, the best first: SentencePiece merges to the best score."""
+    """Return all pairs of tokens that make a token, the best first: SentencePiece merges by the best score."""
     found: list[tuple[float, int, int, int, int, int, str, str]] = []
     for token, index in ids.items():
         for cut in range(1, len(token)):
@@ -107,11 +109,11 @@ def _merges_by_score(ids: Mapping[str, int], scores: list[float]) -> list[tuple[
 
 
 def _add_tokens(tokenizer: Tokenizer, values: Mapping[str, Any]) -> None:
-    """Add what is found in text as a whole, and the tokens that begin and end it."""
+    """Add the tokens that are found in text as a whole, and the tokens that begin and end a text."""
     from tokenizers import AddedToken, processors
 
     tokens: list[str] = values["tokens"]
-    typed = list(zip(tokens, values.get("token_type", ()), strict=False))  # no types at all in some files
+    typed = list(zip(tokens, values.get("token_type", ()), strict=False))  # some files have no types
     special, others = (
         [AddedToken(each, normalized=False, special=of is _SPECIAL) for each, kind in typed if kind in of]
         for of in (_SPECIAL, _USER_DEFINED)

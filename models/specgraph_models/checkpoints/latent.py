@@ -1,4 +1,4 @@
-"""Reading multi-head latent attention (DeepSeek-V3): sizes from config.json, and the tensors of one layer."""
+"""Reads multi-head latent attention (DeepSeek-V3): its sizes from config.json, and the tensors of one layer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from specgraph_models.latent import LatentAttention, LatentConfig
 from specgraph_models.layers import Weight
 
 DEEPSEEK = ("deepseek_v3", "deepseek_v32")
-"""Architectures with latents."""
+"""The architectures with latent attention."""
 
 
 def latent_config(source: ConfigSource) -> LatentConfig:
     """Return the sizes of heads and latents."""
     source.require({"attention_bias": False})
-    source.taken.update(("head_dim", "qk_head_dim"))  # sums and copies of the sizes below
-    if source.has("index_topk"):  # an indexer that is not read; the kinds of the target's own layers
+    source.taken.update(("head_dim", "qk_head_dim"))  # sums or copies of the sizes below
+    if source.has("index_topk"):  # the indexer is not read, and the kinds of layers are the target's
         source.taken.update(("index_head_dim", "index_n_heads", "mlp_layer_types"))
     rotated = source.integer("qk_rope_head_dim")
     if rotated % 2:
@@ -43,12 +43,12 @@ def load_latent(
 ) -> tuple[Tensor, LatentAttention]:
     """Read the packed projection of the layer `prefix`, and the rest of its attention.
 
-    Rotated parts stored as pairs (2i, 2i + 1) are reordered to (i, i + rotated / 2), which every rotation here turns:
-    queries and keys alike, so that scores stay the same.
+    Rotated parts that are stored as pairs (2i, 2i + 1) are reordered to pairs (i, i + rotated / 2), the order that all
+    rotations here take. Queries and keys are reordered alike, so scores stay the same.
 
     Raises:
-        CheckpointError: an indexer would hide some keys of the longest text (DeepSeek-V3.2). Up to `index_topk` keys it
-            chooses them all, and its weights change nothing.
+        CheckpointError: the indexer would hide some keys of the longest text (DeepSeek-V3.2). Up to `index_topk` keys
+            it chooses them all, so its weights change nothing.
     """
     if config.index_topk is not None:
         if model.max_position_embeddings > config.index_topk:
@@ -83,7 +83,7 @@ def load_latent(
 
 
 def _reordered(weight: Tensor, heads: int, config: LatentConfig) -> Tensor:
-    """Reorder the rotated rows at the end of each head, even ones first."""
+    """Reorder the rotated rows at the end of each head: even rows first."""
     if not config.in_pairs:
         return weight
     rows = weight.view(heads, -1, weight.shape[1])

@@ -1,4 +1,4 @@
-"""Reading Llama-shaped models: one decoder layer, a whole target, and a whole model that drafts."""
+"""Reads Llama-shaped models: one decoder layer, a whole target, and a whole model that drafts."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from specgraph_models.layers import DecoderLayer, Weight
 from specgraph_models.llama import LlamaTarget
 
 MOST_PADDING = 128
-"""Rows by which two vocabularies of one tokenizer may differ: embeddings are padded to multiples of up to so many."""
+"""Two vocabularies of one tokenizer may differ by this number of rows: they are padded to multiples of up to it."""
 
 
 class _Part(NamedTuple):
-    """A matrix of a linear, and its bias, as the checkpoint stores them."""
+    """One stored matrix of a linear, and its bias."""
 
     name: str
     rows: int
     share: Share | None
-    """This rank's part of the matrix: some rows, or some columns of all rows; None for all."""
+    """This rank's part of the matrix: some rows, or some columns of all rows. None for all of it."""
 
 
 class _Linear(NamedTuple):
-    """A linear of a layer: parts that are joined along their rows."""
+    """A linear of a layer: its parts, joined along their rows."""
 
     module: str
     parts: list[_Part]
     columns: int
     biased: bool
     packed: str = ""
-    """The one tensor that holds the rows of all parts in an architecture with packed projections."""
+    """The name of the tensor that holds the rows of all parts, in an architecture with packed projections."""
 
 
 def _linears(config: ModelConfig, input_size: int) -> dict[str, _Linear]:
@@ -74,7 +74,7 @@ def _norms(config: ModelConfig) -> dict[str, tuple[str, int]]:
     norms = {"post_norm": ("post_attention_layernorm", hidden), "input_norm": ("input_layernorm", hidden)}
     if config.qk_norm:
         norms |= {"query_norm": ("self_attn.q_norm", head), "key_norm": ("self_attn.k_norm", head)}
-    if config.output_norms:  # before and after attention and MLP; "post_attention" is what follows attention at once
+    if config.output_norms:  # there are norms before and after attention and MLP; "post_attention" is right after it
         norms |= {
             "post_norm": ("pre_feedforward_layernorm", hidden),
             "attention_norm": ("post_attention_layernorm", hidden),
@@ -91,16 +91,15 @@ def load_decoder_layer(
     input_norm: bool = True,
     index: int | None = None,
 ) -> DecoderLayer:
-    """Read one layer whose tensors are named `prefix.self_attn.q_proj.weight` and so on.
+    """Read one layer. Its tensors are named `prefix.self_attn.q_proj.weight` and so on.
 
     Args:
-        folder: the checkpoint.
         prefix: for example "model.layers.0".
-        config: sizes, and which optional tensors exist.
-        input_size: columns of the query, key and value projections; `hidden_size` when None (EAGLE-3: twice that).
-        input_norm: False where there is no `prefix.input_layernorm`.
-        index: the layer's number, which says whether it has a mixture of experts; None for a layer beyond the model's
-            (an MTP module), which has one if any has.
+        config: the sizes, and the optional tensors that exist.
+        input_size: columns of the query, key and value projections. None for `hidden_size` (EAGLE-3: twice that).
+        input_norm: False if there is no `prefix.input_layernorm`.
+        index: the layer's number, which decides if it has a mixture of experts. None for a layer beyond the model's own
+            (an MTP module), which has a mixture if any layer has.
     """
     linears, ranks = _linears(config, input_size or config.hidden_size), config.tensor_parallel
     tensors: dict[str, Any] = {}
@@ -142,19 +141,18 @@ def _read(folder: CheckpointFolder, prefix: str, linear: _Linear, packed: bool) 
 
 
 def base_prefix(folder: CheckpointFolder) -> str:
-    """Return the prefix of a whole model's tensors: "model.", or nothing if the model was saved without its lm_head."""
+    """Return the prefix of a whole model's tensors: "model.", or "" if the model was saved without its lm_head."""
     exported = "embed_tokens.weight" in folder and "model.embed_tokens.weight" not in folder
     return "" if exported else "model."
 
 
 def load_llama(folder: CheckpointFolder, config: ModelConfig, vocab_size: int | None = None) -> LlamaTarget:
-    """Read a target whose tensors are named `model.layers.0...`, `model.embed_tokens`, `model.norm`, `lm_head`, or
-    without `model.`.
+    """Read a target. Its tensors are named `model.layers.0...`, `model.embed_tokens`, `model.norm` and `lm_head`, or
+    have the same names without `model.`.
 
     Args:
-        folder, config: the checkpoint, and its sizes.
-        vocab_size: rows of embedding and lm_head, if others than are stored: those past the end are left out, and
-            missing ones are zeros.
+        vocab_size: rows of embedding and lm_head, if not the stored number. Rows past it are left out; missing rows are
+            zeros.
     """
     stored, wanted, ranks = config.vocab_size, vocab_size or config.vocab_size, config.tensor_parallel
     rows, prefix = ranks.vocabulary(wanted), base_prefix(folder)
@@ -170,7 +168,7 @@ def load_llama(folder: CheckpointFolder, config: ModelConfig, vocab_size: int | 
     if not config.tie_word_embeddings or "lm_head.weight" in folder:
         lm_head = table("lm_head.weight")
         if config.tie_word_embeddings and torch.equal(lm_head, embed_tokens):
-            lm_head = embed_tokens  # a copy; one that differs is used, as transformers does
+            lm_head = embed_tokens  # a copy; an lm_head that differs is used, as in transformers
     return LlamaTarget(
         config,
         embed_tokens,
@@ -181,10 +179,10 @@ def load_llama(folder: CheckpointFolder, config: ModelConfig, vocab_size: int | 
 
 
 def load_draft_model(opened: DrafterFolder) -> DraftModelHead:
-    """Read a small model of the target's tokenizer as a drafter, with as many positions as the target has.
+    """Read a small model with the target's tokenizer as a drafter. It gets the target's number of positions.
 
-    Vocabularies of one tokenizer are padded to different sizes (Qwen2.5: 151,936 and 152,064 rows). The target's
-    counts: rows that it has not are left out, and tokens that the draft model has not are never drafted.
+    Vocabularies of one tokenizer are padded to different sizes (Qwen2.5: 151,936 and 152,064 rows). The target's size
+    counts. Rows beyond it are left out, and tokens that the draft model lacks are never drafted.
     """
     config, target = model_config(opened.layers), opened.target
     if abs(config.vocab_size - target.vocab_size) > MOST_PADDING:

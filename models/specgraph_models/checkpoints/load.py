@@ -1,4 +1,4 @@
-"""Loading a checkpoint folder: a target of a known architecture, or a drafter of a known format."""
+"""Loads a checkpoint folder: a target of a known architecture, or a drafter of a known format."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def load_target(
     """Read a target from a Hugging Face folder or a GGUF file.
 
     Args:
-        folder: holds config.json and safetensors, single or sharded; or a GGUF file.
-        device: where the weights are stored.
-        dtype: of weights and activations; the checkpoint's own when None.
-        max_model_len: positions to prepare for; the checkpoint's maximum when None.
-        tensor_parallel: the ranks that split the model, and this one's place: it reads its share only.
-        keep_fp8: the matrices of dense layers that are stored as FP8 stay so, and take half the memory; a device
-            without ops of its own for them turns each into `dtype` whenever it is used. All are turned when False.
+        folder: a folder with config.json and safetensors, single or sharded; or a GGUF file.
+        device: the device of the weights.
+        dtype: the dtype of weights and activations. None for the checkpoint's own.
+        max_model_len: positions to prepare for. None for the checkpoint's maximum.
+        tensor_parallel: the ranks that split the model, and this rank's place. Only this rank's share is read.
+        keep_fp8: keep the FP8 matrices of dense layers in FP8, which takes half the memory. A device without FP8 ops
+            dequantises each to `dtype` whenever it is used. False dequantises all of them at load.
 
     Raises:
-        CheckpointError: unknown architecture or quantisation, or a missing, truncated or misshapen part.
-        ConfigError: max_model_len is below 1 or above what the checkpoint allows, or the ranks cannot split its sizes.
+        CheckpointError: the architecture or quantisation is unknown, or a part is missing, truncated or misshapen.
+        ConfigError: max_model_len is below 1 or above the checkpoint's, or the ranks cannot split the model's sizes.
     """
     folder = Path(folder)
     source = read_config(folder)
@@ -112,7 +112,7 @@ def load_target(
 
 
 def _account(checkpoint: CheckpointFolder, source: ConfigSource) -> None:
-    """Say how quantised weights were read, and refuse tensors and keys that nobody read."""
+    """Log how quantised weights were read, and refuse tensors and keys that no reader took."""
     announce(checkpoint.quantisation, str(checkpoint.folder), checkpoint.dtype, len(checkpoint.kept_fp8))
     checkpoint.refuse_unused()
     check_keys(source)
@@ -120,10 +120,10 @@ def _account(checkpoint: CheckpointFolder, source: ConfigSource) -> None:
 
 @checked
 def drafter_format(folder: Path | str) -> DrafterFormat:
-    """Return the kind of drafter that a folder holds, told from its config.json and tensor names.
+    """Return the format of a drafter's folder, found from its config.json and tensor names.
 
     Raises:
-        CheckpointError: not a folder with weights, or nothing that is known here.
+        CheckpointError: it is not a folder with weights, or its format is not known.
     """
     folder = Path(folder)
     source = read_config(folder)
@@ -139,21 +139,22 @@ def load_drafter(
     num_modules: Count | None = None,
     keep_fp8: bool = False,
 ) -> LoadedHead:
-    """Read a drafter for `target`, onto the device of the target's embedding; the CPU where `target` is a folder.
+    """Read a drafter for `target`, onto the device of the target's embedding, or onto the CPU if `target` is a folder.
 
     Args:
-        folder: the drafter's folder, or the target's own where that holds MTP modules; its format is detected.
-        target: the model it drafts for: from `load_target`; or of any other architecture as a folder, a transformers
-            model or a `TargetShape` (`target_shape` makes one, also from a state dict). Embedding and lm_head are
-            shared with it unless the drafter's folder has its own. Where it is split over ranks, so is the drafter.
-        dtype: of weights and activations; the target's when None.
-        num_modules: for MTP: number of modules to use; all when None. 1 uses the first at every step.
+        folder: the drafter's folder, or the target's own if that holds MTP modules. Its format is detected.
+        target: the model to draft for, from `load_target`. Or a model of any other architecture: a folder, a
+            transformers model or a `TargetShape` (`target_shape` makes one, also from a state dict). The drafter shares
+            its embedding and lm_head, unless the drafter's folder has its own. If the target is split over ranks, so is
+            the drafter.
+        dtype: the dtype of weights and activations. None for the target's.
+        num_modules: the number of MTP modules to use. None for all. With 1 every draft step runs the first module.
         keep_fp8: as in `load_target`.
 
     Raises:
-        CheckpointError: unknown format; a part that is missing, misshapen, or that no reader knows; a drafter made for
-            another target.
-        ConfigError: num_modules for a drafter that has none; a dtype that a shared tensor does not have.
+        CheckpointError: the format is unknown; a part is missing or misshapen, or no reader knows it; or the drafter
+            was made for another target.
+        ConfigError: num_modules is given for a drafter without modules, or a shared tensor has another dtype.
     """
     folder = Path(folder)
     source = read_config(folder)
@@ -175,7 +176,7 @@ def load_drafter(
         raise ConfigError(f"num_modules {num_modules}: {folder} holds {found}; it is for mtp alone")
     layers = source
     if found.algorithm == "mtp" and source.has("text_config"):
-        layers = source.section("text_config")  # the target takes pictures too
+        layers = source.section("text_config")  # the target also takes pictures
     if found.layout == "speculators":
         layers = source.section("transformer_layer_config")
         checkpoint = replace(checkpoint, quantisation=quantisation(layers) or checkpoint.quantisation)

@@ -1,4 +1,4 @@
-"""The sizes of a Llama-shaped decoder, read from the keys of a Hugging Face config.json."""
+"""Reads the sizes of a Llama-shaped decoder from the keys of a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def model_config(
 
     Args:
         source: the configuration.
-        default_architecture: used when `model_type` is absent or not one of ARCHITECTURES (drafters' folders hold
-            names of their own there). Without it this is a whole model.
-        architectures: those that may be read.
+        default_architecture: used if `model_type` is absent or not one of `architectures`: drafters' folders have names
+            of their own there. None for a whole model, which must name its architecture.
+        architectures: the architectures that may be read.
     """
     architecture = source.string("model_type", default_architecture)
     if architecture not in architectures:
@@ -102,15 +102,15 @@ def model_config(
 
 
 def context_length(config: ModelConfig) -> int:
-    """Return the most positions that a model as it is stored may run with: `max_position_embeddings`, or as many as a
-    yarn section scales to. Qwen's model cards add that section alone."""
+    """Return the most positions that a model may run with as it is stored: `max_position_embeddings`, or more if a yarn
+    section scales to more. Qwen's model cards add that section and leave `max_position_embeddings`."""
     rotary = config.rotary
     scaled = int(rotary.original_max_position_embeddings * rotary.factor) if rotary.kind == "yarn" else 0
     return max(config.max_position_embeddings, scaled)
 
 
 def _head_sizes(source: ConfigSource, partly: bool, hidden_size: int, num_heads: int) -> tuple[int, int]:
-    """Return the elements of a head, and how many of them are rotated: all, or with `partly` a key's share."""
+    """Return the elements of a head, and the number that is rotated: all, or with `partly` the share of a key."""
     if not source.has("head_dim") and hidden_size % num_heads:
         raise source.fail("hidden_size", f"is {hidden_size}, not a multiple of the {num_heads} attention heads")
     head_dim = source.integer("head_dim", hidden_size // num_heads)
@@ -130,9 +130,12 @@ def _attention_scale(source: ConfigSource, architecture: str, latent: LatentConf
 
 
 def require_full_attention(config: ModelConfig, name: str) -> None:
-    """Raise CheckpointError if a sliding window would hide any of the model's positions. `name`: the config's file.
+    """Raise CheckpointError if a sliding window would hide any of the model's positions.
 
-    For heads whose attention is not causal, and for MTP modules, of which no source says which layers have a window.
+    It is for heads with attention that is not causal, and for MTP modules: no source tells which layers have a window.
+
+    Args:
+        name: the file of the configuration.
     """
     if any(config.window(layer) is not None for layer in range(config.num_layers)):
         raise CheckpointError(
@@ -142,10 +145,10 @@ def require_full_attention(config: ModelConfig, name: str) -> None:
 
 
 def _full_attention(source: ConfigSource) -> tuple[None, tuple[bool, ...]]:
-    """Return the lack of sliding windows, and take what is said of the target's own layers of linear attention."""
+    """Return no sliding window, and take the keys about the target's own layers of linear attention."""
     source.taken.update(key for key in source.values if key.startswith(("linear_", "mamba_")))
     source.taken.update(("layer_types", "full_attention_interval"))
-    for name in ("rope_parameters", "rope_scaling"):  # a token of a text has one position in all sections
+    for name in ("rope_parameters", "rope_scaling"):  # in text, all sections of mrope have the same position
         source.section(name).taken.update(("mrope_section", "mrope_interleaved"))
     return None, ()
 
@@ -153,11 +156,11 @@ def _full_attention(source: ConfigSource) -> tuple[None, tuple[bool, ...]]:
 def _sliding_layers(
     source: ConfigSource, architecture: str, row: Architecture, num_layers: int, whole: bool
 ) -> tuple[int | None, tuple[bool, ...]]:
-    """Return the sliding window and, for each layer, whether it has it.
+    """Return the sliding window, and for each layer True if it has the window.
 
-    `layer_types` says it by layer. Without it the window is in every layer (Mistral), in those from `max_window_layers`
-    on (Qwen2 and Qwen3, and only with `use_sliding_window`), or, for Llama, in none: transformers and vLLM leave the
-    key unread there. What `layer_types` says of a whole model that transformers leaves it unread in is refused.
+    `layer_types` lists it by layer. Without it every layer has the window (Mistral), or the layers from
+    `max_window_layers` on (Qwen2 and Qwen3, with `use_sliding_window` only), or none (Llama: transformers and vLLM do
+    not read the key). A whole model is refused if `layer_types` has sliding layers and transformers does not read them.
     """
     window = source.integer("sliding_window") if source.has("sliding_window") else None
     if "qwen" in architecture and not source.boolean("use_sliding_window", False):
@@ -166,7 +169,7 @@ def _sliding_layers(
     types = source.strings("layer_types")
     known = {"full_attention", "sliding_attention"}
     if architecture == "deepseek_v32":
-        known |= {"indexed_attention", "deepseek_sparse_attention"}  # what transformers 5.24 and 5.17 write
+        known |= {"indexed_attention", "deepseek_sparse_attention"}  # written by transformers 5.24 and 5.17
     others = sorted(set(types) - known)
     if others:
         raise source.fail("layer_types", f"has {shown(others)}; 'full_attention' and 'sliding_attention' are supported")
@@ -194,7 +197,7 @@ def _sliding_layers(
 
 
 def config_dtype(source: ConfigSource) -> torch.dtype:
-    """Return `dtype`, or `torch_dtype` in older files; float32 when there is none."""
+    """Return `dtype`, or `torch_dtype` in older files. float32 if there is neither."""
     key = "dtype" if source.has("dtype") else "torch_dtype"
     name = source.string(key, "float32").removeprefix("torch.")
     if name not in _DTYPES:

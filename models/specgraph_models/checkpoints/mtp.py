@@ -1,4 +1,4 @@
-"""Reading MTP modules, alone in a folder or inside a target's checkpoint, under the names of four families.
+"""Reads MTP modules, alone in a folder or inside a target's checkpoint, under the names of four families.
 
 deepseek      model.layers.{n + i}.{enorm, hnorm, eh_proj, shared_head.norm} beside the layer's own tensors, n layers
               in the target (DeepSeek-V3, GLM)
@@ -31,13 +31,13 @@ from specgraph_models.mtp import MtpHead, MtpModule
 
 @dataclass(frozen=True, slots=True)
 class MtpNames:
-    """The names of a module's tensors in one family. `{i}`: the module; `{n}`: its number among the target's layers."""
+    """The names of a module's tensors in one family. `{i}` is the module, `{n}` its number behind the layers."""
 
     family: str
     layer: str
     """Prefix of the decoder layer's tensors."""
     parts: str
-    """Prefix of the other four."""
+    """Prefix of the module's four other tensors."""
     embed_norm: str
     hidden_norm: str
     projection: str
@@ -47,7 +47,7 @@ class MtpNames:
 
     @property
     def projections(self) -> re.Pattern[str]:
-        """Return the pattern of the projections of all modules."""
+        """The pattern of the names of all modules' projections."""
         name = re.escape(f"{self.parts}.{self.projection}.weight")
         return re.compile(name.replace(r"\{n\}", r"\d+").replace(r"\{i\}", r"\d+"))
 
@@ -64,23 +64,23 @@ FAMILIES = (
 )
 
 OFFSET_NORMS = ("step3p5", "step3p7")
-"""Values of `model_type` whose norms multiply by 1 + weight, in SGLang (step3p5_mtp.py). Their attention has gates too.
+"""Values of `model_type` with norms that multiply by 1 + weight, and with gates in attention (SGLang's step3p5_mtp.py).
 Read as DeepSeek's, such modules would draft other tokens."""
 
 COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
-"""Keys of config.json that say how many modules there are."""
+"""Keys of config.json with the number of modules."""
 
 MOST_MODULES = 64
-"""Modules that are looked for; the largest published number is 3."""
+"""The most modules that are searched for. The largest published number is 3."""
 
 
 def mtp_family(folder: CheckpointFolder) -> MtpNames | None:
-    """Return the family whose MTP names a checkpoint uses, or None when it has no MTP module."""
+    """Return the family with the names that a checkpoint uses for MTP modules. None if it has no module."""
     return next((names for names in FAMILIES if any(map(names.projections.fullmatch, folder.names()))), None)
 
 
 def mtp_tensors(folder: CheckpointFolder, num_layers: int) -> Mapping[str, str]:
-    """Return patterns of the tensors of MTP modules beside a target of `num_layers` layers, for `ignore`."""
+    """Return patterns, for `ignore`, of the tensors of MTP modules beside a target of `num_layers` layers."""
     modules = [r"mtp\..*", r"(model\.)?mtp_layers\..*"]
     for name in folder.names():
         found = re.fullmatch(r"model\.layers\.(\d+)\.eh_proj\.weight", name)
@@ -90,7 +90,7 @@ def mtp_tensors(folder: CheckpointFolder, num_layers: int) -> Mapping[str, str]:
 
 
 def load_mtp(opened: DrafterFolder) -> MtpHead:
-    """Read a checkpoint's MTP modules, or the first `num_modules`; embedding and head are the target's."""
+    """Read a checkpoint's MTP modules, or the first `num_modules`. Embedding and lm_head are the target's."""
     folder, target, layers, num_modules = opened.checkpoint, opened.target, opened.layers, opened.num_modules
     names = mtp_family(folder)
     if names is None:
@@ -108,7 +108,7 @@ def load_mtp(opened: DrafterFolder) -> MtpHead:
     while f"{_prefix(names.parts, present, target)}.{names.projection}.weight" in folder and present < MOST_MODULES:
         present += 1
     if names.family == "qwen":
-        present = min(present, 1)  # one projection, so one module
+        present = min(present, 1)  # this family has one projection, so one module
     if present == 0 or (num_modules or 0) > present:
         raise CheckpointError(
             f"{folder.folder} has {present} MTP module(s) after the target's {target.num_layers} layers, "
@@ -123,7 +123,7 @@ def load_mtp(opened: DrafterFolder) -> MtpHead:
     for i in range(wanted, present):
         folder.ignore({re.escape(_prefix(names.layer, i, target)) + r"\..*": "a module that the caller does not want"})
     own = rf"(embed_tokens|norm)\.weight|layers\.({'|'.join(str(i) for i in range(target.num_layers))})\..*"
-    opened.head.taken.update(("vision_config", "image_token_id", "video_token_id"))  # of a target that takes pictures
+    opened.head.taken.update(("vision_config", "image_token_id", "video_token_id"))  # the target takes pictures too
     opened.head.taken.update(("vision_start_token_id", "vision_end_token_id"))
     folder.ignore({rf"lm_head\.weight|model\.(language_model\.)?({own})|model\.visual\..*": "the target's own"})
     embed_tokens, lm_head = target.embed_tokens, target.lm_head
@@ -141,7 +141,7 @@ def _load_module(
 ) -> MtpModule:
     hidden = config.hidden_size
     layer, parts = (_prefix(pattern, index, target) for pattern in (names.layer, names.parts))
-    if names.family == "deepseek":  # each module may hold copies of what it shares with the target
+    if names.family == "deepseek":  # a module may hold copies of the tensors that it shares with the target
         vocabulary, share = (target.vocab_size, hidden), target.tensor_parallel.vocabulary(target.vocab_size)
         for name, shared in (("embed_tokens", target.embed_tokens), ("shared_head.head", target.lm_head)):
             copy = f"{layer}.{name}.weight"

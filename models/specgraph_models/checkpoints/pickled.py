@@ -1,9 +1,9 @@
-"""Tensors of `pytorch_model.bin`, without running its pickle.
+"""Reads the tensors of `pytorch_model.bin` without running its pickle.
 
-torch.save writes a zip archive: `data.pkl` says which tensors there are, and `data/KEY` is the memory of a storage, not
-compressed. Unpickling, also with `weights_only`, may allocate more than the file has: a bytearray of any length, a
-place in the memo, a tensor that is longer than its storage. So `data.pkl` is read here opcode by opcode, and only the
-calls that rebuild a tensor over its storage have a meaning. Every size is compared with the file.
+torch.save writes a zip archive. `data.pkl` describes the tensors, and `data/KEY` is the memory of a storage, not
+compressed. Unpickling, also with `weights_only`, may allocate more than the file has: for a bytearray of any length,
+for a place in the memo, for a tensor that is longer than its storage. So `data.pkl` is read here opcode by opcode, and
+only the calls that rebuild a tensor over its storage are followed. Every size is compared with the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from specgraph_models.checkpoints.files import shown
 
 LIMIT = 2 << 20
-"""Bytes of the archive's directory, and of `data.pkl`: 20 times those of a file with a thousand tensors."""
+"""The most bytes of the archive's directory, and of `data.pkl`: 20 times the bytes in a file with a thousand tensors."""
 
 _DTYPES = {
     "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
@@ -33,13 +33,13 @@ _DTYPES = {
     "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
     "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
-"""Name in torch of a class of storage, or of a dtype -> dtype."""
+"""Name in torch of a class of storage or of a dtype -> dtype."""
 _UNTYPED = "torch.storage UntypedStorage"
 _MARK = object()
 _VALUES = frozenset(("BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"))
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY: Mapping[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
-"""Opcodes by what they put on the stack."""
+"""Opcodes by the value that they put on the stack."""
 
 
 class NotPlain(ValueError):
@@ -48,7 +48,7 @@ class NotPlain(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Global:
-    """The name of a class or a function, "module name", which is never imported."""
+    """The name of a class or function, "module name". It is never imported."""
 
     name: str
 
@@ -65,16 +65,16 @@ class PickledTensor:
 
     path: Path
     begin: int
-    """The first byte of its storage in the file."""
+    """The first byte of the tensor's storage in the file."""
     length: int
-    """Bytes of its storage."""
+    """Bytes of the tensor's storage."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
 
     def read(self) -> Tensor:
-        """Return it over a mapping of the file: what is written to it stays in memory."""
+        """Return the tensor over a mapping of the file. Writes to it stay in memory."""
         import numpy as np
 
         if not self.length:
@@ -84,7 +84,7 @@ class PickledTensor:
 
 
 class _BoundedFile(io.FileIO):
-    """A file of which no more than LIMIT bytes are read at once, whatever the archive's headers say."""
+    """A file that reads at most LIMIT bytes at once, also if the archive's headers name more."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > LIMIT:
@@ -96,8 +96,8 @@ def pickled_tensors(path: Path) -> dict[str, PickledTensor]:
     """Return the tensors of an archive of torch.save by name.
 
     Raises:
-        NotPlain: it holds something else; the message says what.
-        Exception: of any kind, when the archive is damaged.
+        NotPlain: it holds something else, which the text names.
+        Exception: the archive is damaged; the error may be of any type.
     """
     with _BoundedFile(path) as file, zipfile.ZipFile(file) as archive:
         found = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
@@ -132,7 +132,7 @@ def _unpickled(data: bytes, made: Any) -> Any:
     """Return the value of a pickle of dictionaries, lists, tuples, numbers, texts and tensors.
 
     Args:
-        made: (storage, offset, shape, stride, dtype or None) -> a tensor.
+        made: makes a tensor from (storage, offset, shape, stride, dtype or None).
     """
     stack: list[Any] = []
     memo: dict[int, Any] = {}
@@ -185,7 +185,7 @@ def _unpickled(data: bytes, made: Any) -> Any:
             items = [stack.pop()] if name == "APPEND" else since_mark()
             stack[-1].extend(items)
         elif name == "BUILD" and isinstance(stack[-2], dict):
-            stack.pop()  # attributes of a state dict: versions of its modules
+            stack.pop()  # attributes of a state dict: the versions of its modules
         else:
             raise NotPlain(f"it needs the opcode {name}")
     (value,) = stack
@@ -193,7 +193,7 @@ def _unpickled(data: bytes, made: Any) -> Any:
 
 
 def _called(function: Any, arguments: Any, made: Any) -> Any:
-    """Return what a call of the pickle makes."""
+    """Return the result of a call in the pickle."""
     name = function.name if isinstance(function, _Global) else type(function).__name__
     if name == "collections OrderedDict" and not any(arguments):
         return dict[str, Any]()
@@ -205,7 +205,7 @@ def _called(function: Any, arguments: Any, made: Any) -> Any:
     if name not in versions:
         raise NotPlain(f"it calls {name}")
     storage, offset, shape, stride, *_ = arguments
-    if any(arguments[versions[name] :]):  # conjugated or negated
+    if any(arguments[versions[name] :]):  # a conjugated or negated view
         raise NotPlain("it holds a tensor that is a lazy view")
     return made(storage, offset, shape, stride, arguments[6].name if versions[name] == 7 else None)
 
@@ -213,7 +213,7 @@ def _called(function: Any, arguments: Any, made: Any) -> Any:
 def _tensor(
     path: Path, archive: zipfile.ZipFile, prefix: str, storage: Any, offset: Any, shape: Any, stride: Any, kind: Any
 ) -> PickledTensor:
-    """Return a tensor over a storage of the archive, if each of its elements has a place of its own there."""
+    """Return a tensor over a storage of the archive. Raises NotPlain unless all its elements fit into the storage."""
     if not isinstance(storage, _Storage):
         raise NotPlain(f"it holds a tensor over {_kind(storage)}")
     named = storage.kind if kind is None else kind
@@ -236,7 +236,7 @@ def _tensor(
 
 
 def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """Return the header in front of an entry, whose last numbers are the lengths of its name and of what follows it."""
+    """Return the header before an entry. Its last numbers are the lengths of the entry's name and extra field."""
     file: Any = archive.fp
     file.seek(entry.header_offset)
     header = file.read(30)

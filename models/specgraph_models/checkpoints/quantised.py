@@ -2,7 +2,7 @@
 
 FP8 (e4m3) matrices [out, in] have scales beside them: one per tensor, one per row, or one per block of rows and columns
 (128 x 128 in DeepSeek's folders). MXFP4 (gpt-oss) stores 32 values of 4 bits and one power of two per block. Everything
-is computed in the dtype that the folder is loaded with: no activation is quantised. Where asked for, the matrices of
+is computed in the dtype that the folder is loaded with: no activation is quantised. With `keep_fp8` the matrices of
 dense layers stay FP8 in memory (`CheckpointFolder.matrix`).
 """
 
@@ -29,22 +29,22 @@ IGNORED = {
     r".*\.(input_scale|input_global_scale)": "of activations, which are not quantised here",
     r".*\.(k_scale|v_scale|q_scale|output_scale)": "of a quantised KV cache or output, which is not quantised here",
 }
-"""Pattern of tensor names -> why a quantised folder is loaded without them."""
+"""Pattern of tensor names -> the reason why a quantised folder is loaded without them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """The way in which the weights of a folder or a GGUF file are stored."""
+    """The storage format of the weights of a folder or a GGUF file."""
 
     kind: Literal["fp8", "mxfp4", "gguf"]
     method: str
-    """The method and its scales, for people."""
+    """The method and its scales, to be read by a person."""
     block: tuple[int, int] | None = None
-    """Rows and columns that share one FP8 scale; None where scales are per tensor or per row."""
+    """Rows and columns that share one FP8 scale. None if scales are per tensor or per row."""
 
 
 def quantisation(source: ConfigSource) -> Quantisation | None:
-    """Read `quantization_config` (or `compression_config`); None where the weights are plain floating point."""
+    """Read `quantization_config` (or `compression_config`). None if the weights are plain floating point."""
     found = None
     if types := source.strings("gguf_types"):
         return Quantisation("gguf", f"GGUF ({', '.join(types)})")
@@ -63,12 +63,12 @@ def quantisation(source: ConfigSource) -> Quantisation | None:
         else:
             problem = f"says the weights are quantised by {shown(method)}; read are fp8, compressed-tensors and mxfp4"
             raise source.fail(key, f"{problem}: give one of these, or an unquantised checkpoint")
-        section.taken.update(section.values)  # the rest is about activations, or repeats what the tensors show
+        section.taken.update(section.values)  # the rest is about activations, or repeats facts of the tensors
     return found
 
 
 def announce(found: Quantisation | None, name: str, dtype: torch.dtype, kept: int = 0) -> None:
-    """Say that a folder's weights are larger here than they are stored; all but `kept` matrices that stayed FP8."""
+    """Log that a folder's weights take more memory than stored, except `kept` matrices that stayed FP8."""
     if found is None:
         return
     to = str(dtype).removeprefix("torch.")
@@ -80,7 +80,7 @@ def announce(found: Quantisation | None, name: str, dtype: torch.dtype, kept: in
 
 
 def scale_shapes(shape: tuple[int, ...], block: tuple[int, int] | None) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes that the scale of an FP8 tensor [..., out, in] may have; stacked experts lead with theirs."""
+    """Return the shapes that the scale of an FP8 tensor [..., out, in] may have. Stacked experts come first in them."""
     if block is not None:
         return ((*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1])),)
     leading = [(shape[:n], len(shape) - n) for n in range(1, len(shape))]
@@ -88,7 +88,7 @@ def scale_shapes(shape: tuple[int, ...], block: tuple[int, int] | None) -> tuple
 
 
 def scales_by_row(scale: Tensor, shape: tuple[int, ...], block: tuple[int, int] | None) -> Tensor:
-    """Return a stored scale as float32 [..., out, groups of columns]; without blocks [..., 1 or out, 1]."""
+    """Return a stored scale as float32 [..., out, groups of columns]. Without blocks it is [..., 1 or out, 1]."""
     scale = scale.to(torch.float32)
     if block is None:
         return scale.view(*scale.shape, *(1 for _ in range(len(shape) - scale.dim())))
@@ -96,7 +96,7 @@ def scales_by_row(scale: Tensor, shape: tuple[int, ...], block: tuple[int, int] 
 
 
 def from_fp8(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor:
-    """Return weight float8 [..., out, in] times its `scales_by_row`, float32."""
+    """Return weight, float8 [..., out, in], times its `scales_by_row`, as float32."""
     if block is not None:
         columns = weight.shape[-1]
         scale = scale.repeat_interleave(min(block[1], columns), -1)[..., :columns]
@@ -106,7 +106,7 @@ def from_fp8(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Te
 def from_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     """Return float32 [..., out, in] of blocks uint8 [..., out, in / 32, 16] and scales uint8 [..., out, in / 32].
 
-    A byte holds two values, that of the lower 4 bits first; a block's values are multiplied by 2 ** (scale - 127).
+    A byte has two values; the lower 4 bits are the first one. A block's values are multiplied by 2 ** (scale - 127).
     """
     table = torch.tensor(MXFP4_VALUES)
     pairs = torch.stack((table[(blocks & 15).int()], table[(blocks >> 4).int()]), dim=-1).flatten(-2)

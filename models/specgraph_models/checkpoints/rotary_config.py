@@ -1,4 +1,4 @@
-"""Reading rotary embedding from config.json, in its older and newer keys."""
+"""Reads rotary embedding from config.json, in its older and newer keys."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ORIGINAL = "original_max_position_embeddings"
 
 
 def rotary_config(source: ConfigSource) -> RotaryConfig:
-    """Read `rope_theta` with `rope_scaling`, or `rope_parameters`, which holds both in newer files.
+    """Read `rope_theta` and `rope_scaling`, or `rope_parameters`, which has both in newer files.
 
-    An original length at the top level counts before that of the section, as in transformers.
+    An original length at the top level counts before the section's, as in transformers.
     """
     old, new = source.section("rope_scaling"), source.section("rope_parameters")
     if old.values and new.values and old.values != new.values:
@@ -31,10 +31,10 @@ def rotary_config(source: ConfigSource) -> RotaryConfig:
 
 
 def rotary_by_kind(source: ConfigSource) -> tuple[RotaryConfig, RotaryConfig]:
-    """Return the rotation of layers with full attention, and that of sliding layers, where they differ (Gemma 3).
+    """Return the rotation of layers with full attention and that of sliding layers (Gemma 3: they differ).
 
-    Newer files hold both in `rope_parameters`; in older ones `rope_scaling` belongs to the former. `rope_theta` and
-    `rope_local_base_freq` of the top level count where a section has no `rope_theta`.
+    Newer files have both in `rope_parameters`. In older files `rope_scaling` is for full attention. If a section has no
+    `rope_theta`, the top level's `rope_theta` or `rope_local_base_freq` counts.
     """
     longest = source.integer("max_position_embeddings", 2048)
 
@@ -54,12 +54,12 @@ def rotary_by_kind(source: ConfigSource) -> tuple[RotaryConfig, RotaryConfig]:
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """Return YaRN's factor on attention for a context `factor` times as long; DeepSeek adds the weight `mscale`."""
+    """Return YaRN's factor on attention for a context `factor` times as long. `mscale` is DeepSeek's weight of it."""
     return 0.1 * mscale * math.log(factor) + 1.0
 
 
 def latent_scale(source: ConfigSource) -> float:
-    """Return the factor on scores that a model with latent attention takes from `mscale_all_dim`; 1 without yarn."""
+    """Return the factor on a latent attention's scores, which follows from `mscale_all_dim`. 1 without yarn."""
     scaling = source.section("rope_parameters" if source.section("rope_parameters").values else "rope_scaling")
     kind = scaling.string("rope_type", scaling.string("type", "default"))
     all_dim = scaling.number("mscale_all_dim", 0.0)
@@ -67,14 +67,18 @@ def latent_scale(source: ConfigSource) -> float:
 
 
 def partial_rotary_factor(source: ConfigSource) -> float:
-    """Return the share of each head that is rotated, from either section or the top level."""
+    """Return the share of each head that is rotated, from a rope section or the top level."""
     key = "partial_rotary_factor"
     section = holder_of(key, source.section("rope_scaling"), source.section("rope_parameters"))
     return section.number(key, source.number(key, 1.0))
 
 
 def _read(scaling: ConfigSource, default_theta: float, longest: int, original: int) -> RotaryConfig:
-    """Return the rotation that a section describes. `longest`, `original`: context lengths, now and before scaling."""
+    """Return the rotation that a section describes.
+
+    Args:
+        longest, original: the context length now, and before scaling.
+    """
     scaling.taken.update(("rope_type", "type", "finetuned"))
     theta = scaling.number("rope_theta", default_theta)
     kind = scaling.string("rope_type", scaling.string("type", "default"))

@@ -1,7 +1,7 @@
-"""Tokens that files beside tokenizer.json name: added ones, special ones, and those that a chat template may name.
+"""Tokens that files beside tokenizer.json name: added tokens, special tokens, and the tokens for chat templates.
 
-tokenizer_config.json is read first. Where it has no `added_tokens_decoder`, special_tokens_map.json goes before it, and
-added_tokens.json is read too: so the class PreTrainedTokenizerFast of transformers reads a folder.
+tokenizer_config.json is read first. If it has no `added_tokens_decoder`, special_tokens_map.json overrides it, and
+added_tokens.json is read too. The class PreTrainedTokenizerFast of transformers reads a folder in the same way.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 STANDARD = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Names that are a token's even where their value is null; another key counts if it ends in `_token`."""
+"""Keys that name a token even if their value is null. Any other key counts if it ends in `_token`."""
 _MAP, _CONFIG, _LISTED = "special_tokens_map.json", "tokenizer_config.json", "added_tokens.json"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _EXTRA, _ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
 _DIGITS = 9
-"""Digits of a token id, at most."""
+"""The most digits of a token id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,19 @@ class SpecialTokens:
     named: Mapping[str, AddedToken]
     """Tokens by name, such as `eos_token`; all are special. A chat template sees their content."""
     extra: Sequence[AddedToken]
-    """Others that are special."""
+    """Other special tokens."""
     listed: Mapping[int, AddedToken]
-    """Tokens by the id that a file gives them."""
+    """Tokens by the id that a file has for them."""
     has_decoder: bool
-    """True if tokenizer_config.json has `added_tokens_decoder`; else the listed tokens are those of added_tokens.json,
-    and tokenizer.json's own become special too where they are named."""
+    """True if tokenizer_config.json has `added_tokens_decoder`. If not, the listed tokens come from added_tokens.json,
+    and a token that tokenizer.json has already becomes special if a file names it."""
 
 
 def read_special_tokens(folder: Path) -> SpecialTokens:
-    """Return the tokens that the JSON files of a folder, or the keys of a GGUF file, name beside its vocabulary.
+    """Return the tokens that a folder's JSON files, or a GGUF file's keys, name beside its vocabulary.
 
     Raises:
-        CheckpointError: a file can't be read, or holds what is no token.
+        CheckpointError: a file can't be read, or has a value that is not a token.
     """
     config = dict(json_of(folder, _CONFIG) or {})
     has_decoder = "added_tokens_decoder" in config
@@ -74,17 +74,17 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     extra = [_token(value, path, _EXTRA) for path, values in lists for value in _list(values, path)]
     if has_decoder:
         return SpecialTokens(names, extra, _listed(config["added_tokens_decoder"] or {}, folder / _CONFIG), True)
-    # A `__type` is an object's of tokenizer_config.json: transformers does not find it here.
+    # An object with `__type` is of tokenizer_config.json's form; transformers does not find it here.
     texts = [each if isinstance(each, str) else each.get("content") for each in written if "__type" not in each]
     listed = _added(json_of(folder, _LISTED) or {}, texts, folder / _LISTED)
     return SpecialTokens(names, extra, listed, False)
 
 
 def add_special_tokens(tokenizer: Backend, tokens: SpecialTokens, folder: Path) -> None:
-    """Add the tokens that tokenizer.json lacks, and mark special ones, as transformers does.
+    """Add the tokens that tokenizer.json lacks, and mark special tokens, as transformers does.
 
     Raises:
-        CheckpointError: a file gives a token another id than the tokenizer can.
+        CheckpointError: a file gives a token an id that it can't get in the tokenizer.
     """
     own = tokenizer.get_added_tokens_decoder()
     source = folder / (_CONFIG if tokens.has_decoder else _LISTED)
@@ -99,7 +99,8 @@ def add_special_tokens(tokenizer: Backend, tokens: SpecialTokens, folder: Path) 
     found = {token.content for token in (*own.values(), *listed.values())}
     more: list[AddedToken] = []
     for token in (*tokens.named.values(), *tokens.extra):
-        if token.content not in found and token not in more:  # of one content with several flags the last counts
+        # Tokens of one content with different flags are all added; the last one counts.
+        if token.content not in found and token not in more:
             more.append(token)
     new = {token.content for token in listed.values() if tokenizer.token_to_id(token.content) is None}
     ordered = [listed[index] for index in sorted(listed)]
@@ -115,7 +116,7 @@ def add_special_tokens(tokenizer: Backend, tokens: SpecialTokens, folder: Path) 
 
 
 def _others(values: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
-    """Return the tokens of a file, of some kinds, under names that are not standard, such as `image_token`."""
+    """Return a file's tokens of these types with keys that are not standard, such as `image_token`."""
     found = {key: value for key, value in values.items() if key.endswith("_token") and key not in STANDARD}
     found = {key: value for key, value in found.items() if isinstance(value, kinds)}
     return {key: value for key, value in found.items() if isinstance(value, str) or "content" in value}
@@ -142,7 +143,7 @@ def _listed(values: Any, path: Path) -> dict[int, AddedToken]:
 
 
 def _added(values: Mapping[str, Any], special: Collection[str], path: Path) -> dict[int, AddedToken]:
-    """Return the tokens of added_tokens.json, which maps them to their ids."""
+    """Return the tokens of added_tokens.json, a mapping of tokens to ids."""
     found: dict[int, AddedToken] = {}
     for content, index in values.items():
         if type(index) is not int or not 0 <= index < 10**_DIGITS:
@@ -153,11 +154,11 @@ def _added(values: Mapping[str, Any], special: Collection[str], path: Path) -> d
 
 
 def _token(value: Any, path: Path, key: str, *, special: bool = False) -> AddedToken:
-    """Return a token given as its text, which makes it special, or as an object with `content` and flags.
+    """Return a token from its text, which makes it special, or from an object with `content` and flags.
 
     Args:
         key: names the value in messages.
-        special: it is, whatever its flags say.
+        special: make it special, also if its flags do not.
     """
     from tokenizers import AddedToken
 
@@ -172,5 +173,5 @@ def _token(value: Any, path: Path, key: str, *, special: bool = False) -> AddedT
 
 
 def _is_text(content: str) -> bool:
-    """Return whether a string is text: JSON can hold half a character, a lone surrogate."""
+    """Return True if a string is text. JSON can contain half a character, a lone surrogate."""
     return not any("\ud800" <= character <= "\udfff" for character in content)

@@ -1,8 +1,8 @@
-"""The tensors that a Hugging Face folder holds, and their places, read from the headers of its files.
+"""The tensors of a Hugging Face folder, and their places, read from the headers of its files.
 
-A GGUF file is read as the folder that it was made from. Layouts of folders: `model.safetensors`; shards named by
-`model.safetensors.index.json`; any other lone `*.safetensors`; and `pytorch_model.bin` (several published EAGLE heads
-have nothing else), whose pickle is not run.
+A GGUF file is read as the folder that it was made from. A folder has one of four layouts: `model.safetensors`; shards
+named by `model.safetensors.index.json`; another single `*.safetensors`; or `pytorch_model.bin` (several published EAGLE
+heads have nothing else), and its pickle is not run.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class StoredTensor:
     file: Path
     shape: tuple[int, ...]
     dtype: str
-    """The name that the file has for it: "BF16" in safetensors, "torch.bfloat16" in a pickle, "Q4_1" in GGUF."""
+    """The dtype's name in the file: "BF16" in safetensors, "torch.bfloat16" in a pickle, "Q4_1" in GGUF."""
     read: Callable[[Share | None], Tensor]
-    """Reads it, or a share of it: no more of the file than that, except of GGUF."""
+    """Reads the tensor or a share of it. Only that part of the file is read, except from GGUF."""
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a folder or a GGUF file by name; at least one.
+    """Return the tensors of a folder or a GGUF file by name. Raises CheckpointError if there is none.
 
-    Headers of all files are checked now, so truncation shows before any device work.
+    The headers of all files are checked now, so a truncated file is found before any device work.
     """
     if is_gguf(folder):
         return _gguf_tensors(folder)
@@ -90,7 +90,7 @@ def _indexed_tensors(index: Path) -> dict[str, StoredTensor]:
         if twice := sorted(found.keys() & tensors.keys()):
             other = tensors[twice[0]].file.name
             raise CheckpointError(f"{path} holds {shown(twice[0])}, and so does {other}; keep the one of the index")
-        tensors |= found  # those that the index does not name too, as transformers and vLLM read them
+        tensors |= found  # also tensors that the index does not name, as in transformers and vLLM
     return tensors
 
 
@@ -130,7 +130,7 @@ def _gguf_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def part_of(source: Any, share: Share) -> Tensor:
-    """Return a share of a tensor, or of a tensor in a file that is read by slices."""
+    """Return a share of a tensor, or of a file's tensor that is read by slices."""
     skipped = (slice(None),) * share.dim
     return torch.cat([source[(*skipped, slice(begin, end))] for begin, end in share.ranges], dim=share.dim)
 
@@ -142,7 +142,7 @@ def _pickled_tensors(path: Path) -> dict[str, StoredTensor]:
     except NotPlain as error:
         problem = f"holds more than plain tensors: {first_line(error)}"
         raise CheckpointError(f"{path} {problem}; convert it to safetensors") from None
-    except Exception as error:  # a hostile archive raises anything
+    except Exception as error:  # a hostile archive may raise any error
         problem = f"is truncated, or not a zip archive of tensors ({type(error).__name__})"
         raise CheckpointError(f"{path} {problem}; convert it to safetensors") from error
 

@@ -1,4 +1,4 @@
-"""The sizes and tensors that a drafter takes from a target that is not built here: an engine's own, of any kind.
+"""The sizes and tensors that a drafter needs from a target that is not built here, such as a host engine's own.
 
 EAGLE-3 heads for mixtures of experts and other large targets are themselves Llama-shaped. To draft for such a target,
 `load_drafter` needs its sizes, its embedding and its `lm_head`. `target_shape` finds them in a checkpoint folder, a
@@ -40,15 +40,15 @@ class TargetShape:
 
     num_layers: Count
     max_model_len: Tokens
-    """Positions that target and drafter run with."""
+    """The positions that target and drafter run with."""
     embed_tokens: Tensor
     """[vocab_size, hidden_size]"""
     lm_head: Tensor
-    """[vocab_size, hidden_size]; the embedding itself where the two are tied."""
+    """[vocab_size, hidden_size]. It is `embed_tokens` itself if the two are tied."""
     architecture: str = "llama"
-    """`model_type` of its configuration."""
+    """`model_type` of the target's configuration."""
     tensor_parallel: TensorParallel = WHOLE
-    """A drafter for it is whole on every rank."""
+    """A drafter for such a target is whole on every rank."""
 
     def __post_init__(self) -> None:
         if self.embed_tokens.dim() != 2 or self.embed_tokens.shape != self.lm_head.shape:
@@ -59,17 +59,17 @@ class TargetShape:
 
     @property
     def hidden_size(self) -> int:
-        """Return the columns of the residual stream."""
+        """The columns of the residual stream."""
         return self.embed_tokens.shape[1]
 
     @property
     def vocab_size(self) -> int:
-        """Return the rows of the embedding."""
+        """The rows of the embedding."""
         return self.embed_tokens.shape[0]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the embedding: the drafter's by default."""
+        """The dtype of the embedding, which is also the drafter's default."""
         return self.embed_tokens.dtype
 
 
@@ -81,17 +81,18 @@ def target_shape(
     dtype: DType = None,
     max_model_len: Tokens | None = None,
 ) -> TargetShape:
-    """Find what a drafter needs of a target of any architecture.
+    """Return the sizes and tensors that a drafter needs from a target of any architecture.
 
     Args:
-        target: a Hugging Face folder, of which config.json and two tensors are read; a state dict; or a transformers
-            model (any module with `config`, `get_input_embeddings` and `get_output_embeddings`). The tensors of a state
-            dict or a module are shared, not copied.
-        device, dtype: of the tensors read from a folder; the folder's dtype by default. Not for other sources.
-        max_model_len: positions to run with; the target's maximum by default. Needed with a state dict.
+        target: a Hugging Face folder (only config.json and two tensors are read); a state dict; or a transformers model
+            (any module with `config`, `get_input_embeddings` and `get_output_embeddings`). The tensors of a state dict
+            or a module are shared, not copied.
+        device, dtype: of tensors read from a folder; by default the CPU and the folder's dtype. Ignored for a state
+            dict or a module.
+        max_model_len: positions to run with; by default the target's maximum. Required with a state dict.
 
     Raises:
-        CheckpointError: no embedding, or sizes that are missing or contradict each other.
+        CheckpointError: there is no embedding, or sizes are missing or contradict each other.
         ConfigError: max_model_len is missing or out of range.
     """
     if isinstance(target, torch.nn.Module):
@@ -117,7 +118,7 @@ def target_shape(
 
 
 def _of_tensors(tensors: Mapping[str, Tensor], max_model_len: int | None) -> TargetShape:
-    """Find it by the names that checkpoints use."""
+    """Return the shape from tensors, by the names that checkpoints use."""
     if max_model_len is None:
         raise ConfigError("a state dict does not say how many positions its model has; give max_model_len")
     embedding, head = _shared_names(list(tensors), False, "the state dict")
@@ -130,7 +131,7 @@ def _of_tensors(tensors: Mapping[str, Tensor], max_model_len: int | None) -> Tar
 
 
 def _of_module(module: torch.nn.Module, max_model_len: int | None) -> TargetShape:
-    """Find it by the methods that transformers' models have."""
+    """Return the shape of a module, by the methods of transformers' models."""
     config: Any = getattr(module, "config", None)
     tables = [getattr(module, name, None) for name in ("get_input_embeddings", "get_output_embeddings")]
     if config is None or not all(callable(table) for table in tables):
@@ -165,7 +166,7 @@ def _of_module(module: torch.nn.Module, max_model_len: int | None) -> TargetShap
 
 
 def _shared_names(names: Sequence[str], tied: bool, where: str) -> tuple[str, str | None]:
-    """Return the names of the embedding and of lm_head; None for an lm_head that is the embedding."""
+    """Return the names of the embedding and of lm_head. None for lm_head if it is tied to the embedding."""
     embeddings, heads = ([n for n in names if pattern.fullmatch(n)] for pattern in (_EMBEDDING, _LM_HEAD))
     for what, found in (("embed_tokens.weight", embeddings), ("lm_head.weight", heads)):
         if len(found) > 1 or (not found and (found is embeddings or not tied)):

@@ -1,4 +1,4 @@
-"""The tokenizer that every text goes through: one of the package tokenizers, whose failures are one line of ours."""
+"""The tokenizer that every text goes through: one of the package tokenizers, with CheckpointError as its only error."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     import tokenizers
 
 _RUST = "pyo3_runtime"
-"""The module of PanicException, which no module exports: code in Rust that gave up raises it, as a BaseException."""
+"""The module of PanicException, which no module exports. Rust code that panics raises it; it is a BaseException."""
 
 
 @contextmanager
 def tokenizer_call(source: Path, failure: str) -> Generator[None]:
-    """Make what the package tokenizers raises a CheckpointError: Exception itself, or a panic, which is no Exception.
+    """Turn errors of the package tokenizers into CheckpointError: any Exception, and a panic, a BaseException.
 
     KeyboardInterrupt and SystemExit pass.
 
     Args:
         source: the file or folder that the tokenizer was read from.
-        failure: the words between its name and the package's reason.
+        failure: the words of the error between `source` and the package's reason.
     """
     try:
         yield
@@ -39,11 +39,11 @@ def tokenizer_call(source: Path, failure: str) -> Generator[None]:
 class Tokenizer:
     """Text to token ids and back, with the methods of `tokenizers.Tokenizer` that are used here.
 
-    Each raises CheckpointError where the tokenizer fails, at whatever text or token.
+    Each raises CheckpointError if the tokenizer fails at the given text or tokens.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, source: Path) -> None:
-        """source: the folder or file that it was read from, for messages."""
+        """source: the folder or file that the tokenizer was read from, for messages."""
         self._backend, self._source = backend, source
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tokenizers.Encoding:
@@ -57,11 +57,11 @@ class Tokenizer:
             return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def get_vocab(self) -> dict[str, int]:
-        """Return all tokens with their ids, added ones too."""
+        """Return all tokens with their ids, added tokens included."""
         return self._backend.get_vocab()
 
     def get_vocab_size(self) -> int:
-        """Return the number of tokens, added ones too."""
+        """Return the number of tokens, added tokens included."""
         return self._backend.get_vocab_size()
 
     def get_added_tokens_decoder(self) -> dict[int, tokenizers.AddedToken]:
@@ -69,9 +69,9 @@ class Tokenizer:
         return self._backend.get_added_tokens_decoder()
 
     def token_to_id(self, token: str) -> int | None:
-        """Return a token's id; None where there is no such token."""
+        """Return a token's id. None if there is no such token."""
         return self._backend.token_to_id(token)
 
     def id_to_token(self, index: int) -> str | None:
-        """Return the token of an id; None where there is none."""
+        """Return the token of an id. None if there is no such id."""
         return self._backend.id_to_token(index)

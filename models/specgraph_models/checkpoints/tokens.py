@@ -1,4 +1,4 @@
-"""Text in a target's folder or GGUF file: its tokenizer, the tokens that end a generation, and sampling defaults."""
+"""Text in a target's folder or GGUF file: its tokenizer, the tokens that end a text, and sampling defaults."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ NEUTRAL_DEFAULTS: dict[str, tuple[object, ...]] = {
     "forced_eos_token_id": (),
     "stop_strings": ([],),
 }
-"""Keys of generation_config.json that change which tokens are generated, with the values that change nothing."""
+"""Keys of generation_config.json that change the generated tokens, with the values that change nothing."""
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Return the folder's tokenizer.json, with the tokens that other files name; or a GGUF file's tokenizer.
+    """Return a folder's tokenizer.json, with the tokens that its other files name; or a GGUF file's tokenizer.
 
-    Its `truncation` and `padding` are left out: they are how its last user batched training texts; transformers ignores
-    them too. Applied here they would cut or fill up a prompt.
+    `truncation` and `padding` of tokenizer.json are left out, as in transformers. They were set to batch training
+    texts, and would cut or fill up a prompt.
 
     Raises:
-        CheckpointError: there is none, it can't be read, or it can't encode any text.
+        CheckpointError: there is no tokenizer, or it can't be read, or it can't encode any text.
     """
     import tokenizers
 
@@ -67,8 +67,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         add_special_tokens(backend, tokens, folder)
         backend.encode_special_tokens = bool(config.get("split_special_tokens"))
     with tokenizer_call(path, "can't encode text; its unknown token should be in its vocabulary, and its steps whole"):
-        backend.encode("\U00013000")  # a hieroglyph: hardly in a vocabulary
-    cleaned = not isinstance(backend.model, tokenizers.models.BPE)  # of BPE transformers leaves it out too
+        backend.encode("\U00013000")  # a hieroglyph, which hardly any vocabulary has
+    cleaned = not isinstance(backend.model, tokenizers.models.BPE)  # transformers ignores the key for BPE too
     for key in ("fix_mistral_regex", "fast_tokenizer_files", *(["clean_up_tokenization_spaces"] if cleaned else [])):
         if config.get(key):
             _LOG.warning("%s: '%s' of tokenizer_config.json is not applied; transformers applies it", folder, key)
@@ -76,11 +76,11 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def compare_tokenizers(tokenizer: Tokenizer, folder: Path, draft_folder: Path) -> None:
-    """Warn (logger `specgraph`) where the drafter's folder has a tokenizer in which token ids are other tokens.
+    """Warn (logger `specgraph`) if ids of the drafter's tokenizer are other tokens than in the target's.
 
-    Target and drafter exchange token ids, so a vocabulary of the same size says little: Llama 2 and Mistral have 32,000
-    tokens each. The text stays right, and such drafts are seldom accepted. Ids that only one of the two has are left
-    out, and a drafter without tokenizer.json is not compared.
+    Target and drafter exchange token ids, so an equal vocabulary size means little: Llama 2 and Mistral have 32,000
+    tokens each. The text stays right, but the target seldom accepts such drafts. Ids that only one of the two has are
+    left out. A drafter without tokenizer.json is not compared.
 
     Args:
         tokenizer, folder: the target's.
@@ -112,10 +112,10 @@ def compare_tokenizers(tokenizer: Tokenizer, folder: Path, draft_folder: Path) -
 
 
 def _check_prefix(text: str) -> None:
-    """Raise ValueError where tokenizers 0.23 would abort the process instead of raising.
+    """Raise ValueError if tokenizers 0.23 would abort the process instead of raising an error.
 
-    It removes as many bytes as `continuing_subword_prefix` has from the second part of every merge, without a look
-    whether the part begins with the prefix.
+    It removes the length of `continuing_subword_prefix` from the second part of every merge, without a check that the
+    part begins with the prefix.
     """
     if not re.search(r'"continuing_subword_prefix"\s*:\s*"[^"]', text):
         return
@@ -128,11 +128,13 @@ def _check_prefix(text: str) -> None:
 
 
 def stop_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """Return the tokens that end a text: `eos_token_id` of generation_config.json, else of config.json, and then the
-    tokenizer's `eos_token`; of a GGUF file those of its keys, and those that llama.cpp knows by their strings.
+    """Return the tokens that end a text.
 
-    A chat fine-tune of a base model often has the end of a turn in the tokenizer's files only: vLLM and SGLang stop at
-    both too, transformers at `eos_token_id` alone.
+    They are `eos_token_id` of generation_config.json, or of config.json if the former has none, and the tokenizer's
+    `eos_token`. A GGUF file has them in its keys, and llama.cpp knows others by their strings.
+
+    A chat fine-tune of a base model often has the end of a turn in the tokenizer's files only. vLLM and SGLang also
+    stop at both, transformers at `eos_token_id` alone.
     """
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
@@ -147,13 +149,13 @@ def stop_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
             )
         break
     named = None if is_gguf(folder) else _eos_token_id(folder)
-    if named is not None and named < vocab_size:  # another can't be generated
+    if named is not None and named < vocab_size:  # a larger id can't be generated
         ids = [*ids, named]
     return tuple(dict.fromkeys(ids))
 
 
 def _eos_token_id(folder: Path) -> int | None:
-    """Return the id of the tokenizer's `eos_token`, as tokenizer.json says it, else as the tokenizer finds it."""
+    """Return the id of the tokenizer's `eos_token`, from tokenizer.json. If it lists none, ask the tokenizer."""
     named, path = read_special_tokens(folder).named.get("eos_token"), folder / "tokenizer.json"
     if named is None or not exists(path):
         return None
@@ -165,16 +167,16 @@ def _eos_token_id(folder: Path) -> int | None:
 
 
 def shown_stops(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Return the tokens that end a text, for people: `texts end at <|im_end|> (2), </s> (7)`."""
+    """Return a line with the tokens that end a text: `texts end at <|im_end|> (2), </s> (7)`."""
     if not ids:
         return "no token ends a text (there is no eos_token_id)"
     return "texts end at " + ", ".join(f"{tokenizer.id_to_token(index) or 'token'} ({index})" for index in ids)
 
 
 def sampling_defaults(folder: Path) -> str:
-    """Return the defaults of generation_config.json that would change which tokens are generated, as one line; else "".
+    """Return the defaults of generation_config.json that would change the generated tokens, as one line; "" if none.
 
-    They are not applied: a request says itself how it is sampled. Whoever loads the folder should be told.
+    They are not applied: each request tells how it is sampled. The caller should show the line.
     """
     values = json_of(folder, "generation_config.json") or {}
     given = [

@@ -95,7 +95,8 @@ class Chunk:
     message: str = ""
     """The reason of a refusal or a failure, to be read by a person."""
     logprobs: list[float] = field(default_factory=list[float])
-    """With `DecoderOptions.logprobs`, one per token, under the target's distribution before any sampling parameter."""
+    """One per token under the target's own distribution, before any sampling parameter. Empty without
+    `DecoderOptions.logprobs`."""
     seed: int | None = None
     """The seed that the request is sampled with: its own or the decoder's. None if the request is greedy."""
 
@@ -110,7 +111,7 @@ class Generation:
     logprobs: list[float] = field(default_factory=list[float])
     """One per token, as in `Chunk`."""
     seed: int | None = None
-    """As in `Chunk`. A request with this seed gets the same tokens again."""
+    """The seed of `Chunk`. A request with it gets the same tokens again."""
 
 
 @dataclass(slots=True, eq=False)
