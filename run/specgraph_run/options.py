@@ -109,7 +109,8 @@ class DecoderOptions:
     )
     """An FP8 cache has scales of 1. `load_generator` refuses folders with other scales; `load_target` ignores them."""
     rounds_ahead: RoundsAhead = option(1, "Rounds launched before the last one's tokens are read, 0 or 1.")
-    """The decoder takes 0 if attention needs host parameters: such attention needs the accepted counts."""
+    """The decoder takes 0 if attention needs host parameters, which follow from the accepted counts. It also takes 0 if
+    data parallel ranks agree on each round."""
     synthetic_acceptance: Share | Sequence[Share] | None = option(
         None,
         "For speed tests; the text is not the target's then: accept drafts by chance, one rate or a share per place.",

@@ -28,9 +28,9 @@ class Architecture:
     sliding: Literal["never", "every layer", "some layers"] = "every layer"
     """The layers that have a `sliding_window` if `layer_types` is absent."""
     by_layer: bool = False
-    """True if transformers reads `layer_types` of a whole model. It reads a Mistral's as a Ministral's."""
+    """True if transformers reads `layer_types` of a whole model. It loads such a Mistral as a Ministral."""
     full_every: int | None = None
-    """One layer of this number has full attention, unless the configuration sets another number."""
+    """Every n-th layer has full attention, unless the configuration sets another n. None if there is no such rule."""
     partly_rotated: bool = False
     """True if `partial_rotary_factor` may be less than 1: a share of each head is then rotated."""
     hybrid: bool = False

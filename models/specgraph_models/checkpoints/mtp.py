@@ -31,7 +31,7 @@ from specgraph_models.mtp import MtpHead, MtpModule
 
 @dataclass(frozen=True, slots=True)
 class MtpNames:
-    """The names of a module's tensors in one family. `{i}` is the module, `{n}` its number behind the layers."""
+    """The names of a module's tensors in one family. `{i}` counts modules, `{n}` counts on from the target's layers."""
 
     family: str
     layer: str

@@ -25,7 +25,7 @@ from torch import Tensor
 from specgraph_models.checkpoints.files import shown
 
 LIMIT = 2 << 20
-"""The most bytes of the archive's directory, and of `data.pkl`: 20 times the bytes in a file with a thousand tensors."""
+"""The most bytes of the archive's directory, and of `data.pkl`: 20 times the size for a thousand tensors."""
 
 _DTYPES = {
     "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
@@ -213,7 +213,7 @@ def _called(function: Any, arguments: Any, made: Any) -> Any:
 def _tensor(
     path: Path, archive: zipfile.ZipFile, prefix: str, storage: Any, offset: Any, shape: Any, stride: Any, kind: Any
 ) -> PickledTensor:
-    """Return a tensor over a storage of the archive. Raises NotPlain unless all its elements fit into the storage."""
+    """Return a tensor over a storage of the archive. Raises NotPlain unless it has a place for each element."""
     if not isinstance(storage, _Storage):
         raise NotPlain(f"it holds a tensor over {_kind(storage)}")
     named = storage.kind if kind is None else kind

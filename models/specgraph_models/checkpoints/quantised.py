@@ -80,7 +80,7 @@ def announce(found: Quantisation | None, name: str, dtype: torch.dtype, kept: in
 
 
 def scale_shapes(shape: tuple[int, ...], block: tuple[int, int] | None) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes that the scale of an FP8 tensor [..., out, in] may have. Stacked experts come first in them."""
+    """Return the shapes that the scale of an FP8 tensor [..., out, in] may have. Stacked experts are its first axis."""
     if block is not None:
         return ((*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1])),)
     leading = [(shape[:n], len(shape) - n) for n in range(1, len(shape))]

@@ -26,7 +26,7 @@ class RoundPasses:
     """
 
     query_len: int = 0
-    """Rows per request of the last verify: one more than its drafts."""
+    """Rows per request in the last round's results: one more than its drafts."""
     num_requests: int = 0
     """Requests in the propose and the verify."""
     prefills: int = 0

@@ -140,7 +140,7 @@ class SpeculativeDecoder(OneCall):
         """Capture all graphs. Call it once before generating; nothing is captured at request time.
 
         Args:
-            progress: called with the name of the work, the number of graphs that are done, and their number in all.
+            progress: called with the name of the work, the number of its parts that are done, and their number in all.
 
         Raises:
             CaptureError: a capture failed.
@@ -246,7 +246,8 @@ class SpeculativeDecoder(OneCall):
         """Queue the requests of a stream that fit.
 
         Returns:
-            The index in `requests` of each queued request, by id; and a chunk for each request that does not fit.
+            The index in `requests` of each queued request, by id; and a chunk for each request that does not fit, named
+            by its index.
         """
         self._settle()
         if self._stream is not None or self.num_unfinished:

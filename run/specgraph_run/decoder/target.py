@@ -100,7 +100,7 @@ class TargetRunner(ModelRunner):
             token_ids: consecutive prompt tokens, at most the largest prefill size.
             first_position: the position of `token_ids[0]`.
             blocks: the request's KV blocks, from position 0 on.
-            at_least: the least number of rows to pad to. Without tokens, a pass of padding alone writes no KV.
+            at_least: the least number of rows to pad to. Without tokens the pass is padding alone, and writes no KV.
 
         Raises:
             CapacityError: more tokens than the largest prefill size; nothing was run.

@@ -71,7 +71,7 @@ def load_generator(
             `prompt_lookup_min`).
         platform: a platform or its name; by default chosen as in `open_platform`.
         speculate: False to decode with the target alone.
-        progress: called with the name of the work, the number of graphs that are done, and their number in all.
+        progress: called with the name of the work, the number of its parts that are done, and the number of all parts.
         options: how to load, capture and run; by default `GeneratorOptions()`.
         **changes: fields of `GeneratorOptions` by name, instead of or on top of `options`.
 

@@ -46,7 +46,8 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skipped = frozenset(special_tokens(tokenizer) if skip_special_tokens else ())
         self._begun = ""
-        """The text that `decode` shows for an incomplete character at the prompt's end. It is cut off the next text."""
+        """The text that `decode` shows for an incomplete character at the prompt's end. The next text begins without
+        it."""
         prompt, begun = self._kept(prompt_token_ids), 0
         self._follow(prompt)
         while self._known.endswith(_INCOMPLETE) and begun < min(_LONGEST, len(prompt)):
@@ -113,7 +114,8 @@ class Detokenizer:
         return text[same:]
 
     def _follow(self, token_ids: Sequence[int]) -> None:
-        """Decode later tokens together with the last of these: the fewest that decode to whole characters."""
+        """Set the context that later tokens are decoded with: the fewest of these tokens, from the end, that decode to
+        whole characters."""
         for count in range(1, _CONTEXT + 1):
             self._ids, self._held = [*token_ids[-count:]], 0
             self._known = self._tokenizer.decode(self._ids, skip_special_tokens=False)

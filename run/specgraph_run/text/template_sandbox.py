@@ -37,7 +37,8 @@ _LEFT = "work left"
 """The variable of a rendering that holds its `Work`. The space keeps templates from naming it."""
 
 _LEFT_OUT = ("urlize", "striptags", "wordwrap", "xmlattr", "pprint")
-"""Filters for web pages, which are left out: their time is not linear in the length of their value."""
+"""Filters for web pages. They are left out, as their time grows faster than the length of their value. The function
+lipsum is left out too."""
 
 
 class _Environment(ImmutableSandboxedEnvironment):
