@@ -1,4 +1,4 @@
-"""The scripts of this folder share this: the engines and their versions."""
+"""The host engines that the scripts of this folder run, and their versions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ENGINES = ("vllm", "sglang")
 
 
 def engine_class(name: str) -> Any:
-    """`Engine` of vllm_engine.py or sglang_engine.py: they have the same methods."""
+    """Return the class `Engine` of vllm_engine.py or sglang_engine.py. Both have the same methods."""
     return importlib.import_module(f"{name}_engine").Engine
 
 
 def environment(name: str) -> dict[str, str]:
-    """Versions and the GPU, for a result file."""
+    """Return the versions and the GPU, for a result file."""
     versions = {module: importlib.import_module(module).__version__ for module in (name, "torch", "triton")}
     return versions | {"python": platform.python_version(), "gpu": torch.cuda.get_device_name()}

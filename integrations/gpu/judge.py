@@ -1,7 +1,7 @@
-"""Judge whether greedy tokens of a soak are the target's own, by the target in float32 (transformers).
+"""Judges greedy tokens of a soak by the target in float32 (transformers).
 
-The judge is fed with the very tokens of a request: each must have the largest logit, or a near-tie of it. A near-tie is
-a difference below NEAR_TIE: float16 falls either way there when the batch has another size. Any other token is wrong.
+The judge runs over a request's own tokens. Each token must have the largest logit, or a logit less than NEAR_TIE below
+it: in float16 the batch size can decide between two such tokens. Any other token is wrong.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 NEAR_TIE = 0.05
-"""In nats: the probabilities of two tokens are within a factor of 1.05."""
+"""In nats: the probabilities of the two tokens differ by a factor below 1.05."""
 
 
 class Judge:
-    """The target in float32, on the GPU where there is one."""
+    """The target in float32, on the GPU if there is one."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -29,7 +29,7 @@ class Judge:
         self.seen: dict[tuple[int, ...], float] = {}
 
     def largest_gap(self, prompt: Sequence[int], tokens: Sequence[int]) -> float:
-        """The largest difference between the best logit and that of a token, over all tokens, in nats."""
+        """Return how far, at most, the logit of a token is below the largest logit at its position, in nats."""
         key = (*prompt, -1, *tokens)
         if key not in self.seen:
             with torch.inference_mode():
@@ -46,11 +46,11 @@ def judged(
     want: Sequence[Sequence[int]],
     differing: Mapping[tuple[int, ...], int],
 ) -> dict[str, Any]:
-    """The part of a soak's result that says whether tokens were wrong.
+    """Return the entries of a soak's result about wrong tokens.
 
     Args:
-        want: the tokens that each prompt continued with before the soak; judged too.
-        differing: (prompt, tokens asked for, tokens...) of requests that continued differently, and how many did.
+        want: the tokens that were generated for each prompt before the soak. They are judged too.
+        differing: (prompt, `max_tokens`, tokens...) of requests with other tokens, and the number of such requests.
     """
     wrong: list[dict[str, Any]] = []
     largest = 0.0

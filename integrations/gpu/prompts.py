@@ -1,4 +1,4 @@
-"""Prompts of token ids, and shares of accepted drafts: for the GPU scripts of every engine. Nothing is downloaded."""
+"""Prompts and acceptance figures for the GPU scripts of every host engine. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def python_prompts(tokenizer_file: Path, count: int, seed: int) -> list[list[int]]:
-    """Beginnings of files of Python's own library, 20 to 300 tokens each."""
+    """Return token ids of `count` pieces of Python's own library, 20 to 300 tokens each."""
     from tokenizers import Tokenizer
 
     tokenizer, draw = Tokenizer.from_file(str(tokenizer_file)), random.Random(seed)
@@ -26,8 +26,11 @@ def python_prompts(tokenizer_file: Path, count: int, seed: int) -> list[list[int
 
 
 def python_text(path: Path, count: int, lengths: tuple[int, int]) -> None:
-    """Write that many pieces of Python's own library, from the least to the most characters each, as the engines'
-    clients read ShareGPT's conversations."""
+    """Write `count` pieces of Python's own library to a file in ShareGPT's format, which the engines' clients read.
+
+    Args:
+        lengths: the least and the most characters of a piece.
+    """
     draw, pieces = random.Random(0), list[Any]()
     files = [file.read_text(errors="replace") for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))]
     files = [text for text in files if len(text) > lengths[1]]
@@ -39,7 +42,7 @@ def python_text(path: Path, count: int, lengths: tuple[int, int]) -> None:
 
 
 def soak_prompts(tokenizer_file: Path, max_len: int) -> list[list[int]]:
-    """Beginnings of files, the first 60 % of each as a prompt too (prefix-cache hits), and prompts near `max_len`."""
+    """Return pieces of Python's library, the first 60 % of each (prefix-cache hits), and prompts near `max_len`."""
     base = python_prompts(tokenizer_file, 96, seed=1)
     joined = [token for prompt in base for token in prompt]
     near_the_end = [joined[900 * i : 900 * i + max_len - left] for i, left in enumerate((3, 6, 7, 24, 90))]
@@ -47,10 +50,10 @@ def soak_prompts(tokenizer_file: Path, max_len: int) -> list[list[int]]:
 
 
 def acceptance(histogram: Sequence[int]) -> list[float]:
-    """Share of rounds in which more than j draft tokens were accepted, for j = 0 .. K - 1.
+    """Return, for j = 0 .. K - 1, the share of rounds with more than j accepted draft tokens.
 
     Args:
-        histogram: rounds by number of accepted draft tokens, 0 .. K.
+        histogram: the number of rounds with 0 .. K accepted draft tokens.
     """
     total = max(sum(histogram), 1)
     return [round(sum(histogram[j + 1 :]) / total, 4) for j in range(len(histogram) - 1)]

@@ -1,6 +1,6 @@
-# SGLang is not there where types are checked.
+# Types are checked without SGLang.
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
-"""One SGLang engine with its scheduler process, as the scripts of this folder use it. Nothing is downloaded."""
+"""An SGLang engine with its scheduler process, for the scripts of this folder. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ ALGORITHMS = {"eagle3": ("EAGLE3", "SPECGRAPH"), "eagle": EAGLE, "mtp": EAGLE}
 
 
 def options(target: str, draft: str, way: str, method: str = "eagle3", **changes: Any) -> dict[str, Any]:
-    """Arguments of `sglang.Engine`: SGLang's attention in Triton, pages of 64 tokens, chains of K draft tokens.
+    """Return arguments of `sglang.Engine`: SGLang's attention in Triton, pages of 64 tokens, chains of K draft tokens.
 
-    `way` is "specgraph"; "stock" for SGLang's own drafting, without the plugin; or "off" for it with the plugin loaded.
+    Args:
+        way: "specgraph"; "stock", SGLang's own drafting without the plugin; or "off", SGLang's own drafting with the
+            plugin loaded.
     """
     if way == "stock":
-        os.environ["SGLANG_PLUGINS"] = "none"  # a list of names; an empty one would load all
+        os.environ["SGLANG_PLUGINS"] = "none"  # a list of names: an empty list would load all plugins
     return {
         "model_path": target,
         "speculative_draft_model_path": draft,
@@ -52,10 +54,10 @@ def options(target: str, draft: str, way: str, method: str = "eagle3", **changes
 
 
 def sglang_draft(folder: Path) -> str:
-    """A copy of a drafter's folder as SGLang loads it.
+    """Copy a drafter's folder into the form that SGLang loads, and return the copy.
 
-    EAGLE-3: layer numbers as SGLang counts them, a layer's output, not its input. EAGLE: SGLang's own class, whose `fc`
-    has a bias (zeros here).
+    For EAGLE-3 each number of an aux layer becomes one less: SGLang counts the layer's output, not its input. For EAGLE
+    the architecture becomes SGLang's own class. Its `fc` needs a bias, which is zero here.
     """
     from safetensors.torch import load_file, save_file
 
@@ -75,10 +77,10 @@ def sglang_draft(folder: Path) -> str:
 
 
 class Engine:
-    """SGLang over the shipped pair, or over folders of its sizes, in float16."""
+    """SGLang with the shipped pair, or with another pair of its sizes, in float16."""
 
     seeded = False
-    """Sampled requests have no seeds: only the distribution of their tokens can be compared."""
+    """Sampled requests have no seeds, so only the distribution of their tokens can be compared."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         from sglang.srt.entrypoints import engine
@@ -90,8 +92,12 @@ class Engine:
 
     @staticmethod
     def shipped(target: Path, draft: Path | None, way: str, method: str, kv_tokens: int, **changes: Any) -> Engine:
-        """An engine for a pair of the shipped one's sizes in float16, with a KV cache for so many tokens; without a
-        `draft` the target's folder has the drafter."""
+        """Return an engine for a pair with the sizes of the shipped one, in float16.
+
+        Args:
+            draft: the drafter's folder. None if the target's folder has the drafter.
+            kv_tokens: the tokens that the KV cache holds.
+        """
         sizes: dict[str, Any] = {"dtype": "float16", "mem_fraction_static": 0.5, "max_total_tokens": kv_tokens}
         sizes |= {"context_length": MAX_LEN, "cuda_graph_bs_decode": [1, 4, 8, 16, 32, 64]}
         folder = str(target) if draft is None else sglang_draft(draft)
@@ -99,21 +105,21 @@ class Engine:
 
     @staticmethod
     def agreed(answer: bool) -> bool:
-        """The answer itself: SGLang's ranks have one client."""
+        """Return the answer itself: all ranks of SGLang have this one client."""
         return answer
 
     @staticmethod
     def room(prompt: list[int]) -> int:
-        """The most new tokens that a prompt may ask for: SGLang keeps K + 1 positions of the context free."""
+        """Return the most new tokens of a request: SGLang keeps K + 1 positions of the context free."""
         return MAX_LEN - K - 1 - len(prompt)
 
     def start(self, name: str, prompt: list[int], limit: int, seed: int | None = None) -> None:
-        """Add a request: greedy, or at temperature 1 where there is a seed (which SGLang does not take)."""
+        """Add a request. It is greedy without a seed, and at temperature 1 with one (SGLang does not take the seed)."""
         params = {"temperature": 0.0 if seed is None else 1.0, "max_new_tokens": limit, "ignore_eos": True}
         self.tasks[name] = self.sglang.loop.create_task(self.follow(name, prompt, params))
 
     async def follow(self, name: str, prompt: list[int], params: dict[str, Any]) -> None:
-        """Keep what comes of a request until it ends or is aborted."""
+        """Collect the outputs of a request until it ends or is aborted."""
         async for output in await self.sglang.async_generate(
             input_ids=prompt, sampling_params=params, rid=name, stream=True
         ):
@@ -126,11 +132,14 @@ class Engine:
             self.woken.set()
 
     def abort(self, name: str) -> None:
-        """Abort every request whose name begins so."""
+        """Abort every request with a name that begins with `name`."""
         self.sglang.tokenizer_manager.abort_request(rid=name)
 
     def step(self) -> list[tuple[str, list[int], bool, int]]:
-        """At most 2 ms; (name, its new tokens, whether it ended, tokens of its prompt that were cached) of requests."""
+        """Wait at most 2 ms, and return the new outputs of requests.
+
+        Each is (name, new tokens, True if the request ended, cached tokens of its prompt).
+        """
 
         async def wait() -> None:
             with contextlib.suppress(TimeoutError):
@@ -146,7 +155,7 @@ class Engine:
     def generate(
         self, prompts: list[list[int]], at_once: int, max_tokens: int, sampled: bool = False
     ) -> tuple[list[list[int]], list[int]]:
-        """(tokens by prompt, rounds by number of accepted draft tokens)."""
+        """Return the tokens of each prompt, and the number of rounds by accepted draft tokens (0 .. K)."""
         tokens: list[list[int]] = []
         histogram = [0] * (K + 1)
         for begin in range(0, len(prompts), at_once):
@@ -157,14 +166,14 @@ class Engine:
             ]
             for output in self.sglang.generate(input_ids=part, sampling_params=params):
                 tokens.append(list(output["output_ids"]))
-                about = output["meta_info"]  # the second name is that of 0.5.17
+                about = output["meta_info"]  # 0.5.17 has the second name
                 rounds = about.get("spec_correct_drafts_histogram") or about.get("spec_accept_histogram") or []
                 for accepted, count in enumerate(rounds):
                     histogram[accepted] += count
         return tokens, histogram
 
     def proposes(self) -> dict[str, int]:
-        """Proposes by who drafted, and why; empty for stock SGLang."""
+        """Return `ProposeCounts.by_reason`. It is empty for stock SGLang."""
         return self.sglang.get_server_info()["internal_states"][0].get("specgraph", {})
 
     def close(self) -> None:

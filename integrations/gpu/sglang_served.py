@@ -1,16 +1,16 @@
-# SGLang is not there where types are checked.
+# Types are checked without SGLang.
 # pyright: reportMissingImports=false
-"""A load from SGLang's own client (`python -m sglang.bench_serving`) on a server that runs, which drafts by itself and
-through specgraph, in turns.
+"""Loads a running server by SGLang's own client (`python -m sglang.bench_serving`). The server drafts by its own code
+and through specgraph, in turns.
 
     python -m sglang.launch_server --model-path TARGET --speculative-draft-model-path DRAFTER --disable-radix-cache \
       --speculative-algorithm SPECGRAPH --speculative-num-steps 5 --speculative-eagle-topk 1 \
       --speculative-num-draft-tokens 6
     python integrations/gpu/sglang_served.py --rates 5,20,60 --out FILE
 
-Both ways get the same requests at the same times: prompts of Python's own library, or with `--random-ids` of token ids
-that mean as little as dummy weights do. The rows are the client's. For 8B shapes whose drafts are each accepted with
-probability 0.7 (SGLang draws one number for all requests of a round, with their mean):
+Both ways get the same requests at the same times. Prompts come from Python's own library; with `--random-ids`, which
+suits dummy weights, they are random token ids. The rows are the client's. The following commands serve 8B shapes with
+an acceptance probability of 0.7 per draft token (SGLang draws one number for all requests of a round, with that mean):
 
     python integrations/gpu/shapes_8b.py 8B --drafter-weights
     SGLANG_SIMULATE_ACC_LEN=2.94117 SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token python -m sglang.launch_server ... \
@@ -34,12 +34,12 @@ KEYS = (
     "completed", "duration", "total_input_tokens", "total_output_tokens", "output_throughput", "accept_length",
     *(f"{p}_{what}_ms" for what in ("ttft", "tpot") for p in ("median", "p99", "mean")),
 )  # fmt: skip
-"""What a row keeps of the client's result."""
+"""The keys of the client's result that a row keeps."""
 
 
 def draft_by(url: str, way: str) -> None:
-    """Let the server draft in that way from now on: "stock" or "specgraph"."""
-    # Setting a threshold, to what it is, lets SGLang begin anew to count accepted drafts.
+    """Let the server draft by "stock" or "specgraph" from now on."""
+    # Setting a threshold to its own value resets SGLang's counts of accepted drafts.
     threshold = "speculative_accept_threshold_acc"
     body = {"server_args": {"specgraph": int(way == "specgraph"), threshold: internal_state(url)[threshold]}}
     headers = {"Content-Type": "application/json"}
@@ -50,13 +50,13 @@ def draft_by(url: str, way: str) -> None:
 
 
 def internal_state(url: str) -> dict[str, Any]:
-    """Return what SGLang's scheduler says of itself; `specgraph` counts proposes by who drafted, and why."""
+    """Return the internal state of SGLang's scheduler. Its key `specgraph` has `ProposeCounts.by_reason`."""
     with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
         return json.load(answer)["internal_states"][0]
 
 
 def load(flags: dict[str, Any]) -> dict[str, Any]:
-    """Run SGLang's client with these flags; what a row keeps of its result."""
+    """Run SGLang's client with these flags, and return the `KEYS` of its result."""
     from sglang.benchmark.serving import cli_main
 
     sys.argv[1:] = [f"--{name}={value}" for name, value in flags.items()] + ["--tokenize-prompt", "--disable-tqdm"]

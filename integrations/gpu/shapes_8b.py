@@ -1,10 +1,10 @@
-"""Write folders of Llama 3 8B's shapes without weights, for a server that makes dummy ones.
+"""Writes folders with Llama 3 8B's shapes and no weights, for a server that makes dummy weights.
 
     python integrations/gpu/shapes_8b.py FOLDER [--drafter-weights]
 
-FOLDER/target and FOLDER/drafter (EAGLE-3) have a config.json each, and the target a tokenizer with one word per token
-id, so that prompts have the lengths that a client draws. The drafter can have random weights: with dummy ones SGLang
-has no map from its draft ids to the target's.
+FOLDER/target and FOLDER/drafter (EAGLE-3) get a config.json each. The target also gets a tokenizer with one word per
+token id, so that prompts have the lengths that a client draws. With `--drafter-weights` the drafter gets random
+weights: with dummy weights SGLang has no map from draft ids to the target's ids.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ LLAMA3_8B: dict[str, Any] = {
     "vocab_size": 128256, "max_position_embeddings": 8192, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "attention_bias": False, "mlp_bias": False, "bos_token_id": 128000, "eos_token_id": 128001,
 }  # fmt: skip
-"""Llama 3 8B, published."""
+"""The published config.json of Llama 3 8B."""
 EAGLE3: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000,
 }  # fmt: skip
-"""Keys that the drafter's config.json has besides."""
+"""Further keys of the drafter's config.json."""
 
 
 def main(folder: Path) -> None:
-    """Write them."""
+    """Write the folders `target` and `drafter`."""
     target = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32}
     for name, changes in (("target", target), ("drafter", EAGLE3)):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
 
 
 def write_drafter_weights(folder: Path) -> None:
-    """Write random ones in bfloat16, and an id map in which target id 4 * i is draft id i."""
+    """Write random weights in bfloat16, and a vocabulary map from draft id i to target id 4 * i."""
     hidden, inner, ids = LLAMA3_8B["hidden_size"], LLAMA3_8B["intermediate_size"], EAGLE3["draft_vocab_size"]
     kv = LLAMA3_8B["num_key_value_heads"] * LLAMA3_8B["head_dim"]
     attention = zip("qkvo", ((hidden, 2 * hidden), (kv, 2 * hidden), (kv, 2 * hidden), (hidden, hidden)), strict=True)

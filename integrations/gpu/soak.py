@@ -1,11 +1,13 @@
-"""A soak of a plugin in its engine: random arrivals, aborts, cached prompts, sampled neighbours; no token may be wrong.
+"""Soaks a plugin in its host engine with random arrivals, aborts, cached prompts and sampled neighbours.
+
+No greedy token may be wrong.
 
     python integrations/gpu/soak.py --engine vllm --seconds 480 --out soak.json
 
-What every prompt continues with is generated first, 64 at once. A finished greedy request whose tokens are others is
-judged by the target in float32 (judge.py). `memory_mib` has seconds, host and GPU memory. The file is written every few
-seconds; `--judge` judges one of a soak that was ended early. `--options` are more arguments of the engine, such as
-'{"page_size": 1}' for SGLang.
+The tokens of every prompt are generated first, 64 prompts at once. If a greedy request then ends with other tokens, the
+target in float32 judges them (judge.py). `memory_mib` has rows of seconds, host memory and GPU memory. The file is
+written every 5 seconds; `--judge` judges the file of a soak that was ended early. `--options` are further arguments of
+the engine, such as '{"page_size": 1}' for SGLang.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from prompts import soak_prompts
 from specgraph_run import shipped_pair
 
 MAX_LEN, MAX_TOKENS, AT_ONCE, KV_TOKENS = 1024, 256, 48, 24 * 1024
-"""KV_TOKENS: half of what 48 requests can need, so that blocks are evicted and requests preempted."""
+"""KV_TOKENS is half the tokens that 48 requests can have, so that blocks are evicted and requests preempted."""
 
 
 def memory() -> tuple[int, int]:
-    """(host memory of this process and those that it started, memory in use on the GPU), in MiB."""
+    """Return the host memory of this process and its children, and the GPU memory in use, in MiB."""
     import psutil
 
     own = psutil.Process()
@@ -41,7 +43,7 @@ def memory() -> tuple[int, int]:
 def soak(
     engine: Any, prompts: list[list[int]], want: list[list[int]], seconds: float, save: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Add, abort and compare for that long; `save` gets the counts and the requests that differ every 5 s."""
+    """Add, abort and compare requests for `seconds`. Every 5 s, `save` gets the counts and the requests that differ."""
     draw, serial = random.Random(1), 0
     live: dict[str, tuple[int, int, bool, list[int]]] = {}  # prompt, max_tokens, sampled, tokens so far
     names = ("requests", "sampled", "aborted", "finished_greedy", "greedy_tokens", "steps", "cached_prompt_tokens")
@@ -53,7 +55,7 @@ def soak(
             serial += 1
             prompt, sampled = draw.randrange(len(prompts)), draw.random() < 0.15
             limit = draw.randrange(1, min(MAX_TOKENS, engine.room(prompts[prompt])) + 1)
-            name = f"request-{serial:09d}"  # of one length: SGLang aborts every request whose name begins with one
+            name = f"request-{serial:09d}"  # all of one length: SGLang aborts by prefix of the name
             engine.start(name, prompts[prompt], limit, serial if sampled else None)
             live[name] = (prompt, limit, sampled, [])
             counts["requests"] += 1
@@ -99,7 +101,7 @@ def judge_file(path: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Soak, and judge."""
+    """Run a soak and judge its tokens."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--out", type=Path, required=True)

@@ -1,12 +1,13 @@
-"""Tokens of the shipped pair in an engine, greedy and sampled: stock, or with the plugin. One JSON file per way.
+"""Compares tokens of the shipped pair in a host engine, greedy and sampled, with and without the plugin.
 
     python integrations/gpu/tokens.py --engine vllm --way stock --out stock.json
     python integrations/gpu/tokens.py --engine vllm --way specgraph --out specgraph.json
     python integrations/gpu/tokens.py --compare stock.json specgraph.json --out compared.json
 
-`--way off` has the plugin loaded and the engine's own drafting. With `--method eagle --drafter DIR`, an EAGLE-1 drafter
-of the shipped target; with `--method mtp --target DIR`, a folder of integrations/vllm/tests/mimo.py. `--options` are
-more arguments of the engine, such as '{"page_size": 1}' for SGLang.
+Each way writes one JSON file. `--way off` loads the plugin and drafts by the engine's own code. `--method eagle
+--drafter DIR` takes an EAGLE-1 drafter of the shipped target; `--method mtp --target DIR` takes a folder that
+integrations/vllm/tests/mimo.py writes. `--options` are further arguments of the engine, such as '{"page_size": 1}' for
+SGLang.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from specgraph_run import shipped_pair
 
 KV_TOKENS = 1 << 17
 GREEDY = {"one": 1, "all": 64, "eight": 8}
-"""Requests at once, by part; the first part has one prompt."""
+"""Requests that run at once, by part. The first part has one prompt."""
 SAMPLED, SAMPLED_TOKENS, POSITIONS = 512, 24, (7, 11, 15, 19, 23)
-"""Without seeds: requests per sampled prompt, their new tokens, and the positions whose tokens are counted: all are
-after the first round, which the engine drafts itself."""
+"""For an engine without seeds: requests per sampled prompt, their new tokens, and the positions to count tokens at. All
+positions are after the first round: the engine drafts that one itself."""
 
 
 def chance(theirs: dict[str, int], ours: dict[str, int]) -> float:
-    """P value of the chi-square test that two samples have one distribution; values seen less than 10 times are one."""
+    """Return the p-value of the chi-square test that two samples have one distribution.
+
+    Values that were seen less than 10 times count as one value.
+    """
     rare = {key for key in theirs.keys() | ours.keys() if theirs.get(key, 0) + ours.get(key, 0) < 10}
     rows = [[sample.get(key, 0) for key in sorted((theirs.keys() | ours.keys()) - rare)] for sample in (theirs, ours)]
     rest = [sum(sample.get(key, 0) for key in rare) for sample in (theirs, ours)]
@@ -48,7 +52,7 @@ def chance(theirs: dict[str, int], ours: dict[str, int]) -> float:
 
 
 def compare(stock: Path, mine: Path) -> dict[str, Any]:
-    """Count prompts with equal tokens, say where the others differ first, and test samples for one distribution."""
+    """Count the prompts with equal tokens, find the first difference of the others, and test sampled tokens."""
     theirs, ours = json.loads(stock.read_text()), json.loads(mine.read_text())
     result: dict[str, Any] = {"method": ours["method"], "ways": [each["way"] for each in (theirs, ours)]}
     for name in [name for name in ours if isinstance(ours[name], dict) and "tokens" in ours[name]]:
@@ -74,7 +78,7 @@ def compare(stock: Path, mine: Path) -> dict[str, Any]:
 
 
 def run(asked: argparse.Namespace) -> None:
-    """Generate and write; after every part, so that a part that fails loses nothing."""
+    """Generate all parts. Write the file after each part, so that a part that fails loses nothing."""
     begin = time.monotonic()
     make, drafter = engine_class(asked.engine).shipped, None if asked.method == "mtp" else asked.drafter
     engine = make(asked.target, drafter, asked.way, asked.method, KV_TOKENS, **asked.options)
@@ -110,7 +114,7 @@ def run(asked: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Generate, or compare."""
+    """Generate tokens, or compare two files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--way", choices=("stock", "off", "specgraph"))

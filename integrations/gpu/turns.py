@@ -1,4 +1,4 @@
-"""Both ways of drafting in turns, under the load of an engine's own client: what the scripts of all engines share."""
+"""Runs both ways of drafting in turns, under load from a host engine's own client. Both *_served.py scripts use it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engines import environment
 
 
 def options(url: str, first_turn: int, about_first_turn: str) -> argparse.ArgumentParser:
-    """Return a parser of the options that every such script has."""
+    """Return a parser with the options of both scripts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", default=url)
     parser.add_argument("--out", type=Path, required=True)
@@ -35,14 +35,15 @@ def run(
     proposes: Callable[[], Mapping[str, int]],
     load: Callable[[float, int, int], Mapping[str, Any]],
 ) -> None:
-    """Load the server both ways at each rate, and write a row of each to `asked.out` as it comes.
+    """Load the server both ways at each rate, and write each row to `asked.out` as it comes.
 
     Args:
-        turns: the number of each turn and its rates; -1 is a warm-up of 2 s without rows. Turns of an odd number begin
-            with stock.
+        turns: the number of each turn and its rates. Turn -1 is a warm-up of 2 s without rows. A turn with an odd
+            number begins with stock.
         draft_by: lets the server draft by "stock" or "specgraph" from now on.
-        proposes: gives the server's proposes so far, by who drafted, and why.
-        load: runs the engine's client at a rate for a number of requests, with a seed; what a row keeps of its result.
+        proposes: returns the server's `ProposeCounts.by_reason` so far.
+        load: runs the engine's client at a rate, for a number of requests, with a seed. Returns the client's part of
+            a row.
     """
     result: dict[str, Any] = {"command": " ".join(sys.argv), "environment": environment(engine), "rows": []}
     for turn, rates in turns:

@@ -1,6 +1,6 @@
-# vLLM is not there where types are checked.
+# Types are checked without vLLM.
 # pyright: reportMissingImports=false
-"""One vLLM engine in this process, as the scripts of this folder use it. Nothing is downloaded."""
+"""A vLLM engine in this process, for the scripts of this folder. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ KV_BYTES_PER_TOKEN = 2304
 
 _ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: its speculator is in reach
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process: we can read its speculator
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
 }
 for _name, _value in _ENVIRONMENT.items():
-    os.environ.setdefault(_name, _value)  # read when vllm is imported, in the functions below
+    os.environ.setdefault(_name, _value)  # vLLM reads them when the functions below import it
 
 
 def call(function: Callable[[], Any]) -> Any:
-    """Call it here."""
+    """Call the function in this process."""
     return function()
 
 
@@ -46,8 +46,13 @@ class Engine:
         lora: str | None = None,
         **arguments: Any,
     ) -> None:
-        """`draft` None takes the target's folder (MTP); `speculative`: more keys of `speculative_config`; `lora`: the
-        folder of an adapter, with which prompts of odd lengths run."""
+        """Start the engine.
+
+        Args:
+            draft: the drafter's folder. None if the target's folder has the drafter (MTP).
+            speculative: further keys of `speculative_config`.
+            lora: the folder of an adapter. Prompts of odd lengths run with it.
+        """
         os.environ["VLLM_PLUGINS"] = "" if way == "stock" else "specgraph"
         from vllm.engine.arg_utils import EngineArgs
         from vllm.lora.request import LoRARequest
@@ -56,7 +61,7 @@ class Engine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        registry._run_in_subprocess = call  # model classes are inspected here: no other interpreter starts
+        registry._run_in_subprocess = call  # inspects model classes without another process
         load_general_plugins()
         import vllm.v1.worker.gpu.model_runner as runner
 
@@ -90,7 +95,7 @@ class Engine:
 
     @staticmethod
     def shipped(target: Path, draft: Path | None, way: str, method: str, kv_tokens: int, **options: Any) -> Engine:
-        """An engine for a pair of the shipped one's sizes in float16, with a KV cache for so many tokens."""
+        """Return an engine for a pair with the sizes of the shipped one, in float16, with a KV cache of `kv_tokens`."""
         memory: dict[str, Any] = {
             "dtype": "float16",
             "gpu_memory_utilization": 0.1,
@@ -101,18 +106,18 @@ class Engine:
 
     @staticmethod
     def agreed(answer: bool) -> bool:
-        """Rank 0's answer: every rank of an engine has to add the same requests before the same step."""
+        """Return rank 0's answer: every rank has to add the same requests before the same engine step."""
         from vllm.distributed.parallel_state import get_tp_group
 
         return get_tp_group().broadcast_object(answer)
 
     @staticmethod
     def room(prompt: list[int]) -> int:
-        """The most new tokens that a prompt may ask for."""
+        """Return the most new tokens of a request."""
         return MAX_LEN - len(prompt)
 
     def start(self, name: str, prompt: list[int], limit: int, seed: int | None = None) -> None:
-        """Add a request: greedy, or at temperature 1 with a seed."""
+        """Add a request. It is greedy without a seed, and at temperature 1 with one."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         params = SamplingParams(
@@ -126,7 +131,10 @@ class Engine:
         self.llm.abort_request([name])
 
     def step(self) -> list[tuple[str, list[int], bool, int]]:
-        """One step; (name, its new tokens, whether it ended, tokens of its prompt that were cached) of each request."""
+        """Run one engine step, and return the new outputs of requests.
+
+        Each is (name, new tokens, True if the request ended, cached tokens of its prompt).
+        """
         return [
             (output.request_id, list(output.outputs[0].token_ids), output.finished, output.num_cached_tokens or 0)
             for output in self.llm.step()
@@ -135,9 +143,10 @@ class Engine:
     def generate(
         self, prompts: list[list[int]], at_once: int, max_tokens: int, sampled: bool = False
     ) -> tuple[list[list[int]], list[int]]:
-        """(tokens by prompt, rounds by number of accepted draft tokens). Sampled: the seed of prompt i is i.
+        """Return the tokens of each prompt, and the number of rounds by accepted draft tokens (0 .. K).
 
-        A request's first output is its prompt's, and its last may be cut, so neither counts.
+        A request's first output is not counted, since it comes from the prompt. Its last output is not counted either:
+        it may be cut. If `sampled` is True, prompt i has the seed i.
         """
         tokens: list[list[int]] = [[] for _ in prompts]
         histogram = [0] * (K + 1)
@@ -157,8 +166,8 @@ class Engine:
         return tokens, histogram
 
     def proposes(self) -> dict[str, int]:
-        """Proposes by who drafted, and why; empty for stock vLLM."""
+        """Return `ProposeCounts.by_reason`. It is empty for stock vLLM."""
         return dict(self.speculator.counts.by_reason) if hasattr(self.speculator, "counts") else {}
 
     def close(self) -> None:
-        """Nothing is left to do: the engine ends with the process."""
+        """Do nothing: the engine ends with the process."""

@@ -1,6 +1,6 @@
-# vLLM is not there where types are checked.
+# Types are checked without vLLM.
 # pyright: reportMissingImports=false
-"""A load from vLLM's own client (`vllm bench serve`) on a server that runs, which drafts by itself and through
+"""Loads a running server by vLLM's own client (`vllm bench serve`). The server drafts by its own code and through
 specgraph, in turns.
 
     python integrations/gpu/shapes_8b.py 8B
@@ -11,9 +11,9 @@ specgraph, in turns.
         "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.7, 0.49, 0.343, 0.24, 0.168]}'
     python integrations/gpu/vllm_served.py --rates 2,6,10 --out FILE
 
-The server may be any; these flags are those of 8B shapes whose drafts are each accepted with probability 0.7. The two
-ways get the same requests: the client's `random` data, or with `--text 200,3400` pieces of Python's own library, of
-which the client leaves out those of more than 1,024 tokens. The rows are the client's.
+Any server will do; these flags serve 8B shapes with an acceptance probability of 0.7 per draft token. Both ways get the
+same requests: the client's `random` data, or with `--text 200,3400` pieces of Python's own library. The client leaves
+out pieces of more than 1,024 tokens. The rows are the client's.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ KEYS = (
     "completed", "failed", "duration", "total_input_tokens", "total_output_tokens", "output_throughput",
     "spec_decode_acceptance_length", *(f"{p}_{what}_ms" for what in ("ttft", "tpot") for p in ("p50", "p99", "mean")),
 )  # fmt: skip
-"""What a row keeps of the client's result."""
+"""The keys of the client's result that a row keeps."""
 
 
 def call_workers(url: str, method: str, *args: str) -> Any:
-    """Call a method of `vllm_worker.Drafting` on all ranks; rank 0's answer."""
+    """Call a method of `vllm_worker.Drafting` on all ranks, and return rank 0's answer."""
     body = json.dumps({"method": method, "args": args}).encode()
     request = urllib.request.Request(f"{url}/collective_rpc", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
@@ -43,7 +43,7 @@ def call_workers(url: str, method: str, *args: str) -> Any:
 
 
 def load(flags: dict[str, Any]) -> dict[str, Any]:
-    """Run vLLM's client with these flags; what a row keeps of its result."""
+    """Run vLLM's client with these flags, and return the `KEYS` of its result."""
     from vllm.benchmarks import serve
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 

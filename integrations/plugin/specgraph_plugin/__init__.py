@@ -1,4 +1,4 @@
-"""Drafting inside an engine that has loaded the drafter itself: over its weights, its KV cache and its rounds."""
+"""Drafts inside a host engine, over the weights and KV cache of the drafter that the engine has loaded."""
 
 from specgraph_plugin.counts import ProposeCounts
 from specgraph_plugin.fast_path import FastPath

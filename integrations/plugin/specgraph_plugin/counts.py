@@ -1,4 +1,4 @@
-"""Counts of the proposes of an engine that still drafts some batches by itself."""
+"""Counts proposes by the code that drafted: specgraph, or the host engine's own."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from specgraph.validation import Range, check, checked_fields
 @checked_fields
 @dataclass(slots=True)
 class ProposeCounts:
-    """Counts of who drafted, for an engine whose own code drafts where specgraph does not; logged now and then."""
+    """Counts proposes of specgraph and of the host engine's own code, and logs the counts from time to time."""
 
     log: logging.Logger
     log_every: Annotated[int, Range(0)] = 10_000
-    """Proposes between two lines in the log; 0: none."""
+    """Proposes between two lines of the log. 0 logs nothing."""
     by_reason: Counter[str] = field(default_factory=Counter[str])
-    """Proposes of specgraph under "specgraph", those of the engine under the reason why."""
+    """Proposes by key: "specgraph", or the reason why the host engine drafted."""
 
     def add(self, reason: str | None) -> None:
-        """Count one propose: `reason` is why the engine drafted, None where specgraph did."""
+        """Count one propose. `reason` says why the host engine drafted. It is None if specgraph drafted."""
         if reason is not None and type(reason) is not str:
             reason = check("reason", reason, str)
         self.by_reason[reason or "specgraph"] += 1

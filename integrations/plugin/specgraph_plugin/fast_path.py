@@ -1,4 +1,4 @@
-"""A drafter over an engine's weights and KV cache, which drafts after the engine's passes."""
+"""A drafter over a host engine's weights and KV cache, which drafts after the engine's passes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from specgraph_plugin.verify_output import VerifyOutput, fill_batch
 
 
 class FastPath:
-    """The drafter with every captured size. Make it when the engine captures its own graphs.
+    """A captured drafter for a host engine's plugin. Make it when the engine captures its own graphs.
 
-    Not thread-safe. Owns its graphs and buffers; weights and KV cache are the engine's.
+    It owns its graphs and buffers; the engine owns the weights and the KV cache. It is not thread-safe.
     """
 
     def __init__(
@@ -46,28 +46,30 @@ class FastPath:
         compare_every: int = 1000,
         module: Any = None,
     ) -> None:
-        """Capture.
+        """Make the drafter, and capture every size.
 
         Args:
-            max_num_requests: of a batch of the engine.
-            max_num_rows: of one pass of the engine, prompts' rows included.
-            sampled: drafts are drawn by temperature; `VerifyOutput` has temperatures and seeds.
-            capture_sizes: numbers of requests to capture; by default a ladder up to `max_num_requests`. The largest is
-                the largest batch that can be drafted for.
-            ranks: those that split the head; all of them make this object, and make the same calls of it.
-            rank_parts: the names, in the head's `weights()`, of the tensors of which each rank has a part of its own
-                (`DecoderModel.rank_parts`). All others are compared at start-up: every rank has them whole.
-            compare_every: proposes from one comparison of the ranks' tokens to the next, which waits for the device;
-                0 compares at start-up only.
-            module: the torch module that has the head's weights, whose places are noted (`weights_moved`).
+            max_num_requests: the most requests in a batch of the host engine.
+            max_num_rows: the most rows in one pass of the host engine, with the rows of prompts.
+            sampled: True if drafts are sampled by temperature. Every `VerifyOutput` then needs `temperature` and
+                `seeds`.
+            capture_sizes: request counts to capture; by default a ladder up to `max_num_requests`. A batch larger than
+                the largest of them can't be drafted for.
+            ranks: the ranks that split the head. All of them make this object and make the same calls to it.
+            rank_parts: the names of split tensors in the head's `weights()`; each rank has its own part
+                (`DecoderModel.rank_parts`). Every rank has all other tensors whole; they are compared at start-up.
+            compare_every: the number of proposes between two comparisons of the ranks' tokens. A comparison waits for
+                the device. 0 compares at start-up only.
+            module: the torch module that has the head's weights. `weights_moved` checks the addresses of its tensors.
 
         Raises:
-            ConfigError, UnsupportedError, CaptureError: as of `Drafter` and its `capture`; a name in `rank_parts` is
-                none of the head's.
-            RankError: another rank raises one of these.
+            ConfigError, UnsupportedError, CaptureError: `Drafter` or its `capture` raises it.
+            ConfigError: `rank_parts` has a name that the head has not.
+            UnsupportedError: the head has several MTP modules.
+            RankError: another rank raises one of these errors.
         """
         self.prompts: PromptProgram
-        """One of the drafter's programs: it writes the keys of prompts."""
+        """The drafter's program that writes the keys and values of prompts."""
         self._head, self._ranks, self._rank_parts, self._compare_every = head, ranks, rank_parts, compare_every
         owners = [] if module is None else [owner._parameters for owner in module.modules()]
         self._weights = [(owner, name) for owner in owners for name, tensor in owner.items() if tensor is not None]
@@ -103,11 +105,12 @@ class FastPath:
             self.drafter.capture(agreed_captures(ranks))
 
     def weights_moved(self) -> bool:
-        """Return whether the engine has put other tensors in the place of weights, on all ranks: then this reads old
-        memory, and another one has to take its place.
+        """Return True if the host engine has replaced tensors of weights, on all ranks.
+
+        The graphs then read the old memory: make a new FastPath. An update in place is no replacement.
 
         Raises:
-            RankError: another rank's are where they were.
+            RankError: the engine has replaced tensors on this rank, but not on another one.
         """
         if self._weight_addresses() == self._addresses:
             return False
@@ -116,15 +119,21 @@ class FastPath:
         return True
 
     def _weight_addresses(self) -> list[int]:
-        """Return where the module's weights are; an update in place leaves them there."""
+        """Return the address of each of the module's weights. An update in place does not change it."""
         return [0 if (tensor := owner.get(name)) is None else tensor.data_ptr() for owner, name in self._weights]
 
     def warm_up(self, *ends: VerifyOutput) -> None:
-        """Compile and load the kernels that hand rounds and prompts over, which no graph has; call it at start-up.
+        """Compile and load the kernels of `fill` and `write_prompts`, which are in no graph. Call it at start-up.
+
+        With ranks, also compare their weights and the draft tokens of a made-up request.
 
         Args:
-            ends: one request each, without blocks: a table of zeros and a `num_sampled` of 0. One of every form that
-                the engine hands over: the dtypes of its tensors, and which of them are None, are those of a kernel.
+            ends: one `VerifyOutput` for each form that `fill` will get, since each form has its own kernel. The dtypes
+                of the tensors, and which of them are None, make a form. Each has one request with a table of zeros and
+                `num_sampled` 0.
+
+        Raises:
+            RankError: the ranks differ in weights or draft tokens.
         """
         with agreed(self._ranks, PATIENCE):
             for end in ends:
@@ -146,7 +155,7 @@ class FastPath:
 
     @torch.no_grad()
     def _draft_without_blocks(self) -> Tensor:
-        """Draft for a made-up request, the same on every rank, which writes no key: the draft tokens."""
+        """Return draft tokens for a made-up request, the same on every rank. It writes no keys."""
         inputs = self.drafter.inputs(1)
         hidden = torch.randn(inputs.aux_hidden.shape, generator=torch.Generator().manual_seed(0))
         for name, value in (("num_sampled", 1), ("sampled_token_ids", 1), ("start_positions", 0), ("block_table", 0)):
@@ -155,7 +164,7 @@ class FastPath:
         return self.propose(1).token_ids
 
     def _compare(self, when: str, *tensors: Tensor) -> None:
-        """Raise a RankError on every rank where the bits of these tensors differ."""
+        """Raise RankError on every rank if the bits of these tensors differ between ranks."""
         assert self._ranks is not None
         digest = 0
         for tensor in tensors:
@@ -171,13 +180,16 @@ class FastPath:
 
     @torch.no_grad()
     def write_prompts(self, given: PromptPass) -> None:
-        """Write the keys and values of rows in prompts, before `fill` of the same pass. Requests whose prompts end
-        there draft with their last row (`VerifyOutput.first_rows`)."""
+        """Write the keys and values of the prompt rows of a pass. Call it before `fill` of the same pass.
+
+        If a prompt ends in the pass, its request drafts from the prompt's last row (`VerifyOutput.first_rows`).
+        """
         self.prompts.run(self.drafter, given)
 
     def fill(self, end: VerifyOutput) -> None:
-        """Take the round over; nothing of the engine's is read after it but weights and KV cache. ConfigError where
-        drafts are sampled, and `end` has no temperature or seeds.
+        """Copy a verify's results into the drafter's buffers. `propose` then reads only weights and KV cache besides.
+
+        Raises ConfigError if drafts are sampled and `end` has no temperature or no seeds.
         """
         inputs, given = self.drafter.inputs(end.num_requests), dict[str, Tensor | None]()
         if self.config.keeps_draft_probs:
@@ -192,8 +204,9 @@ class FastPath:
             getattr(inputs, name).copy_(tensor)
 
     def propose(self, num_requests: int) -> DraftTokens:
-        """Draft after `fill`, into views of the drafter's memory, which the next propose overwrites; RankError where
-        ranks differ in tokens or drafts, or one did not come to compare them.
+        """Draft for the batch of the last `fill`. Returns views of the drafter's buffers: the next propose overwrites them.
+
+        Raises RankError if a comparison of the ranks finds other tokens or drafts, or if a rank is missing from it.
         """
         inputs, every = self.drafter.inputs(num_requests), self._compare_every
         drafts = self.drafter.propose(inputs, copy=False)

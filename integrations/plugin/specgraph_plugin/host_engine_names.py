@@ -1,4 +1,4 @@
-"""The names of an engine that a plugin uses, compared with what is installed: by name at start-up, not by version."""
+"""Compares the names that a plugin uses with the installed host engine, at start-up. It looks at no version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def parameters(function: Any) -> tuple[str, ...]:
 
 
 def other_parameters(owner: Any, wanted: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line per function of a class or module that is missing or whose first parameters aren't `wanted`."""
+    """Return a line per function of a class or module that is missing, or has other first parameters than `wanted`."""
     found: list[str] = []
     for name, first in wanted.items():
         function = getattr(owner, name, None)
@@ -25,7 +25,7 @@ def other_parameters(owner: Any, wanted: Mapping[str, Sequence[str]]) -> list[st
 
 
 def missing_members(owner: Any, wanted: Iterable[str]) -> list[str]:
-    """Return a line for each name that an object lacks, or a class as attribute and as annotated field."""
+    """Return a line for each name that an object or class has neither as an attribute nor as an annotated field."""
     kind = owner if isinstance(owner, type) else type(owner)
     fields = {name for base in kind.__mro__ for name in getattr(base, "__annotations__", ())}
     return [f"{kind.__name__}.{name} is missing" for name in wanted if name not in fields and not hasattr(owner, name)]

@@ -1,8 +1,9 @@
-"""The rows of prompts in an engine's pass, written into the drafter's KV cache by captured graphs.
+"""Writes the keys and values of prompt rows in a host engine's pass into the drafter's KV cache, by captured graphs.
 
 The rows of a prompt are cut into segments of SEGMENT rows, and each segment is a request of a uniform batch. So the ops
-and kernels of a target's round serve prompts of any lengths side by side, and a graph depends on the number of segments
-alone. The keys of all segments are stored before any of them attends, and later passes see those of earlier ones.
+and kernels of a verify also serve prompts of different lengths side by side, and a graph depends on the number of
+segments alone. The keys of all segments are stored before any segment attends. Later passes see the keys of earlier
+ones.
 """
 
 from __future__ import annotations
@@ -25,52 +26,52 @@ from specgraph.draft.program import DraftProgram
 from specgraph_plugin.verify_output import VerifyOutput, fill_batch
 
 SEGMENT = 16
-"""Rows of a segment; the last one of a chunk may have fewer."""
+"""Rows of a segment. The last segment of a prompt chunk may have fewer."""
 
 SIZES = (8, 32, 64, 128)
-"""Segments of the captured passes: few, because each size has kernels to compile at start-up. A pass of an engine with
-more rows becomes several."""
+"""Segments of the captured passes. There are few sizes, because each has kernels to compile at start-up. A host
+engine's pass with more rows is split into several passes."""
 
 
 class PromptChunk(NamedTuple):
-    """Consecutive rows of one prompt in an engine's pass, as the host knows them."""
+    """Consecutive rows of one prompt in a host engine's pass, as numbers on the host."""
 
     first_row: int
     num_rows: int
     position: int
-    """The place of the first row in its prompt."""
+    """The position of the first row in its prompt."""
     table_row: int
     """The row of the request in `PromptPass.table`."""
     next_row: int | None
-    """The place in `PromptPass.next_tokens` of the token after the chunk; None where the prompt ends with the chunk and
-    the round of this pass begins with its last row (`VerifyOutput.first_rows`)."""
+    """The index in `PromptPass.next_tokens` of the token after the chunk. None if the prompt ends with the chunk and
+    its last row is the request's row in the `VerifyOutput` of the same pass (`first_rows`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPass:
-    """The tensors of an engine's pass over T rows, some of which are in prompts."""
+    """The tensors of a host engine's pass over T rows, with the chunks of prompts among the rows."""
 
     chunks: Sequence[PromptChunk]
     token_ids: Tensor
     """integer [>= T]: the token of each row."""
     next_tokens: Tensor
-    """integer, the tokens after chunks: the prompt's next one, or the one that the target sampled."""
+    """integer: the token after each chunk, which is the prompt's next token or the token that the target sampled."""
     hidden_states: Sequence[Tensor]
-    """[>= T, size] each: those that the drafter takes of the target, side by side."""
+    """[>= T, size] each: the target's hidden states that the drafter takes, in the order of their columns."""
     table: Tensor
     """See `VerifyOutput.table`."""
     table_of_slots: bool = False
 
 
 class Segments(NamedTuple):
-    """The numbers of N segments: a list of N each on the host, int64 [N] each on the device."""
+    """The numbers of N segments: each field is a list of N on the host, or int64 [N] on the device."""
 
     first_rows: Any
     num_rows: Any
     positions: Any
     table_rows: Any
     next_rows: Any
-    """The place of the token after the segment in `PromptPass.next_tokens`; -1 where it is that of the row behind."""
+    """The index in `PromptPass.next_tokens` of the token after the segment. -1 if it is the next row's token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +79,9 @@ class SegmentBuffers(Buffers):
     """The persistent tensors of passes over up to N segments."""
 
     segments: Annotated[Tensor, Axes("numbers")]
-    """int64 [5 * N]: the numbers of `Segments`, packed by the N of the pass."""
+    """int64 [5 * N]: the fields of `Segments` one after the other, N numbers each for a pass of N segments."""
     inputs: ProposeBatch
-    """The rows of the segments, of SEGMENT rows each."""
+    """The segments as requests of SEGMENT rows each."""
     metadata: AttentionMetadata
 
     def sliced(self, size: int) -> SegmentBuffers:
@@ -88,7 +89,7 @@ class SegmentBuffers(Buffers):
 
 
 class PromptProgram(Program):
-    """Writes the drafter's KV of prompt rows."""
+    """Writes the keys and values of prompt rows into the drafter's KV cache."""
 
     phase: Phase = "prefill"
 
@@ -96,10 +97,10 @@ class PromptProgram(Program):
         """
         Args:
             program: a draft program of the head.
-            max_num_rows: of an engine's pass; no pass here has more, unless it is one segment.
+            max_num_rows: the most rows of a host engine's pass. No captured pass has more, unless it is one segment.
         """
         head, config, device = program.head, program.config, program.buffers.shared.seeds.device
-        most = max(min(max_num_rows // SEGMENT, SIZES[-1]) // 2 * 2, 1)  # even: each of `Segments` is aligned
+        most = max(min(max_num_rows // SEGMENT, SIZES[-1]) // 2 * 2, 1)  # even: aligns each of `Segments`
         self.sizes = (*(size for size in SIZES if size < most), most)
         self._program, self._limits = program, config.limits
         n, rows = self.sizes[-1], self.sizes[-1] * SEGMENT
@@ -130,13 +131,13 @@ class PromptProgram(Program):
         return [BatchDescriptor("prefill", size, SEGMENT, 0) for size in reversed(self.sizes)]
 
     def work_of(self, batch: BatchDescriptor) -> Work:
-        """Return the work: positions, slots and lengths of the rows; then the head."""
+        """Return the device work: the rows' positions, slots and lengths, then the head."""
         b, plan = self._by_size[batch.num_requests], PrefillRows.of(SEGMENT, self._limits)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             at, rows = b.metadata, b.inputs
             plan.fill(rows.start_positions, at.block_table, rows.num_sampled, at.places)
-            # Nobody reads the head's output: it computes that of one row.
+            # The head's output is not read, so it is computed for one row only.
             prompts = PromptRows(rows.sampled_token_ids.view(-1), rows.aux_hidden, at, self._first_row)
             self._program.prefill(prompts, make_attend)
 
@@ -149,8 +150,12 @@ class PromptProgram(Program):
         return {**self.buffers.named_tensors("prompts"), "prompts.row": self._first_row}
 
     def run(self, runner: ModelRunner, given: PromptPass) -> None:
-        """Write the rows of all chunks, in one pass or in several; this is one of the runner's programs."""
-        # The round that begins with a prompt's last row writes it, but for keys that lie at their own token's position.
+        """Write the rows of all chunks, in one pass or in several.
+
+        Args:
+            runner: the drafter, which has this program.
+        """
+        # The propose after a prompt's end writes the prompt's last row, unless keys lie at their own token's position.
         segments = segments_of(given.chunks, writes_ends=bool(self._program.position_offset))
         for first in range(0, len(segments.first_rows), self.sizes[-1]):
             part = Segments(*(numbers[first : first + self.sizes[-1]] for numbers in segments))
@@ -160,7 +165,7 @@ class PromptProgram(Program):
             runner.run(runner.prepare(self, BatchDescriptor("prefill", size, SEGMENT, 0)))
 
     def _load(self, given: PromptPass, part: Segments, into: SegmentBuffers) -> None:
-        """Bring segments, their tokens, hidden states and blocks to where the graph reads them."""
+        """Copy segments, with their tokens, hidden states and blocks, into the graph's buffers."""
         n, size = len(part.first_rows), into.metadata.num_requests
         padding = [0] * (size - n)
         write(into.segments, [number for numbers in part for number in (*numbers, *padding)])
@@ -179,14 +184,14 @@ class PromptProgram(Program):
             last_rows=None if takes_own_tokens else now.next_rows,
         )
         max_model_len, block_size = self._limits
-        # No row of a prompt sees a block further on: those of an earlier pass stay in the table there.
+        # No row of this part reads a later column, so stale blocks of an earlier pass may stay there.
         columns = _whole(-(-(max(part.positions) + SEGMENT) // block_size))
         inputs = replace(into.inputs, block_table=into.inputs.block_table[:, :columns])
         fill_batch(end, inputs, max_model_len, block_size, 0)
 
 
 def _whole(columns: int) -> int:
-    """Round a number of columns up to one that the kernel of `fill_batch` knows from its compilation at start-up."""
+    """Round a number of columns up to a multiple of 16, for which `fill_batch`'s kernel is compiled at start-up."""
     return -(-columns // 16) * 16
 
 
@@ -194,12 +199,12 @@ def segments_of(chunks: Sequence[PromptChunk], writes_ends: bool) -> Segments:
     """Cut chunks into segments, in order.
 
     Args:
-        writes_ends: the last row of a prompt is in a segment too, where its chunk has no `next_row`.
+        writes_ends: True if a chunk without `next_row` has its last row in a segment too.
     """
     made = Segments([], [], [], [], [])
     for chunk in chunks:
         rows = chunk.num_rows - (chunk.next_row is None and not writes_ends)
-        more = -(-rows // SEGMENT) - 1  # before the last one
+        more = -(-rows // SEGMENT) - 1  # segments before the last one
         if more < 0:
             continue
         made.first_rows.extend(range(chunk.first_row, chunk.first_row + rows, SEGMENT))

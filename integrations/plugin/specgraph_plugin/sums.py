@@ -1,4 +1,4 @@
-"""Sums over the ranks of an engine's modules, within draft graphs."""
+"""Sums a host engine's modules over ranks within draft graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specgraph.parallel import TensorParallel
 
 
 def summed(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Return the sum of `x` over the ranks, by the op that draft graphs record; a contiguous `x` is overwritten."""
+    """Return the sum of `x` over the ranks, by the op that draft graphs record. A contiguous `x` is overwritten."""
     out = x.contiguous()
     ops.all_reduce(out, ranks.group)
     return out
@@ -22,15 +22,16 @@ def summed(x: Tensor, ranks: TensorParallel) -> Tensor:
 
 @contextmanager
 def sums_in_graph(group: Any, ranks: TensorParallel) -> Generator[list[torch.Size]]:
-    """Let an engine's modules add up over the ranks by the op that the draft graphs record, while the context lasts; it
-    gives the shapes of what they have added up.
+    """Replace a host engine's all-reduce by the op that draft graphs record, within the context.
 
-    An engine's own all-reduce is a kernel over buffers that its ranks tell each other when the engine's own captures
-    end; within another capture it reads addresses that nobody has written, and in a warm-up it returns what nobody has
-    computed.
+    The engine's own all-reduce reads buffers of other ranks, and the ranks exchange their addresses when the engine's
+    own captures end. In another capture it would read addresses that are not written yet; in a warm-up it would return
+    values that no rank has computed.
+
+    Yields a list to which each sum adds its shape.
 
     Args:
-        group: the engine's group of ranks, whose `all_reduce` is another one within the context.
+        group: the engine's group of ranks. Its `all_reduce` is replaced.
         ranks: the same ranks.
     """
     sums: list[torch.Size] = []

@@ -1,4 +1,4 @@
-"""The end of an engine's round, written into the drafter's memory: one kernel on a device, plain torch on the CPU."""
+"""Copies the results of a host engine's verify into the drafter's buffers: by one kernel, or plain torch on the CPU."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from specgraph.draft import ProposeBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOutput:
-    """The tensors that a verify leaves for n requests, as engines keep them: `query_len` = K + 1 rows each, or any
-    numbers of rows with `first_rows`.
+    """The tensors that a host engine's verify leaves for n requests.
 
-    Rows of a request follow each other, and requests are in the order of the batch.
+    A request has `query_len` = K + 1 rows, or any number of rows if `first_rows` is given. The rows of a request follow
+    each other, and requests are in the order of the batch.
     """
 
     token_ids: Tensor
-    """integer [>= n * query_len]: the token after each row, of which a request's first `num_sampled` are its new ones.
-    With `last_tokens` the token of each row: the first row's, then the draft tokens."""
+    """integer [>= n * query_len]: the token after each row. A request's first `num_sampled` are its new tokens. If
+    `last_tokens` is given, it is the token of each row instead: the first row's token, then the draft tokens."""
     num_sampled: Tensor
-    """integer [n]: accepted + 1, and 1 at a prompt's end; 0 makes a request inert."""
+    """integer [n]: the accepted draft tokens + 1. It is 1 at a prompt's end; 0 makes a request inert."""
     starts: Tensor
     """integer [n]: the position of each request's first row."""
     table: Tensor
-    """int32 [rows, columns]: the KV block of each block of positions, or with `table_of_slots` the KV slot of each
-    position. Entries past what a request has been given are stale."""
+    """int32 [rows, columns]: a request's KV blocks in order. If `table_of_slots` is True, the KV slot of each position.
+    Entries past the request's allocated blocks may be stale."""
     hidden_states: Sequence[Tensor]
-    """[>= n * query_len, size] each: those that the drafter takes of the target, side by side."""
+    """[>= n * query_len, size] each: the target's hidden states that the drafter takes, in the order of their columns."""
     first_rows: Tensor | None = None
-    """integer [n]: the first row of each request, the last one of a prompt at its end; by default query_len rows belong
-    to each request."""
+    """integer [n]: the first row of each request. At a prompt's end it is the prompt's last row. None if every request
+    has query_len rows."""
     table_of_slots: bool = False
     table_rows: Tensor | None = None
-    """integer [n]: the row of each request in `table`; by default rows are in the order of the batch."""
+    """integer [n]: the row of each request in `table`. None if the rows are in the order of the batch."""
     last_tokens: Tensor | None = None
-    """integer [rows]: the token that the target sampled last, which follows a request's accepted draft tokens."""
+    """integer [rows]: the token that the target sampled last, after a request's accepted draft tokens."""
     last_rows: Tensor | None = None
-    """integer [n]: the place of each request in `last_tokens`; -1 where it is the token of the row behind instead."""
+    """integer [n]: the index of each request in `last_tokens`. -1 if its last token is the next row's token instead."""
     temperature: Tensor | None = None
-    """float32 [n], where drafts are sampled."""
+    """float32 [n]. It may be None if drafts are not sampled."""
     seeds: Tensor | None = None
-    """int64 [n], where drafts are sampled."""
+    """int64 [n]. It may be None if drafts are not sampled."""
 
     @property
     def num_requests(self) -> int:
@@ -52,17 +52,18 @@ class VerifyOutput:
 
 
 def fill_batch(end: VerifyOutput, into: ProposeBatch, max_model_len: int, block_size: int, reach: int) -> None:
-    """Write the round into the drafter's memory. `into` may be padded: requests past n become inert.
+    """Copy a verify's results into the drafter's buffers. `into` may be padded: requests past n become inert.
 
-    Of a request's blocks only those that this round and its drafts can reach are taken,
-    ceil(min(start + max(reach, num_sampled), max_model_len) / block_size), which the engine has allocated; the rest is
-    block 0.
+    A request gets the first ceil(min(start + max(reach, num_sampled), max_model_len) / block_size) entries of its row
+    in the table: its rows and drafts reach no further block. The host engine must have allocated these blocks. All
+    other entries become block 0.
 
     Args:
-        into: at least n requests, of the drafter's `inputs`; rows of `block_table` may be far from each other.
+        into: the drafter's `inputs` for at least n requests. The rows of its `block_table` need not be adjacent.
         max_model_len, block_size: in tokens.
-        reach: 2 * K + 1 positions from the first row's on; 2 * K + 2 where the drafter has a row for the last token; 0
-            for rows of a prompt, behind which nothing is drafted.
+        reach: the positions, from a request's first row on, that its rows and drafts can need: 2 * K + 1, or 2 * K + 2
+            if the drafter has a row for the last draft token. 0 for the rows of a prompt, after which nothing is
+            drafted.
     """
     if end.num_sampled.device.type == "cpu":
         fill_batch_reference(end, into, max_model_len, block_size, reach)
@@ -75,7 +76,7 @@ def fill_batch(end: VerifyOutput, into: ProposeBatch, max_model_len: int, block_
 def fill_batch_reference(
     end: VerifyOutput, into: ProposeBatch, max_model_len: int, block_size: int, reach: int
 ) -> None:
-    """Do `fill_batch` in plain torch."""
+    """`fill_batch` in plain torch."""
     n, query_len = end.num_requests, into.query_len
     count = end.num_sampled.long()[:, None]
     column = torch.arange(query_len, device=count.device)

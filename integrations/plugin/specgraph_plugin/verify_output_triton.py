@@ -21,11 +21,11 @@ def fill_batch_kernel(
     HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr, HAS_ROWS: tl.constexpr, ROW: tl.constexpr, TABLE: tl.constexpr,
     PART: tl.constexpr,
 ):  # fmt: skip
-    """Hand over one row of a round; one program per (request, row, part of a hidden state).
+    """Copy the results of a verify; one program per (request, row, part of a hidden state).
 
-    The first of a request takes its small tensors too. All of them share its block table, chunk by chunk: with blocks
-    of one token it has as many entries as the context has positions. STEP columns of the engine's table are a block.
-    `most` is the engine's last row: those behind a request's own may lie past it.
+    The first program of a request also copies its small tensors. All programs of a request share its block table, TABLE
+    entries at a time: with blocks of one token it has an entry per position. STEP columns of the host engine's table
+    are one block. `most` is the index of the engine's last row, since the rows after a request's own may lie past it.
     """
     request = tl.program_id(0)
     row = tl.program_id(1)

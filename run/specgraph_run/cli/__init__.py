@@ -27,9 +27,9 @@ from specgraph_run.cli.output import write_any_text
 from specgraph_run.cli.platforms import platforms
 
 COMMANDS = "specgraph.commands"
-"""The group of the entry points by which installed parts add subcommands: functions that typer takes."""
+"""The entry point group through which installed distributions add subcommands. Each is a function for typer."""
 _ELSEWHERE = {"conformance": "specgraph-conformance: in a checkout of specgraph, pip install -e ./conformance"}
-"""Commands of parts that are not installed, and where they are."""
+"""Commands of distributions that may not be installed, each with the way to install it."""
 
 
 def _commands_of_parts() -> list[Callable[..., None]]:
@@ -38,7 +38,7 @@ def _commands_of_parts() -> list[Callable[..., None]]:
 
 @contextmanager
 def _told() -> Generator[None]:
-    """End a command that Ctrl-C interrupts with a line and status 130: typer says nothing."""
+    """Print a line and exit with status 130 if Ctrl-C interrupts the block: typer itself prints nothing."""
     try:
         yield
     except KeyboardInterrupt:
@@ -47,7 +47,7 @@ def _told() -> Generator[None]:
 
 
 class _Group(TyperGroup):
-    """All commands."""
+    """The command group. It handles Ctrl-C, and says how to install a command that is missing."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _told():
@@ -64,7 +64,7 @@ class _Group(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """A command whose `--help` lists options by panel. No name is cut, however narrow the terminal is."""
+    """A command with options listed by panel in `--help`. A narrow terminal cuts no option's name."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -85,7 +85,7 @@ app = typer.Typer(
 )
 for command in (generate, chat, platforms, explain, bench, audit, env, new_backend, *_commands_of_parts()):
     first = " ".join((command.__doc__ or "").split("\n\n")[0].split())
-    app.command(cls=_Command, short_help=first, context_settings=_SETTINGS)(command)  # in full: click would cut it
+    app.command(cls=_Command, short_help=first, context_settings=_SETTINGS)(command)  # click would cut the docstring
 
 
 def _show_version(asked: bool) -> None:
@@ -106,27 +106,27 @@ def specgraph(
 
 
 def _let_idle_threads_sleep() -> None:
-    """Let idle OpenMP threads wait for some microseconds only, unless the environment says how they wait.
+    """Let idle OpenMP threads spin for some microseconds only, unless the environment sets how they wait.
 
-    GNU's OpenMP, which torch's CPU builds bring, reads this when torch is imported. By default a thread that waits
-    spins for milliseconds, and where other programs have the cores, it keeps the thread that it waits for from running.
+    GNU's OpenMP comes with torch's CPU builds and reads these variables when torch is imported. By default a waiting
+    thread spins for milliseconds. On busy cores it then keeps the thread that it waits for from running.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
 
 
 def main() -> None:
-    """Entry point: an error of ours is one message and its exit status, without a traceback."""
+    """Run the command. A SpecgraphError becomes one message and its exit status, without a traceback."""
     _let_idle_threads_sleep()
     write_any_text()
     try:
         app()
     except SpecgraphError as error:
-        rank = os.environ.get("RANK", "0")  # of a process of torchrun
+        rank = os.environ.get("RANK", "0")  # set by torchrun
         if rank == "0" or not getattr(error, "everywhere", False):
             print(f"specgraph: {'' if rank == '0' else f'rank {rank}: '}{error}", file=sys.stderr)
         sys.exit(error.exit_status)
     except OSError as error:  # a full disk, a name that is too long
         print(f"specgraph: {error.filename or 'the output'}: {error.strerror or error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try to write the rest again at exit
         sys.exit(1)

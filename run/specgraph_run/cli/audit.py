@@ -1,4 +1,4 @@
-"""`specgraph audit`: whether a drafter drafts the same tokens in every lowering, and where it first does not."""
+"""`specgraph audit`: compares each lowering of a drafter with eager, and names the first tensor that differs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def audit(
 ) -> None:
     """Compare step and merged with eager, bit for bit, over random rounds; name the first tensor that differs.
 
-    For "acceptance dropped, and nobody knows why": exit status 1 if anything differs.
+    Run it if acceptance dropped for no known reason. The exit status is 1 if anything differs.
     """
     check_output("--json", json)
     factory = drafter is not None and ":" in drafter and not Path(drafter).exists()
@@ -91,7 +91,10 @@ def audit(
 
 
 def _made_head(place: str, device: torch.device) -> Any:
-    """Return the head that MODULE:FACTORY makes; ConfigError where it raises, or returns what is no draft head."""
+    """Return the head that MODULE:FACTORY makes.
+
+    Raises ConfigError if the factory raises, or if it does not return a draft head.
+    """
     from specgraph.attention import PagedAttention
     from specgraph.device.installed import import_named
     from specgraph.device.source import users_code

@@ -35,7 +35,7 @@ _ROUNDS = (
     "kernel_floor_us", "mean_acceptance_length", "same_tokens",
 )  # fmt: skip
 _SETTINGS = ("requests", "k", "context")
-"""Columns that go into the title of a table where all rows have the same."""
+"""Columns that go into a table's title if all its rows have the same value."""
 
 
 @with_generator_options(only=("dtype", "kv_cache_dtype", *TREES))
@@ -66,9 +66,9 @@ def bench(
 ) -> None:
     """Time one propose in every lowering, with random weights of a model's shape; `generate` times your own folders.
 
-    On an accelerator also against the floor.
+    On an accelerator, each time is also compared with the floor.
 
-    --sampled, --weights and --kv-cache-dtype are for proposes: whole rounds are greedy, in the dtype of the models.
+    --sampled, --weights and --kv-cache-dtype apply to proposes only: whole rounds are greedy, in the models' dtype.
     """
     ways: Any = check("--lowerings", lowerings.split(","), Sequence[LoweringChoice])
     counts, steps = parse_numbers("--requests", requests, MOST_REQUESTS), parse_numbers("-k", k, 63)
@@ -117,7 +117,7 @@ def _measure(
     acceptance: float | tuple[float, ...],
     report: dict[str, Any],
 ) -> None:
-    """Time everything that was asked for; `report` gets the rows of each part as soon as it is done."""
+    """Time all cases, and add the rows of each to `report` as soon as it is done."""
     from specgraph_run.tools.floor import measure_rates
     from specgraph_run.tools.propose import bench_propose
     from specgraph_run.tools.rounds import bench_rounds
@@ -152,7 +152,7 @@ def _show_report(console: Console, report: dict[str, Any], shape: str, target: s
 
 
 def _show_spread(console: Console, rows: list[dict[str, Any]], figure: str, unit: str) -> None:
-    """Print a line for each two neighbouring rows of one case whose medians differ by less than either's figures."""
+    """Print a line for two neighbouring rows of one case if their medians differ by less than the wider spread."""
     timed = [row for row in rows if f"{figure}_least" in row]
     for one, other in pairwise(timed):
         if all(one[name] == other[name] for name in _SETTINGS):
@@ -173,7 +173,7 @@ def _show(console: Console, title: str, rows: list[dict[str, Any]], columns: tup
     table = Table(title=title + about, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in present:
         cells = [str(row.get(name, "")) for row in rows]
-        if name not in same:  # a narrow terminal folds words, no figure
+        if name not in same:  # a narrow terminal may fold words, but not figures
             width = None if name == "lowering" else max(map(len, cells))
             table.add_column(name.replace("_", " "), overflow="fold", min_width=width)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Captures a target and its drafter, and reports what was captured and what it costs (`specgraph explain`)."""
+"""Captures a target and its drafter, and reports the graphs and their cost (for `specgraph explain`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specgraph_run.options import RoundTimes
 
 
 def describe(decoder: SpeculativeDecoder, progress: Progress | None = None) -> dict[str, Any]:
-    """Capture, and return the report of what was captured, as `specgraph explain --json` writes it."""
+    """Capture all graphs of a decoder, and return the report that `specgraph explain --json` writes."""
     platform, config, drafter, owners = decoder.platform, decoder.config, decoder.drafter, decoder.runners
     runner = drafter or decoder.target
     captured: list[dict[str, Any]] = []
@@ -70,13 +70,13 @@ def describe(decoder: SpeculativeDecoder, progress: Progress | None = None) -> d
 
 
 def k_by_acceptance(times: RoundTimes) -> dict[int, dict[str, int]]:
-    """Return what `-k auto` drafts for each captured size for chances of acceptance of 0.3, 0.6 and 0.9."""
+    """Return the K of `-k auto`, by captured size, if a draft token's chance of acceptance is 0.3, 0.6 or 0.9."""
     by_rate = {rate: partial(expected_tokens, [rate] * max(map(max, times.values()))) for rate in (0.3, 0.6, 0.9)}
     return {size: {str(rate): best_k(tokens, row) for rate, tokens in by_rate.items()} for size, row in times.items()}
 
 
 def _launches(runner: ModelRunner) -> dict[int, int]:
-    """Return the graph launches per propose, by K; attention between graphs of a piecewise lowering is not counted."""
+    """Return the graph launches per propose, by K. Attention between the graphs of `piecewise` is not counted."""
     graphs, result = runner.graphs, dict[int, int]()
     for program in runner.programs:
         for batch in program.batches() if program.phase == "propose" else ():
@@ -105,7 +105,7 @@ def _captured(model: str, runner: ModelRunner) -> list[dict[str, Any]]:
 
 
 def _outcome(decode: Any, prefill: Any, capabilities: Capabilities, host_parameters: tuple[str, ...]) -> str:
-    """Return `yes` if these are possible here, else the reason why not."""
+    """Return `yes` if the platform can do these lowerings. Otherwise return the reason why not."""
     try:
         resolve(decode, capabilities, host_parameters, prefill)
     except UnsupportedError as error:
@@ -129,7 +129,7 @@ def _eager(config: DraftConfig, resolution: Resolution) -> list[str]:
 
 
 def _sizes(named: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the bytes of weights, KV caches and persistent buffers. A storage with several names counts once."""
+    """Return the bytes of weights, KV caches and persistent buffers. A storage with two names counts once."""
     sizes = {"weights": 0, "kv_cache": 0, "buffers": 0}
     seen: set[int] = set()
     for name, tensor in named.items():

@@ -58,7 +58,7 @@ def chat(
         from specgraph_run.text.harmony import HarmonyStream, is_harmony
         from specgraph_run.text.stream import TextStream
 
-        # It refuses a folder without a template.
+        # A folder without a template is refused here, before the models are loaded.
         render_chat(target, [*messages, {"role": "user", "content": "?"}])
         chosen = replace(options, sampled=settings.temperature > 0)
         generator, description = load_pair(target, draft, platform, chosen, captured)
@@ -88,7 +88,7 @@ def chat(
 
 
 def _answer(text: str, harmony: bool) -> dict[str, str]:
-    """Return an answer as a message of the conversation; one in harmony by its channels, as the template takes it."""
+    """Return an answer as a message of the conversation. A harmony answer is split into its channels."""
     from specgraph_run.text.harmony import Channels
 
     if not harmony:
@@ -99,12 +99,12 @@ def _answer(text: str, harmony: bool) -> dict[str, str]:
 
 
 def _line(console: Console) -> str:
-    """Return the next message; empty at the end of the input. ConfigError where it is no text."""
+    """Return the next message, or "" at the end of the input. Raises ConfigError if the input is not text."""
     try:
         return console.input("[bold]> [/]").strip()
     except UnicodeDecodeError as error:
         console.print()
         raise ConfigError(f"standard input can't be read: {error}") from None
-    except (EOFError, KeyboardInterrupt, RuntimeError):  # the last where standard input is closed
+    except (EOFError, KeyboardInterrupt, RuntimeError):  # RuntimeError: standard input is closed
         console.print()
         return ""

@@ -1,4 +1,4 @@
-"""`specgraph env`: versions, machine and backends, as a bug report needs them."""
+"""`specgraph env`: the versions, machine and backends that a bug report needs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def env(json: JsonOption = None) -> None:
         "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "packages": {
             **{name: version for name, version in sorted(packages.items()) if name.startswith(_PACKAGES)},
-            "torch": torch.__version__,  # with its build, such as +cpu, which an index's metadata may not have
+            "torch": torch.__version__,  # with its build, such as +cpu: the package's metadata may lack it
         },
         "backends": {
             name: "available" if (probe := item.probe()).available else f"not available: {probe.reason}"
@@ -65,7 +65,7 @@ def env(json: JsonOption = None) -> None:
 
 
 def caches() -> dict[str, str]:
-    """Return the folders in which what was compiled and tried out on this machine outlives the process."""
+    """Return the folders that keep compiled kernels, and results of trials on this machine, between processes."""
     variables, home = os.environ, str(Path.home())
     ours = variables.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     triton = variables.get("TRITON_CACHE_DIR") or os.path.join(variables.get("TRITON_HOME") or home, ".triton", "cache")
@@ -73,7 +73,7 @@ def caches() -> dict[str, str]:
 
 
 def environment(platform: Platform) -> dict[str, Any]:
-    """Return what a result file says of the command that measured it, and of the machine."""
+    """Return the entries of a result file about the machine and the command that measured it."""
     import torch
 
     info = platform.info
@@ -87,7 +87,7 @@ def environment(platform: Platform) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as Linux tells it, else what Python knows."""
+    """Return the processor's name from /proc/cpuinfo, or Python's name for it if there is none."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             lines = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

@@ -1,6 +1,6 @@
-"""`specgraph explain`: what a configuration captures, what that costs, and why no stronger lowering was chosen.
+"""`specgraph explain`: the graphs of a configuration, their cost, and why other lowerings were not chosen.
 
-It captures all graphs and reports what it captured. Nothing is generated.
+It captures all graphs, and generates no text.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def explain(
 def _report(
     target: Path | None, draft: Path | None, options: GeneratorOptions, platform: str | None, captured: Progress
 ) -> dict[str, Any]:
-    """Load the models as `load_generator` does, and capture them. A target alone is captured without a drafter."""
+    """Load the models as `load_generator` does, capture them, and return the report.
+
+    If `target` is given and `draft` is None, the target is captured without a drafter.
+    """
     import torch
     from specgraph_models.checkpoints.tokens import read_tokenizer, shown_stops, stop_token_ids
 

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from specgraph_run.text.stream import TextStream
 
 _OF_A_ROUND = ("verify", "propose")
-"""Phases of the programs that a round consists of."""
+"""The phases of the programs in one round."""
 _MOST_TOGETHER = 8
-"""Prompts that run together where --max-num-requests is not given: every size up to it is captured."""
+"""The most prompts that run together if --max-num-requests is not given. Every size up to it is captured."""
 
 
 @with_options(Prompt, "settings")
@@ -89,7 +89,7 @@ def generate(
         for stream in chain(*groups):
             generator.decoder.check(stream.request)
     console.print(description)
-    if console.is_terminal and not console.is_dumb_terminal:  # which shows no styles
+    if console.is_terminal and not console.is_dumb_terminal:  # a dumb terminal shows no styles
         console.print(LEGEND)
     run, broken = _Run(), None
     try:
@@ -98,7 +98,7 @@ def generate(
             run.tokens_per_second_alone = _time_target_alone((target, draft), generator, chosen, asked, chat)
     except KeyboardInterrupt:
         run.interrupted = True
-    except OSError as error:  # the text can't be written: its reader has left, or a disk is full
+    except OSError as error:  # the text can't be written: its reader is gone, or a disk is full
         run.interrupted, broken = True, error
     names = ("tiny-python" if target is None else str(target), str(draft) if draft else None)
     if target is None and draft is None:
@@ -117,15 +117,15 @@ def generate(
 
 @dataclass(slots=True)
 class _Run:
-    """The outcome of all prompts, as far as the command came before Ctrl-C."""
+    """The results of all prompts, up to the end or to Ctrl-C."""
 
     results: list[Result] = field(default_factory=list[Result])
-    """One per request, in the order of the prompts."""
+    """One result per request, in the order of the prompts."""
     seconds: float = 0.0
     graph_launches: int = 0
     """Launches of verifies and proposes."""
     tokens_per_second_alone: float | None = None
-    """Speed of the same prompts without drafting; None where it is not known."""
+    """Speed of the same prompts without drafting. None if it was not measured."""
     interrupted: bool = False
 
 
@@ -135,7 +135,7 @@ def _requests(generator: TextGenerator, asked: list[Prompt], chat: bool) -> list
 
 
 def _streams(generator: TextGenerator, asked: list[Prompt], chat: bool) -> list[list[TextStream]]:
-    """Return the streams of each prompt, whose chunks `show_texts` gives them."""
+    """Return the streams of each prompt. `show_texts` will push their chunks."""
     from specgraph_run.text.stream import TextStream
 
     return [
@@ -151,13 +151,13 @@ def _generate(
     consoles: tuple[Console, Console],
     run: _Run,
 ) -> None:
-    """Show all texts as they come, and fill in `run`, also where Ctrl-C ends this."""
+    """Show all texts as they come, and fill in `run`, also if Ctrl-C interrupts it."""
     streams, layout = list(chain(*groups)), generator.layout
     prompt_of = [prompt for prompt, group in zip(prompts, groups, strict=True) for _ in group]
-    own = slice(None) if layout is None else slice(layout.data_rank, None, layout.data_size)  # every n-th request
+    own = slice(None) if layout is None else slice(layout.data_rank, None, layout.data_size)  # this rank's requests
     if layout is not None and layout.data_size > 1:
         groups, prompts = [[stream] for stream in streams[own]], prompt_of[own]
-    earlier = _launches_of_rounds(generator)  # -k auto has timed some
+    earlier = _launches_of_rounds(generator)  # -k auto has timed some rounds before
     start = time.perf_counter()
     try:
         try:
@@ -167,7 +167,7 @@ def _generate(
             run.graph_launches = _launches_of_rounds(generator) - earlier
         run.results = gather_results(generator, run.results, prompt_of, consoles)
     finally:
-        if len(run.results) < len(streams):  # those of other data parallel ranks were not gathered
+        if len(run.results) < len(streams):  # the results of other data parallel ranks were not gathered
             known = dict(zip(range(len(streams))[own], run.results, strict=False))
             run.results = [known.get(i, Result()) for i in range(len(streams))]
 
@@ -179,7 +179,7 @@ def _time_target_alone(
     asked: list[Prompt],
     chat: bool,
 ) -> float:
-    """Return the tokens per second of the same prompts without drafting, on the platform of the generator `like`."""
+    """Return the tokens per second of the same prompts without drafting, on the platform of `like`."""
     from specgraph_run.text.load import load_generator
 
     options = replace(options, synthetic_acceptance=None)
@@ -193,7 +193,7 @@ def _time_target_alone(
 
 
 def _report(generator: TextGenerator, asked: list[Prompt], run: _Run, target: str, draft: str | None) -> dict[str, Any]:
-    """Return the report as `--json` writes it."""
+    """Return the report that `--json` writes."""
     from specgraph import __version__
 
     drafter, info = generator.decoder.drafter, generator.platform.info
@@ -242,7 +242,7 @@ def _launches_of_rounds(generator: TextGenerator) -> int:
 
 
 def _row(prompt: Prompt, results: list[Result]) -> dict[str, Any]:
-    """Return the part of a report that one prompt has."""
+    """Return the report's entry for one prompt."""
     sequences = [
         {
             "text": result.text, "tokens": result.tokens, "num_tokens": len(result.tokens),
@@ -273,7 +273,7 @@ def _show(console: Console, report: dict[str, Any], generator: TextGenerator, re
 
 
 def _summary(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the figures of a report that people read, each with its name."""
+    """Yield the name and the text of each figure that is shown to people."""
     length, shares = report["mean_acceptance_length"], report["acceptance_per_position"]
     reason = f"{report['finish_reason'] or 'interrupted'} after " if "text" in report else ""
     yield "finished", f"{reason}{report['num_tokens']} tokens in {report['rounds']} rounds"

@@ -1,4 +1,4 @@
-"""Ctrl-C while a file is written: the file is finished first."""
+"""Delays Ctrl-C until a file is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 def finished_first() -> Generator[None]:
     """Let a first Ctrl-C take effect at the end of the block. A second one takes effect at once."""
     former = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(former):  # nothing would interrupt it
+    if threading.current_thread() is not threading.main_thread() or not callable(former):  # Ctrl-C does nothing here
         yield
         return
     asked: list[tuple[int, FrameType | None]] = []

@@ -1,4 +1,4 @@
-"""Loads the target and the drafter that a command generates with."""
+"""Loads the target and drafter of a command."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from specgraph_run.text.generator import TextGenerator
 
 _SMALL = 64 * 2**20
-"""Bytes of a target's folder up to which one thread of the CPU is fastest."""
+"""A target with fewer bytes than this runs fastest on one CPU thread."""
 
 
 def choose_folders(
     target: Path | None, draft: Path | None, model: str | None = None
 ) -> tuple[Path | None, Path | None]:
-    """Return the target and the drafter that the options name, before torch is imported; ConfigError where there are
-    none, or options do not go together.
+    """Return the target and the drafter that the options name, without importing torch.
 
-    A target of None is the shipped one; a drafter of None is the shipped target's, and any other's none.
+    A target of None stands for the shipped target. A drafter of None stands for the shipped drafter if the target is
+    None too, and otherwise for decoding without drafts.
+
+    Raises ConfigError if a file or folder is not there, or if the options contradict each other.
     """
     if model is not None:
         if target is not None:
@@ -44,7 +46,10 @@ def choose_folders(
 
 
 def check_processes(options: GeneratorOptions) -> None:
-    """Raise ConfigError, before torch is imported, for ranks that were not started, saying how to start them."""
+    """Raise ConfigError, with the command to use, if the number of started processes is not the number of ranks.
+
+    It needs no torch.
+    """
     started, data = environment_number("WORLD_SIZE", 1, least=1), options.data_parallel
     if started != (size := options.tensor_parallel * data):
         processes = f"{started} process{'es were' if started > 1 else ' was'} started"
@@ -56,8 +61,9 @@ def check_processes(options: GeneratorOptions) -> None:
 def load_pair(
     target: Path | None, draft: Path | None, platform: str | None, options: GeneratorOptions, progress: Progress
 ) -> tuple[TextGenerator, str]:
-    """Open the platform, load what `choose_folders` chose (a target alone decodes without drafts) and capture its
-    graphs; return the generator, and a line that describes it.
+    """Open the platform, load the target and drafter from `choose_folders`, and capture their graphs.
+
+    Returns the generator, and a line for people that describes it.
     """
     from specgraph.device import open_platform
     from specgraph_run.text.load import load_generator, shipped_pair
@@ -71,10 +77,11 @@ def load_pair(
 
 
 def choose_threads(platform: Platform, folder: Path) -> str:
-    """Use one CPU thread for a model whose weights fit a core's cache, unless OMP_NUM_THREADS says otherwise; return a
-    remark for people, empty where nothing was chosen.
+    """Use one CPU thread for a model of less than 64 MiB, unless OMP_NUM_THREADS is set.
 
-    The ops of so small a model take microseconds, less than it takes to wake other threads.
+    An op of so small a model takes microseconds, less than it takes to wake other threads.
+
+    Returns a remark for people about the number of threads; "" if the platform is no CPU or OMP_NUM_THREADS is set.
     """
     import torch
 

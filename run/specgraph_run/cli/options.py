@@ -1,4 +1,4 @@
-"""Options that several commands share, and the way from fields of a dataclass to options of a command."""
+"""Options that several commands share, and options made from the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
 
 
 def _read_stop(strings: list[str] | None) -> list[str] | None:
-    """Return stop strings with the characters that escapes stand for."""
+    """Return stop strings with their escapes replaced by characters."""
     if not all(strings or ()):
         raise ConfigError("--stop: a stop string is empty")
     return None if strings is None else [_ESCAPE.sub(_unescaped, each) for each in strings]
@@ -41,7 +41,7 @@ def _read_stop(strings: list[str] | None) -> list[str] | None:
 
 def _unescaped(found: re.Match[str]) -> str:
     escape = found[1]
-    if len(escape) == 5 and not "d800" <= escape[1:].lower() <= "dfff":  # which are halves of a character
+    if len(escape) == 5 and not "d800" <= escape[1:].lower() <= "dfff":  # a surrogate is half a character
         return chr(int(escape[1:], 16))
     if escape not in _ESCAPED:
         raise ConfigError(
@@ -84,14 +84,15 @@ def with_options(
     without: Collection[str] = (),
     **defaults: Any,
 ) -> Callable[..., Callable[..., None]]:
-    """Give a command an option per field of a dataclass, in the place of its parameter `place`, which gets the object.
+    """Replace a command's parameter `place` by one option per field of a dataclass. The command gets the object.
 
     Args:
-        of: the dataclass; its fields that are options are made by `specgraph.config.option`.
+        of: the dataclass. A field is an option if `specgraph.config.option` made it.
+        place: the name of the parameter.
         panel: heading of the options in the command's help.
-        only: the fields that the command takes; all by default.
+        only: the fields that become options; all by default.
         without: fields that the command sets itself.
-        defaults: values of this command, where they differ from those of the dataclass.
+        defaults: default values of this command, if they differ from the dataclass.
     """
     offered = [each for each in fields(of) if "help" in each.metadata and each.name not in without]
     taken = [each for each in offered if not only or each.name in only]
@@ -115,11 +116,14 @@ def with_options(
 
 
 with_generator_options = partial(with_options, GeneratorOptions, "options", panel="Generator")
-"""Give a command options for fields of `GeneratorOptions`, in the place of its parameter `options`."""
+"""`with_options` for `GeneratorOptions`, in the place of the parameter `options`."""
 
 
 def parse_numbers(option: str, text: str, most: int) -> list[int]:
-    """Return the comma-separated numbers of an option; ConfigError unless each is a whole number of 1 to `most`."""
+    """Return the comma-separated numbers of an option.
+
+    Raises ConfigError unless each one is a whole number from 1 to `most`.
+    """
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:

@@ -1,6 +1,6 @@
-"""Outputs of a command: files checked before the work and written after it, text for people, the end by Ctrl-C.
+"""A command's output: its JSON file, its text for people, and its exit after Ctrl-C.
 
-A command writes its file before it shows figures: an output that breaks then loses none.
+A command checks the file before its work, and writes it before it shows figures: a broken terminal then loses nothing.
 """
 
 from __future__ import annotations
@@ -24,15 +24,19 @@ from specgraph_run.cli.interrupts import finished_first
 
 
 def write_any_text() -> None:
-    """Let standard output and error write every character: one that their encoding lacks as its escape, `\\u2192`."""
+    """Let standard output and error write a character that their encoding lacks, as its escape: `\\u2192`."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # None where it is closed; a caller may have put another one there
+        if isinstance(stream, io.TextIOWrapper):  # None if it is closed; or a caller's own stream
             stream.reconfigure(errors="backslashreplace")
 
 
 def check_output(option: str, to: str | Path | None) -> None:
-    """Raise ConfigError for a file that can't be written: an empty name, a folder, or in one that is not there or may
-    not be written to. `-` (standard output) and None always can.
+    """Raise ConfigError if a file can't be written: its name is empty or a folder's, its folder is missing, or there
+    is no permission.
+
+    Args:
+        option: the option that names the file, for the message.
+        to: the file; `-` (standard output) and None are always right.
     """
     if to is None or to == "-":
         return
@@ -46,7 +50,7 @@ def check_output(option: str, to: str | Path | None) -> None:
 
 
 def write_json(data: Any, to: str | None) -> None:
-    """Write `data` as JSON to a file, to standard output for `-`, or nowhere for None.
+    """Write `data` as JSON to a file. `-` is standard output; None writes nothing.
 
     Raises:
         SpecgraphError: the file can't be written.
@@ -65,22 +69,22 @@ def write_json(data: Any, to: str | None) -> None:
 
 
 def text_output(json_to: str | None) -> TextIO:
-    """Return the stream for people: standard error where standard output is for JSON."""
+    """Return the stream for people: standard error if standard output takes the JSON."""
     return sys.stderr if json_to == "-" else sys.stdout
 
 
 class TextConsole(Console):
-    """A console that raises BrokenPipeError if its reader has left; a plain one ends the process."""
+    """A console that raises BrokenPipeError if its reader is gone. rich's own console ends the process."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def text_consoles(json_to: str | None, quiet: bool = False) -> tuple[Console, Console]:
-    """Return the console of generated text, and that of all that is said about it.
+    """Return the console for generated text and the console for notes about it.
 
-    They are one on a terminal, and where JSON takes standard output. Else standard output gets the text alone, so that
-    it can be piped.
+    Both are the same console on a terminal, or if JSON takes standard output. Otherwise standard output gets the text
+    alone, so that it can be piped, and notes go to standard error.
     """
     text = TextConsole(file=text_output(json_to), highlight=False, quiet=quiet)
     together = text.is_terminal or json_to == "-"
@@ -88,7 +92,7 @@ def text_consoles(json_to: str | None, quiet: bool = False) -> tuple[Console, Co
 
 
 def print_summary(console: Console, rows: Iterable[tuple[str, str]]) -> None:
-    """Print names and what they stand for as a table without a header."""
+    """Print rows of a name and its text as a table without a header."""
     table = Table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")  # a path is shown whole
@@ -98,6 +102,6 @@ def print_summary(console: Console, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def exit_interrupted() -> NoReturn:
-    """End a command that Ctrl-C interrupted, after it has shown its figures."""
+    """Exit with status 130 after a command that Ctrl-C interrupted has shown its figures."""
     print("specgraph: interrupted; these are the figures so far", file=sys.stderr)
     raise typer.Exit(130)

@@ -1,4 +1,4 @@
-"""`specgraph platforms`: every discovered backend, available or the reason why not."""
+"""`specgraph platforms`: every installed backend, and whether it is available."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _row(name: str, item: Discovered) -> dict[str, Any]:
 
 
 def _capabilities(item: Discovered, probe: Probe) -> tuple[dict[str, Any], str]:
-    """Probe capabilities on the opened device; a device that can't be opened has none, and a reason."""
+    """Return the capabilities of device 0, and the reason if it can't be opened ("" if it can)."""
     if item.backend is None or not probe.available:
         return {}, ""
     try:

@@ -58,7 +58,7 @@ class Prompt:
     frequency_penalty: Penalty = option(0.0, "Taken off a token's logit for each time that the output has it.")
     n: Requests = option(1, "Sequences per prompt; --seed S gives them S, S + 1 ...; needs a temperature.", "-n", "--n")
     stop: str | Sequence[str] = ()
-    """Stop strings, of which --stop gives those of all prompts: it takes escapes, which JSON has of its own."""
+    """Stop strings. `--stop` sets them for all prompts, and takes escapes such as \\n; a prompt in JSON has JSON's."""
     skip_special_tokens: bool = option(True, "Leave special tokens, such as <|im_end|>, out of the text.")
 
     def __post_init__(self) -> None:
@@ -69,27 +69,27 @@ class Prompt:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of tokens, as `TextGenerator.requests` takes them."""
+        """The keyword arguments for `TextGenerator.requests`: all fields but the ones about text."""
         return {name: value for name, value in asdict(self).items() if name not in _OF_TEXT}
 
     @property
     def has_parameters(self) -> bool:
-        """True if it needs a decoder with `sampling_parameters`."""
+        """True if the prompt needs a decoder with `sampling_parameters`."""
         neutral = Prompt(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed, n=self.n)
         return self.settings != neutral.settings
 
 
 def read_prompts(text: str | None, lines: Path | None, settings: Prompt) -> list[Prompt]:
-    """Return the prompts that were asked for; the default one if none was.
+    """Return the prompts of `--prompt` or `--prompts`. Without either, return the default prompt.
 
     Args:
         text: the prompt itself; `-` reads standard input.
-        lines: holds one JSON object per line with `prompt` and, if wanted, other fields of `Prompt`;
-            `-` reads standard input.
-        settings: for all that a line doesn't say.
+        lines: a file with one JSON object per line: `prompt` and, if wanted, other fields of `Prompt`. `-` reads
+            standard input.
+        settings: the values of fields that a line does not have.
 
     Raises:
-        ConfigError: both of them, an unreadable file, or a line that is not such an object.
+        ConfigError: both are given, the file can't be read, or a line is not such an object.
     """
     if text is not None and lines is not None:
         raise ConfigError("give one of --prompt and --prompts")
@@ -104,7 +104,7 @@ def _text_of(path: Path) -> str:
     try:
         if str(path) != "-":
             return path.read_text(encoding="utf-8")
-        return sys.stdin.read() if sys.stdin else ""  # None: it is closed
+        return sys.stdin.read() if sys.stdin else ""  # sys.stdin is None if it is closed
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file of prompts can't be read: {error}") from None
 
@@ -112,7 +112,7 @@ def _text_of(path: Path) -> str:
 def _json_lines(path: Path, settings: Prompt) -> list[Prompt]:
     content = _text_of(path)
     prompts: list[Prompt] = []
-    for number, line in enumerate(content.split("\n"), 1):  # not at U+2028 and the like, which strings may hold
+    for number, line in enumerate(content.split("\n"), 1):  # not splitlines: a JSON string may hold U+2028
         if not line.strip(" \t\r"):
             continue
         try:

@@ -1,4 +1,4 @@
-"""Generates for prompts and shows their texts on a terminal, accepted draft tokens marked."""
+"""Generates the texts of prompts and shows them on a terminal, with accepted draft tokens marked."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from specgraph_run.text.stream import TextPiece, TextStream
 
 ACCEPTED = "green underline"
-"""Style of accepted text. Underlined too, for terminals without colour."""
+"""Style of text from accepted draft tokens. It is underlined for terminals without colour."""
 
 LEGEND = f"[dim]text from accepted draft tokens looks[/] [{ACCEPTED}]like this[/]"
 
 
 @dataclass(slots=True)
 class Result:
-    """The outcome of one prompt."""
+    """The result of one request."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list[int])
     finish_reason: str | None = None
-    """The reason why it ended; None if it was interrupted."""
+    """Why the request ended. None if it was interrupted."""
     accepted: list[int] = field(default_factory=list[int])
     """`TextStream.accepted`."""
     seed: int | None = None
     """`TextStream.seed`."""
     seconds: float = 0.0
-    """The time until its last token: waiting for a place in the batch and prefill included, capture not."""
+    """Seconds until its last token, with the wait for a place in the batch and prefill, without capture."""
 
 
 def show_texts(
@@ -43,15 +43,15 @@ def show_texts(
     results: list[Result],
     prompts: Sequence[str] = (),
 ) -> None:
-    """Generate for all streams, as many together as the generator takes, and show the texts in their order.
+    """Generate the texts of all streams in batches of the generator's size, and show them in the streams' order.
 
-    The first unfinished text is shown as it comes, the others when it is their turn.
+    The first unfinished text is shown as it comes. A later text is shown once the texts before it are finished.
 
     Args:
-        groups: the streams of each prompt, without chunks: the prompt is shown once, before the first of them.
+        groups: the streams of each prompt, still without chunks. A prompt is shown before its first stream.
         consoles: see `text_consoles`.
-        results: gets one result per stream, also where this is interrupted.
-        prompts: the text to show of each prompt; none shows none.
+        results: receives one result per stream, also if Ctrl-C interrupts the function.
+        prompts: the text to show for each prompt. If it is empty, no prompt is shown.
     """
     text, notes = consoles
     streams = [stream for group in groups for stream in group]
@@ -76,11 +76,11 @@ def show_texts(
         while True:
             for chunk in generator.step():
                 i = indices.get(chunk.request)
-                if i is None:  # of an answer before, whose end an interrupt skipped
+                if i is None:  # a request of an earlier, interrupted answer
                     generator.cancel(chunk.request)
                     continue
                 if results[i].finish_reason is not None:
-                    continue  # it ended at a stop string, and this says that it is cancelled
+                    continue  # it ended at a stop string: this chunk only reports that it is cancelled
                 held[i] += streams[i].push(chunk)
                 _fill(results[i], streams[i], time.perf_counter() - start)
                 if streams[i].finish_reason is not None and chunk.finish_reason is None:
@@ -104,19 +104,19 @@ def show_texts(
                 _fill(results[i], stream, time.perf_counter() - start)
         for request_id in indices:
             generator.cancel(request_id)
-        generator.step()  # hands out, and so forgets, the last chunks of what was cancelled
+        generator.step()  # the decoder hands out the cancelled requests' last chunks, and forgets them
 
 
 def gather_results(
     generator: TextGenerator, results: list[Result], prompts: Sequence[str], consoles: tuple[Console, Console]
 ) -> list[Result]:
-    """Return the results of all data parallel ranks in the order of the prompts, of which each rank had every n-th one.
+    """Gather the results of all data parallel ranks, in the order of the requests, and show the other ranks' texts.
 
-    Shows the texts of the other ranks, by their prompts.
+    With n data parallel ranks, each rank has every n-th request.
 
     Args:
-        results: of the requests of this rank.
-        prompts: the text of each request's prompt, of all ranks.
+        results: the results of this rank's requests.
+        prompts: the prompt of each request, for the requests of all ranks.
         consoles: see `text_consoles`.
     """
     layout = generator.layout
@@ -133,7 +133,7 @@ def gather_results(
 
 
 def show_prompt(prompt: str, consoles: tuple[Console, Console]) -> None:
-    """Show a prompt, before the text that follows it."""
+    """Show a prompt before its text."""
     text, notes = consoles
     notes.print()
     notes.print(prompt, style="dim", end="" if text is notes else "\n", markup=False, soft_wrap=True)

@@ -13,11 +13,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 def waiting(console: Console | None = None) -> Generator[Callable[[str, int, int], None]]:
     """Show `loading`, then `compiling kernels 3/20` and `capturing 12/74` with a bar, until the block ends.
 
-    Nothing stays on the screen, and nothing is shown where `console`, by default standard error, is no terminal. Yields
-    the `Progress` to call.
+    The bar is removed at the end. It is not shown at all if `console`, by default standard error, is no terminal.
+    Yields the `Progress` function to call.
     """
     console = console or Console(stderr=True)
-    if console.is_dumb_terminal:  # it can't draw a line again, so it is told once that there is something to wait for
+    if console.is_dumb_terminal:  # it can't redraw a bar, so it gets one line
         console.print("loading and capturing")
     shown = console.is_terminal and not console.is_dumb_terminal
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())

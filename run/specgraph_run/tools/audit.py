@@ -19,12 +19,12 @@ from specgraph.errors import ConfigError, SpecgraphError, UnsupportedError, firs
 from specgraph_run.tools.shapes import lone_drafter
 
 _OTHERS = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)
-"""Exceptions that wrong code of a drafter or of a buffer raises; a finding too."""
+"""Exceptions that a faulty head or buffer raises. The audit reports them as a difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditCase:
-    """Rounds of 1 to `max_num_requests` requests that come, go and advance as if by acceptance, at random."""
+    """The random batches of an audit, of 1 to `max_num_requests` requests each. Accepted counts are random too."""
 
     rounds: int = 200
     max_num_requests: int = 8
@@ -34,12 +34,12 @@ class AuditCase:
     vocab_size: int
     """Tokens of the target's vocabulary."""
     lowerings: tuple[LoweringChoice, ...] = ("step", "merged")
-    """Compared with eager."""
+    """The lowerings to compare with eager."""
     seed: int = 0
 
 
 class Traffic:
-    """Random rounds over a fixed number of request slots; a request that reaches max_model_len is replaced."""
+    """Random batches over `max_num_requests` requests. A new request replaces one that reaches max_model_len."""
 
     def __init__(self, case: AuditCase, aux_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.case, self.aux_size, self.dtype, self.device = case, aux_size, dtype, device
@@ -49,12 +49,15 @@ class Traffic:
         self.blocks = (torch.randperm(slots * per_request, generator=self._host) + 1).view(slots, per_request).int()
         self._positions = torch.randint(0, case.max_model_len // 2, (slots,), generator=self._host)
         self.drafts = torch.zeros(slots, case.num_speculative_tokens, dtype=torch.int64, device=device)
-        """The last draft tokens of every slot, which the next round verifies."""
+        """The last draft tokens of every request, int64 [max_num_requests, K]. The next batch has them as verified."""
         self.sizes: set[int] = set()
-        """Batch sizes so far."""
+        """The batch sizes so far."""
 
     def next(self) -> tuple[Tensor, Tensor, ProposeBatch]:
-        """(slots of this round, first positions that are drafted for, the batch)."""
+        """Return the next batch, after the numbers of its requests and the first position that each drafts for.
+
+        Both are int64 [num_requests] on the host.
+        """
         case = self.case
         n = int(torch.randint(1, case.max_num_requests + 1, (), generator=self._host))
         slots = torch.randperm(case.max_num_requests, generator=self._host)[:n]
@@ -84,22 +87,22 @@ def audit(
     attention: AttentionBackend | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Propose with every lowering over the same rounds, each with buffers and KV caches of its own.
+    """Propose the same batches in every lowering, each with its own buffers and KV caches, and compare with eager.
 
-    Eager runs at the same padded shapes, so everything must be equal bit for bit.
+    Eager runs at the same padded shapes, so all tensors must be equal bit for bit.
 
     Args:
-        head: any draft head; nothing of specgraph needs to have made it.
+        head: any draft head, including one that specgraph did not make.
         attention: the core's paged attention by default.
-        progress: called for each graph that is captured, and after each round.
+        progress: called for each captured graph, and after each batch.
 
     Returns:
-        `equal`, `rounds`, `batch_sizes`, `refused` (reason by lowering), and, unless equal, `first`: the lowering, the
-        round and the tensor that differs first, with layer, draft step, request and position if it is a KV cache, or
-        the message of a capture or propose that failed.
+        `equal`, `rounds` (the number of compared batches), `batch_sizes` and `refused` (the reason by lowering).
+        If a tensor differs, `first` has the lowering, the batch and the first tensor that differs; a KV cache also
+        has its layer, draft step, request and position. If a capture or propose fails, `first` has its message.
 
     Raises:
-        ConfigError: the head cannot draft as the case says.
+        ConfigError: the head cannot draft this case.
     """
     refused: dict[str, str] = {}
     drafters: dict[str, Drafter] = {}
@@ -140,8 +143,8 @@ def audit(
 
 
 def _said(error: BaseException) -> str:
-    """Return the message; with the file and line that raised it where the message is not one of ours."""
-    if isinstance(error.__cause__, IndexError):  # the batches are right: an op or the head is not
+    """Return the message of an error, after its file and line if it is no SpecgraphError."""
+    if isinstance(error.__cause__, IndexError):  # the batches are right, so an op or the head is wrong
         error = error.__cause__
     if isinstance(error, SpecgraphError):
         return str(error)
@@ -164,8 +167,11 @@ def _drafter(
 
 
 def _difference(eager: Drafter, other: Drafter, traffic: Traffic, slots: Tensor, ends: Tensor) -> dict[str, Any] | None:
-    """Return the first difference in the order in which a propose writes: KV by step and layer, then draft tokens."""
-    found: dict[tuple[int, int, str], dict[str, Any]] = {}  # by step, layer and kind
+    """Return the first difference in the order of a propose's writes: KV by draft step and layer, then draft tokens.
+
+    None if everything is equal.
+    """
+    found: dict[tuple[int, int, str], dict[str, Any]] = {}  # by draft step, layer and kind
     for layer, (mine, theirs) in enumerate(zip(eager.caches, other.caches, strict=True)):
         for kind in KVCache._fields:
             place = _first_kv(getattr(mine, kind), getattr(theirs, kind), traffic, slots, ends)
@@ -187,7 +193,10 @@ def _difference(eager: Drafter, other: Drafter, traffic: Traffic, slots: Tensor,
 
 
 def _first_kv(mine: Tensor, theirs: Tensor, traffic: Traffic, slots: Tensor, ends: Tensor) -> dict[str, Any] | None:
-    """Return where two caches [blocks, block_size, ...] differ first: draft step, request of the batch, position."""
+    """Return the draft step, request and position of the first difference of two caches [blocks, block_size, ...].
+
+    None if the caches are equal.
+    """
     if torch.equal(mine[1:], theirs[1:]):  # block 0 is the null block
         return None
     same = (mine == theirs) | (mine.isnan() & theirs.isnan())
@@ -207,7 +216,7 @@ def _first_kv(mine: Tensor, theirs: Tensor, traffic: Traffic, slots: Tensor, end
 
 
 def as_text(report: dict[str, Any], lowerings: Sequence[str]) -> str:
-    """Return the report for a person, one finding per line."""
+    """Return the report as text for people, one result per line."""
     lines = [f"{name}: not compared: {reason}" for name, reason in report["refused"].items()]
     rounds = f"{report['rounds']} rounds, {report['batch_sizes']} batch sizes"
     if report["equal"]:

@@ -1,6 +1,6 @@
-"""The least time that a propose or a round can take on a device: what it reads and computes, at the best rates there.
+"""The floor of a propose or a round: its reads and products at a device's best rates.
 
-The rates are measured in the same run as the times that are compared with them.
+The rates are measured in the same run as the times that are compared with the floor.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from specgraph_run.tools.timing import device_time
 
 _MIXTURE = ("router", "shared_gate_up", "shared_down")
 _IN_ORDER = ("markov.output", "correction.taken", "correction.kept", "correction.inner", "correction.output")
-"""Matrices of a block's draws, each of which knows the token before: they are read once for every row."""
+"""Matrices that a block head uses to draw a token after the one before it. They are read once per draft token."""
 _CHOICE = "selector.projection"
-"""A matrix that is read once, for the rows of a block that predict."""
+"""A matrix that is read once per propose, for the K rows per request that predict a token."""
 _LINEARS = ("fc", "projection", "qkv", "output", "gate_up", "down", *_MIXTURE, _CHOICE)
-"""The ends of the names of a head's matrices. `fc` combines several hidden states of the target, where it has some."""
+"""The last parts of the names of a head's matrices. `fc` combines several hidden states of the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """The best that a device does."""
+    """The best measured rates of a device."""
 
     bytes_per_second: float
     """Bandwidth of device memory: the larger one of a copy and of a read."""
@@ -39,12 +39,12 @@ class DeviceRates:
 
 
 def measure_rates(platform: Platform, dtype: torch.dtype) -> DeviceRates:
-    """Measure both, the best of 10 times, in about a second on a GPU.
+    """Measure the rates of a device, the best of 10 times each, in about a second on a GPU.
 
-    A copy counts the bytes it reads and those it writes. Reads are measured too because a draft step only reads its
-    weights, and a read is faster than a copy.
+    A copy counts the bytes it reads and the bytes it writes. Reads are measured too, because a draft step only reads
+    its weights, and a read is faster than a copy.
     """
-    # 2 GiB, far larger than any cache. A power of two: torch reads up to 3 % slower in a reduction over another size.
+    # 2 GiB, far larger than any cache. It is a power of two: over other sizes torch's reduction is up to 3 % slower.
     source = torch.randn(1 << 29, device=platform.device)
     target = torch.empty_like(source)
     copied = _seconds(platform, lambda: target.copy_(source), burst=24)
@@ -65,12 +65,12 @@ def _seconds(platform: Platform, call: Callable[[], Any], burst: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class KernelWork:
-    """The least work of one kernel."""
+    """The bytes and products that one kernel needs at least."""
 
     bytes: int
     """Bytes that it reads from device memory: its weights, or the KV of every request."""
     flops: int
-    """Products and sums of a linear, two per weight and row; 0 for an attention."""
+    """The products and sums of a linear, two per weight and row. 0 for attention."""
 
 
 def propose_floor(
@@ -79,9 +79,9 @@ def propose_floor(
     """Return the least microseconds of one propose.
 
     Returns:
-        `floor_us`, the larger of reading all bytes and computing all products; `flops_floor_us`, the same number, where
-        it is the products; and `kernel_floor_us`, the sum over kernels of the larger of the two, which is the least
-        where kernels run one after the other.
+        `floor_us`: the longer of two times, to read all bytes and to compute all products.
+        `flops_floor_us`: the same number, present only if the products take longer.
+        `kernel_floor_us`: the same maximum per kernel, summed: the floor of kernels that run one after the other.
     """
     return _least(propose_work(head, requests, k, context, cached), rates)
 
@@ -89,7 +89,7 @@ def propose_floor(
 def round_floor(
     target: LlamaTarget, head: RandomHead | None, requests: int, k: int, context: int, rates: DeviceRates
 ) -> dict[str, float]:
-    """Return the least microseconds of one round, as `propose_floor`: `verify_work`, and with a head `propose_work`."""
+    """Return the least microseconds of one round, with the keys of `propose_floor`. Without a head, of the verify."""
     drafting = [] if head is None else propose_work(head, requests, k, context)
     return _least(verify_work(target, requests, k + 1, context) + drafting, rates)
 
@@ -107,15 +107,20 @@ def _least(work: list[KernelWork], rates: DeviceRates) -> dict[str, float]:
 def propose_work(
     head: RandomHead, requests: int, k: int, context: int, cached: torch.dtype | None = None
 ) -> list[KernelWork]:
-    """Return the linears and attentions of one propose of K tokens, with KV in the dtype `cached` (the head's when
-    None).
+    """Return the work of the linears and attentions of one propose of K tokens.
 
-    A chain drafter reads its layer, its input projection and lm_head at every step, and the projection of the target's
-    hidden states once per propose. Its first step computes K + 1 rows per request up to the last layer's keys and
-    values, and one row from there on; the others compute one row. A parallel drafter does everything once, for K +
-    1 rows, and lm_head for K; matrices of draws in order it reads K times, for one row per request. Of a mixture it
-    reads the experts that rows choose, if each chooses at random. Left out are embedding rows, norms, activations,
-    the scales of FP8 weights, and the products of attention.
+    A chain drafter reads its layer, its input projection and lm_head at every draft step. It reads the projection of
+    the target's hidden states once per propose. Its first draft step computes K + 1 rows per request up to the last
+    layer's keys and values, and one row from there on. Later draft steps compute one row.
+
+    A parallel drafter does everything once, for K + 1 rows per request, and lm_head for K rows. If it draws tokens in
+    order, it reads the matrices of the draws K times, for one row per request.
+
+    A mixture reads the experts that its rows choose, as if each row chose at random. Embedding rows, norms,
+    activations, the scales of FP8 weights, and the products of attention are left out.
+
+    Args:
+        cached: the dtype of the KV cache. None is the head's dtype.
     """
     parallel = kind_of(head).is_one_pass
     all_of_round = requests * (k + 1)
@@ -129,7 +134,7 @@ def propose_work(
         for shape in head.attention_layers:
             kv = requests * (context + step) * bytes_per_token([shape], cached or head.dtype)
             work.append(KernelWork(kv, 0))
-            if parallel:  # keys and values of the round's rows, by weights that are read for the block's rows anyway
+            if parallel:  # keys and values of the verified rows: their weights are read for the block's rows anyway
                 size = shape.num_kv_heads * shape.head_dim
                 work.append(KernelWork(0, 2 * rows * 2 * size * head.hidden_size))
         work += [_linear(matrix, rows) for matrix in all_rows]
@@ -138,9 +143,9 @@ def propose_work(
 
 
 def verify_work(target: LlamaTarget, requests: int, query_len: int, context: int) -> list[KernelWork]:
-    """Return the linears and attentions of one verify with `query_len` rows per request, and the logits of each row.
+    """Return the work of one verify with `query_len` rows per request: linears, attentions and the logits of each row.
 
-    Left out is what `propose_work` leaves out, and reading the logits.
+    It leaves out the same work as `propose_work`, and also reading the logits.
     """
     rows = requests * query_len
     work: list[KernelWork] = []
@@ -152,7 +157,7 @@ def verify_work(target: LlamaTarget, requests: int, query_len: int, context: int
 
 
 def _linear(matrix: Tensor, rows: int, top_k: int = 0) -> KernelWork:
-    """Return the work of a matrix, or of those of all experts, stacked, of which each row goes through `top_k`."""
+    """Return the work of a matrix [rows, columns], or of stacked experts if each row goes through `top_k` of them."""
     if matrix.dim() == 2:
         return KernelWork(matrix.nbytes, 2 * rows * matrix.numel())
     share = top_k / matrix.shape[0]
@@ -160,10 +165,13 @@ def _linear(matrix: Tensor, rows: int, top_k: int = 0) -> KernelWork:
 
 
 def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return the weights used once per propose, over all rows of the round; those used at every step, over all rows of
-    the first; and those used at every step, over one row per request (a parallel drafter: K).
+    """Return a head's matrices in three lists, by how often a propose reads them and for how many rows.
 
-    A chain drafter has one layer, whose output projection and MLP run over the last rows only.
+    The first list is read once per propose, for all verified rows. The second is read at every draft step, and the
+    first draft step reads it for all verified rows. The third is read at every draft step for one row per request; a
+    parallel drafter reads it for K rows.
+
+    A chain drafter has one layer. Its output projection and MLP run over the last rows only.
     """
     linears = [(_end(name), tensor) for name, tensor in head.weights().items()]
     linears = [(name, tensor) for name, tensor in linears if name in _LINEARS]
@@ -177,5 +185,5 @@ def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor], list[Tensor
 
 
 def _end(name: str) -> str:
-    """Return the end of a tensor's name; the whole of it where its like is used in another way."""
+    """Return the last part of a tensor's name. A name in `_IN_ORDER` or `_CHOICE` is returned whole."""
     return name if name in (*_IN_ORDER, _CHOICE) else name.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Times one propose in several lowerings, with the same weights and the same batch, in one run."""
+"""Times one propose in several lowerings, with the same weights and batch, in one run."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from specgraph_run.tools.timing import count_issued, device_time, host_time, in_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchCase:
-    """The work that is timed: K = `k` tokens for `requests` requests of `context` tokens each, in each lowering."""
+    """A propose to time in each lowering: `k` draft tokens for `requests` requests of `context` tokens each."""
 
     shape: str
-    """One of SHAPES."""
+    """A name in SHAPES."""
     requests: int
     k: int
     context: int
     lowerings: tuple[LoweringChoice, ...] = ("eager", "step", "merged")
     sampled: bool = False
-    """Drafts are sampled at temperature 1."""
+    """If True, drafts are sampled at temperature 1. Otherwise they are greedy."""
     weights: StoredWeights = "plain"
     kv_cache_dtype: KVCacheDtype = "auto"
     tree: DraftTree | None = None
-    """Drafts are these trees, K steps deep."""
+    """The draft tree, K draft steps deep. None drafts chains."""
     torch_ops: bool = True
-    """Also time eager with plain torch ops instead of the device's own kernels, where it has some."""
+    """Also time eager with plain torch ops, if the device has kernels of its own."""
     repeats: int = 50
 
     @property
     def max_model_len(self) -> int:
-        """Return the KV slots of a request: the context, the rows of two rounds and the nodes of a tree."""
+        """The KV slots of a request: its context, the rows of two rounds, and the nodes of a tree."""
         return self.context + 2 * (self.k + 1) + (0 if self.tree is None else self.tree.scratch_tokens)
 
 
@@ -57,16 +57,17 @@ def bench_propose(
     """Time the case in each lowering, and eager with plain torch ops.
 
     Args:
-        dtype: of weights, activations and KV cache.
-        rates: of the device; with them rows have `floor_us` and `ratio`.
+        dtype: the dtype of weights, activations and, with `kv_cache_dtype` "auto", of the KV cache.
+        rates: the device's rates. If they are given, rows have `floor_us` and `ratio`.
 
     Returns:
-        One row per lowering. Times are medians in microseconds: `device_us` and `host_us` of the draft loop alone (the
-        least and the most of the former are `device_us_least` and `device_us_most`),
-        `propose_device_us` and `propose_host_us` with the batch handed over and the draft tokens copied out.
-        `capture_seconds` and `graph_memory_bytes` are what start-up takes. `floor_us` and the like are those of
-        `propose_floor`; `ratio` is `device_us` over it. Rows of trees have neither. A lowering that the platform can't
-        do has a row with `refused`, the reason.
+        One row per lowering. Times are medians in microseconds.
+        `device_us` and `host_us` time the draft loop alone. `device_us_least` and `device_us_most` are the spread.
+        `propose_device_us` and `propose_host_us` include copying the batch in and the draft tokens out.
+        `capture_seconds` and `graph_memory_bytes` are the cost of start-up.
+        `floor_us` and the other floors come from `propose_floor`; `ratio` is `device_us` / `floor_us`. Rows of trees
+        have no floor and no ratio.
+        If the platform can't do a lowering, its row has the reason, `refused`.
     """
     head = random_head(SHAPES[case.shape], platform.device, dtype, case.max_model_len, case.weights)
     cached = cache_dtype(case.kv_cache_dtype, head.dtype)
@@ -113,14 +114,14 @@ class _Prepared:
 
     drafter: Drafter
     ops: Callable[[], AbstractContextManager[None]]
-    """A context that every call runs in: the implementation of the ops."""
+    """Returns the context of every call, which chooses the implementation of the ops."""
     call: Callable[[], Any]
-    """The draft loop over the batch that is in the buffers."""
+    """Runs the draft loop over the batch in the buffers."""
     propose: Callable[[], Any]
-    """The same, with the batch handed over and the draft tokens copied out."""
+    """Copies the batch in, runs the draft loop, and copies the draft tokens out."""
     row: dict[str, Any]
     times: dict[str, list[float]] = field(default_factory=lambda: defaultdict[str, list[float]](list))
-    """Microseconds of every call, by the name of their median in the row."""
+    """The microseconds of every call, by the row's key for their median."""
 
 
 def drafter_for(
@@ -131,7 +132,7 @@ def drafter_for(
     attention: AttentionBackend,
     cached: torch.dtype | None = None,
 ) -> Drafter:
-    """Return a drafter for this case, not captured, with random KV in the dtype `cached` (the head's when None)."""
+    """Return a drafter for this case, not yet captured. Its random KV has the dtype `cached` (None: the head's)."""
     config = DraftConfig(
         num_speculative_tokens=case.k,
         max_num_requests=case.requests,
@@ -175,15 +176,14 @@ def _prepare(
     before = drafter.launches["propose"]
     call()
     row["launches"] = drafter.launches["propose"] - before
-    # Without the counts, as an engine that does not wait for its round hands it over.
+    # Without the counts, as in a host engine that does not wait for its verify.
     if issued := count_issued(platform, lambda: propose(num_sampled=None)):
         row["issued"] = issued
     return _Prepared(drafter, ops, call, propose, row)
 
 
 def propose_batch(head: RandomHead, case: BenchCase, device: torch.device, block_size: int) -> ProposeBatch:
-    """Return a batch in which every other request has one accepted draft token; all requests end at `context`
-    tokens."""
+    """Return a batch of requests with `context` tokens each. Every other request has one accepted draft token."""
     n, q = case.requests, case.k + 1
     per_request = -(-case.max_model_len // block_size)
     counts, starts = _host_numbers(case)
@@ -201,6 +201,6 @@ def propose_batch(head: RandomHead, case: BenchCase, device: torch.device, block
 
 
 def _host_numbers(case: BenchCase) -> tuple[list[int], list[int]]:
-    """Return `num_sampled` and the start positions of the round."""
+    """Return `num_sampled` and `start_positions` of the batch, one number per request."""
     counts = [1 + r % 2 for r in range(case.requests)]
     return counts, [case.context - count for count in counts]

@@ -1,4 +1,4 @@
-"""Times whole rounds (verify, accept, propose) of a target with random weights that accepts draft tokens by chance."""
+"""Times whole rounds of a target with random weights, which accepts draft tokens with a given probability."""
 
 from __future__ import annotations
 
@@ -39,22 +39,24 @@ def bench_rounds(
     rounds: int = 20,
     repeats: int = 5,
 ) -> list[dict[str, Any]]:
-    """Time the case in each lowering, and with the target alone, in turns. Prefill is not timed.
+    """Time the rounds of a case in each lowering, and decoding by the target alone, in turns. Prefill is not timed.
 
     `eager` runs target and drafter without graphs; the other lowerings capture verify and propose.
 
     Args:
-        target: one of TARGETS.
-        acceptance: see `DecoderOptions.synthetic_acceptance`: one chance, or the share of drafts accepted per position.
-        rounds: per timed stretch.
-        repeats: timed stretches.
+        target: a name in TARGETS.
+        acceptance: the chance that a draft token is accepted, or the accepted share of drafts per position; see
+            `DecoderOptions.synthetic_acceptance`.
+        rounds: the number of rounds in a timed stretch.
+        repeats: the number of timed stretches.
 
     Returns:
-        One row per lowering, and one of the target alone, with `tokens_per_second` and `round_ms` (medians), and the
-        least and the most of the former.
-        `same_tokens` is whether a lowering generated the same tokens as the first one; it must be true. With `rates`,
-        rows without trees also have the figures of `round_floor` at a context of `case.context` tokens, though contexts
-        grow from round to round.
+        One row per lowering, and one for the target alone.
+        `tokens_per_second` and `round_ms` are medians. `tokens_per_second_least` and `tokens_per_second_most` are the
+        spread.
+        `same_tokens` is True if the lowering generated the same tokens as the first one; anything else is a bug.
+        With `rates`, rows without trees have the keys of `round_floor`. It is the floor at `case.context` tokens,
+        though contexts grow from round to round.
     """
     length = case.context + (4 + repeats * rounds) * (case.k + 1)
     verifying = random_target(TARGETS[target], platform.device, dtype, length)
@@ -122,10 +124,12 @@ def random_target(shape: BenchShape, device: torch.device, dtype: torch.dtype, m
 def captured_decoder(
     platform: Platform, target: LlamaTarget, head: RandomHead | None, options: DecoderOptions, **limits: Any
 ) -> SpeculativeDecoder:
-    """Return a decoder of random weights, captured for batches of `max_num_requests` only.
+    """Return a captured decoder.
 
-    By default, without `limits` (fields of `DraftConfig`), prompts are prefilled 512 tokens at a time, only decode
-    rounds are captured, and attention chooses its block size.
+    Args:
+        limits: fields of `DraftConfig`, with at least `max_num_requests` and `max_model_len`. By default one batch size
+            is captured, `max_num_requests`. Prefill is eager with 512 tokens per pass, and attention chooses its block
+            size.
     """
     layers = [*target.attention_layers, *(head.attention_layers if head is not None else ())]
     trees = limits.get("tree") is not None
@@ -143,7 +147,7 @@ def captured_decoder(
 
 @dataclass(slots=True)
 class _Way:
-    """A decoder that is generating, its tokens so far and its times."""
+    """A decoder that is generating, with its tokens and times so far."""
 
     decoder: SpeculativeDecoder
     stream: Iterator[Chunk] = field(default_factory=lambda: iter(()))

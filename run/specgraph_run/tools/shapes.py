@@ -1,4 +1,4 @@
-"""Draft heads by name, with random weights: how fast they are depends on their shapes only."""
+"""Draft heads by name, with random weights. Their speed depends on their shapes only."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class BenchShape:
     vocab_size: int
     draft_vocab_size: int
     num_aux: int = 3
-    """Target hidden states per token that the head combines; 0 where it takes the last one as it is."""
+    """The target's hidden states per token that the head combines. 0 if the head takes the last one unchanged."""
     rope_theta: float = 500000.0
     kind: Literal["eagle3", "eagle1", "mtp", "dflash", "dspark", "dflash2", "domino"] = "eagle3"
     num_layers: int = 1
     block_size: int = 16
-    """Rows per block of a DFlash head and of those built on it."""
+    """Rows per block of a DFlash, DSpark, DFlash2 or Domino head."""
     rank: int = 256
-    """The rank of what a DSpark, DFlash2 or Domino head knows about the token before."""
+    """The size of the vector that a DSpark, DFlash2 or Domino head has for the token before."""
     experts: ExpertsConfig | None = None
     """The mixture in place of the layer's MLP."""
 
@@ -85,22 +85,24 @@ class RandomWeights:
         self._g = torch.Generator(device=device).manual_seed(0)
 
     def matrix(self, rows: int, columns: int) -> Tensor:
-        """Weights [rows, columns]."""
+        """Return weights [rows, columns]."""
         values = torch.randn(rows, columns, generator=self._g, device=self._device)
         return (values * columns**-0.5).to(self._dtype)
 
     def linear(self, rows: int, columns: int) -> Weight:
-        """Return the weights of a linear as they are stored."""
+        """Return a linear's weights [rows, columns], quantised if `weights` is not "plain"."""
         weight = self.matrix(rows, columns)
         return Weight(weight) if self.weights == "plain" else quantised(weight, None if self.weights == "fp8" else 128)
 
     def norm(self, size: int) -> Tensor:
-        """Norm weights [size], all 1."""
+        """Return a norm's weights [size], all 1."""
         return torch.ones(size, device=self._device, dtype=self._dtype)
 
     def vocabulary(self, shape: BenchShape) -> Tensor | None:
-        """Return the head's vocabulary map [draft_vocab_size], offsets as in `d2t`; None if it has the whole
-        vocabulary."""
+        """Return the map of draft ids to target ids, int64 [draft_vocab_size], as offsets (a checkpoint's `d2t`).
+
+        None if the head drafts the whole vocabulary.
+        """
         if shape.draft_vocab_size == shape.vocab_size:
             return None
         # Drawn on the host: not every device permutes and sorts.
@@ -127,13 +129,13 @@ class RandomWeights:
         return Weight(torch.stack([self.matrix(rows, columns) for _ in range(experts.num_experts)]))
 
     def router(self, experts: ExpertsConfig, hidden: int) -> Experts:
-        """Make the rest of a mixture."""
+        """Return a mixture's router and shared expert, without its routed experts."""
         shared = experts.shared_inner
         gate_up, down = (self.matrix(2 * shared, hidden), self.matrix(hidden, shared)) if shared else (None, None)
         return Experts(experts, self.matrix(experts.num_experts, hidden), shared_gate_up=gate_up, shared_down=down)
 
     def block_head(self, shape: BenchShape, block: BlockParts) -> DFlashHead:
-        """Make a DFlash head, or one that is built on it."""
+        """Return a DFlash, DSpark, DFlash2 or Domino head."""
         hidden, rank, vocab = shape.hidden_size, shape.rank, shape.vocab_size
         if shape.kind == "dspark":
             markov = MarkovHead(self.matrix(vocab, rank), self.linear(shape.draft_vocab_size, rank))
@@ -158,10 +160,7 @@ class RandomWeights:
 def random_head(
     shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int, weights: StoredWeights = "plain"
 ) -> RandomHead:
-    """Return a draft head of this shape, for up to `max_model_len` positions.
-
-    Its random numbers do not depend on `weights`.
-    """
+    """Return a draft head of this shape for `max_model_len` positions. `weights` does not change its random numbers."""
     make, hidden = RandomWeights(device, dtype, weights), shape.hidden_size
     model = model_config(shape, dtype, max_model_len)
     if shape.kind == "eagle1":
@@ -218,7 +217,11 @@ def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> M
 def lone_drafter(
     platform: Platform, head: Head, config: DraftConfig, attention: AttentionBackend, cached: torch.dtype | None = None
 ) -> Drafter:
-    """Return a drafter without a target, with KV caches for its largest batch, of the dtype `cached` (the head's)."""
+    """Return a drafter without a target, with KV caches for its largest batch.
+
+    Args:
+        cached: the dtype of the KV caches. None is the head's dtype.
+    """
     per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
     blocks, dtype = 1 + config.max_num_requests * per_request, cached or head.dtype
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, dtype, platform.device)

@@ -1,4 +1,4 @@
-"""Device and host time of a call, and the work it issues."""
+"""Measures the device and host time of a call, and counts the work that it issues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Way = TypeVar("_Way")
 
 
 def device_time(platform: Platform, call: Callable[[], Any], *, repeats: int, warmup: int = 5) -> list[float]:
-    """Return the microseconds of device work for each of `repeats` calls, by events; on the CPU, wall time."""
+    """Return the microseconds of device work of each of `repeats` calls. On the CPU, return `host_time`."""
     if platform.device.type == "cpu":
         return host_time(platform, call, repeats=repeats, warmup=warmup)
     for _ in range(warmup):
@@ -48,10 +48,9 @@ def host_time(platform: Platform, call: Callable[[], Any], *, repeats: int, warm
 
 
 def in_turns(ways: Sequence[_Way], turns: int) -> Iterator[_Way]:
-    """Yield each of `ways` once per turn, so that a machine whose speed drifts slows all of them alike.
+    """Yield each of `ways` once per turn, so that a drift of the machine's speed affects all of them alike.
 
-    The order is drawn anew for each turn, because what ran before decides the temperature of the device and so its
-    clock.
+    Each turn has a new random order: the work before heats the device, and its temperature sets its clock.
     """
     order = Random(0)
     for _ in range(turns):
@@ -77,8 +76,10 @@ class _Traffic(TorchDispatchMode):
 
 
 def count_issued(platform: Platform, call: Callable[[], Any]) -> dict[str, int]:
-    """Count launches, updates and the like that one call issues, as the platform counts them, and copies between host
-    and device; empty if the platform counts nothing."""
+    """Return the counts of what one call issues: the platform's own counts, and copies between host and device.
+
+    Empty if the platform counts nothing.
+    """
     before = platform.counts()
     if not before:
         return {}
