@@ -204,7 +204,7 @@ class FastPath:
             getattr(inputs, name).copy_(tensor)
 
     def propose(self, num_requests: int) -> DraftTokens:
-        """Draft for the batch of the last `fill`. Returns views of the drafter's buffers: the next propose overwrites them.
+        """Draft for the batch of the last `fill`. The result is views of buffers that the next propose overwrites.
 
         Raises RankError if a comparison of the ranks finds other tokens or drafts, or if a rank is missing from it.
         """

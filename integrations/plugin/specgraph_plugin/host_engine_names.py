@@ -25,7 +25,7 @@ def other_parameters(owner: Any, wanted: Mapping[str, Sequence[str]]) -> list[st
 
 
 def missing_members(owner: Any, wanted: Iterable[str]) -> list[str]:
-    """Return a line for each name that an object or class has neither as an attribute nor as an annotated field."""
+    """Return a line for each name that is no attribute and no annotated field of an object or class."""
     kind = owner if isinstance(owner, type) else type(owner)
     fields = {name for base in kind.__mro__ for name in getattr(base, "__annotations__", ())}
     return [f"{kind.__name__}.{name} is missing" for name in wanted if name not in fields and not hasattr(owner, name)]

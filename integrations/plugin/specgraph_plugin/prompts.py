@@ -57,7 +57,7 @@ class PromptPass:
     next_tokens: Tensor
     """integer: the token after each chunk, which is the prompt's next token or the token that the target sampled."""
     hidden_states: Sequence[Tensor]
-    """[>= T, size] each: the target's hidden states that the drafter takes, in the order of their columns."""
+    """[>= T, size] each: the target's hidden states that the drafter concatenates."""
     table: Tensor
     """See `VerifyOutput.table`."""
     table_of_slots: bool = False
@@ -191,7 +191,7 @@ class PromptProgram(Program):
 
 
 def _whole(columns: int) -> int:
-    """Round a number of columns up to a multiple of 16, for which `fill_batch`'s kernel is compiled at start-up."""
+    """Round a number of columns up to a multiple of 16: start-up compiles `fill_batch`'s kernel for such numbers."""
     return -(-columns // 16) * 16
 
 

@@ -30,7 +30,7 @@ class VerifyOutput:
     """int32 [rows, columns]: a request's KV blocks in order. If `table_of_slots` is True, the KV slot of each position.
     Entries past the request's allocated blocks may be stale."""
     hidden_states: Sequence[Tensor]
-    """[>= n * query_len, size] each: the target's hidden states that the drafter takes, in the order of their columns."""
+    """[>= n * query_len, size] each: the target's hidden states that the drafter concatenates."""
     first_rows: Tensor | None = None
     """integer [n]: the first row of each request. At a prompt's end it is the prompt's last row. None if every request
     has query_len rows."""

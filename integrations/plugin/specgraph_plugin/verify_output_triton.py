@@ -1,4 +1,4 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
+# type: ignore  (Triton compiles it; no type checker can read it)
 """`fill_batch` as one Triton kernel."""
 
 from __future__ import annotations

@@ -1,19 +1,22 @@
-"""The configurations of SGLang that the plugin serves; known before any device work."""
+"""The configurations of SGLang that the plugin serves, checked before any device work."""
 
 from __future__ import annotations
 
 from typing import Any
 
 ALGORITHMS = {"SPECGRAPH": "EAGLE3", "SPECGRAPH_EAGLE": "EAGLE"}
-"""The values of --speculative-algorithm, and SGLang's own algorithm that each drafts as."""
+"""The plugin's values of --speculative-algorithm, each with SGLang's own algorithm that it replaces."""
 
 
 def unsupported_arguments(args: Any) -> str | None:
-    """Return why the plugin does not serve SGLang's `ServerArgs`, as it hands them to `validate_server_args`, in one
-    line; None where it does."""
+    """Return in one line why the plugin does not serve these arguments. None if it does.
+
+    Args:
+        args: the `ServerArgs` that SGLang passes to `validate_server_args`.
+    """
     if args.speculative_draft_model_path is None:
         return "no --speculative-draft-model-path; it is an EAGLE drafter's folder, or the target's with its MTP module"
-    if (topk := args.speculative_eagle_topk) != 1:  # left out, SGLang makes trees for most targets
+    if (topk := args.speculative_eagle_topk) != 1:  # without the option SGLang drafts trees for most targets
         return f"--speculative-eagle-topk {topk}; chains (1) are drafted"
     for name in ("pp_size", "dp_size", "attn_cp_size"):
         if (size := getattr(args, name, 1)) != 1:
@@ -37,8 +40,10 @@ def unsupported_arguments(args: Any) -> str | None:
 
 
 def unsupported_experts(args: Any) -> str | None:
-    """Return why the mixture of an MTP drafter cannot run in draft graphs, in one line; None where it can: all ranks
-    add up, once, in SGLang's group of tensor parallel."""
+    """Return in one line why the mixture of an MTP drafter cannot run in draft graphs. None if it can.
+
+    It can if all ranks sum its output once, in SGLang's tensor parallel group.
+    """
     for name in ("moe_a2a_backend", "speculative_moe_a2a_backend"):
         if (backend := getattr(args, name, None)) not in (None, "none"):
             return f"--{name.replace('_', '-')} {backend} with MTP; its experts are split by tensor parallel"

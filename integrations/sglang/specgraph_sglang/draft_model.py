@@ -1,6 +1,6 @@
-"""SGLang's loaded drafter as a `DraftHead`, and its KV cache as the core's: views, no copies.
+"""Makes a `DraftHead` and the core's KV caches from SGLang's loaded drafter: views, no copies.
 
-Which modules of SGLang these are is told by their class. Nothing of SGLang is imported here.
+Modules of SGLang are known by the names of their classes. Nothing of SGLang is imported here.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ EAGLE3_CLASS, EAGLE_CLASS = "LlamaForCausalLMEagle3", "LlamaForCausalLMEagle"
 
 POOL_CLASS, LATENT_POOL_CLASS = "MHATokenToKVPool", "MLATokenToKVPool"
 HYBRID_POOL_CLASS = "HybridLinearKVPool"
-"""The pool of a target with linear attention; it has one of the others for the drafter's layer."""
+"""The pool of a target with linear attention. It contains one of the other pools, for the drafter's layer."""
 
 SglangHead = Eagle3Head | EagleHead | MtpHead
 
 
 def draft_head(module: Any, ranks: TensorParallel = WHOLE, group: Any = None) -> SglangHead:
-    """The head over the module's own weights, with the module's own table of cosines and sines.
+    """Return a head over the module's own weights, and its own table of cosines and sines.
 
     Args:
-        module: as SGLang loaded it, its weights on the device and the target's embedding set.
-        ranks: over which SGLang has split the module.
-        group: SGLang's group of these ranks; None for one.
+        module: the drafter that SGLang loaded, with weights on the device and the target's embedding set.
+        ranks: the ranks that SGLang has split the module over.
+        group: SGLang's group of these ranks. None for one rank.
 
     Raises:
-        UnsupportedError: an option or a tensor of the module that the head does not have.
+        UnsupportedError: the module has an option or a tensor that the head does not have.
     """
     name = type(module).__name__
     if name == EAGLE_CLASS:
@@ -60,14 +60,16 @@ def draft_head(module: Any, ranks: TensorParallel = WHOLE, group: Any = None) ->
 
 
 def draft_cache(head: SglangHead, module: Any, pool: Any) -> Sequence[KVCache]:
-    """SGLang's pool of the drafter as paged caches: page p holds the slots p * page_size and the ones after it.
+    """Return SGLang's KV pool of the drafter as paged caches, one per attention layer.
+
+    Page p holds the slots p * page_size to (p + 1) * page_size - 1.
 
     Args:
-        module: the one that `head` is over.
+        module: the module that `head` was made from.
         pool: the draft runner's `token_to_kv_pool`.
 
     Raises:
-        UnsupportedError: another kind of pool or layout, or scales of an FP8 cache.
+        UnsupportedError: the pool is of another kind or layout, or its FP8 cache has scales.
     """
     if type(pool).__name__ == HYBRID_POOL_CLASS:
         pool = pool.full_kv_pool
@@ -81,7 +83,7 @@ def draft_cache(head: SglangHead, module: Any, pool: Any) -> Sequence[KVCache]:
     layers = [mtp_parts(module).layer] if type(module).__name__ in MTP_CLASSES else module.model.layers
     caches, page_size = list[KVCache](), pool.page_size
     for layer, shape, (key, value) in zip(layers, head.attention_layers, buffers, strict=True):
-        if pool.dtype == torch.float8_e4m3fn and not is_latent:  # stored as bytes
+        if pool.dtype == torch.float8_e4m3fn and not is_latent:  # SGLang stores it as bytes
             scales = layer.self_attn.attn.k_scale_float, layer.self_attn.attn.v_scale_float
             if not {None, 1.0}.issuperset(scales):
                 raise UnsupportedError(f"the drafter's FP8 KV cache has scales {scales}; served are 1")

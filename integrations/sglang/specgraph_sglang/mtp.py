@@ -1,4 +1,4 @@
-"""The places of an `MtpHead`'s parts in SGLang's loaded MTP modules. SGLang names the algorithm NEXTN, or EAGLE."""
+"""Finds the parts of an `MtpHead` in SGLang's loaded MTP modules. SGLang names the algorithm NEXTN, or EAGLE."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from specgraph.parallel import TensorParallel
 MIMO, GLM, DEEPSEEK = "MiMoMTP", "Glm4MoeForCausalLMNextN", "DeepseekV3ForCausalLMNextN"
 QWEN = "Qwen3NextForCausalLMMTP", "Qwen3_5ForCausalLMMTP"
 MTP_CLASSES = (MIMO, GLM, *QWEN, DEEPSEEK)
-"""A dense Qwen2 layer; GLM-4.5's mixture; Qwen3-Next's and Qwen3.5's gated attention with a mixture or without;
-DeepSeek-V3's latent attention."""
+"""In order: a dense Qwen2 layer; GLM-4.5's mixture; gated attention of Qwen3-Next and Qwen3.5, with or without a
+mixture; DeepSeek-V3's latent attention."""
 
 
 def mtp_parts(module: Any) -> MtpParts:
-    """Find them in one of `MTP_CLASSES`."""
+    """Return the parts of a module of one of `MTP_CLASSES`."""
     inner, name = module.model, type(module).__name__
     if name in QWEN:
-        layer = inner.layers[0]  # its own attention
+        layer = inner.layers[0]  # the layer is its own attention module
         norms = {norm: getattr(layer, norm) for norm in ("input_layernorm", "post_attention_layernorm")}
         return MtpParts(
             embed_tokens=inner.embed_tokens,
@@ -48,7 +48,7 @@ def mtp_parts(module: Any) -> MtpParts:
     attention = inner.decoder.self_attn
     latent = None
     if name == DEEPSEEK:
-        first = getattr(attention, "fused_qkv_a_proj_with_mqa", None)  # without q_lora_rank it has none
+        first = getattr(attention, "fused_qkv_a_proj_with_mqa", None)  # None without q_lora_rank
         latent = LatentParts(first, attention.w_kc, attention.w_vc)
     return MtpParts(
         embed_tokens=inner.embed_tokens,
@@ -63,13 +63,14 @@ def mtp_parts(module: Any) -> MtpParts:
 
 
 def mtp_head(module: Any, ranks: TensorParallel, group: Any) -> MtpHead:
-    """The head over one of `MTP_CLASSES`, split over `ranks`; SGLang's mixture of experts runs in the draft graphs.
+    """Return a head over a module of one of `MTP_CLASSES`. SGLang's mixture of experts runs in the draft graphs.
 
     Args:
-        group: SGLang's group of these ranks; None for one.
+        ranks: the ranks that SGLang has split the module over.
+        group: SGLang's group of these ranks. None for one rank.
 
     Raises:
-        UnsupportedError: as of `mtp_head_from_modules`.
+        UnsupportedError: `mtp_head_from_modules` raises it.
     """
 
     def call(mlp: Any, x: Tensor) -> Tensor:
@@ -77,6 +78,6 @@ def mtp_head(module: Any, ranks: TensorParallel, group: Any) -> MtpHead:
             return mlp(x)
         with sums_in_graph(group, ranks) as sums:
             out = mlp(x)
-        return out if sums else summed(out, ranks)  # since 0.5.23 SGLang's layer adds up, not its mixture
+        return out if sums else summed(out, ranks)  # from 0.5.23 on, SGLang's layer sums, not the mixture
 
     return mtp_head_from_modules(module.config, mtp_parts(module), ranks, call)

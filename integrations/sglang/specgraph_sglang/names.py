@@ -1,4 +1,4 @@
-"""The names of SGLang that the plugin uses, and which of them differ in the installed release."""
+"""The names of SGLang that the plugin uses, and their comparison with the installed release."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from specgraph_plugin.host_engine_names import missing_members, other_parameters
 WORKER_MODULE = "sglang.srt.speculative.eagle_worker_v2"
 SIZING_MODULE = "sglang.srt.mem_cache.allocation_sizing"
 RESERVE, ROW_HEADROOM = "get_alloc_reserve_per_decode", "get_req_to_token_extra_context_len"
-"""The functions of `SIZING_MODULE` that are hooked."""
+"""The functions of `SIZING_MODULE` that the plugin hooks."""
 
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-"""The class whose answers to `/server_info` and `/set_internal_state` are hooked. Drafting needs neither hook."""
+"""The class that answers `/server_info` and `/set_internal_state`. The plugin hooks both answers; drafting needs no
+hook."""
 
 TENSOR_PARALLEL = "sglang.srt.distributed.parallel_state", "get_tp_group"
-"""Gives the group of ranks that split the model, with its process groups."""
+"""A function that returns the group of ranks that split the model, with its process groups."""
 
 TAKEN = (
     "EagleDraftInput",
@@ -39,12 +40,12 @@ DRAFT_INPUT = (
     "topk_p", "topk_index", "hidden_states", "bonus_tokens", "num_tokens_per_req", "num_tokens_for_logprob_per_req",
 )  # fmt: skip
 READ_DONE = ("shared_read_done_event", "war_fastpath_read_done_event")
-"""The attribute of the draft runner that SGLang's scheduler waits for before it writes what a pass reads: since 0.5.23,
-and before. Without either it waits for the whole pass."""
+"""The attributes of the draft runner for an event, from 0.5.23 on and before it. SGLang's scheduler waits for the event
+before it overwrites tensors that a pass reads. Without either attribute it waits for the whole pass."""
 
 
 def differences(worker: Any, sizing: Any) -> list[str]:
-    """Return a line for each name that differs from what the plugin uses.
+    """Return a line for each name that differs between SGLang and the plugin.
 
     Args:
         worker, sizing: the modules `WORKER_MODULE` and `SIZING_MODULE`.

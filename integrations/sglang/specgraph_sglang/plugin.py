@@ -1,5 +1,5 @@
-"""The entry point: SGLang calls `register` in every process, and then knows `--speculative-algorithm SPECGRAPH`
-and `SPECGRAPH_EAGLE`.
+"""The entry point: SGLang calls `register` in every process. It adds `--speculative-algorithm SPECGRAPH` and
+`SPECGRAPH_EAGLE`.
 
 SGLang is imported in functions only, so that this package can be tested without it.
 """
@@ -29,9 +29,9 @@ _OWN = ("create_worker", "register", "from_string")
 
 
 def register() -> None:
-    """Add the algorithms to SGLang's registry, and reserve the KV slots that drafting at a round's tail needs.
+    """Add the algorithms to SGLang's registry, and reserve KV slots for drafting at the end of a round.
 
-    SGLang calls this wherever the plugin is installed: for algorithms of its own nothing changes.
+    SGLang calls this in any installation with the plugin. Its own algorithms are not changed.
     """
     spec_info: Any = importlib.import_module("sglang.srt.speculative.spec_info")
     registry: Any = importlib.import_module("sglang.srt.speculative.spec_registry")
@@ -50,10 +50,10 @@ def register() -> None:
 
 
 def check_arguments(server_args: Any) -> None:
-    """Refuse what is not served, in one line, while SGLang reads its arguments.
+    """Refuse arguments that the plugin does not serve, while SGLang reads them.
 
     Raises:
-        UnsupportedError: names the option.
+        UnsupportedError: an option is not served. The message names it.
     """
     if (reason := unsupported_arguments(server_args)) is not None:
         raise UnsupportedError(
@@ -63,7 +63,7 @@ def check_arguments(server_args: Any) -> None:
 
 
 def answering_as(custom: Any, algorithm: Any, own: str) -> Any:
-    """A `CustomSpecAlgo` that answers SGLang's questions as SGLang's `own` does, but makes its worker by the factory.
+    """Return a subclass of `CustomSpecAlgo` that behaves as SGLang's own algorithm, but makes specgraph's worker.
 
     Args:
         custom, algorithm: SGLang's `CustomSpecAlgo` and `SpeculativeAlgorithm`.
@@ -81,10 +81,10 @@ def answering_as(custom: Any, algorithm: Any, own: str) -> Any:
 
 
 def make_worker_class(server_args: Any) -> Any:
-    """The factory that SGLang calls for the class of the worker.
+    """Return the class of the worker. SGLang calls this as the algorithm's factory.
 
     Raises:
-        UnsupportedError: names of this release differ from those that the plugin uses.
+        UnsupportedError: this release has other names than the plugin uses.
     """
     worker: Any = importlib.import_module(WORKER_MODULE)
     if found := differences(worker, importlib.import_module(SIZING_MODULE)):
@@ -94,7 +94,7 @@ def make_worker_class(server_args: Any) -> Any:
         module, name = TENSOR_PARALLEL
         taken.tp_group = getattr(importlib.import_module(module), name)
     hooks: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
-    # This is the scheduler's process, before it binds its methods: no other process imports the scheduler for them.
+    # Hooked here, in the scheduler's process, before the scheduler binds its methods. Other processes don't import it.
     hooks.HookRegistry.register(f"{SCHEDULER}.get_internal_state", with_counts, hooks.HookType.AFTER)
     hooks.HookRegistry.register(f"{SCHEDULER}.set_internal_state", switched, hooks.HookType.AROUND)
     hooks.HookRegistry.apply_hooks()
@@ -102,28 +102,31 @@ def make_worker_class(server_args: Any) -> Any:
 
 
 def with_counts(answer: Any, scheduler: Any, request: Any) -> Any:
-    """A hook after what `/server_info` asks of the scheduler: who drafted how often, and why it was SGLang."""
+    """Add `ProposeCounts.by_reason` to the scheduler's answer to `/server_info`. A hook after SGLang's method."""
     answer.internal_state["specgraph"] = dict(scheduler.draft_worker._draft_worker.specgraph.counts.by_reason)
     return answer
 
 
 def switched(stock: Callable[..., Any], scheduler: Any, request: Any) -> Any:
-    """A hook around what `/set_internal_state` does in the scheduler: `specgraph` 0 leaves every propose from now on to
-    SGLang, 1 none."""
+    """Let `/set_internal_state` switch drafting. A hook around the scheduler's method.
+
+    `specgraph` 0 leaves every propose from now on to SGLang; 1 lets specgraph draft again.
+    """
     if (on := request.server_args.pop("specgraph", None)) is not None:
         scheduler.draft_worker._draft_worker.specgraph.use_sglang = not on
     return stock(scheduler, request)
 
 
 def more_slots(current: Callable[[], Any]) -> Callable[..., int]:
-    """A hook around SGLang's number of KV slots reserved per request at a decode round, and of the places that rows of
-    `req_to_token` have for them past the context's end.
+    """Return a hook that adds K to one of SGLang's two numbers of KV slots (`RESERVE` and `ROW_HEADROOM`).
 
-    SGLang drafts a round's tokens after it has reserved slots for that round. Drafting at the tail of the round before
-    reaches K slots further: with a start known one round late, up to 3 * K + 2 after the known length.
+    The numbers are the slots that a decode round reserves per request, and the columns of `req_to_token` past the
+    context's end. SGLang drafts a round's tokens after it has reserved that round's slots. specgraph drafts at the end
+    of the round before, which reaches K slots further. The known start is one round late, so drafts reach up to
+    3 * K + 2 slots after the known length.
 
     Args:
-        current: gives SGLang's options of speculation where the call has no `ServerArgs` (0.5.23 never has them).
+        current: returns SGLang's speculative options, for a call without `ServerArgs` (0.5.23 never has them).
     """
 
     def reserve(stock: Callable[..., int], *given: Any) -> int:

@@ -1,4 +1,4 @@
-"""SGLang's draft worker for EAGLE and MTP with specgraph's fast path in front of its own code."""
+"""Subclasses of SGLang's workers for EAGLE and MTP that draft through specgraph, or else by SGLang's own code."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LOG = logging.getLogger("sglang.specgraph")
 
 
 def draft_worker_class(stock: Any, sglang: Any) -> Any:
-    """A subclass of SGLang's `EagleDraftWorker` that asks `DraftsAhead` first.
+    """Return a subclass of SGLang's `EagleDraftWorker` that drafts by `DraftsAhead`, or else by SGLang's own code.
 
-    Its instances are made by SGLang and change their class (`worker_class`), so SGLang's class must be its only base.
+    SGLang makes the instances, and `worker_class` then changes their class. So SGLang's class must be the only base.
 
     Args:
         stock: SGLang's class.
-        sglang: what it takes of SGLang (`names.TAKEN`), and the function of `names.TENSOR_PARALLEL` as `tp_group`; None
-            for one rank.
+        sglang: the functions and classes of SGLang in `names.TAKEN`, and as `tp_group` the function of
+            `names.TENSOR_PARALLEL`, or None for one rank.
     """
 
     class SpecgraphDraftWorker(stock):
@@ -42,7 +42,7 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
 
         def _capture_cuda_graphs(self) -> None:
             super()._capture_cuda_graphs()
-            self.specgraph = DraftsAhead(self, sglang)  # here SGLang has set what its drafters' mixtures read
+            self.specgraph = DraftsAhead(self, sglang)  # only now SGLang has set the values that mixtures read
 
         def draft(self, batch: Any, **options: Any) -> Any:
             if (ahead := drafts_of(self, batch)) is None or options:
@@ -59,17 +59,17 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
                 super()._draft_extend_for_decode(batch, batch_result, **options)
 
     def drafts_of(worker: SpecgraphDraftWorker, batch: Any) -> DraftsAhead | None:
-        """Return the worker's rounds; None before its capture, and for a batch without requests."""
+        """Return the worker's `DraftsAhead`. None before its capture, or if the batch has no requests."""
         return None if worker.specgraph is None or batch.forward_mode.is_idle() else worker.specgraph
 
     return SpecgraphDraftWorker
 
 
 def worker_class(stock: Any, draft_worker: Any) -> Any:
-    """A subclass of SGLang's `EAGLEWorkerV2`; `draft_worker` is the class that its draft worker gets."""
+    """Return a subclass of SGLang's `EAGLEWorkerV2`. Its draft worker is a `draft_worker`."""
 
     class SpecgraphWorker(stock):
-        """SGLang's worker; only its draft worker differs."""
+        """SGLang's worker with another draft worker."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
@@ -79,47 +79,48 @@ def worker_class(stock: Any, draft_worker: Any) -> Any:
 
 
 class BySlot:
-    """Rows of tensors by request slot, and on the host which slots have them."""
+    """Device tensors with a row per request slot. The host knows the slots that have a valid row."""
 
     def __init__(self, *tensors: Tensor) -> None:
         """
         Args:
-            tensors: as many rows each as SGLang's `req_to_token`.
+            tensors: each has the rows of SGLang's `req_to_token`, one per slot.
         """
         self.tensors = tensors
         self._held: set[int] = set()
 
     def keep(self, slots: Sequence[int], indices: Tensor, *rows: Tensor) -> None:
-        """Keep a row of each tensor for the slots, which `indices` holds on the device."""
+        """Store the slots' rows, one tensor of rows for each of `tensors`. `indices` are the slots on the device."""
         for tensor, values in zip(self.tensors, rows, strict=True):
             tensor.index_copy_(0, indices, values.to(tensor.dtype))
         self._held.update(slots)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """These slots have no rows any more."""
+        """Mark the slots as having no row."""
         self._held.difference_update(slots)
 
     def holds(self, slots: Sequence[int]) -> list[bool]:
-        """Return whether each slot has rows."""
+        """Return, for each slot, True if it has a row."""
         return [slot in self._held for slot in slots]
 
     def take(self, indices: Tensor) -> Tensor:
-        """Return the rows of the slots in the tensor, where there is one."""
+        """Return the slots' rows. There must be one tensor."""
         (tensor,) = self.tensors
         return tensor.index_select(0, indices)
 
 
 class DraftsAhead:
-    """Drafts at the tail of a decode round through one graph, and hands the tokens out at the head of the next.
+    """Drafts at the end of a decode round through one graph, and returns the tokens at the start of the next round.
 
-    A prompt's keys are written at the tail of its pass, and what its last row takes is kept: SGLang reserves the slots
-    of the first drafts after it, so these are drafted at the head of the request's first round. Where a request has
-    neither tokens nor such a row, because SGLang's own code ran after its last pass, that code drafts for the batch, in
-    the same KV cache, and rows that have tokens keep them.
+    After a prompt's pass it writes the prompt's keys, and keeps the inputs of the prompt's last row. SGLang reserves
+    the slots of the first drafts only later, so they are drafted at the start of the request's first round.
+
+    A request lacks both drafts and such inputs if SGLang's own code ran after its last pass. SGLang's code then drafts
+    for the whole batch, in the same KV cache, and requests that have drafts keep theirs.
     """
 
     def __init__(self, worker: Any, sglang: Any) -> None:
-        """Capture; SGLang has captured its own graphs.
+        """Capture the drafter's graphs. SGLang must have captured its own graphs before.
 
         Args:
             worker: SGLang's draft worker.
@@ -130,7 +131,7 @@ class DraftsAhead:
         self.worker, self.sglang = worker, sglang
         self.counts = ProposeCounts(_LOG)
         self.use_sglang = False
-        """Set it to leave every propose to SGLang (`plugin.switched`)."""
+        """True leaves every propose to SGLang. `plugin.switched` sets it."""
         self.fast_path = fast = self._captured()
         rows, head, config = worker.req_to_token_pool.req_to_token, fast.drafter.head, worker.draft_runner.model_config
 
@@ -138,31 +139,31 @@ class DraftsAhead:
             return torch.zeros(rows.shape[0], *shape, dtype=dtype, device=rows.device)
 
         self.kept = BySlot(zeros(worker.speculative_num_steps))
-        """The draft tokens of a request's last round, int64 [slots, K]."""
+        """The drafts for a request's next verify, int64 [slots, K]."""
         self.begun = BySlot(zeros(), zeros(head.aux_size, dtype=head.dtype))
-        """The token after a prompt's last row, and the target's hidden states there."""
+        """The token after a prompt's last row, int64 [slots], and the row's hidden states, [slots, aux_size]."""
         self._positions: dict[int, int] = {}
-        """The position of that row, by slot."""
+        """The position of a prompt's last row, by slot."""
         self._ones = zeros() + 1
         hidden = zeros(config.spec_hidden_size, dtype=config.dtype)
         self._stand_ins = {"topk_p": zeros(1, dtype=torch.float32), "topk_index": zeros(1), "hidden_states": hidden}
-        """Zeros of the shapes that SGLang stores per request slot, and reads only where it drafts itself."""
+        """Zeros for tensors that SGLang stores per request slot, but reads only if its own code drafts."""
         graphs = len(fast.config.sizes) + len(fast.prompts.sizes)
         _LOG.info("specgraph drafts for up to %d requests (%d graphs)", fast.config.sizes[-1], graphs)
 
     def _follow_weights(self) -> None:
-        """Read the weights and capture again where SGLang has put other tensors in their place."""
+        """Capture again over the new weights if SGLang has replaced their tensors."""
         if self.fast_path.weights_moved():
             _LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
             self.fast_path.drafter.close()
             self.fast_path = self._captured()
 
     def _captured(self) -> FastPath:
-        """The fast path over what SGLang has loaded, with its kernels compiled."""
+        """Return a captured fast path over SGLang's loaded drafter, with its kernels compiled."""
         worker, runner = self.worker, self.worker.draft_runner
         split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
         with agreed(self._ranks):
-            is_mtp = type(runner.model).__name__ in MTP_CLASSES  # in whichever folder
+            is_mtp = type(runner.model).__name__ in MTP_CLASSES  # also if it has a folder of its own
             if is_mtp and (reason := unsupported_experts(worker.server_args)) is not None:
                 raise UnsupportedError(f"specgraph does not draft for this configuration: {reason}")
             head, page_size = draft_head(runner.model, split, self._group), runner.token_to_kv_pool.page_size
@@ -188,8 +189,7 @@ class DraftsAhead:
 
     @staticmethod
     def _warm_up(fast: FastPath, rows: Tensor, dtype: torch.dtype) -> None:
-        """Hand over one request without slots in the forms of `end` and `_draft_begun`: their kernels would be compiled
-        while SGLang serves otherwise."""
+        """Compile the kernels for the `VerifyOutput` of `end` and of `_draft_begun` at start-up, not while serving."""
         one = torch.zeros(1, dtype=torch.int64, device=rows.device)
         end = VerifyOutput(
             token_ids=torch.zeros(fast.config.query_len, dtype=torch.int32, device=rows.device),
@@ -203,7 +203,7 @@ class DraftsAhead:
         fast.warm_up(end, replace(end, token_ids=one, num_sampled=one, first_rows=one))
 
     def draft(self, batch: Any, stock: Callable[[Any], Any]) -> Any:
-        """The verify input of a round, of kept tokens; by SGLang's own code (`stock`) where some are missing."""
+        """Return the verify input of a round, with the kept drafts. If some are missing, `stock` drafts them."""
         kept, worker = self.kept, self.worker
         self._follow_weights()
         slots = batch.req_pool_indices_cpu.tolist()
@@ -233,12 +233,12 @@ class DraftsAhead:
         return verify
 
     def _draft_begun(self, slots: Sequence[int]) -> None:
-        """Draft for those of the slots whose prompts have just ended, and keep the tokens."""
+        """Draft for the slots with a prompt that has just ended, and keep the tokens."""
         fast, kept, begun, most = self.fast_path, self.kept, self.begun, self.fast_path.config.max_num_requests
         new = [slot for slot, has in zip(slots, begun.holds(slots), strict=True) if has]
         for first in range(0, len(new), most):
             part = new[first : first + most]
-            padding = [0] * (len(part) % 2)  # the kernel knows rows that begin at 16 bytes
+            padding = [0] * (len(part) % 2)  # so that both rows begin at multiples of 16 bytes, as at start-up
             numbers = torch.empty(2, len(part + padding), dtype=torch.int64, device=self._ones.device)
             write(numbers, [part + padding, [self._positions[slot] for slot in part] + padding])
             indices, positions = numbers[:, : len(part)]
@@ -259,15 +259,15 @@ class DraftsAhead:
         begun.forget(new)
 
     def begin(self, batch: Any, hidden_states: Tensor, next_token_ids: Tensor, embeddings: Any = None) -> Any:
-        """Write the keys of prompts' rows and keep what their last rows take; None where SGLang's own code must.
+        """Write the keys of prompt rows, and keep the inputs of each prompt's last row.
 
         Args:
-            hidden_states: the target's, of all rows.
-            next_token_ids: integer [n]: what the target sampled after the last row of each request.
-            embeddings: of multimodal inputs.
+            hidden_states: the target's hidden states of all rows.
+            next_token_ids: integer [n]: the token that the target sampled after each request's last row.
+            embeddings: the embeddings of multimodal inputs. None without such inputs.
 
         Returns:
-            SGLang's `EagleDraftInput`.
+            SGLang's `EagleDraftInput`. None if SGLang's own code must run instead.
         """
         self._follow_weights()
         reason = self._reason_for_sglang(embeddings)
@@ -277,7 +277,7 @@ class DraftsAhead:
         self.begun.forget(slots)
         if reason is not None:
             return None
-        # No round begins in this pass: the last row of a prompt is written by it, too.
+        # Drafts begin in a later pass, so this pass also writes the keys of a prompt's last row.
         for i, (slot, length, start) in enumerate(zip(slots, batch.extend_lens, batch.prefix_lens, strict=True)):
             chunks.append(PromptChunk(row, length, start, table_row=slot, next_row=i))
             row += length
@@ -301,7 +301,7 @@ class DraftsAhead:
         )
 
     def end(self, batch: Any, batch_result: Any) -> bool:
-        """Draft after a decode round and keep the tokens; False where SGLang's own code must."""
+        """Draft after a verify and keep the tokens. Returns False if SGLang's own code must draft instead."""
         fast, reason, slots = self.fast_path, self._reason_for_sglang(), batch.req_pool_indices_cpu.tolist()
         if (n := len(slots)) > fast.config.max_num_requests:
             reason = "more requests than the largest captured size"
@@ -321,7 +321,7 @@ class DraftsAhead:
             )
         )
         if batch.seq_lens.is_cuda:
-            # The last read of what the scheduler writes next: its barrier waits for this event.
+            # The scheduler's next writes wait for this event: `fill` was the last read of the tensors it overwrites.
             event = torch.cuda.Event()
             event.record()
             runner = self.worker.draft_runner
@@ -334,7 +334,7 @@ class DraftsAhead:
         return True
 
     def _reason_for_sglang(self, embeddings: Any = None) -> str | None:
-        """Return why SGLang's own code must run after this pass; None where specgraph's does."""
+        """Return why SGLang's own code must draft after this pass. None if specgraph drafts."""
         if self.use_sglang:
             return "switched off"
         return None if embeddings is None else "multimodal inputs"

@@ -1,4 +1,4 @@
-"""Accepting drafts by the distribution that `generate` would draw from, or by its most likely token."""
+"""Accepts drafts by the distribution that `generate` would draw from, or by its most likely token."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from specgraph_transformers.supported import PREFIX_PROCESSORS
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The choice of tokens in one `generate`."""
+    """Chooses the tokens of one `generate`."""
 
     processors: Sequence[Any]
-    """Logits processors of `supported`, in order."""
+    """The logits processors of `generate`, in order. `check_supported` has checked them."""
     sampled: bool
-    """`do_sample`."""
+    """`do_sample` of `generate`."""
     num_requests: int
 
     @property
     def temperature(self) -> float:
-        """The temperature that drafts are drawn by; 0 for greedy."""
+        """The temperature of drafts. 0 is greedy."""
         if not self.sampled:
             return 0.0
         return next((p.temperature for p in self.processors if type(p) is TemperatureLogitsWarper), 1.0)
 
     def first_tokens(self, logits: Tensor, input_ids: Tensor) -> Tensor:
-        """int64 [n]: the tokens after the prompts, from logits [n, vocab], as `generate` chooses them."""
+        """Return the token after each prompt, int64 [n], from logits [n, vocab], as `generate` chooses it."""
         scores = self._scores(logits, list(input_ids[:, None]))
         if not self.sampled:
             return scores.argmax(dim=-1)
@@ -54,15 +54,15 @@ class Acceptance:
         into: ProposeBatch,
         vocab_map: Tensor | None,
     ) -> None:
-        """Write the accepted drafts and the target's own token after them, and their count, into the next round.
+        """Write accepted drafts, the target's own token after them, and their count into the next propose's batch.
 
         Args:
             logits: [n, K + 1, vocab].
-            prefixes: for each row of each request, int64 [1, tokens]: those up to the row's own, with the padding of
-                the prompt; read only where `reads_prefixes`.
-            drafts: K tokens per request, with their distributions if they were drawn.
-            into: `sampled_token_ids` and `num_sampled` are written; `start_positions` are read, negative ones mark
-                inert requests; `seeds` are read where tokens are drawn.
+            prefixes: int64 [1, tokens] for each row of each request: the padded prompt and the tokens up to the row's
+                own. Read only if `reads_prefixes`.
+            drafts: K tokens per request, with their distributions if they are sampled.
+            into: its `sampled_token_ids` and `num_sampled` are written. Its `start_positions` are read; a negative one
+                marks an inert request. Its `seeds` are read if tokens are sampled.
             vocab_map: the drafter's `draft_to_target`.
         """
         device = into.start_positions.device
@@ -70,14 +70,14 @@ class Acceptance:
         ids, starts = drafts.token_ids, into.start_positions
         acceptance = decoder_ops.Acceptance()
         if self.sampled:
-            temperature = torch.ones_like(starts, dtype=torch.float32)  # the scores are divided by it already
+            temperature = torch.ones_like(starts, dtype=torch.float32)  # a processor has divided the scores already
             acceptance = decoder_ops.Acceptance(temperature, into.seeds, drafts.probs, vocab_map)
             scores = scores.clamp(min=EXCLUDED)
         sampled = decoder_ops.Sampled(into.sampled_token_ids, into.num_sampled)
         decoder_ops.verify_drafts.on(device)(scores, ids, starts, acceptance, sampled)
 
     def _scores(self, logits: Tensor, prefixes: Sequence[Tensor]) -> Tensor:
-        """[rows, vocab] float32 after all processors."""
+        """Return the logits after all processors, float32 [rows, vocab]."""
         scores = logits.float()
         for processor in self.processors:
             if type(processor) in PREFIX_PROCESSORS:
@@ -91,7 +91,7 @@ class Acceptance:
 
 
 def _for_request(processor: Any, request: int) -> Any:
-    """The processor for one request of the batch: a repetition penalty holds the length of each prompt's padding."""
+    """Return the processor for one request: a repetition penalty holds each prompt's padding, for the whole batch."""
     ignored = getattr(processor, "prompt_ignore_length", None)
     if not isinstance(ignored, Tensor):
         return processor

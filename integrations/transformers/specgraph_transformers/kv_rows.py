@@ -1,8 +1,8 @@
-"""Taking rejected tokens back out of a transformers cache, where requests of a batch accept different counts.
+"""Removes rejected tokens from a transformers cache, also if the requests of a batch accept different counts.
 
-`Cache.crop` removes the same number of columns from all requests. So requests that accepted fewer tokens are moved to
-the right here, up to the last accepted column of the batch: they get more padding on the left, as a shorter prompt has.
-A copy of the cache per round is the price, as of each of its updates.
+`Cache.crop` removes the same number of columns from all requests. So a request that accepted fewer tokens is moved to
+the right, up to the last accepted column of the batch. It gets more padding on the left, like a shorter prompt. The
+price is one copy of the cache per round, the same as for each update of such a cache.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLay
 from specgraph.errors import UnsupportedError
 
 MOVABLE = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
-"""Kinds of cache layers whose requests can be moved one by one; of a DummyLayer there is nothing to move."""
+"""Kinds of cache layers in which each request can be moved on its own. A DummyLayer has nothing to move."""
 CROPPABLE = (*MOVABLE, DynamicIndexedLayer)
-"""Kinds of cache layers whose last columns can be removed."""
+"""Kinds of cache layers that `crop` can remove the last columns from."""
 
 
 def check_cache(cache: Any, num_requests: int) -> None:
-    """Refuse caches that tokens cannot be taken back from.
+    """Check that rejected tokens can be removed from a cache.
 
     Raises:
-        UnsupportedError: names the kind of layer.
+        UnsupportedError: they can't. The message names the kind of cache or layer.
     """
     if type(cache).__name__ != "DynamicCache" or cache.offloading:
         kind = "an offloaded cache" if getattr(cache, "offloading", False) else type(cache).__name__
@@ -42,12 +42,12 @@ def keep_rows(cache: Any, lengths: Sequence[int], kept: Sequence[int], columns: 
     """Keep the first `kept[i]` of the last `query_len` columns of request i.
 
     Args:
-        cache: checked by `check_cache`; the last pass wrote `query_len` columns.
-        lengths: tokens of each request before that pass; request i is padded by columns - lengths[i].
+        cache: a cache that passed `check_cache`. The last pass wrote `query_len` columns.
+        lengths: tokens of each request before that pass. The padding of request i is columns - lengths[i].
         columns: columns before that pass.
 
     Returns:
-        The columns that the cache has now. Request i ends at the last one.
+        The number of columns in the cache now. Every request ends at the last one.
     """
     if len(set(kept)) == 1:
         cache.crop(kept[0] - query_len)
@@ -61,11 +61,11 @@ def keep_rows(cache: Any, lengths: Sequence[int], kept: Sequence[int], columns: 
 
 
 def _move(layer: Any, ends: Sequence[int], columns: int, after: int) -> None:
-    """Let a layer's column `ends[i]` of request i follow its new last one.
+    """Move the columns of each request to the right, so that column `ends[i]` - 1 of request i becomes the last one.
 
     Args:
-        columns: those that the layer has seen; it holds the last of them.
-        after: columns that it has seen from now on.
+        columns: the number of columns that the layer has seen. It stores the last of them.
+        after: the number of columns that it counts as seen from now on.
     """
     stored = after
     if isinstance(layer, DynamicSlidingWindowLayer):
@@ -75,15 +75,15 @@ def _move(layer: Any, ends: Sequence[int], columns: int, after: int) -> None:
     assert values is not None
     back = torch.arange(-stored, 0, device=keys.device)
     first = columns - keys.shape[-2]
-    # padding comes from any column: it is masked
+    # Padding may be a copy of any column: it is masked.
     source = (torch.tensor(ends, device=back.device)[:, None] + back - first).clamp(min=0)
     layer.keys, layer.values = _taken(keys, source), _taken(values, source)
 
 
 def _taken(tensor: Tensor, source: Tensor) -> Tensor:
-    """The columns `source[i]` of request i: [n, heads, columns, dim], int64 [n, stored] -> [n, heads, stored, dim].
+    """Return columns `source[i]` of request i: [n, heads, columns, dim], int64 [n, stored] -> [n, heads, stored, dim].
 
-    Whole rows of `dim` elements are copied by one index, many times faster than `take_along_dim` with one per element.
+    One index copies a whole row of `dim` elements. `take_along_dim` has an index per element and is many times slower.
     """
     n, heads, columns, dim = tensor.shape
     starts = torch.arange(n * heads, device=tensor.device).view(n, heads, 1) * columns

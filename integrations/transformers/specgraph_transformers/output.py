@@ -1,4 +1,4 @@
-"""The output of `generate`, column by column: stopping criteria and streamer are called as `generate` calls them."""
+"""The output of `generate`, which grows column by column and calls stopping criteria and streamer as `generate` does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 class Output:
     """Sequences of equal length that grow by one column at a time.
 
-    Requests accept different counts of drafts, so some are ahead. A column is added once every request that needs a
-    token there has one. Stopping criteria therefore see the same tensors, in the same order, as without drafts.
+    Requests accept different numbers of drafts, so some are ahead. A column is added once every unfinished request has
+    a token for it. So stopping criteria see the same tensors, in the same order, as without drafts.
     """
 
     def __init__(
@@ -24,18 +24,18 @@ class Output:
         Args:
             input_ids: int64 [n, P], the prompts with their padding.
             stopping_criteria: a `StoppingCriteriaList`.
-            pad_token_id: int64 scalar; what finished requests are filled up with.
-            max_length: columns of the whole output, at most.
-            streamer: has `put` and `end`; or None.
+            pad_token_id: int64 scalar, the token of finished requests. None if the model has none.
+            max_length: the most columns of the whole output.
+            streamer: an object with `put` and `end`, or None.
         """
         self.sequences = input_ids
-        """int64 [n, P + columns]"""
+        """int64 [n, P + columns]: the prompts and all columns so far."""
         self.token_ids: list[list[int]] = [[] for _ in input_ids]
-        """Generated tokens of each request; may be ahead of `sequences`."""
+        """The generated tokens of each request, which may be ahead of `sequences`."""
         self._criteria, self._streamer = stopping_criteria, streamer
         self._prompt, self._budget = input_ids.shape[1], max_length - input_ids.shape[1]
         stops = [criterion for criterion in stopping_criteria if hasattr(criterion, "eos_token_id")]
-        # Without such a criterion `generate` fills nothing up: requests go on until all are finished.
+        # Without a criterion for an end token `generate` does not pad: requests go on until all are finished.
         self._pad = pad_token_id.to(input_ids.device) if stops and pad_token_id is not None else None
         self._eos = {
             int(token) for criterion in stops if type(criterion) is EosTokenCriteria for token in criterion.eos_token_id
@@ -45,7 +45,7 @@ class Output:
 
     @property
     def num_columns(self) -> int:
-        """Columns after the prompts so far."""
+        """The number of columns after the prompts so far."""
         return self.sequences.shape[1] - self._prompt
 
     def drafting(self, row: int) -> bool:
@@ -55,7 +55,7 @@ class Output:
         return self._open[row] and not ended and len(tokens) < self._budget
 
     def append(self, row: int, tokens: Sequence[int]) -> int:
-        """Append tokens to request `row`, up to its end; returns how many those were."""
+        """Append tokens to request `row`, up to its end. Returns the number of appended tokens."""
         kept = list(tokens[: self._budget - len(self.token_ids[row])])
         ends = [place for place, token in enumerate(kept) if token in self._eos]
         kept = kept[: ends[0] + 1] if ends else kept
@@ -63,7 +63,7 @@ class Output:
         return len(kept)
 
     def advance(self) -> bool:
-        """Add all columns that are complete; says whether generation has ended."""
+        """Add all complete columns. Returns True if generation has ended."""
         while all(
             len(tokens) > self.num_columns or not open_
             for tokens, open_ in zip(self.token_ids, self._open, strict=True)
@@ -85,6 +85,6 @@ class Output:
         return False
 
     def end(self) -> None:
-        """Tell the streamer that nothing follows."""
+        """End the streamer."""
         if self._streamer is not None:
             self._streamer.end()

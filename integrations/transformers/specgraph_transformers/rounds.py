@@ -1,4 +1,4 @@
-"""The decoding loop: prompts through target and drafter, then rounds of propose and verify until all is generated."""
+"""The decoding loop: it prefills target and drafter, then runs rounds until all requests are generated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specgraph_transformers.target import TransformersTarget
 
 
 class Rounds:
-    """n requests that are generated together: all start at once, and each leaves when it can use no more tokens."""
+    """Generates n requests together. All start at once, and each becomes inert when it can use no more tokens."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class Rounds:
         self._counts: list[int] = []
 
     def run(self, attention_mask: Tensor | None, position_ids: Tensor | None) -> None:
-        """Generate until the stopping criteria end it.
+        """Generate until the stopping criteria end the generation.
 
         Args:
-            attention_mask, position_ids: of the prompts, as `TransformersTarget.prefill` takes them.
+            attention_mask, position_ids: the prompts' tensors for `TransformersTarget.prefill`.
         """
         logits, aux = self.target.prefill(self._prompts, attention_mask, position_ids)
         first = self.acceptance.first_tokens(logits, self._prompts)
@@ -50,7 +50,7 @@ class Rounds:
                 ended = self._round(batch)
 
     def _join(self, aux: Tensor, first: Tensor) -> ProposeBatch:
-        """Run the prompts through the drafter, and let every request join the first round with its first token."""
+        """Prefill the drafter, and return the batch of the first round, which each request joins with its first token."""
         device, config = self.drafter.platform.device, self.drafter.config
         lengths, columns = self.target.lengths, self._prompts.shape[1]
         batch = self.drafter.inputs(len(lengths))
@@ -74,7 +74,7 @@ class Rounds:
         return batch
 
     def _round(self, batch: ProposeBatch) -> bool:
-        """Propose, verify, and hand over to the next round; says whether generation has ended."""
+        """Propose, verify, and hand over to the next round. Returns True if generation has ended."""
         output, target = self.output, self.target
         live = [output.drafting(row) for row in range(batch.num_requests)]
         drafts = self.drafter.propose(
@@ -98,14 +98,15 @@ class Rounds:
                 kept[row] = output.append(row, tokens[: counts[row]])
         self.metrics.rounds += 1
         ended = output.advance()
-        if ended and len(kept) == 1:  # what the stopping criteria cut off
+        if ended and len(kept) == 1:  # tokens that the stopping criteria cut off
             kept[0] -= len(output.token_ids[0]) - output.num_columns
         target.keep(kept)
         self._hand_over(batch, starts, counts)
         return ended
 
     def _prefixes(self, drafts: Tensor) -> list[Tensor]:
-        """For each row of each request, int64 [1, tokens]: the padded prompt, the output, and the drafts before."""
+        """Return, for each row of each request, int64 [1, tokens]: the padded prompt, the output, and the drafts up to
+        the row's own."""
         found: list[Tensor] = []
         for prompt, output, tokens in zip(self._prompts, self.output.token_ids, drafts.tolist(), strict=True):
             after = torch.tensor([*output, *tokens], dtype=prompt.dtype, device=prompt.device)
@@ -114,10 +115,10 @@ class Rounds:
         return found
 
     def _hand_over(self, batch: ProposeBatch, starts: Sequence[int], counts: Sequence[int]) -> None:
-        """Make requests inert that can use no more tokens, and keep the round's numbers for attention that wants them.
+        """Make requests inert that can use no more tokens, and keep the next propose's host numbers.
 
         Args:
-            starts, counts: of the last round, as in the batch on the device.
+            starts, counts: the start positions and `num_sampled` of the last verify, equal to the batch on the device.
         """
         live = [self.output.drafting(row) for row in range(batch.num_requests)]
         self._starts = [start if on else 0 for start, on in zip(starts, live, strict=True)]

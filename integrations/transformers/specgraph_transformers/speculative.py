@@ -1,4 +1,4 @@
-"""The object that `generate(custom_generate=...)` takes: a drafter's folder, and its graphs once a model is known."""
+"""The object for `generate(custom_generate=...)`: it loads a drafter and captures its graphs in the first call."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ def speculative(
     num_modules: Count | None = None,
     **config: Any,
 ) -> Speculative:
-    """Speculative decoding for `model.generate(..., custom_generate=speculative(draft="DIR"))`.
+    """Return an object for speculative decoding: `model.generate(..., custom_generate=speculative(draft="DIR"))`.
 
-    The target stays the model itself. The drafter is loaded and its graphs are captured in the first call, and again
-    only for another model, a larger batch or a longer text; keep the object and give it to every call.
+    The target is the model itself. The first call loads the drafter and captures its graphs. A later call captures
+    again only for another model, a larger batch, a longer text or the first sampled one. So keep the object, and pass
+    it to every call.
 
     Args:
         draft: a drafter's folder: EAGLE-3, EAGLE, MTP (the target's own folder), DFlash or a small language model.
         num_speculative_tokens: draft tokens per propose, K.
-        platform: where the drafter runs; the platform of the model's device by default.
-        max_num_requests: prompts per call that graphs are captured for at first.
-        max_model_len: tokens of the longest text, prompt and output, that they are captured for at first; the first
-            call's by default.
-        num_modules: MTP modules to use; all by default.
+        platform: the platform that the drafter runs on; by default the platform of the model's device.
+        max_num_requests: the prompts per call that the first graphs are captured for.
+        max_model_len: the tokens of the longest text, prompt and output, that the first graphs are captured for. By
+            default it follows from the first call.
+        num_modules: the number of MTP modules to use; all by default.
         config: further fields of `specgraph.DraftConfig`, such as capture_sizes, prefill_sizes, decode, prefill.
 
     Raises:
@@ -61,24 +62,24 @@ def speculative(
 
 @dataclass(slots=True)
 class _Captured:
-    """A drafter for one model, and what it was made for."""
+    """A captured drafter, and the model that it was made for."""
 
     model: Any
     weights: int
-    """Address of the model's embedding: another one means that the model was moved or loaded anew."""
+    """The address of the model's embedding. It changes if the model is moved or loaded again."""
     drafter: Drafter
 
     def serves(self, model: Any, requests: int, length: int, sampled: bool) -> bool:
-        """Return True if a call can run from the graphs that are captured."""
+        """Return True if the captured graphs suffice for a call."""
         config = self.drafter.config
         limits = requests <= config.max_num_requests and length <= config.max_model_len
         return self.model is model and self.weights == _weights(model) and limits and config.sampled >= sampled
 
 
 class Speculative:
-    """The captured drafter and its acceptance counts: `speculative` returns it, and `generate` calls it.
+    """A captured drafter and its acceptance counts. `speculative` returns it, and `generate` calls it.
 
-    Not thread-safe: one `generate` at a time.
+    It is not thread-safe: use it for one `generate` at a time.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Speculative:
         self._requests, self._length, self._sampled = max_num_requests, max_model_len or 2, False
         self._captured: _Captured | None = None
         self.metrics = AcceptanceMetrics(num_speculative_tokens)
-        """Acceptance over all calls so far."""
+        """The acceptance counts of all calls so far."""
         own = {"max_num_requests", "max_model_len", "num_speculative_tokens", "sampled", "tree", "draft_schedule"} | {
             "k_candidates"
         }
@@ -105,15 +106,15 @@ class Speculative:
         if unknown := sorted(config.keys() - options):
             raise ConfigError(f"unknown option {unknown[0]}; options of DraftConfig: {', '.join(sorted(options))}")
         if max_model_len is not None:
-            self._draft_config()  # refuses what is out of range
+            self._draft_config()  # raises if a field is out of range
 
     @property
     def drafter(self) -> Drafter | None:
-        """The captured drafter; None before the first call."""
+        """The captured drafter. None before the first call and after `close`."""
         return self._captured.drafter if self._captured else None
 
     def close(self) -> None:
-        """Release the graphs and their memory; a later call captures them again."""
+        """Release the graphs and their memory. A later call captures them again."""
         if self._captured is not None:
             self._captured.drafter.close()
             self._captured = None
@@ -128,11 +129,11 @@ class Speculative:
         streamer: Any = None,
         **model_inputs: Any,
     ) -> Any:
-        """Called by `generate`, which has prepared everything; returns what `generate` returns.
+        """Generate, with the arguments that `generate` has prepared, and return the result of `generate`.
 
         Raises:
-            UnsupportedError, ConfigError: before any pass, where the output could not be the same, or the drafter takes
-                a state of the target that transformers does not hand out.
+            UnsupportedError, ConfigError: the output could not be the same as without drafts, or the drafter takes a
+                state of the target that transformers does not return. Raised before any pass.
             CheckpointError: the drafter's folder cannot be read, or does not fit the model.
         """
         given = _arguments_of_generate()
@@ -168,11 +169,11 @@ class Speculative:
         return GenerateDecoderOnlyOutput(sequences=sequences, cache=held)
 
     def _drafter_for(self, model: Any, requests: int, length: int, sampled: bool) -> Drafter:
-        """The captured drafter, made anew where the last one does not serve this call."""
+        """Return the captured drafter. If it does not suffice for this call, make and capture another one."""
         if self._captured is None or not self._captured.serves(model, requests, length, sampled):
             self.close()
             self._requests, self._sampled = max(self._requests, requests), self._sampled or sampled
-            if length > self._length:  # with room for texts that are a little longer, as far as the model has positions
+            if length > self._length:  # room for longer texts, up to the model's positions
                 most = target_shape(model).max_model_len
                 self._length = max(length, min(1 << (length - 1).bit_length(), most))
             with torch.inference_mode(False), torch.no_grad():  # buffers outlive the caller's inference mode
@@ -204,7 +205,7 @@ class Speculative:
         return DraftConfig(max_num_requests=requests, max_model_len=length, sampled=self._sampled, **config)
 
     def _open(self, device: torch.device) -> Platform:
-        """The platform asked for, or the one of the model's device."""
+        """Return the platform that the caller named, or the platform of the model's device."""
         asked = self._platform or f"{device.type}:{device.index or 0}"
         platform = asked if isinstance(asked, Platform) else open_platform(asked)
         if platform.device.type != device.type or (platform.device.index or 0) != (device.index or 0):
@@ -217,10 +218,10 @@ def _weights(model: Any) -> int:
 
 
 def _arguments_of_generate() -> Mapping[str, Any]:
-    """Return the arguments that `generate` was called with; empty where another function called.
+    """Return the arguments of the calling `generate`, from its frame. Empty if another function called.
 
-    transformers 5.23 hands a callable only its own keyword arguments, and drops `streamer` (into which it has put the
-    prompt), `assistant_model` and `synced_gpus`. They are arguments of the calling frame.
+    transformers 5.23 passes a callable only its own keyword arguments. It drops `streamer` (which already has the
+    prompt), `assistant_model` and `synced_gpus`.
     """
     here = inspect.currentframe()
     caller = here.f_back.f_back if here is not None and here.f_back is not None else None  # past `__call__`

@@ -1,4 +1,4 @@
-"""The options of `generate` that speculative decoding serves. Everything else is refused before any pass."""
+"""The options of `generate` that speculative decoding serves. All others are refused before any pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROW_PROCESSORS = (
     MinPLogitsWarper,
     SuppressTokensLogitsProcessor,
 )
-"""Logits processors that are a function of one row of logits alone: they take all rows of a verify at once."""
+"""Logits processors that read one row of logits only. They process all rows of a verify at once."""
 PREFIX_PROCESSORS = (
     RepetitionPenaltyLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
@@ -41,16 +41,16 @@ PREFIX_PROCESSORS = (
     NoBadWordsLogitsProcessor,
     SequenceBiasLogitsProcessor,
 )
-"""Processors of one row of logits and the tokens before it: they take one row of a verify at a time."""
+"""Logits processors that read one row of logits and the tokens before it. They process one row of a verify at a time."""
 
 MODEL_INPUTS = {"attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep"}
-"""The inputs that `generate` hands over for a text prompt."""
+"""The model inputs that `generate` passes for a text prompt."""
 
 DROPPED = {
     "assistant_model": "the drafter drafts",
     "synced_gpus": "a verify has no step per token that the ranks could take together",
 }
-"""Arguments of `generate` that it drops where there is a `custom_generate`, and why they have no meaning beside one."""
+"""Arguments that `generate` drops if it has a `custom_generate`, each with the reason why it has no meaning here."""
 
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -63,16 +63,17 @@ def check_supported(
     model_inputs: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> None:
-    """Refuse what cannot be served exactly.
+    """Refuse a call if its output could not be exactly that of `generate`.
 
     Args:
-        processors: logits processors, as `generate` made them.
-        config: the generation config, as `generate` prepared it.
-        model_inputs: what `generate` prepared for the model besides input_ids.
-        given: the arguments of `generate`, some of which it hands over nowhere else.
+        processors: the logits processors that `generate` made.
+        config: the generation config that `generate` prepared.
+        model_inputs: the model inputs that `generate` prepared, besides input_ids.
+        given: the arguments of `generate`. Some of them are in no other argument here.
 
     Raises:
-        UnsupportedError: names the option, the processor, the model's kind or the cache.
+        UnsupportedError: an option, a logits processor, the kind of model or the cache is not supported. The message
+            names it.
     """
     if model.config.is_encoder_decoder:
         raise UnsupportedError(f"{type(model).__name__} is an encoder-decoder model; drafters are for causal models")
@@ -108,15 +109,16 @@ def check_supported(
 
 
 def prompt_lengths(input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> list[int]:
-    """Tokens of each prompt, padding not counted.
+    """Return the number of tokens in each prompt, without padding.
 
     Args:
         input_ids: int64 [n, P].
-        attention_mask: [n, P] of 0 and 1; None where nothing is padded.
-        position_ids: [n, P] or [1, P], as `generate` made them; None for a model that takes none.
+        attention_mask: [n, P] of 0 and 1. None if no prompt is padded.
+        position_ids: [n, P] or [1, P], from `generate`. None for a model without them.
 
     Raises:
-        ConfigError: a prompt is empty or padded anywhere but on the left, or positions do not count its tokens.
+        ConfigError: a prompt is empty, has padding that is not on the left, or has positions that do not count its
+            tokens.
     """
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.to(input_ids)
     if not ((mask == 0) | (mask == 1)).all() or (mask.diff(dim=-1) < 0).any() or (mask[:, -1] == 0).any():

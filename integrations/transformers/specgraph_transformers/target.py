@@ -1,4 +1,4 @@
-"""The user's own model as the target: its passes over a left-padded batch, and its KV cache between them."""
+"""The user's own model as the target, with its KV cache, over a left-padded batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specgraph_transformers.kv_rows import keep_rows
 
 
 class TransformersTarget:
-    """A transformers model with its cache, for n requests of unequal lengths.
+    """A transformers model with its cache, for n requests of different lengths.
 
-    The cache has as many columns as the longest request has tokens. A shorter request is padded on the left, as prompts
-    of a batch are, so every kind of mask that the model makes (causal, sliding windows, chunks) stays right.
+    The cache has one column per token of the longest request. A shorter request is padded on the left, like the prompts
+    of a batch. So every mask that the model makes (causal, sliding window, chunked) stays right.
     """
 
     def __init__(
@@ -26,11 +26,11 @@ class TransformersTarget:
         Args:
             model: a causal language model of transformers.
             cache: an empty `DynamicCache` for it.
-            lengths: tokens of each prompt, padding not counted.
-            max_length: positions that the model has. The last drafts of a request may lie beyond: their rows are
-                computed at the last position, and never used.
-            aux_layers: hidden state k enters layer k of the model, and the one behind the final norm is the number of
-                layers + 1, as in `Target.forward`; empty for that state alone.
+            lengths: tokens of each prompt, without padding.
+            max_length: the model's number of positions. A request's last drafts may be past it: their rows are computed
+                at the last position, and never used.
+            aux_layers: the hidden states for the drafter, numbered as in `Target.forward`: k enters layer k, and the
+                number of layers + 1 is the state after the final norm. If it is empty, that state alone.
         """
         self.model, self.cache, self.aux_layers = model, cache, tuple(aux_layers) or (-1,)
         self.lengths = list(lengths)
@@ -43,23 +43,23 @@ class TransformersTarget:
     def prefill(
         self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The pass over the prompts, as `generate` makes it.
+        """Run the model over the prompts, as `generate` does.
 
         Args:
             input_ids: int64 [n, P], padded on the left.
-            attention_mask: [n, P], or None where nothing is padded.
-            position_ids: as `generate` made them; None for a model that takes none.
+            attention_mask: [n, P]. None if no prompt is padded.
+            position_ids: [n, P] or [1, P], from `generate`. None for a model without them.
 
         Returns:
             Logits of the last tokens, [n, vocab], and the hidden states for the drafter, [n, P, aux_size].
         """
         logits, aux = self._run(input_ids, attention_mask, position_ids, num_logits=1, is_first_iteration=True)
-        self.cache.activate_past_recording()  # sliding windows then keep what taking rows back needs
+        self.cache.activate_past_recording()  # sliding windows then keep the columns that `keep` needs
         self._columns = input_ids.shape[1]
         return logits[:, -1], aux
 
     def verify(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The pass over the last token of each request and its drafts. `keep` must follow.
+        """Run the model over the last token and the drafts of each request. Call `keep` afterwards.
 
         Args:
             token_ids: int64 [n, query_len].
@@ -78,7 +78,7 @@ class TransformersTarget:
         return self._run(token_ids, mask, positions, num_logits=self._query_len, is_first_iteration=False)
 
     def keep(self, kept: Sequence[int]) -> None:
-        """Forget all but the first `kept[i]` rows of request i in the last `verify`."""
+        """Remove the rows of the last `verify` from the cache, except the first `kept[i]` rows of request i."""
         self._columns = keep_rows(self.cache, self.lengths, kept, self._columns, self._query_len)
         self.lengths = [length + rows for length, rows in zip(self.lengths, kept, strict=True)]
 
@@ -98,6 +98,6 @@ class TransformersTarget:
         if self._takes_logits_to_keep:
             inputs["logits_to_keep"] = num_logits
         out = self.model(**inputs, output_hidden_states=True, return_dict=True)
-        # transformers has no last layer's output before the norm: the entry in its place is behind it
+        # transformers' last hidden state is after the final norm; the state before it is not returned.
         states = [out.hidden_states[min(k, len(out.hidden_states) - 1)] for k in self.aux_layers]
         return out.logits[:, -num_logits:], torch.cat([state.to(states[0].device) for state in states], dim=-1)

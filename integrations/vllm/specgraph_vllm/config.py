@@ -1,4 +1,4 @@
-"""The plugin's own settings, and which configurations of vLLM it serves; all of it known before any device work."""
+"""The plugin's settings, and the configurations of vLLM that it serves, checked before any device work."""
 
 from __future__ import annotations
 
@@ -20,29 +20,28 @@ KEY = "specgraph"
 @checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`--additional-config '{"specgraph": {...}}'`. Without the key the plugin does nothing.
+    """The plugin's settings: `--additional-config '{"specgraph": {...}}'`. Without the key the plugin does nothing.
 
     Raises:
-        ConfigError: a value is not one of those that are allowed.
+        ConfigError: a value is not allowed.
     """
 
     when_unsupported: WhenUnsupported = "refuse"
-    """The answer to a configuration that the plugin does not serve: "refuse" it at start-up, or leave the drafting to
-    vLLM ("vllm") and log why."""
+    """The answer to a configuration that the plugin does not serve. "refuse" raises at start-up; "vllm" logs the reason
+    and leaves drafting to vLLM."""
     capture_sizes: Sequence[Requests] | None = None
     """Numbers of requests to capture; by default a ladder up to vLLM's max_num_seqs. A larger batch goes to vLLM."""
     log_every: Annotated[int, Range(0)] = 10_000
-    """Proposes between two log lines with the counts by path and reason; 0 logs them never."""
+    """Proposes between two log lines with `ProposeCounts.by_reason`. 0 never logs them."""
     compare_every: Annotated[int, Range(0)] = 1000
-    """With tensor parallel: proposes from one comparison of the ranks' tokens to the next; 0 compares at start-up only.
-    """
+    """With tensor parallel, the proposes between two comparisons of the ranks' tokens. 0 compares at start-up only."""
 
 
 def read_settings(additional_config: Any) -> Settings | None:
-    """The settings in vLLM's `additional_config`; None where the key is missing.
+    """Return the settings in vLLM's `additional_config`. None if it has no key "specgraph".
 
     Raises:
-        ConfigError: the value is not a mapping, or has keys that do not exist.
+        ConfigError: the key's value is not a mapping, has unknown keys, or has a value that is not allowed.
     """
     if not isinstance(additional_config, Mapping) or KEY not in additional_config:
         return None
@@ -56,25 +55,29 @@ def read_settings(additional_config: Any) -> Settings | None:
 
 
 FP8_CACHES = ("fp8", "fp8_e4m3")
-"""The values of `kv_cache_dtype` for a KV cache in e4m3."""
+"""The values of `kv_cache_dtype` that mean e4m3."""
 
 METHODS = ("eagle3", "eagle", "mtp", "dflash", "dspark", "draft_model")
-"""The speculative methods that are served, where vLLM's V2 model runner has them."""
+"""The served speculative methods. vLLM's V2 model runner must have them, too."""
 
 
 def predicts_at_anchor(drafter: Any) -> bool:
-    """True if a DSpark drafter's row of the last token predicts, by its Hugging Face configuration."""
-    fills_in = getattr(drafter, "dspark_bonus_anchor", False)  # its only name in vLLM 0.26
+    """Return True if a DSpark drafter predicts a token at the row of the last token.
+
+    Args:
+        drafter: the drafter's Hugging Face configuration.
+    """
+    fills_in = getattr(drafter, "dspark_bonus_anchor", False)  # vLLM 0.26 has only this name
     return bool(getattr(drafter, "sample_from_anchor", not fills_in))
 
 
 def unsupported_config(config: Any) -> str | None:
-    """Return the reason why the plugin does not serve a `VllmConfig`, in one line; None where it does."""
+    """Return in one line why the plugin does not serve a `VllmConfig`. None if it does."""
     speculative, parallel = config.speculative_config, config.parallel_config
     model, cache = config.model_config, config.cache_config
     if speculative.method not in METHODS:
         return f"speculative method '{speculative.method}'; specgraph drafts for {', '.join(METHODS)}"
-    for name in ("use_gemma4_mtp", "use_multi_module_mtp"):  # vLLM then takes another speculator
+    for name in ("use_gemma4_mtp", "use_multi_module_mtp"):  # vLLM then has another speculator
         if (asked := getattr(speculative, name, None)) is not None and asked():
             return f"speculative method '{speculative.method}' with several modules, or Gemma 4's ({name})"
     for name in ("parallel_drafting", "use_heterogeneous_vocab", "enable_adaptive_verification"):
@@ -91,7 +94,7 @@ def unsupported_config(config: Any) -> str | None:
             return f"{name} {size}; one GPU is served, or several by tensor parallel"
     if (size := getattr(speculative, "draft_tensor_parallel_size", None)) not in (None, parallel.tensor_parallel_size):
         return f"draft_tensor_parallel_size {size}; the drafter is split as the target is"
-    if getattr(parallel, "enable_eplb", False) and speculative.method == "mtp":  # others have no mixture of experts
+    if getattr(parallel, "enable_eplb", False) and speculative.method == "mtp":  # only MTP has a mixture
         return "enable_eplb with method 'mtp': experts that move between the ranks while the engine runs are not served"
     if model.dtype not in (torch.bfloat16, torch.float16):
         return f"dtype {str(model.dtype).removeprefix('torch.')}; bfloat16 and float16 are served"

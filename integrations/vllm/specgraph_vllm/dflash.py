@@ -1,4 +1,4 @@
-"""vLLM's loaded DFlash and DSpark drafters as a `DFlashHead` and a `DSparkHead`: views of their weights."""
+"""Makes a `DFlashHead` or `DSparkHead` from vLLM's loaded drafter: views of its weights."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from specgraph_vllm.config import predicts_at_anchor
 DFLASH_CLASS, DSPARK_CLASS = "DFlashQwen3ForCausalLM", "Qwen3DSparkForCausalLM"
 
 ANY_BLOCK = 1 << 10
-"""Rows of a block where the configuration names no number: vLLM takes whatever K it is given."""
+"""Rows of a block if the drafter's configuration has no number: vLLM then takes any K."""
 
 
 def dflash_head(module: Any, ranks: TensorParallel) -> DFlashHead:
-    """The head over vLLM's `DFLASH_CLASS`, split over `ranks`.
+    """Return a head over a module of `DFLASH_CLASS`, which vLLM has split over `ranks`.
 
     Raises:
-        UnsupportedError: an option or a tensor of the module that the head does not have.
+        UnsupportedError: the module has an option or a tensor that the head does not have.
     """
     head = DFlashHead(_block(module, ranks), in_one=False)
     set_rotary(head, module.model.layers[0].self_attn)
@@ -39,10 +39,12 @@ def dflash_head(module: Any, ranks: TensorParallel) -> DFlashHead:
 
 
 def dspark_head(module: Any, ranks: TensorParallel) -> DSparkHead:
-    """The head over vLLM's `DSPARK_CLASS`, split over `ranks`: its Markov head is whole, its confidence head not read.
+    """Return a head over a module of `DSPARK_CLASS`, which vLLM has split over `ranks`.
+
+    Every rank must have the whole Markov head. The confidence head is not read.
 
     Raises:
-        UnsupportedError: an option or a tensor of the module that the head does not have.
+        UnsupportedError: the module has an option or a tensor that the head does not have.
     """
     config, table = module.config, module.model.markov_head
     is_split = table.markov_w2.weight.shape[0] < int(config.draft_vocab_size)
@@ -50,7 +52,7 @@ def dspark_head(module: Any, ranks: TensorParallel) -> DSparkHead:
         ("dspark_draft_topk", getattr(config, "dspark_draft_topk", None), None),
         ("markov_head_type", getattr(config, "markov_head_type", "vanilla"), "vanilla"),
         ("logit_scale", getattr(config, "logit_scale", 1.0), 1.0),
-        ("Markov head split over ranks", is_split, False),  # by vLLM 0.26
+        ("Markov head split over ranks", is_split, False),  # vLLM 0.26 splits it
     ):
         if found != served:
             raise UnsupportedError(f"{name} {found} in the DSpark drafter; served is {served}")
@@ -63,7 +65,7 @@ def dspark_head(module: Any, ranks: TensorParallel) -> DSparkHead:
 
 
 def _block(module: Any, ranks: TensorParallel) -> BlockParts:
-    """The part that both have: a block of masks in layers that are not causal."""
+    """Return the part that both heads have: a block of mask tokens, in layers that are not causal."""
     config, inner = module.config, module.model
     if not inner.use_aux_hidden_state:
         raise UnsupportedError("use_aux_hidden_state is false; the head takes hidden states of the target's layers")
@@ -94,7 +96,7 @@ def _block(module: Any, ranks: TensorParallel) -> BlockParts:
         sizes,
         weights,
         [layer_from_module(layer, ranks) for layer in inner.layers],
-        range(fc.matrix.shape[1] // (target_size or sizes.hidden_size)),  # vLLM's target hands them over
+        range(fc.matrix.shape[1] // (target_size or sizes.hidden_size)),  # vLLM chooses the layers
         block_size=int(getattr(config, "block_size", None) or ANY_BLOCK),
         mask_token_id=int(mask),
     )

@@ -1,4 +1,4 @@
-"""The distributions of sampled drafts, as vLLM's rejection sampler takes them (draft_sample_method probabilistic)."""
+"""Writes the distributions of sampled drafts for vLLM's rejection sampler (draft_sample_method probabilistic)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ GUMBEL = "vllm.v1.worker.gpu.sample.gumbel", "gumbel_sample"
 
 
 def divided_by_temperature(gumbel_sample: Any) -> bool:
-    """Return whether a speculator's `draft_logits` are divided by the temperature: in 0.26; 0.33 divides on load.
+    """Return True if a speculator stores `draft_logits` divided by the temperature.
+
+    vLLM 0.26 does; in 0.33 the sampler divides when it loads them.
+
+    Args:
+        gumbel_sample: vLLM's function `GUMBEL`, which fills `draft_logits`.
 
     Raises:
-        UnsupportedError: the function that fills them has neither parameter.
+        UnsupportedError: the function has no parameter of these two releases.
     """
     for name, divided in (("output_processed_logits", True), ("logits_cache", False)):
         if name in parameters(gumbel_sample):
@@ -28,14 +33,15 @@ def divided_by_temperature(gumbel_sample: Any) -> bool:
 def write_draft_logits(
     into: Tensor, slots: Tensor, probs: Tensor, draft_to_target: Tensor | None, temperature: Tensor | None
 ) -> None:
-    """Write logits whose softmax is the distribution that each draft was drawn from.
+    """Write the logits of the distribution that each draft was drawn from.
 
     Args:
-        into: float32 [max_reqs, K, vocabulary], vLLM's.
-        slots: integer [n]: the row of each request.
+        into: vLLM's float32 [max_reqs, K, vocabulary].
+        slots: integer [n]: the row of each request in `into`.
         probs: float32 [n, K, draft vocabulary].
         draft_to_target: see `Head.draft_to_target`.
-        temperature: float32 [n], by which the sampler divides the logits; None where it takes them as they are.
+        temperature: float32 [n]. The logits are multiplied by it, since the sampler will divide by it. None if the
+            sampler does not divide.
     """
     logits = probs.log()
     if temperature is not None:

@@ -1,6 +1,6 @@
-"""vLLM's loaded drafter as a `DraftHead`, and its KV cache as the core's: views, no copies.
+"""Makes a `DraftHead` and the core's KV caches from vLLM's loaded drafter: views, no copies.
 
-Which modules of vLLM these are is told by their class. Nothing of vLLM is imported here.
+Modules of vLLM are known by the names of their classes. Nothing of vLLM is imported here.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ EAGLE3_CLASS, EAGLE_CLASS = "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM"
 VllmHead = Eagle3Head | EagleHead | DFlashHead | MtpHead | DraftModelHead
 
 SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, DFLASH_CLASS, DSPARK_CLASS, *MTP_CLASSES, *LANGUAGE_MODEL_CLASSES)
-"""The modules of vLLM that `draft_head` reads."""
+"""The classes of vLLM's modules that `draft_head` reads."""
 
 
 def draft_head(
     module: Any, target_hidden_size: Callable[[], int], ranks: TensorParallel = WHOLE, call: CallMlp | None = None
 ) -> VllmHead:
-    """The head over the module's own weights, with the module's own table of cosines and sines.
+    """Return a head over the module's own weights, and its own table of cosines and sines.
 
     Args:
-        module: as vLLM loaded it, its weights on the device.
-        target_hidden_size: gives the columns of the target's hidden states, where the module does not.
-        ranks: over which vLLM has split the module.
-        call: runs a mixture of experts of vLLM's; None where none is served.
+        module: the drafter that vLLM loaded, with weights on the device.
+        target_hidden_size: returns the columns of the target's hidden states. Called if the module does not tell.
+        ranks: the ranks that vLLM has split the module over.
+        call: runs one of vLLM's mixtures of experts. If it is None, a drafter with a mixture is refused.
 
     Raises:
-        UnsupportedError: an option or a tensor of the module that the head does not have.
+        UnsupportedError: the module has an option or a tensor that the head does not have.
     """
     name = type(module).__name__
     if name not in SERVED_CLASSES:
@@ -67,7 +67,7 @@ def draft_head(
         return dspark_head(module, ranks)
     if not inner.use_aux_hidden_state:
         raise UnsupportedError("eagle_config.use_aux_hidden_state is false; the head takes the target's hidden states")
-    whole = int(config.draft_vocab_size) == int(config.vocab_size)  # vLLM 0.26 keeps zeros there
+    whole = int(config.draft_vocab_size) == int(config.vocab_size)  # vLLM 0.26 then has a map of zeros
     return eagle3_head_from_module(
         module,
         draft_to_target=None if whole else module.draft_id_to_target_id,
@@ -77,12 +77,12 @@ def draft_head(
 
 
 def draft_layers(module: Any) -> Sequence[Any]:
-    """The decoder layers that `draft_head` reads, in the order of its attention layers."""
+    """Return the decoder layers that `draft_head` reads, in the order of the head's attention layers."""
     return [mtp_parts(module).layer] if type(module).__name__ in MTP_CLASSES else module.model.layers
 
 
 def layer_name(layer: Any) -> str:
-    """The name under which vLLM keeps the KV cache of a decoder layer's attention."""
+    """Return vLLM's name for the KV cache of a decoder layer's attention."""
     attention = layer.self_attn
     inner = attention.mla_attn.mla_attn if type(attention).__name__ == LATENT_ATTENTION else attention.attn
     return inner.layer_name
@@ -97,7 +97,7 @@ class DraftCache:
     block_size: int
     """Tokens per entry of the block tables."""
     group: int
-    """The number of the KV cache group that the layers are in."""
+    """The index of the layers' KV cache group."""
 
 
 def draft_cache(
@@ -107,15 +107,15 @@ def draft_cache(
     block_sizes: Sequence[int],
     tensors: Mapping[str, Any],
 ) -> DraftCache:
-    """Find and view the drafter's KV cache.
+    """Return views of the drafter's part of vLLM's KV cache.
 
     Args:
-        groups: `KVCacheConfig.kv_cache_groups`.
+        groups: vLLM's `KVCacheConfig.kv_cache_groups`.
         block_sizes: tokens per entry of the block tables, by group.
-        tensors: `static_forward_context`: attention layers by name, each with its `kv_cache`.
+        tensors: vLLM's `static_forward_context`: the attention layers by name, each with its `kv_cache`.
 
     Raises:
-        UnsupportedError: the layers are in several groups, or a tensor has another layout.
+        UnsupportedError: the layers are not all in one group, or a tensor has another layout.
     """
     names = [layer_name(layer) for layer in draft_layers(module)]
     found = [index for index, group in enumerate(groups) if set(names) <= set(group.layer_names)]
@@ -146,7 +146,7 @@ def draft_cache(
 
 
 def _in_fp8(name: str, layer: Any) -> Any:
-    """Return an attention layer's KV cache; bytes that vLLM reads as e4m3 are viewed as such."""
+    """Return an attention layer's KV cache. If vLLM stores e4m3 as bytes, return it viewed as e4m3."""
     cache = layer.kv_cache
     if not isinstance(cache, Tensor) or cache.dtype != torch.uint8 or layer.kv_cache_dtype not in FP8_CACHES:
         return cache

@@ -1,4 +1,4 @@
-"""vLLM's loaded language model as a drafter (method `draft_model`): views of its weights."""
+"""Makes a `DraftModelHead` from vLLM's loaded language model (method `draft_model`): views of its weights."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from specgraph_models.llama import LlamaTarget
 from specgraph.parallel import TensorParallel
 
 LANGUAGE_MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""vLLM's models that differ in biases and norms of query and key only."""
+"""Classes of vLLM's models. They differ only in biases and in norms of query and key."""
 
 
 def language_model_head(module: Any, target_hidden_size: int, ranks: TensorParallel) -> DraftModelHead:
-    """The head over one of `LANGUAGE_MODEL_CLASSES`, which has the target's vocabulary.
+    """Return a head over a model of one of `LANGUAGE_MODEL_CLASSES`, which must have the target's vocabulary.
 
-    Keys lie at their own token's position, as vLLM's code for prompts writes them.
+    Each key lies at its own token's position, because vLLM's code for prompts writes it there.
 
     Args:
-        module: as vLLM loaded it, its weights on the device.
-        target_hidden_size: columns of the target's hidden states, which the head ignores.
-        ranks: over which vLLM has split the module.
+        module: the model that vLLM loaded, with weights on the device.
+        target_hidden_size: columns of the target's hidden states. The head does not read these states.
+        ranks: the ranks that vLLM has split the model over.
 
     Raises:
-        UnsupportedError: an option or a tensor of the module that the head does not have.
+        UnsupportedError: the module has an option or a tensor that the head does not have.
     """
     inner, config = module.model, config_from_module(module, ranks)
     model = LlamaTarget(

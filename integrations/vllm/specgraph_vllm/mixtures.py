@@ -1,4 +1,4 @@
-"""vLLM's mixtures of experts within the draft graphs: the context that they are called in."""
+"""The context that vLLM's mixtures of experts run in, within draft graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from specgraph.parallel import TensorParallel
 def summed_in_graph(
     forward_context: Callable[..., AbstractContextManager[None]], group: Any, ranks: TensorParallel
 ) -> Callable[..., AbstractContextManager[None]]:
-    """Return vLLM's `set_forward_context`, in which its modules also add up as the draft graphs do.
+    """Return `forward_context` combined with `sums_in_graph`, for the sums of vLLM's modules.
+
+    The context raises UnsupportedError at its end if the modules summed nothing by the group's all_reduce.
 
     Args:
         forward_context: vLLM's `set_forward_context`.

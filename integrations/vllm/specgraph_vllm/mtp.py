@@ -1,4 +1,4 @@
-"""The places where vLLM's loaded MTP modules keep the parts of an `MtpHead`."""
+"""Finds the parts of an `MtpHead` in vLLM's loaded MTP modules."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from specgraph.parallel import TensorParallel
 MIMO, GLM, QWEN = "MiMoMTP", "Glm4MoeMTP", ("Qwen3NextMTP", "Qwen3_5MTP", "Qwen3_5MoeMTP")
 DEEPSEEK = "DeepSeekMTP"
 MTP_CLASSES = (MIMO, GLM, *QWEN, DEEPSEEK)
-"""A dense Qwen2 layer; GLM-4.5's mixture; Qwen3-Next's and Qwen3.5's gated attention with a mixture or without;
-DeepSeek-V3's latent attention."""
+"""In order: a dense Qwen2 layer; GLM-4.5's mixture; gated attention of Qwen3-Next and Qwen3.5, with or without a
+mixture; DeepSeek-V3's latent attention."""
 
 LATENT_ATTENTION = "DeepseekV2MLAAttention"
 
 
 def mtp_parts(module: Any) -> MtpParts:
-    """Find them in one of `MTP_CLASSES`; vLLM's MTP speculator runs the first MTP module only, of however many.
+    """Return the parts of the first MTP module, in a module of one of `MTP_CLASSES`. vLLM runs the first one only.
 
     Raises:
-        UnsupportedError: latent attention of another class.
+        UnsupportedError: the latent attention has another class than `LATENT_ATTENTION`.
     """
     inner, name = module.model, type(module).__name__
     if name in QWEN:
@@ -64,7 +64,7 @@ def mtp_parts(module: Any) -> MtpParts:
 
 
 def latent_parts(attention: Any) -> LatentParts:
-    """The names in vLLM's attention, whose inner module has split `kv_b_proj` into what the core multiplies by."""
+    """Return the parts of vLLM's latent attention, which has split `kv_b_proj` into the core's two matrices."""
     if (name := type(attention).__name__) != LATENT_ATTENTION:
         raise UnsupportedError(f"the drafter's attention is a {name}; served is {LATENT_ATTENTION}")
     inner = attention.mla_attn.mla_attn
@@ -73,13 +73,13 @@ def latent_parts(attention: Any) -> LatentParts:
 
 
 def mtp_head(module: Any, ranks: TensorParallel, call: CallMlp | None) -> MtpHead:
-    """The head over one of `MTP_CLASSES`, split over `ranks`.
+    """Return a head over a module of one of `MTP_CLASSES`, which vLLM has split over `ranks`.
 
     Args:
-        call: runs vLLM's mixture of experts; None where none is served.
+        call: runs vLLM's mixture of experts. If it is None, a drafter with a mixture is refused.
 
     Raises:
-        UnsupportedError: as of `mtp_head_from_modules`.
+        UnsupportedError: `mtp_head_from_modules` raises it, or a scale of routed experts is not served in float16.
     """
     parts, name = mtp_parts(module), type(module).__name__
     scale = float(getattr(parts.layer, "routed_scaling_factor", 1.0))

@@ -1,4 +1,4 @@
-"""The names of vLLM that the plugin uses, and which of them differ in the installed release."""
+"""The names of vLLM that the plugin uses, and their comparison with the installed release."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from specgraph_plugin.host_engine_names import missing_members, other_parameters
 
 RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
 CONFIG = "vllm.config", "VllmConfig"
-"""Has the property `use_v2_model_runner`."""
+"""The class with the property `use_v2_model_runner`."""
 BATCH = "vllm.v1.worker.gpu.input_batch", "InputBatch"
 TENSOR_PARALLEL = "vllm.distributed.parallel_state", "get_tp_group"
-"""Gives the group of ranks that split the model, with its process groups and the all-reduce of its modules."""
+"""A function that returns the group of ranks that split the model. The group has process groups and an all-reduce."""
 FORWARD_CONTEXT = "vllm.forward_context", "set_forward_context"
-"""The context that a mixture of experts of vLLM's finds itself in."""
+"""The context in which vLLM runs its mixtures of experts."""
 
 PROPOSE = (
     "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states", "num_sampled",
@@ -32,13 +32,13 @@ INPUT_BATCH = (
 
 
 def differences(speculator: Any, input_batch: Any, forward_context: Any, group: Any = None) -> list[str]:
-    """Return a line for each name that differs from what the plugin uses.
+    """Return a line for each name that differs between vLLM and the plugin.
 
     Args:
-        speculator: as vLLM made it.
+        speculator: the object that vLLM made.
         input_batch: the class `InputBatch`.
         forward_context: the function `FORWARD_CONTEXT`.
-        group: what `TENSOR_PARALLEL` gives, where there are several ranks.
+        group: the group that `TENSOR_PARALLEL` returns. None for one rank.
     """
     methods = {"propose": PROPOSE, "load_model": ("target_model",), "set_attn": (), "capture": ()}
     found = other_parameters(type(speculator), methods) + missing_members(speculator, SPECULATOR)
@@ -52,6 +52,6 @@ def differences(speculator: Any, input_batch: Any, forward_context: Any, group: 
 def table_block_sizes(block_tables: Any) -> list[int]:
     """Return the tokens per entry of the block tables, by KV cache group.
 
-    vLLM 0.26 splits the KV cache manager's blocks into those of the kernels in its tables; 0.33 doesn't.
+    In vLLM 0.26 an entry is a kernel's block, a part of the KV cache manager's block. In 0.33 it is the whole block.
     """
     return getattr(block_tables, "kernel_block_sizes", None) or block_tables.block_sizes

@@ -1,8 +1,8 @@
-"""The entry point: vLLM calls `register` in every process, and from then on the V2 model runner drafts with specgraph.
+"""The entry point: vLLM calls `register` in every process. Its V2 model runner can then draft with specgraph.
 
-vLLM's V2 model runner makes its speculator in `init_speculator`, which `vllm.v1.worker.gpu.model_runner` imports by
-name. That name is replaced there. Where the configuration asks for specgraph, the V1 runner is refused. vLLM is
-imported in functions only, so that this package can be tested without it.
+vLLM's V2 model runner makes its speculator by `init_speculator`, a name that `vllm.v1.worker.gpu.model_runner` imports.
+`register` replaces that name. If the configuration has the plugin's key, the V1 runner is refused. vLLM is imported in
+functions only, so that this package can be tested without it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOG = logging.getLogger("vllm.specgraph")
 
 
 def register() -> None:
-    """Wrap `init_speculator`, and the choice of the model runner. Called again, it changes nothing."""
+    """Wrap `init_speculator` and the choice of the model runner. A second call changes nothing."""
     runner: Any = importlib.import_module(RUNNER_MODULE)
     stock: Any = runner.init_speculator
     if not hasattr(stock, "without_specgraph"):
@@ -36,13 +36,15 @@ def register() -> None:
 
 
 def refusing_v1(stock: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Return a function for `VllmConfig.use_v2_model_runner` that raises UnsupportedError, or warns once, where vLLM
-    takes its V1 runner and specgraph was asked for.
+    """Return a getter for `VllmConfig.use_v2_model_runner` that refuses the V1 runner.
+
+    If vLLM chooses its V1 runner and the configuration has the plugin's key, the getter raises UnsupportedError. With
+    `when_unsupported` "vllm" it warns once instead.
 
     Args:
-        stock: the property's own function.
+        stock: vLLM's own getter.
     """
-    told = False  # vLLM asks several times
+    told = False  # vLLM reads the property several times
 
     @wraps(stock)
     def use_v2_model_runner(vllm_config: Any) -> bool:
@@ -72,11 +74,11 @@ def _named(module: str, name: str) -> Any:
 
 
 def wrapped(stock: Callable[..., Any], named: Callable[[str, str], Any]) -> Callable[..., Any]:
-    """`init_speculator` that makes specgraph's speculator of vLLM's where the configuration asks for it.
+    """Return an `init_speculator` that returns specgraph's speculator if the configuration has the plugin's key.
 
     Args:
-        stock: vLLM's function.
-        named: gives what a module of vLLM has under a name.
+        stock: vLLM's own `init_speculator`.
+        named: returns an object by its module of vLLM and its name.
     """
 
     @wraps(stock)

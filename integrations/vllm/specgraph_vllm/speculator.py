@@ -1,4 +1,4 @@
-"""vLLM's speculators with specgraph's fast path in front of their own code."""
+"""Turns vLLM's speculators into ones that draft through specgraph, or else by vLLM's own code."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from specgraph_vllm.names import PROPOSE, table_block_sizes
 _LOG = logging.getLogger("vllm.specgraph")  # below vLLM's own logger, so that its handlers show it
 
 _Stock: Any = ABC
-"""The base class of vLLM's BaseSpeculator: an object's class can only be changed to one whose bases end in the same."""
+"""The base class of vLLM's BaseSpeculator. `Speculator` has the same base, so that an object can change its class."""
 
 _TENSORS = PROPOSE[: PROPOSE.index("last_sampled") + 1]
-"""The parameters that `Speculator.propose` names."""
+"""The parameters of vLLM's `propose` that `Speculator.propose` names."""
 
 
 def adopt(
@@ -38,18 +38,19 @@ def adopt(
     forward_context: Callable[..., AbstractContextManager[None]],
     ranks: Ranks | None = None,
 ) -> None:
-    """Make one of vLLM's speculators one that asks specgraph first: it gets a subclass of its own class.
+    """Change the class of vLLM's speculator to a subclass that is also a `Speculator`.
 
     Args:
-        logits_are_divided: see `divided_by_temperature`; called where drafts are sampled.
+        made: vLLM's speculator.
+        logits_are_divided: see `divided_by_temperature`. Called if drafts are sampled.
         forward_context: vLLM's `set_forward_context`.
-        ranks: those that split the model; None for one.
+        ranks: the ranks that split the model. None for one rank.
     """
     stock = type(made)
     if made.draft_logits is not None:
         made.logits_are_divided = logits_are_divided()
         made.stock_logits = made.draft_logits
-        made.draft_logits = made.draft_logits.float()  # drafts are drawn from what the sampler reads, unrounded
+        made.draft_logits = made.draft_logits.float()  # the sampler must read the drafts' exact distribution
     made.__class__ = type(f"Specgraph{stock.__name__}", (Speculator, stock), {})
     made.start_specgraph(settings, parameters(stock.propose)[len(_TENSORS) :], forward_context, ranks)
 
@@ -57,13 +58,12 @@ def adopt(
 def reason_for_vllm(
     batch: Any, num_speculative_tokens: int, max_num_requests: int, hidden_states: Any, options: dict[str, Any]
 ) -> str | None:
-    """Return why vLLM's own code must draft after this pass; None where specgraph drafts. It reads nothing of the
-    device.
+    """Return why vLLM's own code must draft after this pass. None if specgraph drafts. It reads no device memory.
 
     Args:
         batch: vLLM's `InputBatch`.
         max_num_requests: the largest captured size.
-        hidden_states: those that the drafter takes of the target; empty or None where vLLM gave none.
+        hidden_states: the target's hidden states that the drafter takes. Empty or None if vLLM passed none.
         options: the arguments of `propose` after the tensors, by name.
     """
     if options.get("dummy_run") or options.get("is_profile"):
@@ -83,7 +83,7 @@ def reason_for_vllm(
 
 
 def chunk_of(batch: Any, request: int) -> PromptChunk:
-    """Return the rows of a request in its prompt; behind those that end it vLLM may have put draft tokens."""
+    """Return a request's rows in its prompt. After a prompt's last row vLLM may have put rows of draft tokens."""
     first, end = batch.query_start_loc_np[request : request + 2].tolist()
     position = int(batch.num_computed_tokens_np[request])
     left = int(batch.prefill_len_np[request]) - position
@@ -93,10 +93,10 @@ def chunk_of(batch: Any, request: int) -> PromptChunk:
 
 
 class Speculator(_Stock):
-    """Drafts through captured graphs, and leaves to vLLM's code, in the same KV cache, what `reason_for_vllm` names."""
+    """Drafts through captured graphs, or by vLLM's own code if `reason_for_vllm` says so, in the same KV cache."""
 
     use_vllm = False
-    """Set it to leave every propose to vLLM, for comparisons in one process."""
+    """True leaves every propose to vLLM, for comparisons in one process."""
 
     def start_specgraph(
         self,
@@ -105,15 +105,15 @@ class Speculator(_Stock):
         forward_context: Callable[..., AbstractContextManager[None]],
         ranks: Ranks | None,
     ) -> None:
-        """Take the place of a constructor.
+        """Set the attributes. `adopt` calls it, since an object that changes its class runs no constructor.
 
         Args:
-            more_parameters: those that vLLM's `propose` has besides `_TENSORS`.
+            more_parameters: the parameters of vLLM's `propose` after `_TENSORS`.
         """
         self.settings, self._more_parameters, self._ranks = settings, more_parameters, ranks
         self._forward_context = forward_context
         self.fast_path: FastPath | None = None
-        """None before the capture, and where vLLM drafts because something is not supported."""
+        """None before the capture, or if something is not supported and vLLM drafts."""
         self.counts = ProposeCounts(_LOG, settings.log_every)
         self._kv_group = 0
         self._head: VllmHead | None = None
@@ -129,12 +129,12 @@ class Speculator(_Stock):
         return draft_head(self.model, lambda: self.vllm_config.model_config.get_hidden_size(), split, self._run_mlp)
 
     def _run_mlp(self, module: Any, x: torch.Tensor) -> torch.Tensor:
-        """Run a mixture of experts of vLLM's, over rows [T, hidden_size]."""
+        """Run one of vLLM's mixtures of experts over rows [T, hidden_size]."""
         with self._forward_context(None, self.vllm_config, num_tokens=x.shape[0]):
             return module(x)
 
     def set_attn(self, *args: Any, **options: Any) -> None:
-        # vLLM 0.33 captures once over a KV cache that it then frees, to learn how much memory graphs take.
+        # To measure the memory of graphs, vLLM 0.33 first captures over a KV cache that it then frees.
         self._drop_graphs()
         super().set_attn(*args, **options)
 
@@ -150,11 +150,10 @@ class Speculator(_Stock):
 
     @contextmanager
     def _stock_logits(self, slots: torch.Tensor | None) -> Generator[None]:
-        """Let vLLM's own code write the distributions of its drafts where it made room for them, in its dtype, and take
-        them over.
+        """Restore vLLM's own `draft_logits` within the block, and copy its distributions into ours at the end.
 
         Args:
-            slots: of the requests that it drafts for; None where nobody reads its drafts.
+            slots: integer [n]: the rows to copy, of the requests that vLLM drafts for. None copies nothing.
         """
         if (kept := self.draft_logits) is None:
             yield
@@ -168,7 +167,7 @@ class Speculator(_Stock):
             kept[slots] = self.stock_logits[slots].float()
 
     def _follow_weights(self) -> None:
-        """Read the weights and capture again where vLLM has put other tensors in their place."""
+        """Capture again over the new weights if vLLM has replaced their tensors."""
         if self.fast_path is not None and self.fast_path.weights_moved():
             _LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
             self._capture()
@@ -178,7 +177,8 @@ class Speculator(_Stock):
         if self._head is None:
             return
         with self._refusals():
-            # What the head copies must outlive sleep mode: memory made while vLLM loads weights sleeps with them.
+            # Sleep mode frees memory that was allocated while vLLM loaded weights. Tensors that the head copies must
+            # outlive it, so the head is made again here.
             self._head = self._read_head()
             groups, context = self.kv_cache_config.kv_cache_groups, self.vllm_config.compilation_config
             sizes = table_block_sizes(self.block_tables)
@@ -189,7 +189,7 @@ class Speculator(_Stock):
                 cache.caches,
                 open_platform(f"{self.device.type}:{torch.cuda.current_device() if index is None else index}"),
                 num_speculative_tokens=self.num_speculative_steps,
-                # No batch has more whole rounds, and vLLM's workspaces hold no more rows.
+                # A batch of K + 1 rows per request has no more requests, and vLLM's workspaces hold no more rows.
                 max_num_requests=min(self.max_num_reqs, self.max_num_tokens // (self.num_speculative_steps + 1)),
                 max_model_len=self.max_model_len,
                 block_size=cache.block_size,
@@ -208,8 +208,7 @@ class Speculator(_Stock):
             _LOG.info("specgraph drafts for up to %d requests (%d graphs)", sizes[-1], graphs)
 
     def _warm_up(self, fast: FastPath, head: VllmHead, table: Any) -> None:
-        """Hand over one request without blocks in both forms of `_verify_output`, whose kernels vLLM would otherwise
-        have compiled while it serves."""
+        """Compile the kernels of both forms of `_verify_output`, so that none compiles while vLLM serves."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(*shape, dtype=dtype, device=self.device)
@@ -241,11 +240,14 @@ class Speculator(_Stock):
         *more: Any,
         **options: Any,
     ) -> Any:
-        """See vLLM's speculators; `more` may be next_prefill_tokens, temperature, seeds, and what the release has."""
+        """Return draft token ids, as the `propose` of vLLM's speculators does.
+
+        `more` are next_prefill_tokens, temperature, seeds, and any further parameters of the release.
+        """
         named = dict(zip(self._more_parameters, more, strict=False)) | options
         self._follow_weights()
         fast = self.fast_path
-        # EAGLE-1 and MTP drafters take the state that the target's lm_head, or its final norm, takes.
+        # EAGLE-1 and MTP drafters take the target's last hidden state, after or before its final norm.
         states = aux_hidden_states if self._head is not None and self._head.aux_layers else [last_hidden_states]
         if fast is None or self.use_vllm:
             reason = self._left_to_vllm if fast is None else "switched off"
@@ -282,12 +284,12 @@ class Speculator(_Stock):
         last_sampled: Any,
         next_prefill_tokens: Any,
     ) -> VerifyOutput:
-        """The end of the pass, whose prompts' rows are written first; see `propose`."""
+        """Write the pass's prompt rows, and return its `VerifyOutput`. See `propose` for the arguments."""
         n, query_len = batch.num_reqs, self.num_speculative_steps + 1
         table, first_rows = self.block_tables.input_block_tables[self._kv_group], None
         starts = batch.positions[: n * query_len : query_len]
         prefilling = batch.is_prefilling_np[:n].nonzero()[0].tolist()
-        # A request has at most K drafts, so equal sums mean K each.
+        # A request has at most K + 1 rows, so an equal sum means K + 1 rows each.
         if prefilling or batch.num_tokens != n * query_len:
             if prefilling:
                 fast.write_prompts(
@@ -299,7 +301,7 @@ class Speculator(_Stock):
                         table=table,
                     )
                 )
-            # The rows with logits: of a prompt its last one, and drafts behind it. A chunk before it is inert.
+            # Rows with logits: a prompt's last row, and the draft rows after it. A request inside its prompt is inert.
             first_rows = batch.logits_indices.index_select(0, batch.cu_num_logits[:n])
             starts = batch.positions.index_select(0, first_rows)
         return VerifyOutput(
@@ -315,10 +317,10 @@ class Speculator(_Stock):
 
     @contextmanager
     def _refusals(self) -> Generator[None]:
-        """End the start-up where something is not supported, or leave drafting to vLLM, as the settings say.
+        """If the block raises a SpecgraphError, end the start-up, or leave drafting to vLLM (`when_unsupported`).
 
         Raises:
-            RankError: another rank found something else.
+            RankError: another rank raises an error, or none.
         """
         try:
             with agreed(self._ranks):
