@@ -1,9 +1,9 @@
-"""Write the tables of the pages below (`PAGES`) from the result files that they name.
+"""Writes the tables of `PAGES` from the result files that the pages name.
 
     python benchmarks/write_tables.py           # after a result file changed
-    python benchmarks/write_tables.py --check   # says which page differs from its result files; exit status 1
+    python benchmarks/write_tables.py --check   # exit status 1 if a page differs from its result files
 
-A table stands under a comment that names its kind and its result file: <!-- propose h200-eagle3-llama3-8b.json -->
+A comment before each table names its kind and its result file: <!-- propose h200-eagle3-llama3-8b.json -->
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARKED = re.compile(r"<!-- (\w+) (\S+\.json) -->\n(?:\|.*\n)*")
 
 
 def markdown(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A table."""
+    """Return a table in Markdown."""
     head = list(columns)
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
@@ -34,7 +34,7 @@ def markdown(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def by_requests(rows: Iterable[dict[str, Any]]) -> dict[int, dict[str, dict[str, Any]]]:
-    """Rows by number of requests, then by lowering; greedy drafts only."""
+    """Return the rows with greedy drafts, by number of requests and then by lowering."""
     found: dict[int, dict[str, dict[str, Any]]] = {}
     for row in rows:
         if not row.get("sampled"):
@@ -43,7 +43,7 @@ def by_requests(rows: Iterable[dict[str, Any]]) -> dict[int, dict[str, dict[str,
 
 
 def propose(report: dict[str, Any]) -> str:
-    """Device times of a propose, us."""
+    """Return the table of a propose's device times, in us."""
     columns = "requests", "floor", "eager, torch ops", "eager, our kernels", "step", "merged"
     rows: list[list[Any]] = []
     for requests, ways in by_requests(report["rows"]).items():
@@ -55,10 +55,10 @@ def propose(report: dict[str, Any]) -> str:
 
 
 def rounds(report: dict[str, Any]) -> str:
-    """Tokens per second of whole rounds, in every lowering that there is."""
+    """Return the table of tokens per second of whole rounds, by lowering."""
     found = by_requests(report["rounds"])
     names = list(next(iter(found.values())))
-    names = [names[-1], *(name for name in names[:-1] if name != "round")]  # the target alone first; round went
+    names = [names[-1], *(name for name in names[:-1] if name != "round")]  # the target alone comes first
     rows: list[list[Any]] = []
     for requests, ways in found.items():
         rates = (f"{ways[name]['tokens_per_second']:.0f}" for name in names)
@@ -67,7 +67,7 @@ def rounds(report: dict[str, Any]) -> str:
 
 
 def kernels(report: dict[str, Any]) -> str:
-    """Merged proposes beside what other kernels of the same bytes and products take, us."""
+    """Return the table of merged proposes and of other kernels with the same bytes and products, in us."""
     names = "kernel_floor_us", "read_us", "library_us", "alone_us", "merged_us"
     rows = [[row["shape"], row["requests"], *(f"{row[n]:.0f}" for n in names), row["ratio"]] for row in report["rows"]]
     columns = "kernels' floor", "only reads", "library", "our kernels alone", "merged", "merged / floor"
@@ -75,7 +75,10 @@ def kernels(report: dict[str, Any]) -> str:
 
 
 def drafters(report: dict[str, Any]) -> str:
-    """Merged proposes by drafter and device at each number of requests: us, and times of both floors."""
+    """Return the table of merged proposes by drafter and device, for each number of requests.
+
+    It has the times in us, and the ratios of the times to both floors.
+    """
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in report["rows"]:
         if "ratio" in row:
@@ -92,7 +95,7 @@ def drafters(report: dict[str, Any]) -> str:
 
 
 def peer_rounds(report: dict[str, Any]) -> str:
-    """Whole rounds and proposes of a peer and of the lowering merged, measured in one call."""
+    """Return the table of rounds and proposes of vLLM and of the lowering `merged`, measured in one run."""
     rows: list[list[Any]] = []
     for requests in sorted({row["requests"] for row in report["rows"]}):
         ways = {row["way"]: row for row in report["rows"] if row["requests"] == requests}
@@ -106,7 +109,7 @@ def peer_rounds(report: dict[str, Any]) -> str:
 
 
 def engine(report: dict[str, Any]) -> str:
-    """Proposes and rounds of an engine, stock and with its plugin, us."""
+    """Return the table of a host engine's proposes and rounds, stock and with the plugin, in us."""
     found: dict[int, dict[str, dict[str, Any]]] = {}
     for row in report["rows"]:
         found.setdefault(row["requests"], {})[row["way"]] = row
@@ -127,7 +130,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def written(text: str) -> str:
-    """A page with its marked tables as the result files have them."""
+    """Return a page's text with each marked table made anew from its result file."""
 
     def table(found: re.Match[str]) -> str:
         kind, name = found.groups()
@@ -138,7 +141,7 @@ def written(text: str) -> str:
 
 
 def main() -> None:
-    """Write, or compare."""
+    """Write the tables, or compare them with their result files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()

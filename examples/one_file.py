@@ -3,11 +3,11 @@
     python examples/one_file.py                              # on the CPU
     SPECGRAPH_PLATFORM=cuda python examples/one_file.py      # each propose is one graph launch
 
-Two prompts are continued at once by the shipped target, greedily. In each round the head drafts K tokens per request
-(propose), and the target runs over them in one pass and keeps those that it would have written itself (verify).
+The shipped target continues two prompts at once, greedily. In each round the head drafts K tokens per request
+(propose). The target then runs over them in one pass, and keeps the tokens that it would have chosen itself (verify).
 
-`specgraph.Drafter` is the draft loop with its graphs and the paged attention of the head. The target's own attention is
-below. docs/embedding.md explains each step, and what serving engines do besides.
+`specgraph.Drafter` has the draft loop, its graphs and the head's paged attention. The target's attention is below.
+docs/embedding.md explains each part, and the further work of a serving engine.
 """
 
 import os
@@ -32,33 +32,33 @@ K, MAX_LEN, NEW_TOKENS, EPS = 4, 256, 60, 1e-5
 class Eagle3:
     """One decoder layer over the next token's embedding and three hidden states of the target (arXiv 2503.01840).
 
-    It has the members of `specgraph.DraftHead`. Row j stands at position j: it takes the hidden states of position j
-    and the token at j + 1, and its logits are over the token at j + 2.
+    It is a `specgraph.DraftHead`. Row j has position j. It takes the hidden states of position j and the token at
+    j + 1, and its logits are for the token at j + 2.
     """
 
-    kind, projection, pair_input = "chain", None, None  # each step takes the one before; its methods do all of it
+    kind, projection, pair_input = "chain", None, None  # each draft step takes the last one's carry; no fused input
     aux_layers, dtype = (2, 4, 5), torch.float32  # the states that enter these layers of the target
 
     def __init__(self, folder: Path, target) -> None:
-        self.embed_tokens = target.weights()["embed_tokens"]  # which the head shares with the target
+        self.embed_tokens = target.weights()["embed_tokens"]  # the head shares it with the target
         tensors = load_file(folder / "model.safetensors", device=str(self.embed_tokens.device))
         weights = {name.removesuffix(".weight").removeprefix("midlayer."): each for name, each in tensors.items()}
-        self.draft_to_target = weights.pop("d2t")  # offsets from the ids of the draft vocabulary to the target's
+        self.draft_to_target = weights.pop("d2t")  # offsets from draft ids to the target's ids
         self.w = {name: weight.float() for name, weight in weights.items()}
         self.draft_vocab_size, self.hidden_size = self.w["lm_head"].shape
         self.aux_size = len(self.aux_layers) * self.hidden_size
-        self.attention_layers = target.attention_layers[:1]  # one layer, whose attention has the sizes of the target's
+        self.attention_layers = target.attention_layers[:1]  # one layer, of the sizes of the target's
         self.head_dim, self.rotary = self.attention_layers[0].head_dim, self.attention_layers[0].rotary
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         return F.rms_norm(x, (self.hidden_size,), self.w[name], EPS)
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
-        """The target's hidden states [T, 3 * hidden_size] -> the head's input [T, hidden_size]."""
+        """Return the head's input [T, hidden_size] for the target's hidden states [T, 3 * hidden_size]."""
         return F.linear(aux_hidden, self.w["fc"])
 
     def forward(self, token_ids: Tensor, hidden: Tensor, attend, rows: Tensor | None = None) -> specgraph.DraftOutput:
-        """`attend` rotates, writes keys and values, and attends. `rows`: return only these rows."""
+        """Return the hidden states of `rows`, or of all rows. `attend` rotates, writes keys and values, and attends."""
         x = torch.cat((self.norm(self.embed_tokens[token_ids], "input_layernorm"), self.norm(hidden, "hidden_norm")), 1)
         q, k, v = (F.linear(x, self.w[f"self_attn.{name}_proj"]).unflatten(1, (-1, self.head_dim)) for name in "qkv")
         attended = attend(0, q, k, v).flatten(1)  # 0: the first of `attention_layers`
@@ -74,7 +74,7 @@ class Eagle3:
         return F.linear(self.norm(hidden, "norm"), self.w["lm_head"])
 
     def weights(self) -> dict[str, Tensor]:
-        """All tensors that a graph of the head may read: the capture fails if it reads another one."""
+        """Return all tensors that a graph of the head may read. The capture fails if it reads another one."""
         return {**self.w, "embed_tokens": self.embed_tokens, "d2t": self.draft_to_target, "rotary": self.rotary}
 
 
@@ -82,7 +82,7 @@ class Eagle3:
 
 
 class Verifier:
-    """The target and its keys and values: for each layer two tensors [requests, MAX_LEN, kv heads, head_dim]."""
+    """The target with its KV cache: keys and values of each layer, [requests, MAX_LEN, kv heads, head_dim]."""
 
     def __init__(self, target, num_requests: int, device: torch.device) -> None:
         self.target = target
@@ -90,16 +90,16 @@ class Verifier:
         self.cache = [torch.zeros(shape, device=device) for shape in shapes]
 
     def run(self, rows: slice, token_ids: Tensor, starts: Tensor, aux_layers=()) -> tuple[Tensor, Tensor]:
-        """Logits and hidden states of token_ids [n, q] of the requests `rows`, the first at positions `starts`.
+        """Return logits and hidden states of token_ids [n, q] of the requests `rows`, from the positions `starts` on.
 
-        Keys of rejected rows stay in the cache: the next pass begins at their position and writes them again.
+        Keys of rejected rows stay in the cache until the next pass, which begins at their position, overwrites them.
         """
         positions = starts[:, None] + torch.arange(token_ids.shape[1], device=starts.device)
         out = self.target.forward(token_ids.flatten(), partial(self.attend, rows, positions), aux_layers)
         return self.target.logits(out.hidden), out.aux_hidden
 
     def attend(self, rows: slice, positions: Tensor, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of layer `index` over the cache."""
+        """Write the keys and values of layer `index`, and attend over its cache."""
         layer, (keys, values) = self.target.attention_layers[index], self.cache[index][:, rows]
         cos, sin = layer.rotary[positions.flatten()][:, None].chunk(2, -1)
 
@@ -121,22 +121,22 @@ class Verifier:
 
 
 class Engine:
-    """Greedy generation for up to `num_requests` prompts at once."""
+    """A host engine that generates greedily for up to `num_requests` prompts at once."""
 
     def __init__(self, platform, num_requests: int) -> None:
         target_folder, draft_folder = specgraph_run.shipped_pair()
         target = specgraph_models.load_target(target_folder, platform.device, torch.float32)
         self.verifier, self.head = Verifier(target, num_requests, platform.device), Eagle3(draft_folder, target)
         config = specgraph.DraftConfig(num_speculative_tokens=K, max_num_requests=num_requests, max_model_len=MAX_LEN)
-        self.blocks = MAX_LEN // config.block_size  # of one request
+        self.blocks = MAX_LEN // config.block_size  # KV blocks of one request
         sizes = 1 + num_requests * self.blocks, config.block_size  # block 0 is the null block: no request owns it
         caches = specgraph.allocate_caches(self.head.attention_layers, *sizes, torch.float32, platform.device)
         self.drafter = specgraph.Drafter(self.head, caches, platform, config)
-        self.drafter.capture()  # all graphs, now: nothing is captured while requests run
+        self.drafter.capture()  # captures all graphs now: none is captured while requests run
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], int, int]:
-        """New tokens of each prompt, and how many tokens were drafted and accepted."""
-        batch = self.drafter.inputs(len(prompts))  # views of the drafter's own memory, which its graphs read
+        """Return the new tokens of each prompt, and the numbers of drafted and accepted tokens."""
+        batch = self.drafter.inputs(len(prompts))  # views of the drafter's own buffers, which its graphs read
         texts = [[*prompt, self.prefill(batch, row, prompt)] for row, prompt in enumerate(prompts)]
         limits = [len(prompt) + max_tokens for prompt in prompts]
         drafted = accepted = 0
@@ -152,7 +152,7 @@ class Engine:
         return [text[len(p) : limit] for text, p, limit in zip(texts, prompts, limits, strict=True)], drafted, accepted
 
     def prefill(self, batch, row: int, prompt: list[int]) -> int:
-        """Run target and head over a prompt, which joins the first round with its first token; returns that token."""
+        """Run target and head over a prompt. It joins the first round with its first token, which is returned."""
         tokens = batch.start_positions.new_tensor([prompt])
         logits, aux = self.verifier.run(slice(row, row + 1), tokens, tokens.new_zeros(1), self.head.aux_layers)
         blocks = list(range(1 + row * self.blocks, 1 + (row + 1) * self.blocks))
@@ -162,18 +162,18 @@ class Engine:
         return int(logits[-1].argmax())
 
     def verify(self, batch, texts: list[list[int]], drafts: Tensor) -> None:
-        """Run the target over each request's last token and drafts, and write the outcome for the next propose."""
+        """Run the target over each request's last token and drafts, and write the results for the next propose."""
         starts = drafts.new_tensor([len(text) - 1 for text in texts])
         last = drafts.new_tensor([text[-1:] for text in texts])
         logits, aux = self.verifier.run(slice(len(texts)), torch.cat((last, drafts), 1), starts, self.head.aux_layers)
         best = logits.argmax(-1).view(-1, K + 1)  # the target's token after each row
-        batch.sampled_token_ids.copy_(best)  # accepted drafts, the target's own token, then anything
+        batch.sampled_token_ids.copy_(best)  # accepted drafts, the target's own token, then any tokens
         batch.num_sampled.copy_(1 + (drafts == best[:, :K]).long().cumprod(1).sum(1))
         batch.start_positions.copy_(starts)
         batch.aux_hidden.copy_(aux)
 
     def plain(self, prompt: list[int], max_tokens: int) -> list[int]:
-        """Greedy tokens of the target alone, a pass for each."""
+        """Return greedy tokens of the target alone, one pass per token."""
         text = list(prompt)
         for start in [0, *range(len(prompt), len(prompt) + max_tokens - 1)]:
             tokens = self.head.draft_to_target.new_tensor([text[start:]])

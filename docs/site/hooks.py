@@ -1,8 +1,8 @@
-"""The parts of the site beside docs/: pages from other folders, the reference, links that hold in both places.
+"""Adds pages from outside docs/ to the site, makes the reference pages, and rewrites links.
 
 mkdocs calls the functions `on_*` (https://www.mkdocs.org/dev-guide/plugins/#events). Links in the pages are relative to
-the repository, so that they work wherever the repository is read; here they are turned into links within the site. A
-file that is no page is copied into it.
+the repository, so that they work in a checkout too. Here they become links within the site. If a page links to a file
+that is no page, the file is copied into the site.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ ELSEWHERE = {
     "examples/smollm2/README.md": "results/smollm2-training.md",
     "backends/musa/specgraph_musa/policy.md": "devices/musa-policy.md",
 }
-"""Pages outside of docs/: path in the repository -> path in the site."""
+"""Pages outside docs/: path in the repository -> path in the site."""
 
 WRITTEN = {"reference/api.md": reference.api_page, "reference/commands.md": reference.commands_page}
-"""Pages that are made from the code."""
+"""Pages made from the code: path in the site -> the function that writes the page."""
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Mark code that is one word with hyphens, so that the style sheet keeps it on one line."""
+    """Mark inline code that is one word with hyphens, so that the style sheet keeps it on one line."""
     return re.sub(r"<code>(?=[^\s<]*-[^\s<]*</code>)", '<code class="word">', html)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Replace `folder/` in the navigation by the folder's pages, and append those that it leaves out."""
+    """Replace `folder/` in the navigation by the folder's pages, and append the pages that it leaves out."""
     nav: Any = _expanded(config.nav)
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     if more := sorted(pages - set(_pages(nav))):
@@ -72,7 +72,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from elsewhere, the written ones, and every other file that a page links to."""
+    """Add the pages of `ELSEWHERE` and `WRITTEN`, and every other file that a page links to."""
     for source, place in ELSEWHERE.items():
         files.append(File.generated(config, place, abs_src_path=str(ROOT / source)))
     for place, write in WRITTEN.items():
@@ -106,7 +106,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def _outside_code(markdown: str, change: Any) -> str:
-    """Apply `change` to everything but code blocks; code within a line belongs to its text (it may be in a link)."""
+    """Apply `change` to everything but code blocks. Inline code is changed too, since it may be in a link."""
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
     return "".join(part if number % 2 else change(part) for number, part in enumerate(parts))
 
@@ -128,12 +128,12 @@ def _linked(source: Path) -> Iterator[str]:
 
 
 def _source(place: str) -> Path:
-    """Return the place in the repository of a page of the site."""
+    """Return the path in the repository of a page of the site."""
     return Path(next((source for source, to in ELSEWHERE.items() if to == place), f"docs/{place}"))
 
 
 def _place(target: str) -> str:
-    """Return the place in the site of a file of the repository."""
+    """Return the path in the site of a file of the repository."""
     if target in ELSEWHERE:
         return ELSEWHERE[target]
     return target.removeprefix("docs/") if target.startswith("docs/") else f"files/{target}"

@@ -1,4 +1,4 @@
-"""The reference pages of the site, made from the code: the public names, and the commands with their options."""
+"""Makes the reference pages of the site from the code: the public names, and the commands with their options."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MODULES = (
     "specgraph.attention", "specgraph.draft", "specgraph.parallel", "specgraph.errors", "specgraph_models",
     "specgraph_run", "specgraph_run.decoder",
 )  # fmt: skip
-"""Modules whose `__all__` is public, beside that of `specgraph` itself (docs/stability.md)."""
+"""Modules with a public `__all__`, besides `specgraph` itself (docs/stability.md)."""
 
 FIRST = ("Drafter", "DraftConfig", "ProposeBatch", "DraftTokens")
-"""Names that a reader wants first."""
+"""Names that the page lists first."""
 
 
 def api_page() -> str:
-    """Return all public names for mkdocstrings: those at the top of `specgraph`, then those of its modules."""
+    """Return the page of all public names, for mkdocstrings: first the names of `specgraph`, then of each module."""
     import specgraph
 
     top, shown = specgraph.__all__, set(specgraph.__all__)
@@ -37,7 +37,7 @@ def api_page() -> str:
 
 
 def commands_page() -> str:
-    """Return every command with its arguments and options, as `--help` has them."""
+    """Return the page of all commands, with the arguments and options of their `--help`."""
     from specgraph_run.cli import app
 
     lines = ["# Commands", "", "`specgraph --install-completion` completes commands and options in your shell.", ""]
@@ -69,7 +69,7 @@ def _row(parameter: inspect.Parameter, kind: Any, info: Any) -> str:
 
 
 def _type(kind: Any) -> str:
-    """Return an option's type in a word, or its choices."""
+    """Return an option's type in one word, or its choices."""
     if get_origin(kind) is Literal:
         return ", ".join(f"`{each}`" for each in get_args(kind))
     if get_origin(kind) is list:
@@ -79,7 +79,7 @@ def _type(kind: Any) -> str:
 
 
 def _documented(name: str, value: Any) -> list[str]:
-    """Return a name's entry. Fields that are options of commands are a table, with the options' texts and defaults."""
+    """Return the lines of a name's entry. Fields that are also options of commands become a table."""
     options = [each for each in (fields(value) if is_dataclass(value) else ()) if "help" in each.metadata]
     if not options:
         return [f"::: {name}", ""]

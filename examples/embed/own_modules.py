@@ -1,11 +1,11 @@
-"""Target, draft head and paged attention in plain torch, as an engine has them; each propose is one graph launch.
+"""A small host engine in plain torch that drafts through `Drafter`; each propose is one graph launch.
 
     python examples/embed/own_modules.py
 
-The first part knows nothing of specgraph: torch modules, and paged attention over the engine's own block tables. The
-second part, `DraftModel` and `EngineAttention`, is all that `Drafter` needs. The third is an engine with continuous
-batching: requests join and leave between rounds, and get KV blocks as their texts grow. Target and drafter use the same
-block tables, each with a cache of its own. Weights are random. docs/embedding.md explains each step.
+The first part does not use specgraph: torch modules, and paged attention over the engine's own block tables. The second
+part, `DraftModel` and `EngineAttention`, is all that `Drafter` needs. The third part is the engine, with continuous
+batching: requests join and leave between rounds, and get KV blocks as their texts grow. Target and drafter share the
+block tables, and each has its own KV cache. Weights are random. docs/embedding.md explains each part.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUM_BLOCKS = 1 + MAX_REQUESTS * MAX_LEN // BLOCK  # the null block, and enough f
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotary embedding of x [T, heads, HEAD_DIM]."""
+    """Return x [T, heads, HEAD_DIM] with the rotary embedding of its positions [T]."""
     frequencies = 10000.0 ** (-torch.arange(0, HEAD_DIM, 2, device=x.device) / HEAD_DIM)
     angles = (positions[:, None] * frequencies)[:, None]
     left, right = x.chunk(2, -1)
@@ -35,13 +35,15 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def paged_attention(query, key, value, cache, positions, slots, block_table, seq_lens, query_len) -> Tensor:
-    """Write keys and values of all rows, then attend: [T, HEADS, HEAD_DIM]. Fixed shapes, no value read on the host.
+    """Write keys and values of all rows, then attend; returns [T, HEADS, HEAD_DIM].
+
+    A graph can capture it: its shapes are fixed, and it reads no value on the host.
 
     Args:
         query: [T, HEADS, HEAD_DIM], not rotated yet; key, value: [T, KV_HEADS, HEAD_DIM].
         cache: keys and values, each [NUM_BLOCKS, BLOCK, KV_HEADS, HEAD_DIM].
-        slots: [T], block * BLOCK + offset; a row with -1 writes to block 0, which belongs to no request.
-        seq_lens: [R], keys of each request, those of its query_len rows included; 0 for padding.
+        slots: [T], block * BLOCK + offset. A row with -1 writes to block 0, which belongs to no request.
+        seq_lens: [R], the keys of each request, including the keys of its query_len rows. 0 for padding.
     """
     query, key = rotate(query, positions), rotate(key, positions)
     for stored, new in zip(cache, (key, value), strict=True):
@@ -50,13 +52,13 @@ def paged_attention(query, key, value, cache, positions, slots, block_table, seq
     last = seq_lens[:, None] - query_len + torch.arange(query_len, device=query.device)  # [R, query_len]
     seen = torch.arange(keys.shape[2], device=query.device) <= last[..., None]
     heads = query.view(-1, query_len, HEADS, HEAD_DIM).transpose(1, 2)
-    mask = seen[:, None] | (seq_lens == 0).view(-1, 1, 1, 1)  # a row of padding sees something, so that nothing is NaN
+    mask = seen[:, None] | (seq_lens == 0).view(-1, 1, 1, 1)  # padding sees all keys: with none it gives NaN
     out = nn.functional.scaled_dot_product_attention(heads, keys, values, mask, enable_gqa=True).transpose(1, 2)
     return out.masked_fill((seq_lens == 0).view(-1, 1, 1, 1), 0).reshape(-1, HEADS, HEAD_DIM)
 
 
 class Layer(nn.Module):
-    """A Llama layer; `attend` takes query, key and value of all rows."""
+    """A Llama layer. `attend` takes the query, key and value of all rows."""
 
     def __init__(self, width: int = HIDDEN) -> None:
         super().__init__()
@@ -73,7 +75,7 @@ class Layer(nn.Module):
 
 
 class TargetModel(nn.Module):
-    """Gives logits, and for an EAGLE-3 head the states behind three layers side by side."""
+    """A Llama model. It returns logits, and for an EAGLE-3 head the concatenated outputs of its three layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +91,7 @@ class TargetModel(nn.Module):
 
 
 class EagleModel(nn.Module):
-    """One layer over token and hidden state, with the target's embedding and lm_head."""
+    """An EAGLE-3 head: one layer over token and hidden state, with the target's embedding and lm_head."""
 
     def __init__(self, target: TargetModel) -> None:
         super().__init__()
@@ -102,13 +104,13 @@ class EagleModel(nn.Module):
         return self.layer(torch.cat((embedded, self.layer.norm(hidden)), -1), embedded + 0.1 * hidden, attend)
 
 
-# ----------------------------------------------------------------------------------- what specgraph is given
+# ----------------------------------------------------------------------------------- the adapters for specgraph
 
 
 class DraftModel:
-    """`EagleModel` with the members of `specgraph.DraftHead`; without a table, as `paged_attention` rotates."""
+    """`EagleModel` as a `specgraph.DraftHead`. Its layer has no rotary table, because `paged_attention` rotates."""
 
-    kind, projection, pair_input = "chain", None, None  # each step takes the last one's; all of it runs in its methods
+    kind, projection, pair_input = "chain", None, None  # each draft step takes the last one's carry; no fused input
     hidden_size, aux_size, draft_vocab_size, dtype = HIDDEN, LAYERS * HIDDEN, VOCAB, torch.float32
     aux_layers, draft_to_target = tuple(range(1, LAYERS + 1)), None
     attention_layers = (AttentionLayer(HEADS, KV_HEADS, HEAD_DIM, scale=HEAD_DIM**-0.5, no_rotary=True),)
@@ -132,18 +134,18 @@ class DraftModel:
 
 
 class EngineAttention:
-    """`paged_attention` with the members of `specgraph.AttentionBackend`."""
+    """`paged_attention` as a `specgraph.AttentionBackend`."""
 
     name, host_parameters, preferred_block_size = "engine", (), BLOCK
-    after_advance = None  # it has no state of its own to move on between draft steps
+    after_advance = None  # no state of its own changes between draft steps
 
     def forward(self, layer, index, query, key, value, cache, context) -> Tensor:
-        m = context.metadata  # moved on by the core from draft step to draft step, on the device
+        m = context.metadata  # the core advances it from draft step to draft step, on the device
         at = m.positions, m.slot_mapping, m.block_table, m.seq_lens, m.query_len
         return paged_attention(query, key, value, cache, *at)
 
     def named_tensors(self) -> dict[str, Tensor]:
-        return {}  # tensors of its own that it reads in a graph: none
+        return {}  # a graph reads no tensors of its own
 
 
 # ------------------------------------------------------------------------------------------------ the engine
@@ -151,19 +153,19 @@ class EngineAttention:
 
 @dataclass
 class Running:
-    """A request, and how its last round ended."""
+    """A request, with the results of its last verify."""
 
     number: int
     tokens: list[int]
     limit: int
     blocks: list[int]
     sampled: list[int]
-    """K + 1 tokens: accepted drafts, the target's own token, then anything."""
+    """K + 1 tokens: accepted drafts, the target's own token, then any tokens."""
     num_sampled: int
     start: int
-    """Position of the round's first row."""
+    """The position of the verify's first row."""
     aux: Tensor
-    """[K + 1, aux_size]: the target's states of the round's rows."""
+    """[K + 1, aux_size]: the target's hidden states of the verify's rows."""
 
 
 class Engine:
@@ -187,10 +189,10 @@ class Engine:
         self.chunk = config.prefill_rows[-1]
         self.free = list(range(1, NUM_BLOCKS))  # block 0 is the null block: no request owns it
         self.drafts: dict[tuple[int, int], list[int]] = {}
-        """Drafts by request and number of tokens before them, for a test to compare."""
+        """Drafts by request and number of tokens before them. A test compares them."""
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
-        """New tokens of each prompt, and the mean acceptance length."""
+        """Return the new tokens of each prompt, and the mean acceptance length."""
         waiting, running, finished = list(enumerate(prompts)), list[Running](), dict[int, list[int]]()
         verifies = tokens = 0
         while waiting or running:
@@ -207,7 +209,7 @@ class Engine:
         return [finished[number] for number in range(len(prompts))], tokens / max(verifies, 1)
 
     def _start(self, number: int, prompt: list[int], max_tokens: int) -> Running:
-        """Prefill target and drafter; the request joins the next round as one that sampled its first token."""
+        """Prefill target and drafter. The request joins the next round as one that sampled its first token."""
         end = len(prompt)
         request = Running(number, list(prompt), end + max_tokens, [], [0] * (K + 1), 1, end - 1, torch.empty(0))
         self._grow(request)
@@ -216,25 +218,25 @@ class Engine:
         for start in range(0, end, self.chunk):
             positions = range(start, min(start + self.chunk, end))
             hidden = self.drafter.prefill(prompt, positions, request.blocks, aux[start : positions.stop])
-        assert hidden is not None  # of the prompt's last row, in the last chunk
+        assert hidden is not None  # the last prefill chunk returns the prompt's last row
         request.aux = torch.cat((hidden[None], torch.zeros(K, len(hidden))))
         request.sampled[0] = int(logits[-1].argmax())
         request.tokens.append(request.sampled[0])
         return request
 
     def _grow(self, request: Running) -> None:
-        """Blocks for all rows of the next propose and verify: 2 (K + 1) tokens from the round's start on."""
+        """Add blocks for all rows of the next propose and verify: 2 (K + 1) tokens from `request.start` on."""
         needed = -(-min(request.start + 2 * (K + 1), MAX_LEN) // BLOCK)
         while len(request.blocks) < needed:
             request.blocks.append(self.free.pop())
 
     def _table(self, running: list[Running]) -> Tensor:
-        """int32 [n, MAX_LEN / BLOCK], filled up with the null block."""
+        """Return the block table, int32 [n, MAX_LEN / BLOCK], filled up with the null block."""
         width = MAX_LEN // BLOCK
         return torch.tensor([r.blocks + [0] * (width - len(r.blocks)) for r in running], dtype=torch.int32)
 
     def _round(self, running: list[Running]) -> ProposeBatch:
-        """Return what the drafter takes of the last round."""
+        """Return the results of the last verify as the batch of the next propose."""
         for request in running:
             self._grow(request)
         return ProposeBatch(
@@ -246,7 +248,7 @@ class Engine:
         )
 
     def _verify(self, running: list[Running], drafts: Tensor) -> int:
-        """Run the target over the last token and the drafts, keep what it agrees with; the number of new tokens."""
+        """Run the target over last tokens and drafts, and keep accepted ones. Returns the number of new tokens."""
         rows = torch.cat((torch.tensor([[request.tokens[-1]] for request in running]), drafts), dim=1)
         starts = torch.tensor([len(request.tokens) - 1 for request in running])
         logits, aux = self._target_pass(rows, starts, self._table(running))
@@ -259,7 +261,10 @@ class Engine:
         return int(agreed.sum()) + len(running)
 
     def _target_pass(self, token_ids: Tensor, starts: Tensor, block_table: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [n * q, VOCAB] and states [n * q, aux_size] of token_ids [n, q], the first at positions `starts`."""
+        """Return logits [n * q, VOCAB] and hidden states [n * q, aux_size] of token_ids [n, q].
+
+        The first tokens of the requests are at the positions `starts` [n].
+        """
         query_len = token_ids.shape[1]
         positions = starts[:, None] + torch.arange(query_len)
         blocks = block_table.long().gather(1, positions // BLOCK)

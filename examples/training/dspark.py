@@ -1,8 +1,8 @@
 """The DFlash and DSpark heads in plain torch, in the folder format of `speculators` 0.9.
 
-A block's rows are the last known token and masks, at the positions from that token on; each sees the target's states
-before the block and the whole block. In DFlash a mask drafts the token at its own position, and logits are lm_head(x).
-In DSpark (deepseek-ai) row j drafts the token after its position:
+The rows of a block are the last known token and mask tokens after it. Each row sees the target's states before the
+block, and the whole block. In DFlash a mask drafts the token at its own position, and its logits are lm_head(x). In
+DSpark (deepseek-ai) every row drafts the token after its position:
 
 logits     = lm_head(x) + W2 @ W1[token before]      x: the row after all layers, normalised
 confidence = sigmoid(w @ (x, W1[token before]))
@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 
 class DFlashHead(DraftHead):
-    """The DFlash head. In training a block begins after every second token of the answers, otherwise after every
-    one."""
+    """The DFlash head. A block begins after every token of the answers; in training, after every second one."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         sizes = config["transformer_layer_config"]
@@ -33,7 +32,7 @@ class DFlashHead(DraftHead):
     def draft(
         self, embedding: torch.Tensor, batch: Batch, aux: torch.Tensor, steps: int
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        """See `DraftHead.draft`. In training blocks make 3 to `steps` drafts: an engine asks for K."""
+        """See `DraftHead.draft`. In training a block makes 3 to `steps` drafts, since a host engine chooses K."""
         stride, drafts = (2, random.randint(min(3, steps), steps)) if self.training else (1, steps)
         count = int((batch.lengths - 1 - batch.prompts).max())
         offsets = torch.arange(random.randrange(stride), count, stride, device=aux.device)
@@ -46,14 +45,14 @@ class DFlashHead(DraftHead):
     def blocks(
         self, embedding: torch.Tensor, tokens: torch.Tensor, aux: torch.Tensor, anchors: torch.Tensor, rows: int
     ) -> torch.Tensor:
-        """Return the rows of blocks after all layers, normalised [B, A, rows, H].
+        """Return the blocks' rows after all layers and the last norm, [B, A, rows, H].
 
         Args:
-            embedding: the target's [V, H].
+            embedding: the target's embedding, [V, H].
             tokens: [B, T].
-            aux: hidden states of the target, side by side [B, T, n * H].
+            aux: n concatenated hidden states of the target, [B, T, n * H].
             anchors: positions of the blocks' first tokens, [B, A].
-            rows: of a block.
+            rows: the rows per block.
         """
         (batch, length), count = tokens.shape, anchors.shape[1]
         block = tokens.new_full((batch, count, rows), self.config["mask_token_id"])
@@ -78,7 +77,10 @@ class DFlashHead(DraftHead):
     def _heads(
         self, attn: nn.ModuleDict, name: str, x: torch.Tensor, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return x [B, T, H] projected, [B, heads, T, D]; with positions [B or 1, T], normalised and rotated."""
+        """Return the projection `name` of x [B, T, H] as [B, heads, T, D].
+
+        If positions [B or 1, T] are given, it is also normalised and rotated.
+        """
         projected = attn[f"{name}_proj"](x).unflatten(-1, (-1, self.sizes["head_dim"])).transpose(1, 2)
         if positions is None:
             return projected
@@ -86,7 +88,7 @@ class DFlashHead(DraftHead):
 
 
 class DSparkHead(DFlashHead):
-    """The DSpark head: a DFlash head whose last known token's row drafts too, with the heads for what is before."""
+    """The DSpark head: a DFlash head with a Markov and a confidence head. The last known token's row drafts too."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)

@@ -1,7 +1,8 @@
-"""The EAGLE-3 head (arXiv 2503.01840) in plain torch, as engines read it, and its training-time test.
+"""The EAGLE-3 head (arXiv 2503.01840) in plain torch, in the format of host engines, with its training-time test.
 
-Row t, at rope position t, takes the token at t + 1 and a hidden state at t: first the three of the target, combined by
-`fc`, then its own, of the draft step before. Its logits are over the token at t + 2.
+Row t has rope position t. It takes the token at t + 1 and a hidden state at t, and its logits are for the token at
+t + 2. In the first draft step `fc` combines three hidden states of the target; a later draft step takes the head's own
+hidden state of the draft step before.
 """
 
 import json
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 
 class Batch(NamedTuple):
-    """Texts [B, T] padded to one length, their lengths [B], and those of their prompts [B]."""
+    """Texts [B, T] padded to one length, the lengths of the texts [B], and the lengths of their prompts [B]."""
 
     tokens: torch.Tensor
     lengths: torch.Tensor
@@ -24,7 +25,7 @@ class Batch(NamedTuple):
 
 
 class DecoderLayer(nn.Module):
-    """A Llama layer, its attention left to the caller; queries, keys and values read `inputs` columns."""
+    """A Llama layer without attention itself, which the caller computes. Q, K and V project `inputs` columns."""
 
     def __init__(self, sizes: dict[str, Any], inputs: int) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class DecoderLayer(nn.Module):
 
 
 class DraftHead(nn.Module):
-    """The parts of all heads: `fc` over states of the target, a last norm, and an lm_head over a draft vocabulary.
+    """The parts of every head: `fc` over states of the target, a last norm, and an lm_head over a draft vocabulary.
 
     A head shares the target's embedding.
     """
@@ -57,7 +58,7 @@ class DraftHead(nn.Module):
     aux_scale: torch.Tensor
 
     def __init__(self, config: dict[str, Any], sizes: dict[str, Any], aux_layers: Sequence[int]) -> None:
-        """config: what config.json holds; sizes: those of its layers; aux_layers: whose inputs `fc` reads."""
+        """config: the contents of config.json; sizes: its sizes of layers; aux_layers: `fc` reads their inputs."""
         super().__init__()
         self.config, self.sizes, self.aux_layers = config, sizes, tuple(aux_layers)
         size, drafted = sizes["hidden_size"], config["draft_vocab_size"]
@@ -71,15 +72,16 @@ class DraftHead(nn.Module):
     def draft(
         self, embedding: torch.Tensor, batch: Batch, aux: torch.Tensor, steps: int
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        """Return which text [N] a draft is of, where its last known token is [N], and a state [N, H] of each step."""
+        """Return N chains of drafts: the text of each [N], the position of its last known token [N], and its state
+        after each draft step, [N, H] each."""
         raise NotImplementedError
 
     def logits(self, state: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """Return logits [N, draft vocab] of a step's states, whose drafts follow the tokens `before` [N]."""
+        """Return logits [N, draft vocab] for a draft step's states. The draft follows the token `before` [N]."""
         return self.lm_head(state)
 
     def confidence(self, state: torch.Tensor, before: torch.Tensor) -> torch.Tensor | None:
-        """Return the logit [N] of a draft's chance to be right, where the head says one."""
+        """Return the logit [N] of the probability that a draft is right. None if the head has no confidence head."""
         return None
 
     def draft_ids(self) -> torch.Tensor:
@@ -87,10 +89,11 @@ class DraftHead(nn.Module):
         return self.d2t + torch.arange(self.d2t.numel(), device=self.d2t.device)
 
     def begin(self, draft_ids: torch.Tensor, embedding: torch.Tensor, norm: torch.Tensor, aux: torch.Tensor) -> None:
-        """Set the draft vocabulary to ascending ids of the target, with its output rows and last norm to begin with.
+        """Set the draft vocabulary, and initialise the weights.
 
-        Some elements of the target's states are a hundred times larger than others. In training they are divided by
-        their root mean square over `aux` [N, n * H]; `save` makes that a part of `fc`.
+        `draft_ids` are ids of the target, ascending. The lm_head begins with their rows of `embedding`, the last norm
+        with `norm`. Some elements of the target's states are a hundred times larger than others. In training they are
+        divided by their root mean square over `aux` [N, n * H], and `save` multiplies `fc` by the same factors.
         """
         for parameter in self.parameters():
             if parameter.dim() == 2:
@@ -113,14 +116,14 @@ class DraftHead(nn.Module):
         (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
 
     def load(self, folder: Path) -> None:
-        """Take the weights that `save` wrote."""
+        """Load the weights that `save` wrote."""
         state = load_file(folder / "model.safetensors")
         state["fc.weight"] = state["fc.weight"].float() / self.aux_scale.cpu()
         self.load_state_dict({**state, "aux_scale": self.aux_scale})
 
 
 class Eagle3Head(DraftHead):
-    """The head as its authors' folders have it (`LlamaForCausalLMEagle3`)."""
+    """The EAGLE-3 head, with the names of its authors' folders (`LlamaForCausalLMEagle3`)."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config, config, config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
@@ -130,7 +133,7 @@ class Eagle3Head(DraftHead):
     def draft(
         self, embedding: torch.Tensor, batch: Batch, aux: torch.Tensor, steps: int
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        """See `DraftHead.draft`: a chain begins after each token of the answers but the last."""
+        """See `DraftHead.draft`. A chain begins after each token of the answers except the last."""
         row = torch.arange(batch.tokens.shape[1] - steps, device=aux.device)
         begins = (row >= batch.prompts[:, None] - 1) & (row < batch.lengths[:, None] - 2)
         text, place = begins.nonzero(as_tuple=True)
@@ -138,15 +141,15 @@ class Eagle3Head(DraftHead):
         return text, place + 1, states
 
     def unroll(self, embeds: torch.Tensor, aux: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
-        """Training-time test: yield what each of `steps` draft steps leaves, normalised, [B, R, H], R = T - steps.
+        """Run the training-time test: yield the normalised state after each draft step, [B, R, H], R = T - steps.
 
-        Step k gives row t the token at t + 1 + k at rope position t + k, and the hidden state that step k - 1 left in
-        row t. It sees the keys of step 0 up to row t, and row t's own of the steps after: those of the chain of drafts
-        that begins there.
+        In draft step k, row t takes the token at t + 1 + k, the rope position t + k, and row t's hidden state of draft
+        step k - 1. It sees the keys of draft step 0 up to row t, and row t's own keys of the later draft steps: the
+        chain of drafts that begins at row t.
 
         Args:
             embeds: embedded tokens [B, T, H].
-            aux: hidden states of the target, side by side [B, T, 3 * H].
+            aux: three concatenated hidden states of the target, [B, T, 3 * H].
             steps: draft steps.
         """
         rows, layer, head_dim = embeds.shape[1] - steps, self.midlayer, self.config["head_dim"]
@@ -178,7 +181,7 @@ class Eagle3Head(DraftHead):
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
-    """Llama's rotary embedding in the half-split layout; x [B, heads, T, D], positions [B or 1, T]."""
+    """Return x [B, heads, T, D] with Llama's rotary embedding, half-split, of positions [B or 1, T]."""
     half = x.shape[-1] // 2
     frequencies = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = (positions[..., None].float() * frequencies)[:, None]

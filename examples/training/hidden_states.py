@@ -1,11 +1,11 @@
-"""Have a target answer prompts, and write its hidden states as `speculators train` reads them.
+"""Lets a target answer prompts, and writes its hidden states in the format that `speculators train` reads.
 
     python examples/training/hidden_states.py TARGET --prompts PROMPTS.jsonl --out DATA
 
-TARGET is a folder of any architecture that specgraph runs, on any platform. PROMPTS.jsonl holds {"prompt": TEXT} per
-line. DATA becomes a dataset of speculators 0.9: token ids, the mask of the answers' tokens and counts of these tokens,
-and in DATA/hidden_states a file per text with the states of four layers. It needs the package `datasets`;
-docs/training.md goes on from there.
+TARGET is the folder of a model with any architecture that specgraph runs. PROMPTS.jsonl holds {"prompt": TEXT} per
+line. DATA becomes a dataset of speculators 0.9: token ids, the mask of the answers' tokens, and counts of these tokens.
+DATA/hidden_states has a file per text with the states of four layers. The script needs the package `datasets`.
+docs/training.md has the next steps.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def write_dataset(texts: Sequence[Text], vocab_size: int, out: Path) -> None:
-    """Write token ids, the mask of the answers, and how often each token occurs in them."""
+    """Write token ids, the mask of the answers, and the count of each token in the answers."""
     import datasets
 
     counts, rows = torch.zeros(vocab_size, dtype=torch.int64), list[dict[str, object]]()
@@ -54,9 +54,9 @@ def write_dataset(texts: Sequence[Text], vocab_size: int, out: Path) -> None:
 
 
 def hidden_states(target: TargetPass, texts: Sequence[Text], chosen: Sequence[int] | None) -> Iterator[torch.Tensor]:
-    """Yield the states of each text [T, 4, hidden_size]: those that enter three layers, and what the last one leaves.
+    """Yield the states of each text, [T, 4, hidden_size]: the inputs of three layers, and the last layer's output.
 
-    The last is taken before the final norm, which `speculators` applies itself.
+    The last one is not normalised: `speculators` applies the final norm itself.
     """
     layers = [*(chosen or default_layers(target.sizes.num_layers)), target.sizes.num_layers]
     for text in texts:

@@ -1,4 +1,4 @@
-"""The training of a head: the labels of its target's answers, the loss, and how much of what it drafts they accept."""
+"""Trains a head: labels from the target, the loss, and the acceptance on held-out answers."""
 
 import argparse
 import math
@@ -14,7 +14,7 @@ from specgraph_models.config import ModelConfig
 from torch.nn import functional as F
 
 MEASURED = 5
-"""Draft tokens that the acceptance length is reported for."""
+"""The K of the reported acceptance length."""
 
 
 class Target(Protocol):
@@ -25,33 +25,33 @@ class Target(Protocol):
     embedding: torch.Tensor
     """[V, H]"""
     output: torch.Tensor
-    """[V, H]: the embedding where they are tied."""
+    """The lm_head, [V, H]. It is the embedding if they are tied."""
     norm: torch.Tensor
-    """[H]: of the last norm."""
+    """The weights of the last norm, [H]."""
 
     def forward(self, tokens: torch.Tensor, aux_layers: Sequence[int] = ()) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Run over tokens [B, T]; return the state after the last norm, and those that enter `aux_layers`."""
+        """Run over tokens [B, T]. Return the states after the last norm, and the inputs of each of `aux_layers`."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, H], after the last norm -> [N, V]."""
+        """Return logits [N, V] for states after the last norm, [N, H]."""
         ...
 
 
 class Texts(NamedTuple):
-    """Texts one after the other: tokens int32 [all], where each begins, and how much of it is the prompt."""
+    """n concatenated texts: tokens int32 [all]; first index of each text, then the end [n + 1]; prompt lengths [n]."""
 
     tokens: torch.Tensor
     begins: torch.Tensor
     prompts: torch.Tensor
 
     def lengths(self) -> torch.Tensor:
-        """Return the tokens of each text."""
+        """Return the number of tokens in each text."""
         return self.begins[1:] - self.begins[:-1]
 
 
 def training_arguments(parser: argparse.ArgumentParser, seconds: float) -> argparse.Namespace:
-    """Add the options of `teach`, parse all, and set the seed and the precision of products."""
+    """Add the options of `teach`, parse all options, and set torch's seed and its precision of matrix products."""
     parser.add_argument("--kind", choices=["eagle3", "dflash", "dspark"], default="eagle3")
     parser.add_argument("--begin", type=Path, help="the folder of a head to begin from")
     parser.add_argument("--seconds", type=float, default=seconds, help="of training")
@@ -74,7 +74,8 @@ def teach(
     """Train a head that drafts the `drafted` most frequent tokens of the answers.
 
     Args:
-        config: keys for config.json; `mask_token_id`, of a block, is by default the rarest token of the texts.
+        config: further keys for config.json. `mask_token_id`, which a block head needs, is by default the rarest token
+            of the texts.
     """
     device, vocab_size = target.device, target.sizes.vocab_size
     rarest = int(torch.bincount(train.tokens.long(), minlength=vocab_size).argmin())
@@ -92,7 +93,7 @@ def teach(
     chosen = counts.topk(drafted).indices.sort().values
     sample = next(batches(train, 8192, device))
     inside = torch.arange(sample.tokens.shape[1], device=device) < sample.lengths[:, None]
-    inside[:, 0] = False  # the states of a first token are a thousand times larger than others
+    inside[:, 0] = False  # a first token's states are a thousand times larger
     aux = torch.cat(target.forward(sample.tokens, head.aux_layers)[1], dim=-1)
     head.begin(chosen.to(device), target.output, target.norm, aux[inside])
     if arguments.begin is not None:
@@ -103,9 +104,9 @@ def teach(
 
 
 def layer_sizes(sizes: ModelConfig) -> dict[str, Any]:
-    """Return config.json's keys of the layers, which are as wide as the target's."""
+    """Return the keys of config.json about layers. A head's layers are as wide as the target's."""
     heads, kv_heads, head_dim = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
-    if sizes.latent is not None:  # which a head has not: keys and values of its own
+    if sizes.latent is not None:  # a head has no latent attention: its own sizes
         heads, kv_heads, head_dim = max(1, sizes.hidden_size // 128), max(1, sizes.hidden_size // 512), 128
     return {
         "vocab_size": sizes.vocab_size, "hidden_size": sizes.hidden_size, "intermediate_size": sizes.intermediate_size,
@@ -116,12 +117,12 @@ def layer_sizes(sizes: ModelConfig) -> dict[str, Any]:
 
 
 def default_layers(depth: int) -> list[int]:
-    """Return the three layers of a target whose entering states a head takes."""
+    """Return the three layers of a target that a head takes the inputs of."""
     return [min(2, depth), depth // 2, max(depth - 3, 0)]
 
 
 def eagle3_config(sizes: dict[str, Any], depth: int, drafted: int) -> dict[str, Any]:
-    """Return config.json of an EAGLE-3 head for a target of `depth` layers, as its authors write it."""
+    """Return config.json of an EAGLE-3 head for a target of `depth` layers, in its authors' format."""
     return {
         **sizes, "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "draft_vocab_size": drafted,
         "target_hidden_size": sizes["hidden_size"], "num_hidden_layers": 1, "mlp_bias": False,
@@ -135,12 +136,12 @@ def eagle3_config(sizes: dict[str, Any], depth: int, drafted: int) -> dict[str, 
 
 
 def block_config(sizes: dict[str, Any], depth: int, kind: str, drafts: int, own: dict[str, Any]) -> dict[str, Any]:
-    """Return config.json of a DFlash or DSpark head for a target of `depth` layers, as `speculators` writes it."""
+    """Return config.json of a DFlash or DSpark head for a target of `depth` layers, in the format of `speculators`."""
     first, _, last = default_layers(depth)
     if kind == "dspark":
         own = own | {"markov_head_type": "vanilla", "markov_rank": 64, "enable_confidence_head": True}
         own |= {"confidence_head_with_markov": True}
-    drafting = kind == "dspark"  # the last known token's row
+    drafting = kind == "dspark"  # the last known token's row drafts
     layers = {name: value for name, value in sizes.items() if name != "rope_theta"}
     return {
         "architectures": ["DSparkDraftModel" if drafting else "DFlashDraftModel"], "speculators_model_type": kind,
@@ -161,14 +162,14 @@ def block_config(sizes: dict[str, Any], depth: int, kind: str, drafts: int, own:
 
 
 def each_text(texts: Texts) -> Iterator[tuple[torch.Tensor, int]]:
-    """Yield the tokens of each text, and its prompt's length."""
+    """Yield each text's tokens and its prompt's length."""
     yield from zip(texts.tokens.split(texts.lengths().tolist()), texts.prompts.tolist(), strict=True)
 
 
 def batches(texts: Texts, size: int, device: torch.device) -> Iterator[Batch]:
-    """Yield all texts once, in random order, texts of about the same length together, about `size` tokens at a time."""
+    """Yield all texts once, in batches of about `size` tokens, in random order. A batch has texts of similar length."""
     lengths = texts.lengths()
-    noisy = lengths + 48 * torch.rand(lengths.shape)  # other texts are together in each epoch
+    noisy = lengths + 48 * torch.rand(lengths.shape)  # so that each epoch batches other texts together
     known = lengths.tolist()
     groups, group, widest = list[list[int]](), list[int](), 0
     for index in noisy.argsort().tolist():
@@ -180,7 +181,7 @@ def batches(texts: Texts, size: int, device: torch.device) -> Iterator[Batch]:
     groups.append(group)
     for i in torch.randperm(len(groups)).tolist():
         chosen = torch.tensor(groups[i])
-        width = (int(lengths[chosen].max()) // 8 + 2) * 8  # with some rows behind the longest text's end
+        width = (int(lengths[chosen].max()) // 8 + 2) * 8  # some rows more than the longest text
         places = texts.begins[chosen][:, None] + torch.arange(width)
         tokens = texts.tokens[places.clamp(max=texts.tokens.numel() - 1)].long()
         tokens.masked_fill_(torch.arange(width) >= lengths[chosen][:, None], 0)
@@ -188,11 +189,11 @@ def batches(texts: Texts, size: int, device: torch.device) -> Iterator[Batch]:
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Cross entropy, summed over rows with a weight each, whose backward keeps one gradient in place of its steps."""
+    """Weighted sum of the rows' cross entropy. It saves memory: forward stores the gradient and no other tensor."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """logits, label [N, V]; weight [N]."""
+        """Return the loss of logits and label [N, V], with weight [N]."""
         log_shares = logits.float().log_softmax(-1)
         loss = -(label * log_shares).sum(-1) @ weight
         ctx.save_for_backward(((log_shares.exp_() - label) * weight[:, None]).to(logits.dtype))
@@ -204,7 +205,7 @@ class CrossEntropy(torch.autograd.Function):
 
 
 class Lesson:
-    """A lesson compares the drafts of the head in a batch with what the target says there."""
+    """Computes the loss of a batch: it compares the head's drafts with the target's distributions."""
 
     def __init__(self, target: Target, head: DraftHead, arguments: argparse.Namespace) -> None:
         self.target, self.head, self.steps = target, head, arguments.steps
@@ -212,12 +213,14 @@ class Lesson:
         self.draft_ids = head.draft_ids()
 
     def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the losses [steps]; hits [S, N]: whether drafts are the target's greedy tokens; their texts [N].
+        """Return the losses [steps], the hits [S, N], and the text of each chain of drafts [N].
 
-        N drafts of S steps, at most `steps`, begin in the answers. The label is the target's distribution over the
-        draft vocabulary, normalised, and in a part the greedy token. A draft whose label's row lies behind the
-        text's end counts for nothing in the loss, one after a wrong draft of its chain counts `lost`: a verify would
-        drop it. No draft begins where one of its hits would be unknown.
+        S is the number of draft steps, at most `steps`. A hit is True if the draft is the target's greedy token. A
+        chain is left out of hits and texts if one of its hits would be past its text's end, and so unknown.
+
+        The label mixes the target's distribution, normalised over the draft vocabulary, with the greedy token (share
+        `hard`). A draft with its label past the text's end has no weight in the loss. A draft after a wrong one of its
+        chain has the weight `lost`, since a verify would drop it.
         """
         target, head = self.target, self.head
         hidden, aux = target.forward(batch.tokens, head.aux_layers)
@@ -245,7 +248,7 @@ class Lesson:
 
     @torch.no_grad()
     def _labels(self, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return labels [M, draft vocab] and greedy tokens [M] of the rows in the answers, and their numbers [B, T]."""
+        """Return labels [M, draft vocab] and greedy tokens [M] of the answers' M rows, and each row's number [B, T]."""
         row = torch.arange(batch.tokens.shape[1], device=hidden.device)
         wanted = (row >= batch.prompts[:, None]) & (row < batch.lengths[:, None])
         logits = self.target.logits(hidden[wanted])
@@ -259,8 +262,11 @@ class Lesson:
 
 @torch.no_grad()
 def acceptance(lesson: Lesson, texts: Texts, size: int) -> tuple[list[float], float]:
-    """Return the share of drafts, begun after every token of greedy answers, whose tokens up to step k are right; and
-    the mean acceptance length, where a draft begins where the one before it ended."""
+    """Return two measures over greedy answers, which `texts` must be.
+
+    The first is, for each draft step, the share of drafts that are right up to this step, over drafts after every
+    token. The second is the mean acceptance length, over drafts that each begin at the end of the one before.
+    """
     lesson.head.eval()
     chains = list[torch.Tensor]()
     tokens = rounds = 0
@@ -268,7 +274,7 @@ def acceptance(lesson: Lesson, texts: Texts, size: int) -> tuple[list[float], fl
         _, hits, text = lesson(batch)
         chains.append(hits.int().cumprod(0))
         accepted = chains[-1][:MEASURED].sum(0).tolist()
-        ends = torch.searchsorted(text, text, right=True).tolist()  # of each row's text
+        ends = torch.searchsorted(text, text, right=True).tolist()  # the end of each chain's text
         row = 0
         while row < len(accepted):
             following = min(row + accepted[row] + 1, ends[row])
@@ -278,7 +284,7 @@ def acceptance(lesson: Lesson, texts: Texts, size: int) -> tuple[list[float], fl
 
 
 def fit(lesson: Lesson, train: Texts, held_out: Texts, arguments: argparse.Namespace) -> None:
-    """Train until the time is over: AdamW, a short linear warm-up, then a cosine to 1 % of the learning rate."""
+    """Train for `--seconds` by AdamW: the learning rate has a short linear warm-up, then a cosine down to 1 %."""
     head, path = lesson.head, arguments.out / f"{arguments.kind}.pt"
     matrices = [p for p in head.parameters() if p.dim() == 2]
     vectors = [p for p in head.parameters() if p.dim() < 2]
@@ -322,7 +328,7 @@ def fit(lesson: Lesson, train: Texts, held_out: Texts, arguments: argparse.Names
         optimizer.step()
         optimizer.zero_grad()
         recent = recent.lerp(losses.detach(), max(1 / (step + 1), 0.02))
-        step, seen = step + 1, seen + int(batch.lengths.sum())  # waits for the device, as the clock must
+        step, seen = step + 1, seen + int(batch.lengths.sum())  # waits for the device, so that the clock is right
         if time.perf_counter() - saved > 60:
             report()
             saved = time.perf_counter()

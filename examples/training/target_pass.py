@@ -1,6 +1,6 @@
-"""The target of a training: its answers to prompts, and its hidden states over whole texts.
+"""Computes a target's answers to prompts, and its hidden states over whole texts, for the training of a head.
 
-Both come from specgraph's own models, so any target that specgraph loads can be learned from, on any platform.
+Both use specgraph's own models, so the target can be any model that specgraph loads, on any platform.
 """
 
 import argparse
@@ -22,30 +22,30 @@ BLOCK = 16
 
 
 class Text(NamedTuple):
-    """Tokens of a prompt and its answer, and how many of them are the prompt's."""
+    """The tokens of a prompt and its answer, and the prompt's number of tokens."""
 
     tokens: list[int]
     prompt: int
 
 
 class Asked(NamedTuple):
-    """The target and settings that prompts are answered with."""
+    """The target, and the settings of its answers."""
 
     target: Path
     platform: Platform
     dtype: torch.dtype
     chat: bool
-    """Prompts go into the target's chat template."""
+    """If True, prompts go into the target's chat template."""
     requests: int
     """Prompts that are answered at once."""
     max_tokens: int
     """The most tokens of an answer."""
     max_model_len: int
-    """Tokens of a prompt and its answer."""
+    """The most tokens of a prompt and its answer."""
 
 
 def asking(parser: argparse.ArgumentParser, max_tokens: int, max_model_len: int) -> None:
-    """Add the options of `Asked`, with these defaults, and of the files."""
+    """Add the options of `Asked`, with these defaults, and `--prompts` and `--out`."""
     parser.add_argument("target", type=Path, help="a checkpoint folder or GGUF file")
     parser.add_argument("--prompts", type=Path, required=True, help='lines {"prompt": TEXT}')
     parser.add_argument("--out", type=Path, required=True, help="a folder")
@@ -57,7 +57,7 @@ def asking(parser: argparse.ArgumentParser, max_tokens: int, max_model_len: int)
 
 
 def asked_of(arguments: argparse.Namespace) -> Asked:
-    """Return what the options say; the target computes in float32 on a CPU, else in bfloat16."""
+    """Return the `Asked` of the options. The target's dtype is float32 on a CPU, and bfloat16 elsewhere."""
     platform = open_platform(arguments.platform)
     dtype = torch.float32 if platform.device.type == "cpu" else torch.bfloat16
     return Asked(
@@ -67,17 +67,16 @@ def asked_of(arguments: argparse.Namespace) -> Asked:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Read a file of lines {"prompt": TEXT}."""
+    """Return the prompts of a file with lines {"prompt": TEXT}."""
     return [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def answer(
     asked: Asked, prompts: Sequence[Sequence[str]], temperatures: Sequence[float], seconds: float = float("inf")
 ) -> list[list[Text]]:
-    """Have the target answer lists of prompts, each list at its temperature; return the texts of each.
+    """Let the target answer lists of prompts, each list at its own temperature. Return the texts of each list.
 
-    Of a list, prompts that have not begun after so many seconds are left out, and those that leave no room for an
-    answer.
+    A prompt is left out if it leaves no room for an answer. After `seconds`, no more prompts of a list are begun.
     """
     settings: dict[str, Any] = {"max_num_requests": asked.requests, "capture_sizes": [asked.requests]}
     if max(temperatures) > 0:
@@ -111,7 +110,7 @@ def answer(
 
 
 class TargetPass:
-    """A target in eager mode, over whole texts at once."""
+    """A target that runs over whole texts at once, without graphs."""
 
     def __init__(self, folder: Path, platform: Platform, dtype: torch.dtype) -> None:
         self.model, self.device = load_target(folder, platform.device, dtype), platform.device
@@ -121,15 +120,15 @@ class TargetPass:
 
     @torch.no_grad()
     def forward(self, tokens: torch.Tensor, aux_layers: Sequence[int] = ()) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Run over texts, int64 [B, T] on the device, padded behind their ends.
+        """Run over texts, int64 [B, T] on the device, padded on the right.
 
         Returns:
-            The states after the final norm [B, T, H], and those that enter each of `aux_layers`; layer `num_layers`
-            names what leaves the last one, before the final norm.
+            The states after the final norm, [B, T, H], and the inputs of each of `aux_layers`. The input of layer
+            `num_layers` is the last layer's output, before the final norm.
         """
         texts, length = tokens.shape
         blocks = -(-length // BLOCK)
-        if self._cache.key.shape[0] < 1 + texts * blocks:  # one for all layers: none reads it after the next one writes
+        if self._cache.key.shape[0] < 1 + texts * blocks:  # all layers share one: each writes it before it reads
             shape = self.model.attention_layers[:1]
             self._cache = allocate_caches(shape, 1 + texts * blocks, BLOCK, self.model.dtype, self.device)[0]
         rows = torch.arange(length, device=self.device)

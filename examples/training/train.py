@@ -1,11 +1,11 @@
-"""Have a target answer prompts, and train an EAGLE-3, DFlash or DSpark head on the answers.
+"""Lets a target answer prompts, and trains an EAGLE-3, DFlash or DSpark head on the answers.
 
     python examples/training/train.py TARGET --prompts PROMPTS.jsonl --chat --out OUT
     specgraph generate --target TARGET --draft OUT/eagle3 --chat --prompt "Hello"
 
-TARGET is any target that specgraph loads; its platform runs it. OUT/answers.pt holds what it wrote; a folder that has
-it writes nothing again. OUT/eagle3 is the head (OUT/dflash or OUT/dspark with that --kind), saved every minute. The
-same command continues from OUT/KIND.pt what was broken off; `--begin FOLDER` begins from another head.
+TARGET is any target that specgraph loads, on any of its platforms. OUT/answers.pt holds the answers; if it exists, no
+answers are generated. OUT/KIND is the head (OUT/eagle3 by default), saved every minute. If the training is interrupted,
+the same command continues from OUT/KIND.pt. `--begin FOLDER` begins with the weights of another head.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def joined(texts: Sequence[Text]) -> Texts:
-    """Return the texts one after the other."""
+    """Return the texts concatenated."""
     tokens = torch.tensor([token for text in texts for token in text.tokens], dtype=torch.int32)
     begins = torch.tensor([0, *(len(text.tokens) for text in texts)]).cumsum(0)
     return Texts(tokens, begins, torch.tensor([text.prompt for text in texts]))

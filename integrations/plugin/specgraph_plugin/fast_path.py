@@ -66,7 +66,7 @@ class FastPath:
             ConfigError, UnsupportedError, CaptureError: `Drafter` or its `capture` raises it.
             ConfigError: `rank_parts` has a name that the head has not.
             UnsupportedError: the head has several MTP modules.
-            RankError: another rank raises one of these errors.
+            RankError: only some of the ranks raise one of these errors.
         """
         self.prompts: PromptProgram
         """The drafter's program that writes the keys and values of prompts."""

@@ -1,4 +1,4 @@
-"""The output of `generate`, which grows column by column and calls stopping criteria and streamer as `generate` does."""
+"""The output of `generate`, column by column. It calls stopping criteria and streamer as `generate` does."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Rounds:
                 ended = self._round(batch)
 
     def _join(self, aux: Tensor, first: Tensor) -> ProposeBatch:
-        """Prefill the drafter, and return the batch of the first round, which each request joins with its first token."""
+        """Prefill the drafter, and return the first round's batch. Each request joins it with its first token."""
         device, config = self.drafter.platform.device, self.drafter.config
         lengths, columns = self.target.lengths, self._prompts.shape[1]
         batch = self.drafter.inputs(len(lengths))

@@ -41,7 +41,7 @@ PREFIX_PROCESSORS = (
     NoBadWordsLogitsProcessor,
     SequenceBiasLogitsProcessor,
 )
-"""Logits processors that read one row of logits and the tokens before it. They process one row of a verify at a time."""
+"""Logits processors that read one row of logits and the tokens before it. They process one row at a time."""
 
 MODEL_INPUTS = {"attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep"}
 """The model inputs that `generate` passes for a text prompt."""

@@ -27,7 +27,7 @@ class TransformersTarget:
             model: a causal language model of transformers.
             cache: an empty `DynamicCache` for it.
             lengths: tokens of each prompt, without padding.
-            max_length: the model's number of positions. A request's last drafts may be past it: their rows are computed
+            max_length: the positions that a request may have. Its last drafts may be past them: their rows are computed
                 at the last position, and never used.
             aux_layers: the hidden states for the drafter, numbered as in `Target.forward`: k enters layer k, and the
                 number of layers + 1 is the state after the final norm. If it is empty, that state alone.

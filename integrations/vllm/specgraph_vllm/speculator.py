@@ -320,7 +320,7 @@ class Speculator(_Stock):
         """If the block raises a SpecgraphError, end the start-up, or leave drafting to vLLM (`when_unsupported`).
 
         Raises:
-            RankError: another rank raises an error, or none.
+            RankError: only some of the ranks raise an error.
         """
         try:
             with agreed(self._ranks):

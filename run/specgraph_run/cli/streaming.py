@@ -27,7 +27,7 @@ class Result:
     text: str = ""
     tokens: list[int] = field(default_factory=list[int])
     finish_reason: str | None = None
-    """Why the request ended. None if it was interrupted."""
+    """The reason for the request's end. None if it was interrupted."""
     accepted: list[int] = field(default_factory=list[int])
     """`TextStream.accepted`."""
     seed: int | None = None

@@ -98,8 +98,9 @@ def audit(
 
     Returns:
         `equal`, `rounds` (the number of compared batches), `batch_sizes` and `refused` (the reason by lowering).
-        If a tensor differs, `first` has the lowering, the batch and the first tensor that differs; a KV cache also
-        has its layer, draft step, request and position. If a capture or propose fails, `first` has its message.
+        If a tensor differs, `first` has the lowering, the batch's number (`round`) and the first tensor that differs;
+        a KV cache also has its layer, draft step, request and position. If a capture or propose fails, `first` has its
+        message.
 
     Raises:
         ConfigError: the head cannot draft this case.
