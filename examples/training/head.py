@@ -58,7 +58,7 @@ class DraftHead(nn.Module):
     aux_scale: torch.Tensor
 
     def __init__(self, config: dict[str, Any], sizes: dict[str, Any], aux_layers: Sequence[int]) -> None:
-        """config: the contents of config.json; sizes: its sizes of layers; aux_layers: `fc` reads their inputs."""
+        """config: the contents of config.json; sizes: the sizes of its layers; aux_layers: `fc` reads their inputs."""
         super().__init__()
         self.config, self.sizes, self.aux_layers = config, sizes, tuple(aux_layers)
         size, drafted = sizes["hidden_size"], config["draft_vocab_size"]

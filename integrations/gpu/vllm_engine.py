@@ -95,7 +95,12 @@ class Engine:
 
     @staticmethod
     def shipped(target: Path, draft: Path | None, way: str, method: str, kv_tokens: int, **options: Any) -> Engine:
-        """Return an engine for a pair with the sizes of the shipped one, in float16, with a KV cache of `kv_tokens`."""
+        """Return an engine for a pair with the sizes of the shipped one, in float16.
+
+        Args:
+            draft: the drafter's folder. None if the target's folder has the drafter.
+            kv_tokens: the tokens that the KV cache holds.
+        """
         memory: dict[str, Any] = {
             "dtype": "float16",
             "gpu_memory_utilization": 0.1,

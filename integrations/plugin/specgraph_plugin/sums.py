@@ -1,4 +1,4 @@
-"""Sums a host engine's modules over ranks within draft graphs."""
+"""Sums the outputs of a host engine's modules over its ranks, within draft graphs."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
 
 
 def worker_class(stock: Any, draft_worker: Any) -> Any:
-    """Return a subclass of SGLang's `EAGLEWorkerV2`. Its draft worker is a `draft_worker`."""
+    """Return a subclass of SGLang's `EAGLEWorkerV2`. Its draft worker has the class `draft_worker`."""
 
     class SpecgraphWorker(stock):
         """SGLang's worker with another draft worker."""

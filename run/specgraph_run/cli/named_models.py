@@ -21,7 +21,7 @@ class NamedModel:
     install: str
     """The command that installs the target."""
     drafter: str
-    """The package of the drafter, which is its folder `eagle3`."""
+    """The package that contains the drafter, in its folder `eagle3`."""
 
 
 MODELS = {

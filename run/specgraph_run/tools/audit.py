@@ -144,7 +144,7 @@ def audit(
 
 
 def _said(error: BaseException) -> str:
-    """Return the message of an error, after its file and line if it is no SpecgraphError."""
+    """Return an error's message. If it is no SpecgraphError, its file and line come first."""
     if isinstance(error.__cause__, IndexError):  # the batches are right, so an op or the head is wrong
         error = error.__cause__
     if isinstance(error, SpecgraphError):
