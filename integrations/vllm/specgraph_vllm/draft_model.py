@@ -42,7 +42,7 @@ def draft_head(
 
     Args:
         module: the drafter that vLLM loaded, with weights on the device.
-        target_hidden_size: returns the columns of the target's hidden states. Called if the module does not have this number.
+        target_hidden_size: returns the columns of the target's hidden states. Called if the module lacks this number.
         ranks: the ranks that vLLM has split the module over.
         call: runs one of vLLM's mixtures of experts. If it is None, a drafter with a mixture is refused.
 

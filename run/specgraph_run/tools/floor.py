@@ -89,7 +89,7 @@ def propose_floor(
 def round_floor(
     target: LlamaTarget, head: RandomHead | None, requests: int, k: int, context: int, rates: DeviceRates
 ) -> dict[str, float]:
-    """Return the least microseconds of one round, with the keys of `propose_floor`. Without a head it has no propose."""
+    """Return the least microseconds of one round, with the keys of `propose_floor`. Without a head it is a verify's."""
     drafting = [] if head is None else propose_work(head, requests, k, context)
     return _least(verify_work(target, requests, k + 1, context) + drafting, rates)
 
