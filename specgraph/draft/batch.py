@@ -208,7 +208,7 @@ class SharedBuffers(Buffers):
         return self.logprobs[: num_requests * query_len].view(num_requests, query_len)
 
     def unpacked(self, results: Tensor, num_requests: int, query_len: int) -> tuple[list[list[int]], list[int]]:
-        """Return sampled tokens, [n][query_len], and `num_sampled`, [n], from a host copy of `self.results`."""
+        """Return sampled tokens, `[n][query_len]`, and `num_sampled`, `[n]`, from a host copy of `self.results`."""
         n, rows = num_requests, num_requests * query_len
         counts = results[self.sampled_token_ids.shape[0] :].view(torch.int32)[:n]
         return results[:rows].view(n, query_len).tolist(), counts.tolist()

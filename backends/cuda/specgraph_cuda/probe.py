@@ -54,10 +54,10 @@ def task_update_support(platform: CudaPlatform) -> Support:
 def launcher() -> Launcher | None:
     """Return the launch of a graph by the driver, 2 us faster than torch's; None without cuda.bindings."""
     try:
-        from specgraph_cuda import driver
+        from specgraph_cuda.driver import launcher
     except ImportError:
         return None
-    return driver.launcher
+    return launcher
 
 
 def versions(device: torch.device) -> dict[str, str]:
