@@ -1,4 +1,4 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
+# type: ignore  (Triton compiles it; no type checker can read it)
 """The noise of `specgraph.ops.noise` in kernels, and the best of scores with it and without.
 
 Sampling by the Gumbel-max trick makes no pass over the logits that an argmax doesn't make: the same pass also gives the

@@ -1,4 +1,4 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
+# type: ignore  (Triton compiles it; no type checker can read it)
 """The smallest weight that a row keeps: between which two cuts it lies, and pass 4 of
 `specgraph.kernels.sampling_parameters`.
 

@@ -1,4 +1,4 @@
-"""The draft ops: registered torch ops, each declared by a reference in plain torch that any device can capture."""
+"""The draft ops: registered torch ops. Each has a reference in plain torch, which any device can capture."""
 
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows, begin_rows
 from specgraph.ops.collectives import all_gather, all_reduce, best_of, best_tokens

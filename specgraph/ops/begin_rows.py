@@ -1,7 +1,7 @@
-"""The first op of each captured pass: its rows, their tokens, positions, lengths and KV slots, from a round.
+"""The first op of each captured pass: it makes the rows, with tokens, positions, lengths and KV slots, from a batch.
 
-One op inside the graph for every kind of pass, so that a whole propose is one launch and the host never reads an
-accepted count. As in vLLM's padded drafter batch, rejected rows stay in the batch and are never selected.
+It is one op for every kind of pass, and runs inside the graph: a whole propose is then one launch, and the host never
+reads an accepted count. As in vLLM's padded drafter batch, rejected rows stay in the batch and are never selected.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from specgraph.ops.slots import count_rows_without_block, slots_of
 
 
 class RowPlan(NamedTuple):
-    """The rows that a pass has: as many for each request, and the same in every replay of its graph.
+    """The rows of a pass: the same number for each request, and the same in every replay of its graph.
 
-    The columns of a round are its tokens, and the tokens of the first `num_sampled` columns are known. Row i of a
+    A batch has one column per token of a request; the tokens of the first `num_sampled` columns are known. Row i of a
     request is at position begin + i.
     """
 
@@ -31,28 +31,27 @@ class RowPlan(NamedTuple):
     block_size: int
     """Tokens per block."""
     past: int = 0
-    """Rows before the start position, where the rows begin that much earlier, or at position 0; else they begin at the
-    start position."""
+    """The rows begin this number of positions before the start position, but never before position 0."""
     after_sampled: bool = False
-    """The rows begin behind those of the sampled tokens instead, and the first holds the last sampled token."""
+    """The rows begin behind the rows of the sampled tokens instead, and the first row holds the last sampled token."""
     later_rows: int = 0
-    """Rows behind that of the last sampled token, of this pass or of later steps. Those of this pass have slots, and
-    `Rows.rows_without_block` counts all."""
+    """Rows behind the row of the last sampled token, in this pass or in later draft steps. Rows of this pass get slots;
+    `Rows.rows_without_block` counts all of them."""
     slots_of_rejected: bool = False
-    """Rows of rejected tokens have slots too: later steps write there, and no row sees them before."""
+    """Rows of rejected tokens get slots too. Later draft steps write there before any row sees them."""
     filler: int = 0
-    """The token of rows whose token is not known: 0, or a drafter's mask token."""
+    """The token of a row without a known token: 0, or the drafter's mask token."""
     position_offset: int = 0
-    """Positions that the rows are further than the round's."""
+    """Added to the start positions of the batch."""
     tree_steps: int = 0
-    """The depth of the deepest node where the rows are those of trees; else 0."""
+    """The depth of the tree if the rows are nodes of a tree. Otherwise 0."""
 
     def seq_len(self, start: int, count: int) -> int:
         """Return the length that the op gives a request on the device, for attention with host lengths.
 
         Args:
             start: the request's start position.
-            count: its `num_sampled`; read where the rows begin behind the sampled tokens, else for 0 alone.
+            count: its `num_sampled`. Without `after_sampled` it matters only whether this is 0.
         """
         if count == 0:
             return 0
@@ -61,8 +60,12 @@ class RowPlan(NamedTuple):
         return max(start + self.position_offset - self.past, 0) + self.rows
 
     def host_lengths(self, starts: Sequence[int], padded: int) -> HostLengths:
-        """Return the lengths of a pass of `padded` requests whose tokens are all known; `starts` are the start
-        positions of the real ones, negative where one is inert."""
+        """Return the lengths of a pass over rows that all have known tokens.
+
+        Args:
+            starts: the start positions of the real requests. A negative one makes its request inert.
+            padded: the number of requests with padding.
+        """
         seq_lens = [self.seq_len(start, self.rows if start >= 0 else 0) for start in starts]
         return HostLengths([self.rows] * padded, seq_lens + [0] * (padded - len(starts)))
 
@@ -72,71 +75,73 @@ class RowPlan(NamedTuple):
 
 
 class RowInputs(NamedTuple):
-    """The tensors that the rows of R requests are made of: a round, drafts to verify, or a prompt."""
+    """The tensors that `begin_rows` makes the rows of R requests from: a batch, drafts to verify, or a prompt."""
 
     start_positions: Tensor
     """int64 [R]: the position of column 0."""
     block_table: Tensor
-    """int32 [R, max_blocks]; with blocks for all rows where they are those of trees."""
+    """int32 [R, max_blocks]. If the rows are nodes of a tree, every row must have a block."""
     num_sampled: Tensor | None = None
-    """int32 or int64 [R]: columns whose tokens are known; 0 makes a request inert. None where all are known, and a
-    negative start position makes a request inert."""
+    """int32 or int64 [R]: the number of columns with a known token; 0 makes a request inert. None if all tokens are
+    known: a negative start position then makes a request inert."""
     token_ids: Tensor | None = None
-    """int64 [R, query_len]: the tokens of the columns, behind the known ones anything; None where the pass has its
-    tokens already."""
+    """int64 [R, query_len]: the tokens of the columns. Values behind the known ones are ignored. None if the pass has
+    its tokens already."""
     draft_token_ids: Tensor | None = None
-    """int64 [R, K]: the columns behind those of `token_ids`. -1 is no draft token, a row that verification rejects."""
+    """int64 [R, K]: further columns, behind `token_ids`. -1 is no draft token: the verify rejects its row."""
     draft_parents: Tensor | None = None
-    """int64 [R, N - 1] for trees: the row that each node follows, smaller than its own, which is its column + 1."""
+    """int64 [R, N - 1] for trees: the parent row of each node. Column i is about row i + 1, and a parent's row has a
+    smaller number than its child's."""
     hidden: Tensor | None = None
-    """[R * query_len, hidden_size], where `Rows.hidden` is written: the hidden states of the columns."""
+    """[R * query_len, hidden_size]: the hidden states of the columns. Needed if `Rows.hidden` is written."""
 
 
 class Rows(NamedTuple):
-    """The tensors that a pass with L rows per request reads: all written. None is not written."""
+    """The tensors that a pass with L rows per request reads. The op writes every one that is not None."""
 
     positions: Tensor
-    """int64 [R * L]: below max_model_len; 0 for inert requests. A node of a tree has that of its depth."""
+    """int64 [R * L]: below max_model_len; 0 for inert requests. The position of a tree's node is start + its depth."""
     slot_mapping: Tensor
-    """int64 [R * L]. Nodes behind max_model_len have slots too: their own position may lie before it."""
+    """int64 [R * L]. A node of a tree has the slot of its row, also past max_model_len: its position may lie before."""
     seq_lens: Tensor
     """int32 [R]: begin + L, because bottom-right causal attention lets row i see seq_len - L + 1 + i keys; 0 for inert
-    requests. Rows behind the sampled tokens attend without a causal mask: there it is at most max_model_len."""
+    requests. At most max_model_len with `RowPlan.after_sampled`: those rows attend without a causal mask."""
     token_ids: Tensor | None = None
     """int64 [R * L]"""
     last_rows: Tensor | None = None
-    """int64 [R * n]: the row, of R * L, of the last sampled token and the n - 1 rows behind it."""
+    """int64 [R * n], indices into the R * L rows: the row of the last sampled token and the n - 1 rows behind it."""
     step_positions: Tensor | None = None
-    """int64 [R]: the position of the last sampled token's row, from which `advance` goes on."""
+    """int64 [R]: the position of the last sampled token's row. `advance` goes on from it."""
     step_seq_lens: Tensor | None = None
     """int32 [R]: the length up to that row; 0 for inert requests."""
     draft_step: Tensor | None = None
     """int64 [1]: set to 0."""
     hidden_rows: Tensor | None = None
-    """int64 [R * L]: the row of the round, of R * query_len, whose hidden state a row takes; R * query_len where its
-    token is not known."""
+    """int64 [R * L]: the line of `RowInputs.hidden` that a row takes its hidden state from, or R * query_len if the
+    row's token is not known."""
     hidden: Tensor | None = None
-    """[R * L, hidden_size]: that hidden state, or what was kept of a past row; zeros for rows that have neither."""
+    """[R * L, hidden_size]: the hidden state of each row, from the batch or from the kept past rows. Otherwise 0."""
     context_positions: Tensor | None = None
-    """int64 [R * query_len]: of the round's columns, in a pass whose rows are behind them; 0 where not known."""
+    """int64 [R * query_len]: the positions of the batch's columns, for a pass with rows behind them. 0 for a column
+    without a known token."""
     context_slots: Tensor | None = None
-    """int64 [R * query_len]: their slots; none where not known."""
+    """int64 [R * query_len]: the slots of those columns. NULL_SLOT for a column without a known token."""
     ancestors: Tensor | None = None
     """int64 [R * L] for trees: bit i of a row is set if row i is the row itself or one of its ancestors."""
     rows_without_block: Tensor | None = None
-    """int64 [1], added to: rows whose token has no KV block, see `count_rows_without_block`."""
+    """int64 [1]: the op adds the number of rows whose token has no KV block, see `count_rows_without_block`."""
 
 
 @op(writes=("rows",))
 def begin_rows(given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None) -> None:
     """Fill the rows of a pass.
 
-    A row has a slot if its token is known, or it is one of the `later_rows` behind that of the last known token. A past
-    row takes what was kept of it; one that was not kept, and all before it, have no slot. Rows without a slot are never
-    selected.
+    A row has a slot if its token is known, or if it is one of the `later_rows` behind the last known token. A past row
+    takes its kept token and hidden state. A past row that was not kept has no slot, nor do the rows before it. Rows
+    without a slot are never selected.
 
     Args:
-        past: what was kept of the rows before start positions, where the plan has any.
+        past: the kept past rows. Needed if `plan.past` is not 0.
     """
     at = _places(plan, given)
     position, reserved, kept = at.position, plan.max_model_len, at.live & (at.column >= 0)
@@ -165,18 +170,18 @@ def begin_rows(given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | Non
 
 
 class _Places(NamedTuple):
-    """The places of R requests [R, 1], and of their rows [R, L]."""
+    """The places of R requests, [R, 1], and of their rows, [R, L]."""
 
     request: Tensor
     start: Tensor
     columns: Tensor
-    """Columns whose tokens are known."""
+    """The number of columns with a known token."""
     live: Tensor
     begin: Tensor
     position: Tensor
     """Positions, not clamped."""
     column: Tensor
-    """The column of the round from which a row takes its token; negative for a past row."""
+    """The column of the batch that a row takes its token from; negative for a past row."""
 
 
 def _places(plan: RowPlan, given: RowInputs) -> _Places:
@@ -193,10 +198,10 @@ def _places(plan: RowPlan, given: RowInputs) -> _Places:
 def _write_columns(
     given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None, at: _Places, columns: Tensor
 ) -> Tensor:
-    """Write tokens and hidden states of the rows, and what else is made of the round's columns.
+    """Write the tensors of `rows` that are made from the batch's columns: tokens, hidden states, context and counts.
 
     Returns:
-        bool, [R, L] or of one value: past rows that were kept.
+        bool [R, L], or [R, 1] and False without past rows: True for a past row that was kept.
     """
     if given.draft_token_ids is not None:
         columns = torch.cat([columns, given.draft_token_ids], dim=1).clamp(min=0)
@@ -237,7 +242,7 @@ def _depths_and_ancestors(draft_parents: Tensor, steps: int) -> tuple[Tensor, Te
     row = torch.arange(parents.shape[1], device=parents.device)
     own = torch.ones_like(row) << row
     bits, depth = own.expand_as(parents), torch.zeros_like(parents)
-    for _ in range(steps):  # each time what is known of the parents moves one level down
+    for _ in range(steps):  # each pass carries depths and ancestors one level down
         bits = own | bits.gather(1, parents)
         depth = torch.where(row > 0, depth.gather(1, parents) + 1, 0)
     return depth, bits

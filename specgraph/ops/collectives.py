@@ -1,7 +1,8 @@
-"""Collectives as ops, so that a graph records each as one node: over the ranks that `specgraph.parallel` knows by name.
+"""Collectives as ops, so that a graph records each as one node. `specgraph.parallel` knows a group of ranks by name.
 
-Every rank issues the same ones in the same order. On the CPU the hosts compare them before each one runs, in the
-exchange that carries small tensors too, so ranks that differ end with an error where devices would wait for ever.
+Every rank must issue the same collectives in the same order. On the CPU the hosts compare the label of each collective
+before it runs, in the exchange that also carries a small tensor. Ranks that differ then get an error; on devices they
+would wait for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def _label(what: str, x: Tensor) -> str:
 
 @op(writes=("x",))
 def all_reduce(x: Tensor, group: str) -> None:
-    """Replace x, contiguous, by its sum over the ranks named `group`; every rank gets the same bits."""
+    """Replace contiguous x by its sum over the ranks named `group`. Every rank gets the same bits."""
     ranks, label = ranks_named(group), _label("all_reduce", x)
     if (parts := ranks.gather_small(label, x)) is not None:
         x.copy_(parts.sum(dim=0))
@@ -33,7 +34,7 @@ def _gather_fake(x: Tensor, group: str, size: int) -> Tensor:
 
 @op(fake=_gather_fake)
 def all_gather(x: Tensor, group: str, size: int) -> Tensor:
-    """Return x [N, ...] of all `size` ranks named `group`, joined along the first dimension in their order."""
+    """Return the x [N, ...] of all `size` ranks named `group`, joined along the first dimension in rank order."""
     ranks, label = ranks_named(group), _label("all_gather", x)
     if (parts := ranks.gather_small(label, x)) is not None:
         return parts.flatten(0, 1)
@@ -48,16 +49,15 @@ def _best_fake(logits: Tensor, first_id: int) -> Tensor:
 
 @op(fake=_best_fake)
 def best_tokens(logits: Tensor, first_id: int) -> Tensor:
-    """Return the most likely token of each row among a rank's part of the vocabulary: what ranks exchange instead of
-    logits.
+    """Return the most likely token of each row in a rank's part of the vocabulary. Ranks exchange it instead of logits.
 
     Args:
         logits: [N, part of the vocabulary].
         first_id: the first token of the part.
 
     Returns:
-        int64 [N, 2]: the logit as an integer of the same order (its bits, those of negative numbers turned), exact for
-        every dtype; and the token's id.
+        int64 [N, 2]: the logit as an integer that sorts like it, and the token's id. The integer is exact for every
+        dtype: it has the logit's bits, inverted below the sign bit if the logit is negative.
     """
     value, index = logits.max(dim=-1)
     wide = value.dtype == torch.float64
@@ -68,9 +68,10 @@ def best_tokens(logits: Tensor, first_id: int) -> Tensor:
 
 
 def best_of(candidates: Tensor) -> Tensor:
-    """Ids int64 [N] of the most likely tokens among those of all ranks, int64 [ranks, N, 2] from `best_tokens`.
+    """Return the ids, int64 [N], of the most likely tokens of all ranks. The first rank wins a tie.
 
-    Of equal logits the first rank's wins, which has the smallest ids.
+    Args:
+        candidates: int64 [ranks, N, 2], the results of `best_tokens`. The first rank has the smallest ids.
     """
     order, ids = candidates.unbind(-1)
     return ids.gather(0, order.argmax(dim=0, keepdim=True))[0]

@@ -1,9 +1,9 @@
 """Attention over the part of each request's keys that a rank holds, and the sum of the parts.
 
-Of N ranks, rank r holds the keys at positions p with p % N == r: cell j of a request there is position j * N + r. A
-block table numbers blocks of block_size tokens on every rank, and a rank's cache has block_size / N cells per block.
-A part is [T, heads, head_dim + 1]: attention over the rank's own keys, and in the last column the logarithm of the sum
-of their exponentiated scores, -inf where the rank holds no key that a row sees.
+Rank r of N ranks holds the keys at positions p with p % N == r. Its cell j of a request is position j * N + r. All
+ranks share a block table with blocks of block_size tokens; each rank's cache has block_size / N cells per block.
+A part is [T, heads, head_dim + 1]: attention over the rank's own keys, and in the last column the log-sum-exp of the
+scores. It is -inf if the row sees no key of this rank.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from specgraph.ops.paged_attention import GATHER_BYTES, DeviceLengths, Mask, att
 def _by_blocks(
     query: Tensor, cache: KVCache, table: Tensor, visible: Tensor, mask: Mask, rank: int, ranks: int, scale: float
 ) -> Tensor:
-    """`attend_seen` of query [R, n, heads, dim] over the blocks of table [R, blocks], as many of each request at a
-    time as there is memory for, at least one. Ancestors of the mask are in the shape of `visible` [R, n]."""
+    """Run `attend_seen` for query [R, n, heads, dim] over the blocks of table [R, blocks], some blocks at a time.
+
+    A part's copies take about GATHER_BYTES, or one block per request if that is more. `mask.ancestors` has the shape
+    of `visible`, [R, n].
+    """
     requests, rows, heads, _ = query.shape
     numbers = 2 * cache.key[0].numel() + 2 * cache.block_size * rows * heads  # keys, values, scores, weights
     each = max(1, requests) * numbers * torch.promote_types(query.dtype, torch.float32).itemsize
@@ -41,7 +44,7 @@ def _by_blocks(
 
 
 def _added(one: Tensor, other: Tensor) -> Tensor:
-    """Return the part over the keys of two parts [..., head_dim + 1]."""
+    """Combine two parts [..., head_dim + 1] into the part over the keys of both."""
     total = torch.logaddexp(one[..., -1:], other[..., -1:])
     empty = total == float("-inf")
     mine, others = ((each[..., -1:] - total).exp().masked_fill(empty, 0.0) for each in (one, other))
@@ -61,15 +64,15 @@ def attend_part(
     query: Tensor, cache: KVCache, block_table: Tensor, lengths: DeviceLengths, mask: Mask, rank: int, ranks: int, *,
     scale: float,
 ) -> Tensor:  # fmt: skip
-    """`paged_attention` over the keys that a rank holds; lengths, windows and trees are those of all keys together.
+    """Run `paged_attention` over the keys of one rank. Lengths, windows and trees count the keys of all ranks.
 
     Args:
         query: [T, num_heads, head_dim], rotated.
         cache: [num_blocks, block_size / ranks, num_kv_heads, head_dim].
-        rank, ranks: the rank's number, and how many there are; rank 0 counts the sinks.
+        rank, ranks: this rank's number, and the number of ranks. Rank 0 counts the sinks.
 
     Returns:
-        The part, float32; float64 of a query in float64.
+        The part, float32, or float64 if the query is float64.
     """
     rows, heads, dim = query.shape
     visible, table = visible_keys(rows, lengths, block_table, mask.causal)
@@ -83,9 +86,9 @@ def attend_part(
 def attend_part_host(
     query: Tensor, cache: KVCache, block_table: Tensor, seq_lens: Sequence[int], *, scale: float, out: Tensor
 ) -> None:
-    """`attend_part` with host lengths, where every row is a request of its own: block_table int32 [T, max_blocks].
+    """Run `attend_part` with host lengths. Every row is a request of its own: block_table is int32 [T, max_blocks].
 
-    seq_lens are the keys of this rank that each row sees, the first ones; out is [T, num_heads, head_dim + 1].
+    Row i sees the first seq_lens[i] keys of this rank. The part goes to out, [T, num_heads, head_dim + 1].
     """
     for row, seen in enumerate(seq_lens):
         blocks = block_table[None, row, : -(-seen // cache.block_size)]
@@ -99,11 +102,11 @@ def _sum_fake(parts: Tensor, ranks: int, first_head: int, num_heads: int) -> Ten
 
 @op(fake=_sum_fake)
 def sum_parts(parts: Tensor, ranks: int, first_head: int, num_heads: int) -> Tensor:
-    """Return attention over all keys from the parts of all ranks; zeros for a row that sees none anywhere.
+    """Return attention over all keys from the parts of all ranks. A row that sees no key on any rank is 0.
 
     Args:
-        parts: [ranks * T, heads, head_dim + 1], in the order of ranks.
-        first_head, num_heads: the heads that are asked for.
+        parts: [ranks * T, heads, head_dim + 1], in rank order.
+        first_head, num_heads: the heads to return.
 
     Returns:
         [T, num_heads, head_dim].

@@ -1,4 +1,4 @@
-"""Copies into persistent buffers, one op each: selected rows, and a round as an engine hands it over."""
+"""Copies into persistent buffers, one op each: selected rows, and a host engine's batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specgraph.ops.slots import NULL_BLOCK
 
 
 class BatchTensors(NamedTuple):
-    """A round of n requests, or the memory of one."""
+    """The tensors of a batch of n requests, or the buffers that hold them."""
 
     sampled_token_ids: Tensor
     """int64 [n, query_len]"""
@@ -27,20 +27,20 @@ class BatchTensors(NamedTuple):
 
 @op(writes=("out",))
 def take_rows(source: Tensor, rows: Tensor | None, out: Tensor) -> None:
-    """out [R, size] = source[rows] of source [T, size] and rows int64 [R], or all of source when `rows` is None.
+    """Write source[rows] into out [R, size], with source [T, size] and rows int64 [R]. If rows is None, all of source.
 
-    out has the same dtype, and shares no memory with source.
+    out has the dtype of source, and shares no memory with it.
     """
     out.copy_(source if rows is None else source[rows])
 
 
 @op(writes=("to",))
 def load_round(given: BatchTensors, to: BatchTensors) -> None:
-    """Write a round of n requests over the first n of the R requests in the buffers; the later ones become inert.
+    """Write a batch of n requests over the first n of the R requests in the buffers. The later ones become inert.
 
     Args:
-        given: the round; its block table may be narrower than that of the buffers.
-        to: the buffers, written; the null block fills columns of the block table behind those of the round's.
+        given: the batch. Its block table may be narrower than the buffers' one.
+        to: the buffers to write. The null block fills the columns of the block table that the batch lacks.
     """
     n, width = given.block_table.shape
     to.sampled_token_ids[:n].copy_(given.sampled_token_ids)

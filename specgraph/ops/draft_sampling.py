@@ -1,5 +1,7 @@
-"""Drawing draft tokens, greedily or by temperature, and writing them where the next step reads them; and one op for the
-end of one greedy draft step and the beginning of the next."""
+"""Ops that draw draft tokens, greedily or by temperature, and write them where the next draft step reads them.
+
+`greedy_next_step` ends one greedy draft step and begins the next in one op.
+"""
 
 from __future__ import annotations
 
@@ -16,43 +18,48 @@ from specgraph.ops.slots import advance
 
 
 class LmHead(NamedTuple):
-    """The projection to a drafter's logits: rms_norm(hidden) @ weight.T, plus others that are there already."""
+    """The projection to a drafter's logits: rms_norm(hidden) @ weight.T, plus logits that were computed before."""
 
     norm: Tensor | None
-    """[in]; None for hidden states as they are."""
+    """[in]; None for no norm."""
     eps: float
     """Epsilon of the norm."""
     weight: Tensor
     """[draft_vocab, in]"""
     added: Tensor | None = None
-    """[rows, draft_vocab], in the dtype of hidden states: what is added to the product; None for nothing."""
+    """[rows, draft_vocab] in the dtype of hidden states: logits to add to the product. None if there are none."""
     row_ids: Tensor | None = None
-    """int64 [rows]: the row of the hidden states, then a table of any length, that each row of logits is made from."""
+    """int64 [rows]: hidden states are looked up in a table, and logits i come from its row row_ids[i]. None if hidden
+    states are given row by row."""
     turn: int | None = None
-    """The number of this draw among draws in order by the same weight; None for one alone. A device may read the weight
-    in the other direction every second turn, and finds in its cache what it read last."""
+    """The number of this draw among successive draws with the same weight; None for a single draw. A device may read
+    the weight backwards every second turn: its cache then still has the part that it read last."""
 
     def taken(self, x: Tensor) -> Tensor:
-        """Return the hidden states [rows, in] of x, which holds them or is the table."""
+        """Return the hidden states [rows, in]: x itself, or with `row_ids` the rows of the table x."""
         return x if self.row_ids is None else functional.embedding(self.row_ids, x)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the logits of x, [rows, draft_vocab]."""
+        """Return the logits [rows, draft_vocab] of x, which is as in `taken`."""
         product = functional.linear(normed(self.taken(x), self.norm, self.eps), self.weight)
         return product if self.added is None else self.added + product
 
 
 class Drafts(NamedTuple):
-    """The place of drawn tokens: column `draft_step` of each request, or without one its K columns, a row for each."""
+    """The buffers that drawn tokens are written to.
+
+    With `draft_step` there is one row of logits per request, and its token goes to that column. Without it there are K
+    rows per request, one for each column.
+    """
 
     draft_token_ids: Tensor
     """int64 [R, K], written: target ids."""
     draft_to_target: Tensor | None = None
     """int64 [draft_vocab]: target id minus draft id; None if the vocabularies are the same."""
     draft_step: Tensor | None = None
-    """int64 [1]: a device tensor, so that one captured step serves every step."""
+    """int64 [1]: a device tensor, so that one captured draft step serves every draft step."""
     token_ids: Tensor | None = None
-    """int64 [R], written: the next step's input. Needed with `draft_step`."""
+    """int64 [R], written: the input of the next draft step. Needed with `draft_step`."""
 
     @property
     def rows(self) -> int:
@@ -61,29 +68,32 @@ class Drafts(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Drawing from softmax(logits / temperature). The noise of a token is that of its request's seed and its position:
-    row j of a request draws the token of position positions + more_positions + 1 + j."""
+    """The parameters of draws from softmax(logits / temperature).
+
+    Row j of a request draws the token at position positions + more_positions + 1 + j. The noise depends on that
+    position and the request's seed only.
+    """
 
     temperature: Tensor
     """float32 [R]; 0 is greedy, with a one-hot distribution."""
     seeds: Tensor
-    """int64 [R]; draft programs give those of `noise.draft_seeds`."""
+    """int64 [R]; draft programs take them from `noise.draft_seeds`."""
     positions: Tensor
-    """int64 or int32 [R]. A chain's row at position seq_len - 1 holds the token of position seq_len and draws the one
-    after it, so its `seq_lens` are these."""
+    """int64 or int32 [R]. A chain passes its `seq_lens`: its row at position seq_len - 1 holds the token of position
+    seq_len, and draws the token after that."""
     more_positions: Tensor | None
-    """int32 [R]; None for none."""
+    """int32 [R], added to `positions`; None adds nothing."""
     draft_probs: Tensor
-    """float32 [R, K, draft_vocab], written where the tokens are: the distributions they came from."""
+    """float32 [R, K, draft_vocab], written in the columns of the tokens: the distributions they were drawn from."""
 
 
 def to_target_ids(draft_ids: Tensor, draft_to_target: Tensor | None) -> Tensor:
-    """Ids in the target's vocabulary. `draft_to_target` holds the offset of each draft id, or is None for equal ids."""
+    """Return target ids of draft ids. `draft_to_target` has the offset of each draft id; None if ids are equal."""
     return draft_ids if draft_to_target is None else draft_ids + draft_to_target[draft_ids]
 
 
 def write_drafts(draft_ids: Tensor, drafts: Drafts) -> None:
-    """Write one draft id per row, int64 [R * rows], as target ids."""
+    """Write the draft ids of all rows, int64 [R * rows], as target ids."""
     ids = to_target_ids(draft_ids, drafts.draft_to_target)
     if drafts.token_ids is not None:
         drafts.token_ids.copy_(ids)
@@ -91,7 +101,7 @@ def write_drafts(draft_ids: Tensor, drafts: Drafts) -> None:
 
 
 def _write_rows(values: Tensor, draft_step: Tensor | None, out: Tensor) -> None:
-    """Write values [R * rows, ...] to column `draft_step` of out [R, K, ...], or to all columns."""
+    """Write values [R * rows, ...] to column `draft_step` of out [R, K, ...]. Without `draft_step`, to all columns."""
     if draft_step is None:
         out.copy_(values.view(out.shape))
     else:
@@ -99,14 +109,14 @@ def _write_rows(values: Tensor, draft_step: Tensor | None, out: Tensor) -> None:
 
 
 def sample_rows(logits: Tensor, rows: int, draws: Draws) -> tuple[Tensor, Tensor]:
-    """One token per row from softmax(logits / temperature), by the Gumbel-max trick.
+    """Draw one token per row from softmax(logits / temperature), by the Gumbel-max trick.
 
     Args:
         logits: [R * rows, vocab].
         rows: rows per request.
 
     Returns:
-        Token ids int64 [R * rows], and the distributions they came from, float32 [R * rows, vocab].
+        Token ids, int64 [R * rows], and the distributions they were drawn from, float32 [R * rows, vocab].
     """
     temperature = draws.temperature[:, None, None]
     sampled = temperature > 0
@@ -121,8 +131,11 @@ def sample_rows(logits: Tensor, rows: int, draws: Draws) -> tuple[Tensor, Tensor
 
 @op(writes=("drafts.draft_token_ids", "drafts.token_ids", "draws.draft_probs"))
 def draft_from_logits(logits: Tensor, drafts: Drafts, draws: Draws | None = None) -> None:
-    """Draw one draft token per row of logits [R, draft_vocab], or [R * K, draft_vocab] of a parallel drafter's block:
-    the most likely one, or with `draws` one from softmax(logits / temperature)."""
+    """Draw one draft token per row: the most likely one, or with `draws` one from softmax(logits / temperature).
+
+    Args:
+        logits: [R, draft_vocab], or [R * K, draft_vocab] for a drafter that drafts K tokens in one pass.
+    """
     if draws is None:
         ids = logits.argmax(dim=-1)
     else:
@@ -133,7 +146,7 @@ def draft_from_logits(logits: Tensor, drafts: Drafts, draws: Draws | None = None
 
 @op(writes=("drafts.draft_token_ids", "drafts.token_ids", "draws.draft_probs"))
 def draft_from_hidden(x: Tensor, head: LmHead, drafts: Drafts, draws: Draws | None = None) -> None:
-    """`draft_from_logits` of the logits of hidden states x, which need not exist in memory; see `LmHead.logits`."""
+    """Run `draft_from_logits` on `head.logits(x)`. An implementation need not store the logits."""
     draft_from_logits.reference(head.logits(x), drafts, draws)
 
 
@@ -161,7 +174,7 @@ def greedy_next_step(
     hidden: Tensor,
     pair: PairInput,
 ) -> Tensor:
-    """`draft_from_hidden`, then `advance`, then the input of the next step's first linear, see `pair_linear`.
+    """Run `draft_from_hidden`, then `advance`, and return the input of the next draft step's first linear.
 
     Args:
         x, head, drafts: as in `draft_from_hidden`; 1 is added to `draft_step`.
@@ -169,7 +182,7 @@ def greedy_next_step(
         hidden, pair: as in `pair_linear`.
 
     Returns:
-        `PairInput.rows` of the drafts and hidden: [R, E + H] in the dtype of hidden.
+        `pair.rows` of the drafted tokens and hidden: [R, E + H] in the dtype of hidden.
     """
     assert drafts.draft_step is not None
     assert drafts.token_ids is not None

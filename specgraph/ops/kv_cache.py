@@ -1,4 +1,4 @@
-"""Rotary embedding of queries and keys and the write to the paged KV cache, as one op."""
+"""One op that rotates queries and keys and writes keys and values to the paged KV cache, and the cache's formats."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from specgraph.ops.linear import FP8
 
 
 class KVCache(NamedTuple):
-    """One layer's paged keys and values, each [num_blocks, block_size, num_kv_heads, head_dim] of any strides; the same
-    tensor where values are the latent part of keys."""
+    """One layer's paged keys and values, each [num_blocks, block_size, num_kv_heads, head_dim] of any strides.
+
+    Both are the same tensor if values are the latent part of keys.
+    """
 
     key: Tensor
     value: Tensor
@@ -40,7 +42,7 @@ class NewRows(NamedTuple):
 
 
 def rotate(x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
-    """Rotate x [T, heads, dim] by the rows of `rotary` at `positions`, in float32; see `rotate_and_store`."""
+    """Rotate x [T, heads, dim] by the rows of `rotary` at `positions`, in float32, as `rotate_and_store` does."""
     cos, sin = rotary[positions].to(torch.float32)[:, None, :].chunk(2, dim=-1)
     half = cos.shape[-1]
     left, right = x[..., :half].float(), x[..., half : 2 * half].float()
@@ -61,21 +63,26 @@ def bytes_of(cache: Tensor) -> Tensor:
 
 
 def as_cells(rows: Tensor, cache: Tensor) -> Tensor:
-    """Return `rows` as a cache stores them, in its dtype. In FP8 what is beyond its largest value, 448, becomes that,
-    and the result is uint8, to be written to `bytes_of(cache)`."""
+    """Return `rows` in the dtype of the cache.
+
+    For an FP8 cache, values are clamped to its largest value, 448, and the result is uint8, to be written to
+    `bytes_of(cache)`.
+    """
     if cache.dtype != FP8:
         return rows.to(cache.dtype)
     return rows.clamp(-448.0, 448.0).to(FP8).view(torch.uint8)
 
 
 def read_cells(cache: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-    """cache[index]; of an FP8 cache in `dtype`."""
+    """Return cache[index], converted to `dtype` if the cache is FP8."""
     return cache[index] if cache.dtype != FP8 else bytes_of(cache)[index].view(FP8).to(dtype)
 
 
 def cells_of(cache: Tensor, slots: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return a view of the cache's memory (`bytes_of`), and the index in it that gives the slots int64 [T]:
-    [T, num_kv_heads, head_dim]."""
+    """Return a view of `bytes_of(cache)`, and the index in it that selects `slots`, int64 [T].
+
+    view[index] is [T, num_kv_heads, head_dim].
+    """
     cache = bytes_of(cache)
     if cache.is_contiguous():
         return cache.view(-1, *cache.shape[2:]), (slots,)
@@ -84,7 +91,7 @@ def cells_of(cache: Tensor, slots: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
 
 def rotate_and_store_on_host(query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
     key, value, rotary, positions, slots = new
-    if rotary is not None:  # both at once: on few rows the number of calls decides
+    if rotary is not None:  # both at once: with few rows the number of calls decides the time
         rotated = rotate(torch.cat([query, key], dim=1), rotary, positions)
         query, key = rotated.split([query.shape[1], key.shape[1]], dim=1)
     live = slots >= 0
@@ -107,10 +114,10 @@ def rotate_and_store(query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
 
     Args:
         query: [T, num_heads, head_dim].
-        cache: in the dtype of keys and values, or float8_e4m3fn, written.
+        cache: written; in the dtype of keys and values, or float8_e4m3fn.
 
     Returns:
-        [T, num_heads, head_dim] in the query's dtype: a new tensor, also without rotation.
+        [T, num_heads, head_dim] in the query's dtype. It is a new tensor, even if nothing is rotated.
     """
     key, value, rotary, positions, slots = new
     if rotary is not None:
@@ -118,18 +125,18 @@ def rotate_and_store(query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
     live = (slots >= 0)[:, None, None]
     for rows, part in ((key, cache.key), (value, cache.value)):
         cells, place = cells_of(part, slots.clamp(min=0))
-        # An inert row writes slot 0 back as it was: slot 0 is in the null block, which no live row writes.
+        # An inert row writes the contents of slot 0 back to it. No live row writes slot 0: it is in the null block.
         cells.index_put_(place, torch.where(live, as_cells(rows, part), cells[place]))
     return query.clone() if rotary is None else query
 
 
 @op(writes=("key_cache", "value_cache"))
 def move_kv(key_cache: Tensor, value_cache: Tensor, from_slots: Tensor, to_slots: Tensor) -> None:
-    """Copy keys and values of one layer from slot to slot; all are read before any is written.
+    """Copy keys and values of one layer from slot to slot. All slots are read before any is written.
 
     Args:
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of any strides, written.
-        from_slots, to_slots: int64 [M]. Slot 0, which is in the null block, is copied to itself where nothing moves.
+        from_slots, to_slots: int64 [M]. An entry that moves nothing is 0 in both: slot 0 is in the null block.
     """
     for cache in (key_cache, value_cache):
         cells, source = cells_of(cache, from_slots)

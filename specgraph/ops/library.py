@@ -1,11 +1,11 @@
-"""Declaring the draft ops: one typed Python function per op is its schema, its reference and its documentation.
+"""How draft ops are declared: one typed Python function per op is its schema, its reference and its documentation.
 
-A parameter may be a named tuple of tensors and numbers (`records`): the reference and every implementation get the same
-tuples, and torch one argument per field.
+A parameter may be a named tuple of tensors and numbers (`records`). The reference and every implementation get the
+named tuple; torch gets one argument per field.
 
-Every kernel is one `torch.library` op with a fake implementation, so that capture checks, graph recorders and shape
-inference all see it as one op. The reference is plain torch that any device can run and capture: static shapes, no
-host reads. A device adds faster implementations under its own dispatch key with `implement`.
+Each op is one `torch.library` op with a fake implementation, so that capture checks, graph recorders and shape
+inference all see it as one op. The reference is plain torch with static shapes and without host reads, so that any
+device can run and capture it. A device adds faster implementations under its own dispatch key with `implement`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ENTRY_POINT_GROUP = "specgraph.ops"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _declared: dict[str, Op[Any, Any]] = {}
 _implemented: dict[str, dict[str, Callable[..., Any]]] = {}
-"""The implementation of each op, which takes the parameters of the reference, by dispatch key."""
+"""The implementations: op name -> function with the parameters of the reference, by dispatch key."""
 _devices: dict[str, torch.library.Library] = {}
 """The registrations in torch's dispatcher, by dispatch key."""
 _kernels: list[str] = []
-"""The places of the Triton kernels of all packages that declared ops, as `name_kernels` got them."""
+"""The places that packages gave to `name_kernels`."""
 _uses: list[Callable[[str], None]] = []
-"""The functions that `use_kernels` got."""
+"""The functions given to `use_kernels`."""
 
 
 class Op(Generic[P, R]):
@@ -67,14 +67,15 @@ class Op(Generic[P, R]):
             flat, named = self.parameters.flatten(args, kwargs)
             return self.overload(*flat, **named)
         except RuntimeError as error:
-            if str(error).startswith(f"{NAMESPACE}::{self.name}() "):  # it got arguments that its schema doesn't have
+            if str(error).startswith(f"{NAMESPACE}::{self.name}() "):  # the arguments don't fit the op's schema
                 raise ConfigError(f"the op {first_line(error)}") from error
             raise
 
     def on(self, device: torch.device) -> Callable[P, R]:
-        """Return what a call runs for tensors of that device, without torch's dispatcher where the device has an
-        implementation: the dispatcher takes 5 to 10 us to reach a Python function. For calls outside captures only: no
-        recorder or guard sees them.
+        """Return the device's implementation, to be called directly, or this op if the device has none.
+
+        A direct call saves the 5 to 10 us that torch's dispatcher takes to reach a Python function. It is for calls
+        outside captures only: no recorder or guard sees them.
         """
         key = dispatch_key_of(device)
         return _implemented[key].get(self.name, self) if key in _devices else self
@@ -86,12 +87,12 @@ class Op(Generic[P, R]):
 def op(
     *, writes: Iterable[str] = (), fake: Callable[..., Any] | None = None, host: Callable[..., Any] | None = None
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Register the decorated function as an op of its name. Its typed signature is the op's schema.
+    """Register the decorated function as an op of the same name. Its typed signature is the op's schema.
 
     Args:
         writes: the tensors that it writes: parameters ("out"), whole records ("rows"), or fields ("rows.positions").
-        fake: shapes and dtypes of the results, from the same parameters; the reference itself by default, and nothing
-            for an op that returns nothing.
+        fake: takes the same parameters, and returns empty results of the right shapes and dtypes. By default the
+            reference itself, or a function that does nothing if the op returns nothing.
         host: a faster implementation for tensors in host memory. It may read values, which a reference may not.
     """
 
@@ -114,21 +115,22 @@ def op(
 
 
 Around = Callable[[Op[Any, Any], Callable[..., Any]], Callable[..., Any]]
-"""(op, its implementation) -> the same with something of the device around it."""
+"""(op, its implementation) -> the implementation, wrapped for the device."""
 
 
 def implement(name: str, dispatch_key: str, function: Callable[..., Any], around: Around | None = None) -> None:
     """Add a device's implementation of op `name` under a torch dispatch key, such as "PrivateUse1".
 
-    Doing it twice for one op and key keeps the first, so that opening a platform twice is harmless.
+    A second implementation for the same op and key is ignored, so that opening a platform twice is harmless.
 
     Args:
         function: takes the parameters of the reference: same names, order and defaults. torch passes keyword-only
-            parameters by name, and leaves out those that equal their default. Where it returns NotImplemented, having
-            written nothing, the reference runs.
+            parameters by name, and leaves out a parameter that equals its default. The function may write nothing and
+            return NotImplemented: the reference then runs.
+        around: wraps the function.
 
     Raises:
-        TypeError: the parameters differ.
+        TypeError: if the parameters differ.
     """
     declared = _declared[name]
     _same_parameters(name, declared.reference, function)
@@ -144,19 +146,19 @@ def implement(name: str, dispatch_key: str, function: Callable[..., Any], around
 
 
 def implement_all(kernels: object, dispatch_key: str, around: Around | None = None) -> None:
-    """Add every op that `kernels` has a method for, under the op's name; see `implement`."""
+    """Call `implement` for each method of `kernels` that has the name of an op."""
     methods = {name: getattr(kernels, name) for name in dir(kernels) if name in _declared}
     for name, function in methods.items():
         implement(name, dispatch_key, function, around)
 
 
 def declared() -> Mapping[str, Op[Any, Any]]:
-    """Return the ops by name: those of all packages that were imported."""
+    """Return the ops of all imported packages, by name."""
     return _declared
 
 
 def name_kernels(place: str) -> None:
-    """Say where the Triton kernels of a package's ops are. They are imported on devices that Triton compiles for only.
+    """Register the place of the Triton kernels for a package's ops. Only devices that Triton compiles for import it.
 
     Args:
         place: `module:NAME` of a `specgraph.kernels.implement.Kernels`.
@@ -168,20 +170,20 @@ def name_kernels(place: str) -> None:
 
 
 def use_kernels(use: Callable[[str], None]) -> None:
-    """Call `use` with each place that a package has named to `name_kernels`, and with each that one names later."""
+    """Call `use` with each place that was given to `name_kernels`, and with each later one when it is given."""
     _uses.append(use)
     for place in _kernels:
         use(place)
 
 
 def import_installed() -> None:
-    """Import the ops of all installed parts: the modules that are entry points of the group `specgraph.ops`."""
+    """Import the modules that installed distributions list as entry points of the group `specgraph.ops`."""
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         entry.load()
 
 
 def kernel_places() -> Sequence[str]:
-    """Return what packages have named to `name_kernels` so far."""
+    """Return the places that were given to `name_kernels` so far."""
     return _kernels
 
 
@@ -198,10 +200,10 @@ def _same_parameters(name: str, reference: Callable[..., Any], function: Callabl
 
 @contextmanager
 def plain_torch(dispatch_key: str) -> Generator[None]:
-    """Within it the ops run their plain torch references under that key: what implementations are compared with.
+    """Within the block, ops run their plain torch references under that dispatch key instead of implementations.
 
-    For benchmarks and tests. It changes what the whole process runs, so nothing else may use the device meanwhile;
-    graphs captured before keep what they were captured with.
+    Benchmarks and tests compare implementations with it. It changes the whole process, so nothing else may use the
+    device meanwhile. Graphs that were captured before keep the implementations that they were captured with.
     """
     if (held := _devices.pop(dispatch_key, None)) is not None:
         held._destroy()  # pyright: ignore[reportPrivateUsage]  (torch has no public way to take a registration back)
@@ -219,12 +221,12 @@ def _register(dispatch_key: str, functions: dict[str, Callable[..., Any]]) -> No
 
 
 def dispatch_key_of(device: torch.device) -> str:
-    """Return the key under which `implement` serves tensors of that device."""
+    """Return the dispatch key of the device's tensors, as `implement` takes it."""
     return torch._C._dispatch_key_for_device(device.type)  # pyright: ignore
 
 
 def has_implementations(dispatch_key: str) -> bool:
-    """Return whether a device has implementations of its own under that key."""
+    """Return whether any op has an implementation under that dispatch key."""
     return bool(_implemented.get(dispatch_key))
 
 

@@ -1,7 +1,7 @@
-"""A linear with what a device can fuse into it: the norm before, the residual after.
+"""A linear with the parts that a device can fuse into it: the norm before it and the residual after it.
 
-The reference is the plain composition of torch ops that defines the models. A fused implementation may round once
-where the composition rounds twice.
+The reference composes plain torch ops, and defines what the models compute. A fused implementation may round once
+instead of twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FP8 = torch.float8_e4m3fn
 
 
 class Norm(NamedTuple):
-    """A root mean square norm of rows: x / rms(x) * weight."""
+    """A root mean square norm of each row: x / rms(x) * weight."""
 
     weight: Tensor
     """[size]"""
@@ -28,20 +28,20 @@ class Norm(NamedTuple):
 class Weight(NamedTuple):
     """The matrix of a linear, in the model's dtype, or as FP8 with scales beside it.
 
-    Results over FP8 are those of the dequantised matrix up to rounding: activations are not quantised. A device reads
-    half as many bytes as in bfloat16.
+    Activations are not quantised: an FP8 matrix gives the results of the dequantised matrix, up to rounding. A device
+    reads half the bytes of bfloat16.
     """
 
     matrix: Tensor
-    """[out, in]; float8_e4m3fn where there is a scale."""
+    """[out, in]; float8_e4m3fn if there is a scale."""
     bias: Tensor | None = None
     """[out]"""
     scale: Tensor | None = None
-    """float32 [groups, out]: each row of `matrix` has one scale for every in / groups of its columns. One group is a
-    scale per row; a checkpoint with one scale per tensor, or per block of rows, repeats it for each row."""
+    """float32 [groups, out]: each row of `matrix` has one scale for every in / groups of its columns. With one group
+    each row has one scale. A checkpoint's scale of a whole tensor, or of a block of rows, is repeated for each row."""
 
     def rows_from(self, first: int) -> Weight:
-        """Return the weight without the output columns before `first`."""
+        """Return the weight for the outputs from number `first` on."""
         bias, scale = self.bias, self.scale
         kept = None if bias is None else bias[first:], None if scale is None else scale[:, first:]
         return Weight(self.matrix[first:], *kept)
@@ -70,7 +70,7 @@ class PairInput(NamedTuple):
 
 
 def normed(x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
-    """rms_norm of x [T, size], or x itself without a norm."""
+    """Return rms_norm of x [T, size], or x itself if norm is None."""
     return x if norm is None else functional.rms_norm(x, (x.shape[-1],), norm, eps)
 
 
@@ -82,8 +82,10 @@ def dequantised(matrix: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def quantised(matrix: Tensor, group: int | None = None) -> Weight:
-    """Return a matrix as FP8, the largest value of each row and `group` columns at 448, e4m3's largest; all columns by
-    default."""
+    """Return a matrix as FP8. Each row has one scale per `group` columns, by default one in all.
+
+    The largest absolute value under each scale becomes 448, the largest value of e4m3.
+    """
     rows, columns = matrix.shape
     parts = matrix.float().view(rows, -1, group or columns)
     scale = parts.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
@@ -91,7 +93,7 @@ def quantised(matrix: Tensor, group: int | None = None) -> Weight:
 
 
 def product(x: Tensor, weight: Weight) -> Tensor:
-    """x @ weight.T + bias."""
+    """Return x @ weight.T + bias."""
     matrix = weight.matrix if weight.scale is None else dequantised(weight.matrix, weight.scale, x.dtype)
     return functional.linear(x, matrix, weight.bias)
 
@@ -103,6 +105,6 @@ def linear_fake(x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor |
 
 @op(fake=linear_fake)
 def norm_linear(x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
-    """Return rms_norm(x) @ weight.T + bias + residual, [T, out] in the dtype of x [T, in]; no norm: x itself."""
+    """Return rms_norm(x) @ weight.T + bias + residual, [T, out] in the dtype of x [T, in]. None leaves a part out."""
     out = product(x if norm is None else normed(x, *norm), weight)
     return out if residual is None else residual + out

@@ -1,7 +1,7 @@
-"""Drafts without a model: the tokens that followed the last n-gram of a text where it stood before in the same text.
+"""Drafts without a model: find the text's last n-gram earlier in the text, and draft the tokens that followed it there.
 
-The texts are on the device, one token per KV slot. So a text grows, is shared and is given back with its blocks, and a
-rejected draft token, which has no slot, is never part of it.
+The texts are on the device, one token per KV slot. So a text grows, is shared and is freed with its blocks. A rejected
+draft token has no slot, so it is never part of a text.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ from specgraph.ops.slots import NULL_BLOCK
 
 @op(writes=("history",))
 def keep_tokens(token_ids: Tensor, slot_mapping: Tensor, history: Tensor) -> None:
-    """Write token_ids int64 [T] to history int32 [num_blocks, block_size], at their slots int64 [T] unless negative.
-    What the null block holds means nothing.
+    """Write each token to its slot of the history.
+
+    Args:
+        token_ids: int64 [T].
+        slot_mapping: int64 [T]; a token with a negative slot is not kept.
+        history: int32 [num_blocks, block_size], written. The contents of the null block mean nothing.
     """
     kept = torch.where(slot_mapping < 0, 0, token_ids).to(history.dtype)
     history.view(-1).index_put_((slot_mapping.clamp(min=0),), kept)
@@ -32,18 +36,19 @@ def ngram_propose(
     max_model_len: int,
     draft_token_ids: Tensor,
 ) -> None:
-    """Draft what followed the longest n-gram that ends the text, where it stood last before.
+    """Find the longest n-gram at a text's end that also stands earlier in it, and draft the tokens that followed there.
 
-    An n-gram has prompt_lookup_max tokens, or else as many as match, at least prompt_lookup_min. Its places may overlap
-    the end. The last one is taken, as in vLLM's n-gram drafts on the device; its "ngram" on the host takes the first.
-    Where fewer than K tokens follow they are repeated, and without a match the last token is: a verify has rows for K
-    drafts in any case.
+    An n-gram has at least prompt_lookup_min and at most prompt_lookup_max tokens. It may overlap the text's end. If it
+    stands at several places, the last one counts, as in vLLM's n-gram drafts on the device; vLLM's "ngram" on the host
+    takes the first. If fewer than K tokens follow, they are repeated. Without a match the last token is repeated: a
+    verify has rows for K drafts in any case.
 
     Args:
         history: int32 [num_blocks, block_size], a token per KV slot.
         block_table: int32 [R, max_blocks]. A position in the null block matches nothing.
-        seq_lens: int32 [R]: tokens of each text, those past max_model_len being left out; 0 for inert requests.
-        prompt_lookup_min, prompt_lookup_max: tokens of an n-gram, at least 1.
+        seq_lens: int32 [R]: the number of tokens of each text; 0 for inert requests. Tokens past max_model_len are
+            ignored.
+        prompt_lookup_min, prompt_lookup_max: the number of tokens of an n-gram, at least 1.
         draft_token_ids: int64 [R, K], written; 0 for inert requests.
     """
     there = (block_table != NULL_BLOCK)[:, :, None]
@@ -52,7 +57,7 @@ def ngram_propose(
     place = torch.arange(width, device=text.device)
     length = seq_lens.clamp(max=max_model_len).long()[:, None]
     matches, matched = place < length - 1, torch.zeros_like(text)
-    for back in range(min(prompt_lookup_max, width)):  # the token so many places before the last one of an n-gram
+    for back in range(min(prompt_lookup_max, width)):  # the distance of a token from the last one of an n-gram
         last = text.gather(1, (length - 1 - back).clamp(min=0))
         earlier = torch.nn.functional.pad(text[:, : width - back], (back, 0), value=-1)
         matches = matches & (earlier == last) & (last >= 0)

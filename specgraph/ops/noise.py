@@ -1,6 +1,6 @@
 """Random numbers as a function of (seed, position, purpose, index), the same on every device.
 
-A counter-based generator has no state, so a captured graph needs no generator registration, a second run with the same
+A counter-based generator has no state. So a captured graph needs no generator registration, a second run with the same
 seed gives the same numbers, and the noise of a position doesn't depend on padding or lowering. The mixing function is
 the 64-bit finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 DRAFT = 1
 """Noise that picks a draft token. It must be independent of the noise that accepts it."""
 ACCEPT = 2
-"""The uniform number that a draft token's acceptance is decided with."""
+"""The uniform number that accepts or rejects a draft token."""
 RESAMPLE = 3
 """Noise that picks the token after a rejection, or the bonus token."""
 
@@ -28,7 +28,7 @@ _MIX2 = _signed(0x94D049BB133111EB)
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64."""
+    """Shift int64 to the right and fill with zeros."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -39,22 +39,22 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def draft_seeds(seeds: Tensor, lengths: Tensor, out: Tensor) -> None:
-    """Write the seeds of the drafts that follow texts of these lengths: int64 [R] each.
+    """Write the seeds of drafts that follow texts of these lengths: int64 [R] each.
 
-    Behind a rejected draft positions are drafted again, at another length, with new noise: the former may have decided
-    what is verified since, through the confidences of drafts.
+    Positions behind a rejected draft are drafted again. The text then has another length, so the noise is new. The old
+    noise may not be used again: through the drafts' confidences it may have decided which drafts are verified.
     """
     torch.add(seeds, lengths * _GOLDEN, out=out)
 
 
 def uniform(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
-    """Return uniform numbers between 0 and 1, of which small ones are as precise as large ones.
+    """Return uniform numbers between 0 and 1. Small ones are as precise as large ones.
 
-    A number is an odd multiple of 2^-63, rounded once, as a device converts an integer to float32: to nearest, ties to
-    even. So it is the same bit for bit on every device. What would round to 1 is 1 - 2^-24.
+    A number is an odd multiple of 2^-63, rounded once, as devices convert an integer to float32: to nearest, ties to
+    even. So it has the same bits on every device. A number that would round to 1 is 1 - 2^-24.
 
     Args:
-        seeds, positions: int64 of shapes that broadcast; `positions` is that of the token being decided.
+        seeds, positions: int64 of shapes that broadcast. `positions` has the position of the token to decide.
         purpose: DRAFT, ACCEPT or RESAMPLE.
         count: numbers per position.
 
@@ -70,8 +70,8 @@ def uniform(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tenso
 def gumbel(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
     """Return standard Gumbel noise, float32 [..., count]; argmax(logits + gumbel) samples softmax(logits).
 
-    It is -log(e) with exponential e = -log(1 - uniform): the token of the smallest e / exp(logit) is chosen. An
-    unlikely one is chosen by a small e, which is as precise as the small number that it comes from. Of -log(uniform) it
-    would be what a number next to 1 lacks to 1, a multiple of 2^-24.
+    It is -log(e) with exponential e = -log(1 - u) and uniform u, so the token with the smallest e / exp(logit) wins. An
+    unlikely token wins only with a small e, which is as precise as the small u that it comes from. With e = -log(u) a
+    small e would come from u close to 1, and be a multiple of 2^-24.
     """
     return -torch.log(-torch.log1p(-uniform(seeds, positions, purpose, count)))

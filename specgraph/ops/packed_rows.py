@@ -1,6 +1,6 @@
-"""Op arguments with packed rows, for kernels that take the stride of their rows and no other.
+"""Op arguments with packed rows, for kernels that take a tensor's first stride and no other.
 
-A row is what one index of the first dimension names; it is packed if its elements are contiguous.
+A row is tensor[i]. It is packed if its elements are contiguous.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from specgraph.ops.library import Op
 
 
 def with_packed_rows(op: Op[Any, Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a device's implementation of an op, called with arguments whose rows are packed.
+    """Wrap a device's implementation of an op: it gets a contiguous copy of each argument without packed rows.
 
     Raises (when called):
-        ValueError: an argument that the op writes has rows with gaps: a copy would lose what is written.
+        ValueError: if the op writes an argument without packed rows: a copy would lose the written values.
     """
     by_name = {parameter.name: parameter for parameter in op.parameters.all}
 
@@ -46,5 +46,5 @@ def with_packed_rows(op: Op[Any, Any], function: Callable[..., Any]) -> Callable
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """Return the tensor if its rows are packed, else a contiguous copy."""
+    """Return the tensor if its rows are packed. Otherwise return a contiguous copy."""
     return tensor if (tensor[:1] if tensor.dim() > 1 else tensor).is_contiguous() else tensor.contiguous()

@@ -1,11 +1,11 @@
-"""Attention over a paged KV cache: one op with device lengths, and the same with host lengths.
+"""Attention over a paged KV cache: one op with device lengths, and one with host lengths.
 
 `paged_attention` reads sequence lengths from device tensors. `paged_attention_host` takes them as Python integers,
 which a graph bakes in and a task update rewrites. In host memory both run the same code and give the same bits.
 
-The KV cache holds every position; a window, or the ancestors in a draft tree, only limit which keys a row sees. An
-attention sink is one more score of each head, without a key and a value: it takes a share of the softmax (gpt-oss).
-What a row does not see never reaches its output.
+The KV cache holds every position. A window, or the ancestors in a draft tree, only limit the keys that a row sees. An
+attention sink is one more score of each head, without a key or a value: it takes a share of the softmax (gpt-oss).
+A key that a row does not see never changes its output.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from specgraph.ops.kv_cache import KVCache, NewRows, read_cells, rotate_and_stor
 from specgraph.ops.library import like_first, op
 
 GATHER_BYTES = 256 << 20
-"""At most this many bytes of keys and values are gathered at a time, unless one request alone has more."""
+"""The most bytes of keys and values to gather at a time. A single request may need more."""
 
 
 class DeviceLengths(NamedTuple):
     """The rows and keys of each of R requests, on the device."""
 
     seq_lens: Tensor
-    """int32 [R]: keys; a request of length 0 gives zeros."""
+    """int32 [R]: the keys of each request; a request of length 0 gives zeros."""
     query_start_loc: Tensor
-    """int32 [R + 1]: first row of each request, then T."""
+    """int32 [R + 1]: the first row of each request, then T."""
     query_len: int
-    """The most rows of one request. If T == R * query_len, every request has that many."""
+    """The largest number of rows of a request. If T == R * query_len, every request has this number of rows."""
 
 
 class HostLengths(NamedTuple):
@@ -47,32 +47,33 @@ class HostLengths(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """The keys of its request that a row sees, and what else takes part in the softmax."""
+    """The keys of its request that a row sees, and the sinks in its softmax."""
 
     causal: bool = True
-    """Row i of a request's n rows sees its first seq_len - n + 1 + i keys; otherwise all seq_len."""
+    """Row i of a request's n rows sees the first seq_len - n + 1 + i keys. If False, it sees all seq_len keys."""
     window: int = 0
-    """Keys that a row sees at most, its own included; 0 for all. Only with causal attention."""
+    """The most keys that a row sees, its own included; 0 for all. Only with causal attention."""
     sinks: Tensor | None = None
-    """[num_heads]: one score per head that takes part in the softmax and adds nothing; None for none."""
+    """[num_heads]: one score per head that takes a share of the softmax and adds no value. None for no sinks."""
     ancestors: Tensor | None = None
-    """int64 [T], for the rows of a draft tree: of the last `tree_len` keys a row sees number i if its bit i is set, and
-    it sees every key before. At least one bit is set. Only without `causal`."""
+    """int64 [T], for the rows of a draft tree: if bit i of a row is set, the row sees key i of the last `tree_len`
+    keys. It sees every key before them. At least one bit must be set. Only without `causal`."""
     tree_len: int = 0
-    """At most 64."""
+    """The number of keys that `ancestors` is about, at most 64."""
 
     @property
     def is_windowed(self) -> bool:
-        """The mask has a window or sinks."""
+        """Whether the mask has a window or sinks."""
         return self.window > 0 or self.sinks is not None
 
     def seen(self, key: Tensor, visible: Tensor, ancestors: Tensor | None) -> Tensor:
-        """Return the keys that each row sees, bool [..., rows, keys].
+        """Return which keys each row sees, bool [..., rows, keys].
 
         Args:
-            key: int64 [..., keys], numbers of the keys in their request.
-            visible: int64 [..., rows], of how many keys a row sees those that window and ancestors leave.
-            ancestors: of these rows, in the shape of `visible`.
+            key: int64 [..., keys], the number of each key in its request.
+            visible: int64 [..., rows]: a row sees none but this number of first keys. Window and ancestors then take
+                some of them away.
+            ancestors: the words of these rows, in the shape of `visible`.
         """
         seen = key < visible[..., None]
         if self.window:
@@ -85,9 +86,9 @@ class Mask(NamedTuple):
 
 
 def attend_request(query: Tensor, keys: Tensor, values: Tensor, scale: float, hidden: Tensor | None = None) -> Tensor:
-    """One request: query [rows, heads, dim] against its own keys and values [length, kv_heads, dim].
+    """Attend with the rows of one request: query [rows, heads, dim], its keys and values [length, kv_heads, dim].
 
-    `hidden`, bool [rows, length], says what each row does not see.
+    `hidden`, bool [rows, length], is True for a key that a row does not see.
     """
     rows, heads, dim = query.shape
     length, kv_heads = keys.shape[0], keys.shape[1]
@@ -101,7 +102,7 @@ def attend_request(query: Tensor, keys: Tensor, values: Tensor, scale: float, hi
 
 
 def _attend_requests(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> Tensor:
-    """query [R, n, heads, dim], keys and values [R, m, kv_heads, dim], seen [R, n, m] -> [R, n, heads, dim]."""
+    """Map query [R, n, heads, dim], keys and values [R, m, kv_heads, dim], seen [R, n, m] to [R, n, heads, dim]."""
     requests, rows, heads, dim = query.shape
     length, kv_heads = keys.shape[1], keys.shape[2]
     group = heads // kv_heads
@@ -120,13 +121,13 @@ def _attend_requests(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, 
 def attend_seen(
     query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor | None, scale: float
 ) -> Tensor:
-    """query [R, n, heads, dim], keys and values [R, m, kv_heads, dim], seen [R, n, m] -> [R, n, heads, dim + 1].
+    """Map query [R, n, heads, dim], keys and values [R, m, kv_heads, dim], seen [R, n, m] to [R, n, heads, dim + 1].
 
-    The last column is the logarithm of the sum of the exponentiated scores and sinks [heads], in float32 at least.
+    The last column is the log-sum-exp of the scores and of sinks [heads]. The result is float32; float64 if query is.
     """
     requests, rows, heads, dim = query.shape
     kv_heads, wide = keys.shape[2], torch.promote_types(query.dtype, torch.float32)
-    # What no row sees is cleared, not only masked: it may hold anything, and 0 * NaN is NaN.
+    # A key that no row sees is cleared, not only masked: it may hold anything, and 0 * NaN is NaN.
     unseen = ~seen.any(dim=1)[:, :, None, None]
     keys, values = (each.to(wide).masked_fill(unseen, 0.0) for each in (keys, values))
     grouped = query.to(wide).view(requests, rows, kv_heads, heads // kv_heads, dim)
@@ -141,10 +142,9 @@ def attend_seen(
 
 
 def visible_keys(rows: int, lengths: DeviceLengths, block_table: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return how many keys each of T = `rows` rows sees, int64 [R, n] of n rows per request, and block_table [R,
-    blocks].
+    """Return the number of keys that each of T = `rows` rows sees, int64 [R, n], and its block table [R, blocks].
 
-    Where requests have different numbers of rows, every row becomes a request of its own: [T, 1] and [T, blocks].
+    If requests have different numbers of rows, every row becomes a request of its own: [T, 1] and [T, blocks].
     """
     seq_lens, starts, query_len = lengths
     requests, row = block_table.shape[0], torch.arange(rows, device=seq_lens.device)
@@ -163,14 +163,14 @@ def _gather_and_attend(
     query: Tensor, cache: KVCache, table: Tensor, visible: Tensor, words: Tensor | None, mask: Mask, touched: int,
     scale: float,
 ) -> Tensor:  # fmt: skip
-    """query [R, n, heads, dim] against the keys of `touched` blocks per request, from the first that a row sees."""
+    """Attend with query [R, n, heads, dim] over `touched` blocks per request, beginning with the first one in sight."""
     block_size, blocks = cache.block_size, table.shape[1]
     first = (visible.amin(dim=1) - mask.window).clamp(min=0) // block_size if mask.window else visible[:, 0] * 0
     index = first[:, None] + torch.arange(touched, device=query.device)
     chosen = table.gather(1, index.clamp(max=blocks - 1))
     key = (index[..., None] * block_size + torch.arange(block_size, device=query.device)).flatten(1)
     seen = mask.seen(key[:, None], visible, words)
-    # What no row sees is cleared, not only masked: it may hold anything, and 0 * NaN is NaN.
+    # A key that no row sees is cleared, not only masked: it may hold anything, and 0 * NaN is NaN.
     unseen = ~seen.any(dim=1)[:, :, None, None]
     keys, values = (read_cells(part, chosen, query.dtype).flatten(1, 2).masked_fill_(unseen, 0.0) for part in cache)
     empty = visible <= 0
@@ -184,7 +184,7 @@ def _gather_and_attend(
 def attend_by_request(
     query: Tensor, cache: KVCache, block_table: Tensor, lengths: HostLengths, mask: Mask, scale: float
 ) -> Tensor:
-    """One request after the other, over the blocks that its rows see, so that the work follows the actual lengths."""
+    """Attend request by request, over the blocks that its rows see: the work follows the actual lengths."""
     out, block_size, row = torch.zeros_like(query), cache.block_size, 0
     for request, (query_len, seq_len) in enumerate(zip(lengths.query_lens, lengths.seq_lens, strict=True)):
         rows = slice(row, row + query_len)
@@ -244,17 +244,16 @@ def paged_attention(
     *,
     scale: float,
 ) -> Tensor:
-    """Attention with device lengths, after `rotate_and_store` where rows are given.
+    """Attend with device lengths. With `new`, run `rotate_and_store` first.
 
-    The reference attends over the whole width of each request's block table, or as many blocks as a window can touch,
-    and masks what is past its length, because it may not read a length. It takes a few requests at a time, so that
-    memory stays bounded.
+    The reference may not read a length. So it attends over the whole block table of each request, or over the blocks
+    that a window can touch, and masks the keys past the length. It takes a few requests at a time, to bound memory.
 
     Args:
-        query: [T, num_heads, head_dim]; with `new` not rotated yet.
-        cache: in the query's dtype or float8_e4m3fn; written where rows are given.
+        query: [T, num_heads, head_dim], not rotated yet if `new` is given.
+        cache: in the query's dtype or float8_e4m3fn. Written if `new` is given.
         block_table: int32 [R, max_blocks].
-        new: the keys and values of these rows, stored before any row attends; None where the cache has them.
+        new: the keys and values of these rows, stored before any row attends. None if the cache has them already.
         scale: factor of the scores.
 
     Returns:
@@ -289,11 +288,13 @@ def paged_attention_host(
     scale: float,
     out: Tensor,
 ) -> None:
-    """`paged_attention` with host lengths, into a preallocated `out`, so that a task update can issue it again.
+    """Run `paged_attention` with host lengths into a preallocated `out`, so that a task update can issue it again.
+
+    The other arguments are as in `paged_attention`.
 
     Args:
-        lengths: rows and keys per request; a request without either gives zeros.
-        out: [T, num_heads, head_dim] in the query's dtype, written. The others are as in `paged_attention`.
+        lengths: rows and keys per request. A request without rows or without keys gives zeros.
+        out: [T, num_heads, head_dim] in the query's dtype, written.
     """
     if new is not None:
         query = rotate_and_store(query, new, cache)

@@ -1,4 +1,4 @@
-"""Named tuples as parameters of ops. Their fields become arguments of the torch op, which takes tensors and numbers."""
+"""Records: named tuples as parameters of ops. A torch op takes tensors and numbers, so each field is one argument."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Parameter:
 
     Attributes:
         name: the parameter's name.
-        record: the named tuple that it takes; None for a tensor or a number.
-        flat: names of the torch op's arguments that hold it: `name_field` per field of a record, else its own name.
+        record: the type of its named tuple. None if the parameter is a tensor or a number.
+        flat: the names of its arguments in the torch op: `name_field` for each field of a record, otherwise `name`.
         optional: the parameter may be None.
     """
 
@@ -33,20 +33,20 @@ class Parameter:
 class Parameters:
     """The parameters of one op, in Python and in torch.
 
-    Records are positional parameters, and their fields are tensors, numbers or None, never records again. Every field
-    of a record that may be None may be None itself in torch; the record is None where all of them are.
+    A record is a positional parameter. Its fields are tensors, numbers or None, never records. If a record may be None,
+    each of its arguments may be None in torch; if all of them are, the record is None.
 
     Attributes:
         all: the parameters in order.
-        written: names of the torch op's arguments that the op writes.
+        written: the names of the torch op's arguments that the op writes.
         signature: the signature of the torch op, with one argument per field.
-        has_records: a parameter takes a record.
+        has_records: whether any parameter takes a record.
     """
 
     def __init__(self, reference: Callable[..., Any], writes: Iterable[str] = ()) -> None:
         """
         Args:
-            reference: the function that declares them.
+            reference: the function that declares the parameters.
             writes: the parameters ("out"), whole records ("rows") or fields ("rows.positions") that the op writes.
         """
         hints = get_type_hints(reference)
@@ -79,7 +79,7 @@ class Parameters:
         )
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the torch op's arguments for a call with records."""
+        """Convert a call with records to the torch op's positional and keyword arguments."""
         flat: list[Any] = []
         for parameter, value in zip(self.all, args, strict=False):
             flat += _fields(parameter, value)
@@ -90,7 +90,7 @@ class Parameters:
         return flat, named
 
     def with_records(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that takes records as one that takes the torch op's arguments."""
+        """Wrap a function that takes records: the result takes the torch op's arguments."""
         if not self.has_records:
             return function
 
@@ -102,7 +102,7 @@ class Parameters:
 
         def flat(*args: Any, **kwargs: Any) -> Any:
             given: list[Any] = []
-            for record, optional, begin, end in parts:  # in each op of a round on the CPU: as little as possible
+            for record, optional, begin, end in parts:  # runs in every op on the CPU, so it does as little as possible
                 if begin >= len(args):
                     break  # torch leaves out arguments at the end that equal their default
                 if record is None:
@@ -126,7 +126,7 @@ def _fields(parameter: Parameter, value: Any) -> Iterable[Any]:
 
 
 def _record_of(annotation: Any) -> tuple[type[tuple[Any, ...]] | None, bool]:
-    """Return the named tuple that an annotation asks for, or None; and whether the parameter may be None."""
+    """Return the named tuple in an annotation, or None if it has none, and whether the parameter may be None."""
     union = get_origin(annotation) in (Union, types.UnionType)
     kinds = [kind for kind in get_args(annotation) if kind is not types.NoneType] if union else [annotation]
     record = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, tuple)), None)

@@ -1,12 +1,12 @@
-"""Logits as a request's sampling parameters make them: bias, penalties, then top_k, top_p and min_p.
+"""Applies a request's sampling parameters to its logits: bias, penalties, then min_p, top_k and top_p.
 
-The result is what rejection sampling takes for the target's logits, so a request's output follows the distribution that
-its parameters define, whatever was drafted. Each row of a verify has a context of its own: the drafts before it count
-as tokens of the output, since they are when the row is used.
+Rejection sampling uses the result as the target's logits. So a request's output follows the distribution that its
+parameters define, for any drafts. Each row of a verify has a context of its own: the drafts before it count as tokens
+of the output, because the row is used only if they were accepted.
 
-What is kept is decided on integers: every token's probability in steps of 2 ** -40 of the largest one, computed with
-additions and products that IEEE 754 rounds in one way. Their sums do not depend on an order, so every device and every
-implementation keeps the same tokens.
+min_p, top_k and top_p compare integers: every token's probability in steps of 2 ** -40 of the largest one. Only
+additions and products that IEEE 754 rounds in one way compute them, and sums of integers do not depend on the order.
+So every device and every implementation keeps the same tokens.
 """
 
 from __future__ import annotations
@@ -20,22 +20,27 @@ from specgraph.buffers import PerRequest
 from specgraph.ops.library import op
 
 EXCLUDED = -1e30
-"""The logit of a token that may not be chosen: its probability is 0 in float32, and no kernel meets infinity."""
+"""The logit of a token that may not be chosen. Its probability is 0 in float32, and kernels need no infinity."""
 
 SORTED_TOGETHER = 64
-"""Rows that are sorted in one call, about: few rows leave a GPU idle, and all of a large batch take much memory."""
+"""About the number of rows to sort in one call. Fewer rows leave a GPU idle; a whole large batch takes much memory."""
 
 LOG2_E = 1.4426950408889634
 POWER_OF_TWO = (1.0, 0.6931512951850891, 0.24016444385051727, 0.05579991266131401, 0.009017029777169228,
                 0.0018671301659196615)  # fmt: skip
-"""Coefficients of 2 ** f for 0 <= f < 1 in powers of f, within 1e-7; fitted."""
+"""Fitted coefficients of the powers of f in 2 ** f for 0 <= f < 1, with an error within 1e-7."""
 LARGEST = 40
 """log2 of the largest token's weight."""
 
 
 def weights_of(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Return softmax(logits / temperature) of float32 [..., vocab] as integers, 2 ** 40 for the most likely token:
-    int64, rounded down. The temperature is above 0, and broadcast with logits.
+    """Return softmax(logits / temperature) as integers, int64 [..., vocab], rounded down.
+
+    The most likely token has 2 ** 40.
+
+    Args:
+        logits: float32 [..., vocab].
+        temperature: above 0; it broadcasts with logits.
     """
     scale = torch.full_like(temperature, LOG2_E) / temperature
     power = (logits - logits.amax(dim=-1, keepdim=True)) * scale
@@ -53,11 +58,11 @@ class SamplingParameters(NamedTuple):
     """The parameters of R requests besides temperature and seed, and the tokens that penalties count."""
 
     top_k: PerRequest
-    """int64 [R]; 0 for all."""
+    """int64 [R]; 0 keeps all tokens."""
     top_p: PerRequest
-    """float32 [R]; 1 for all."""
+    """float32 [R]; 1 keeps all tokens."""
     min_p: PerRequest
-    """float32 [R]; 0 for all."""
+    """float32 [R]; 0 keeps all tokens."""
     repetition_penalty: PerRequest
     """float32 [R]; 1 for none."""
     presence_penalty: PerRequest
@@ -65,11 +70,11 @@ class SamplingParameters(NamedTuple):
     frequency_penalty: PerRequest
     """float32 [R]; 0 for none."""
     bias: PerRequest
-    """float32 [R, vocab], over the target's vocabulary, as what follows."""
+    """float32 [R, vocab]. vocab is the target's, here and below."""
     output_counts: PerRequest
-    """int32 [R, vocab]: how often each token is in the output. A verify adds what it sampled."""
+    """int32 [R, vocab]: how often each token is in the output. A verify counts the tokens that it sampled."""
     in_prompt: PerRequest
-    """bool [R, vocab]"""
+    """bool [R, vocab]: whether each token is in the prompt."""
 
 
 def _fake(logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -85,22 +90,28 @@ def adjust_logits(
     ancestors: Tensor | None = None,
     draft_to_target: Tensor | None = None,
 ) -> Tensor:
-    """Logits [R * n, columns] with each request's parameters applied; tokens left out have the logit EXCLUDED.
+    """Return logits [R * n, columns] with each request's parameters applied. An excluded token has the logit EXCLUDED.
 
-    In this order, as in vLLM: bias; repetition penalty (a positive logit is divided by it, a negative one multiplied)
-    for tokens of prompt and output; frequency penalty times the count in the output, and presence penalty where it is
-    not 0; then of softmax(logits / temperature) the tokens with at least min_p of the largest probability, of these the
-    top_k most likely, and of these, renormalised, the fewest that reach top_p. Ties go to lower columns. A row that
-    asks for any of the three also loses tokens with less than 2 ** -40 of the largest probability; see `weights_of`.
+    The order is vLLM's:
+
+    1. Add the bias.
+    2. For tokens of prompt and output: divide a positive logit by the repetition penalty, multiply a negative one.
+    3. For tokens of the output: subtract the frequency penalty times the token's count, and the presence penalty.
+    4. Of softmax(logits / temperature), keep the tokens with at least min_p of the largest probability.
+    5. Of these, keep the top_k most likely.
+    6. Of these, renormalised, keep the fewest that reach top_p.
+
+    Ties go to lower columns. If a row has any of min_p, top_k and top_p, tokens with less than 2 ** -40 of the largest
+    probability are excluded too, see `weights_of`.
 
     Args:
-        logits: n rows per request, n = K + 1 in a verify: row i of a request scores the token after its i-th row.
-        temperature: float32 [R]; 0 is greedy, and then nothing is left out.
+        logits: n rows per request, n = K + 1 in a verify. Row i scores the token that follows row i.
+        temperature: float32 [R]; 0 is greedy, and excludes no token.
         draft_token_ids: int64 [R, K]: draft i is the token of row i + 1. -1 is no draft.
-        ancestors: int64 [R * n], as `begin_rows` writes them: bit j of a row is set if the token of row j
-            is in its context, that is draft j - 1. None for a chain: row i has drafts 0 to i - 1 in its context.
-        draft_to_target: int64 [columns]: target id minus column, where the logits are a drafter's; None for columns
-            that are target ids.
+        ancestors: int64 [R * n], as `begin_rows` writes them. If bit j of a row is set, the token of row j, which is
+            draft j - 1, is in the row's context. None for a chain: row i has drafts 0 to i - 1 in its context.
+        draft_to_target: int64 [columns]: target id minus column, for the logits of a drafter. None if columns are
+            target ids.
 
     Returns:
         float32, in the shape of logits.
@@ -143,7 +154,7 @@ def adjust_logits(
         weights = torch.where(kept, ordered, 0.0).long()
         before = weights.cumsum(dim=-1)
         total = before[..., -1:]
-        # top_p of the total, rounded up; the product in two parts, as it has more than 64 bits.
+        # top_p times the total, rounded up. The product is computed in two parts: it has more than 64 bits.
         reached = share * (total >> 24) + ((share * (total & (2**24 - 1)) + (2**24 - 1)) >> 24)
         kept &= (before - weights < reached.clamp(min=1)) | (top_p >= 1)
         kept = torch.zeros_like(kept).scatter_(2, order, kept)

@@ -1,7 +1,7 @@
-"""KV slots of positions, and moving a captured pass's metadata to the next draft step, in place.
+"""The KV slots of positions, and ops that move a captured pass's metadata to the next draft step, in place.
 
-What keeps padded rows harmless: a request with seq_len 0 is inert and stays so; a position at or past max_model_len, or
-in the null block, has slot -1 and is never written.
+Two rules keep padded rows harmless. A request with seq_len 0 is inert, and stays inert. A position at or past
+max_model_len, or in the null block, has slot -1 and is never written.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from torch import Tensor
 from specgraph.ops.library import op
 
 NULL_SLOT = -1
-"""A slot that is never written: that of padded rows and of positions past max_model_len."""
+"""The slot of rows that are never written: padded rows, and rows at positions past max_model_len."""
 
 NULL_BLOCK = 0
 """The block that no request owns. Block tables are padded with it, so reading past a request's end is harmless."""
 
 
 def slots_of(positions: Tensor, block_table: Tensor, valid: Tensor, max_model_len: int, block_size: int) -> Tensor:
-    """Return the KV slots int64 [R, query_len] of unclamped positions int64 [R, query_len]: NULL_SLOT where not valid
-    (bool [R, query_len] or [R, 1]), past max_model_len, or in the null block.
+    """Return the KV slots, int64 [R, query_len], of positions of the same shape, which need not be clamped.
+
+    A position has NULL_SLOT if `valid` (bool [R, query_len] or [R, 1]) is False, if it is past max_model_len, or if its
+    block is the null block.
     """
     inside = valid & (positions < max_model_len) & (positions >= 0)
     block = blocks_of(positions, block_table, max_model_len, block_size)
@@ -36,16 +38,16 @@ def count_rows_without_block(
     max_model_len: int,
     block_size: int,
 ) -> None:
-    """Add how many rows have a position below max_model_len, but the null block.
+    """Count the rows with a position below max_model_len in the null block.
 
-    Their keys and values are not written, which shows in the acceptance only.
+    Their keys and values are not written, and only a lower acceptance shows it.
 
     Args:
-        rows_without_block: int64 [1], added to.
-        first_positions: int64 [R]: of the first row of each request.
-        counts: int64 [R]: rows of each request.
+        rows_without_block: int64 [1]: the count is added to it.
+        first_positions: int64 [R]: the position of each request's first row.
+        counts: int64 [R]: the number of rows of each request.
         block_table: int32 [R, max_blocks].
-        most: what a count is at most.
+        most: no count may be larger.
         max_model_len, block_size: in tokens.
     """
     offset = torch.arange(most, device=counts.device)
@@ -73,10 +75,10 @@ def advance(
     """Move the one row of every live request one token forward, in place. Inert requests stay inert.
 
     Args:
-        seq_lens: int32 [R], 1 added where not 0.
+        seq_lens: int32 [R]: 1 is added to each that is not 0.
         positions: int64 [R], written: seq_len - 1, at most max_model_len - 1.
         slot_mapping: int64 [R], written.
-        draft_step: int64 [1], 1 added.
+        draft_step: int64 [1]: 1 is added.
         block_table: int32 [R, max_blocks].
         max_model_len, block_size: in tokens.
     """
@@ -91,17 +93,17 @@ def advance(
 
 @op(writes=("token_ids", "seq_lens", "draft_step"))
 def shift_token_ids(token_ids: Tensor, last_rows: Tensor, latest: Tensor, seq_lens: Tensor, draft_step: Tensor) -> None:
-    """Prepare the next module of a drafter with one module per step: each row takes the token of the row after it.
+    """Prepare the next draft step of a drafter with one module per draft step: each row takes the next row's token.
 
-    The last accepted row takes the latest draft token. Rows past it hold anything: they are never selected, and no
+    The last accepted row takes the latest draft token. Rows past it may hold anything: they are never selected, and no
     accepted row sees them.
 
     Args:
         token_ids: int64 [R * query_len], written.
         last_rows: int64 [R]: the row of each request's last accepted token.
-        latest: int64 [R]: the draft token of the step before.
-        seq_lens: int32 [R], 1 added where not 0. Sampling takes from it the position of the next draft token.
-        draft_step: int64 [1], 1 added.
+        latest: int64 [R]: the draft token of the draft step before.
+        seq_lens: int32 [R]: 1 is added to each that is not 0. Sampling derives the next draft token's position from it.
+        draft_step: int64 [1]: 1 is added.
     """
     requests = last_rows.shape[0]
     rows = token_ids.view(requests, -1)

@@ -1,4 +1,4 @@
-"""The check of tensors that a user made: each has a form, written as the docstring of its field writes it."""
+"""Checks of tensors that a user made, against forms such as "float32 [R, vocab] or None", as field docstrings write."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ _DTYPES: Mapping[str, Callable[[torch.dtype], bool]] = {
 
 
 def has_rows(tensor: Tensor) -> bool:
-    """Return whether a tensor has memory in rows and columns: it is neither sparse nor freed nor on the meta device."""
+    """Return whether a tensor has strided memory: it is not sparse, not freed and not on the meta device."""
     return tensor.layout is torch.strided and not tensor.is_meta and not is_freed(tensor)
 
 
 def is_freed(tensor: Tensor) -> bool:
-    """Return whether the storage of a strided tensor ends before its last element, as `untyped_storage().resize_(0)`
-    makes it: reading it would read memory of others."""
+    """Return whether the storage of a strided tensor ends before its last element.
+
+    `untyped_storage().resize_(0)` frees it so. A read would then be of memory that belongs to others.
+    """
     count = tensor.numel()
     if count == 0 or tensor.is_meta:
         return False
@@ -38,27 +40,26 @@ def is_freed(tensor: Tensor) -> bool:
 
 
 def described(tensor: Tensor) -> str:
-    """Return what a message says of a tensor."""
+    """Describe a tensor for an error's message: shape, dtype, layout, device, and whether its storage is freed."""
     layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
     freed = " with its storage freed" if not layout and is_freed(tensor) else ""
     return f"{list(tensor.shape)} {tensor.dtype}{layout} on {tensor.device}{freed}"
 
 
 def dtype_of(tensor: Any) -> str:
-    """Return the dtype of a tensor as a form has it; "floats" for anything else."""
+    """Return the dtype of a tensor as a form writes it, or "floats" for anything else."""
     return str(tensor.dtype).removeprefix("torch.") if isinstance(tensor, Tensor) else "floats"
 
 
 def dimensions(tensor: Tensor) -> list[tuple[int, int]]:
-    """Return (stride in bytes, size) of each dimension in which a tensor has more than one element, and of the bytes of
-    an element."""
+    """Return (stride in bytes, size) of each dimension with a size above 1. An element's bytes count as a dimension."""
     size = tensor.element_size()
     own = [(stride * size, count) for stride, count in zip(tensor.stride(), tensor.shape, strict=True)]
     return [(stride, count) for stride, count in (*own, (1, size)) if count > 1]
 
 
 def repeats(tensor: Tensor) -> bool:
-    """Return whether a dimension is not beyond those of smaller strides, so that elements share memory."""
+    """Return whether elements share memory: a dimension's stride is within the reach of the smaller strides."""
     reach = 0
     for stride, count in sorted(dimensions(tensor)):
         if stride <= reach:
@@ -68,13 +69,13 @@ def repeats(tensor: Tensor) -> bool:
 
 
 def check_named(what: str, given: Any) -> Mapping[str, Tensor]:
-    """Return what a model or attention gave for the read set, a mapping of tensors.
+    """Check and return a mapping of tensors that a model or an attention gave for the read set.
 
     Args:
-        what: the call that gave it.
+        what: the call that gave it, for messages.
 
     Raises:
-        ConfigError: it is something else, or the storage of a tensor is freed; the message names the call.
+        ConfigError: if `given` is no mapping of names to tensors, or if the storage of a tensor is freed.
     """
     named: Mapping[Any, Any] = given if isinstance(given, Mapping) else {"": given}
     for name, tensor in named.items():
@@ -87,17 +88,17 @@ def check_named(what: str, given: Any) -> Mapping[str, Tensor]:
 
 
 def check_forms(owner: str, given: Mapping[str, Any], forms: Mapping[str, str], written: bool = False) -> None:
-    """Check the tensors of one object, which are all on one device.
+    """Check the tensors of one object against their forms. All must be on one device.
 
     Args:
         owner: the object, for messages.
-        given: at least what `forms` names.
-        forms: by name, such as "float32 [R, vocab] or None", "integers [n]" or "floats [rows, 8]". A size of one name
-            is the same in all tensors.
-        written: they are written, so that none may have elements that share memory.
+        given: tensors by name, at least those in `forms`.
+        forms: by name, such as "float32 [R, vocab] or None", "integers [n]" or "floats [rows, 8]". A named size must
+            be equal in all tensors.
+        written: the tensors are written, so their elements may not share memory.
 
     Raises:
-        ConfigError: naming the first tensor of another form.
+        ConfigError: if a tensor has another form. The message names the first one.
     """
     sizes: dict[str, int] = {}
     device: torch.device | None = None
@@ -128,7 +129,7 @@ def check_forms(owner: str, given: Mapping[str, Any], forms: Mapping[str, str], 
 
 @cache
 def _parsed(form: str) -> tuple[str, tuple[str, ...], bool]:
-    """Return dtype, sizes by name, and whether None is allowed."""
+    """Return the dtype, the names of the sizes, and whether None is allowed."""
     needed = form.removesuffix(" or None")
     dtype, _, dims = needed.partition(" ")
     return dtype, tuple(dims.strip("[]").replace(",", "").split()), needed != form

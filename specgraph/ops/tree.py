@@ -1,9 +1,9 @@
-"""Drawing a draft tree: candidates and their scores step by step, the rows of the next step, and the nodes to verify.
+"""Ops that draw a draft tree: the candidates of each draft step, the rows of the next one, and the nodes to verify.
 
-A *candidate* is a token that was drawn after a node, with the sum of the log-probabilities on its path as its score.
-Candidates are numbered in the order in which they are drawn: k in step 0, k * k in each later step. The k best of a
-step are *expanded* by the next step. Ties go to the lower draft id among the tokens of one row, and to the lower
-candidate number otherwise, on every device.
+A *candidate* is a token that was drawn after a node. Its score is the sum of the log-probabilities on its path.
+Candidates are numbered in the order in which they are drawn: k in draft step 0, k * k in each later one. The next draft
+step *expands* the k best of a draft step. On every device a tie goes to the lower draft id if the tokens are of one
+row. Otherwise it goes to the lower candidate number.
 """
 
 from __future__ import annotations
@@ -19,56 +19,56 @@ from specgraph.ops.library import op
 from specgraph.ops.slots import slots_of
 
 PerExpanded = Annotated[Tensor, Axes("later")]
-"""[R * k], a row per expanded node: those of a later step."""
+"""[R * k]: the rows of a later draft step, one per expanded node."""
 
 
 class TreeNodes(NamedTuple):
-    """The nodes to verify; parents come first."""
+    """The nodes to verify. A parent comes before its children."""
 
     token_ids: Tensor
     """int64 [R, N - 1]: target ids; -1 is no draft token and is rejected."""
     parents: Tensor
-    """int64 [R, N - 1]: the row that each node follows in the target's pass, smaller than its own. Row 0 is the
-    request's last token, row i + 1 is the node of column i."""
+    """int64 [R, N - 1]: the parent's row in the target's pass, smaller than the node's own row. Row 0 is the request's
+    last token, row i + 1 is the node of column i."""
 
 
 class Candidates(NamedTuple):
-    """The candidates of all steps by number: C = k + (S - 1) * k * k."""
+    """The candidates of all S draft steps by number: C = k + (S - 1) * k * k."""
 
     scores: PerRequest
-    """float32 [R, C]; -inf for those of steps to come."""
+    """float32 [R, C]; -inf for candidates of draft steps to come."""
     token_ids: PerRequest
     """int64 [R, C]: target ids."""
     parents: PerRequest
-    """int64 [R, C]: the candidate that each follows; -1 for the request's last token."""
+    """int64 [R, C]: the number of the candidate before, or -1 if that is the request's last token."""
 
 
 class Beams(NamedTuple):
-    """The k candidates per request that the rows of a step follow."""
+    """The k candidates per request that the rows of a draft step continue."""
 
     scores: PerRequest
     """float32 [R, k]"""
     candidates: PerRequest
-    """int64 [R, k]: their numbers."""
+    """int64 [R, k]: the candidates' numbers."""
     rows: PerExpanded
-    """int64 [R * k]: the row of the step's logits that each row of the next step follows."""
+    """int64 [R * k]: for each row of the next draft step, the row of this one that it follows."""
     token_ids: PerExpanded
-    """int64 [R * k]: the tokens of the next step's rows."""
+    """int64 [R * k]: the tokens of the next draft step's rows."""
     ancestors: PerExpanded
-    """int64 [R * k]: the bits of each row's ancestors and of itself. Row j of step s + 1 has bit s * k + j."""
+    """int64 [R * k]: the bits of each row's ancestors and of itself. Row j of draft step s + 1 has bit s * k + j."""
 
 
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` most likely tokens of each row, most likely first and the lower id first among equals.
+    """Return the `count` most likely tokens of each row, most likely first. Among equals the lower id comes first.
 
-    torch.topk leaves open which of equal values it takes; argmax takes the first.
+    argmax takes the first of equal values; torch.topk may take any.
 
     Args:
         logits: float32 [T, vocab].
         count: at most vocab.
 
     Returns:
-        Their log-probabilities, float32 [T, count], and ids, int64 [T, count].
+        The tokens' log-probabilities, float32 [T, count], and ids, int64 [T, count].
     """
     ids: list[Tensor] = []
     rest = logits
@@ -90,15 +90,15 @@ def grow_tree(
     candidates: Candidates,
     beams: Beams,
 ) -> None:
-    """Add the candidates of one step, and make its k best the rows of the next one.
+    """Add the candidates of one draft step, and make its k best the rows of the next one.
 
     Args:
-        logits: [R, draft_vocab] in step 0, [R * k, draft_vocab] later.
+        logits: [R, draft_vocab] in draft step 0, [R * k, draft_vocab] later.
         draft_to_target: as in `Drafts`.
-        draft_step: int64 [1]: the step that the logits are of.
-        first: this is step 0. What the other tensors hold is then forgotten.
-        candidates: written at the numbers of this step's candidates.
-        beams: read as the rows of this step, and written as those of the next.
+        draft_step: int64 [1]: the draft step that made the logits.
+        first: this is draft step 0. The old contents of candidates and beams are then ignored.
+        candidates: written at the numbers of this draft step's candidates.
+        beams: read as the rows of this draft step, and written as the rows of the next one.
     """
     requests, k = beams.scores.shape
     log_probs, ids = top_tokens(logits.float(), k)
@@ -130,17 +130,17 @@ def grow_tree(
 def draft_block_tree(logits: Tensor, draft_to_target: Tensor | None, top_k: int, tree: TreeNodes) -> None:
     """Write the tree of a drafter that drafts all positions in one pass: the best N - 1 paths of any length.
 
-    The token at a position does not depend on those before it, so every path through the `top_k` tokens of each
-    position is a candidate: top_k ** d of length d. Its score is the sum of its tokens' log-probabilities. Among
-    equals the shorter path comes first, then the one whose first tokens are more likely.
+    A token does not depend on the tokens before it. So every path through the `top_k` tokens of each position is a
+    candidate: there are top_k ** d paths of length d. The score of a path is the sum of its tokens' log-probabilities.
+    Among equals the shorter path comes first, then the path with the more likely first tokens.
 
-    A path among the best N - 1 has a beginning among the best N - 1 of its length, so only these are extended.
+    Every beginning of one of the best N - 1 paths is among the best N - 1 of its length, so only these are extended.
 
     Args:
         logits: [R * S, draft_vocab]: S positions per request.
         draft_to_target: as in `Drafts`.
         top_k: tokens per position, at most draft_vocab.
-        tree: written; there are as many paths.
+        tree: written. There must be at least N - 1 paths.
     """
     requests, nodes = tree.token_ids.shape
     if requests == 0:
@@ -153,7 +153,7 @@ def draft_block_tree(logits: Tensor, draft_to_target: Tensor | None, top_k: int,
         scores = (beam_scores[:, :, None] + log_probs[:, position, None, :]).flatten(1)
         tokens = ids[:, position].repeat(1, beam_scores.shape[1])
         levels.append((scores, tokens, beam_nodes.repeat_interleave(top_k, dim=1)))
-        # In the order of the paths, not of the scores, so that the same order decides about equals at every length.
+        # Sorted by path, not by score, so that ties are decided by the same order at every length.
         best = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(dim=1).values
         beam_scores, beam_nodes, drawn = scores.gather(1, best), best + drawn, drawn + scores.shape[1]
     scores, tokens, parents = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
@@ -162,7 +162,10 @@ def draft_block_tree(logits: Tensor, draft_to_target: Tensor | None, top_k: int,
 
 @op(writes=("tree",))
 def choose_nodes(candidates: Candidates, tree: TreeNodes) -> None:
-    """Write the best N - 1 of at least as many candidates per request, in the order in which they were drawn."""
+    """Write the best N - 1 candidates of each request, in the order in which they were drawn.
+
+    A request must have at least N - 1 candidates.
+    """
     requests, nodes = tree.token_ids.shape
     order = candidates.scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
     chosen = order.sort(dim=1).values
@@ -189,17 +192,17 @@ def advance_tree(
 ) -> None:
     """Move the k rows per request one level down the tree, in place. Inert requests stay inert.
 
-    Rows of a level have one position and k slots; the slots of all levels follow the context one after the other.
+    The k rows of a level share one position and have k slots. The slots of all levels follow the context in order.
 
     Args:
-        base_lens: int32 [R]: keys up to the last accepted token's row, included; 0 for inert requests.
+        base_lens: int32 [R]: the keys up to and including the last accepted token's row; 0 for inert requests.
         base_positions: int64 [R]: the position of that row.
         block_table: int32 [R, max_blocks], with blocks for base_len + tree_len tokens.
         tree_len: (S - 1) * k, the keys of all levels.
         max_model_len, block_size: in tokens.
         seq_lens: int32 [R], written: base_len + tree_len, or 0.
         positions, slot_mapping: int64 [R * k], written.
-        draft_step: int64 [1], 1 added.
+        draft_step: int64 [1]: 1 is added.
     """
     requests = base_lens.shape[0]
     draft_step.add_(1)

@@ -1,4 +1,4 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
+# type: ignore  (Triton compiles it; no type checker can read it)
 """The draft ops of this device: the shared Triton kernels, with this GPU's tiles and launch options."""
 
 from __future__ import annotations
