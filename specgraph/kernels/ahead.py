@@ -1,9 +1,8 @@
-"""Lists the kernels that device work would make Triton compile: its Python runs on meta tensors, so our ops launch
-nothing.
+"""Lists the kernels that device work makes Triton compile. The work's Python runs on meta tensors and launches nothing.
 
-Kernels that our ops don't launch are not listed, such as those of a caller's own head or attention backend. The work
-ends before such a launch, where Python asks for an address, and what would follow it is not listed either. An extension
-in C++ is not stopped: as torch's own kernels do, it must refuse tensors that are not on its device.
+Only kernels of our ops are listed, not the kernels of a caller's own head or attention backend. The run ends before the
+launch of such a kernel, when Python asks for a tensor's address, so later kernels are missing too. An extension in C++
+is not stopped: like torch's own kernels, it must refuse tensors that are not on its device.
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
@@ -30,11 +29,11 @@ _log = logging.getLogger("specgraph")
 
 
 def compilations(launchers: Iterable[Launcher], bodies: Iterable[Callable[[], None]]) -> list[Compilation]:
-    """Return what the launches of device work make Triton compile for the current device.
+    """Return the kernels that device work makes Triton compile for the current device.
 
     Args:
-        launchers: the device's; see `launchers_of`.
-        bodies: they can be captured: they read no value on the host, and keep no tensor that they make.
+        launchers: the device's launchers, see `launchers_of`.
+        bodies: functions that can be captured: they read no value on the host, and keep no tensor that they make.
     """
     found: dict[Compilation, None] = {}
     recording = [recorded(each, found) for each in launchers]
@@ -48,7 +47,7 @@ def compilations(launchers: Iterable[Launcher], bodies: Iterable[Callable[[], No
 
 
 def recorded(launcher: Launcher, found: dict[Compilation, None]) -> Launcher:
-    """Return the launcher such that, instead of a launch, what it makes Triton compile is added to `found`."""
+    """Return a copy of the launcher that adds the compilation of each launch to `found` and launches nothing."""
     target = driver.active.get_current_target()
 
     def record(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -58,7 +57,7 @@ def recorded(launcher: Launcher, found: dict[Compilation, None]) -> Launcher:
 
 
 class _NoAddresses(TorchFunctionMode):
-    """Raises where a kernel that is none of our ops asks a tensor without memory for its address; in one thread."""
+    """Raises RuntimeError if a kernel outside our ops asks a meta tensor for its address. It holds for one thread."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.data_ptr and args[0].is_meta:
@@ -67,7 +66,7 @@ class _NoAddresses(TorchFunctionMode):
 
 
 class _Shapes(DispatchMode):
-    """Within it ops take and return tensors without memory, and our own ops run their launches."""
+    """Within the mode, ops take and return meta tensors, and our own ops run the Python of their launches."""
 
     def __init__(self, launchers: Sequence[Launcher]) -> None:
         super().__init__()
@@ -79,10 +78,11 @@ class _Shapes(DispatchMode):
         launcher = next((each for each in self.launchers if hasattr(each, name)), None)
         if func.namespace == NAMESPACE and launcher is not None:
             op = declared()[name]
-            with self, torch._C.DisableTorchFunction():  # what it calls has launches too; alignment is an address's
+            # The op may call ops with launches of their own. Alignment is read from addresses.
+            with self, torch._C.DisableTorchFunction():
                 result = op.parameters.with_records(getattr(launcher, name))(*args, **kwargs)
                 return op.parameters.with_records(op.reference)(*args, **kwargs) if result is NotImplemented else result
-        # These two are most of a pass, and torch's own fakes import its compiler, which takes seconds.
+        # Most ops of a pass are linear or add. torch's own fakes would import its compiler, which takes seconds.
         if func is torch.ops.aten.linear.default:
             return args[0].new_empty(*args[0].shape[:-1], args[1].shape[0])
         if func is torch.ops.aten.add.Tensor and _alike(*args):
@@ -95,7 +95,7 @@ def _alike(x: Any, y: Any) -> bool:
 
 
 def _without_memory(value: Any) -> Any:
-    """Return a tensor's shape, strides and alignment as a tensor; any other value itself."""
+    """Return a meta tensor of a tensor's shape, strides and alignment; the meta device of a device; other values."""
     if isinstance(value, torch.device):
         return torch.device("meta")
     if not isinstance(value, Tensor) or value.is_meta:

@@ -1,12 +1,11 @@
-"""Paged attention: the work follows the lengths on the device, the grid only the shapes.
+"""Paged attention. The work follows the lengths on the device; the grid depends on shapes only.
 
-The context of each request is cut into the same number of splits, whatever its length, so that the launch never
-depends on a length; each split covers an equal part of the actual context, of a least size (a context of less than two
-such sizes is not cut), and a second kernel adds the parts in order. A result depends on the request's own length and on
-shapes, not on the other requests.
+Every request has the same number of splits at any length, so that a launch never depends on a length. Each split covers
+an equal part of the actual context, and has a least size: a context shorter than two of these is not cut. A second
+kernel adds the parts in order. A result depends on the request's own length and on shapes, not on other requests.
 
-Of RANKS ranks that share the keys of each request, number `rank` holds positions rank, rank + RANKS, ... and attends to
-these; rows of the output then are one element wider and end in the logarithm of the sum of their weights.
+If RANKS ranks share the keys of each request, rank `rank` attends to the keys that it holds, at positions rank,
+rank + RANKS, ... A row of the output is then one element wider, and ends in the log-sum-exp of its scores.
 
 Each vector of head_dim elements is in registers as two halves, `left` and `right`, which rotation pairs.
 """
@@ -27,18 +26,18 @@ from specgraph.kernels.launch import AttentionShape, ceil_div, power_of_two
 from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows
 
 MOST_LISTED = 32
-"""Requests whose splits start in the order of their keys. Each program compares the lengths of all with each other."""
+"""Up to this number of requests, splits start in the order of their lengths. Each program then compares all lengths."""
 
 
 @triton.jit
 def load_halves(at, mask, HALF: tl.constexpr):
-    """Both halves of the vectors whose first halves are at `at`."""
+    """Load both halves of vectors. The first halves are at `at`."""
     return tl.load(at, mask=mask, other=0.0), tl.load(at + HALF, mask=mask, other=0.0)
 
 
 @triton.jit
 def store_halves(at, left, right, mask, HALF: tl.constexpr):
-    """Store vectors whose first halves go to `at`, in the dtype of the memory."""
+    """Store both halves of vectors in the dtype of the memory. The first halves go to `at`."""
     tl.store(at, left, mask=mask)
     tl.store(at + HALF, right, mask=mask)
 
@@ -63,9 +62,10 @@ def keys_of(rank, keys, RANKS: tl.constexpr):
 def listed_split(
     seq_lens, n, requests, rank, REQUESTS: tl.constexpr, SPLITS: tl.constexpr, SPAN: tl.constexpr, RANKS: tl.constexpr
 ):
-    """Request and split that are number n of all splits with keys, the longest first, and how many its request has.
+    """Return the request and the split of number n among all splits with keys, and the number of splits of its request.
 
-    The request is -1 where there are fewer. REQUESTS: the power of two that holds `requests`.
+    The longest splits come first. The request is -1 if there are no more than n splits. REQUESTS is the power of two
+    that holds `requests`.
     """
     of = tl.arange(0, REQUESTS)
     length = keys_of(rank, tl.load(seq_lens + of, mask=of < requests, other=0), RANKS)
@@ -83,7 +83,7 @@ def attend_keys(
     q_left, q_right, keys_left, keys_right, values_left, values_right, seen, top, total, left, right, scale,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys of one block to the softmax of each row: its largest score, the sum of its weights and of values."""
+    """Add one block of keys to each row's softmax: to its largest score, its sum of weights and its sum of values."""
     scores = tl.dot(q_left, tl.trans(keys_left.to(q_left.dtype)), input_precision=PRECISION)
     scores = tl.dot(q_right, tl.trans(keys_right.to(q_left.dtype)), scores, input_precision=PRECISION)
     scores = tl.where(seen, scores * (scale * 1.4426950408889634), float("-inf"))
@@ -102,7 +102,7 @@ def attend_keys(
 def store_rows(
     out, place, left, right, top, total, live, HALF: tl.constexpr, HALVES: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Divide the sums of rows [N, HALVES] by their weights' and store them at the pairs of row and head `place`."""
+    """Divide sums of values [N, HALVES] by the sums of weights. Store them at `place`, a number per row and head."""
     share = tl.where(total > 0, 1.0 / total, 0.0)[:, None]
     at = out + place[:, None] * WIDTH + tl.arange(0, HALVES)[None, :]
     wanted = first_of(live[:, None], HALF, HALVES)
@@ -121,21 +121,23 @@ def attend_kernel(
     SPLITS: tl.constexpr, SPAN: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     UNIFORM: tl.constexpr, REQUESTS: tl.constexpr, RANKS: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program: a tile of one request's rows times the query heads of one KV head, over one split of the context.
+    """Attend with a tile of one request's rows, for the query heads of one KV head, over one split of the context.
 
-    HALF is half of head_dim, HALVES the power of two from 16 that holds it. With `new_key` (one row per request) the
-    query comes unrotated, and the first split rotates, stores and attends to the row's own key and value, which never
-    travel through the cache here. With `ancestors`, a row sees of the last `tree_len` keys those whose bit it has.
-    UNIFORM: rows of every request; where it is 0, `query_start_loc` says it. With SPAN, a context is cut into as many
-    equal splits as have SPAN keys each; one of less than 2 * SPAN keys, which is not cut, goes to `out` at once (and a
-    sum of -1 to `partial_sum`), and the other splits do nothing.
+    HALF is half of head_dim, and HALVES is the power of two from 16 on that holds it. With `new_key` every request has
+    one row, and the query comes unrotated. The first split rotates, stores and attends to the row's own key and value
+    without reading them from the cache. With `ancestors`, a row sees key i of the last `tree_len` keys if its bit i is
+    set. UNIFORM is the number of rows of every request; if it is 0, `query_start_loc` gives the rows.
 
-    With REQUESTS (and SPAN), a program's number does not name its split: those with keys come first, the longest before
-    the others, so that programs without keys start last. The parts and their order are the same.
+    With SPAN, a context is cut into the largest number of equal splits that have SPAN keys each. A context of less than
+    2 * SPAN keys is not cut: its first split writes to `out` at once, and -1 to `partial_sum`. The other splits do
+    nothing.
+
+    With REQUESTS and SPAN, a program's number is not its split's number: splits with keys come first, the longest
+    before the others, so that programs without keys start last. The parts and their order are the same.
     """
     if OVERLAP is not None:
         OVERLAP()
-    # Prologue: rows, split and keys of this program, the queries, and the keys that it stores itself.
+    # Prologue: the rows, the split and the keys of this program, its queries, and the new keys that it stores.
     DIM: tl.constexpr = 2 * HALF
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
@@ -246,14 +248,14 @@ def attend_kernel(
             in_tree = position * RANKS + rank - (seq_len - tree_len)
             bit = (bits[:, None] >> tl.minimum(tl.maximum(in_tree, 0), 63).to(tl.int64)[None, :]) & 1
             seen = seen & ((in_tree < 0)[None, :] | (bit > 0))
-            loaded = loaded & (tl.max(seen.to(tl.int32), axis=0) > 0)[:, None]  # other values may be anything
+            loaded = loaded & (tl.max(seen.to(tl.int32), axis=0) > 0)[:, None]  # values that no row sees may be NaN
         values_left, values_right = load_halves(value_cache + cell, loaded, HALF)
         top, total, left, right = attend_keys(
             q_left, q_right, keys_left, keys_right, values_left, values_right, seen, top, total, left, right, scale,
             PRECISION,
         )  # fmt: skip
 
-    # Epilogue: the output where this is all of the context, else one part of it.
+    # Epilogue: the output if this split is the whole context. Otherwise one part of it.
     if SPLITS == 1:
         store_rows(out, place, left, right, top, total, live, HALF, HALVES, WIDTH)
     elif whole:
@@ -275,8 +277,10 @@ class AttentionOps(AttentionPartOps):
         self, query: Tensor, cache: KVCache, block_table: Tensor, lengths: DeviceLengths, mask: Mask,
         new: NewRows | None = None, *, scale: float,
     ) -> Tensor:  # fmt: skip
-        """See `specgraph.ops.paged_attention`: without windows and sinks; storing in the same kernel where every
-        request has one row."""
+        """Implement `specgraph.ops.paged_attention` without windows and sinks.
+
+        If every request has one row, and rotation is of whole heads, the same kernel also stores `new`.
+        """
         if mask.is_windowed or self._refuses("attention", cache, query.shape[2]):
             return NotImplemented
         if new is not None:
@@ -290,7 +294,7 @@ class AttentionOps(AttentionPartOps):
         self, query: Tensor, cache: KVCache, block_table: Tensor, lengths: DeviceLengths, mask: Mask, rank: int,
         ranks: int, *, scale: float,
     ) -> Tensor:  # fmt: skip
-        """See `specgraph.ops.attend_part`: without windows and sinks."""
+        """Implement `specgraph.ops.attend_part` without windows and sinks."""
         if mask.is_windowed or self._refuses("attention over a rank's keys", cache, query.shape[2]):
             return NotImplemented
         rows, heads, dim = query.shape
@@ -301,8 +305,7 @@ class AttentionOps(AttentionPartOps):
         self, query: Tensor, cache: KVCache, block_table: Tensor, lengths: DeviceLengths, mask: Mask,
         new: NewRows | None, scale: float, out: Tensor, rank: int = 0, ranks: int = 1,
     ) -> Tensor:  # fmt: skip
-        """Attend to the keys that a rank holds, into `out`, with their log-sum-exp where its rows have a place for
-        it."""
+        """Attend to the keys of one rank, into `out`. If its rows are one element wider, the log-sum-exp goes there."""
         count, heads, dim = query.shape
         seq_lens, starts, query_len = lengths
         requests, kv_heads = seq_lens.shape[0], cache.key.shape[2]
@@ -315,7 +318,7 @@ class AttentionOps(AttentionPartOps):
             key, value = with_packed_heads(key), with_packed_heads(value)
             if key.stride(0) != value.stride(0):
                 key, value = key.contiguous(), value.contiguous()
-        if mask.ancestors is not None:  # every request has as many rows
+        if mask.ancestors is not None:  # every request has the same number of rows
             ancestors, starts, query_len = mask.ancestors.contiguous(), None, count // requests
         group = heads // kv_heads
         tile = self.options.attention(

@@ -1,6 +1,6 @@
-"""Attention in parts: adding what the splits of one context give, and what the ranks that share one give.
+"""Attention in parts: kernels that add the results of a context's splits, or of the ranks that share a context.
 
-A row has the sums of `dim` values, and behind them, where it has a place for it, the log-sum-exp of its scores.
+A row has `dim` elements of attention. If it is one element wider, the last one is the log-sum-exp of its scores.
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
@@ -20,7 +20,7 @@ from specgraph.kernels.launch import ceil_div, power_of_two
 
 @triton.jit
 def first_of(mask, HALF: tl.constexpr, HALVES: tl.constexpr):
-    """mask [N, 1] for the first HALF of HALVES columns: [N, HALVES], or the mask itself where that is all of them."""
+    """Return mask [N, 1] for the first HALF of HALVES columns: [N, HALVES], or the mask itself if HALF is HALVES."""
     if HALF != HALVES:
         mask = mask & (tl.arange(0, HALVES) < HALF)[None, :]
     return mask
@@ -28,7 +28,7 @@ def first_of(mask, HALF: tl.constexpr, HALVES: tl.constexpr):
 
 @triton.jit
 def store_sums(out, place, top, total, live, DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """Store the logarithm of each row's sum of weights behind its DIM elements, where rows of `out` are wider."""
+    """Store the log-sum-exp of each row's scores behind its DIM elements, if rows of `out` are wider than DIM."""
     if WIDTH > DIM:
         in_base_2 = top + tl.log2(tl.where(total > 0, total, 1.0))
         tl.store(out + place * WIDTH + DIM, in_base_2 * 0.6931471805599453, mask=live)
@@ -39,7 +39,10 @@ def combine_kernel(
     partial_out, partial_max, partial_sum, out, items, DIM: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr,
     SPAN: tl.constexpr, ITEMS: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Add the splits of ITEMS (row, head) pairs, in order. SPLITS and DIMS >= DIM are powers of two; SPAN as above."""
+    """Add the splits of ITEMS pairs of row and head, in order. SPLITS and DIMS >= DIM are powers of two.
+
+    With SPAN, a pair with a first `partial_sum` of -1 is skipped: `attend_kernel` has written its output already.
+    """
     if OVERLAP is not None:
         OVERLAP()
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
@@ -73,8 +76,10 @@ def sum_parts_kernel(
     parts, out, items, heads, first_head, num_heads, of_rank, DIM: tl.constexpr, DIMS: tl.constexpr,
     RANKS: tl.constexpr, ITEMS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Add what RANKS ranks give, rows [heads, DIM + 1] of `of_rank` elements each, for ITEMS pairs of a row and one of
-    `num_heads` heads."""
+    """Add the parts of RANKS ranks for ITEMS pairs of a row and one of `num_heads` heads.
+
+    A rank's part has rows [heads, DIM + 1], `of_rank` elements in all.
+    """
     if OVERLAP is not None:
         OVERLAP()
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
@@ -98,7 +103,7 @@ def sum_parts_kernel(
 
 
 class Partial(NamedTuple):
-    """The results of the splits of contexts, which are still to be added."""
+    """The results of all splits, before `combine_kernel` adds them."""
 
     out: Tensor
     """float32 [T * heads, splits, dim]"""
@@ -109,7 +114,7 @@ class Partial(NamedTuple):
 
 
 class AttentionPartOps(KVCacheOps):
-    """The implementation of `specgraph.ops.sum_parts`, and the sum of splits."""
+    """The implementation of `specgraph.ops.sum_parts`, and the launch of `combine_kernel`."""
 
     __slots__ = ()
 
@@ -126,7 +131,7 @@ class AttentionPartOps(KVCacheOps):
         return out
 
     def _combine(self, partial: Partial, out: Tensor, span: int) -> None:
-        """Add the splits into `out` [T, heads, dim, or one more]."""
+        """Add the splits into `out`, [T, heads, dim] or [T, heads, dim + 1]."""
         count, splits, dim = partial.out.shape
         items = 4 if splits <= 16 else 1
         self.launch(

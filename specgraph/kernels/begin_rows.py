@@ -1,4 +1,4 @@
-"""The first node of each captured pass, and moving one token on: rows, positions, lengths and KV slots."""
+"""Kernels of `begin_rows`, the first node of each captured pass, and of `advance`, which moves rows one token on."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -16,7 +16,10 @@ from specgraph.ops.past_rows import PastRows
 
 @triton.jit
 def slots_of(position, block_table, valid, table_width, max_model_len, BLOCK: tl.constexpr):
-    """KV slots of unclamped positions of one request: -1 where not valid, past the end, or in the null block."""
+    """Return the KV slots of one request's positions, which need not be clamped.
+
+    A slot is -1 if `valid` is False, the position is past max_model_len, or its block is the null block.
+    """
     inside = valid & (position < max_model_len) & (position >= 0)
     index = tl.minimum(tl.minimum(tl.maximum(position, 0), max_model_len - 1) // BLOCK, table_width - 1)
     block = tl.load(block_table + index, mask=inside, other=0).to(tl.int64)
@@ -27,7 +30,7 @@ def slots_of(position, block_table, valid, table_width, max_model_len, BLOCK: tl
 def count_rows_without_block(
     rows_without_block, start, count, table, table_width, max_model_len, BLOCK: tl.constexpr, COUNTED: tl.constexpr
 ):
-    """Add how many of the `count` rows from position `start` are below max_model_len and in the null block."""
+    """Count the rows below max_model_len in the null block, of the `count` rows from position `start` on."""
     offset = tl.arange(0, COUNTED)
     position = start + offset
     written = (offset < count) & (position < max_model_len) & (position >= 0)
@@ -46,7 +49,7 @@ def depths_and_ancestors(draft_parents, row, inside, num_steps, ROWS: tl.constex
     own = tl.full((ROWS,), 1, tl.int64) << row.to(tl.int64)
     bits = own
     depth = tl.zeros((ROWS,), tl.int64)
-    for _ in range(num_steps):  # each time what is known of the parents moves one level down
+    for _ in range(num_steps):  # each pass carries depths and ancestors one level down
         bits = own | tl.sum(tl.where(follows, bits[None, :], 0), axis=1)
         depth = tl.where(row > 0, tl.sum(tl.where(follows, depth[None, :], 0), axis=1) + 1, 0)
     return depth, bits
@@ -54,7 +57,7 @@ def depths_and_ancestors(draft_parents, row, inside, num_steps, ROWS: tl.constex
 
 @triton.jit
 def find_past_rows(position, wanted, past_positions, table, table_width, KEPT: tl.constexpr, BLOCK: tl.constexpr):
-    """Return which wanted rows were kept, without a gap up to the last wanted one, and the entries of all."""
+    """Return which wanted rows can be used, because they and all later wanted rows were kept, and all rows' entries."""
     block = tl.load(table + tl.minimum(position // BLOCK, table_width - 1), mask=wanted, other=0).to(tl.int64)
     entry = block * KEPT + position % BLOCK % KEPT
     holds = tl.load(past_positions + entry, mask=wanted, other=-1)
@@ -75,9 +78,11 @@ def begin_rows_kernel(
     COLUMNS: tl.constexpr, LAST: tl.constexpr, COUNTED: tl.constexpr, KEPT: tl.constexpr, CHUNK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per request; where hidden states are written, one per request and row: the first of a request writes
-    all else. ROWS, COLUMNS, LAST and COUNTED are powers of two that hold its rows, the round's columns, the last rows
-    and the rows that are counted."""
+    """One program per request, or per request and row if past rows are used: each then writes one row's hidden state.
+
+    The first program of a request writes everything else. ROWS, COLUMNS, LAST and COUNTED are powers of two that hold
+    a request's rows, the batch's columns, the last rows and the rows to count.
+    """
     if OVERLAP is not None:
         OVERLAP()
     request = tl.program_id(0).to(tl.int64)

@@ -1,4 +1,4 @@
-"""The tree of a drafter that drafts all positions in one pass: a search through the best tokens of each position."""
+"""Draws the tree of a drafter that drafts all positions in one pass: it searches the best tokens of each position."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -19,12 +19,12 @@ def block_tree_kernel(
     drafts_stride, parents_stride, TOP_K: tl.constexpr, FOUND: tl.constexpr, BLOCKS: tl.constexpr,
     PLACES: tl.constexpr, OPEN: tl.constexpr, NODES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per request: its best `nodes` paths, from what `scan_top_kernel` found in its `steps` rows.
+    """Find the best `nodes` paths of one request in the results of `scan_top_kernel` for its `steps` rows.
 
-    Best first: the next path is the best of the open ones. After it two more are open, the path with the next likely
-    token in its last place, and the path made longer by the most likely token: neither comes before it, and every path
-    is opened once. Paths of equal score are ordered by length, then by the ranks of their tokens, of which `key` is a
-    number with TOP_K as its base.
+    The search is best first: the next path is the best open one. It opens two more paths: itself with the next likely
+    token in its last place, and itself with the most likely token added. These have no better score, and every path is
+    opened once. Paths of equal score are ordered by length, then by `key`: the ranks of their tokens as the digits of a
+    number in base TOP_K.
 
     FOUND, BLOCKS, PLACES, OPEN and NODES are powers of two that hold blocks * TOP_K, blocks, steps * TOP_K,
     2 * nodes + 1 and nodes.
@@ -36,7 +36,7 @@ def block_tree_kernel(
     log_probs = tl.full((PLACES,), float("-inf"), tl.float32)
     tokens = tl.zeros((PLACES,), tl.int64)
     zero = request.to(tl.int64) * 0
-    unit = zero + 1  # of the first place's rank in a key
+    unit = zero + 1  # the worth in a key of the first token's rank
     for step in range(steps):
         at = request * steps + step
         value, index, lse = found_in_row(best_value, best_index, totals, at, blocks, TOP_K, FOUND, BLOCKS)
@@ -48,8 +48,8 @@ def block_tree_kernel(
         if step > 0:
             unit = unit * TOP_K
 
-    # The open paths: score, score without the last token, length, key, unit of the last place in it, the node that they
-    # follow (-1 for the root), and the rank of the last token.
+    # The open paths: score, score without the last token, length, key, unit of the last token's rank in the key, the
+    # node that they follow (-1 for the root), and the rank of the last token.
     item = tl.arange(0, OPEN)
     first = tl.sum(tl.where(place == 0, log_probs, 0.0), axis=0)
     live = item == 0
@@ -98,7 +98,7 @@ def block_tree_kernel(
         rank = tl.where(sibling, own_rank + 1, tl.where(longer, 0, rank))
         live = live | sibling | longer
 
-    # By length and key, so that parents come first.
+    # Sort the nodes by length and key, so that parents come first.
     earlier = (node_length[None, :] < node_length[:, None]) | (
         (node_length[None, :] == node_length[:, None]) & (node_key[None, :] < node_key[:, None])
     )
@@ -109,7 +109,7 @@ def block_tree_kernel(
 
 
 class BlockTreeOps(TreeOps):
-    """The implementation of `specgraph.ops.draft_block_tree`, and of the other ops of trees."""
+    """Implementations of `specgraph.ops.draft_block_tree` and of the other ops in `specgraph.ops.tree`."""
 
     __slots__ = ()
 

@@ -1,6 +1,6 @@
-"""Kernels compiled in processes of their own before a capture needs them, and kept where Triton keeps its own.
+"""Compiles kernels in processes of their own before a capture needs them, and keeps them in Triton's cache folder.
 
-Run as a program, this module is such a process: it compiles what it reads, and answers each with an error or "".
+Run as a program, this module is such a process: it reads compilations, and answers each with an error or "".
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
@@ -32,33 +32,33 @@ from triton.runtime.cache import get_cache_manager
 from specgraph.validation import environment_number
 
 _MOST_PROCESSES = 16
-"""Each takes about 1 GB of host memory."""
+"""A process takes about 1 GB of host memory."""
 _FILE = "compiled"
 
 _log = logging.getLogger("specgraph")
 
 
 def digest(*parts: object) -> str:
-    """Return a name for what is made of these parts alone."""
+    """Return a name for a result that depends on these parts alone."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """Something to compile once, and to find in Triton's cache folder from then on."""
+    """A kernel to compile once, and to find in Triton's cache folder from then on."""
 
     key: str
-    """A `digest` of all that the result depends on."""
+    """A `digest` of everything that the result depends on."""
     compile: Callable[[], bytes] = field(compare=False)
-    """Compiles it, in any process: it can be pickled."""
+    """Returns the result. It can be pickled, and so run in any process."""
 
     def kept(self) -> bytes | None:
-        """Return the result if it was compiled before, in this process or an earlier one."""
+        """Return the result from the cache folder. None if it is not there."""
         path = get_cache_manager(self.key).get_file(_FILE)
         return None if path is None else Path(path).read_bytes()
 
     def result(self) -> bytes:
-        """Return the result, compiled now if need be."""
+        """Return the result. Compile it now if it was not kept."""
         found = None
         with suppress(OSError):
             found = self.kept()
@@ -70,10 +70,12 @@ class Compilation:
 
 
 def compile_all(work: Iterable[Compilation], progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-    """Compile what is not kept, in a process per CPU core. What fails is compiled, and fails, where it is needed.
+    """Compile the kernels that are not kept, in up to one process per CPU core.
+
+    A kernel that fails here raises nothing: its first launch compiles it again, and fails.
 
     Args:
-        progress: called with the number of kernels compiled and their number in all.
+        progress: called with the number of kernels compiled so far and the number of all.
     """
     try:
         missing = [each for each in dict.fromkeys(work) if each.kept() is None]
@@ -83,10 +85,10 @@ def compile_all(work: Iterable[Compilation], progress: Callable[[int, int], None
 
 
 def _compile_missing(missing: list[Compilation], progress: Callable[[int, int], None]) -> None:
-    """Compile these, unless they are too few for processes of their own."""
-    random.Random(os.getpid()).shuffle(missing)  # ranks of one machine need the same, and so share the work
+    """Compile these kernels, unless they are too few to start processes for."""
+    random.Random(os.getpid()).shuffle(missing)  # ranks of one machine need the same kernels, and so share the work
     cores = _cores() // environment_number("LOCAL_WORLD_SIZE", 1, least=1)
-    count = min(len(missing) // 2, cores, _MOST_PROCESSES)  # each takes seconds to start
+    count = min(len(missing) // 2, cores, _MOST_PROCESSES)  # a process takes seconds to start
     if count < 2:
         return
     answers: SimpleQueue[str | None] = SimpleQueue()
@@ -111,7 +113,7 @@ def _compile_missing(missing: list[Compilation], progress: Callable[[int, int], 
 
 
 def _cores() -> int:
-    """Return how many CPU cores this process may use: all of them on a system without affinity."""
+    """Return the number of CPU cores that this process may use. On a system without affinity, that is all of them."""
     with suppress(AttributeError):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -120,8 +122,10 @@ def _cores() -> int:
 def _have_compiled(
     process: subprocess.Popen[bytes], left: Iterator[Compilation], answers: SimpleQueue[str | None]
 ) -> None:
-    """Have a process compile what is left, which all of them share, until it dies. Each answer is an error or "", and
-    None follows the last."""
+    """Have a process compile one kernel after the other from `left`, which all processes share, until it dies.
+
+    Put each answer, an error or "", into `answers`, and None after the last one.
+    """
     try:
         for work in left:
             pickle.dump(work, process.stdin)
@@ -134,7 +138,7 @@ def _have_compiled(
 
 
 def _answer() -> None:
-    """Compile what comes on standard input until it ends. What compilers print goes to standard error."""
+    """Read compilations from standard input until it ends, and run them. Compilers print to standard error."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     while True:
@@ -165,20 +169,23 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """An argument that is a tensor, as far as Triton compiles different code for it."""
+    """The properties of a tensor argument that Triton compiles different code for."""
 
     dtype: torch.dtype
     is_aligned: bool
     """True if its address is a multiple of 16 bytes."""
 
     def tensor(self) -> torch.Tensor:
-        """Return a tensor like it, without memory."""
+        """Return a meta tensor with these properties."""
         return torch.empty(2, dtype=self.dtype, device="meta")[0 if self.is_aligned else 1 :]
 
 
 def compilation_of(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any], target: Any) -> Compilation:
-    """Return what the launch `kernel[grid](*arguments, **options)` makes Triton compile for a target, which is that of
-    `driver.active.get_current_target()`; tensors need no memory.
+    """Return the compilation that the launch `kernel[grid](*arguments, **options)` needs.
+
+    Args:
+        arguments: tensors among them need no memory.
+        target: the result of Triton's `driver.active.get_current_target()`.
     """
     named = (
         tuple(_number(_specialised(each)) for each in arguments),
@@ -190,7 +197,7 @@ def compilation_of(kernel: Any, arguments: tuple[Any, ...], options: dict[str, A
 
 
 def _specialised(value: Any) -> Any:
-    """Return a value that stands for all that Triton compiles the same code for."""
+    """Return a value that stands for all arguments with the same compiled code. It can be pickled."""
     if isinstance(value, triton.JITFunction):
         return Name(value.fn.__module__, value.fn.__qualname__)
     if isinstance(value, torch.Tensor):
@@ -199,14 +206,14 @@ def _specialised(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return a value of the same kind: integers are 1, multiples of 16 or others, of 32 or 64 bits."""
+    """Return an integer with the same compiled code. Triton tells apart 1, multiples of 16, and 32 and 64 bits."""
     if type(value) is not int or value == 1:
         return value
     return (0 if -(2**31) <= value < 2**31 else 2**40) + (16 if value % 16 == 0 else 3)
 
 
 def _compile(kernel: Name, arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...], target: Any) -> bytes:
-    """Compile for a target whose device this process does not open; also what launches the kernel, if there is one."""
+    """Compile a kernel for a target, and its launcher if this machine has a driver. The device is not opened."""
     launcher = None
     with suppress(RuntimeError):  # no driver: this machine has no such device
         launcher = driver.active.launcher_cls
@@ -223,7 +230,7 @@ def _compile(kernel: Name, arguments: tuple[Any, ...], options: tuple[tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A driver of Triton's that names a target and has no device."""
+    """A Triton driver that has a target and no device."""
 
     target: Any
     launcher_cls: Any

@@ -1,4 +1,4 @@
-"""Copies into persistent buffers: selected rows, and a round as an engine hands it over."""
+"""Kernels that copy into persistent buffers: selected rows, and a host engine's batch."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportReturnType=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -32,7 +32,7 @@ def load_round_kernel(
     to_start_positions, to_aux_hidden, to_block_table, n, query_len, width, to_width, aux_elements, table_stride,
     ROW: tl.constexpr, TABLE: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per request and part: part 0 takes the small tensors, the others CHUNK elements of aux_hidden."""
+    """One program per request and part. Part 0 copies the small tensors, each other CHUNK elements of aux_hidden."""
     if OVERLAP is not None:
         OVERLAP()
     request = tl.program_id(0)

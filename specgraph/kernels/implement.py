@@ -1,7 +1,7 @@
-"""Registering Triton kernels as the implementations of ops under a device's dispatch key.
+"""Registers Triton kernels as the implementations of ops under a device's dispatch key.
 
-Each package that declares ops has launchers of its own for them (`Kernels`), and names them with `name_kernels`. A
-device registers all of them at once, and those of a package that is imported later when it is.
+Each package that declares ops has a `Kernels` with the launchers of its ops, and names it with `name_kernels`. A device
+registers all of them. If a package is imported later, its launchers are registered then.
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
@@ -32,11 +32,11 @@ class Kernels:
     """The implementations of one package's ops."""
 
     launcher: type[Launcher]
-    """Each method that has the name of an op implements it."""
+    """A method with the name of an op implements this op."""
     trial: Calls
-    """Calls that `agree_with_references` compares on a device before it is used."""
+    """Calls that `agree_with_references` makes on a device before it is used."""
     others: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
-    """Implementations that launch no kernel of ours, by op."""
+    """Implementations that launch no kernel of ours, by op name."""
 
 
 class DraftOps(NextStepOps, AttentionOps, BlockTreeOps, SamplingParameterOps, CopyOps, PastRowsOps, NgramOps):
@@ -52,8 +52,10 @@ _registered: dict[str, list[Launcher]] = {}
 
 
 def register(dispatch_key: str, options: LaunchOptions | None = None, around: Around | None = None) -> None:
-    """Make the Triton kernels the implementations of the ops under a torch dispatch key. The first registration
-    stays."""
+    """Make the Triton kernels the implementations of the ops under a torch dispatch key.
+
+    A second call for the same key does nothing.
+    """
     if dispatch_key in _registered:
         return
     launchers = _registered[dispatch_key] = []
@@ -69,13 +71,15 @@ def register(dispatch_key: str, options: LaunchOptions | None = None, around: Ar
 
 
 def launchers_of(dispatch_key: str) -> Sequence[Launcher]:
-    """Return the launchers that are registered under a dispatch key, one per package that declared ops so far."""
+    """Return the launchers registered under a dispatch key, one per package that has declared ops so far."""
     return _registered.get(dispatch_key, ())
 
 
 def agree_with_references(options: LaunchOptions, device: torch.device) -> str | None:
-    """Try the kernels of all installed packages on a device, unregistered. Return the first op that differs from its
-    reference and in what, None if all agree."""
+    """Compare the kernels of all installed packages with their references on a device, without registering them.
+
+    Return a message about the first op that differs. None if all agree.
+    """
     import_installed()
     for place in kernel_places():
         kernels: Kernels = resolve_name(place)

@@ -1,4 +1,4 @@
-"""Writes to KV caches: rotated queries and keys with their values, and what moves from slot to slot."""
+"""Kernels that write KV caches: `rotate_and_store`, and `move_kv`, which copies from slot to slot."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportReturnType=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -24,7 +24,7 @@ def rotate_and_store_kernel(
     BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr, KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
     DIM: tl.constexpr, DIMS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program: HEADS heads of one row. Heads are counted over query, then key, then value."""
+    """One program per row and HEADS heads. Heads are counted over query, then key, then value."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
@@ -40,7 +40,7 @@ def rotate_and_store_kernel(
     q = tl.load(q_at + dim, mask=is_query & inside, other=0.0)
     k = tl.load(k_at + dim, mask=is_key & inside, other=0.0)
     if rotary is not None:
-        # The other half's element with the sign that its sine takes.
+        # The paired element in the other half. Its sine is negative for the first half.
         turned = dim < 2 * HALF
         first = dim < HALF
         other = tl.where(first, dim + HALF, dim - HALF)
@@ -67,7 +67,7 @@ def move_kernel(
     KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr, MOVES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per KV head and PART of its elements: it reads those of all moves, then writes them."""
+    """One program per KV head and PART of its elements. It reads them for all moves, then writes them."""
     if OVERLAP is not None:
         OVERLAP()
     move = tl.arange(0, MOVES)
@@ -123,7 +123,10 @@ class KVCacheOps(Launcher):
             )  # fmt: skip
 
     def _refuses(self, what: str, cache: KVCache, head_dim: int = 0) -> bool:
-        """Say once why the kernels cannot use these caches, or with `head_dim` attend over them; whether it is so."""
+        """Return whether the kernels can't use these caches, or with `head_dim` can't attend over them.
+
+        The reason is logged once.
+        """
         reason = unsupported(*cache)
         most = self.options.most_head_dim if cache.key.element_size() == 2 else 256
         if cache.key.dtype == FP8 and not self.options.float8:
@@ -136,10 +139,10 @@ class KVCacheOps(Launcher):
 
 
 def unsupported(key_cache: Tensor, value_cache: Tensor) -> str | None:
-    """Return why the kernels cannot use these caches; None if they can.
+    """Return why the kernels cannot use these caches. None if they can.
 
-    They take any strides that key and value share if heads are contiguous. So they take the two halves of one tensor
-    [num_blocks, num_kv_heads, block_size, 2 * head_dim], each transposed to the shape of a cache.
+    Keys and values must have the same strides, and each head must be contiguous. So the two halves of one tensor
+    [num_blocks, num_kv_heads, block_size, 2 * head_dim] will do, each transposed to the shape of a cache.
     """
     if key_cache.shape != value_cache.shape:
         return f"the key cache is {list(key_cache.shape)}, the value cache {list(value_cache.shape)}"
@@ -151,7 +154,7 @@ def unsupported(key_cache: Tensor, value_cache: Tensor) -> str | None:
 
 
 def cache_layout(cache: Tensor) -> dict[str, int]:
-    """Strides of the KV caches as constants of a kernel."""
+    """Return the strides of the KV caches as constants of a kernel."""
     return {
         "BLOCK": cache.shape[1],
         "BLOCK_STRIDE": cache.stride(0),
@@ -161,5 +164,5 @@ def cache_layout(cache: Tensor) -> dict[str, int]:
 
 
 def with_packed_heads(x: Tensor) -> Tensor:
-    """Return x [T, heads, dim], copied unless each row's heads are contiguous, as in a view of a packed projection."""
+    """Return x [T, heads, dim] with contiguous heads in each row. A view of a packed projection is not copied."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -1,9 +1,10 @@
 """Linears of few rows, with residual, activation or argmax in their epilogue.
 
-With the few rows of a draft step a linear takes the time that reading its weights takes, so whatever needs only its
-output is done in its epilogue. So is what a norm before the next linear needs, see `linear_kernel`. Any other norm is a
-kernel of its own: scaling rows inside the loop takes the operand out of the copy pipeline, which costs more than the
-small kernel, during which the linear prefetches its weights. A backend says what it measured beside its tiles.
+With the few rows of a draft step, a linear takes the time that reading its weights takes. So its epilogue also does the
+work that needs only its output, and the sums of squares for a norm before the next linear, see `linear_kernel`. Any
+other norm is a kernel of its own. A linear that scaled rows inside its loop would take the operand out of the copy
+pipeline. That costs more than the small kernel, during which the linear prefetches its weights. Each backend has its
+measurements beside its tiles.
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
@@ -23,16 +24,16 @@ from specgraph.kernels.norm import NormOps
 from specgraph.ops.linear import Norm, Weight
 
 MAX_ROWS = 64
-"""Above this many rows a linear takes longer than reading its weights, and the library's matmul is as fast; a weight in
-FP8 is dequantised for it by a kernel of its own."""
+"""The most rows for these kernels. With more, a linear takes longer than reading its weights, and the library's matmul
+is as fast. A kernel of its own dequantises an FP8 weight for that matmul."""
 
 HALVES = (torch.bfloat16, torch.float16)
-"""Dtypes of x that the kernels multiply."""
+"""The dtypes of x that the kernels take."""
 
 
 @triton.jit
 def first_lines(weight, columns, depth, PREFETCH: tl.constexpr):
-    """Addresses (int64) of the cache lines of the first PREFETCH input columns of these rows of `weight`."""
+    """Return the addresses (int64) of the cache lines of weight's rows `columns`, up to input column PREFETCH."""
     lines = tl.arange(0, PREFETCH // 64) * 64
     address = weight + columns.to(tl.int64)[:, None] * depth + lines[None, :]
     return address.to(tl.int64, bitcast=True)
@@ -40,10 +41,10 @@ def first_lines(weight, columns, depth, PREFETCH: tl.constexpr):
 
 @triton.jit
 def x_row_starts(x, weight, taken, row, rows, columns, depth, x_stride, MASKED: tl.constexpr):
-    """Addresses [ROWS] of the rows `taken` of x; without a mask, rows of the tile after the last are rows of `weight`.
+    """Return the addresses [ROWS] of the rows `taken` of x. Without a mask, spare rows of the tile are in `weight`.
 
-    Their products are not stored. Under a mask a loop has a select for each copy, which it may wait for. Rows of the
-    weight are other programs' lines too, and, unlike x's last row again, not the same line for all.
+    Their products are not stored. With a mask the loop would have a select for each copy, and might wait for it. Other
+    programs read these rows of the weight anyway. To repeat the last row of x would read one cache line many times.
     """
     start = x + taken * x_stride
     if not MASKED:
@@ -53,13 +54,13 @@ def x_row_starts(x, weight, taken, row, rows, columns, depth, x_stride, MASKED: 
 
 @triton.jit
 def load_rows(at, live, MASKED: tl.constexpr):
-    """x at the addresses `at` [ROWS, DEPTH]; under a mask, zeros in rows that are not `live` [ROWS]."""
+    """Load x at the addresses `at` [ROWS, DEPTH]. With a mask, rows that are not `live` [ROWS] are zeros."""
     return tl.load(at, mask=live[:, None] if MASKED else None, other=0.0 if MASKED else None)
 
 
 @triton.jit
 def load_squares(squares, row, live, parts, PARTS: tl.constexpr):
-    """squares [rows, parts], whose sums over parts are those of each row's squared elements: [ROWS, PARTS]."""
+    """Load squares [rows, parts] as [ROWS, PARTS]. Their sum over parts is the sum of a row's squared elements."""
     part = tl.arange(0, PARTS)
     return tl.load(
         squares + row[:, None] * parts + part[None, :], mask=live[:, None] & (part < parts)[None, :], other=0.0
@@ -73,12 +74,12 @@ def linear_kernel(
     PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
     PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """out = x @ weight.T + bias + residual.
+    """Compute out = x @ weight.T + bias + residual.
 
-    Between two linears rows are normalised in parts. With `norm`, this is the first: scaled_out = out * norm, and
-    squares_out [rows, programs] has the sums of the squares of each program's columns of out. With `squares`
-    [rows, parts], this is the second: x is such a scaled_out, and rows are divided by their root mean square after
-    the product.
+    Two linears share the work of a norm between them. With `norm`, this is the first one: scaled_out = out * norm, and
+    squares_out [rows, programs] gets the sum of squares of each program's columns of out. With `squares` [rows, parts],
+    this is the second one: x is the scaled_out of the first, squares its squares_out, and the kernel divides each row
+    of the product by its root mean square.
     """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
@@ -93,7 +94,7 @@ def linear_kernel(
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     if squares is not None:
         square = load_squares(squares, row, live, parts, PARTS)
-        if ROWS > 16:  # too many to hold until the product is there
+        if ROWS > 16:  # too many values to hold until the product is done
             square = tl.sum(square, axis=1, keep_dims=True)
     for k in range(0, depth, DEPTH):
         a = load_rows(x_rows + k, live, MASKED)
@@ -122,16 +123,16 @@ def add_parts_kernel(
     parts, residual, out, norm, normed, rows, columns, residual_stride, eps, SPLIT: tl.constexpr,
     WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """out [rows, columns] = the sum of parts [SPLIT, rows, columns], rounded, plus residual; one program per row.
+    """Compute out [rows, columns] = round(sum of parts [SPLIT, rows, columns]) + residual, one program per row.
 
-    The parts are added in float32, in order. With `norm`, normed [rows, columns] = rms_norm(out).
+    The parts are added in float32, in order. With `norm`, also normed [rows, columns] = rms_norm(out).
     """
     if OVERLAP is not None:
         OVERLAP(WAIT=False)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     inside = column < columns
-    if norm is not None:  # a weight, which the kernels that may still run do not write
+    if norm is not None:  # norm is a weight: no kernel that may still run writes it
         scale = tl.load(norm + column, mask=inside, other=0.0)
     if OVERLAP is not None:
         OVERLAP(START=False)
@@ -152,7 +153,7 @@ def add_parts_kernel(
 
 
 class LinearOps(NormOps):
-    """Implementations of the ops `specgraph.ops.norm_linear`."""
+    """The implementation of `specgraph.ops.norm_linear` for weights in the dtype of x."""
 
     __slots__ = ()
 
@@ -174,8 +175,12 @@ class LinearOps(NormOps):
         self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile,
         squares: Tensor | None = None, eps: float = 0.0, scaling: tuple[Tensor | None, ...] = (None, None, None),
     ) -> Tensor:  # fmt: skip
-        """squares: float32 [T, parts] where rows of x are still to be divided; scaling: norm, scaled_out and
-        squares_out; see `linear_kernel`."""
+        """Launch `linear_kernel`.
+
+        Args:
+            squares: float32 [T, parts]. None unless this is the second linear around a norm.
+            scaling: norm, scaled_out and squares_out of the first linear around a norm.
+        """
         x = contiguous_rows(x)
         out = x.new_empty(x.shape[0], weight.shape[0])
         residual = None if residual is None else contiguous_rows(residual)
@@ -189,14 +194,13 @@ class LinearOps(NormOps):
         return out
 
     def _own(self, x: Tensor, bias: Tensor | None) -> ManyRows | None:
-        """Return the device's own linears, where they may take this one."""
+        """Return the device's own linears if they may take this one. Otherwise None."""
         return self.options.many_rows if bias is None and x.dtype in HALVES else None
 
     def _add_parts(
         self, x: Tensor, parts: Tensor, residual: Tensor | None, norm: Tensor | None = None, eps: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum of parts [S, T, out] in the dtype of x, plus residual; and its rms_norm, if there is a
-        norm."""
+        """Return the sum of parts [S, T, out] in the dtype of x, plus residual, and its rms_norm if norm is given."""
         split, rows, columns = parts.shape
         out = x.new_empty(rows, columns)
         normed = out if norm is None else x.new_empty(rows, columns)
@@ -217,8 +221,8 @@ class LinearOps(NormOps):
 
     def _shape(self, tile: Tile, x: Tensor, programs: int) -> dict[str, Any]:
         count = x.shape[0]
-        # Without a mask a program reads all rows of a tile, which costs time where several share a multiprocessor. One
-        # alone may wait for the selects that a mask takes.
+        # Without a mask a program reads all rows of a tile. This costs time if several programs share a multiprocessor.
+        # With a mask, a program alone on a multiprocessor may wait for the mask's selects.
         unmasked = count > 1 and count % 16 != 0 and programs <= self.options.compute_units
         return self._tile_options(tile, count, masked=not unmasked)
 

@@ -1,7 +1,7 @@
 """Linears over FP8 weights (e4m3), multiplied in float16.
 
-e4m3 fits float16, and one instruction converts two of them; bfloat16 takes three. Activations are divided by a power of
-two per row first, so that they fit as well, and have three bits more than in bfloat16.
+e4m3 fits float16, and one instruction converts two numbers; to bfloat16 it takes three. Each row of activations is
+divided by a power of two first. So it fits float16 as well, and has three more bits than in bfloat16.
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
@@ -23,12 +23,15 @@ from specgraph.kernels.norm import normed_row
 from specgraph.ops.linear import Norm, Weight, dequantised
 
 _WIDEST = 32768
-"""Columns that `scaled_kernel` holds at once."""
+"""The most columns that `scaled_kernel` holds at once."""
 
 
 @triton.jit
 def scaled_kernel(x, norm, scaled, factors, width, x_stride, eps, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
-    """scaled float16 [T, width] and factors [T], whose product is x [T, width] or rms_norm(x); one program per row."""
+    """Write scaled, float16 [T, width], and factors [T]. Their product is x [T, width], or rms_norm(x) with `norm`.
+
+    One program per row.
+    """
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
@@ -38,7 +41,7 @@ def scaled_kernel(x, norm, scaled, factors, width, x_stride, eps, WIDTH: tl.cons
     if norm is not None:
         values = values.to(x.dtype.element_ty).to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(values), axis=0), 1e-30)
-    factor = tl.exp2(tl.ceil(tl.log2(largest)) - 8.0)  # sums of 2 ** 8 times 448 in float32
+    factor = tl.exp2(tl.ceil(tl.log2(largest)) - 8.0)  # scaled is at most 2 ** 8, and products 2 ** 8 * 448
     tl.store(scaled + row * width + column, (values / factor).to(tl.float16), mask=inside)
     tl.store(factors + row, factor)
 
@@ -47,7 +50,7 @@ def scaled_kernel(x, norm, scaled, factors, width, x_stride, eps, WIDTH: tl.cons
 def dequantise_kernel(
     weight, scale, out, depth, scale_stride, GROUP: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
 ):
-    """out = weight * scale in the dtype of out; one program per row and WIDTH of its columns."""
+    """Compute out = weight * scale in the dtype of out, one program per row and WIDTH of its columns."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
@@ -63,7 +66,7 @@ def dequantise_kernel(
 
 @triton.jit
 def first_bytes(weight, columns, depth, PREFETCH: tl.constexpr):
-    """Addresses (int64) of the cache lines of the first PREFETCH input columns of these rows of `weight`."""
+    """Return addresses as `first_lines` does, for a weight of one byte per element."""
     lines = tl.arange(0, PREFETCH // 128) * 128
     address = weight + columns.to(tl.int64)[:, None] * depth + lines[None, :]
     return address.to(tl.int64, bitcast=True)
@@ -71,7 +74,7 @@ def first_bytes(weight, columns, depth, PREFETCH: tl.constexpr):
 
 @triton.jit
 def add_product(acc, a, weights, scales, GROUPED: tl.constexpr):
-    """acc + a @ weights.T; with GROUPED the product is scaled before the sum."""
+    """Return acc + a @ weights.T. With GROUPED, the product is scaled before it is added."""
     if GROUPED:
         acc += tl.dot(a, tl.trans(weights.to(a.dtype))) * tl.load(scales)[None, :]
     else:
@@ -85,8 +88,11 @@ def linear_fp8_kernel(
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
     PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """out = x @ (weight * scale).T + bias + residual of x as `scaled_kernel` leaves it: scaled [ROWS, depth], of which
-    `rows` count; one program per block of COLUMNS. GROUP: input columns that share a scale, 0 for all of them."""
+    """Compute out = x @ (weight * scale).T + bias + residual, one program per block of COLUMNS.
+
+    x comes from `scaled_kernel`: scaled [ROWS, depth], with data in the first `rows` rows, and factors. GROUP is the
+    number of input columns that share a scale, or 0 if all do.
+    """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP is not None:
@@ -117,7 +123,7 @@ def linear_fp8_kernel(
 
 
 class Fp8LinearOps(LinearOps):
-    """Implementations of the ops `specgraph.ops.norm_linear`, over FP8 weights too."""
+    """The implementation of `specgraph.ops.norm_linear` that also takes FP8 weights."""
 
     __slots__ = ()
 
@@ -143,10 +149,9 @@ class Fp8LinearOps(LinearOps):
         return out
 
     def _scaled(self, x: Tensor, norm: Norm | None) -> tuple[Tensor, Tensor]:
-        """rms_norm(x), or x, as float16 and a factor [T] per row: see `scaled_kernel`.
+        """Return the results of `scaled_kernel` for x: scaled and factors.
 
-        The former has the rows of a whole tile, so that linears may read it without a mask;
-        those past T are not written.
+        scaled has the rows of a whole tile, so that linears may read it without a mask. Rows past T are not written.
         """
         x = contiguous_rows(x)
         rows, width = x.shape
@@ -171,8 +176,10 @@ class Fp8LinearOps(LinearOps):
         return out
 
     def _fp8_tile(self, kind: str, x: Tensor, weight: Tensor, scale: Tensor, columns: int) -> Tile | None:
-        """Return None where the weight is dequantised: no rows or too many, another dtype, or columns that no tile
-        divides."""
+        """Return the tile. None if the weight must be dequantised instead.
+
+        That is so with no rows or too many, with another dtype, or if no tile divides the columns.
+        """
         depth, whole = weight.shape[1], weight.is_contiguous() and scale.stride(-1) == 1
         if not 0 < x.shape[0] <= MAX_ROWS or x.dtype not in HALVES or depth > _WIDEST or not whole:
             return None
@@ -188,10 +195,10 @@ class Fp8LinearOps(LinearOps):
 
     def _fp8_shape(self, tile: Tile, count: int, weight: Tensor, scale: Tensor) -> dict[str, Any]:
         tile = replace(tile, prefetch=max(tile.prefetch, 128))
-        masked = not 1 < count <= 32  # as measured, see the backend with the tiles
+        masked = not 1 < count <= 32  # measured: see the tiles of the backend
         return {"GROUP": _group(weight, scale), **self._tile_options(tile, count, masked)}
 
 
 def _group(weight: Tensor, scale: Tensor) -> int:
-    """Input columns that share a scale; 0 for all of them."""
+    """Return the number of input columns that share a scale, or 0 if all do."""
     return 0 if scale.shape[0] == 1 else weight.shape[1] // scale.shape[0]

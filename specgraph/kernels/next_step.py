@@ -1,4 +1,4 @@
-"""The kernel between two greedy draft steps: the token, the move to the next position, and the next step's input."""
+"""The kernel between two greedy draft steps: it writes the token, the next position and the next draft step's input."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -23,9 +23,10 @@ def next_step_kernel(
     own_blocks, max_model_len, table_stride, width, hidden_width, hidden_stride, eps,
     BLOCKS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, HIDDEN_WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Two programs per request: one for its token and embedding, one for its place and hidden state.
+    """Two programs per request: one for its token and embedding, one for its position and hidden state.
 
-    `column` is what `draft_step` was when the kernel before ran: it is written here while others would read it.
+    `column` has the value of `draft_step` from the kernel before: one program here writes `draft_step` while others
+    would read it.
     """
     if OVERLAP is not None:
         OVERLAP()
@@ -61,7 +62,7 @@ class NextStepOps(SamplingOps, BeginRowsOps):
         self, x: Tensor, head: LmHead, drafts: Drafts, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor,
         block_table: Tensor, max_model_len: int, block_size: int, hidden: Tensor, pair: PairInput,
     ) -> Tensor:  # fmt: skip
-        """See `specgraph.ops.greedy_next_step`: one kernel after the linear of the head."""
+        """Run `specgraph.ops.greedy_next_step` with one kernel after the linear of the head, if a tile can take it."""
         draft_token_ids, draft_to_target, draft_step, token_ids = drafts
         assert draft_step is not None
         assert token_ids is not None

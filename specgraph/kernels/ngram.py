@@ -1,4 +1,4 @@
-"""Texts of one token per KV slot: writing their tokens, and drafting from them by n-grams."""
+"""Kernels that write the tokens of texts, one per KV slot, and draft from the texts by n-grams."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportReturnType=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -25,7 +25,7 @@ def keep_tokens_kernel(token_ids, slot_mapping, history, rows, ROWS: tl.constexp
 
 @triton.jit
 def _token_at(history, table, place, there, BLOCK: tl.constexpr):
-    """Return the tokens at some places of a text; -1 where not `there`, or in the null block."""
+    """Return the tokens at places of a text. A token is -1 if not `there`, or if its block is the null block."""
     block = tl.load(table + place // BLOCK, mask=there, other=0).to(tl.int64)
     return tl.load(history + block * BLOCK + place % BLOCK, mask=there & (block != 0), other=-1)
 
@@ -36,7 +36,7 @@ def ngram_propose_kernel(
     MIN: tl.constexpr, MAX: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr, DRAFTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per request, which looks at PLACES places at a time. DRAFTS is a power of two that holds K."""
+    """One program per request. It looks at PLACES places at a time. DRAFTS is a power of two that holds K."""
     if OVERLAP is not None:
         OVERLAP()
     request = tl.program_id(0).to(tl.int64)
@@ -44,7 +44,7 @@ def ngram_propose_kernel(
     length = tl.minimum(tl.load(seq_lens + request).to(tl.int64), max_model_len)
     best = tl.full((PLACES,), -1, tl.int64)
     for first in range(0, length - 1, PLACES):
-        place = first + tl.arange(0, PLACES)  # of the last token of an n-gram
+        place = first + tl.arange(0, PLACES)  # the place of an n-gram's last token
         matches, matched = place < length - 1, tl.zeros((PLACES,), tl.int64)
         for back in tl.static_range(MAX):
             last = _token_at(history, table, tl.maximum(length - 1 - back, 0), length > back, BLOCK)

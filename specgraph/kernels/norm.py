@@ -15,7 +15,7 @@ from specgraph.ops.linear import Norm, PairInput, normed
 
 @triton.jit
 def normed_row(x, norm, size, eps, WIDTH: tl.constexpr):
-    """x / rms(x) * norm of one row, in float32; x itself where there is no norm."""
+    """Return x / rms(x) * norm of one row, in float32. Without a norm, return x."""
     column = tl.arange(0, WIDTH)
     inside = column < size
     row = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
@@ -35,7 +35,7 @@ def write_normed(x, norm, out, size, eps, WIDTH: tl.constexpr):
 
 @triton.jit
 def norm_kernel(x, norm, out, size, stride, eps, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
-    """out [rows, size] = rms_norm(x)."""
+    """Compute out [rows, size] = rms_norm(x)."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
@@ -47,7 +47,10 @@ def pair_kernel(
     token_ids, table, table_norm, hidden, hidden_norm, out, table_stride, width, hidden_width, hidden_stride, eps,
     WIDTH: tl.constexpr, HIDDEN_WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """out [rows, width + hidden_width] = cat(norm(table[token_ids]), norm(hidden)), one program per row and half."""
+    """Compute out [rows, width + hidden_width] = cat(norm(table[token_ids]), norm(hidden)).
+
+    One program per row and half.
+    """
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
@@ -65,9 +68,9 @@ class NormOps(Launcher):
     __slots__ = ()
 
     def _pair(self, token_ids: Tensor, hidden: Tensor, pair: PairInput) -> Tensor:
-        """cat(rms_norm(table[token_ids]), rms_norm(hidden)): [T, E + H]."""
+        """Return cat(rms_norm(table[token_ids]), rms_norm(hidden)), [T, E + H]."""
         table, table_norm, hidden_norm, eps = pair
-        if table.stride(1) != 1:  # a copy of the whole table would be made at every call
+        if table.stride(1) != 1:  # take the rows only: every call would copy the whole table
             token_ids, table = torch.arange(token_ids.shape[0], device=table.device), table[token_ids]
         hidden = contiguous_rows(hidden)
         rows_, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
@@ -82,7 +85,7 @@ class NormOps(Launcher):
         return out
 
     def _normed(self, x: Tensor, norm: Norm | None) -> Tensor:
-        """rms_norm(x) with contiguous rows; x itself without a norm."""
+        """Return rms_norm(x), or x without a norm, with contiguous rows."""
         x = contiguous_rows(x)
         if norm is None:
             return x

@@ -1,4 +1,4 @@
-"""Rows of a drafter with one module per step: what is kept of them, and their tokens from module to module."""
+"""Kernels for a drafter with one module per draft step: they keep past rows, and shift tokens for the next module."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportReturnType=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -20,7 +20,7 @@ def keep_rows_kernel(
     token_ids, hidden, positions, slot_mapping, past_token_ids, past_positions, past_hidden, rows, size, hidden_stride,
     KEPT: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: it is kept if no later row takes its entry."""
+    """One program per row. The row is kept if no later row takes its entry."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
@@ -52,7 +52,7 @@ def shift_token_ids_kernel(
     last = tl.load(last_rows + request) - request * rows
     following = tl.load(at + tl.minimum(offset + 1, rows - 1), mask=inside, other=0)
     shifted = tl.where(offset == last, tl.load(latest + request), following)
-    tl.debug_barrier()  # all loads before the stores, which are of other threads' rows
+    tl.debug_barrier()  # a store may be to a row that another thread loads
     tl.store(at + offset, shifted, mask=inside)
     length = tl.load(seq_lens + request)
     tl.store(seq_lens + request, length + (length > 0).to(tl.int32))

@@ -1,4 +1,4 @@
-"""Picking tokens from logits: block by block over the vocabulary, then one kernel that compares the blocks."""
+"""Kernels that pick tokens from logits: first in each block of the vocabulary, then one kernel compares the blocks."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -19,10 +19,10 @@ from specgraph.ops.draft_sampling import Drafts, Draws, LmHead
 from specgraph.ops.linear import Norm, Weight
 
 MAX_SAMPLED_ROWS = 32
-"""Above this many rows the noise is drawn in a kernel of its own: the linear has too few threads for so much of it."""
+"""With more rows than this, a kernel of its own draws the noise: the linear has too few threads for it."""
 
 _COLUMNS = 4096
-"""Columns of stored logits, or of a distribution, per program."""
+"""Columns of stored logits or of a distribution, per program."""
 
 
 @triton.jit
@@ -30,9 +30,9 @@ def pick_kernel(
     logits, best_value, best_index, tops, totals, temperature, seeds, first_position, more_positions, columns, stride,
     blocks, steps, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Do as `head_kernel` does, of stored logits; one program per block of columns and row.
+    """Do as `head_kernel` does, from stored logits, one program per row and block of columns.
 
-    Row i is that of draft token i % steps of request i // steps, whose noise is that of position
+    Row i draws token i % steps of request i // steps. Its noise has the position
     first_position + more_positions + 1 + i % steps.
     """
     if OVERLAP is not None:
@@ -62,10 +62,10 @@ def pick_kernel(
 
 @triton.jit
 def write_token(token, draft_to_target, draft_step, token_ids, draft_token_ids, row, steps, draft_stride):
-    """Write the token of one row, as a target id, to the result.
+    """Write the token of one row, as a target id, to `draft_token_ids`.
 
-    With `draft_step` row i is request i: its token goes to that column, and to `token_ids`. Without, row i is column
-    i % steps of request i // steps.
+    With `draft_step`, row i is request i. Its token goes to column `draft_step`, and to `token_ids`. Without it, row i
+    is column i % steps of request i // steps.
     """
     if draft_to_target is not None:
         token += tl.load(draft_to_target + token)
@@ -78,7 +78,7 @@ def write_token(token, draft_to_target, draft_step, token_ids, draft_token_ids, 
 
 @triton.jit
 def best_token(best_value, best_index, row, blocks, BLOCKS: tl.constexpr):
-    """Return the best block's column (int64) of one row, the lowest among equals."""
+    """Return the column (int64) of one row's best value in all blocks, the lowest among equals."""
     block = tl.arange(0, BLOCKS)
     known = block < blocks
     value = tl.load(best_value + row * blocks + block, mask=known, other=float("-inf"))
@@ -92,7 +92,7 @@ def finish_greedy_kernel(
     best_value, best_index, draft_to_target, draft_step, token_ids, draft_token_ids, blocks, steps, draft_stride,
     BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: its best token; see `write_token`."""
+    """Write the best token of each row, one program per row; see `write_token`."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0)
@@ -106,7 +106,7 @@ def finish_sampled_kernel(
     draft_probs, blocks, columns, stride, steps, draft_stride, request_stride, step_stride,
     BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and COLUMNS of its distribution; the first one of a row also writes the token."""
+    """Write distributions, one program per row and COLUMNS columns. A row's first program also writes the token."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0)
@@ -139,13 +139,13 @@ def head_kernel(
     TURN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
     PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Per block of columns of x[row_ids] @ weight.T + added, the best logit and its column: best_value, best_index
-    [rows, blocks].
+    """Find the best logit and its column in each block of columns of the logits x[row_ids] @ weight.T + added.
 
-    Logits are rounded to the model's dtype before they are compared, as if they had been stored. With a temperature,
-    logits [rows, columns] are stored, and best_value, best_index, tops, totals are what `best_by_gumbel` returns.
-    `draft_column` gets the value of `draft_step`, for a kernel that writes it. With a TURN other launches read the same
-    weight: 0 from its first block on, 1 from its last.
+    They go to best_value and best_index [rows, blocks]. Logits are rounded to the model's dtype before they are
+    compared, as if they had been stored. With a temperature, logits [rows, columns] are stored, and best_value,
+    best_index, tops and totals get the results of `best_by_gumbel`. `draft_column` gets the value of `draft_step`, for
+    a later kernel that writes `draft_step`. TURN is set if other launches read the same weight: 0 begins with the first
+    block, 1 with the last.
     """
     block = tl.program_id(0)
     if TURN == 1:
@@ -196,7 +196,7 @@ def head_kernel(
 
 
 class Picked(NamedTuple):
-    """The best token of each block of columns, and the parts of each block's softmax where tokens are sampled."""
+    """The best token of each block of columns. If tokens are sampled, also the logits and each block's softmax part."""
 
     value: Tensor
     """float32 [rows, blocks]"""
@@ -211,12 +211,12 @@ class Picked(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Blocks of columns."""
+        """The number of blocks of columns."""
         return self.value.shape[1]
 
 
 def _allocate_picked(like: Tensor, blocks: int, logits: Tensor | None) -> Picked:
-    """Allocate for the rows of `like`, with the softmax's parts if there are logits."""
+    """Allocate the tensors for the rows of `like`. The softmax's parts are allocated only if logits are given."""
     shape = like.shape[0], blocks
 
     def floats() -> Tensor:
@@ -246,9 +246,9 @@ class SamplingOps(Fp8LinearOps):
     def best_by_block(
         self, x: Tensor, head: LmHead, draws: Draws | None, step: tuple[Tensor | None, Tensor | None] = (None, None)
     ) -> Picked:
-        """Return the best token of each block of columns of rms_norm(x) @ weight.T, one row per request with `draws`.
+        """Return the best token of each block of columns of `head.logits(x)`. With `draws`, requests have one row each.
 
-        step: `draft_step`, and int64 [1] that its value is copied to where a tile computes the product.
+        step: `draft_step`, and an int64 [1] that gets its value unless a library matmul computes the logits.
         """
         _, _, weight, added, row_ids, turn = head
         x = self._normed(x, None if head.norm is None else Norm(head.norm, head.eps))
@@ -280,7 +280,7 @@ class SamplingOps(Fp8LinearOps):
         return picked
 
     def _pick(self, logits: Tensor, draws: Draws | None, rows: int = 1) -> Picked:
-        """Return the best token of each 4096 columns of stored logits, with that many rows per request."""
+        """Return the best token of each block of 4096 columns of stored logits. A request has `rows` rows."""
         logits = contiguous_rows(logits)
         count, vocab = logits.shape
         picked = _allocate_picked(logits, ceil_div(vocab, _COLUMNS), None if draws is None else logits)
@@ -314,7 +314,7 @@ class SamplingOps(Fp8LinearOps):
 
 
 def require_rows(drafts: Drafts, *written: Tensor) -> None:
-    """Raise ValueError where token_ids, or a row of another result, is not contiguous: kernels cannot write it."""
+    """Raise ValueError if token_ids, or a row of another result, is not contiguous: kernels cannot write it."""
     ids, rows = drafts.token_ids, (drafts.draft_token_ids, *written)
     if (ids is not None and not ids.is_contiguous()) or any(t.stride(-1) != 1 for t in rows):
         raise ValueError("token_ids, and the rows of draft_token_ids and draft_probs, must be contiguous")

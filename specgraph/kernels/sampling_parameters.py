@@ -1,14 +1,14 @@
 """Sampling parameters without a sort: `specgraph.ops.adjust_logits` in five passes.
 
-1. Bias and penalties, and the largest logit of each block of columns.
-2. Number and weight of the tokens within 3, 5, 7, ... powers of two of the largest: between which two of these cuts the
-   kept tokens end.
-3. The weights between the two, block by block without gaps: few, in most distributions.
-4. One program per row searches the smallest kept weight among those, bit by bit (`smallest_kept.py`).
-5. Every other token gets the logit EXCLUDED.
+1. Add bias and penalties, and find the largest logit of each block of columns.
+2. Find the number and the weight of the tokens within 3, 5, 7, ... powers of two of the largest. They tell which two of
+   these cuts the kept tokens end between.
+3. Collect the weights between the two cuts, block by block without gaps. Most distributions have few.
+4. One program per row searches these for the smallest kept weight, bit by bit (`smallest_kept.py`).
+5. Every token that is not kept gets the logit EXCLUDED.
 
 All weights are integers (`specgraph.ops.sampling_parameters.weights_of`), so blocks may be added in any order. They
-have 24 significant bits, so they are float32 as well, and the bits of positive float32 are ordered as their values are.
+have 24 significant bits, so float32 holds them, and the bits of positive float32 numbers are ordered like their values.
 Launch these kernels without fusing products and sums: `weights_of` must give the same bits everywhere.
 """
 
@@ -28,16 +28,16 @@ from specgraph.kernels.smallest_kept import ALL, bracket, is_filtered, least_wei
 from specgraph.ops.sampling_parameters import SamplingParameters
 
 CUTS = 8
-"""Sums per block and row; see `smallest_kept.octaves_of`."""
+"""The number of cuts; see `smallest_kept.octaves_of`."""
 _COLUMNS = 4096
 """Columns per program."""
 _CHUNK = 4096
-"""Collected weights that the search reads at once."""
+"""The collected weights that the search reads at a time."""
 
 
 @triton.jit
 def row_weights(adjusted, tops, temperature, row, request, column, columns, blocks, BLOCKS: tl.constexpr):
-    """Weights int64 of a row's columns, and how many powers of two each is below the largest."""
+    """Return the weights, int64, of a row's columns, and how many powers of two each is below the largest."""
     block = tl.arange(0, BLOCKS)
     top = tl.max(tl.load(tops + row * blocks + block, mask=block < blocks, other=float("-inf")), axis=0)
     warmth = tl.load(temperature + request)
@@ -64,7 +64,7 @@ def adjust_kernel(
     draft_to_target, adjusted, tops, columns, vocab, stride, per_request, steps, draft_stride, blocks,
     COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Bias and penalties; one program per block of columns and row."""
+    """Add bias and penalties, one program per row and block of columns."""
     if OVERLAP is not None:
         OVERLAP()
     block = tl.program_id(1)
@@ -86,7 +86,7 @@ def adjust_kernel(
         counts = tl.load(output_counts + of_request, mask=inside, other=0)
         for draft in range(steps):
             id = tl.load(draft_token_ids + request * draft_stride + draft)
-            if ancestors is None:  # noqa: SIM108  (this is decided when it compiles)
+            if ancestors is None:  # noqa: SIM108  (decided when the kernel is compiled)
                 before = draft < row % per_request
             else:
                 before = ((tl.load(ancestors + row) >> (draft + 1)) & 1) != 0
@@ -104,8 +104,10 @@ def cut_kernel(
     adjusted, tops, temperature, top_k, top_p, min_p, counts, sums, columns, per_request, blocks,
     CUTS: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Return number and weight of a block's tokens within each cut: counts int32, sums int64, both [rows, blocks,
-    CUTS]."""
+    """Write the number (counts, int32) and the weight (sums, int64) of a block's tokens within each cut.
+
+    Both are [rows, blocks, CUTS]. Counts are written only if the request has top_k, sums only if it has top_p.
+    """
     if OVERLAP is not None:
         OVERLAP()
     block = tl.program_id(1)
@@ -131,7 +133,7 @@ def collect_kernel(
     adjusted, tops, temperature, top_k, top_p, min_p, counts, sums, found, held, columns, per_request, blocks,
     CUTS: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Return the weights between the two cuts, float32: the first held[row, block] of found[row, block, COLUMNS]."""
+    """Write the weights between the two cuts, float32, to the first held[row, block] of found[row, block, COLUMNS]."""
     if OVERLAP is not None:
         OVERLAP()
     block = tl.program_id(1)
@@ -157,7 +159,7 @@ def exclude_kernel(
     adjusted, tops, temperature, top_k, top_p, min_p, cuts, ties, columns, per_request, blocks,
     BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """EXCLUDED for the tokens below the smallest kept weight, and for those that have it but are too many."""
+    """Write EXCLUDED for tokens below the smallest kept weight, and for equal ones beyond the number to keep."""
     if OVERLAP is not None:
         OVERLAP()
     block = tl.program_id(1)

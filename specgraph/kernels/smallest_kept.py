@@ -1,9 +1,8 @@
 # type: ignore  (Triton compiles it; no type checker can read it)
-"""The smallest weight that a row keeps: between which two cuts it lies, and pass 4 of
-`specgraph.kernels.sampling_parameters`.
+"""The smallest weight that a row keeps: `bracket` finds two cuts around it, and `select_kernel` finds the weight.
 
-Pass 4 looks for it among the weights between the two cuts. Number and sum of the weights of at least w fall as w rises,
-so it is found by bisection over the bits of float32.
+`select_kernel` is pass 4 of `specgraph.kernels.sampling_parameters`. It searches the weights between the two cuts. The
+number and the sum of the weights that are at least w fall as w rises, so it bisects over the bits of float32.
 """
 
 from __future__ import annotations
@@ -16,38 +15,38 @@ ALL = tl.constexpr(2147483647)
 
 @triton.jit
 def octaves_of(cut):
-    """Powers of two that each cut lies below the largest weight; the last one, 7, is below all weights."""
+    """Return how many powers of two a cut lies below the largest weight. The last cut, 7, lies below all weights."""
     return tl.where(cut < 6, 2 * cut + 3, tl.where(cut == 6, 16, 40))
 
 
 @triton.jit
 def is_filtered(temperature, top_k, top_p, min_p, request):
-    """Return whether a request leaves any token out."""
+    """Return whether a request's parameters may exclude tokens."""
     any_filter = (tl.load(top_k + request) > 0) | (tl.load(top_p + request) < 1) | (tl.load(min_p + request) > 0)
     return (tl.load(temperature + request) > 0) & any_filter
 
 
 @triton.jit
 def least_weight(min_p, request):
-    """Return the smallest weight that min_p leaves, float32."""
+    """Return the smallest weight that min_p keeps, float32."""
     return tl.maximum(tl.load(min_p + request) * 1099511627776.0, 1.0)
 
 
 @triton.jit
 def first_reaching(cumulated, wanted):
-    """Return the first of the CUTS whose cumulated number is at least `wanted`: how many are less."""
+    """Return the first cut with a cumulated number of at least `wanted`."""
     return tl.sum((cumulated < wanted).to(tl.int32), axis=0)
 
 
 @triton.jit
 def at_cut(cumulated, cut, CUTS: tl.constexpr):
-    """cumulated[cut], and 0 for cut -1."""
+    """Return cumulated[cut], or 0 for cut -1."""
     return tl.sum(tl.where(tl.arange(0, CUTS) == cut, cumulated, 0), axis=0)
 
 
 @triton.jit
 def nucleus(total, top_p, request):
-    """Return the weight that top_p asks for of a total, rounded up."""
+    """Return top_p times a total weight, rounded up."""
     share = (tl.load(top_p + request) * 16777216.0).to(tl.int64)
     reached = share * (total >> 24) + ((share * (total & 16777215) + 16777215) >> 24)
     return tl.maximum(reached, 1)
@@ -55,11 +54,11 @@ def nucleus(total, top_p, request):
 
 @triton.jit
 def bracket(counts, sums, top_k, top_p, row, request, blocks, CUTS: tl.constexpr, BLOCKS: tl.constexpr):
-    """Between which cuts the kept tokens end: first and last, none of either if first > last.
+    """Find the first and the last cut that the end of the kept tokens may lie at. If first > last, all are kept.
 
     Returns:
-        first, last, whether top_k cuts, whether top_p cuts, number and weight of the tokens before the first cut, and
-        the weight of all.
+        first, last, whether top_k cuts, whether top_p cuts, the number and the weight of the tokens within cut
+        first - 1, and the weight of all tokens.
     """
     block = tl.arange(0, BLOCKS)[:, None]
     cut = tl.arange(0, CUTS)[None, :]
@@ -92,8 +91,7 @@ def bracket(counts, sums, top_k, top_p, row, request, blocks, CUTS: tl.constexpr
 
 @triton.jit
 def collected(found, held, row, blocks, begin, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the bits of CHUNK collected weights of each block, from number `begin`; 0 after the last. [BLOCKS,
-    CHUNK]"""
+    """Return the bits of CHUNK collected weights of each block, from number `begin` on, then 0: [BLOCKS, CHUNK]."""
     block = tl.arange(0, BLOCKS)
     there = tl.load(held + row * blocks + block, mask=block < blocks, other=0)
     place = begin + tl.arange(0, CHUNK)[None, :]
@@ -103,7 +101,7 @@ def collected(found, held, row, blocks, begin, BLOCKS: tl.constexpr, COLUMNS: tl
 
 @triton.jit
 def worth(bits, least_bits, WEIGHED: tl.constexpr):
-    """1, or with WEIGHED the weight itself, for weights of at least `least_bits`; 0 for others. int64"""
+    """Return 1, or with WEIGHED the weight, for each weight of at least `least_bits`, and 0 for the others: int64."""
     value = bits.to(tl.float32, bitcast=True).to(tl.int64) if WEIGHED else 1
     return tl.where(bits >= least_bits, value, 0).to(tl.int64)
 
@@ -111,7 +109,7 @@ def worth(bits, least_bits, WEIGHED: tl.constexpr):
 @triton.jit
 def tally(found, held, row, blocks, most, least_bits, WEIGHED: tl.constexpr,
           BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """Return the number, or with WEIGHED weight, of the collected weights of at least `least_bits`: int64 [BLOCKS]."""
+    """Return the number, or with WEIGHED the sum, of the collected weights of at least `least_bits`: int64 [BLOCKS]."""
     number = tl.zeros((BLOCKS,), tl.int64)
     for begin in range(0, most, CHUNK):
         bits = collected(found, held, row, blocks, begin, BLOCKS, COLUMNS, CHUNK)
@@ -122,9 +120,10 @@ def tally(found, held, row, blocks, most, least_bits, WEIGHED: tl.constexpr,
 @triton.jit
 def largest_reaching(found, held, row, blocks, most, low, high, before, wanted, WEIGHED: tl.constexpr,
                      BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """Return the largest bits from `low` so that `before` and the collected weights of at least them reach `wanted`.
+    """Return the largest bits b such that `before` plus the collected weights of at least b reaches `wanted`.
 
-    `low` reaches it, `high` does not. The first CHUNK weights of each block stay in registers; few rows have more.
+    The weights are counted, or with WEIGHED summed. `low` must reach `wanted`, and `high` must not. The first CHUNK
+    weights of each block stay in registers; few rows have more.
     """
     bits = collected(found, held, row, blocks, 0, BLOCKS, COLUMNS, CHUNK)
     while high - low > 1:
@@ -144,8 +143,10 @@ def select_kernel(
     temperature, top_k, top_p, min_p, counts, sums, found, held, cuts, ties, per_request, blocks,
     CUTS: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: the bits of its smallest kept weight (`cuts`), and how many of each block that have just it
-    are kept (`ties` [rows, blocks]; ALL where none is left out)."""
+    """Find the smallest kept weight, one program per row, and write its bits to `cuts`.
+
+    `ties` [rows, blocks] gets the number of tokens of exactly this weight to keep in each block, or ALL.
+    """
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0)

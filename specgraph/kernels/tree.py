@@ -1,7 +1,7 @@
-"""Draft trees: the k best tokens of each row, the next level, the nodes to verify, the accepted path and its KV.
+"""Kernels that draw a draft tree: the k best tokens of each row, the rows of the next level, and the nodes to verify.
 
-Everything of one request is decided by one program, in the order that `specgraph.ops.tree` states for ties. What
-other requests decide is never read.
+One program decides everything for one request, and treats ties as `specgraph.ops.tree` states. It reads nothing of
+other requests.
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
@@ -27,8 +27,10 @@ def scan_top_kernel(
     logits, best_value, best_index, totals, columns, stride, blocks, TOP_K: tl.constexpr, COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Find in each row's block of COLUMNS columns the TOP_K best logits and their columns, and the sum of
-    exp(logit - best). One program per block and row; the lower column comes first among equals."""
+    """Find the TOP_K best logits and their columns in each row's blocks of COLUMNS, and the sums of exp(logit - best).
+
+    One program per row and block. Among equals the lower column comes first.
+    """
     if OVERLAP is not None:
         OVERLAP()
     block = tl.program_id(1)
@@ -52,8 +54,7 @@ def scan_top_kernel(
 def found_in_row(
     best_value, best_index, totals, row, blocks, TOP_K: tl.constexpr, FOUND: tl.constexpr, BLOCKS: tl.constexpr
 ):
-    """Load what `scan_top_kernel` found in one row: values and columns [FOUND], and the log of the sum of
-    exponentials."""
+    """Load the results of `scan_top_kernel` for one row: values and columns [FOUND], and the row's log-sum-exp."""
     found = tl.arange(0, FOUND)
     block = tl.arange(0, BLOCKS)
     value = tl.load(best_value + row * blocks * TOP_K + found, mask=found < blocks * TOP_K, other=float("-inf"))
@@ -67,7 +68,7 @@ def found_in_row(
 
 @triton.jit
 def take_best(value, index, draft_to_target, columns):
-    """Take the largest value out, of equals the lowest column: what is left, that value and its token id."""
+    """Remove the largest value, of equals the lowest column. Return the rest, the value and its target id."""
     best = tl.max(value, axis=0)
     token = tl.min(tl.where(value == best, index, 2147483647), axis=0)
     value = tl.where(index == token, float("-inf"), value)
@@ -85,10 +86,10 @@ def grow_kernel(
     FIRST: tl.constexpr, TOP_K: tl.constexpr, BEAMS: tl.constexpr, FOUND: tl.constexpr, BLOCKS: tl.constexpr,
     DRAWN: tl.constexpr, CANDIDATES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per request: the step's candidates from what `scan_top_kernel` found, and the rows of the next step.
+    """Write one request's candidates of a draft step, from the results of `scan_top_kernel`, and the next one's rows.
 
-    BEAMS, FOUND, BLOCKS, DRAWN and CANDIDATES are powers of two that hold TOP_K, blocks * TOP_K, blocks, the
-    candidates of one step and those of all steps.
+    BEAMS, FOUND, BLOCKS, DRAWN and CANDIDATES are powers of two that hold TOP_K, blocks * TOP_K, blocks, the number of
+    candidates of one draft step, and of all draft steps.
     """
     if OVERLAP is not None:
         OVERLAP()
@@ -109,7 +110,7 @@ def grow_kernel(
         every = tl.arange(0, CANDIDATES)
         nothing = tl.full((CANDIDATES,), float("-inf"), tl.float32)
         tl.store(node_scores + request * candidates + every, nothing, mask=every < candidates)
-    tl.debug_barrier()  # the candidates' scores go to the same addresses, the new beams to those just read
+    tl.debug_barrier()  # scores of candidates go to the addresses of the -inf, new beams to the ones just read
 
     item = tl.arange(0, DRAWN)
     scores = tl.full((DRAWN,), float("-inf"), tl.float32)
@@ -158,7 +159,7 @@ def choose_kernel(
     node_scores, node_token_ids, node_parents, scratch, draft_token_ids, draft_parents, candidates, nodes,
     drafts_stride, parents_stride, CANDIDATES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per request: its best `nodes` candidates in their order. scratch: int64 [R, candidates]."""
+    """Write one request's best `nodes` candidates in the order of their numbers. scratch: int64 [R, candidates]."""
     if OVERLAP is not None:
         OVERLAP()
     request = tl.program_id(0)
@@ -212,7 +213,7 @@ def advance_tree_kernel(
 
 
 class TreeOps(Launcher):
-    """Implementations of the ops in `specgraph.ops.tree`, but for `draft_block_tree`."""
+    """Implementations of the ops in `specgraph.ops.tree`, except `draft_block_tree`."""
 
     __slots__ = ()
 
@@ -234,8 +235,10 @@ class TreeOps(Launcher):
         )  # fmt: skip
 
     def _top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what `scan_top_kernel` finds in each block of each row of logits [T, columns]: values [T, blocks,
-        count], columns, and sums [T, blocks]."""
+        """Run `scan_top_kernel` over logits [T, columns].
+
+        Return values and columns, [T, blocks, count] each, and sums [T, blocks].
+        """
         logits = contiguous_rows(logits)
         rows, columns = logits.shape
         blocks = ceil_div(columns, _COLUMNS)

@@ -1,6 +1,6 @@
-"""A trial of the Triton ops on a device: calls of a sampled chain, op by op, compared with the plain torch references.
+"""A trial of the Triton ops on a device: it compares the ops of a sampled chain with their plain torch references.
 
-A Triton that compiles wrong code for the device is refused before it drafts a wrong token.
+So a Triton that compiles wrong code for the device is refused before it drafts a wrong token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Calls = Callable[[], Iterator[tuple[str, dict[str, Any]]]]
 
 
 def agrees_with_reference(kernels: Any, calls: Calls, device: torch.device) -> str | None:
-    """Return the first op of unregistered `kernels` that differs from its reference and in what, None if all agree."""
+    """Compare unregistered `kernels` with their references. Return a message about the first difference, or None."""
     for name, arguments in calls():
         seen, wanted = (tree_map_only(Tensor, lambda t: t.to(device, copy=True), arguments) for _ in range(2))
         seen["its result"] = getattr(kernels, name)(**seen)
@@ -34,14 +34,14 @@ def agrees_with_reference(kernels: Any, calls: Calls, device: torch.device) -> s
 
 
 def _close(seen: Tensor, expected: Tensor) -> bool:
-    """Integers are equal, floating point is within bfloat16's rounding."""
+    """Return whether integers are equal, and floating-point numbers within bfloat16's rounding."""
     if not expected.is_floating_point():
         return torch.equal(seen, expected)
     return torch.allclose(seen.float(), expected.float(), atol=2e-2, rtol=2e-2)
 
 
 def draft_round() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield draft ops with their arguments: three requests, the last one inert, rounds of 2 rows, scattered blocks."""
+    """Yield draft ops with arguments: three requests of 2 rows, the last one inert, with scattered blocks."""
     g = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
