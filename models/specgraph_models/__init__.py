@@ -1,7 +1,8 @@
 """Targets and draft heads as plain tensor code, and the checkpoint folders that hold them.
 
-A head here implements a protocol of `specgraph.draft`, a target implements `Target`. `load_target` and `load_drafter`
-build them from folders, `eagle_head_from_module` and `eagle3_head_from_module` from the modules of a host engine.
+A head here implements a protocol of `specgraph.draft`, and a target implements `Target`. `load_target` and
+`load_drafter` build them from folders. `eagle_head_from_module` and `eagle3_head_from_module` build heads from the
+modules of a host engine.
 """
 
 from specgraph_models.checkpoints.load import drafter_format, load_drafter, load_target

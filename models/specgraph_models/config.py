@@ -1,4 +1,4 @@
-"""Sizes and options of a Llama-shaped decoder: what targets and draft heads are built from."""
+"""Sizes and options of a Llama-shaped model. Targets and draft heads are built from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A Llama-shaped decoder: sizes, rotation, and which optional tensors its layers have."""
+    """The sizes of a Llama-shaped model, its rotation, and the optional tensors of its layers."""
 
     architecture: str
     """`model_type` of the checkpoint's config.json; see `specgraph_models.checkpoints.architectures.ARCHITECTURES`."""
@@ -30,31 +30,31 @@ class ModelConfig:
     head_dim: int
     rms_norm_eps: float
     max_position_embeddings: int
-    """Positions that the model runs with: rows of the rotary table."""
+    """The number of positions that the model runs with, and of rows in its rotary table."""
     tie_word_embeddings: bool
     dtype: torch.dtype
-    """Dtype of the weights as the checkpoint states it; float32 when it states none."""
+    """Dtype of the weights as the checkpoint states it, or float32 if it states none."""
     sliding_window: int | None = None
-    """Keys that a row of a sliding layer sees at most, its own included."""
+    """The most keys that a row of a sliding layer sees, its own included."""
     sliding: tuple[bool, ...] = ()
-    """Layers with the sliding window, a flag for each; empty: none has it."""
+    """A flag per layer: whether it has the sliding window. Empty if no layer has it."""
     rotary: RotaryConfig = field(default_factory=RotaryConfig)
     sliding_rotary: RotaryConfig | None = None
-    """Rotation of the sliding layers where it differs (Gemma 3)."""
+    """The rotation of the sliding layers (Gemma 3). None if it is `rotary`."""
     rotary_dim: int | None = None
-    """Leading elements of each head that are rotated; all when None."""
+    """The number of leading elements of each head that are rotated. None if all are."""
     attention_scale: float | None = None
-    """Factor on query-key products; head_dim ** -0.5 when None."""
+    """Factor on query-key products. None means head_dim ** -0.5."""
     sinks: bool = False
     """Each layer has attention sinks (gpt-oss)."""
     activation: Activation = "silu"
-    """Columns of the gated MLP."""
+    """The activation of the gated MLP's gate."""
     embedding_scale: float = 1.0
     """Factor on the embedding (Gemma 3)."""
     norm_offset: float = 0.0
     """Added to each norm's weight when it is loaded (Gemma 3 stores weights minus 1)."""
     output_norms: bool = False
-    """Attention and MLP are normalised once more before they join the residual stream (Gemma 3)."""
+    """The outputs of attention and MLP are normalised before they are added to the residual stream (Gemma 3)."""
     packed_projections: bool = False
     """The checkpoint holds query, key and value in one matrix, and gate and up in another (Phi-3)."""
     qkv_bias: bool = False
@@ -63,38 +63,39 @@ class ModelConfig:
     qk_norm: bool = False
     """RMS norm of each query and key head before rotation (Qwen3)."""
     output_gate: bool = False
-    """The attention's output is multiplied by a gate of each element, made beside the query (Qwen3-Next)."""
+    """A gate per element multiplies the attention's output. The query projection also makes the gate (Qwen3-Next)."""
     experts: ExpertsConfig | None = None
     """The mixture of experts that some layers have in place of their MLP."""
     latent: LatentConfig | None = None
-    """Multi-head latent attention (DeepSeek-V3): num_kv_heads is 1, and head_dim the rotated part and the latent."""
+    """Multi-head latent attention (DeepSeek-V3). num_kv_heads is then 1, and head_dim is the size of the rotated part
+    plus the latent."""
     tensor_parallel: TensorParallel = WHOLE
-    """The split of the model over ranks; all sizes here are those of the whole model."""
+    """The split of the model over ranks. All sizes here are of the whole model."""
 
     @property
     def attention_parallel(self) -> TensorParallel:
-        """The ranks that split the attention's heads; a checkpoint's latent attention is whole on every rank."""
+        """The ranks that split the attention's heads. Latent attention from a checkpoint is whole on every rank."""
         return self.tensor_parallel if self.latent is None or self.latent.splits_heads else WHOLE
 
     @property
     def context(self) -> ContextParallel | None:
-        """The ranks that share the keys of every request, if any."""
+        """The ranks that share the keys of every request. None if no ranks do."""
         ranks = self.tensor_parallel.context
         return None if ranks is None else replace(ranks, gathers_heads=self.attention_parallel.size > 1)
 
     @property
     def local_heads(self) -> int:
-        """Query heads of this rank."""
+        """The number of this rank's query heads."""
         return self.num_heads // self.attention_parallel.size
 
     @property
     def local_kv_heads(self) -> int:
-        """KV heads of this rank: at least one."""
+        """The number of this rank's KV heads, at least one."""
         begin, end = self.attention_parallel.kv_heads(self.num_kv_heads)
         return end - begin
 
     def window(self, layer: int) -> int | None:
-        """Keys that a row sees at most in that layer; None where the window hides none of the model's positions."""
+        """Return the most keys that a row sees in that layer. None if it sees every position of the model."""
         if self.sliding_window is None or not any(self.sliding[layer : layer + 1]):
             return None
         return self.sliding_window if self.sliding_window < self.max_position_embeddings else None
@@ -104,7 +105,7 @@ class ModelConfig:
         return replace(self, max_position_embeddings=max_position_embeddings)
 
     def split(self, ranks: TensorParallel) -> ModelConfig:
-        """Return the same configuration, split over `ranks`; ConfigError where sizes cannot be split evenly."""
+        """Return the same configuration, split over `ranks`. Raises ConfigError if a size cannot be split evenly."""
         if self.experts is not None:
             ranks.check_experts(self.experts.num_experts, self.experts.inner)
         if ranks.size == 1:

@@ -1,4 +1,4 @@
-"""The parts that targets and draft heads share: decoder layers between an embedding and an output projection."""
+"""The base classes of targets and draft heads: decoder layers between an embedding and an output projection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specgraph_models.split import table_rows
 
 
 class DecoderModel:
-    """Decoder layers, an embedding and an output projection. Subclasses say what happens around the layers."""
+    """Decoder layers, an embedding and an output projection. Subclasses implement `forward` around the layers."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class DecoderModel:
     ) -> None:
         """
         Args:
-            sizes: of the layers.
-            embed_tokens: [vocab_size, hidden_size], or this rank's rows; lm_head: the same of the output vocabulary,
-                the same tensor when they are tied.
-            output_norm: [hidden_size]: a norm that is part of `logits`, where it is fused with the projection.
-            causal: whether rows see the rows before them only.
+            sizes: the sizes of the layers.
+            embed_tokens: [vocab_size, hidden_size], or this rank's rows.
+            lm_head: [output_vocab_size, hidden_size], or this rank's rows. The same tensor if they are tied.
+            output_norm: [hidden_size]: a norm that `logits` applies, fused with the projection. None if there is none.
+            causal: rows see only the rows before them.
         """
         self.sizes, self.embed_tokens, self.layers, self.lm_head = sizes, embed_tokens, tuple(layers), lm_head
         self.output_norm, self._causal = output_norm, causal
@@ -49,8 +49,7 @@ class DecoderModel:
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        """Return each layer's attention. The rotary tables are made at the first use: a model that is shortened before
-        never has longer ones."""
+        """Return each layer's attention. Rotary tables are made at the first use, so that `shorten` can come first."""
         if self._attention_layers is None:
             self._attention_layers = self.attention_shapes(self.sizes.max_position_embeddings)
         return self._attention_layers
@@ -60,7 +59,7 @@ class DecoderModel:
         self._attention_layers = tuple(layers)
 
     def attention_shapes(self, positions: int = 0) -> tuple[AttentionLayer, ...]:
-        """Return the attention of each layer, with tables of so many rows; layers of one rotation share its table."""
+        """Return each layer's attention, with rotary tables of `positions` rows. Layers of one rotation share one."""
         sizes, device = self.sizes, self.embed_tokens.device
         dim = sizes.rotary_dim or sizes.head_dim
         table = rotary_table(sizes.rotary, positions, dim, device)
@@ -89,19 +88,19 @@ class DecoderModel:
         return self.sizes.vocab_size
 
     def shorten(self, max_model_len: int) -> None:
-        """Run with fewer positions: the rotary table has a row for each, and a window that hides none is gone."""
+        """Run with fewer positions. The rotary table gets shorter, and a window that hides no position is dropped."""
         self.sizes = replace(self.sizes, max_position_embeddings=max_model_len)
         self._attention_layers = None
 
     def run_layers(
         self, x: Tensor, attend: Attend, rows: Tensor | None = None, first_qkv: Tensor | None = None
     ) -> list[Tensor]:
-        """Return what leaves each layer; see `decoder_blocks`."""
+        """Return the output of each layer; see `decoder_blocks`."""
         eps = self.sizes.rms_norm_eps
         return decoder_blocks(x, self.layers, self.attention_layers, attend, eps, rows, first_qkv)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, output_vocab_size]."""
+        """Map hidden [N, hidden_size] to logits [N, output_vocab_size]."""
         return whole_rows(self._output.logits(hidden), self.tensor_parallel, self.output_vocab_size)
 
     @property
@@ -114,7 +113,7 @@ class DecoderModel:
         return OutputProjection(self.output_norm, eps, self.lm_head, self.output_vocab_size, self.tensor_parallel)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return every tensor that the model reads, rotary tables too; subclasses put their own before them."""
+        """Return every tensor that the model reads, also rotary tables. Subclasses put their own tensors first."""
         named = {"embed_tokens": self.embed_tokens, "lm_head": self.lm_head}
         named |= named_tensors(self.layers, "layers")
         for index, shape in enumerate(self.attention_layers):
@@ -123,13 +122,12 @@ class DecoderModel:
         return named
 
     def rank_parts(self) -> frozenset[str]:
-        """Return the names, in `weights`, of the tensors of which each rank has a part of its own; every rank has the
-        others whole, and the same."""
+        """Return the names of the tensors in `weights` that are split over ranks. Every rank has the others whole."""
         parts = {id(tensor) for tensor in named_tensors(self._rank_parts()).values()}
         return frozenset(name for name, tensor in self.weights().items() if id(tensor) in parts)
 
     def _rank_parts(self) -> tuple[Any, ...]:
-        """Return these tensors, in records of any form; subclasses add their own."""
+        """Return the tensors that are split over ranks, in records of any form. Subclasses add their own."""
         embeds_part = self.embed_tokens.shape[0] != self.sizes.vocab_size
         return (
             self.embed_tokens if embeds_part else None,
@@ -139,7 +137,7 @@ class DecoderModel:
 
 
 class DraftDecoder(DecoderModel):
-    """A draft head of decoder layers. The target's final hidden state is its input where nothing else is said."""
+    """A draft head of decoder layers. By default its input is the target's final hidden state."""
 
     def __init__(
         self,
@@ -156,10 +154,11 @@ class DraftDecoder(DecoderModel):
     ) -> None:
         """
         Args:
-            sizes, embed_tokens, layers, lm_head, output_norm, causal: as in `DecoderModel`; `sizes.vocab_size` is the
+            sizes, embed_tokens, layers, lm_head, output_norm, causal: as in `DecoderModel`. `sizes.vocab_size` is the
                 target's.
-            aux_layers, aux_size: see `Head`; the size is hidden_size by default.
-            draft_to_target: int64 [draft_vocab_size], offsets; None: the draft vocabulary is the target's.
+            aux_layers, aux_size: see `Head`. The default of aux_size is hidden_size.
+            draft_to_target: int64 [draft_vocab_size], target id minus draft id. None if the draft vocabulary is the
+                target's.
         """
         super().__init__(sizes, embed_tokens, layers, lm_head, output_norm=output_norm, causal=causal)
         self.aux_layers, self.aux_size = tuple(aux_layers), aux_size or sizes.hidden_size
@@ -175,19 +174,19 @@ class DraftDecoder(DecoderModel):
         return aux_hidden
 
     def takes_pairs(self, given: PairInput, weight: Weight) -> None:
-        """Set `pair_input`, of the first linear; not where it is FP8, or its vocabulary is split over ranks."""
+        """Set `pair_input` to the input of the first linear, or to None if that is FP8 or ranks split the model."""
         self.pair_input = given if self.tensor_parallel.size == 1 and weight.scale is None else None
 
     def pair_linear(
         self, token_ids: Tensor, hidden: Tensor, given: PairInput, weight: Weight, pair: Tensor | None
     ) -> Tensor:
-        """Run a linear that takes the embedding of a token and a hidden state.
+        """Run a linear over the embedding of a token and a hidden state.
 
         Args:
             token_ids: int64 [T].
             hidden: [T, hidden_size].
-            given: the input that the linear takes; its table is the model's embedding.
-            pair: that input, where the op that picked the tokens made it.
+            given: how the linear's input is made. Its table is the model's embedding.
+            pair: the input, if the op that picked the tokens has made it already.
         """
         if pair is not None:
             return ops.norm_linear(pair, None, weight)
@@ -197,12 +196,12 @@ class DraftDecoder(DecoderModel):
 
 @dataclass(frozen=True, slots=True)
 class AuxWeights:
-    """Tensors, beside the decoder layers, of a head whose input is made of states of several target layers."""
+    """The tensors of an `AuxDecoder` besides its decoder layers."""
 
     embed_tokens: Tensor
-    """[vocab_size, hidden_size]: the target's tensor when shared."""
+    """[vocab_size, hidden_size]: the target's tensor if it is shared."""
     fc: Weight | None
-    """[hidden_size, aux_size]; None where the target's hidden states are taken unchanged."""
+    """[hidden_size, aux_size]. None if the head takes the target's hidden states unchanged."""
     hidden_norm: Tensor
     """[hidden_size]"""
     norm: Tensor
@@ -210,15 +209,15 @@ class AuxWeights:
     lm_head: Tensor
     """[draft_vocab_size, hidden_size]"""
     draft_to_target: Tensor | None = None
-    """int64 [draft_vocab_size], offsets; None when the vocabularies agree."""
+    """int64 [draft_vocab_size], target id minus draft id. None if the vocabularies are the same."""
     input_norm: Tensor | None = None
     """[aux_size]: one norm over all aux states (`norm_before_fc`)."""
     fc_norms: tuple[Tensor, ...] = ()
-    """[target hidden_size] each: one norm for each aux state (`fc_norm`)."""
+    """A norm per aux state (`fc_norm`), [target hidden_size] each."""
 
 
 class AuxDecoder(DraftDecoder):
-    """A draft head whose input is made of hidden states of several target layers (EAGLE-3, DFlash)."""
+    """A draft head that takes hidden states of several target layers (EAGLE-3, DFlash)."""
 
     def __init__(
         self,
@@ -258,8 +257,10 @@ class AuxDecoder(DraftDecoder):
 
 
 def named_tensors(part: Any, prefix: str = "") -> dict[str, Tensor]:
-    """Return the tensors of a dataclass of weights, or of a tuple or mapping of them, by dotted name for the
-    read-set."""
+    """Return the tensors of a dataclass of weights, or of a tuple or mapping of such, by dotted name.
+
+    The read set uses these names.
+    """
     if isinstance(part, torch.Tensor):
         return {prefix: part}
     if isinstance(part, Weight):

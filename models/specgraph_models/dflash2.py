@@ -1,7 +1,7 @@
-"""The DFlash2 draft head: DFlash's block with local convolutions, whose tokens are chosen in order among candidates.
+"""The DFlash2 draft head: DFlash's block with local convolutions. Tokens are chosen in order among candidates.
 
-convolution   of a sublayer's input and of its output, causal inside a block: each of a few taps weighs the row so many
-              places before, by a kernel per channel and one per group of channels that the input projects to
+convolution   of a sublayer's input and of its output, causal inside a block: tap i weighs the row i places before, by
+              a kernel per channel plus a kernel per group of channels, which is a projection of the input
 candidates    = top k of lm_head(norm(block))
 score         = logit + sum(predecessor[token before] * (P @ hidden state) * successor[candidate])
 """
@@ -26,7 +26,7 @@ from specgraph_models.layers import rms_norm, split_heads
 from specgraph_models.split import embedding, row_parallel
 
 NO_CANDIDATE = -1e30
-"""The logit of a token that is no candidate: finite, so that no block of columns lacks a largest one."""
+"""The logit of a token that is no candidate. It is finite, so that every block of columns has a largest logit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,17 @@ class Convolution:
     """[2 * taps * groups, hidden_size]"""
 
     def before(self, x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """x [T, hidden_size], blocks of `rows` rows -> what the sublayer takes, and the kernels of its output."""
+        """Return the sublayer's input, from x [T, hidden_size] in blocks of `rows` rows, and its output's kernels."""
         shape = 2, self.base.shape[1], self.projection.matrix.shape[0] // (2 * self.base.shape[1])
         groups = ops.norm_linear(x, None, self.projection).view(-1, rows, *shape, 1)
         kernels = self.base.view(*shape, -1) + groups
         return self.after(x, kernels[:, :, 0], rows), kernels[:, :, 1]
 
     def after(self, x: Tensor, kernels: Tensor, rows: int) -> Tensor:
-        """Return the sublayer's output [T, hidden_size], convolved by kernels [T / rows, rows, taps, groups, channels
-        of a group]."""
+        """Return the sublayer's output x [T, hidden_size], convolved.
+
+        kernels: [T / rows, rows, taps, groups, channels of a group].
+        """
         blocks = x.view(-1, rows, *kernels.shape[3:])
         out = blocks * kernels[:, :, 0]
         for tap in range(1, min(kernels.shape[2], rows)):
@@ -57,7 +59,7 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """The choice among candidates, of rank r."""
+    """The weights that choose among candidates, of rank r."""
 
     top_k: int
     predecessor: Tensor
@@ -74,12 +76,12 @@ class DFlash2Head(InOrderHead):
     def __init__(
         self, block: BlockParts, convolutions: Sequence[tuple[Convolution, Convolution]], selector: Selector
     ) -> None:
-        """convolutions: those of attention and of the MLP, for each layer."""
+        """convolutions: of the attention and of the MLP, for each layer."""
         super().__init__(block)
         self.convolutions, self.selector = tuple(convolutions), selector
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
-        """See `ParallelHead.forward`; the states are after the final norm."""
+        """See `ParallelHead.forward`. The result is after the final norm."""
         rows, eps, ranks = token_ids.shape[-1], self.sizes.rms_norm_eps, self.tensor_parallel
         x = embedding(token_ids.flatten(), self.embed_tokens, ranks, self.sizes.vocab_size)
         for index, (layer, shape, (attention, mlp)) in enumerate(

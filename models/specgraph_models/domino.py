@@ -1,4 +1,4 @@
-"""The Domino draft head: DFlash's block, whose tokens are drawn in order and corrected by a recurrent state of them.
+"""The Domino draft head: DFlash's block. A recurrent state over the drawn tokens corrects the logits of the next one.
 
 state     = GRU(state, embed(token before))                          zeros before the anchor
 logits    = lm_head(norm(block)) + W2 @ silu(W1 @ (hidden state, state))    of rows from `uncorrected_rows` on
@@ -23,12 +23,12 @@ from specgraph_models.split import embedding
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The recurrent cell over a block's tokens, and what it adds to logits; G is the size of its state."""
+    """The recurrent cell over a block's tokens, and the MLP that corrects logits. G is the size of the cell's state."""
 
     taken: Weight
-    """[3 * G, hidden_size], of the token's embedding: reset gate, update gate, candidate."""
+    """[3 * G, hidden_size], applied to the token's embedding: reset gate, update gate, candidate."""
     kept: Weight
-    """[3 * G, G], of the state."""
+    """[3 * G, G], applied to the state."""
     inner: Weight
     """[inner size, hidden_size + G]"""
     output: Weight
@@ -39,7 +39,7 @@ class DominoHead(InOrderHead):
     """A Domino drafter. Implements `BlockHead`."""
 
     def __init__(self, block: BlockParts, correction: Correction, uncorrected_rows: int) -> None:
-        """uncorrected_rows: rows of a block, from the first that predicts on, whose logits are not corrected."""
+        """uncorrected_rows: the logits of this number of first predicting rows are not corrected."""
         super().__init__(block)
         self.correction, self._uncorrected_rows = correction, uncorrected_rows
 

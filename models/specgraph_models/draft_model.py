@@ -1,4 +1,4 @@
-"""An independent language model as a draft head: it reads the target's tokens, and none of its hidden states."""
+"""An independent language model as a draft head. It reads the target's tokens, but no hidden states."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from specgraph_models.llama import LlamaTarget
 
 
 class DraftModelHead:
-    """A language model with the target's tokens. It ignores the hidden states passed to it.
+    """A language model with the target's vocabulary. It ignores the hidden states passed to it.
 
-    Implements `DraftHead`: a row takes the token *after* its position, as in every head, and stores its key and value
-    at that token's own position.
+    Implements `DraftHead`: a row takes the token *after* its position, as in every head. It stores its key and value at
+    that token's own position.
     """
 
     kind: HeadKind = "draft_model"
@@ -31,9 +31,9 @@ class DraftModelHead:
     def __init__(self, model: LlamaTarget, target_hidden_size: int, draft_vocab_size: int | None = None) -> None:
         """
         Args:
-            model: with a row in its embedding for each of the target's tokens.
-            target_hidden_size: columns of the target's hidden states, which `combine` takes and ignores.
-            draft_vocab_size: the first tokens, which alone are drafted, as the others are padding; all when None.
+            model: its embedding has a row for each of the target's tokens.
+            target_hidden_size: the columns of the target's hidden states, which `combine` takes and ignores.
+            draft_vocab_size: only this number of first tokens is drafted, as the others are padding. None drafts all.
         """
         self.model = model
         if draft_vocab_size is not None and draft_vocab_size < model.vocab_size:
@@ -58,18 +58,18 @@ class DraftModelHead:
         self.model.shorten(max_model_len)
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
-        """Zeros [T, hidden_size]."""
+        """Return zeros [T, hidden_size]."""
         return aux_hidden.new_zeros(aux_hidden.shape[0], self.hidden_size)
 
     def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
-        """token_ids int64 [T], the token after each row's position."""
+        """Run the model over token_ids, int64 [T], the token after each row's position."""
         out = self.model.forward(token_ids, attend).hidden
         if rows is not None:
             out = take_rows(out, rows)
         return DraftOutput(out, out)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, draft_vocab_size]."""
+        """Map hidden [N, hidden_size] to logits [N, draft_vocab_size]."""
         return self.model.logits(hidden)[:, : self.draft_vocab_size].contiguous()
 
     def weights(self) -> Mapping[str, Tensor]:

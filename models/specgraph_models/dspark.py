@@ -1,8 +1,8 @@
-"""The DSpark draft head: DFlash's block, whose tokens are drawn in order and corrected by the token before each.
+"""The DSpark draft head: DFlash's block. Each drawn token corrects the logits of the next one.
 
-logits    = lm_head(norm(block)) + W2 @ f(W1[token before])      a low-rank table of which token follows which
-f         = the row itself (vanilla); the row times a gate made of hidden state and row (gated); what a recurrent cell
-            over the block says (rnn)
+logits    = lm_head(norm(block)) + W2 @ f(W1[token before])      a low-rank table of tokens and their successors
+f         = the row itself (vanilla); the row times a gate made of hidden state and row (gated); the output of a
+            recurrent cell over the block (rnn)
 confidence = sigmoid(w @ (hidden state, W1[token before]))       the chance that the target accepts the row's token
 """
 
@@ -24,25 +24,25 @@ from specgraph_models.dflash import BlockParts, InOrderHead
 
 @dataclass(frozen=True, slots=True)
 class MarkovHead:
-    """A table of which token follows which, as a product of rank r."""
+    """A table of tokens and the tokens that follow them, as a product of rank r."""
 
     embed: Tensor
-    """[vocab_size, r], of the target's vocabulary."""
+    """[vocab_size, r]. The vocabulary is the target's."""
     output: Weight
     """[draft_vocab_size, r]"""
     gate: Weight | None = None
-    """[r, hidden_size + r], with a bias; None unless the head is gated."""
+    """[r, hidden_size + r], with a bias. None unless the head is gated."""
     cell: Weight | None = None
-    """[3 * r, r + r + hidden_size], with a bias: gate, candidate and output of a recurrent cell over (its state, the
-    token's row, the hidden state); None unless the head is recurrent."""
+    """[3 * r, r + r + hidden_size], with a bias: gate, candidate and output of a recurrent cell. Its inputs are its
+    state, the token's row of `embed` and the hidden state. None unless the head is recurrent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceHead:
-    """The chance that a draft token is accepted, computed in float32."""
+    """The weights that predict the chance that a draft token is accepted."""
 
     weight: Tensor
-    """float32 [1, hidden_size], or [1, hidden_size + r] where it reads the token before too."""
+    """float32 [1, hidden_size], or [1, hidden_size + r] if it also reads the token before."""
     bias: Tensor | None
     """float32 [1]"""
 
@@ -53,7 +53,7 @@ class DSparkHead(InOrderHead):
     def __init__(
         self, block: BlockParts, markov: MarkovHead, confidence: ConfidenceHead | None, *, in_one: bool = True
     ) -> None:
-        """markov, confidence: the two heads on top of the block. `in_one`: see `DFlashHead`."""
+        """markov, confidence: the two heads on top of the block. in_one: see `DFlashHead`."""
         super().__init__(block, in_one=in_one)
         self.markov, self.confidence_head = markov, confidence
         self.has_confidence = confidence is not None
@@ -79,7 +79,7 @@ class DSparkHead(InOrderHead):
                 return RowLogits(base[row], markov.embed, markov.output, token_ids)
             taken = functional.embedding(token_ids, markov.embed)
             if row == 0 and not self.sample_from_anchor and markov.cell is not None:
-                step(taken, hidden[:, 0])  # the cell was trained over the anchor's row too
+                step(taken, hidden[:, 0])  # in training the cell also ran over the anchor's row
             return RowLogits(base[row], step(taken, rows[row]), markov.output)
 
         return following

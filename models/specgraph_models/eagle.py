@@ -1,6 +1,6 @@
 """The EAGLE-1 draft head (arXiv:2401.15077): decoder layers over the token's embedding and a hidden state.
 
-x      = fc(cat(embed(token), hidden))     hidden: the target's final hidden state, then the previous step's carry
+x      = fc(cat(embed(token), hidden))     hidden: the target's final hidden state, later the draft step before's carry
 carry  = layers(x)                         the first layer has no input norm, and no final norm follows
 logits = lm_head(carry)
 """
@@ -35,7 +35,7 @@ class EagleHead(DraftDecoder):
     def forward(
         self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
     ) -> DraftOutput:
-        """token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
+        """See `PairHead.forward`. token_ids int64 [T], the token after each row's position; hidden [T, hidden_size]."""
         x = self.pair_linear(token_ids, hidden, self._input, self.fc, pair)
         x = self.run_layers(x, attend, rows)[-1]
         return DraftOutput(x, x)

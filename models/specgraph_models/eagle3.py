@@ -3,11 +3,11 @@
 first hidden = fc(cat(aux hidden states of the target))
 x            = cat(input_layernorm(embed(token)), hidden_norm(hidden))      input of the first layer's projections
 residual     = hidden, or hidden_norm(hidden) with norm_before_residual
-carry        = residual + attention + mlp                                   the next step's hidden
+carry        = residual + attention + mlp                                   the next draft step's hidden
 logits       = lm_head(norm(carry))                                         over the draft vocabulary
 
-P-EAGLE (arXiv:2602.01469) has the same layers and drafts all tokens in one pass: rows after the last sampled token take
-a mask token and fc(mask_hidden).
+P-EAGLE (arXiv:2602.01469) has the same layers, and drafts all tokens in one forward pass. Rows after the last sampled
+token take a mask token and fc(mask_hidden).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Eagle3Head(AuxDecoder):
         """
         Args:
             sizes, weights, layers: as in `AuxDecoder`.
-            aux_layers: empty: the head takes the target's final hidden state.
+            aux_layers: see `Head`. If empty, the head takes the target's final hidden state.
             norm_before_residual: the first layer's residual is the normalised hidden state.
-            norm_output: the carry is normalised by the final norm (EAGLE 3.1).
+            norm_output: the final norm is applied to the carry (EAGLE 3.1).
         """
         super().__init__(sizes, weights, layers, aux_layers)
         self.norm_before_residual, self.norm_output = norm_before_residual, norm_output
@@ -56,13 +56,13 @@ class Eagle3Head(AuxDecoder):
     def forward(
         self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
     ) -> DraftOutput:
-        """token_ids int64 [T], the token after each row's position; see `PairHead.forward`."""
+        """See `PairHead.forward`. token_ids int64 [T], the token after each row's position."""
         eps, weight = self.sizes.rms_norm_eps, self.layers[0].qkv
         if self.norm_before_residual:
             hidden = rms_norm(hidden, self.tensors.hidden_norm, eps)
         qkv = self.pair_linear(token_ids, hidden, self._input, weight, pair)
         x = self.run_layers(hidden, attend, rows, qkv)[-1]
-        # The final norm is part of `logits`, where it is fused with the projection.
+        # `logits` applies the final norm, fused with the projection.
         return DraftOutput(x, rms_norm(x, self.tensors.norm, eps) if self.norm_output else x)
 
 
@@ -82,7 +82,7 @@ class PEagleHead(Eagle3Head):
         mask_hidden: Tensor,
         **switches: bool,
     ) -> None:
-        """mask_hidden: [aux_size], as target hidden states; it is combined once, here."""
+        """mask_hidden: [aux_size], in place of target hidden states. `combine` runs over it once, here."""
         super().__init__(sizes, weights, layers, aux_layers, **switches)
         self.mask_token_id = mask_token_id
         self.mask_hidden = self.combine(mask_hidden[None])[0]

@@ -1,4 +1,4 @@
-"""Mixtures of experts in place of a layer's MLP: the router, the experts it chooses, and the one that all share."""
+"""Mixtures of experts in place of a layer's MLP: the router, the experts that it chooses, and the shared expert."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Scoring = Literal["softmax", "sigmoid", "softmax of the chosen"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """Sizes of a mixture, which layers have it, and how its router scores experts."""
+    """The sizes of a mixture, the layers that have it, and how its router scores experts."""
 
     num_experts: int
     top_k: int
@@ -28,29 +28,29 @@ class ExpertsConfig:
     inner: int
     """Intermediate size of one expert."""
     layers: tuple[bool, ...]
-    """Layers of the model with the mixture, a flag for each."""
+    """A flag per layer of the model: whether it has the mixture."""
     scoring: Scoring = "softmax"
-    """The way from router logits to weights: over all experts, each by itself (DeepSeek), or over those chosen
-    (gpt-oss)."""
+    """How router logits become weights: a softmax over all experts, a sigmoid of each (DeepSeek), or a softmax over the
+    chosen experts (gpt-oss)."""
     normalised: bool = True
     """The weights of the chosen experts are divided by their sum."""
     scale: float = 1.0
     """Factor on the weights of the routed experts."""
     num_groups: int = 1
-    """Groups of experts, of which only the best `top_groups` may be chosen from (DeepSeek)."""
+    """Groups of experts. Only experts of the best `top_groups` groups may be chosen (DeepSeek)."""
     top_groups: int = 1
     shared_inner: int = 0
-    """Intermediate size of the MLP that every row goes through; 0 for none."""
+    """Intermediate size of the shared expert, an MLP that every row goes through. 0 if there is none."""
     shared_gated: bool = False
-    """Its output is multiplied by a gate of each row (Qwen3-Next)."""
+    """A gate per row multiplies the shared expert's output (Qwen3-Next)."""
     alpha: float = 1.0
     limit: float = 0.0
-    """The activation; see `kernels.experts.gated`."""
+    """alpha and limit choose the activation; see `specgraph_models.ops.experts.gated`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Router and shared expert of one layer; the routed experts are the layer's stacked `gate_up` and `down`."""
+    """Router and shared expert of one layer. The routed experts are the layer's stacked `gate_up` and `down`."""
 
     config: ExpertsConfig
     router: Tensor
@@ -58,7 +58,7 @@ class Experts:
     router_bias: Tensor | None = None
     """[num_experts]"""
     correction: Tensor | None = None
-    """float32 [num_experts]: added to scores when experts are chosen, but not to their weights (DeepSeek)."""
+    """float32 [num_experts]: added to the scores that choose experts, but not to the experts' weights (DeepSeek)."""
     shared_gate_up: Tensor | None = None
     """[2 * shared_inner, hidden_size]"""
     shared_down: Tensor | None = None
@@ -68,7 +68,7 @@ class Experts:
 
 
 def route(x: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
-    """Choose experts for rows x [T, hidden_size]: ids int64 [T, top_k], and their weights in float32."""
+    """Choose experts for rows x [T, hidden_size]. Return ids, int64 [T, top_k], and weights, float32 [T, top_k]."""
     config = experts.config
     if config.scoring == "sigmoid":
         scores = functional.linear(x.float(), experts.router.float()).sigmoid()
@@ -88,7 +88,7 @@ def route(x: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
 
 
 def _within_best_groups(choice: Tensor, config: ExpertsConfig) -> Tensor:
-    """Scores [T, num_experts], -inf outside the groups with the best sums of their two best experts."""
+    """Return scores [T, num_experts], -inf outside the best groups. A group's score is the sum of its two best."""
     groups = choice.view(choice.shape[0], config.num_groups, -1)
     best = groups.topk(min(2, groups.shape[2]), dim=-1).values.sum(dim=-1).topk(config.top_groups, dim=-1).indices
     kept = torch.zeros(groups.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, best, True)
@@ -96,16 +96,16 @@ def _within_best_groups(choice: Tensor, config: ExpertsConfig) -> Tensor:
 
 
 def mixture(x: Tensor, experts: Experts, gate_up: Weight, down: Weight, ranks: TensorParallel = WHOLE) -> Tensor:
-    """Normalised rows x [T, hidden_size] through the chosen experts and the shared one: [T, hidden_size].
+    """Run normalised rows x [T, hidden_size] through the chosen experts and the shared one. Return [T, hidden_size].
 
-    gate_up and down are stacked by expert, as in `model_ops.expert_mlp`: this rank's experts, or its columns of all of
-    them. The router and the shared expert are whole on every rank.
+    gate_up and down are stacked by expert, as in `model_ops.expert_mlp`. They are this rank's experts, or this rank's
+    columns of all experts. The router and the shared expert are whole on every rank.
     """
     config, own, rows = experts.config, ranks.experts, all_rows(x, ranks)
     ids, weights = route(rows, experts)
     first = 0 if own is None else own.part(config.num_experts)[0]
     if own is None and ranks.rank:
-        down = down._replace(bias=None)  # the first rank adds it, once
+        down = down._replace(bias=None)  # only the first rank adds the bias
     out = model_ops.expert_mlp(rows, ids, weights, gate_up, down, config.alpha, config.limit, first_expert=first)
     out = add_experts(out, ranks)
     if experts.shared_gate_up is None or experts.shared_down is None:

@@ -1,6 +1,6 @@
-"""Draft heads over the modules that an engine has loaded already: views of its weights, no copies.
+"""Draft heads over the modules that a host engine has loaded: views of its weights, no copies.
 
-Many engines hold a Llama-shaped drafter as torch modules of the same names, with packed projections:
+Many host engines hold a Llama-shaped drafter as torch modules of the same names, with packed projections:
 
     module.config                  hidden_size, vocab_size, hidden_act, draft_vocab_size (EAGLE-3)
     module.lm_head                 weight [>= vocabulary, hidden_size]
@@ -8,13 +8,12 @@ Many engines hold a Llama-shaped drafter as torch modules of the same names, wit
                                    num_aux_hidden_states (EAGLE-3)
     module.model.layers[i]         self_attn, mlp, post_attention_layernorm; input_layernorm, hidden_norm (EAGLE-3)
     layer.self_attn                qkv_proj, o_proj, rotary_emb, attn, num_heads, num_kv_heads, head_dim, scaling;
-                                   q_norm, k_norm where heads are normalised
+                                   q_norm, k_norm if heads are normalised
     layer.mlp                      gate_up_proj, down_proj; or a mixture of experts, which the engine's module computes
 
-Rows of a vocabulary may be padded: those past its size are not read. Where the engine has split the module over ranks,
-each hands over its own part: heads, MLP columns, and equally many rows of each vocabulary. Everything else that a
-module may do and a head here does not is refused, by every function of this file, with an `UnsupportedError` that names
-it.
+A vocabulary may have padding rows past its size, which are not read. If the host engine has split the module over
+ranks, each rank passes its own part: heads, MLP columns, and the same number of rows of each vocabulary. Every function
+of this file raises UnsupportedError for an option of a module that a head here does not have, and names the option.
 """
 
 from __future__ import annotations
@@ -43,16 +42,17 @@ ROTARY_CLASSES = (
     "Llama3RotaryEmbedding",
     "YaRNScalingRotaryEmbedding",
 )
-"""Rotations whose `cos_sin_cache` [positions, rotary_dim] holds cosines, then sines, one row per position."""
+"""Rotations with a `cos_sin_cache` [positions, rotary_dim]: each row has the cosines, then the sines of a position."""
 
 CallMlp = Callable[[Any, Tensor], Tensor]
-"""Calls an engine's MLP module over rows [T, hidden_size], in the context that the engine's modules need; the result is
-summed over the ranks."""
+"""(a host engine's MLP module, rows [T, hidden_size]) -> the module's result, summed over the ranks.
+
+The function sets up the context that the host engine's modules need."""
 
 
 @contextmanager
 def other_names() -> Generator[None]:
-    """Turn an AttributeError into an UnsupportedError that says which name a module lacks."""
+    """Turn an AttributeError into an UnsupportedError with the name that a module lacks."""
     try:
         yield
     except AttributeError as error:
@@ -71,14 +71,14 @@ def eagle3_head_from_module(
     """Return an EAGLE-3 head over a loaded module, with the module's own table of cosines and sines.
 
     Args:
-        module: see this file's docstring; its weights are on the device.
-        draft_to_target: int64 [draft_vocab_size], a target token id minus its draft token id; None where the drafter
-            has the target's vocabulary.
+        module: see this file's docstring. Its weights are on the device.
+        draft_to_target: int64 [draft_vocab_size], target id minus draft id. None if the drafter has the target's
+            vocabulary.
         norm_before_residual: see `Eagle3Head`.
-        ranks: over which the engine has split the module.
+        ranks: the ranks that the host engine has split the module over.
 
     Raises:
-        UnsupportedError: an option or a tensor of the module that the head does not have, or a name that is missing.
+        UnsupportedError: if the module has an option or a tensor that the head does not have, or lacks a name.
     """
     config, inner = module.config, module.model
     model, draft_vocab = config_from_module(module, ranks), int(config.draft_vocab_size)
@@ -98,7 +98,7 @@ def eagle3_head_from_module(
         model,
         weights,
         [layer_from_module(layer, ranks) for layer in inner.layers],
-        range(inner.num_aux_hidden_states),  # the engine's target hands them over; only their number matters
+        range(inner.num_aux_hidden_states),  # the host engine's target gives these states; only their number matters
         norm_before_residual=norm_before_residual,
         norm_output=bool(inner.norm_output),
     )
@@ -109,7 +109,7 @@ def eagle3_head_from_module(
 @checked
 @other_names()
 def eagle_head_from_module(module: Any, ranks: TensorParallel = WHOLE) -> EagleHead:
-    """Return an EAGLE-1 head over a loaded module, split over `ranks`; `lm_head` is the target's."""
+    """Return an EAGLE-1 head over a loaded module that is split over `ranks`. `lm_head` is the target's."""
     inner, model = module.model, config_from_module(module, ranks)
     head = EagleHead(
         model,
@@ -125,8 +125,9 @@ def eagle_head_from_module(module: Any, ranks: TensorParallel = WHOLE) -> EagleH
 def config_from_module(
     module: Any, ranks: TensorParallel = WHOLE, rotary_classes: Sequence[str] = ROTARY_CLASSES
 ) -> ModelConfig:
-    """Return the sizes of the layers; ConfigError where the ranks cannot split them. `max_position_embeddings` is 1:
-    the module has a table (`set_rotary`).
+    """Return the sizes of the layers. Raises ConfigError if the ranks cannot split them.
+
+    `max_position_embeddings` is 1, because `set_rotary` takes the module's own table.
     """
     config, first = module.config, module.model.layers[0]
     if config.hidden_act != "silu":
@@ -151,8 +152,9 @@ def config_from_module(
 
 
 def layer_from_module(layer: Any, ranks: TensorParallel = WHOLE, call: CallMlp | None = None) -> DecoderLayer:
-    """Return one decoder layer's weights; options of its attention that change its scores are refused. `call` runs a
-    mixture of experts, if one is served.
+    """Return one decoder layer's weights. Raises UnsupportedError if an option of its attention changes the scores.
+
+    call: runs a mixture of experts. None if none is served.
     """
     attention, mlp, attend = layer.self_attn, layer.mlp, layer.self_attn.attn
     for name in ("sliding_window", "sliding_window_size"):
@@ -183,7 +185,10 @@ def layer_from_module(layer: Any, ranks: TensorParallel = WHOLE, call: CallMlp |
 
 
 def mlp_from_module(mlp: Any, output: Weight, call: CallMlp | None) -> tuple[Weight, Weight, EngineMlp | None]:
-    """Return an MLP's two linears; or empty ones, beside `output`, and a mixture of experts that `call` runs."""
+    """Return an MLP's two linears and None, or for a mixture of experts empty linears and the `EngineMlp` that runs it.
+
+    output: the empty linears are of its dtype and device.
+    """
     if call is None or getattr(mlp, "down_proj", None) is not None:
         return linear_of(mlp.gate_up_proj), linear_of(mlp.down_proj), None
     empty = Weight(output.matrix.new_empty(0))
@@ -191,7 +196,7 @@ def mlp_from_module(mlp: Any, output: Weight, call: CallMlp | None) -> tuple[Wei
 
 
 def norm_of(norm: Any) -> Tensor:
-    """Return the factors of an RMS norm: its weight, or a copy of 1 + weight where that is what it multiplies by."""
+    """Return the factors of an RMS norm: its weight, or a copy of 1 + weight if it is a norm of Gemma's kind."""
     weight = plain(norm.weight)
     return weight + 1 if type(norm).__name__ == "GemmaRMSNorm" else weight
 
@@ -203,11 +208,11 @@ FP8_METHODS = (
     "Fp8PerBlockOnlineLinearMethod",
     "Fp8PtpcOnlineLinearMethod",
 )
-"""The classes of an engine's quantisation whose weights may be FP8 with a scale per tensor, row or block."""
+"""The quantisation classes of host engines that may have FP8 weights with a scale per tensor, row or block."""
 
 
 def _quantised_by(module: Any) -> str:
-    """Return the class of an engine's quantisation of a linear or an embedding; "" for none."""
+    """Return the name of the class that quantises a linear or an embedding, or "" if none does."""
     method = type(getattr(module, "quant_method", None)).__name__
     return "" if method in ("NoneType", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod") else method
 
@@ -243,8 +248,10 @@ def vocabulary_rows(module: Any, size: int, ranks: TensorParallel = WHOLE) -> Te
 
 
 def linear_of(module: Any) -> Weight:
-    """Return the weight of a linear, with its bias where it has one. Of an FP8 weight the scales are copied where they
-    are not one per row in float32: they have another layout here."""
+    """Return the weight of a linear, with its bias if it has one.
+
+    FP8 scales are copied unless they are float32 with one per row: they have another layout here.
+    """
     bias: Tensor | None = getattr(module, "bias", None)
     matrix, scale = _fp8(module) if _quantised_by(module) in FP8_METHODS else (linear_weight(module), None)
     return Weight(matrix, None if bias is None else plain(bias), scale)
@@ -253,7 +260,7 @@ def linear_of(module: Any) -> Weight:
 def _fp8(module: Any) -> tuple[Tensor, Tensor]:
     """Return an FP8 matrix [out, in], and its scales float32 [groups of columns, out].
 
-    Engines keep the matrix of some of their kernels as a view [in, out] of the same memory.
+    For some of its kernels a host engine keeps the matrix as a view [in, out] of the same memory.
     """
     weight: Any = module.weight
     scale: Any = getattr(module, "weight_scale", getattr(module, "weight_scale_inv", None))
@@ -270,7 +277,7 @@ def _fp8(module: Any) -> tuple[Tensor, Tensor]:
             )
         block: Any = getattr(module, "weight_block_size", None)
         if block is None and scale.numel() in (1, rows):
-            return matrix, scale.reshape(1, -1).expand(1, rows).contiguous()  # a view of a scale per row
+            return matrix, scale.reshape(1, -1).expand(1, rows).contiguous()  # no copy if there is a scale per row
         if block is not None and scale.shape == (-(-rows // block[0]), columns / block[1]):
             return matrix, scale.repeat_interleave(block[0], 0)[:rows].t().contiguous()
         scales = f"{list(scale.shape)} and blocks {block}"
@@ -284,12 +291,12 @@ def _fp8(module: Any) -> tuple[Tensor, Tensor]:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Return the same memory without an engine's subclass of Parameter, which would see every call with it."""
+    """Return the same memory as a plain Tensor. A host engine's subclass of Parameter would see every call with it."""
     return tensor.detach().as_subclass(Tensor)
 
 
 def rotary_from_module(attention: Any, classes: Sequence[str] = ROTARY_CLASSES, neox_style: bool = True) -> Tensor:
-    """Return float32 [positions, rotary_dim]: the module's own cosines and sines, rounded as the module rounds them."""
+    """Return the module's own cosines and sines, float32 [positions, rotary_dim], rounded as in the module."""
     rotary = attention.rotary_emb
     if type(rotary).__name__ not in classes or rotary.is_neox_style != neox_style:
         raise UnsupportedError(
@@ -302,6 +309,6 @@ def rotary_from_module(attention: Any, classes: Sequence[str] = ROTARY_CLASSES, 
 def set_rotary(
     model: DecoderModel, attention: Any, classes: Sequence[str] = ROTARY_CLASSES, neox_style: bool = True
 ) -> None:
-    """Give all layers of the model the rotary table of a module's attention."""
+    """Give all layers of the model the rotary table of a module."""
     table = rotary_from_module(attention, classes, neox_style)
     model.attention_layers = tuple(replace(layer, rotary=table) for layer in model.attention_layers)

@@ -2,8 +2,8 @@
 
 A row keeps one latent for the keys and values of all heads, and a rotated part that all heads share:
 
-latent  = norm(down x)                       [kv_lora_rank]; what the KV cache holds, behind the rotated part
-query   = [rotated part, key_up^T plain]     per head; scores over latents equal those over the heads' own keys
+latent  = norm(down x)                       [kv_lora_rank]; the KV cache holds it behind the rotated part
+query   = [rotated part, key_up^T plain]     per head; its scores with latents equal scores with the head's own keys
 value   = value_up attended latents          per head
 """
 
@@ -24,7 +24,7 @@ class LatentConfig:
     """Sizes of one head and of the latents, in elements."""
 
     query_rank: int | None
-    """Rank of the query's own latent; None where queries are projected directly."""
+    """Rank of the query's own latent. None if queries are projected directly."""
     rank: int
     """kv_lora_rank"""
     rotated: int
@@ -34,21 +34,23 @@ class LatentConfig:
     value: int
     """v_head_dim"""
     in_pairs: bool = False
-    """The checkpoint rotates elements 2i and 2i + 1 together; weights are reordered when they are loaded."""
+    """The checkpoint rotates elements 2i and 2i + 1 together. Weights are reordered when they are loaded."""
     eps: float = 1e-6
-    """The eps of the norms of latents: transformers' number, where vLLM takes the model's."""
+    """The eps of the norms of latents: transformers' number. vLLM takes the model's eps instead."""
     latent_first: bool = False
-    """Rows are [latent, rotated part], of which elements 2i and 2i + 1 are turned together: an engine's KV cache."""
+    """Rows are [latent, rotated part], and rotation pairs elements 2i and 2i + 1, as in a host engine's KV cache."""
     splits_heads: bool = False
-    """The heads are split over the ranks that split the model, as engines do; else each rank has all of them."""
+    """The ranks that split the model split the heads too, as host engines do. Otherwise each rank has all heads."""
     index_topk: int | None = None
-    """Keys that an indexer would leave of a longer text (DeepSeek-V3.2); None without one."""
+    """The number of keys that an indexer would keep of a longer text (DeepSeek-V3.2). None without an indexer."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Weights of one layer beside its packed projection, whose rows are those of the query (or of its latent), of the
-    latent of keys and values, and of the rotated part."""
+    """The weights of one layer's latent attention, besides its packed projection.
+
+    The projection's rows are the query (or its latent), then the latent of keys and values, then the rotated part.
+    """
 
     config: LatentConfig
     norm: Tensor
@@ -60,12 +62,13 @@ class LatentAttention:
     query_norm: Tensor | None
     """[query_rank]"""
     query_up: Weight | None
-    """[num_heads * (plain + rotated), query_rank]; None with `query_norm`."""
+    """[num_heads * (plain + rotated), query_rank]. It and `query_norm` are None if the query has no latent."""
 
 
 def latent_heads(projected: Tensor, weights: LatentAttention) -> tuple[Tensor, Tensor]:
-    """Return queries [T, num_heads, rotated + rank] and keys [T, 1, rotated + rank], which are the values too; both
-    parts the other way round with `latent_first`.
+    """Return queries [T, num_heads, rotated + rank] and keys [T, 1, rotated + rank], which are also the values.
+
+    With `latent_first` the latent comes before the rotated part in both.
 
     Args:
         projected: [T, rows of the packed projection].
@@ -84,7 +87,7 @@ def latent_heads(projected: Tensor, weights: LatentAttention) -> tuple[Tensor, T
 
 
 def latent_values(attended: Tensor, weights: LatentAttention) -> Tensor:
-    """attended [T, num_heads, rotated + rank] -> values of all heads, [T, num_heads * value]."""
+    """Map attended [T, num_heads, rotated + rank] to the values of all heads, [T, num_heads * value]."""
     config = weights.config
     latents = attended[..., : config.rank] if config.latent_first else attended[..., config.rotated :]
     latents = latents.transpose(0, 1)

@@ -1,6 +1,6 @@
-"""The parts of every model here: tensor operations, the weights of one decoder layer, and a pass through it.
+"""The parts of every model here: tensor functions, the weights of one decoder layer, and its forward pass.
 
-Where `specgraph.ops` has a fused op, it is used, so a device's own kernels apply to every model.
+They use the fused ops of `specgraph.ops` and `specgraph_models.ops`, so a device's own kernels serve every model.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from specgraph_models.split import row_parallel
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight over the last dimension; float16 and bfloat16 are normalised in float32."""
+    """Return x / rms(x) * weight over the last dimension. float16 and bfloat16 are normalised in float32."""
     return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """x[rows]: x [T, size], rows int64 [R] -> [R, size]."""
+    """Return x[rows], [R, size], of x [T, size] and rows int64 [R]."""
     out = x.new_empty(rows.shape[0], x.shape[1])
     ops.take_rows(x, rows, out)
     return out
@@ -37,39 +37,39 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class EngineMlp:
-    """An engine's own module in place of a layer's MLP: a mixture of experts, by the engine's kernels."""
+    """A host engine's own module in place of a layer's MLP: a mixture of experts, run by the host engine's kernels."""
 
     forward: Callable[[Tensor], Tensor]
-    """Normalised rows [T, hidden_size] -> [T, hidden_size], summed over the ranks; it must be capturable."""
+    """Normalised rows [T, hidden_size] -> [T, hidden_size], summed over the ranks. It must be capturable."""
     weights: Mapping[str, Tensor]
     """The tensors that it reads, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Weights of one layer. Query, key and value projections are packed in one matrix, gate and up in another."""
+    """The weights of one layer. Query, key and value projections are packed in one matrix, gate and up in another."""
 
     qkv: Weight
-    """[(num_heads + 2 * num_kv_heads) * head_dim, input size]; or each head's query is followed by as many rows,
-    whose sigmoid is a gate of the attention's output (Qwen3-Next). See `LatentAttention` for a layer with latents."""
+    """[(num_heads + 2 * num_kv_heads) * head_dim, input size]. In Qwen3-Next head_dim more rows follow each head's
+    query: their sigmoid is a gate of the attention's output. For a layer with latents see `LatentAttention`."""
     output: Weight
-    """[hidden_size, num_heads * head_dim]; per head the size of its value in a layer with latents."""
+    """[hidden_size, num_heads * head_dim]. In a layer with latents, the size of a value takes the place of head_dim."""
     post_norm: Tensor
     """[hidden_size], between attention and MLP."""
     gate_up: Weight
-    """[2 * intermediate_size, hidden_size]; with experts [num_experts, 2 * inner, hidden_size]; empty with `mlp`."""
+    """[2 * intermediate_size, hidden_size], or [num_experts, 2 * inner, hidden_size] with experts. Empty with `mlp`."""
     down: Weight
-    """[hidden_size, intermediate_size]; with experts [num_experts, hidden_size, inner]; empty with `mlp`."""
+    """[hidden_size, intermediate_size], or [num_experts, hidden_size, inner] with experts. Empty with `mlp`."""
     input_norm: Tensor | None = None
-    """[hidden_size]; None where the layer takes its input as it is (EAGLE-1)."""
+    """[hidden_size]. None if the layer takes its input as it is (EAGLE-1)."""
     query_norm: Tensor | None = None
     """[head_dim] (Qwen3)."""
     key_norm: Tensor | None = None
     """[head_dim] (Qwen3)."""
     experts: Experts | None = None
-    """The router, where the MLP is a mixture of experts."""
+    """The router. None unless the MLP is a mixture of experts."""
     mlp: EngineMlp | None = None
-    """The MLP of a layer that an engine has loaded, where its module computes it."""
+    """The host engine's module that computes the MLP. None if the layer computes it."""
     sinks: Tensor | None = None
     """[num_heads] (gpt-oss); see `AttentionLayer.sinks`."""
     attention_norm: Tensor | None = None
@@ -78,14 +78,14 @@ class DecoderLayer:
     """[hidden_size]: norm of the MLP's output (Gemma 3)."""
     activation: Activation = "silu"
     latent: LatentAttention | None = None
-    """The rest of the attention, where it is multi-head latent attention."""
+    """The rest of the attention if it is multi-head latent attention. Otherwise None."""
     tensor_parallel: TensorParallel = WHOLE
-    """The ranks that split it. Where it is split, heads and inner columns here are this rank's."""
+    """The ranks that split the layer. If they do, the heads and inner columns here are this rank's."""
 
     def rank_parts(self) -> tuple[Weight | Tensor | EngineMlp | None, ...]:
-        """Return the weights of which each rank has a part of its own: heads, inner columns, or experts.
+        """Return the weights that are split over ranks: by heads, inner columns, or experts.
 
-        An engine's own MLP is among them as a whole if ranks split the layer: its weights are not told apart.
+        If ranks split the layer, a host engine's own MLP counts as split as a whole: its weights are not told apart.
         """
         ranks, output = self.tensor_parallel, _without_bias(self.output)
         if self.experts is not None and ranks.experts is not None:
@@ -101,7 +101,7 @@ class DecoderLayer:
 
 
 def _without_bias(split_by_columns: Weight) -> Weight:
-    """Return the part that a rank has of its own: every rank has the bias whole, and the first one adds it."""
+    """Return the part of a weight that is split over ranks. Every rank has the whole bias; the first one adds it."""
     return split_by_columns._replace(bias=None)
 
 
@@ -115,13 +115,14 @@ def decoder_blocks(
     first_qkv: Tensor | None = None,
     first_index: int = 0,
 ) -> list[Tensor]:
-    """Return the residual stream x [T, hidden_size] through layers one after the other: what leaves each of them.
+    """Run the residual stream x [T, hidden_size] through layers one after the other. Return the output of each.
 
     Args:
-        rows: int64 [R]: compute only these rows after the last layer's attention, when only some rows of its output are
-            read; keys and values are written for all T rows.
-        first_qkv: the packed projection of the first layer [T, rows of `DecoderLayer.qkv`], where the head computes it.
-        first_index: the layer index, in `attend`, of the first layer.
+        rows: int64 [R]: after the last layer's attention, compute only these rows. Keys and values are written for all
+            T rows. None computes all rows.
+        first_qkv: the packed projection of the first layer, [T, rows of `DecoderLayer.qkv`]. None if it is to be
+            computed here.
+        first_index: the first layer's index in `attend`.
     """
     leaving = list[Tensor]()
     qkv = first_qkv
@@ -147,8 +148,10 @@ def _attention_and_mlp(
     rows: Tensor | None,
     following: DecoderLayer | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a layer after its packed projection; and the projection of the layer that follows, where one op computes
-    it."""
+    """Run a layer from its packed projection on. Return its output, and the next layer's projection or None.
+
+    The next layer's projection is returned if one op computes it together with this layer's last linear.
+    """
     if layer.latent is None:
         query, key, value, gate = split_heads(qkv, layer, shape, eps)
         attended = attend(index, query, key, value)
@@ -171,13 +174,13 @@ def _attention_and_mlp(
 
 
 def _is_fused(layer: DecoderLayer) -> bool:
-    """Return whether nothing but a residual sum and a norm lies between attention, MLP and the next layer."""
+    """Return whether only a residual sum and a norm lie between attention, MLP and the next layer."""
     others = layer.attention_norm, layer.mlp_norm, layer.experts, layer.mlp
     return layer.activation == "silu" and layer.tensor_parallel.size == 1 and all(other is None for other in others)
 
 
 def _general_mlp(attended: Tensor, residual: Tensor, layer: DecoderLayer, eps: float) -> Tensor:
-    """Return a layer after its attention, with whatever lies between its linears."""
+    """Run a layer from its attention's output on, with all norms, experts and exchanges that it may have."""
     ranks = layer.tensor_parallel
     heads = ranks if layer.latent is None or layer.latent.config.splits_heads else WHOLE
     if layer.attention_norm is None:
@@ -205,8 +208,10 @@ def _general_mlp(attended: Tensor, residual: Tensor, layer: DecoderLayer, eps: f
 def split_heads(
     qkv: Tensor, layer: DecoderLayer, shape: AttentionLayer, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the packed projection as query, key and value, each [T, heads, head_dim], normalised if the layer has
-    norms, and the gate of the attention's output, as the query, if it has one."""
+    """Split the packed projection into query, key and value, [T, heads, head_dim] each, and the gate or None.
+
+    Query and key are normalised if the layer has norms for them. The gate has the shape of the query.
+    """
     rows, kv_size, dim = qkv.shape[0], shape.num_kv_heads * shape.head_dim, shape.head_dim
     query, key, value = qkv.split((qkv.shape[1] - 2 * kv_size, kv_size, kv_size), dim=-1)
     query, *gates = query.view(rows, shape.num_heads, -1).split(dim, dim=-1)

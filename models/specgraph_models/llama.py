@@ -1,4 +1,4 @@
-"""Llama-shaped targets: what `specgraph_models.checkpoints.architectures.ARCHITECTURES` lists."""
+"""Llama-shaped targets. `specgraph_models.checkpoints.architectures.ARCHITECTURES` lists them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LlamaTarget(DecoderModel):
         super().__init__(config, embed_tokens, layers, lm_head)
         self.norm = norm
         self.architecture, self.num_layers, self.vocab_size = config.architecture, len(self.layers), config.vocab_size
-        # Rounded to the dtype of the product, as the models with this factor are trained.
+        # Rounded to the dtype of the product, as in the training of the models with this factor.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=embed_tokens.dtype))
 
     @property
@@ -33,11 +33,11 @@ class LlamaTarget(DecoderModel):
         return self.sizes.max_position_embeddings
 
     def forward(self, token_ids: Tensor, attend: Attend, aux_layers: Sequence[int] = ()) -> TargetOutput:
-        """token_ids int64 [T] -> hidden states; see `Target.forward` for `aux_layers`."""
+        """Return the hidden states for token_ids, int64 [T]; see `Target.forward`."""
         x = embedding(token_ids, self.embed_tokens, self.tensor_parallel, self.vocab_size)
         if self._embedding_scale != 1:
             x = x * self._embedding_scale
-        # The residual stream that enters each layer; then what leaves the last layer, and the final norm
+        # The residual stream that enters each layer, then the last layer's output, then the same after the final norm.
         entering = [x, *self.run_layers(x, attend)]
         hidden = rms_norm(entering[-1], self.norm, self.sizes.rms_norm_eps)
         entering.append(hidden)

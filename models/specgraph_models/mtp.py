@@ -4,9 +4,10 @@
     carry  = norm(layer(x))
     logits = lm_head(carry)
 
-`hidden` is the target's final hidden state at step 0, the previous step's carry after that (vLLM's GLM-4.5 carries
-layer(x), before the norm). A checkpoint's only module computes every step; of several, module k computes step k.
-vLLM's GLM-4.5, MiMo and DeepSeek-V3 have zeros for embed(token) at position 0; here it is embedded like every other.
+`hidden` is the target's final hidden state in draft step 0, and the carry of the draft step before in later ones
+(vLLM's GLM-4.5 carries layer(x), before the norm). If a checkpoint has one module, it computes every draft step. Of
+several modules, module k computes draft step k. vLLM's GLM-4.5, MiMo and DeepSeek-V3 use zeros for embed(token) at
+position 0; here that token is embedded like every other.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from specgraph_models.layers import DecoderLayer, decoder_blocks, rms_norm
 
 @dataclass(frozen=True, slots=True)
 class MtpModule:
-    """Tensors of one module."""
+    """The tensors of one module."""
 
     embed_norm: Tensor
     """[hidden_size]"""
     hidden_norm: Tensor
     """[hidden_size]"""
     projection: Weight
-    """[hidden_size, 2 * hidden_size]: columns of the embedding first. Engines' ranks may split its rows evenly."""
+    """[hidden_size, 2 * hidden_size]: columns of the embedding first. A host engine may split its rows over ranks."""
     layer: DecoderLayer
     norm: Tensor
     """[hidden_size]"""
@@ -53,18 +54,18 @@ class MtpHead(DraftDecoder):
         *,
         carries_normed: bool = True,
     ) -> None:
-        """embed_tokens and lm_head [vocab_size, hidden_size], the target's. `carries_normed`: see above."""
+        """embed_tokens, lm_head: the target's, [vocab_size, hidden_size] each. carries_normed: the carry is after the
+        norm."""
         super().__init__(config, embed_tokens, [module.layer for module in modules], lm_head)
         self._carries_normed = carries_normed
         self.modules, self.num_modules = tuple(modules), len(modules)
-        self.kind: HeadKind = "modules" if self.num_modules > 1 else "chain"  # one is used at every step
+        self.kind: HeadKind = "modules" if self.num_modules > 1 else "chain"  # a single one computes every draft step
         self.takes_pairs(self._input(self.modules[0]), self.modules[0].projection)
 
     def forward(
         self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
     ) -> DraftOutput:
-        """Run the first module: token_ids int64 [T] (the token after each row's position), hidden [T,
-        hidden_size]."""
+        """Run the first module. token_ids int64 [T], the token after each row's position; hidden [T, hidden_size]."""
         return self._module(0, token_ids, hidden, attend, rows, pair)
 
     def forward_step(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:

@@ -1,7 +1,7 @@
-"""MTP heads over the modules that an engine has loaded already: see `from_modules` for what these share.
+"""MTP heads over the modules that a host engine has loaded. The modules' names are as in `from_modules`.
 
-Engines name the parts of an MTP drafter differently, and the first projection and the absorbed weights of latent
-attention; a plugin finds them (`MtpParts`). What follows from them is the same for all.
+Some names differ between host engines: the parts of an MTP drafter, and latent attention's first projection and
+absorbed weights. A plugin finds these parts (`MtpParts`). The rest is the same for all host engines.
 """
 
 from __future__ import annotations
@@ -36,26 +36,25 @@ from specgraph_models.layers import DecoderLayer
 from specgraph_models.mtp import MtpHead, MtpModule
 
 ROTARY = (*ROTARY_CLASSES, "MRotaryEmbedding")
-"""A drafter has one position per row, for which a rotation by several is an ordinary one."""
+"""MRotaryEmbedding rotates by several positions per row. A drafter has one, so for it this is an ordinary rotation."""
 LATENT_ROTARY = ("RotaryEmbedding", "DeepseekScalingRotaryEmbedding")
 
 
 @dataclass(frozen=True, slots=True)
 class LatentParts:
-    """The parts of multi-head latent attention that engines name differently."""
+    """The parts of multi-head latent attention that host engines name differently."""
 
     projection: Any
-    """The module of the packed projection of the query's latent, of that of keys and values, and of the rotated
-    part."""
+    """The packed projection's module: the query's latent, the latent of keys and values, and the rotated part."""
     key_up: Tensor | None
-    """[num_heads, plain, rank]; None where the engine keeps it in another form, as `value_up`."""
+    """[num_heads, plain, rank]. None if the host engine keeps it in another form."""
     value_up: Tensor | None
-    """[num_heads, rank, value]"""
+    """[num_heads, rank, value]. None if the host engine keeps it in another form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpParts:
-    """The modules that draft every token: of a checkpoint with several MTP modules, those of the first."""
+    """The modules that draft every token. If a checkpoint has several MTP modules, they are the first one's."""
 
     embed_tokens: Any
     embed_norm: Any
@@ -67,7 +66,7 @@ class MtpParts:
     lm_head: Any
     latent: LatentParts | None = None
     hidden_first: bool = False
-    """True if `projection` has the columns of the hidden state first; a head here has those of the embedding first."""
+    """`projection` has the columns of the hidden state first. In a head here the embedding's columns are first."""
 
 
 @other_names()
@@ -79,17 +78,17 @@ def mtp_head_from_modules(
     *,
     carries_normed: bool = True,
 ) -> MtpHead:
-    """Return the head over an engine's modules, split over `ranks`.
+    """Return the head over a host engine's modules, split over `ranks`.
 
-    Copies are a projection with `hidden_first`, and norms that multiply by 1 + weight.
+    Only two parts are copies: a projection with `hidden_first`, and norms that multiply by 1 + weight.
 
     Args:
-        config: the drafter's, of Hugging Face.
-        call: runs the engine's mixture of experts; None where none is served.
+        config: the drafter's Hugging Face configuration.
+        call: runs the host engine's mixture of experts. None if none is served.
         carries_normed: see `MtpHead`.
 
     Raises:
-        UnsupportedError: an option or a tensor of the modules that the head does not have.
+        UnsupportedError: if the modules have an option or a tensor that the head does not have, or lack a name.
     """
     if parts.latent is not None:
         model, layer = _latent_layer(config, parts, parts.latent, ranks, call)
@@ -118,12 +117,14 @@ def mtp_head_from_modules(
 def _latent_layer(
     config: Any, parts: MtpParts, latent: LatentParts, ranks: TensorParallel, call: CallMlp | None
 ) -> tuple[ModelConfig, DecoderLayer]:
-    """Return the sizes and the weights of a drafter whose one layer has latent attention. `max_position_embeddings` is
-    1: the module has a table."""
+    """Return the sizes and the weights of a drafter with one layer of latent attention.
+
+    `max_position_embeddings` is 1, because `set_rotary` takes the module's own table.
+    """
     layer, attention = parts.layer, parts.layer.self_attn
     for option, found, served in (
         ("hidden_act", config.hidden_act, "silu"),
-        ("index_topk", getattr(config, "index_topk", None), None),  # an indexer chooses keys
+        ("index_topk", getattr(config, "index_topk", None), None),  # with it, an indexer chooses keys
         ("q_lora_rank", attention.q_lora_rank or None, attention.q_lora_rank or "a number"),
     ):
         if found != served:

@@ -1,4 +1,4 @@
-"""Rotary position embedding: its parameters, and the table of cosines and sines, computed once at load."""
+"""Rotary position embedding: its parameters, and the table of cosines and sines, which is computed once at load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
-    """The base period, and how frequencies are scaled for contexts longer than the original one."""
+    """The base of the rotation's frequencies, and their scaling for contexts longer than the original one."""
 
     theta: float = 10000.0
     kind: str = "default"
@@ -21,33 +21,33 @@ class RotaryConfig:
     original_max_position_embeddings: int = 0
     """llama3, yarn, longrope: the original context length, in positions."""
     low_freq_factor: float = 1.0
-    """llama3: pairs that make fewer turns than this over the original context are divided by `factor`."""
+    """llama3: if a pair makes fewer turns than this over the original context, `factor` divides its frequency."""
     high_freq_factor: float = 4.0
-    """llama3: pairs that make more turns are left unscaled."""
+    """llama3: if a pair makes more turns than this, its frequency is not scaled."""
     beta_fast: float = 32.0
-    """yarn: pairs that make more turns over the original context are left unscaled."""
+    """yarn: if a pair makes more turns than this over the original context, its frequency is not scaled."""
     beta_slow: float = 1.0
-    """yarn: pairs that make fewer turns are divided by `factor`."""
+    """yarn: if a pair makes fewer turns than this, `factor` divides its frequency."""
     attention_factor: float = 1.0
     """yarn, longrope: multiplies every cosine and sine."""
     truncate: bool = True
     """yarn: the limits are rounded to whole pairs."""
     short_factors: tuple[float, ...] = ()
-    """longrope: what each pair's frequency is divided by in tables of up to the original context length."""
+    """longrope: the divisor of each pair's frequency, in tables of up to the original context length."""
     long_factors: tuple[float, ...] = ()
-    """longrope: the same in longer tables, for all of their positions."""
+    """longrope: the divisors in longer tables, for all of their positions."""
 
 
 def inverse_frequencies(config: RotaryConfig, rotary_dim: int, max_positions: int) -> Tensor:
-    """Radians per position for each of the `rotary_dim // 2` pairs of a table of `max_positions`, float32.
+    """Return the frequency of each of the `rotary_dim // 2` pairs, in radians per position, float32.
 
-    Default: theta ** (-2i / rotary_dim) (RoFormer, arXiv:2104.09864). Linear scaling divides them by the factor.
-    Llama 3 (its published configuration) and YaRN (arXiv:2309.00071, section 3.2) divide the slow pairs only: those
-    that make few turns over the original context. Between the two limits both interpolate linearly: Llama 3 over the
+    The default is theta ** (-2i / rotary_dim) (RoFormer, arXiv:2104.09864). Linear scaling divides every frequency by
+    the factor. Llama 3 (its published configuration) and YaRN (arXiv:2309.00071, section 3.2) divide only slow pairs,
+    which make few turns over the original context. Between the two limits both interpolate linearly: Llama 3 over the
     number of turns, YaRN over the pair's index. LongRoPE (arXiv:2402.13753) has a searched divisor for each pair, and
-    other ones for long contexts.
+    another set of divisors for tables with `max_positions` above the original context length.
     """
-    # float32 throughout, as in training: an angle is position times frequency, so rounding errors grow with position.
+    # float32 as in training: an angle is position times frequency, so a rounding error grows with the position.
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     frequencies = 1.0 / (config.theta**exponents)
     if config.kind == "default":
@@ -63,10 +63,10 @@ def inverse_frequencies(config: RotaryConfig, rotary_dim: int, max_positions: in
 
 
 def rotary_table(config: RotaryConfig, max_positions: int, rotary_dim: int, device: torch.device) -> Tensor:
-    """float32 [max_positions, rotary_dim]: cosines in the first half of a row, sines in the second."""
+    """Return float32 [max_positions, rotary_dim]: cosines in the first half of a row, sines in the second."""
     positions = torch.arange(max_positions, dtype=torch.float32)
     table = torch.empty(max_positions, rotary_dim)
-    cosines, sines = table.chunk(2, dim=1)  # written in place: a table of a long context has gigabytes
+    cosines, sines = table.chunk(2, dim=1)  # written in place: the table of a long context takes gigabytes
     torch.outer(positions, inverse_frequencies(config, rotary_dim, max_positions), out=cosines)
     torch.sin(cosines, out=sines)
     cosines.cos_()
@@ -74,13 +74,13 @@ def rotary_table(config: RotaryConfig, max_positions: int, rotary_dim: int, devi
 
 
 def _llama3_keep(config: RotaryConfig, frequencies: Tensor) -> Tensor:
-    """float32 [pairs]: 1 for unscaled pairs, 0 for those divided by the factor, linear in the turns between."""
+    """Return float32 [pairs]: 1 keeps a pair's frequency, 0 divides it by the factor. Between, linear in the turns."""
     turns = config.original_max_position_embeddings * frequencies / (2 * math.pi)
     return ((turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)).clamp(0, 1)
 
 
 def _yarn_keep(config: RotaryConfig, rotary_dim: int) -> Tensor:
-    """float32 [pairs]: 1 for unscaled pairs, 0 for those divided by the factor, linear in the index between."""
+    """Return float32 [pairs]: 1 keeps a pair's frequency, 0 divides it by the factor. Between, linear in the index."""
 
     def pair_with(turns: float) -> float:
         wavelength = config.original_max_position_embeddings / turns

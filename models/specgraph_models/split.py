@@ -1,6 +1,6 @@
-"""The places of a model where ranks that split it exchange: see `specgraph.parallel.TensorParallel`.
+"""The exchanges of ranks that split a model (`specgraph.parallel.TensorParallel`), as functions of the model's parts.
 
-For a model that is whole (`WHOLE`) each function is the plain op.
+For `WHOLE`, a model that is not split, each function is the plain op.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from specgraph_models import ops as model_ops
 
 
 def row_parallel(x: Tensor, weight: Weight, residual: Tensor | None, ranks: TensorParallel) -> Tensor:
-    """x @ weight.T + bias + residual of x [T, columns] and weight [out, columns], where each rank has some of the
-    columns.
+    """Return x @ weight.T + bias + residual. x [T, columns] and weight [out, columns] have this rank's columns.
 
-    The first rank adds bias and residual [T, out], so that no op follows the all-reduce.
+    The first rank adds bias and residual [T, out] before the all-reduce, so that no op follows it.
     """
     if ranks.size == 1:
         return ops.norm_linear(x, None, weight, residual)
@@ -31,8 +30,10 @@ def row_parallel(x: Tensor, weight: Weight, residual: Tensor | None, ranks: Tens
 
 
 def all_rows(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Return what a rank's experts run over: x [T, size], or [data parallel ranks * T, size] of all ranks that have
-    rows."""
+    """Return the rows that a rank's experts run over: x [T, size], or the rows of all data parallel ranks.
+
+    The latter are [data parallel ranks * T, size].
+    """
     experts = ranks.experts
     if experts is None or experts.data_size == 1:
         return x
@@ -40,7 +41,7 @@ def all_rows(x: Tensor, ranks: TensorParallel) -> Tensor:
 
 
 def add_experts(partial: Tensor, ranks: TensorParallel) -> Tensor:
-    """Return the sum over all ranks of what their experts gave for `all_rows`, for this rank's own rows: [T, size]."""
+    """Sum the results of all ranks' experts for `all_rows`. Return the sum for this rank's own rows, [T, size]."""
     experts = ranks.experts
     if experts is None:
         if ranks.size > 1:
@@ -54,7 +55,10 @@ def add_experts(partial: Tensor, ranks: TensorParallel) -> Tensor:
 def embedding(
     token_ids: Tensor, weight: Tensor, ranks: TensorParallel = WHOLE, vocab_size: int | None = None
 ) -> Tensor:
-    """token_ids int64 [T], weight [vocab_size, hidden_size] or this rank's rows of it -> [T, hidden_size]."""
+    """Return the embeddings [T, hidden_size] of token_ids, int64 [T].
+
+    weight: [vocab_size, hidden_size], or this rank's rows of it.
+    """
     rows = weight.shape[0]
     if vocab_size is None or rows == vocab_size:
         return functional.embedding(token_ids, weight)
@@ -64,7 +68,10 @@ def embedding(
 
 
 def table_rows(token_ids: Tensor, weight: Tensor, ranks: TensorParallel, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Ids and a table for an op that looks tokens up itself: as they are, or the rows that all ranks looked up."""
+    """Return ids and a table for an op that looks tokens up itself.
+
+    They are the arguments. If ranks split the table, it has the embedding of each token, and the ids number its rows.
+    """
     if weight.shape[0] == vocab_size:
         return token_ids, weight
     looked_up = embedding(token_ids, weight, ranks, vocab_size)

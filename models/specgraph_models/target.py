@@ -1,4 +1,4 @@
-"""The protocol of a target: plain tensor code, no graph calls."""
+"""The protocol of a target: plain tensor code without graph calls."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from specgraph.draft.logits import OutputProjection
 
 
 class TargetOutput(NamedTuple):
-    """One target pass over T rows."""
+    """The hidden states of a target's forward pass over T rows."""
 
     hidden: Tensor
-    """[T, hidden_size], after the final norm: what `logits` takes."""
+    """[T, hidden_size], after the final norm: the input of `logits`."""
     aux_hidden: Tensor
-    """[T, len(aux_layers) * hidden_size]: the requested states, concatenated; `hidden` when none was requested."""
+    """[T, len(aux_layers) * hidden_size]: the states of `aux_layers`, concatenated. `hidden` if there are none."""
 
 
 class Target(Protocol):
-    """A causal language model whose attention is supplied by the caller."""
+    """A causal language model. The caller supplies its attention."""
 
     @property
     def projection(self) -> OutputProjection | None:
-        """Return the linear that `logits` is; None where it is something else."""
+        """Return the linear that `logits` consists of. None if `logits` is anything else."""
         ...
 
     @property
@@ -41,18 +41,19 @@ class Target(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def forward(self, token_ids: Tensor, attend: Attend, aux_layers: Sequence[int] = ()) -> TargetOutput:
-        """token_ids int64 [T] -> hidden states. Rotation happens in `attend`, by the metadata's positions.
+        """Run the model over token_ids, int64 [T]. `attend` rotates, by the positions of its metadata.
 
-        `aux_layers`: hidden state k is the residual stream that enters layer k (the output of the first k layers),
-        so 0 is the embedding, num_layers the last layer's output before the final norm, and num_layers + 1 the state
-        after it. With no aux layers, `aux_hidden` is `hidden`, also the state after the final norm (EAGLE-1, MTP).
+        Args:
+            aux_layers: the hidden states to return as `aux_hidden`. State k is the residual stream that enters layer k:
+                0 is the embedding, num_layers is the last layer's output before the final norm, and num_layers + 1 is
+                the state after the final norm. If empty, `aux_hidden` is `hidden` (EAGLE-1, MTP).
         """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, vocab_size]."""
+        """Map hidden [N, hidden_size] to logits [N, vocab_size]."""
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return every tensor that `forward` and `logits` read, by name: part of the read set of a captured graph."""
+        """Return every tensor that `forward` and `logits` read, by name. They join the read set of captured graphs."""
         ...

@@ -1,4 +1,4 @@
-"""Triton kernels of the gated linears of models: silu(gate) * up, over weights of the model's dtype and FP8 ones."""
+"""Triton kernels of the gated linears of models, silu(gate) * up, for weights of the model's dtype and for FP8."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -21,7 +21,10 @@ def gate_up_kernel(
     PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
     PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """out = silu(gate) * up with gate, up = x @ weight.T; `columns` are those of out; squares as in `linear_kernel`."""
+    """Compute out = silu(gate) * up with (gate | up) = x @ weight.T + bias. `columns` is the number of out's columns.
+
+    squares: as in `linear_kernel`.
+    """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP is not None:
@@ -60,7 +63,7 @@ def gate_up_kernel(
 
 @triton.jit
 def gate_kernel(packed, out, columns, packed_stride, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr):
-    """out [rows, columns] = silu(gate) * up of rows (gate | up); one program per row and COLUMNS of them."""
+    """Compute out [rows, columns] = silu(gate) * up of rows (gate | up), one program per row and COLUMNS columns."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
@@ -78,7 +81,10 @@ def gate_up_fp8_kernel(
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
     PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """out = silu(gate) * up with gate, up = x @ (weight * scale).T; `columns` are those of out."""
+    """Compute out = silu(gate) * up with (gate | up) = x @ (weight * scale).T + bias.
+
+    `columns` is the number of out's columns. x is as in `linear_fp8_kernel`.
+    """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP is not None:
@@ -140,7 +146,7 @@ class GateUpOps(Fp8LinearOps):
         self, x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, squares: Tensor | None = None,
         eps: float = 0.0,
     ) -> Tensor:  # fmt: skip
-        """squares: as in `_linear`."""
+        """Launch `gate_up_kernel`. squares: as in `_linear`."""
         columns = weight.shape[0] // 2
         out, programs = x.new_empty(x.shape[0], columns), ceil_div(columns, tile.columns)
         parts = 0 if squares is None else squares.shape[1]

@@ -21,20 +21,20 @@ from specgraph_models.kernels.gate_up import GateUpOps
 from specgraph_models.ops.experts import grouped_expert_mlp
 
 WIDE = (torch.bfloat16,)
-"""Dtypes of which total * norm overflows no sooner than total: float16's range may end before it is normalised."""
+"""Dtypes with enough range for total * norm before it is divided by the root mean square. float16 may overflow."""
 
 
 class Summed(NamedTuple):
-    """The first of the two, and what the second takes."""
+    """The result of the first of two linears, and the input of the second."""
 
     total: Tensor
     """[T, size]: the product and the residual."""
     x: Tensor
-    """[T, size]: rms_norm(total), or total * norm where `squares` is given."""
+    """[T, size]: total * norm if `squares` is given. Otherwise rms_norm(total)."""
     squares: Tensor | None
     """float32 [T, parts]: sums of the squares of total, see `linear_kernel`."""
     tile: Tile | None
-    """The tile of the second linear, where `squares` is given."""
+    """The tile of the second linear if `squares` is given. Otherwise None."""
 
 
 class ModelOps(GateUpOps):
@@ -52,7 +52,7 @@ class ModelOps(GateUpOps):
             return self._apart(self.norm_linear, x, weight, residual, norm, following)
         if (both := self._in_one(x, weight, residual, norm, following, gated=False)) is not None:
             return both
-        few = self.options.few_rows  # reads weights ahead while the norm's kernel runs
+        few = self.options.few_rows  # its kernel reads weights ahead while the norm's kernel runs
         if few is not None and weight.bias is None and (total := few.linear(x, weight.matrix, residual)) is not None:
             return total, self.norm_linear(total, norm, following)
         first = self._summed(x, weight, residual, norm, "linear", following.matrix, following.matrix.shape[0])
@@ -82,7 +82,7 @@ class ModelOps(GateUpOps):
         self, second: Callable[[Tensor, Norm, Weight], Tensor], x: Tensor, weight: Weight, residual: Tensor, norm: Norm,
         following: Weight,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Two linears one after the other, of which one has an FP8 weight."""
+        """Run two linears one after the other. At least one has an FP8 weight."""
         if not self.options.float8:
             return NotImplemented
         total = self.norm_linear(x, None, weight, residual)
@@ -91,7 +91,7 @@ class ModelOps(GateUpOps):
     def _in_one(
         self, x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight, gated: bool
     ) -> tuple[Tensor, Tensor] | None:
-        """Both by the device's own kernel; None where it has none for them."""
+        """Run both linears in the device's own kernel. Return None if it has none for them."""
         if self.options.two_linears is None or weight.bias is not None or following.bias is not None:
             return None
         return self.options.two_linears(x, weight.matrix, residual, *norm, following.matrix, gated)
@@ -100,9 +100,9 @@ class ModelOps(GateUpOps):
         self, x: Tensor, weight: Weight, residual: Tensor, norm: Norm, kind: str | None, next_matrix: Tensor,
         next_columns: int,
     ) -> Summed:  # fmt: skip
-        """Return the first linear with the residual, and its norm as far as the second needs it.
+        """Run the first linear with the residual, and the norm or the part of it that the second linear needs.
 
-        kind: of the second's tile; None where it takes normed rows.
+        kind: the kind of the second linear's tile. None if the second linear needs normed rows.
         """
         matrix, bias, _ = weight
         own = self._own(x, bias)
@@ -124,7 +124,7 @@ class ModelOps(GateUpOps):
     def _linear_squared(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile, norm: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the linear, its product with the norm's weight, and the squares that the linear after it takes."""
+        """Return the linear's result, its product with the norm's weight, and the squares for the second linear."""
         scaled = x.new_empty(x.shape[0], weight.shape[0])
         squares = x.new_empty(x.shape[0], ceil_div(weight.shape[0], tile.columns), dtype=torch.float32)
         out = self._linear(x, weight, bias, residual, tile, scaling=(norm, scaled, squares))

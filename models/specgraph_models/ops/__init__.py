@@ -1,4 +1,4 @@
-"""The ops of models alone, declared as the draft ops are, and where their Triton kernels are."""
+"""The ops that only models use. They are declared as the draft ops are, and name their Triton kernels."""
 
 from specgraph.ops.library import name_kernels
 from specgraph_models.ops.experts import expert_mlp

@@ -1,7 +1,7 @@
 """The gated MLPs of a mixture of experts: each row goes through the experts that a router chose for it.
 
-Shapes are fixed: T rows give T * top_k pairs of row and expert, whichever experts those are. How many rows an expert
-has is counted on the device, so a captured pass replays with other choices.
+Shapes are fixed: T rows give T * top_k pairs of row and expert for any choice of experts. The rows of each expert are
+counted on the device, so a captured pass replays with other choices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from specgraph.ops.linear import Weight, product
 def gated(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     """Return the activation of a gated MLP: [..., 2 * inner] (gate | up) -> [..., inner].
 
-    silu(gate) * up; with a `limit` gate * sigmoid(alpha * gate) * (up + 1), both clamped by it first (gpt-oss).
+    It is silu(gate) * up. With a `limit` both are first clamped to it, and the result is
+    gate * sigmoid(alpha * gate) * (up + 1) (gpt-oss).
     """
     gate, up = gate_up.chunk(2, dim=-1)
     if not limit:
@@ -36,11 +37,12 @@ def _of(stacked: Weight, expert: int) -> Weight:
 def _grouped(
     x: Tensor, expert_ids: Tensor, num_experts: int, first_expert: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the pairs ordered by expert, those of experts that are elsewhere last.
+    """Return the pairs of row and expert, ordered by expert. Pairs with experts of other ranks come last.
 
     Returns:
-        Rows of x [T * top_k, in], the order int64 [T * top_k], ends int32 [num_experts], and the ordered pairs'
-        experts int64 [T * top_k], counted from `first_expert`; num_experts for those that are elsewhere.
+        The ordered pairs' rows of x, [T * top_k, in]; the order, int64 [T * top_k]; the end of each expert's pairs,
+        int32 [num_experts]; and the pairs' experts, int64 [T * top_k], counted from `first_expert`, or num_experts for
+        an expert of another rank.
     """
     flat = expert_ids.flatten() - first_expert
     flat = torch.where((flat >= 0) & (flat < num_experts), flat, num_experts)
@@ -50,7 +52,7 @@ def _grouped(
 
 
 def _combined(out: Tensor, order: Tensor, expert_weights: Tensor) -> Tensor:
-    """Results of the ordered pairs [T * top_k, in], back in place, weighted and added up by row: [T, in]."""
+    """Put the results of the ordered pairs [T * top_k, in] back in place, and add them by row with weights: [T, in]."""
     pairs = torch.empty_like(out).index_copy_(0, order, out).view(*expert_weights.shape, -1)
     return (pairs * expert_weights[..., None].to(out.dtype)).sum(dim=1)
 
@@ -84,9 +86,9 @@ def grouped_expert_mlp(
     limit: float = 0.0,
     first_expert: int = 0,
 ) -> Tensor:
-    """`expert_mlp` by torch's grouped matmul, for devices that have one: bfloat16, rows of a multiple of 16 bytes.
+    """Implement `expert_mlp` with torch's grouped matmul, for bfloat16 and rows of a multiple of 16 bytes.
 
-    Not for other dtypes and sizes, nor versions of torch without it.
+    Return NotImplemented for other dtypes and sizes, and if torch has no grouped matmul.
     """
     matmul: Callable[..., Tensor] | None = getattr(torch, "_grouped_mm", None)  # public only in newer versions
     aligned = all(weight.matrix.shape[2] % 8 == 0 for weight in (gate_up, down))
@@ -117,17 +119,17 @@ def expert_mlp(
 ) -> Tensor:
     """Return the weighted sum of the chosen experts' MLPs, for each row.
 
-    The reference runs every row through every expert, because it may not read which are chosen.
+    The reference runs every row through every expert, because it may not read the choice.
 
     Args:
         x: [T, in].
-        expert_ids: int64 [T, top_k], different ones in each row. Those outside first_expert .. first_expert +
-            num_experts are other ranks' and add nothing.
+        expert_ids: int64 [T, top_k], without repetition in a row. An expert outside first_expert .. first_expert +
+            num_experts belongs to another rank and adds nothing.
         expert_weights: [T, top_k].
         gate_up: stacked by expert: [num_experts, 2 * inner, in], gate rows first.
         down: [num_experts, in, inner].
         alpha, limit: see `gated`.
-        first_expert: the id of the first expert that is here.
+        first_expert: the id of this rank's first expert.
 
     Returns:
         [T, in] in the dtype of x.
