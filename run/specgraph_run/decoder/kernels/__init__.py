@@ -1,6 +1,6 @@
 """Triton kernels of the ops of the decoder, and the calls that try them on a device.
 
-The modules need `triton`, which the decoder does not.
+The modules here need `triton`; the decoder does not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specgraph_run.decoder.ops.rejection import Acceptance, Sampled
 
 
 def sampled_verify() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the verify of a draft of three requests by temperature, the first greedy, the last inert."""
+    """Yield the name and the arguments of a sampled verify: three requests with one draft, one greedy and one inert."""
     temperature, seeds = torch.tensor([0.0, 0.9, 1.3]), torch.tensor([1, 2**40, 3])
     yield (
         "verify_drafts",

@@ -1,4 +1,4 @@
-"""The implementations of the ops of the decoder."""
+"""The Triton implementations of the decoder's ops."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -11,7 +11,7 @@ from specgraph_run.decoder.kernels.verify import VerifyOps
 
 
 class DecoderOps(VerifyOps, VerifyTreeOps):
-    """Launchers of the ops of the decoder."""
+    """The launchers of the decoder's ops."""
 
     __slots__ = ()
 

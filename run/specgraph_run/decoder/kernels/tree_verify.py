@@ -1,4 +1,4 @@
-"""Accepting a path of a draft tree."""
+"""The kernel that accepts a path of a draft tree."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -22,10 +22,10 @@ def path_kernel(
     num_sampled, path_rows, from_slots, to_slots, rows, steps, drafts_stride, parents_stride, sampled_stride,
     ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per request: the accepted path, what it samples, and where its keys and values move.
+    """Write the accepted path of one request, its tokens, and the moves of its keys and values.
 
-    chosen: int64 [R, rows], the target's own token after each row. With `chances` place i of the path is accepted with
-    probability chances[i], and is row rows - steps + i.
+    chosen: int64 [R, rows], the target's own token after each row. With `chances`, place i + 1 of the path is row
+    rows - steps + i, and is accepted with probability chances[i].
     """
     if OVERLAP is not None:
         OVERLAP()

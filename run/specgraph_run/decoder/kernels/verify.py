@@ -1,8 +1,8 @@
-"""Accepting draft tokens, and sampling the target's own token after them.
+"""Kernels that accept draft tokens and sample the target's own token after them.
 
-One pass over all logits finds each row's argmax and, for sampling, its softmax; a greedy verify makes that pass too.
-One program per request then decides how many draft tokens it accepts. Only the row after them is sampled: a second
-pass over one row of each request. A kernel behind the propose writes the inputs of the next verify.
+One scan over all logits finds each row's argmax and, for sampling, its softmax. A greedy verify needs that scan too.
+One program per request then decides how many draft tokens it accepts. Only the row after these is sampled, in a second
+scan over one row per request. After the propose, a kernel writes the inputs of the next verify.
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
@@ -24,7 +24,7 @@ _COLUMNS = 4096
 
 @triton.jit
 def per_temperature(warmth):
-    """Return what a logit is multiplied with: 1 / temperature, or 1 at temperature 0."""
+    """Return the factor on logits: 1 / temperature, or 1 at temperature 0."""
     return tl.where(warmth > 0, 1.0 / warmth, 1.0)
 
 
@@ -33,18 +33,18 @@ def scan_kernel(
     logits, start_positions, temperature, draft_to_target, best_value, best_index, totals, draft_ids, columns,
     draft_columns, stride, blocks, query_len, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Find in each row's block of COLUMNS columns the best score, its column and, with a temperature, the sum of
-    exp(score - best). One program per block and row, query_len rows per request; rows of inert requests are skipped.
+    """Find the best score and its column in each row's blocks of COLUMNS, one program per row and block.
 
-    A score is logit / temperature, or the logit at temperature 0. With `draft_to_target`, also write the draft id of
-    each token that has one to `draft_ids` [columns]; the others stay as they are.
+    With a temperature, also the sum of exp(score - best). A request has query_len rows; rows of inert requests are
+    skipped. A score is logit / temperature, or the logit at temperature 0. With `draft_to_target`, also write the draft
+    id of each target token to `draft_ids` [columns]. Entries of target tokens without draft id stay as they are.
     """
     if OVERLAP is not None:
         OVERLAP()
     block = tl.program_id(1)
     row = tl.program_id(0)
     column = block * COLUMNS + tl.arange(0, COLUMNS)
-    if draft_to_target is not None:  # noqa: SIM102  (this is decided when it compiles)
+    if draft_to_target is not None:  # noqa: SIM102  (decided when the kernel is compiled)
         if row == 0:
             known = column < draft_columns
             token = column + tl.load(draft_to_target + column, mask=known, other=0)
@@ -69,11 +69,10 @@ def scan_kernel(
 @triton.jit
 def draft_probability(draft_probs, draft_to_target, draft_ids, request, row, token, wanted, draft_columns,
                       request_stride, step_stride):  # fmt: skip
-    """Return the drafter's probability of target tokens `token` where `wanted`, else 0; 0 too for a token without draft
-    id."""
+    """Return the drafter's probability of each target id `token`. It is 0 if not `wanted`, or without a draft id."""
     draft_id = token
     if draft_to_target is not None:
-        # `draft_ids` holds anything for a token that no draft id maps to, so what it says is checked in the map.
+        # `draft_ids` may hold anything for a token without draft id, so each id is checked with `draft_to_target`.
         draft_id = tl.load(draft_ids + token, mask=wanted, other=-1).to(tl.int64)
         wanted = wanted & (draft_id >= 0) & (draft_id < draft_columns)
         wanted = wanted & (draft_id + tl.load(draft_to_target + draft_id, mask=wanted, other=0) == token)
@@ -88,10 +87,11 @@ def decide_kernel(
     draft_stride, request_stride, step_stride, sampled_stride, blocks, steps,
     ROWS: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per request: its accepted draft tokens, the target's argmax after them, then -1; and their number.
+    """Write a request's accepted draft tokens, the target's argmax after them, then -1, and the number of tokens.
 
-    With a temperature, `decided` is the row whose token is still to be sampled (-1: none), with the maximum (`tops`)
-    and sum (`sums`) of its softmax. With `chances`, draft token i is accepted with probability chances[i].
+    With a temperature, `decided` gets the row with a token that is still to be sampled, or -1 if there is none. `tops`
+    and `sums` get the maximum and the sum of that row's softmax. With `chances`, draft token i is accepted with
+    probability chances[i].
     """
     if OVERLAP is not None:
         OVERLAP()
@@ -148,11 +148,11 @@ def resample_kernel(
     tops, sums, best_value, best_index, columns, draft_columns, stride, draft_stride, request_stride, step_stride,
     blocks, steps, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Find in each block of COLUMNS columns of the decided row the best key of the residual, then that of the target.
+    """Find the best key of the residual and the best key of the target in each block of COLUMNS of the decided row.
 
-    `best_value` and `best_index` are [requests, 2, blocks]. The residual is max(p - q, 0) with the target's p and the
-    drafter's q; the target's own keys count where the residual is 0 everywhere, as p equals q up to rounding. A key is
-    x / e with exponential e, whose argmax is that of log(x) + Gumbel noise.
+    `best_value` and `best_index` are [requests, 2, blocks]. The residual is max(p - q, 0), with the target's p and the
+    drafter's q. If p equals q up to rounding, the residual is 0 everywhere, and the target's keys are used. A key is
+    x / e with exponential e: its argmax is the argmax of log(x) + Gumbel noise.
     """
     if OVERLAP is not None:
         OVERLAP()
@@ -189,7 +189,7 @@ def write_own_kernel(
     best_value, best_index, decided, sampled_token_ids, sampled_stride, blocks, BLOCKS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per request: the token of its decided row, the lowest among those of equal keys."""
+    """Write the token of each request's decided row, the lowest token among equal keys."""
     if OVERLAP is not None:
         OVERLAP()
     request = tl.program_id(0)
@@ -308,6 +308,6 @@ class VerifyOps(Launcher):
 
 
 def require_rows(sampled: Sampled) -> None:
-    """Raise ValueError where num_sampled, or a row of token_ids, is not contiguous: kernels cannot write it."""
+    """Raise ValueError if num_sampled, or a row of token_ids, is not contiguous: kernels cannot write it."""
     if sampled.token_ids.stride(1) != 1 or not sampled.num_sampled.is_contiguous():
         raise ValueError("num_sampled, and the rows of sampled token_ids, must be contiguous")

@@ -1,4 +1,4 @@
-"""The ops of the decoder alone, declared as the draft ops are, and where their Triton kernels are."""
+"""The ops that only the decoder uses. They are declared as the draft ops are, and name their Triton kernels."""
 
 from specgraph.ops.library import name_kernels
 from specgraph_run.decoder.ops.after_verify import count_tokens, emitted_logprobs, next_verify

@@ -1,7 +1,8 @@
-"""The rows of a ragged verify: each request's last token, and the drafts of all requests that are likeliest accepted.
+"""The rows of a ragged verify: each request's last token, and the drafts of all requests that are accepted likeliest.
 
-The pass has a fixed number of rows, and every row is some request's: how many each has is decided on the device, so
-that one captured graph serves every split. Inert requests get rows only where all drafts of the others have one.
+The pass has a fixed number of rows, and every row belongs to a request. The number of rows per request is decided on
+the device, so that one captured graph serves every split. Drafts of inert requests get rows only after all drafts of
+the other requests have one.
 """
 
 from __future__ import annotations
@@ -18,26 +19,28 @@ from specgraph.ops.slots import slots_of
 
 
 class RaggedRows(NamedTuple):
-    """The split of the rows of a pass over R requests, and where it comes from."""
+    """The split of a pass's rows over R requests, and the confidence that decides it."""
 
     confidence: Annotated[Tensor, Axes(columns="drafts", is_packed=True)]
-    """float32 [R, K]: the chance that a draft token is accepted if all before it are, from what is known before it."""
+    """float32 [R, K]: the chance that a draft token is accepted if all before it are. It may depend only on what was
+    known before the token was drawn."""
     query_start_loc: Annotated[Tensor, Axes(more=1)]
-    """int32 [R + 1], written: the first row of each request, and the number of rows."""
+    """int32 [R + 1], written: the first row of each request, then the number of rows."""
     columns: PerRow
-    """int64 [R * (K + 1)], written: the row of each column of a request; of a draft that has none, its last row."""
+    """int64 [R * (K + 1)], written: the row of each column of a request. A draft without a row has the request's last
+    row."""
 
 
 def choose_drafts(confidence: Tensor, live: Tensor, num_drafts: int) -> Tensor:
-    """Return how many drafts of each request are verified, int64 [R]: the likeliest `num_drafts` of all requests.
+    """Choose the likeliest `num_drafts` drafts of all requests. Return the number of each request, int64 [R].
 
-    A draft is as likely as it and all before it are accepted together, so a request's are taken from its first on. Of
-    equals the earlier column comes first. So whether a draft is taken follows from what was known before its token was
-    drawn, which keeps the verify lossless.
+    The likelihood of a draft is the chance that it and all drafts before it are accepted, so a request's drafts are
+    taken from the first on. Among equals the earlier column comes first. So the choice of a draft depends only on what
+    was known before its token was drawn, which keeps the verify lossless.
 
     Args:
         confidence: float32 [R, K], as in `RaggedRows`.
-        live: bool [R]: the drafts of other requests come last.
+        live: bool [R]: the drafts of a request come last if it is False.
     """
     requests, steps = confidence.shape
     chance = torch.where(live[:, None], confidence.cumprod(dim=1), -1.0).t().flatten()
@@ -47,11 +50,12 @@ def choose_drafts(confidence: Tensor, live: Tensor, num_drafts: int) -> Tensor:
 
 @op(writes=("ragged.query_start_loc", "ragged.columns", "rows", "given.draft_token_ids"))
 def begin_ragged_rows(given: RowInputs, plan: RowPlan, rows: Rows, ragged: RaggedRows) -> None:
-    """Fill T rows of a verify of R requests with K drafts each.
+    """Fill the T rows of a ragged verify of R requests with K drafts each: R <= T <= R * (K + 1).
 
     Args:
-        given: the last tokens [R, 1] and the drafts [R, K], which become -1 where they get no row.
-        rows: positions, slot_mapping, seq_lens and token_ids; R <= T <= R * (K + 1).
+        given: `token_ids` are the last tokens, [R, 1], and `draft_token_ids` the drafts, [R, K]. A draft that gets no
+            row becomes -1.
+        rows: positions, slot_mapping, seq_lens and token_ids are written.
     """
     drafts, last, start = given.draft_token_ids, given.token_ids, given.start_positions
     assert drafts is not None

@@ -1,8 +1,9 @@
-"""Deciding which draft tokens are accepted: exact for greedy decoding, lossless for sampling.
+"""Rejection sampling: it decides which draft tokens are accepted, exactly for greedy decoding, lossless for sampling.
 
-The sampled rule is that of Leviathan et al. 2023 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318), with p the
-target's distribution and q the drafter's: accept draft token d with probability min(1, p(d) / q(d)); at the first
-rejection sample from the normalised max(p - q, 0); if all are accepted, sample one more token from p.
+The rule for sampling is from Leviathan et al. 2023 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318). p is the
+target's distribution, and q the drafter's. A draft token d is accepted with probability min(1, p(d) / q(d)). At the
+first rejection, a token is sampled from the normalised max(p - q, 0). If all are accepted, one more token is sampled
+from p.
 """
 
 from __future__ import annotations
@@ -17,40 +18,44 @@ from specgraph.ops.library import op
 
 
 class Acceptance(NamedTuple):
-    """The rule of acceptance. As it stands draft tokens are accepted while they are the target's argmax; with
-    `temperature` so that the output follows softmax(target_logits / temperature); with `chances` by chance."""
+    """The rule that accepts draft tokens.
+
+    By default a draft token is accepted if it is the target's argmax. With `temperature`, the output follows
+    softmax(target_logits / temperature). With `chances`, draft tokens are accepted by chance.
+    """
 
     temperature: Tensor | None = None
     """float32 [R]; 0 is greedy."""
     seeds: Tensor | None = None
     """int64 [R], needed with temperature or chances: the noise is a function of seed and position."""
     draft_probs: Tensor | None = None
-    """float32 [R, K, draft_vocab], the distributions that the draft tokens of a chain were drawn from; None if the
-    drafter was greedy: all its probability is on the token it chose."""
+    """float32 [R, K, draft_vocab]: the distributions that the draft tokens of a chain were drawn from. None if the
+    drafter was greedy: then each has probability 1 for its draft token."""
     draft_to_target: Tensor | None = None
-    """int64 [draft_vocab]: target id minus draft id of the columns of `draft_probs`; None if they are the same."""
+    """int64 [draft_vocab]: target id minus draft id for the columns of `draft_probs`. None if ids are equal."""
     chances: Tensor | None = None
-    """float32 [K]: draft token i is accepted with probability chances[i] if all before it are; without temperature.
-    The output is then not the target's: for measuring speed at a known acceptance, whatever the weights are."""
+    """float32 [K]: if all draft tokens before it are accepted, draft token i is accepted with probability chances[i].
+    Only without `temperature`. The output is then not the target's: this measures the speed at a chosen acceptance, for
+    any weights."""
 
 
 class Sampled(NamedTuple):
     """The result of a verify."""
 
     token_ids: Tensor
-    """int64 [R, K + 1], written: accepted drafts, the target's own token, then -1."""
+    """int64 [R, K + 1], written: the accepted drafts, the target's own token, then -1."""
     num_sampled: Tensor
     """int32 [R], written: accepted + 1; 0 for inert requests."""
 
 
 def commit(accept: Tensor, chosen: Tensor, draft_token_ids: Tensor, live: Tensor, sampled: Sampled) -> None:
-    """Write the accepted draft tokens, the target's own token after them, then -1; and how many tokens that is.
+    """Write the accepted draft tokens, the target's own token after them, then -1, and the number of these tokens.
 
     Args:
-        accept: bool [R, K]: whether a draft token is accepted if all before it are.
+        accept: bool [R, K]: whether each draft token is accepted if all before it are.
         chosen: int64 [R, K + 1]: the target's own token for each place.
         draft_token_ids: int64 [R, K].
-        live: bool [R].
+        live: bool [R]: a request samples nothing if it is False.
     """
     accepted = accept.long().cumprod(dim=1).sum(dim=1)
     column = torch.arange(chosen.shape[1], device=chosen.device)
@@ -61,7 +66,10 @@ def commit(accept: Tensor, chosen: Tensor, draft_token_ids: Tensor, live: Tensor
 
 
 def accept_greedy(chosen: Tensor, draft_token_ids: Tensor, start_positions: Tensor, sampled: Sampled) -> None:
-    """Accept draft tokens while they are the target's own, int64 [R * (K + 1)]; the rest is as in `verify_drafts`."""
+    """Accept draft tokens up to the first that is not the target's own token.
+
+    chosen: int64 [R * (K + 1)], the target's own tokens. The other arguments are as in `verify_drafts`.
+    """
     chosen = chosen.view(sampled.token_ids.shape)
     commit(chosen[:, :-1] == draft_token_ids, chosen, draft_token_ids, start_positions >= 0, sampled)
 
@@ -77,11 +85,11 @@ def accepted_by_chance(chances: Tensor, seeds: Tensor | None, start_positions: T
 def verify_drafts(
     target_logits: Tensor, draft_token_ids: Tensor, start_positions: Tensor, acceptance: Acceptance, sampled: Sampled
 ) -> None:
-    """Accept the draft tokens of chains, and take the target's own token after them.
+    """Accept draft tokens of chains, and take the target's own token after the accepted ones.
 
     Args:
-        target_logits: [R * (K + 1), vocab]; row i of a request scores the token after its i-th row.
-        draft_token_ids: int64 [R, K]; -1 means no draft token, and is rejected.
+        target_logits: [R * (K + 1), vocab]; row i of a request scores the token that follows row i.
+        draft_token_ids: int64 [R, K]; -1 is no draft token, and is rejected.
         start_positions: int64 [R]; negative marks an inert request.
     """
     best = target_logits.argmax(dim=-1)
@@ -115,10 +123,10 @@ def _verify_by_temperature(
     else:
         ids = torch.arange(draft_to_target.shape[0], device=p.device) + draft_to_target
         q.index_copy_(2, ids, draft_probs)
-    q.masked_fill_(~given[..., None], 0.0)  # no draft token: nothing was sampled, whatever draft_probs holds
+    q.masked_fill_(~given[..., None], 0.0)  # no draft token was drawn there, so draft_probs means nothing
     p_draft = p[:, :steps].gather(2, draft_token_ids[..., None])[..., 0]
     q_draft = q.gather(2, draft_token_ids[..., None])[..., 0]
-    # Row i decides the token of position start + 1 + i.
+    # Row i decides the token at position start + 1 + i.
     positions = start_positions.clamp(min=0)[:, None] + 1 + torch.arange(steps + 1, device=p.device)
     u = noise.uniform(seeds[:, None], positions[:, :steps], noise.ACCEPT, 1)[..., 0]
     residual = torch.cat([(p[:, :steps] - q).clamp(min=0), p[:, steps:]], dim=1)

@@ -1,7 +1,7 @@
-"""Verifying a draft tree: its rows in the target's pass, and the accepted path.
+"""The verify of a draft tree: it accepts a path of the tree, and tells how its keys and values must move.
 
-A request has N rows: its last token, the root, and N - 1 nodes, each after its parent. Row i has the i-th KV slot after
-the context whatever its depth; its position is that of its depth.
+A request has N rows in the target's pass: its last token, which is the root, and N - 1 nodes, each after its parent.
+Row i has the i-th KV slot after the context at any depth. Its position is start + its depth.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from specgraph_run.decoder.ops.rejection import Acceptance, Sampled, accepted_by
 
 
 class AcceptedPath(NamedTuple):
-    """The rows of a target's pass that a verify accepted, and where their keys and values move."""
+    """The rows of a target's pass that a verify accepted, and the moves of their keys and values."""
 
     rows: Annotated[Tensor, Axes("path")]
-    """int64 [R * (S + 1)], written: the row of the pass at each place of the path; after its end the last accepted
-    one."""
+    """int64 [R * (S + 1)], written: the row of the pass at each place of the path. Places after the path's end have the
+    last accepted row."""
     from_slots: Annotated[Tensor, Axes("moves")]
-    """int64 [R * S], written: what `move_kv` takes. Slot 0 to slot 0 is no move."""
+    """int64 [R * S], written: the argument of `move_kv`. From slot 0 to slot 0 is no move."""
     to_slots: Annotated[Tensor, Axes("moves")]
     """int64 [R * S], written."""
 
 
 def own_tokens(target_logits: Tensor, acceptance: Acceptance, positions: Tensor) -> Tensor:
-    """Return the target's own token after each row, int64 [R * N]; arguments as in `verify_tree`."""
+    """Return the target's own token after each row, int64 [R * N]. The arguments are as in `verify_tree`."""
     chosen = target_logits.argmax(dim=-1)
     if acceptance.temperature is None:
         return chosen
@@ -56,13 +56,13 @@ def verify_tree(
 ) -> None:
     """Accept the path of the tree that the target's own tokens follow.
 
-    The target's own token of each row is the most likely one, or one draw from softmax(logits / temperature) with the
-    noise of the position that it decides. Drafts in a tree are chosen without randomness; for such siblings, following
-    that token accepts each with the probability that multi-round speculative sampling without replacement accepts it
-    with, and the output is what the target alone would sample.
+    The target's own token after a row is the most likely one. With a temperature, it is a draw from
+    softmax(logits / temperature) with the noise of the token's position. Drafts in a tree are chosen without
+    randomness. So this accepts each sibling with the same probability as multi-round speculative sampling without
+    replacement, and the output is what the target alone would sample.
 
-    With `chances`, float32 [S], the path has a length drawn by chance, whatever the tree is: place i is row N - S + i,
-    so that keys and values are moved as after a real verify.
+    With `chances`, float32 [S], the tokens don't matter: the length of the path is drawn by chance. Its place i + 1 is
+    then row N - S + i, so that keys and values move as after a real verify.
 
     Args:
         target_logits: [R * N, vocab]; each row scores the token after it.
@@ -90,8 +90,10 @@ def verify_tree(
 
 
 def _followed_path(chosen: Tensor, tree: TreeNodes, live: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """Return the rows of a request that its own tokens lead through, int64 [R, depth], from row 0 on; and whether each
-    row after it is accepted, bool [R, depth - 1]."""
+    """Follow the target's own tokens through the tree, from row 0 on.
+
+    Return the path's rows, int64 [R, depth], and whether each row after the first is accepted, bool [R, depth - 1].
+    """
     row, going = torch.zeros_like(chosen[:, :1]), live
     path, accept = [row], [live[:, None][:, :0]]
     for _ in range(depth - 1):
