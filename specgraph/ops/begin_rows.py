@@ -105,7 +105,7 @@ class Rows(NamedTuple):
     """int64 [R * L]. A node of a tree has the slot of its row, also past max_model_len: its position may lie before."""
     seq_lens: Tensor
     """int32 [R]: begin + L, because bottom-right causal attention lets row i see seq_len - L + 1 + i keys; 0 for inert
-    requests. At most max_model_len with `RowPlan.after_sampled`: those rows attend without a causal mask."""
+    requests. At most max_model_len with `RowPlan.after_sampled`: such rows attend without a causal mask."""
     token_ids: Tensor | None = None
     """int64 [R * L]"""
     last_rows: Tensor | None = None
@@ -125,11 +125,11 @@ class Rows(NamedTuple):
     """int64 [R * query_len]: the positions of the batch's columns, for a pass with rows behind them. 0 for a column
     without a known token."""
     context_slots: Tensor | None = None
-    """int64 [R * query_len]: the slots of those columns. NULL_SLOT for a column without a known token."""
+    """int64 [R * query_len]: the slots of the columns. NULL_SLOT for a column without a known token."""
     ancestors: Tensor | None = None
     """int64 [R * L] for trees: bit i of a row is set if row i is the row itself or one of its ancestors."""
     rows_without_block: Tensor | None = None
-    """int64 [1]: the op adds the number of rows whose token has no KV block, see `count_rows_without_block`."""
+    """int64 [1]: the op adds the number of rows that have no KV block, see `count_rows_without_block`."""
 
 
 @op(writes=("rows",))

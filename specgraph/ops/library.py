@@ -231,7 +231,7 @@ def has_implementations(dispatch_key: str) -> bool:
 
 
 def like_first(first: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Return the fake result of an op whose result is a new tensor like its first argument."""
+    """Return a new tensor like the first argument: the fake implementation of ops with such a result."""
     return first.new_empty(first.shape)
 
 

@@ -92,7 +92,7 @@ def check_forms(owner: str, given: Mapping[str, Any], forms: Mapping[str, str], 
 
     Args:
         owner: the object, for messages.
-        given: tensors by name, at least those in `forms`.
+        given: tensors by name; every name of `forms` must be there.
         forms: by name, such as "float32 [R, vocab] or None", "integers [n]" or "floats [rows, 8]". A named size must
             be equal in all tensors.
         written: the tensors are written, so their elements may not share memory.
