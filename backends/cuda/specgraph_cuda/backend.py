@@ -9,7 +9,7 @@ from specgraph.errors import PlatformError, first_line
 
 
 def probe() -> Probe:
-    """Say whether torch can drive a GPU here; if not, what is missing and how to get it."""
+    """Say whether torch can drive a GPU here. If it can't, the reason names the missing part and how to get it."""
     found = {"torch": str(torch.__version__)}
     if torch.version.cuda is None:
         what = "is a ROCm build" if torch.version.hip else "has no CUDA support"
@@ -26,7 +26,7 @@ def probe() -> Probe:
 
 
 def open_device(index: int) -> Platform:
-    """Open GPU `index`. Raises PlatformError where no GPU answers, or this one is older than what is supported."""
+    """Open GPU `index`. Raises PlatformError if no GPU answers, or if this one's compute capability is below 7.0."""
     found = probe()
     if not found.available:
         raise PlatformError(f"platform 'cuda' is not available: {found.reason}")
@@ -37,5 +37,5 @@ def open_device(index: int) -> Platform:
 
 @hookimpl
 def specgraph_backend() -> Backend:
-    """Called by specgraph's discovery."""
+    """Return the cuda backend. specgraph's discovery calls it."""
     return Backend(name="cuda", probe=probe, open=open_device, api=2, supersedes=frozenset({"accelerator"}))

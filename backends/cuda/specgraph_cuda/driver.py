@@ -1,4 +1,4 @@
-"""The CUDA driver through cuda.bindings, an optional package: its answers, and the launch of an executable graph."""
+"""Calls of the CUDA driver through cuda.bindings, an optional package: checked results, and the launch of a graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
 
 
 def launcher(executable: int) -> Callable[[int], None]:
-    """Return the function that launches an executable graph on a stream, both given as the driver's handles."""
+    """Return a function that launches this executable graph on a stream. Graph and stream are the driver's handles."""
     graph = cu.CUgraphExec(executable)
 
     def launch(stream: int) -> None:
@@ -21,8 +21,10 @@ def launcher(executable: int) -> Callable[[int], None]:
 
 
 def checked(answer: tuple[Any, ...]) -> Any:
-    """Return the results of a driver call: one, a tuple of several, or None. Raises RuntimeError with the driver's
-    status."""
+    """Return the results of a driver call: None, the only result, or a tuple of several.
+
+    Raises RuntimeError, with the driver's status as its text, if the call failed.
+    """
     status, *results = answer
     if status != cu.CUresult.CUDA_SUCCESS:
         raise RuntimeError(status.name)

@@ -13,7 +13,7 @@ from specgraph_cuda.few_rows_plan import Plan, plan_for
 from specgraph_cuda.hopper import Kernel, Load, TensorMap, is_aligned, launch_early, loaded, text
 
 ChoosePlan = Callable[[bool, int, int, int], "Plan | None"]
-"""See `few_rows_plan.plan_for`."""
+"""(best, rows, depth, columns) -> the plan, as `few_rows_plan.plan_for` returns it."""
 
 
 class _Output(ctypes.Structure):
@@ -26,7 +26,7 @@ class _Output(ctypes.Structure):
 
 
 def few_rows(choose: ChoosePlan = plan_for, load: Load = loaded) -> FewRows:
-    """Return the kernel's two kinds; see `specgraph.kernels.launch.FewRows`."""
+    """Return the launches of the kernel's two variants; see `specgraph.kernels.launch.FewRows`."""
 
     def linear(x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor | None:
         if (plan := _plan(choose, load, False, x, weight)) is None or weight.shape[0] % 2:
@@ -49,7 +49,7 @@ def few_rows(choose: ChoosePlan = plan_for, load: Load = loaded) -> FewRows:
 
 
 def _plan(choose: ChoosePlan, load: Load, best: bool, x: Tensor, weight: Tensor) -> Plan | None:
-    """Return the plan of one linear, where these tensors are what the kernel takes and it can be loaded."""
+    """Return the plan of one linear. None if the kernel does not take these tensors, or can't be loaded."""
     plan = choose(best, x.shape[0], x.shape[1], weight.shape[0])
     if plan is None or x.dtype != torch.bfloat16 or weight.dtype != x.dtype or x.shape[1] % (64 * plan.stage_tiles):
         return None
@@ -59,12 +59,12 @@ def _plan(choose: ChoosePlan, load: Load, best: bool, x: Tensor, weight: Tensor)
 
 
 def _holds_pairs(rows: Tensor) -> bool:
-    """Return whether two columns of a row can be read at once."""
+    """Return whether the kernel can read two neighbouring columns of a row with one load of 4 bytes."""
     return rows.stride(1) == 1 and rows.stride(0) % 2 == 0 and rows.data_ptr() % 4 == 0
 
 
 def source(plan: Plan) -> str:
-    """Return the CUDA text of one variant."""
+    """Return the CUDA source of the kernel for one plan."""
     names = "rows", "columns", "stage_tiles", "best", "stages", "stage_bytes", "window"
     constants = {name: getattr(plan, name) for name in names} | {"ahead": 0}
     return text(constants, ("hopper.cuh", "few_rows.cuh", "few_rows.cu"))
@@ -74,10 +74,12 @@ KERNEL = Kernel("few_rows", source, "linears of few rows run in Triton's kernel"
 
 
 def _launch(plan: Plan, x: Tensor, weight: Tensor, **tensors: Tensor | None) -> None:
-    """Launch on the current stream. The kernel before must not write the weight, which is read before that one ends.
+    """Launch on the current stream.
+
+    The kernel reads the weight while the kernel launched before it may still run, so that one must not write it.
 
     Args:
-        x: bfloat16 [T, in], T at most plan.rows; rows at multiples of 16 bytes.
+        x: bfloat16 [T, in], T at most plan.rows; each row starts at a multiple of 16 bytes.
         weight: [out, in], contiguous.
         tensors: fields of `Output` in few_rows.cu.
     """

@@ -1,22 +1,23 @@
-"""The linears of up to 32 rows that `few_rows.cu` takes, and how they are cut into parts."""
+"""The linears of up to 32 rows that `few_rows.cu` takes, and the parts that each is cut into."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MULTIPROCESSORS = 132
-"""Multiprocessors of an H100 or H200; with fewer, some blocks run after the others."""
+"""Multiprocessors of an H100 or H200. On a device with fewer, some blocks run after the others."""
 
 _MOST_BYTES = 227 << 10
 """Bytes of shared memory that a launch may ask for on Hopper."""
 
 _LEAST_DEPTH, _LEAST_BLOCKS = 2048, 96
-"""The linears that were timed: each was faster than Triton's kernel, see benchmarks/LESSONS.md."""
+"""The fewest input columns, and blocks, of the linears that were timed. All of these were faster than in Triton's
+kernel; see benchmarks/LESSONS.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The parts of a linear; `few_rows.cu` says what each number means."""
+    """The parts of a linear; `few_rows.cu` explains each number."""
 
     rows: int
     columns: int
@@ -26,7 +27,7 @@ class Plan:
 
     @property
     def threads(self) -> int:
-        """Threads of a block: warps that multiply, and two that load."""
+        """The threads of a block: eight warps that multiply, or four for up to 16 rows, and two that load."""
         return 320 if self.rows > 16 else 192
 
     @property
@@ -36,12 +37,12 @@ class Plan:
 
     @property
     def stages(self) -> int:
-        """Stages, as many as there is memory for; each has three barriers."""
+        """The stages that fit in shared memory. Each has three barriers of 8 bytes."""
         return (_MOST_BYTES - 1024 - self._sums) // (self.stage_bytes + 24)
 
     @property
     def memory(self) -> int:
-        """Return the bytes of shared memory that a launch asks for, 1 KiB of it to align the ring."""
+        """Return the bytes of shared memory that a launch asks for. 1 KiB of them is for aligning the ring."""
         return 1024 + self.stages * (self.stage_bytes + 24) + self._sums
 
     @property
@@ -50,22 +51,22 @@ class Plan:
         return 16 * self.rows * (self.columns + 4)
 
     def parts(self, columns: int) -> int:
-        """Parts that so many output columns are cut into."""
+        """Return the number of parts that the output columns are cut into."""
         return -(-columns // self.columns)
 
     def blocks(self, columns: int) -> int:
-        """Blocks of a launch: no more than run at once, each with as many parts as the others or one less."""
+        """Return the blocks of a launch. They all run at once, and their numbers of parts differ by at most one."""
         parts = self.parts(columns)
         return -(-parts // -(-parts // MULTIPROCESSORS))
 
 
 def plan_for(best: bool, rows: int, depth: int, columns: int) -> Plan | None:
-    """Return how a linear is cut; None where another kernel is as fast, or where it is smaller than those that were
-    timed.
+    """Return the plan of a linear. None if another kernel is as fast, or if no linear this small was timed.
 
     Args:
-        best: only the largest of each row is wanted.
-        depth: input columns; columns: of the output.
+        best: only the largest output of each row is wanted.
+        depth: input columns.
+        columns: output columns.
     """
     if not 0 < rows <= 32:
         return None
@@ -77,7 +78,8 @@ def plan_for(best: bool, rows: int, depth: int, columns: int) -> Plan | None:
 
 
 def cut(best: bool, rows: int, columns: int) -> Plan:
-    """Return the plan of any size up to 32 rows: parts of at most 128 columns, and stages of 8 to 24 KiB."""
+    """Return the plan of a linear of up to 32 rows and any columns: parts of at most 128 columns, stages of 8 to
+    24 KiB."""
     parts_each = -(-columns // (128 * MULTIPROCESSORS))
     width = -(-columns // (16 * parts_each * MULTIPROCESSORS)) * 16
     padded = 8 if rows <= 8 else 16 if rows <= 16 else 32

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from specgraph_cuda.platform import CudaPlatform
 
 Launcher = Callable[[int], Callable[[int], None]]
-"""Returns the function that launches an executable graph, both given as the driver's handles: `driver.launcher`."""
+"""Executable graph -> the function that launches it on a stream. Both are the driver's handles; see
+`driver.launcher`."""
 
 
 class CudaGraphPool(GraphPool):
@@ -30,7 +31,7 @@ class CudaGraphPool(GraphPool):
         return graph_pool_handle()
 
     def _release(self, handle: Any) -> None:
-        """torch retires the pool with its last graph, and keeps its memory until the cache is emptied."""
+        """Empty torch's cache: torch retires a pool with its last graph, but keeps the memory until then."""
         if self.platform.captures.graph is None:
             self.platform.free(torch.cuda.empty_cache)
 
@@ -52,12 +53,13 @@ class CudaGraph(Graph):
         super().__init__(platform, pool, owns_pool=owns_pool)
         self._graph: Any = None
         self._by_driver: Callable[[int], None] | None = None
-        """Launches on a stream, given by its handle, once torch's first replay has shown that this is enough."""
+        """Launches the graph on a stream, given by its handle. None until torch's first replay has shown that the graph
+        draws no random numbers."""
         self._draws_numbers = False
-        """True if that replay moved torch's random generator on."""
+        """True if torch's first replay advanced torch's random generator."""
 
     def executable(self) -> int:
-        """Return the cudaGraphExec_t of the captured graph. Owned by this object."""
+        """Return the cudaGraphExec_t of the captured graph. This object owns it."""
         return int(self._graph.raw_cuda_graph_exec())
 
     def _begin(self, handle: Any) -> None:
@@ -66,16 +68,17 @@ class CudaGraph(Graph):
         self._graph.capture_begin(pool=handle, capture_error_mode="thread_local")
 
     def _new_graph(self) -> Any:
-        """Return torch's graph of one capture."""
+        """Return the torch graph to capture into."""
         return CUDAGraph()
 
     def _end(self) -> None:
         self._graph.capture_end()
 
     def _abandon(self, began: bool) -> None:
-        """torch stops at the driver's error, with its pools and its generator still in capture.
+        """End a failed capture so that torch takes its pools and its generator out of capture.
 
-        An empty, sound capture takes the place of the invalid one, and torch ends that.
+        torch's `capture_end` stops at the driver's error before it gets there. An empty, valid capture therefore takes
+        the place of the failed one, and torch ends that.
         """
         with warnings.catch_warnings(), contextlib.suppress(Exception):
             warnings.simplefilter("ignore")  # torch warns of empty graphs
@@ -96,8 +99,11 @@ class CudaGraph(Graph):
             self._launch_first(index, self.platform.launcher)
 
     def _launch_first(self, index: int, launcher: Launcher) -> None:
-        """torch's replay moves its random generator on, where the graph draws numbers, and then calls the driver. All
-        other graphs are launched without it from now on: it takes 2 us longer."""
+        """Replay through torch, and see whether the graph draws random numbers.
+
+        torch's replay advances its random generator if the graph draws numbers, and then calls the driver. A graph that
+        draws none is launched by the driver alone from now on, which takes 2 us less.
+        """
         before = torch.cuda.get_rng_state(index)
         self._graph.replay()
         self._draws_numbers = not torch.equal(before, torch.cuda.get_rng_state(index))

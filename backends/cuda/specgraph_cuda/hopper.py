@@ -24,16 +24,17 @@ _log = logging.getLogger(__name__)
 
 
 def why_not() -> str | None:
-    """Return why the kernel can't be compiled here, or None."""
+    """Return the reason why kernels can't be compiled here, or None."""
     try:
         checked(nvrtc.nvrtcVersion())
-    except Exception as error:  # cuda-bindings has exceptions of its own for a library that it doesn't find
+    except Exception as error:  # cuda-bindings has its own exception types for a missing library
         return f"NVRTC is not there: {type(error).__name__}"
     return None
 
 
 def compiled(text: str, name: str) -> bytes:
-    """Machine code of a CUDA text, whose `name` messages give, for compute capability 9.0."""
+    """Compile CUDA source for compute capability 9.0 and return the machine code. The compiler's messages give `name`
+    as the file."""
     program = checked(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
     options = [b"--gpu-architecture=sm_90a", b"--std=c++17"]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
@@ -48,7 +49,7 @@ def compiled(text: str, name: str) -> bytes:
 
 
 def text(constants: Mapping[str, object], files: Sequence[str], functions: Sequence[str] = ()) -> str:
-    """Return the CUDA text of one variant: its constants as macros, its functions, and the files beside this module."""
+    """Return CUDA source: `constants` as macros, then `functions`, then the named files beside this module."""
     defined = [f"#define {name.upper()} {value}" for name, value in constants.items()]
     return "\n".join([*defined, *functions, *((Path(__file__).parent / name).read_text() for name in files)])
 
@@ -64,18 +65,18 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel that is compiled for each plan."""
+    """A CUDA kernel, compiled once for each plan."""
 
     name: str
-    """The name of its function, and of its file without the ending."""
+    """The name of the function, and of its file without the ending."""
     source: Callable[[Any], str]
-    """The CUDA text for a plan."""
+    """Returns the CUDA source for a plan."""
     instead: str
-    """The name, for a person, of what runs where it can't be loaded."""
+    """The log's words for the slower kernels that run if this one can't be loaded."""
 
 
 def compilation(kernel: Kernel, plan: Plan) -> Compilation:
-    """Return what to compile for a plan."""
+    """Return the compilation of a kernel for a plan."""
     from specgraph.kernels.compilation import Compilation, digest
 
     written = kernel.source(plan)
@@ -84,13 +85,16 @@ def compilation(kernel: Kernel, plan: Plan) -> Compilation:
 
 
 Load = Callable[[Kernel, Any, torch.device], Any]
-"""See `loaded`, which compiles and loads."""
+"""(kernel, plan, device) -> the loaded kernel or None, as `loaded` returns it."""
 
 
 @cache
 def loaded(kernel: Kernel, plan: Plan, device: torch.device) -> Any | None:
-    """Return the kernel for a plan in the context of a device; None where it can't be compiled or loaded, and why is
-    logged: a driver older than NVRTC refuses its code. For tensors without memory nothing is compiled."""
+    """Compile a kernel for a plan and load it into the context of a device.
+
+    None, with the reason in the log, if it can't be compiled or loaded: a driver older than NVRTC refuses NVRTC's code.
+    For meta tensors nothing is compiled, and `kernel` itself is returned.
+    """
     if device.type == "meta":
         return kernel
     try:
@@ -106,15 +110,15 @@ def loaded(kernel: Kernel, plan: Plan, device: torch.device) -> Any | None:
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    """Return whether rows do not overlap and each starts at a multiple of 16 bytes, as a tensor copy needs it."""
+    """Return whether the rows don't overlap and each starts at a multiple of 16 bytes: a tensor copy needs both."""
     rows = tensor.stride(0)
     return tensor.stride(1) == 1 and rows >= tensor.shape[1] and rows % 8 == 0 and tensor.data_ptr() % 16 == 0
 
 
 class TensorMap:
-    """A tensor map of rows that are read in boxes of 64 columns, 128 bytes, swizzled.
+    """A tensor map of rows, read in swizzled boxes of 64 columns (128 bytes).
 
-    Made without cuda-bindings, whose tensor maps lie at addresses that are not aligned as the driver wants them.
+    It is made without cuda-bindings, because the driver refuses the alignment of cuda-bindings' tensor maps.
     """
 
     def __init__(self, tensor: Tensor, box_rows: int) -> None:
@@ -148,10 +152,11 @@ def launch_early(
     kernel: Kernel, plan: Plan, blocks: int, threads: int, device: torch.device, maps: Sequence[TensorMap],
     arguments: Sequence[Any],
 ) -> None:  # fmt: skip
-    """Launch on the current stream; the kernel may start before the kernel before it has ended.
+    """Launch a kernel on the current stream. It may start before the previous kernel has ended.
 
     Args:
-        maps, arguments: the kernel's arguments in order, the latter of ctypes.
+        maps: the kernel's first arguments.
+        arguments: its other arguments, as ctypes values.
     """
     if device.type == "meta":
         return

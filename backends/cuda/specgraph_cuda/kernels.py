@@ -32,28 +32,30 @@ from specgraph_cuda.many_rows_plan import BLOCKS
 
 _log = logging.getLogger(__name__)
 
-# Tiles per linear, tuned on an H200 (see benchmarks/LESSONS.md): rows -> tile. A
-# linear with few output columns needs narrow tiles, so that every multiprocessor streams weights. Measured there too:
-# a norm inside a linear's loop cost 4 to 30 us, as a kernel of its own 2; with 24 rows of 14336 a mask on the rows took
-# 45 us instead of 33; with 2 to 32 rows FP8 linears are faster without one.
+# Tiles by the rows of a linear, tuned on an H200 (see benchmarks/LESSONS.md). A linear with few output columns needs
+# narrow tiles, so that every multiprocessor streams weights. Also measured there:
+# - A norm inside a linear's loop costs 4 to 30 us. As a kernel of its own it costs 2 us.
+# - With 24 rows of 14336 columns, a mask on the rows makes it 45 us instead of 33 us.
+# - FP8 linears of 2 to 32 rows are faster without that mask.
 _NARROW = {16: Tile(32, 256, 2, 6, 512), 32: Tile(32, 256, 2, 5, 512), 64: Tile(32, 128, 4, 6, 256)}
 _MEDIUM = {16: Tile(16, 512, 2, 3, 512), 32: Tile(16, 256, 2, 4, 512)}
 _GATE_UP = {16: Tile(128, 128, 4, 3, 64), 32: Tile(128, 128, 4, 3, 64), 64: Tile(128, 64, 4, 4, 64)}
 _HEAD = {16: Tile(128, 128, 4, 4, 64), 32: Tile(128, 128, 4, 3, 64), 64: Tile(128, 128, 4, 4, 64)}
 
-# The head of draws in order (DSpark, Domino), as fast as any of 14 on an H100 with 1, 8 and 32 requests. Narrower tiles
-# leave a sampled draw more parts to add.
+# For the output projection of heads that draw their tokens in order (DSpark, Domino). On an H100 no other of 14 tiles
+# was faster with 1, 8 and 32 requests. With narrower tiles a sampled draw has more parts to add.
 _HEAD_256 = {16: Tile(128, 256, 4, 2, 64), 32: Tile(128, 128, 4, 2, 64), 64: Tile(128, 128, 4, 2, 64)}
 
-# Narrower ones, where those would make fewer programs than there are multiprocessors, as with a hidden size of 2048.
+# Narrower tiles, for linears that the tiles above cut into fewer programs than there are multiprocessors, as with a
+# hidden size of 2048.
 _FEW_COLUMNS = {16: Tile(16, 512, 2, 4, 512), 64: Tile(16, 128, 4, 6, 256)}
 _GATE_UP_FEW_COLUMNS = {16: Tile(64, 256, 4, 3, 64), 64: Tile(64, 64, 4, 5, 64)}
 
-# For gated columns of which the tiles of `_GATE_UP` make fewer programs than four fifths of the multiprocessors.
+# For gated linears that `_GATE_UP` cuts into fewer programs than four fifths of the multiprocessors.
 _GATE_UP_12288 = {16: Tile(32, 128, 4, 4, 256)}
 
-# Rows of a tile, output and input columns of the shape that `_MEDIUM` leaves to the library, which was faster there:
-# qkv of an EAGLE-3 head of 8B at 17 to 32 rows. Shapes near it were not timed.
+# (rows of a tile, output columns, input columns) of the one shape of `_MEDIUM` that the library runs, as it was faster:
+# the qkv linear of an EAGLE-3 head for an 8B target, at 17 to 32 rows. Shapes near it were not timed.
 _LIBRARY = (32, 6144, 8192)
 
 _LINEAR_FP8 = {16: Tile(32, 512, 4, 5, 512), 32: Tile(32, 256, 4, 5, 256), 64: Tile(32, 256, 4, 5, 512)}
@@ -86,9 +88,11 @@ def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
 
 
 def attention_for(shape: AttentionShape) -> AttentionTile:
-    """Return the tile of one attention, for multiprocessors with 227 KiB of shared memory; see
-    benchmarks/LESSONS.md."""
-    if shape.head_dim > 256:  # latents; of the tiles that fit, the fastest on an H100 at 131,072 keys
+    """Return the tile of one attention call on multiprocessors with 227 KiB of shared memory.
+
+    The tiles were measured: see benchmarks/LESSONS.md.
+    """
+    if shape.head_dim > 256:  # latents: the fastest tile that fits, on an H100 at 131,072 keys
         if shape.rows <= 16:
             return AttentionTile(16, 16, attention_splits(shape, 16, 16, per_unit=2))
         return AttentionTile(32, 32, attention_splits(shape, 32, 32, per_unit=1), warps=8)
@@ -97,13 +101,14 @@ def attention_for(shape: AttentionShape) -> AttentionTile:
     if shape.cache_itemsize == 1:
         return _attention_over_fp8(shape)
     usual = default_attention(shape)
-    if shape.rows <= 16:  # of a draft step
+    if shape.rows <= 16:  # a draft step
         if shape.pairs > 16:
             return replace(usual, stages=5) if usual.splits == 1 and _between_waves(shape) else usual
         return AttentionTile(rows=16, keys=128, splits=attention_splits(shape, 16, 128, per_unit=1), stages=5)
     if shape.rows > 32:  # prompts, draft trees, blocks of a parallel drafter
         return usual if usual.splits > 8 else replace(usual, stages=5)
-    # The rows of a verify. Few programs have a multiprocessor each, with 128 keys at a time; of many, two share one.
+    # The rows of a verify. Few programs get a multiprocessor each and read 128 keys at a time. Of many programs, two
+    # share a multiprocessor.
     few = shape.pairs <= shape.compute_units
     tile = AttentionTile(
         rows=32, keys=128 if few else 64, splits=attention_splits(shape, 32, 128, per_unit=1), stages=5
@@ -111,20 +116,23 @@ def attention_for(shape: AttentionShape) -> AttentionTile:
     span = 512 if tile.splits > 1 else 1024
     if tile.splits > 4 or shape.context < 4 * span:
         return tile
-    return replace(tile, splits=4, span=span)  # so that the longest of uneven contexts is not the work of one program
+    return replace(tile, splits=4, span=span)  # one program alone would take too long over the longest context
 
 
 def _between_waves(shape: AttentionShape) -> bool:
-    """Return whether the programs of a draft step, four at once per multiprocessor, leave more of their last wave empty
-    than two at once do, each with the next keys loaded ahead. On an H200 both take as long where both fill it."""
-    if shape.head_dim <= 64:  # not measured: shared memory holds more of them
+    """Return whether a draft step's programs fill their last wave better with two per multiprocessor than with four.
+
+    Two per multiprocessor load the next keys ahead. If both ways fill the last wave, they take the same time on an
+    H200.
+    """
+    if shape.head_dim <= 64:  # not measured: more than four such programs fit in shared memory
         return False
     four, two = (ceil_div(shape.pairs, count) * count for count in (4 * shape.compute_units, 2 * shape.compute_units))
     return two < four
 
 
 def _attention_over_fp8(shape: AttentionShape) -> AttentionTile:
-    """Return the same over caches in e4m3, whose conversion takes longer than reading them."""
+    """Return the tile of one attention call over an e4m3 cache. Converting its keys takes longer than reading them."""
     if not 16 < shape.rows <= 32:
         return default_attention(shape)
     return AttentionTile(rows=32, keys=128, splits=attention_splits(shape, 32, 128, per_unit=2), stages=3)
@@ -134,7 +142,7 @@ def _attention_over_fp8(shape: AttentionShape) -> AttentionTile:
 def overlap_previous(lines=None, START: tl.constexpr = True, WAIT: tl.constexpr = True):
     """Programmatic dependent launch: see `specgraph.kernels.launch.LaunchOptions.overlap`.
 
-    PTX's griddepcontrol needs compute capability 9.0; kernels are launched with `launch_pdl`.
+    PTX's griddepcontrol needs compute capability 9.0, and a kernel that is launched with `launch_pdl`.
     """
     if START:
         tl.inline_asm_elementwise(
@@ -149,8 +157,8 @@ def overlap_previous(lines=None, START: tl.constexpr = True, WAIT: tl.constexpr 
 
 
 def on_its_device(op: Op[Any, Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the implementation of an op, with the device of its first tensor as the current one: Triton launches on
-    the current device."""
+    """Return `function`, run with the device of its first tensor as the current one: Triton launches on the current
+    device."""
     in_record = op.parameters.all[0].record is not None
 
     @wraps(function)
@@ -165,7 +173,7 @@ def on_its_device(op: Op[Any, Any], function: Callable[..., Any]) -> Callable[..
 
 
 def many_rows(device: torch.device) -> ManyRows | None:
-    """Linears of up to 384 rows, or None: they need Hopper, cuda-bindings and NVRTC."""
+    """Return the kernels for linears of up to 384 rows. None without Hopper, cuda-bindings or NVRTC."""
     properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
         return None
@@ -183,10 +191,10 @@ def many_rows(device: torch.device) -> ManyRows | None:
 
 
 def register_kernels(device: torch.device) -> str:
-    """Once a process and dispatch key; later calls change nothing.
+    """Register the kernels for CUDA tensors, once per process. Later calls change nothing.
 
     Returns:
-        Which tiles the linears take, for a person.
+        A text for the user: which tiles the linears take.
     """
     properties = torch.cuda.get_device_properties(device)
     overlap = properties.major >= 9
@@ -194,7 +202,7 @@ def register_kernels(device: torch.device) -> str:
     if properties.shared_memory_per_block_optin < 163 << 10:  # GeForce and RTX, A10, L4, L40S: 99 KiB
         chosen, shipped = default_tile, "small ones that nobody tuned"
     two_linears, few, own = None, None, many_rows(device)
-    if own is not None:  # what that needs is there
+    if own is not None:  # Hopper, cuda-bindings and NVRTC are there
         from specgraph_cuda.few_rows import few_rows
         from specgraph_cuda.two_linears import two_linears_in_one
 
@@ -218,9 +226,9 @@ def register_kernels(device: torch.device) -> str:
 
 
 def compile_ahead(bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> None:
-    """Compile the kernels of device work on the current device; see `Platform.compile_ahead`."""
+    """Compile the kernels that `bodies` launch on the current device; see `Platform.compile_ahead`."""
     launchers, found = launchers_of("CUDA"), {}
-    if launchers[0].options.many_rows is not None:  # what these need is there
+    if launchers[0].options.many_rows is not None:  # Hopper, cuda-bindings and NVRTC are there
         from specgraph_cuda import hopper
         from specgraph_cuda.few_rows import few_rows
         from specgraph_cuda.many_rows import linears

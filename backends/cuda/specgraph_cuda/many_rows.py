@@ -13,11 +13,11 @@ from specgraph_cuda.hopper import Kernel, Load, TensorMap, is_aligned, launch_ea
 from specgraph_cuda.many_rows_plan import Kind, Plan, plan_for
 
 _EVICT_NORMAL, _EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
-"""Cache hints of a tensor copy, as CUTLASS's `TMA::CacheHintSm90` has them."""
+"""Cache hints of a tensor copy, with the values of CUTLASS's `TMA::CacheHintSm90`."""
 
 
 ChoosePlan = Callable[[Kind, int, int, int], "Plan | None"]
-"""See `many_rows_plan.plan_for`."""
+"""(kind, rows, columns, depth) -> the plan, as `many_rows_plan.plan_for` returns it."""
 
 
 class _Best(ctypes.Structure):
@@ -27,7 +27,7 @@ class _Best(ctypes.Structure):
 
 
 def linears(choose: ChoosePlan = plan_for, load: Load = loaded) -> ManyRows:
-    """Return the kernel's three kinds; see `specgraph.kernels.launch.ManyRows`."""
+    """Return the launches of the kernel's three variants; see `specgraph.kernels.launch.ManyRows`."""
 
     def takes(kind: Kind, x: Tensor, weight: Tensor) -> bool:
         return _plan(choose, load, kind, x, weight) is not None
@@ -58,7 +58,7 @@ def linears(choose: ChoosePlan = plan_for, load: Load = loaded) -> ManyRows:
 
 
 def _plan(choose: ChoosePlan, load: Load, kind: Kind, x: Tensor, weight: Tensor) -> Plan | None:
-    """Return the plan of one linear, where these tensors are what the kernel takes and it can be loaded."""
+    """Return the plan of one linear. None if the kernel does not take these tensors, or can't be loaded."""
     columns = weight.shape[0] // 2 if kind == "GATED" else weight.shape[0]
     plan = choose(kind, x.shape[0], columns, x.shape[1])
     if plan is None or x.dtype != torch.bfloat16 or weight.dtype != x.dtype or not is_aligned(x):
@@ -69,12 +69,12 @@ def _plan(choose: ChoosePlan, load: Load, kind: Kind, x: Tensor, weight: Tensor)
 
 
 def _fits(plan: Plan, depth: int) -> bool:
-    """Return whether the input columns are whole tiles of 64, and at least one for each block that shares them."""
+    """Return whether the input columns are whole tiles of 64, at least one for each block that shares them."""
     return depth % 64 == 0 and depth // 64 >= plan.split
 
 
 def source(plan: Plan) -> str:
-    """Return the CUDA text of one variant."""
+    """Return the CUDA source of the kernel for one plan."""
     count = plan.columns // 2
     constants = {"GATED": 0, "PARTS": 1, "BEST": 2, "KIND": plan.kind, "GROUPS": plan.groups}
     constants |= {"COLUMNS": plan.columns, "STAGES": plan.stages, "SPLIT": plan.split}
@@ -98,12 +98,15 @@ KERNEL = Kernel("many_rows", source, "linears of more than 32 rows run in Triton
 
 
 def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor, **best: Tensor | None) -> None:
-    """Launch on the current stream. The kernel before must not write the weight, which is read before that one ends.
+    """Launch on the current stream.
+
+    The kernel reads the weight while the kernel launched before it may still run, so that one must not write it.
 
     Args:
-        x: bfloat16 [T, in]; `in` a multiple of 64, at least 64 * plan.split; rows at multiples of 16 bytes.
-        weight: [out, in], contiguous; gated [2 * out, in], gate rows first. `out` a multiple of 8.
-        out: contiguous, as `KIND` of many_rows.cu says.
+        x: bfloat16 [T, in]; `in` is a multiple of 64, at least 64 * plan.split; each row starts at a multiple of 16
+            bytes.
+        weight: [out, in], contiguous; for a gated linear [2 * out, in], gate rows first. `out` is a multiple of 8.
+        out: contiguous; `KIND` in many_rows.cu gives its shape and dtype.
         best: fields of `Best` in many_rows.cu.
     """
     rows, columns = x.shape[0], weight.shape[0] // (2 if plan.kind == "GATED" else 1)
@@ -112,7 +115,7 @@ def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor, **best: Tensor | 
     held = (
         ctypes.c_void_p(out.data_ptr()),
         *map(ctypes.c_int, (rows, columns, x.shape[1], blocks)),
-        ctypes.c_uint64(_EVICT_NORMAL if blocks > 1 else _EVICT_FIRST),  # other rows come after these, or none
+        ctypes.c_uint64(_EVICT_NORMAL if blocks > 1 else _EVICT_FIRST),  # another block of rows reads the weights again
         _Best(**{name: tensor.data_ptr() for name, tensor in best.items() if tensor is not None}),
     )
     grid = blocks * -(-columns // plan.written) * plan.split

@@ -1,4 +1,4 @@
-"""The linears of up to 384 rows that `many_rows.cu` takes, most from 33 rows on, and how they are cut into blocks."""
+"""The linears that `many_rows.cu` takes, mostly of 33 to 384 rows, and the blocks that each is cut into."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from dataclasses import dataclass
 from typing import Literal
 
 BLOCKS = 128
-"""Blocks that a plan wants to run at once, one per multiprocessor; above 192 rows it has twice as many."""
+"""The blocks that a plan wants to run at once, one per multiprocessor. Above 192 rows a plan has twice as many."""
 
 
 MULTIPROCESSORS = 132
-"""Multiprocessors of an H100 or H200; with fewer, some blocks run after the others."""
+"""Multiprocessors of an H100 or H200. On a device with fewer, some blocks run after the others."""
 
 _MOST_BYTES, _RESERVED = 227 << 10, 1024
-"""Bytes of shared memory that the blocks of a multiprocessor have together, and what the system takes of each."""
+"""Bytes of shared memory that all blocks of one multiprocessor share, and the bytes that the system takes per block."""
 
 _FEW, _FEW_COLUMNS = 32, 17408
-"""Up to so many rows other kernels are faster, unless a gated linear has so many output columns."""
+"""Up to `_FEW` rows other kernels are faster, except for gated linears of `_FEW_COLUMNS` or more output columns."""
 
 _WIDE = {(6144, 4096), (10240, 8192)}
-"""Output and input columns of linears that are not deep and were faster all the same; three others were slower."""
+"""(output columns, input columns) of linears with few input columns that were faster here. Three other such linears
+were slower."""
 
 Kind = Literal["GATED", "PARTS", "BEST"]
-"""The work that follows the product; `many_rows.cu` says what."""
+"""The work that follows the product; `many_rows.cu` describes each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The blocks of one linear; `many_rows.cu` says what each number means."""
+    """The blocks of one linear; `many_rows.cu` explains each number."""
 
     groups: int
     columns: int
@@ -42,7 +43,7 @@ class Plan:
 
     @property
     def written(self) -> int:
-        """Output columns per block."""
+        """Return the output columns per block."""
         return self.columns // 2 if self.kind == "GATED" else self.columns
 
     @property
@@ -52,10 +53,10 @@ class Plan:
 
 
 def plan_for(kind: Kind, rows: int, columns: int, depth: int) -> Plan | None:
-    """Return how a linear is cut; None where another kernel is as fast, or where nobody has measured.
+    """Return the plan of a linear. None if another kernel is as fast, or if the shape was not measured.
 
     Args:
-        columns: of the output; a gated linear has twice as many rows of weights.
+        columns: output columns; the weight of a gated linear has two rows for each.
         depth: input columns.
     """
     if not 0 < rows <= 384 or (rows <= _FEW and not (kind == "GATED" and columns >= _FEW_COLUMNS)):
@@ -65,7 +66,7 @@ def plan_for(kind: Kind, rows: int, columns: int, depth: int) -> Plan | None:
     if rows <= 64:
         return _gated(columns, depth) if kind == "GATED" else _parts(columns, depth)
     if kind == "PARTS":
-        least = {(4096, 14336): 129, (4096, 12288): 161}.get((columns, depth), 193)  # the library is as fast with fewer
+        least = {(4096, 14336): 129, (4096, 12288): 161}.get((columns, depth), 193)  # below, the library is as fast
         return Plan(3, 96, 6, 3, "PARTS") if least <= rows <= 192 else None
     if (columns, depth) == (12288, 4096) and rows <= 128:
         return Plan(2, 192, 5)
@@ -76,7 +77,10 @@ def plan_for(kind: Kind, rows: int, columns: int, depth: int) -> Plan | None:
 
 
 def _gated(columns: int, depth: int) -> Plan | None:
-    """Up to 64 rows: two blocks per multiprocessor, whose rings fill while the other's results are written, or one."""
+    """Return the plan of a gated linear of up to 64 rows: two blocks per multiprocessor if they fit. Otherwise one.
+
+    Of two blocks, one loads its next tiles while the other writes its results.
+    """
     if depth < 2048 or columns < 9728:
         return None
     for blocks in (2, 1):
@@ -88,12 +92,13 @@ def _gated(columns: int, depth: int) -> Plan | None:
 
 
 def _parts(columns: int, depth: int) -> Plan | None:
-    """Up to 64 rows: one block per multiprocessor, most with the same share of the weights."""
+    """Return the plan of a product in parts, up to 64 rows: one block per multiprocessor, with nearly equal shares of
+    the weights."""
     if not ((depth >= 8192 and depth >= 2 * columns) or (columns, depth) in _WIDE):
         return None
 
     def cost(width: int) -> float:
-        """Input columns that one block reads, and what writing and adding the parts takes in the same measure."""
+        """Return the input columns that one block reads, plus the cost of writing and adding the parts in that unit."""
         tiles = ceil_div(columns, width)
         split = max(1, MULTIPROCESSORS // tiles)
         return depth / (tiles * split) + 8 * split
@@ -104,8 +109,11 @@ def _parts(columns: int, depth: int) -> Plan | None:
 
 
 def _best(rows: int, columns: int) -> Plan | None:
-    """Return two blocks per multiprocessor that all run at once, or one with most of the columns that a block may
-    have."""
+    """Return the plan of a linear if only the largest output of each row is wanted.
+
+    Up to 64 rows it has two blocks per multiprocessor, which all run at once. For more rows it has one block, of 248
+    columns: a block can have 256.
+    """
     if rows <= 64:
         return Plan(1, 128, 4, 1, "BEST") if 8192 <= columns <= 2 * 128 * MULTIPROCESSORS else None
     if columns < 32000 or (rows > 128 and columns > 248 * MULTIPROCESSORS) or rows > 256:
@@ -114,10 +122,11 @@ def _best(rows: int, columns: int) -> Plan | None:
 
 
 def _stages(columns: int, memory: int) -> int:
-    """Tiles of 64 rows of x and of `columns` rows of weights that fit in so many bytes; more than 12 win nothing."""
+    """Return the number of stages that fit in `memory` bytes, at most 12: more gain nothing. A stage is a tile of 64
+    rows of x and one of `columns` rows of weights."""
     return min(12, (memory - 1024) // (128 * (64 + columns) + 16))
 
 
 def ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)

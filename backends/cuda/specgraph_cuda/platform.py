@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 class TaskUpdates(Protocol):
-    """The task groups and updates of one GPU: the methods of `Platform` that an optional module brings."""
+    """The task groups and updates of one GPU. An optional module implements them; `CudaPlatform` calls it."""
 
     count: int
-    """Updates so far."""
+    """The number of updates so far."""
 
     def group(self) -> AbstractContextManager[TaskGroup]:
         """See `Platform.task_group`."""
@@ -37,7 +37,7 @@ class TaskUpdates(Protocol):
         ...
 
     def is_updating(self) -> bool:
-        """Return whether this thread captures the ops of an update: nothing may free device memory then."""
+        """Return whether this thread is capturing the ops of an update. Nothing may free device memory then."""
         ...
 
 
@@ -56,12 +56,12 @@ class CudaPlatform(Platform):
         device = torch.device("cuda", index)
         super().__init__(PlatformInfo("cuda", device, properties.name, probe.versions(device), "GPU"))
         self._streams: dict[int, torch.cuda.Stream] = {}
-        """The streams that were current, by the driver's handle."""
+        """The streams that `current_stream` has returned, by the driver's handle."""
         self._total = int(properties.total_memory)
         self.put_off: list[Callable[[], object]] = []
-        """The releases that `free` has still to call."""
+        """The releases that `free` still has to call."""
         self.launcher: Launcher | None = probe.launcher()
-        """None without cuda.bindings: torch launches all graphs."""
+        """None without cuda.bindings: then torch launches all graphs."""
         self.tasks: TaskUpdates | None = None
         """None if the module of task updates or cuda.bindings is missing, or the trial of task updates failed."""
         self._capabilities = probe.capabilities(self)
@@ -76,14 +76,14 @@ class CudaPlatform(Platform):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Probed once, when the platform was opened."""
+        """The capabilities found when the platform was opened."""
         return self._capabilities
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
     def memory(self) -> MemoryInfo:
-        """Return what torch's allocator holds; only `free` counts other processes."""
+        """Return the memory of torch's allocator in this process. Only `free` counts other processes too."""
         allocated, reserved = torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device)
         free = torch.cuda.mem_get_info(self.device)[0] + reserved - allocated
         return MemoryInfo(allocated, reserved, self._total, free)
@@ -94,7 +94,7 @@ class CudaPlatform(Platform):
     def current_stream(self) -> Stream:
         raw = torch._C._cuda_getCurrentRawStream(self.device.index)  # pyright: ignore[reportPrivateUsage]
         found = self._streams.get(raw)
-        if found is None:  # torch.cuda.current_stream takes 3 us to make one
+        if found is None:  # torch.cuda.current_stream takes 3 us
             found = self._streams[raw] = torch.cuda.current_stream(self.device.index)
         return found
 
@@ -104,10 +104,10 @@ class CudaPlatform(Platform):
         return torch.cuda.stream(stream)
 
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
-        """External events can't be timed: their records are nodes of a graph.
+        """Return an event. An external event can't be timed: its records are nodes of a graph.
 
-        torch makes the CUDA event at its first record, and until then a wait for it orders nothing: captured, it is no
-        node of the graph. An external event is therefore recorded once here, on a stream that is not being captured.
+        torch creates the CUDA event at its first record. A wait before that orders nothing, and a captured one adds no
+        node to the graph. An external event is therefore recorded once here, on a stream that is not being captured.
         """
         if external and timing:
             raise UnsupportedError("an external event can't be timed on this platform: ask for one or the other")
@@ -118,7 +118,8 @@ class CudaPlatform(Platform):
         return made
 
     def _stream_outside_captures(self) -> torch.cuda.Stream:
-        """torch hands out the 32 streams of its pool in turn, those that are being captured too."""
+        """Return a stream that is not being captured. torch hands out the 32 streams of its pool in turn, also captured
+        ones."""
         for _ in range(32):
             stream = torch.cuda.Stream(self.device)
             with torch.cuda.stream(stream):
@@ -132,10 +133,11 @@ class CudaPlatform(Platform):
         return torch.cuda.is_current_stream_capturing()
 
     def free(self, *releases: Callable[[], object]) -> None:
-        """Call what gives memory or graphs back, now or, while this thread captures, when it next frees something.
+        """Call the releases, which give memory or graphs back. While this thread captures, they wait for the next call.
 
-        A graph that nobody closed may be collected at any time. What is freed in a capture, an engine's own or that of
-        a task update, invalidates the capture (cuGraphExecDestroy) or ends the process (the destructor of `MemPool`).
+        The garbage collector may drop an unclosed graph at any time. In a capture, whether the host engine's or a task
+        update's, a release would invalidate the capture (cuGraphExecDestroy) or end the process (`MemPool`'s
+        destructor).
         """
         self.put_off += releases
         if not self.is_capturing() and (self.tasks is None or not self.tasks.is_updating()):
@@ -146,7 +148,7 @@ class CudaPlatform(Platform):
         return super().task_group() if self.tasks is None else self.tasks.group()
 
     def task_update(self, group: TaskGroup) -> AbstractContextManager[None]:
-        """Capture the block on a stream of its own."""
+        """Rewrite the group's parameters from the block, which is captured on a stream of its own."""
         return super().task_update(group) if self.tasks is None else self.tasks.update(group)
 
     def batch_task_updates(self) -> AbstractContextManager[object]:

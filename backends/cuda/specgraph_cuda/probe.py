@@ -1,4 +1,4 @@
-"""The capabilities of one GPU: tried where that takes milliseconds, else read from versions."""
+"""The capabilities of one GPU: tried on it if that takes milliseconds, otherwise read from versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def capabilities(platform: CudaPlatform) -> Capabilities:
-    """Try out one GPU."""
+    """Return the capabilities of one GPU, after trials on it."""
     graphs = trial.claim(platform, trial.replays_follow_their_input)
     nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     return Capabilities(
@@ -37,11 +37,11 @@ def capabilities(platform: CudaPlatform) -> Capabilities:
 
 
 TASK_UPDATE = "specgraph_cuda.task_update"
-"""The optional module of task updates; its `enable` tries them on a platform."""
+"""The optional module of task updates. Its `enable` tries them on a platform."""
 
 
 def task_update_support(platform: CudaPlatform) -> Support:
-    """Make task updates available if their module is there, and they work here."""
+    """Turn task updates on if their module is installed and they work on this GPU."""
     try:
         module = import_module(TASK_UPDATE)
     except ImportError as error:
@@ -52,7 +52,7 @@ def task_update_support(platform: CudaPlatform) -> Support:
 
 
 def launcher() -> Launcher | None:
-    """Return the launch of a graph by the driver, 2 us faster than torch's; None without cuda.bindings."""
+    """Return `driver.launcher`, which launches graphs 2 us faster than torch does. None without cuda.bindings."""
     try:
         from specgraph_cuda.driver import launcher
     except ImportError:
@@ -61,7 +61,7 @@ def launcher() -> Launcher | None:
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """Return the versions that a figure measured here depends on."""
+    """Return the versions that measurements on this machine depend on."""
     major, minor = torch.cuda.get_device_capability(device)
     about = Path("/proc/driver/nvidia/version")
     words = about.read_text().split() if about.is_file() else []

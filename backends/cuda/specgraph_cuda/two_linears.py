@@ -14,26 +14,27 @@ from specgraph_cuda.hopper import Kernel, Load, TensorMap, is_aligned, launch_ea
 from specgraph_cuda.two_linears_plan import Plan, plan_for
 
 ChoosePlan = Callable[[bool, int, int, int, int], "Plan | None"]
-"""See `two_linears_plan.plan_for`."""
+"""(gated, rows, depth, size, columns) -> the plan, as `two_linears_plan.plan_for` returns it."""
 
 _ENTRIES, _ENTRY = 4096, 192
-"""Launches that memory is kept for at a time, and int32 elements of each: `Progress` of two_linears.cu."""
+"""The launches that memory is allocated for at a time, and int32 elements for each: `Progress` of two_linears.cu."""
 
 
 @dataclass(slots=True)
 class ProgressMemory:
-    """Zeroed memory in which the blocks of a launch tell each other what they have written; they leave zeros.
+    """Zeroed memory in which the blocks of a launch tell each other how far they are. A launch leaves it zeroed.
 
-    Launches that may run at once need memory of their own, so that each captured launch has some for good, and others
-    share that of their stream.
+    Launches that may run at the same time need separate memory. Each captured launch therefore keeps its own for good,
+    and launches outside of captures share the memory of their stream.
     """
 
     free: dict[torch.device, list[Tensor]] = field(default_factory=dict[torch.device, list[Tensor]])
     of_streams: dict[tuple[torch.device, int], Tensor] = field(default_factory=dict[tuple[torch.device, int], Tensor])
-    """Progress memory by device and handle: default streams have the handle 0 on every device."""
+    """The memory of each stream, by device and handle: the default stream of every device has the handle 0."""
 
     def take(self, device: torch.device) -> Tensor | None:
-        """Memory for one launch on the current stream; None in a capture if none is left, as it can't be made there."""
+        """Return memory for one launch on the current stream. None in a capture if no free memory is left: a capture
+        can't allocate it."""
         if device.type == "meta":
             return torch.empty(_ENTRY, dtype=torch.int32, device=device)
         free = self.free.setdefault(device, [])
@@ -60,7 +61,7 @@ class _First(ctypes.Structure):
 
 
 def two_linears_in_one(choose: ChoosePlan = plan_for, load: Load = loaded) -> TwoLinears:
-    """Return the kernel's launch; see `specgraph.kernels.launch.TwoLinears`."""
+    """Return the function that launches the kernel; see `specgraph.kernels.launch.TwoLinears`."""
     memory = ProgressMemory()
 
     def launched(
@@ -78,7 +79,7 @@ def two_linears_in_one(choose: ChoosePlan = plan_for, load: Load = loaded) -> Tw
 
 
 def _takes(plan: Plan, x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor, following: Tensor) -> bool:
-    """Return whether the kernel can read these tensors: weights and norm contiguous, tiles whole."""
+    """Return whether the kernel can read these tensors: bfloat16, aligned, weights and norm contiguous, whole tiles."""
     whole = weight.shape[1] % (64 * plan.first_tiles) == 0 and weight.shape[0] % (64 * plan.second_tiles) == 0
     tensors = x, weight, residual, norm, following
     kept = all(tensor.dtype == torch.bfloat16 for tensor in tensors) and norm.is_contiguous()
@@ -88,7 +89,7 @@ def _takes(plan: Plan, x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor
 
 
 def source(plan: Plan) -> str:
-    """Return the CUDA text of one variant."""
+    """Return the CUDA source of the kernel for one plan."""
     names = "rows", "first", "second", "halves", "first_tiles", "second_tiles", "stages", "stage_bytes", "window"
     constants = {name: getattr(plan, name) for name in (*names, "ahead", "late")}
     return text(constants, ("hopper.cuh", "few_rows.cuh", "two_linears.cu"))
@@ -101,16 +102,20 @@ def launch(
     plan: Plan, x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor, eps: float, following: Tensor,
     progress: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Launch on the current stream. The kernel before must not write the weights, which are read before that one ends.
+    """Launch on the current stream.
+
+    The kernel reads the weights while the kernel launched before it may still run, so that one must not write them.
 
     Args:
-        x: bfloat16 [T, in], T at most plan.rows; rows at multiples of 16 bytes.
-        weight: [size, in]; residual: [T, size]; norm: [size].
-        following: [out, size]; where plan.halves is 2, [2 * out, size], gate rows first.
-        progress: see `ProgressMemory`.
+        x: bfloat16 [T, in], T at most plan.rows; each row starts at a multiple of 16 bytes.
+        weight: [size, in].
+        residual: [T, size].
+        norm: [size].
+        following: [out, size]; if plan.halves is 2, [2 * out, size] with the gate rows first.
+        progress: from `ProgressMemory.take`.
 
     Returns:
-        total [T, size] and the second product [T, out].
+        The sum of residual and first product, [T, size], and the second product, [T, out].
     """
     rows, size, columns = x.shape[0], weight.shape[0], following.shape[0] // plan.halves
     total, scaled, out = x.new_empty(rows, size), x.new_empty(rows, size), x.new_empty(rows, columns)

@@ -1,7 +1,7 @@
 """Task update on CUDA, an optional part of this backend: `probe.TASK_UPDATE` names it, and nothing else imports it.
 
-`enable` tries it on a GPU. If it works, the platform's graphs and pools are those of `graph`, its task groups and
-updates those of `tasks`, and attention with host lengths runs through `host_lengths`.
+`enable` tries it on a GPU. If it works, `graph` makes the platform's graphs and pools, `tasks` makes its task groups
+and updates, and attention with host lengths runs through `host_lengths`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specgraph_cuda.task_update.tasks import TaskUpdates
 
 
 def enable(platform: CudaPlatform) -> Support:
-    """Give the platform task updates if they work there; otherwise leave it as it was, and return the reason."""
+    """Give the platform task updates if they work on its GPU. Otherwise leave it as it was, and return the reason."""
     before = platform.graph_type, platform.pool_type
     platform.tasks = TaskUpdates(platform)
     platform.graph_type, platform.pool_type = UpdatableGraph, UpdatableGraphPool
@@ -31,7 +31,7 @@ def enable(platform: CudaPlatform) -> Support:
 
 
 def rewritten_values(platform: Platform) -> str | None:
-    """Try task updates, values rewritten for each replay without waiting in between; return what is wrong, or None."""
+    """Rewrite values before each of two replays, without waiting in between. Return the error found, or None."""
     x, total = (torch.zeros(3, dtype=torch.int32, device=platform.device) for _ in range(2))
     store(x, [0, 0, 0])
     total.add_(x)

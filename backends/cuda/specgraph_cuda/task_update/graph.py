@@ -1,4 +1,4 @@
-"""CUDA graphs with task groups, whose nodes updates rewrite, and the memory of those updates."""
+"""CUDA graphs with task groups, and the memory of their updates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class UpdatableGraphPool(CudaGraphPool):
 
     @cached_property
     def update_memory(self) -> torch.cuda.MemPool:
-        """Return the pool that task updates of graphs in this pool allocate from; see tasks.py."""
+        """The memory that the task updates of this pool's graphs allocate from; see tasks.py."""
         return torch.cuda.MemPool()
 
     def _release(self, handle: Any) -> None:
@@ -32,7 +32,7 @@ class UpdatableGraphPool(CudaGraphPool):
 
 
 class UpdatableGraph(CudaGraph):
-    """A CUDA graph that is kept as it was captured, beside the executable one: updates name its nodes."""
+    """A CUDA graph that is kept as captured, beside the executable one: updates name the captured nodes."""
 
     pool: UpdatableGraphPool
 
@@ -40,7 +40,7 @@ class UpdatableGraph(CudaGraph):
         super().__init__(platform, pool, owns_pool=owns_pool)
         self.groups: list[CudaTaskGroup] = []
         self.broken = ""
-        """The reason why the graph can't be replayed any more: an update that the driver stopped half-way."""
+        """The reason why the graph can't be replayed any more: the driver refused an update half-way. Else empty."""
 
     def _begin(self, handle: Any) -> None:
         self.groups, self.broken = [], ""
@@ -70,6 +70,6 @@ class UpdatableGraph(CudaGraph):
 
     def _destroy(self) -> None:
         for group in self.groups:
-            group.stored.clear()  # memory of the pool
+            group.stored.clear()  # it is memory of the pool
         self.groups.clear()
         super()._destroy()

@@ -1,7 +1,7 @@
 """Paged attention with host lengths on a GPU: the lengths are parameters of a kernel that stores them.
 
-The attention kernels read them from device memory, as with device lengths, so both give the same bits. A graph holds
-the lengths in the storing kernel's node, which a task update rewrites.
+The attention kernels then read the lengths from device memory, as they read device lengths, so both give the same bits.
+A graph holds the lengths in the storing kernel's node, and a task update rewrites them there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specgraph_cuda.task_update.tasks import host_values
 
 
 def register_host_attention() -> None:
-    """Make these the implementations of attention with host lengths for CUDA tensors."""
+    """Make the functions below the implementations of attention with host lengths for CUDA tensors."""
     ops.implement("paged_attention_host", "CUDA", paged_attention_host)
     ops.implement("attend_part_host", "CUDA", attend_part_host)
 
@@ -36,14 +36,14 @@ def paged_attention_host(
 ) -> None:
     """See `specgraph.ops.paged_attention_host`.
 
-    The launches depend on shapes, and on whether all requests have the same number of rows, but not on the lengths: an
-    update may change those.
+    The launches depend on shapes, and on whether all requests have the same number of rows. They don't depend on the
+    lengths, so an update may change the lengths.
     """
     query_lens, seq_lens = lengths
     requests, rows = len(seq_lens), query.shape[0]
     each = rows // max(requests, 1)
     uniform = requests == 1 or (each * requests == rows and all(count == each for count in query_lens))
-    starts = -(-requests // 4) * 4  # aligned, as compiled kernels expect of pointers
+    starts = -(-requests // 4) * 4  # compiled kernels expect an aligned pointer
     values = [*seq_lens, *[0] * (starts - requests), 0, *accumulate(query_lens)]
     options = new is None, scale, mask.causal, mask.window, mask.tree_len
     fixed = (options, query.data_ptr(), out.data_ptr(), requests, uniform)
@@ -52,7 +52,7 @@ def paged_attention_host(
         return
     on_device = DeviceLengths(stored[:requests], stored[starts:], each if uniform else rows)
     result = ops.paged_attention(query, cache, block_table, on_device, mask, new, scale=scale)
-    if not uniform or 1 == requests < rows:  # rows after the last request's are not written by the kernel
+    if not uniform or 1 == requests < rows:  # the kernel writes no rows after the last request's
         after = torch.arange(rows, device=query.device) >= stored[starts + requests]
         result.masked_fill_(after[:, None, None], 0.0)
     out.copy_(result)

@@ -1,7 +1,7 @@
-"""Host integers as captured work: a kernel takes them as parameters and stores them in device memory.
+"""Host integers in a graph: a kernel takes them as parameters and stores them in device memory.
 
-A graph holds the integers in that kernel's node. Setting the node's parameters in the executable graph changes them for
-the launches to come; nothing is captured again.
+The graph holds the integers in that kernel's node. Setting the node's parameters in the executable graph changes the
+integers for all later launches; nothing is captured again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 _PER_LAUNCH = 960
-"""Values per launch: kernel parameters may take 4 KiB."""
+"""The most values per launch: kernel parameters may take 4 KiB."""
 
 _THREADS = 128
 
@@ -34,7 +34,7 @@ _Values = ctypes.c_int * _PER_LAUNCH
 
 
 class _Launch:
-    """One launch of the kernel: the parameters of a node, in host memory at a fixed address."""
+    """One launch of the kernel: its parameters, in host memory at a fixed address."""
 
     def __init__(self, out: Tensor) -> None:
         self.count = out.numel()
@@ -70,12 +70,12 @@ class StoredValues:
         self._launches += [_Launch(part) for part in self.memory.split(_PER_LAUNCH)]
 
     def fill(self, values: Sequence[int]) -> None:
-        """Set the integers, as many as `memory` has, in the parameters. Touches no device."""
+        """Put the integers, one per element of `memory`, into the parameters. Touches no device."""
         for place, launch in enumerate(self._launches):
             launch.fill(values[place * _PER_LAUNCH : place * _PER_LAUNCH + launch.count])
 
     def issue(self) -> None:
-        """Store them, on the current stream of their device, whichever device is the current one."""
+        """Launch the stores on the current stream of the memory's device, which need not be the current device."""
         device = self.memory.device
         with nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device):
             stream = torch.cuda.current_stream(device).cuda_stream

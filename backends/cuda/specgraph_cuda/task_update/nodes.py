@@ -1,4 +1,4 @@
-"""The nodes of CUDA graphs, by the driver: those that a capture added, the kind of each, and setting its parameters."""
+"""The nodes of CUDA graphs, through the driver: the nodes that a capture added, their kinds, and their parameters."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def is_lost(stream: int) -> bool:
 
 
 def handles(found: Sequence[Any]) -> set[int]:
-    """Return the driver's handles, by which nodes are compared."""
+    """Return the driver's handles of nodes. Nodes are compared by these."""
     return {int(node) for node in found}
 
 
 def between(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-    """Return the nodes from after `before` to `after`, in order.
+    """Return the nodes that follow `before`, up to and with `after`, in order.
 
     Raises:
-        CaptureError: they are not a chain, so that two captures could number them differently.
+        CaptureError: the nodes are no chain. Two captures could then put them in different orders.
     """
     start, found, now = handles(before), list[Any](), list(after)
     while handles(now) != start:
@@ -48,7 +48,7 @@ def between(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
 
 
 def parameters(node: Any) -> tuple[tuple[Any, ...], Any]:
-    """Return what a node is, which an update must match, and its parameters, which an update sets.
+    """Return the kind of a node, which an update must match, and its parameters, which an update sets.
 
     Raises:
         CaptureError: the driver can't rewrite nodes of this kind.
@@ -67,7 +67,7 @@ def parameters(node: Any) -> tuple[tuple[Any, ...], Any]:
 
 
 def rewrite(executable: Any, node: Any, new: Any) -> None:
-    """Set one node's parameters for the launches to come. Raises RuntimeError where the driver refuses."""
+    """Set one node's parameters for all later launches. Raises RuntimeError if the driver refuses them."""
     if isinstance(new, cu.CUDA_KERNEL_NODE_PARAMS):
         checked(cu.cuGraphExecKernelNodeSetParams(executable, node, new))
     elif isinstance(new, cu.CUDA_MEMCPY3D):

@@ -1,15 +1,15 @@
 """Task update: the parameters of captured work, rewritten in the executable graph through the CUDA driver.
 
-`task_group()` notes which nodes its block adds to the graph. `task_update(group)` captures its block again into a
-temporary graph, checks that it holds the same nodes, and sets their parameters in the executable graph. The driver
-applies them to launches to come; a launch that is queued or running keeps its own. Nothing waits on the host. Updates
-of several groups can share one temporary graph (`batch`): all are checked before the first is made.
+`task_group()` records the nodes that its block adds to the graph. `task_update(group)` captures the block's ops again
+into a temporary graph, checks that they are the same nodes, and sets their parameters in the executable graph. The
+driver uses the new parameters for later launches; a launch that is queued or running keeps its own. The host waits for
+nothing. Updates of several groups can share one temporary graph (`batch`): all are checked before the first is made.
 
-An op may tell which of its work holds the host values (`host_values`): an update then sets only the parameters of that
+An op can put its host values into work of their own (`host_values`). An update then sets only the parameters of that
 work, and captures nothing.
 
-Memory that the block allocates in an update comes from a pool that all graphs of one graph pool share: the rewritten
-nodes use it in place of what was allocated during the capture. Such graphs must not run at the same time anyway.
+Memory that the block allocates in an update comes from a pool that all graphs of one graph pool share. The rewritten
+nodes use it instead of the memory allocated in the capture. Such graphs must not run at the same time anyway.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ class CudaTaskGroup:
     graph: UpdatableGraph
     number: int
     nodes: list[Any] = field(default_factory=list[Any])
-    """The nodes that an update rewrites, in order: those that store host values where its ops say which, else all."""
+    """The nodes to rewrite, in capture order: the nodes that store host values if the ops name them. Otherwise all."""
     kinds: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    """The kind of each node; an update that captures the block again must issue the same."""
+    """The kind of each node. An update that captures the block's ops again must issue nodes of the same kinds."""
     stored: list[tuple[StoredValues, Hashable]] = field(default_factory=list[tuple[StoredValues, Hashable]])
-    """Per op with host values: where they are stored, and what an update may not change."""
+    """For each op with host values: their storage, and the values that an update may not change (`fixed` of
+    `host_values`)."""
     executable: Any = None
-    """The driver's handle of the executable graph, from the first update on."""
+    """The driver's handle of the executable graph. None before the first update."""
     is_updated: bool = False
-    """An update was issued since the last launch."""
+    """True if an update was issued since the last launch."""
 
     def __str__(self) -> str:
         return f"task group {self.number} ({len(self.nodes)} nodes)"
@@ -63,7 +64,7 @@ class _Block:
     group: CudaTaskGroup
     is_update: bool
     num_ops: int = 0
-    """Ops with host values that an update has issued."""
+    """The ops with host values that the update has issued so far."""
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class _Batch:
     """The updates that are captured into one temporary graph."""
 
     last: list[Any] = field(default_factory=list[Any])
-    """The nodes that the next work will depend on."""
+    """The nodes that the next captured work will depend on."""
     updates: list[tuple[CudaTaskGroup, list[Any]]] = field(default_factory=list[tuple[CudaTaskGroup, list[Any]]])
     """Groups with the new parameters of their nodes."""
     has_failed: bool = False
@@ -82,15 +83,16 @@ _batch: ContextVar[_Batch | None] = ContextVar("_batch", default=None)
 
 
 def host_values(values: Sequence[int], device: torch.device, fixed: Hashable) -> tuple[Tensor, bool]:
-    """Called by an op: put its host values into device memory, as the work that task updates rewrite.
+    """Put an op's host values into device memory, so that task updates rewrite these values alone. The op calls it.
 
     Args:
         values: 32-bit integers.
-        device: where the op runs.
-        fixed: what the rest of the op's work depends on besides its tensors; an update must give the same.
+        device: the device that the op runs on.
+        fixed: the values, besides its tensors, that the rest of the op's work depends on. An update must give equal
+            ones.
 
     Returns:
-        the memory, int32 [len(values)], and whether the op must issue the rest of its work (not in an update).
+        The memory, int32 [len(values)]; and False in an update, else True: the op must issue the rest of its work.
 
     Raises:
         UpdateError: an update issues other ops, or changes `fixed` or the number of values.
@@ -125,7 +127,7 @@ class TaskUpdates:
 
     def __init__(self, platform: CudaPlatform) -> None:
         self.count = 0
-        """Updates so far."""
+        """The number of updates so far."""
         self._platform = platform
         self._stream = torch.cuda.Stream(platform.device)
         self._lock = threading.Lock()
@@ -168,7 +170,7 @@ class TaskUpdates:
 
     @contextmanager
     def batch(self) -> Generator[_Batch]:
-        """See `Platform.batch_task_updates`. One temporary graph for all; one inside another is part of that."""
+        """See `Platform.batch_task_updates`. All updates share one temporary graph. An inner batch joins the outer."""
         if (outer := _batch.get()) is not None:
             yield outer
             return
@@ -199,16 +201,16 @@ class TaskUpdates:
             self._platform.free()
 
     def is_updating(self) -> bool:
-        """Return whether this thread captures the ops of an update: nothing may free device memory then."""
+        """Return whether this thread is capturing the ops of an update. Nothing may free device memory then."""
         return _batch.get() is not None
 
     @contextmanager
     def _issued(self, batch: _Batch, group: CudaTaskGroup) -> Generator[None]:
-        """Capture a block, and add the parameters of what it issues to `batch` if they fit `group`."""
+        """Capture the block's ops, and add their parameters to `batch` if they fit `group`."""
         stream, block = self._stream.cuda_stream, _Block(group, is_update=True)
         token = _block.set(block)
         try:
-            if group.stored:  # its ops allocate nothing and issue nothing: the end of the batch looks at that
+            if group.stored:  # its ops allocate and issue nothing; the end of the batch checks that
                 yield
                 new = _fitting_values(group, block.num_ops)
             else:
@@ -243,10 +245,10 @@ class TaskUpdates:
 
 
 def _fitting_values(group: CudaTaskGroup, num_ops: int) -> list[Any]:
-    """Return the parameters for the nodes of `group` after an update issued that many ops with host values.
+    """Return the new parameters for the nodes of `group`, after an update that issued `num_ops` ops with host values.
 
     Raises:
-        UpdateError: fewer than were captured.
+        UpdateError: the update issued fewer ops than were captured.
     """
     if num_ops != len(group.stored):
         raise UpdateError(f"{group}: the update issued {num_ops} of its {len(group.stored)} ops: issue each of them")
@@ -254,10 +256,10 @@ def _fitting_values(group: CudaTaskGroup, num_ops: int) -> list[Any]:
 
 
 def _fitting_nodes(group: CudaTaskGroup, issued: Sequence[Any]) -> list[Any]:
-    """Return the parameters of these nodes, one for each node of `group`.
+    """Return the parameters of the issued nodes, one for each node of `group`.
 
     Raises:
-        UpdateError: they are not the ops that were captured.
+        UpdateError: the issued nodes are not the captured ops.
         CaptureError: the driver can't rewrite nodes of this kind.
     """
     if len(issued) != len(group.nodes):
