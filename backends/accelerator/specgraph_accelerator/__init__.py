@@ -1,1 +1,1 @@
-"""specgraph on any device that registers graphs with torch.accelerator. Importing this touches no device."""
+"""specgraph on any device with graphs in torch.accelerator. Importing this package touches no device."""

@@ -1,4 +1,4 @@
-"""The plugin: says whether torch's accelerator has graphs, and opens it."""
+"""The plugin: torch's accelerator as the platform `accelerator`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,5 @@ def open_device(index: int) -> Platform:
 
 @hookimpl
 def specgraph_backend() -> Backend:
-    """Return the accelerator of this process, whichever torch names. Backends written for one vendor supersede this
-    one."""
+    """Return the backend for the accelerator that torch names. Backends written for one vendor supersede this one."""
     return Backend(name="accelerator", probe=probe, open=open_device, api=2)

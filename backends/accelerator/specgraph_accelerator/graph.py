@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 class PoolHandle:
-    """A memory pool of the device's allocator. It gets its id, `mempool`, with the first graph captured in it:
-    torch.accelerator makes pools in captures only."""
+    """A memory pool of the device's allocator. Its id, `mempool`, is None until the first graph is captured in it:
+    torch.accelerator creates pools in captures only."""
 
     def __init__(self) -> None:
         self.mempool: tuple[int, int] | None = None
 
 
 class AcceleratorGraphPool(GraphPool):
-    """A memory pool that graphs share by the id of the first of them."""
+    """A memory pool of several graphs. Later graphs name it by the id that the first graph's capture gave it."""
 
     def _new_handle(self) -> PoolHandle:
         return PoolHandle()
 
     def _release(self, handle: Any) -> None:
-        if self.platform.captures.graph is None:  # a release would break the capture of another thread
+        if self.platform.captures.graph is None:  # emptying the cache would break another thread's capture
             torch.accelerator.empty_cache()
 
 
@@ -38,7 +38,7 @@ class AcceleratorGraph(Graph):
     _raw: Any = None
 
     def _begin(self, handle: Any) -> None:
-        # The capture mode is the default one: XPU has no other, and warns.
+        # The capture mode stays the default: XPU has no other mode and warns about one.
         self._raw = torch.accelerator.Graph(pool=handle.mempool)
         self._raw.capture_begin()
 
@@ -47,8 +47,8 @@ class AcceleratorGraph(Graph):
         self.pool_handle.mempool = self._raw.pool()
 
     def _abandon(self, began: bool) -> None:
-        """torch.accelerator has no call that only ends a capture: where capture_end() raised with the stream still in
-        capture, a second one is the best there is."""
+        """End a failed capture. torch.accelerator has no call for that: if capture_end() raised and the stream is still
+        capturing, a second capture_end() is the best attempt."""
         raw, self._raw = self._raw, None
         if raw is None:
             return

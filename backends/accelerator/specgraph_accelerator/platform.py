@@ -21,7 +21,7 @@ class AcceleratorPlatform(Platform):
     """Device `index` of this process's accelerator.
 
     Attributes:
-        module: the device's own module of torch, such as torch.xpu: for its name and its random generator.
+        module: the device's own torch module, such as torch.xpu. It has the device's name and random generator.
     """
 
     graph_type = AcceleratorGraph
@@ -30,10 +30,10 @@ class AcceleratorPlatform(Platform):
     def __init__(self, index: int, found: Findings | None = None) -> None:
         """
         Args:
-            found: what the trials found on this device; None to find it out, empty to claim nothing.
+            found: the results of the trials on this device. None runs the trials; an empty mapping claims nothing.
 
         Raises:
-            PlatformError: there is no accelerator, or no such device, or it can't be opened.
+            PlatformError: there is no accelerator or no device `index`, or the device can't be opened.
             ConfigError: SPECGRAPH_ACCELERATOR_TRIALS has an unknown value.
         """
         kind = torch.accelerator.current_accelerator()
@@ -59,7 +59,8 @@ class AcceleratorPlatform(Platform):
         torch.accelerator.synchronize(self.index)
 
     def memory(self) -> MemoryInfo:
-        """Return what this process's allocator counts; `free` and `total` are 0 where it does not say."""
+        """Return the memory that this process's allocator counts. `free` and `total` are 0 if the device can't tell
+        them."""
         allocated = torch.accelerator.memory_allocated(self.index)
         reserved = torch.accelerator.memory_reserved(self.index)
         try:
@@ -69,7 +70,7 @@ class AcceleratorPlatform(Platform):
         return MemoryInfo(allocated, reserved, total, free + reserved - allocated)
 
     def stream(self) -> Stream:
-        """Devices hand out a fixed set of streams in turn: two of these may be the same one."""
+        """Return a stream. Devices hand out a fixed set of streams in turn, so two calls may return the same one."""
         made: Any = torch.Stream(device=self.device)
         return made
 
@@ -83,7 +84,7 @@ class AcceleratorPlatform(Platform):
         return _current(stream)
 
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
-        """There are no external ones."""
+        """Return an event. Raises UnsupportedError for an external event: torch.accelerator has none."""
         if external:
             raise UnsupportedError(f"no external events here: {self.capabilities.external_events.reason}")
         made: Any = torch.Event(self.device, enable_timing=timing)
@@ -95,8 +96,10 @@ class AcceleratorPlatform(Platform):
 
 @contextlib.contextmanager
 def _current(stream: torch.Stream) -> Generator[None]:
-    """Make `stream` and its device this thread's current ones. (torch's own `with stream:` keeps what to restore in the
-    stream object, so that it can't be nested.)"""
+    """Make `stream` and its device this thread's current ones within the block.
+
+    torch's own `with stream:` can't be nested: it keeps the stream to restore in the stream object.
+    """
     device, before = torch.accelerator.current_device_index(), torch.accelerator.current_stream(stream.device)
     torch.accelerator.set_stream(stream)
     try:
@@ -110,6 +113,6 @@ def _info(module: Any, device: torch.device) -> PlatformInfo:
     versions = {"torch": torch.__version__, "device": device.type}
     versions |= {"specgraph-accelerator": found} if (found := installed_version("specgraph-accelerator")) else {}
     name = str(module.get_device_name(device.index)) if hasattr(module, "get_device_name") else device.type
-    simulated = str(getattr(module, "simulated", ""))  # test equipment names itself
+    simulated = str(getattr(module, "simulated", ""))  # only devices made for tests have this attribute
     kind = simulated or f"'{device.type}' through torch.accelerator"
     return PlatformInfo("accelerator", device, name, versions, kind, simulated=bool(simulated))

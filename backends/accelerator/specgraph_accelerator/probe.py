@@ -1,4 +1,4 @@
-"""The probe: whether torch has an accelerator here, and graphs for it."""
+"""The probe: whether this machine's torch has an accelerator, and graphs for it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CALLS = calls_of(
     accelerator.set_device_index(index) accelerator.set_stream(stream) accelerator.synchronize(device)
 """
 )
-"""The names below `torch` that this package calls."""
+"""The calls of this package to `torch`, by their names below it."""
 
 
 def probe(module: Any = torch) -> Probe:
-    """Say whether this machine has an accelerator with graphs. Runs nothing on a device, never raises.
+    """Say whether this machine has an accelerator with graphs. Runs nothing on a device and never raises.
 
     Args:
-        module: torch, or what a test puts in its place.
+        module: torch, or a test's replacement for it.
     """
     versions = {"torch": str(module.__version__)}
 

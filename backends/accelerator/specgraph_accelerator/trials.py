@@ -1,5 +1,6 @@
-"""The capabilities of the device at hand: each is claimed only if a computation that needs it gave the right numbers
-there. The trials run in a process of their own (`specgraph.device.trial_process`), since a device fault ends it."""
+"""The capabilities of this machine's device. Each is claimed only if a trial, a computation that needs it, gave the
+right numbers. Trials run in a process of their own (`specgraph.device.trial_process`): a device fault ends only
+that."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     from specgraph_accelerator.platform import AcceleratorPlatform
 
 TABLE = Path(__file__).with_name("policy.md")
-"""One row per decision, with its reason, where the reason was seen, and the code that holds it."""
+"""One row per decision: its reason, the place where the reason was seen, and the code that implements it."""
 
 RULES = tuple(Rule(*map(str.strip, row.strip("|").split("|"))) for row in TABLE.read_text().splitlines()[2:])
 """The rows of `TABLE`, for `specgraph explain`."""
 
 
 def random_goes_on(platform: AcceleratorPlatform) -> str | None:
-    """`trial.random_goes_on` with the generator of the device's module."""
+    """Run `trial.random_goes_on` with the generator of the device's module."""
     module, index = platform.module, platform.index
     if not hasattr(module, "get_rng_state") or not hasattr(module, "set_rng_state"):
         return f"{module.__name__} has no get_rng_state and set_rng_state"
@@ -34,7 +35,7 @@ def random_goes_on(platform: AcceleratorPlatform) -> str | None:
 
 
 def captures_are_seen(platform: AcceleratorPlatform) -> str | None:
-    """Ask in a capture whether there is one."""
+    """Check that `is_capturing` returns True in a capture. Return the error found, or None."""
     x, graph = torch.ones(4, device=platform.device), platform.graph()
     with graph.capture():
         x.add_(0)
@@ -44,7 +45,8 @@ def captures_are_seen(platform: AcceleratorPlatform) -> str | None:
 
 
 def host_reads_are_refused(platform: AcceleratorPlatform) -> str | None:
-    """Read a device value in a capture in two ways, and capture again after each."""
+    """Check that a capture refuses two kinds of host reads, and that a new capture works after each. Return the error
+    found, or None."""
     x = torch.ones(4, device=platform.device)
     for name, read in (("item()", lambda: x[0].item()), ("cpu()", x.cpu)):
         graph = platform.graph()
@@ -72,11 +74,11 @@ TRIALS: Mapping[str, trial.Trial] = {
     "is_capturing": captures_are_seen,
     "host_read_detection": host_reads_are_refused,
 }
-"""In this order: the last one makes captures fail."""
+"""The trials in the order in which they run. The last one makes captures fail."""
 
 
 def capabilities(found: Findings) -> Capabilities:
-    """Return the claims that `found` supports, and what is not claimed, with reasons."""
+    """Return the capabilities that `found` supports. Those not claimed carry a reason."""
 
     def claim(name: str, reason: str = "") -> Support:
         return trial.support(found["graphs"] or found[name], reason)

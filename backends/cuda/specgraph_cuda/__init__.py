@@ -1,1 +1,1 @@
-"""specgraph on NVIDIA GPUs, by way of torch.cuda. Importing this imports no vendor library."""
+"""specgraph on NVIDIA GPUs, through torch.cuda. Importing this package imports no vendor library."""

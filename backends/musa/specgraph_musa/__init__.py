@@ -1,1 +1,1 @@
-"""specgraph on Moore Threads GPUs, by way of torch.musa. Importing this imports no vendor library."""
+"""specgraph on Moore Threads GPUs, through torch.musa. Importing this package imports no vendor library."""

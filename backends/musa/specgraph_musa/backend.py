@@ -1,4 +1,4 @@
-"""The plugin: says whether a Moore Threads GPU answers here, and opens it."""
+"""The plugin: Moore Threads GPUs as the platform `musa`."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def open_device(index: int) -> Platform:
 
 @hookimpl
 def specgraph_backend() -> Backend:
-    """Moore Threads GPUs. torchada shows them through torch.cuda too, so an answering `cuda` is then this device."""
+    """Return the musa backend. It supersedes `cuda`: with torchada installed, torch.cuda drives the same devices."""
     return Backend(name="musa", probe=probe, open=open_device, api=2, supersedes=frozenset({"cuda", "accelerator"}))

@@ -1,5 +1,8 @@
-"""Graphs and pools of torch.musa. What torch_musa leaves undone after a failed capture, and memory that a release does
-not give back, is dealt with here; each case is a row of `policy.md`."""
+"""Graphs and pools of torch.musa.
+
+After a failed capture this module cleans up in torch_musa's place, and it frees memory that torch_musa's reset keeps.
+Each case is a row of `policy.md`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from specgraph_musa.platform import MusaPlatform
 
 END_RECORDING = ("_musa_endAllocateToPool", "_musa_endAllocateCurrentStreamToPool")
-"""One call by two names: 2.11 has the first, 2.7.1 the second, 2.9.1.post1 both."""
+"""The two names of one call: 2.11 has the first, 2.7.1 the second, 2.9.1.post1 both."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ class MusaGraphPool(GraphPool):
         return self.platform.musa.graph_pool_handle()
 
     def _release(self, handle: Any) -> None:
-        if self.platform.captures.graph is None:  # else the next release frees the memory
+        if self.platform.captures.graph is None:  # during a capture, leave it to the next release
             self.platform.musa.empty_cache()
 
 
@@ -40,7 +43,7 @@ class MusaGraph(Graph):
 
     platform: MusaPlatform
     _raw: Any = None
-    _in_inference_mode = False  # whether torch refuses to begin and to replay outside inference mode
+    _in_inference_mode = False  # True if torch refuses to capture and replay outside inference mode
 
     def _begin(self, handle: Any) -> None:
         self._raw = None
@@ -70,7 +73,7 @@ class MusaGraph(Graph):
 
     def _launch(self) -> None:
         if not self._in_inference_mode or torch.is_inference_mode_enabled():
-            return self._raw.replay()  # no context manager here: this is the path of every launch
+            return self._raw.replay()  # a context manager would slow down every launch
         with torch.inference_mode():
             self._raw.replay()
 
@@ -82,7 +85,7 @@ class MusaGraph(Graph):
 
 
 def begin(raw: Any, handle: Any) -> bool:
-    """Begin a capture on the current stream. Returns whether inference mode was needed for it."""
+    """Begin a capture on the current stream. Return whether it needed inference mode."""
     try:
         with torch.inference_mode(False):
             raw.capture_begin(handle, capture_error_mode="thread_local")
@@ -97,18 +100,21 @@ def begin(raw: Any, handle: Any) -> bool:
 
 def drop(raw: Any, handle: Any, platform: MusaPlatform, *, began: bool) -> None:
     """Release a MUSAGraph whose capture failed, and its share of the pool `handle`."""
-    # Still recording means that capture_begin() took a share and that reset() does not know of it.
+    # If the allocator still records, capture_begin() took a share that reset() does not know of.
     recording = end_recording(platform.index, handle)
     raw.reset()
-    if recording:  # allocators that can't be told keep a pointer to the graph: never destroy it
+    if recording:  # some allocators still point to the graph: never destroy it
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(raw))
     if (recording and platform.release == "by_reset") or ((recording or began) and platform.release == "by_own_call"):
         release_share(platform.index, handle)
 
 
 def heal_generator(platform: MusaPlatform) -> None:
-    """Capture one small graph on the current stream and drop it: the default generator believes that a failed capture
-    goes on until another one ends. Where this fails too, the next capture that succeeds does it."""
+    """Capture one small graph on the current stream and drop it.
+
+    After a failed capture the default generator behaves as in a capture until another capture ends. If this one fails
+    too, the next successful capture ends that state.
+    """
     raw, handle = platform.musa.MUSAGraph(), platform.musa.graph_pool_handle()
     began = False
     try:
@@ -122,12 +128,15 @@ def heal_generator(platform: MusaPlatform) -> None:
 
 
 def release_share(index: int, handle: Any) -> None:
-    """Take one share off the pool `handle`. Raises AttributeError without the call, RuntimeError without a share."""
+    """Give one share of the pool `handle` back.
+
+    Raises AttributeError if torch_musa has no such call, and RuntimeError if the pool has no share left.
+    """
     import_module("torch_musa._MUSAC")._musa_releasePool(index, handle)
 
 
 def end_recording(index: int, handle: Any) -> bool:
-    """End the allocator's recording to the pool `handle`; whether there was one."""
+    """End the allocator's recording to the pool `handle`. Return whether it was recording."""
     binary = import_module("torch_musa._MUSAC")
     try:
         getattr(binary, next(n for n in END_RECORDING if hasattr(binary, n)))(index, handle)

@@ -23,8 +23,8 @@ class MusaPlatform(Platform):
     Attributes:
         musa: the module torch.musa.
         policy: the choices in force.
-        release: what gives a closed graph's memory back: "by_reset" (of MUSAGraph), "by_own_call" (`release_share`
-            after it), or "never" (nothing that works).
+        release: how a closed graph's memory is given back: "by_reset" (`MUSAGraph.reset` does it), "by_own_call"
+            (`release_share` does it after the reset), or "never" (neither works).
     """
 
     graph_type = MusaGraph
@@ -34,11 +34,11 @@ class MusaPlatform(Platform):
     def __init__(self, index: int, policy: Policy | None = None, found: Findings | None = None) -> None:
         """
         Args:
-            policy: by default, what the environment asks for.
-            found: what the trials found on this device; None to find it out, empty to claim nothing.
+            policy: None reads it from the environment.
+            found: the results of the trials on this device. None runs the trials; an empty mapping claims nothing.
 
         Raises:
-            PlatformError: there is no such device, or it can't be opened.
+            PlatformError: there is no device `index`, or it can't be opened.
             ConfigError: a SPECGRAPH_MUSA_* variable has an unknown value.
         """
         import torch_musa  # pyright: ignore[reportMissingImports]
@@ -62,7 +62,7 @@ class MusaPlatform(Platform):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return the claims; the merged loop follows the policy too, and so the number of ranks."""
+        """The claimed capabilities. The merged loop also depends on the policy and on the number of ranks."""
         if not self._capabilities:
             raise PlatformError("this musa platform was opened for trials only: it claims no capabilities")
         return self._capabilities[has_collectives()]
@@ -71,13 +71,13 @@ class MusaPlatform(Platform):
         self.musa.synchronize(self.index)
 
     def memory(self) -> MemoryInfo:
-        """Counts torch_musa's allocator of this process; only `free` counts other processes."""
+        """Return the memory of torch_musa's allocator in this process. Only `free` counts other processes too."""
         total = int(self.musa.get_device_properties(self.index).total_memory)
         allocated, reserved = self.musa.memory_allocated(self.index), self.musa.memory_reserved(self.index)
         return MemoryInfo(allocated, reserved, total, self.musa.mem_get_info(self.index)[0] + reserved - allocated)
 
     def stream(self) -> Stream:
-        """torch_musa hands out its 32 streams in turn: two of these may be the same one."""
+        """Return a stream. torch_musa hands out its 32 streams in turn, so two calls may return the same one."""
         return self._stream(self.index)
 
     def current_stream(self) -> Stream:
@@ -88,7 +88,7 @@ class MusaPlatform(Platform):
         return self.musa.stream(own(self.musa.Stream, stream))
 
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
-        """There are no external ones."""
+        """Return an event. Raises UnsupportedError for an external event."""
         if external:
             raise UnsupportedError(f"no external events here: {self.capabilities.external_events.reason}")
         return self._event(enable_timing=timing)
@@ -99,8 +99,10 @@ class MusaPlatform(Platform):
 
 
 def handle_types(musa: Any) -> tuple[type[Any], type[Any]]:
-    """Subclasses of `musa.Stream` and `musa.Event` that refuse foreign handles with PlatformError: torch.musa's own
-    cast any object unchecked, and a torch.Stream there corrupts memory instead of raising an exception."""
+    """Return subclasses of `musa.Stream` and `musa.Event` that raise PlatformError for foreign handles.
+
+    torch.musa's own classes cast any object without a check: a torch.Stream corrupts memory there and raises nothing.
+    """
 
     class MusaEvent(musa.Event):
         def record(self, stream: Any = None) -> None:
@@ -126,7 +128,7 @@ def handle_types(musa: Any) -> tuple[type[Any], type[Any]]:
 
 
 def own(kind: type[Any], handle: Any) -> Any:
-    """`handle`; PlatformError unless it is of torch.musa's class `kind`, Stream or Event."""
+    """Return `handle`. Raises PlatformError unless it is an instance of `kind`, torch.musa's Stream or Event."""
     if not isinstance(handle, kind):
         what = kind.__name__.lower()
         raise PlatformError(
@@ -151,7 +153,7 @@ def _info(musa: Any, index: int) -> PlatformInfo:
         "architecture": f"{properties.major}.{properties.minor}",
     }
     versions |= {name: found for name in ("triton", "specgraph-musa") if (found := installed_version(name))}
-    simulated = getattr(musa, "simulated", None)  # test equipment names itself
+    simulated = getattr(musa, "simulated", None)  # only the simulator has this attribute
     kind = simulated.device_kind() if simulated else "Moore Threads GPU"
-    device = musa.current_stream(index).device  # what torch calls it; a name written here could be wrong
+    device = musa.current_stream(index).device  # take torch's name for the device: it may differ between releases
     return PlatformInfo("musa", device, properties.name, versions, kind, simulated=simulated is not None)

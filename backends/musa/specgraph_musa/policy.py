@@ -1,4 +1,4 @@
-"""The choices of this backend that the device does not force: `policy.md` is the table, `Policy` the numbers."""
+"""The decisions that this backend makes itself. `policy.md` lists all of them; `Policy` holds the adjustable ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specgraph.device import Rule, Support, no, quirk
 from specgraph.errors import ConfigError
 
 TABLE = Path(__file__).with_name("policy.md")
-"""One row per decision, with its reason, where the reason was seen, and the code that holds it."""
+"""One row per decision: its reason, the place where the reason was seen, and the code that implements it."""
 
 RULES = tuple(Rule(*map(str.strip, row.strip("|").split("|"))) for row in TABLE.read_text().splitlines()[2:])
 """The rows of `TABLE`, for `specgraph explain`."""
@@ -25,14 +25,14 @@ _MERGED_VALUES: Mapping[str, MergedLoop] = {"": "off", "0": "off", "1": "on", "f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The choices in force for one platform."""
+    """The adjustable decisions, for one platform."""
 
     merged: MergedLoop = "off"
     max_live_graphs: int = 1900
-    """Live graphs per process, counting every library's."""
+    """The most live graphs per process, the graphs of other libraries included."""
 
     def merged_loop(self, collectives: bool) -> Support:
-        """Return whether the whole draft loop may be one graph. `collectives`: torch.distributed has several ranks."""
+        """Return whether the whole draft loop may be one graph. `collectives` is True if there are several ranks."""
         seen = "with toolchain mcc 5.1.0 acceptance fell to 3.49 % (vllm-musa #50)"
         if self.merged == "off":
             return no(f"opt-in on this platform: {seen}; set {MERGED_VARIABLE}=1 to allow it and compare with eager")
@@ -45,7 +45,7 @@ class Policy:
 
 
 def policy_from(environ: Mapping[str, str] = os.environ) -> Policy:
-    """Return the policy that the environment asks for; ConfigError if SPECGRAPH_MUSA_MERGED has an unknown value."""
+    """Return the policy set in the environment. Raises ConfigError if SPECGRAPH_MUSA_MERGED has an unknown value."""
     asked = environ.get(MERGED_VARIABLE, "")
     if asked not in _MERGED_VALUES:
         raise ConfigError(f"{MERGED_VARIABLE}={asked!r}: it may be 0, 1 or force")

@@ -1,4 +1,4 @@
-"""The probe: whether torch_musa is installed, fits its torch, has what this package calls, and sees a device."""
+"""The probe: whether torch_musa is installed, fits torch, has the calls that this package needs, and sees a device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ CALLS = calls_of(
     memory_allocated(device) memory_reserved(device) set_rng_state(state,device) stream(stream) synchronize(device)
 """
 )
-"""The names below `torch.musa` that this package calls, as `backends/musa/api/` records 2.7.1 and 2.11.0.post2."""
+"""The calls of this package to `torch.musa`, by their names below it. `backends/musa/api/` records these calls of
+2.7.1 and 2.11.0.post2."""
 
 
 def probe(
@@ -39,13 +40,14 @@ def probe(
     torch_version: str = torch.__version__,
     installed: Callable[[str], str] = installed_version,
 ) -> Probe:
-    """Say whether this machine has a usable MUSA device. Imports torch_musa, runs nothing on a device, never raises.
+    """Say whether this machine has a usable MUSA device. Runs nothing on a device and never raises.
+
+    torch_musa is imported only if its version fits torch's: loading another binary could end the process.
 
     Args:
         load: imports a module by name.
         torch_version: the version of torch.
-        installed: the version of an installed distribution, or "". A version that does not fit torch is not imported:
-            loading its binary could end the process.
+        installed: returns the version of an installed distribution, or "".
     """
     versions = {"torch": torch_version}
 
@@ -91,7 +93,8 @@ def probe(
 
 
 def _why_it_does_not_load(error: BaseException, torch_version: str) -> str:
-    """torch_musa replaces the dynamic loader's message by advice of its own: the message is in the error's causes."""
+    """Return why torch_musa can't be imported. It replaces the dynamic loader's message by advice of its own, so the
+    message is taken from the error's causes."""
     causes: list[BaseException] = [error]
     while len(causes) < 4 and (cause := causes[-1].__cause__ or causes[-1].__context__):
         causes.append(cause)
@@ -110,5 +113,5 @@ def _why_it_does_not_load(error: BaseException, torch_version: str) -> str:
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """(major, minor), or () where the text has none."""
+    """Return (major, minor), or () if the text has none."""
     return tuple(map(int, match.groups())) if (match := re.match(r"(\d+)\.(\d+)", text)) else ()

@@ -1,5 +1,6 @@
-"""The capabilities of the device at hand: each is claimed only if a computation that needs it gave the right numbers
-there. The trials run in a process of their own (`specgraph.device.trial_process`), since a device fault ends it."""
+"""The capabilities of this machine's device. Each is claimed only if a trial, a computation that needs it, gave the
+right numbers. Trials run in a process of their own (`specgraph.device.trial_process`): a device fault ends only
+that."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ _log = logging.getLogger(__name__)
 
 
 def find_release(platform: MusaPlatform) -> str:
-    """Capture 32 MiB into a pool, drop the graph, and see what it takes for the memory to come back: sets and returns
-    `MusaPlatform.release`. Raises the runtime's error where it can't capture at all."""
+    """Set and return `MusaPlatform.release`: capture 32 MiB into a pool, close the graph, and see which call gives the
+    memory back. Raises the runtime's error if the capture fails."""
     platform.release, musa, index = "never", platform.musa, platform.index
     musa.empty_cache()
     before = musa.memory_reserved(index)
@@ -61,12 +62,13 @@ TRIALS: Mapping[str, trial.Trial] = {
     "float8": trial.float8_is_copied,
     "triton": agree_with_reference,
 }
-"""In this order: the others rely on "release", and the kernels that a toolchain compiles here and now come last."""
+"""The trials in the order in which they run. The others rely on "release"; the kernels, which must be compiled first,
+come last."""
 
 
 def capabilities(found: Findings, policy: Policy, collectives: bool) -> Capabilities:
-    """Return the claims that `found` supports and `policy` allows, and what is not claimed, with reasons.
-    `collectives`: torch.distributed has several ranks."""
+    """Return the capabilities that `found` supports and `policy` allows. Those not claimed carry a reason.
+    `collectives` is True if torch.distributed has several ranks."""
 
     def claim(name: str, reason: str = "") -> Support:
         return trial.support(found["graphs"] or found[name], reason)

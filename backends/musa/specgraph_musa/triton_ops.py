@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 
 def why_absent(platform: MusaPlatform) -> str | None:
-    """Return why Triton can't compile for the platform's tensors, or None. Runs no kernel. Asks for Triton's target:
-    the driver package of the vendor's Triton has had several names (mtgpu, musa, mthreads)."""
+    """Return why Triton can't compile for the platform's tensors, or None. Runs no kernel.
+
+    It compares Triton's target, because the driver package of the vendor's Triton has had several names (mtgpu, musa,
+    mthreads).
+    """
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed: install Moore Threads' build of it"
     try:
@@ -31,7 +34,7 @@ def why_absent(platform: MusaPlatform) -> str | None:
 
 
 def launch_options(platform: MusaPlatform) -> LaunchOptions:
-    """Default tiles: nothing was tuned, since no MUSA device was at hand."""
+    """Return launch options with the default tiles: none were tuned, since no MUSA device was available."""
     from specgraph.kernels.launch import LaunchOptions
 
     return LaunchOptions(compute_units=int(platform.musa.get_device_properties(platform.index).multi_processor_count))
@@ -47,7 +50,7 @@ def register_ops(platform: MusaPlatform) -> None:
 
 
 def agree_with_reference(platform: MusaPlatform) -> str | None:
-    """Return the core's trial of its Triton kernels on this device; what is wrong, or None."""
+    """Run the core's trial of its Triton kernels on this device. Return the error found, or None."""
     if (absent := why_absent(platform)) is not None:
         return absent
     from specgraph.kernels.implement import agree_with_references

@@ -6,8 +6,8 @@
     ...
     assert runtime.report()["violations"] == []
 
-What a run on it proves: our calls drive the vendor's own adapter through a consistent protocol. What it can't prove:
-kernel numerics, speed, or that a real CANN accepts the same calls.
+A run on the simulator proves that our calls drive the vendor's own adapter through a consistent protocol. It proves
+nothing about kernel numerics or speed, nor that a real CANN accepts the same calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 Flavour = Literal["values", "events"]
-"""`values` has aclrtValueWait/Write, which torch_npu builds its external events from; `events` hasn't."""
+"""`values` has aclrtValueWait and aclrtValueWrite, from which torch_npu builds its external events; `events` has
+neither."""
 
 _PRELOADED = (
     "ascendcl", "hccl", "acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "opapi", "nnopbase", "atb",
@@ -36,7 +37,8 @@ class Runtime:
     library: ctypes.CDLL
 
     def report(self) -> dict[str, Any]:
-        """`calls` per API since the last reset, live handles by kind, device bytes, streams used, violations."""
+        """Return the calls per API since the last reset (`calls`), live handles by kind, device bytes, streams used and
+        violations."""
         size = self.library.ascendsim_report(None, 0)
         while True:
             buffer = ctypes.create_string_buffer(size + 256)
@@ -54,11 +56,12 @@ class Runtime:
         self.library.ascendsim_schedule(ctypes.c_ulong(seed), delay_us, percent)
 
     def hang_seconds(self, seconds: float) -> None:
-        """After how long without any progress a host wait is answered with an error."""
+        """Set the time without any progress after which a host wait returns an error."""
         self.library.ascendsim_hang_seconds(ctypes.c_double(seconds))
 
     def limits(self) -> list[dict[str, Any]]:
-        """Return what the runtime refuses because a public source says that a device does: name, rule, source, on."""
+        """Return the refusals that a public source documents for a device. Each has a name, a rule, a source, and
+        `on`."""
         return self.report()["limits"]
 
     def strict(self, *names: str) -> None:
@@ -76,10 +79,10 @@ class Runtime:
 
 
 def environment(build: str | Path, flavour: Flavour = "values", **options: int | str) -> dict[str, str]:
-    """The environment variables for a process that shall find this runtime instead of CANN.
+    """Return the environment variables with which a process finds this runtime instead of CANN.
 
-    `options` become ASCENDSIM_<NAME>: devices, soc, streams, memory_mib, seed, delay_us, delay_percent,
-    hang_seconds, trace, and lenient: names of limits to turn off, with commas, or "all" (see `Runtime.limits`).
+    `options` become ASCENDSIM_<NAME>: devices, soc, streams, memory_mib, seed, delay_us, delay_percent, hang_seconds,
+    trace and lenient. `lenient` names the limits to turn off, separated by commas, or "all" (see `Runtime.limits`).
     """
     root = Path(build).resolve() / flavour
     if not (root / "done").exists():
@@ -95,9 +98,9 @@ def environment(build: str | Path, flavour: Flavour = "values", **options: int |
 def load(build: str | Path, flavour: Flavour = "values", **options: int | str) -> Runtime:
     """Load the runtime's libraries into this process. Call it before torch_npu is imported."""
     variables = environment(build, flavour, **options)
-    variables.pop("LD_LIBRARY_PATH")  # too late for this process: the libraries are loaded by path below
+    variables.pop("LD_LIBRARY_PATH")  # this process no longer reads it: the libraries are loaded by path below
     os.environ.update(variables, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    importlib.import_module("torch")  # libopapi needs its libraries in the process
+    importlib.import_module("torch")  # libopapi needs torch's libraries in the process
 
     folder = Path(variables["ASCEND_HOME_PATH"]) / "lib64"
     libraries = {name: ctypes.CDLL(str(folder / f"lib{name}.so"), mode=ctypes.RTLD_GLOBAL) for name in _PRELOADED}

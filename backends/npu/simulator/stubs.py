@@ -1,8 +1,8 @@
-"""Write a C++ file with the functions that the installed torch_npu needs at link time and this runtime lacks.
+"""Write a C++ file with stubs of the functions that the installed torch_npu links to and this runtime lacks.
 
     python stubs.py SITE_PACKAGES DEFINED_LIBRARY OUTPUT
 
-Each stub refuses by its own name, so that what is not simulated is never silently a success.
+Each stub fails and names itself, so that a call that is not simulated never looks like a success.
 """
 
 import re

@@ -1,1 +1,1 @@
-"""specgraph on Ascend NPUs through torch_npu. Importing this package imports nothing of the vendor's."""
+"""specgraph on Ascend NPUs, through torch_npu. Importing this package imports no vendor library."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HostOpAttention:
-    """Attention through one row of the table. The lengths are host parameters, all else is read on the device."""
+    """Attention through one op of `HOST_OPS`. The lengths are host parameters; all else is read on the device."""
 
     platform: NpuPlatform
     row: HostOp
@@ -41,7 +41,7 @@ class HostOpAttention:
         return self.row.name
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """See `AttentionBackend.supports`: the strictest of what public sources say of the op (README.md)."""
+        """See `AttentionBackend.supports`. If public sources differ about the op, the strictest counts (README.md)."""
         latent, heads, dim = self.row.is_latent, layer.num_heads, layer.head_dim
         if layer.latent_first:
             return no("latent rows in an engine's order, [latent, rotated part]")
@@ -74,14 +74,15 @@ class HostOpAttention:
         return NO_ANCESTOR_MASK
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """Constants that captured ops read, by name: part of the read-set."""
+        """Return the constants that captured ops read, by name. They belong to the read set."""
         return {"attention.causal_mask": self.causal_mask}
 
     def forward(
         self, layer: AttentionLayer, index: int, query: Tensor, key: Tensor, value: Tensor, cache: KVCache,
         context: ForwardContext,
     ) -> Tensor:  # fmt: skip
-        """See `AttentionBackend.forward`. UpdateError: no host lengths, or some that don't fit rows or block table."""
+        """See `AttentionBackend.forward`. Raises UpdateError if host lengths are missing, or don't fit the rows or the
+        block table."""
         metadata, lengths, row = context.metadata, context.lengths, self.row
         if lengths is None:
             raise UpdateError(f"attention '{self.name}' takes host lengths; step {context.step} came without")
@@ -122,14 +123,14 @@ class HostOpAttention:
         else:
             with self.platform.task_group() as group:
                 row.with_lengths(call, first)()
-            weak_reference = self.platform.torch_npu._C._weak_ref_tensor  # the pool may use the call's memory again
+            weak_reference = self.platform.torch_npu._C._weak_ref_tensor  # the graph's pool may reuse the call's memory
             call = partial(call.func, **tree_map_only(Tensor, weak_reference, call.keywords))
             group.issue = row.with_lengths(call, first)
             task, issue = TaskKey(context.step, index), group.issue_in_update
             context.updates.add(task, group, lambda now: partial(issue, row.with_lengths(call, checked(now))))
         if masked:
             _zero_inert(out, metadata, lengths)
-        if ranks is not None and lse is not None:  # of a row without keys it is inf
+        if ranks is not None and lse is not None:  # the op gives inf for a row without keys
             part = torch.cat((out.float(), torch.where(lse == float("inf"), float("-inf"), lse)), dim=-1)
             return own_heads(part, layer.num_heads, ranks, dtype)
         pad = layer.head_dim - out.shape[-1]  # the rotated part of a latent row
@@ -137,7 +138,8 @@ class HostOpAttention:
 
     @cached_property
     def causal_mask(self) -> Tensor:
-        """bool [2048, 2048], True above the diagonal, never written again: the one mask of sparse modes 3 and 4."""
+        """bool [2048, 2048], True above the diagonal: the mask that sparse modes 3 and 4 require. It is never
+        written again."""
         return torch.ones(2048, 2048, dtype=torch.bool).triu(1).to(self.platform.device)
 
 
@@ -146,7 +148,7 @@ def _zero_inert(out: Tensor, metadata: AttentionMetadata, lengths: HostLengths) 
     if out.shape[0] == metadata.num_requests * metadata.query_len:
         per_request = out.view(metadata.num_requests, metadata.query_len, *out.shape[1:])
         per_request.masked_fill_((metadata.seq_lens == 0).view(-1, 1, 1, 1), 0)
-    else:  # a ragged batch: only eager passes have one
+    else:  # a ragged batch, which only eager passes have
         for part, keys in zip(out.split(list(lengths.query_lens)), lengths.seq_lens, strict=True):
             if not keys:
                 part.zero_()
@@ -155,12 +157,12 @@ def _zero_inert(out: Tensor, metadata: AttentionMetadata, lengths: HostLengths) 
 def _by_row(
     checked: Callable[[HostLengths], HostLengths], lengths: HostLengths, causal: bool, ranks: ContextParallel | None
 ) -> HostLengths:
-    """Return checked lengths with every row as a request of its own; see `lengths_by_row`."""
+    """Check the lengths, and return them with every row as a request of its own; see `lengths_by_row`."""
     return lengths_by_row(checked(lengths), causal, ranks)
 
 
 def _paged_support(layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-    """Say whether ATB's paged attention takes such a layer."""
+    """Return whether ATB's paged attention takes this layer."""
     if dtype not in (torch.bfloat16, torch.float16):
         return no(f"the layers are {str(dtype).removeprefix('torch.')}; it takes bfloat16 and float16")
     if layer.head_dim > 256 or block_size % 16 or layer.head_dim * block_size > 128 * 128:
@@ -170,11 +172,13 @@ def _paged_support(layer: AttentionLayer, dtype: torch.dtype, block_size: int) -
 
 
 def _checked(lengths: HostLengths, num_rows: int, room: int, masked: bool) -> HostLengths:
-    """Return the lengths as the op takes them; raises UpdateError where they don't fit it.
+    """Return the lengths in the form that the op takes. Raises UpdateError if they don't fit it.
 
-    Its query has `num_rows` rows, a row of its block table room for `room` tokens. `masked`: it runs in sparse mode 3
-    or 4, which takes no request with fewer keys than rows. Inert requests get as many keys as rows then; they read the
-    null block, and what they read is not used.
+    Args:
+        num_rows: the rows of the op's query.
+        room: the tokens that one row of its block table has room for.
+        masked: the op runs in sparse mode 3 or 4, which refuses a request with fewer keys than rows. An inert request
+            then gets as many keys as rows. It reads them from the null block, and its output is not used.
     """
     if sum(lengths.query_lens) != num_rows:
         raise UpdateError(f"query_lens {lengths.query_lens} are {sum(lengths.query_lens)} rows; the op has {num_rows}")
@@ -193,10 +197,13 @@ def store_latent(
 ) -> dict[str, Any]:
     """Rotate and store the rows of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-    A row is [rotated part, latent], of rope_dim (the columns of the rotary table) and latent_dim columns: query is
-    [T, num_heads, rope_dim + latent_dim], key and value are the same [T, 1, rope_dim + latent_dim]. The op wants both
-    parts apart: all latents lie at the start of the cache's memory and all rotated parts behind them, so a block is no
-    `cache.key[block]`. The first rope_dim columns of the layer's output are 0. Returns the op's tensors.
+    A row is [rotated part, latent], of rope_dim columns (as many as the rotary table has) and latent_dim columns. query
+    is [T, num_heads, rope_dim + latent_dim]. key and value are the same tensor, [T, 1, rope_dim + latent_dim]. The op
+    takes the two parts apart, so the cache's memory holds all latents first and all rotated parts after them:
+    `cache.key[block]` is not the content of a block. The first rope_dim columns of the layer's output are 0.
+
+    Returns:
+        The op's tensor arguments, by name.
     """
     rope = 0 if layer.rotary is None else layer.rotary.shape[1]
     if not layer.latent or layer.rotary is None or layer.num_kv_heads != 1 or rope >= layer.head_dim:
@@ -215,7 +222,12 @@ def store_latent(
 
 
 def make_attention(platform: NpuPlatform, name: str) -> HostOpAttention:
-    """Attention through the row of that name. UnsupportedError: what the row needs is not installed."""
+    """Return attention through the op `name` of `HOST_OPS`.
+
+    Raises:
+        ConfigError: there is no such op.
+        UnsupportedError: a library that the op needs is not installed.
+    """
     row = HOST_OPS.get(name)
     if row is None:
         raise ConfigError(f"no attention '{name}' on NPU; there are {', '.join(HOST_OPS)}")

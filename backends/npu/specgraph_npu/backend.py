@@ -1,4 +1,4 @@
-"""The entry point: how specgraph finds this backend."""
+"""The plugin: Ascend NPUs as the platform `npu`."""
 
 from importlib import import_module
 
@@ -8,7 +8,7 @@ from specgraph_npu.probe import probe
 
 @hookimpl
 def specgraph_backend() -> Backend:
-    """Return the npu backend. Its platform is imported when one is opened."""
+    """Return the npu backend. Its platform is imported when a device is opened."""
     return Backend(
         name="npu",
         probe=probe,

@@ -23,7 +23,7 @@ class NpuGraphPool(GraphPool):
         return self.platform.npu.graph_pool_handle()
 
     def _release(self, handle: Any) -> None:
-        """torch_npu marks the pool as free with its last graph, and keeps its memory until the cache is emptied."""
+        """Empty torch_npu's cache: torch_npu frees a pool with its last graph, but keeps the memory until then."""
         self.platform.free_retired()
 
 
@@ -43,7 +43,7 @@ class NpuGraph(Graph):
         VendorMessage("no stream", CaptureError, _NO_STREAM),
         VendorMessage("too many streams", CaptureError, _NO_STREAM),
         VendorMessage("stream resources are insufficient", CaptureError, _NO_STREAM),  # torch_npu's text for 207008
-        VendorMessage("insufficient_stream_resources", CaptureError, _NO_STREAM),  # the driver's, of the same
+        VendorMessage("insufficient_stream_resources", CaptureError, _NO_STREAM),  # the driver's text for it
         VendorMessage("insufficient model resources", CaptureError, _NO_GRAPH),  # 207010
         *Graph.messages,
         VendorMessage("107027", HostReadError, "captured code waits for the device: no .item(), .cpu() or synchronize"),
@@ -53,35 +53,36 @@ class NpuGraph(Graph):
     def __init__(self, platform: NpuPlatform, pool: GraphPool, *, owns_pool: bool = False) -> None:
         super().__init__(platform, pool, owns_pool=owns_pool)
         self.groups: list[NpuTaskGroup] = []
-        self.launches = 0  # since the capture
+        self.launches = 0  # the launches since the capture
         self._graph: Any = None
         self._done = platform.event_type()  # recorded at the end of each launch
 
     def _begin(self, handle: Any) -> None:
         self._graph = None
-        self.platform.synchronize()  # memory that is still in use must not enter the pool
+        self.platform.synchronize()  # the pool must not take memory that is still in use
         self._graph = self.platform.npu.NPUGraph()
         self._graph.capture_begin(pool=handle, capture_error_mode="thread_local")
 
     def _end(self) -> None:
         self._graph.capture_end()
-        self.platform.gate_stream.synchronize()  # the gates are closed; that stream waits for nothing
+        self.platform.gate_stream.synchronize()  # now all gates are closed; this stream waits for no launch
         self.platform.graphs.add(self)
 
     def _abandon(self, began: bool) -> None:
-        """torch_npu neither ends the routing of allocations to the pool nor gives back this graph's share of it."""
+        """Clean up after a failed capture: torch_npu goes on allocating from the pool, and keeps the graph's share of
+        it."""
         if self._graph is not None:
             vendor, device = self.platform.torch_npu._C, self.platform.device.index
             with contextlib.suppress(RuntimeError):  # the capture was refused before it reached the pool
                 if not began and (end := getattr(vendor, "_npu_endAllocateToPool", None)) is not None:
-                    end(device, self.pool_handle)  # absent in torch_npu 2.12
+                    end(device, self.pool_handle)  # torch_npu 2.12 has no such call
                 vendor._npu_releasePool(device, self.pool_handle)
         self._forget()
         if began:
             self.platform.check_task_queue()
 
     def _launch(self) -> None:
-        """Launch; the launch waits at the gate of each task group until the group's update."""
+        """Launch the graph. On the device, it waits at the gate of each task group until the group's update."""
         self.platform.require_working()
         self.require_updates()
         self.order_updates()
@@ -94,7 +95,8 @@ class NpuGraph(Graph):
         self.platform.counters["graph_launches"] += 1
 
     def _destroy(self) -> None:
-        """Destroy the graph, at any time if nobody closed it: never wait for a launch that needs an update."""
+        """Destroy the graph, without waiting for a launch that needs an update. The garbage collector may call this at
+        any time if the graph was not closed."""
         if self.launches and not self.platform.broken:
             self.release()
             if self.platform.is_waiting():
@@ -116,19 +118,21 @@ class NpuGraph(Graph):
         self.groups.clear()
 
     def order_updates(self) -> None:
-        """Put the next launch's updates behind the end of the last launch, which needs its parameters and gates."""
+        """Make the next launch's updates wait for the end of the last launch, which still needs its parameters and
+        gates."""
         if self.groups and self.launches:
             self.platform.update_stream.wait_event(self._done)
 
     def release(self) -> list[NpuTaskGroup]:
-        """Open the gates that the last launch waits at; it ends, with stale parameters. Returns their groups."""
+        """Open the gates that the last launch waits at, and return their task groups. The launch then ends, with stale
+        parameters."""
         waiting = [group for group in self.groups if not group.is_updated]
         for group in waiting:
             group.open_gate()
         return waiting
 
     def require_updates(self) -> None:
-        """Raises UpdateError where the last launch waits at a gate that nobody will open; it is opened then."""
+        """Open the gates that the last launch waits at without an update. Raises UpdateError if there were any."""
         if waiting := self.release():
             raise UpdateError(
                 f"launch {self.launches} of {self} waited at {len(waiting)} of {len(self.groups)} task groups, first "

@@ -1,7 +1,7 @@
-"""The ops whose lengths are host parameters, one row per op. To support another op, add a row.
+"""The attention ops that take lengths from the host, one row per op. To support another op, add a row.
 
-A row says how the op is called in both passes: once in capture, inside its task group, and once per replay, inside a
-task update, where everything but the lengths must be as captured.
+A row describes the op's call. It is issued once in the capture, inside its task group. Then it is issued once per
+replay, inside a task update, with the same arguments except the lengths.
 """
 
 from __future__ import annotations
@@ -29,31 +29,33 @@ class HostOp:
     name: str
     op: str
     workspace_op: str
-    """Takes the same arguments except outputs and workspace; returns enough memory for any lengths."""
+    """The op that returns the workspace. It takes the same arguments except outputs and workspace, and its memory is
+    enough for any lengths."""
     host: Mapping[str, Callable[[HostLengths], Any]]
-    """Host parameters: each argument's name, and its value made from the lengths."""
+    """The host parameters: the op's name of the argument, and the function that makes its value from the lengths."""
     arguments: tuple[str, ...]
-    """The other arguments, by the names that all rows share."""
+    """The other arguments that the op takes, by the names that all rows share."""
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The op's name of an argument, where it differs from the shared name."""
+    """Shared name -> the op's own name, for arguments with another name."""
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Arguments that are the same in every call of this row, by the op's own names."""
+    """Arguments with the same value in every call of this row, by the op's own names."""
     lse_flag: str = ""
-    """The argument that asks for the log-sum-exp of each row and head; empty where the op gives none."""
+    """The argument that turns on the log-sum-exp of each row and head. Empty if the op has no such output."""
     namespace: str = "npu"
     """The namespace in torch.ops."""
     overload: str = "out"
     fused: bool = True
-    """A fused-infer-attention op: [attention, log-sum-exp] as outputs, caches with all heads in one dimension."""
+    """True for a fused-infer-attention op: its outputs are [attention, log-sum-exp], and its caches have all heads in
+    one dimension."""
     available: Callable[[], Support] = yes
 
     @property
     def is_latent(self) -> bool:
-        """True for an MLA op: keys and values are one latent, rotated parts come separately."""
+        """True for an MLA op: key and value are the same latent, and the rotated parts are separate arguments."""
         return "query_rope" in self.arguments
 
     def with_lengths(self, call: partial[Any], lengths: HostLengths) -> partial[Any]:
-        """Make the host arguments; returns the call that issues the op with them on the current stream."""
+        """Return `call` with the host parameters made from `lengths`. It issues the op on the current stream."""
         return partial(call, **{name: make(lengths) for name, make in self.host.items()})
 
 
@@ -62,7 +64,7 @@ def _query_ends(lengths: HostLengths) -> list[int]:
 
 
 def _on_host(lengths: HostLengths) -> Tensor:
-    """Return the keys of each row as int32 in host memory of its own: torch_npu's queue reads it later."""
+    """Return the keys per request, int32, in newly allocated host memory: torch_npu's queue reads it later."""
     made = torch.empty(len(lengths.seq_lens), dtype=torch.int32)  # `torch.tensor` would be an input of the capture
     made.numpy()[:] = lengths.seq_lens
     return made
@@ -109,23 +111,28 @@ HOST_OPS: Mapping[str, HostOp] = {row.name: row for row in (_FIA, _FIA2, *_MLA, 
 def make_call(
     row: HostOp, out: Tensor, lengths: HostLengths, lse: Tensor | None = None, **arguments: Any
 ) -> partial[Any]:
-    """Everything but the lengths of one issue of a row: what capture and every later update have in common.
+    """Return the call of a row's op with all arguments except the lengths. The capture and every update share it.
 
-    The workspace is enough for any lengths that fit the block table.
+    The call holds a workspace that is enough for any lengths that fit the block table.
 
     Args:
         out: [T, num_heads, value_dim], written.
-        lengths: any that the op takes. RuntimeError: the op refuses them, or the shapes or dtypes.
-        lse: float32 [T, num_heads, 1], written: the log-sum-exp of each row; None where nobody asks for it.
-        arguments: of the names in `row.arguments`. query is [T, num_heads, head_dim]; key and value are caches,
-            [num_blocks, block_size, num_kv_heads * head_dim] for the fused rows. Those left out have the op's defaults.
+        lengths: any lengths that the op takes.
+        lse: float32 [T, num_heads, 1], written: the log-sum-exp of each row. None if the caller needs none.
+        arguments: by the names in `row.arguments`; an argument left out has the op's default. query is
+            [T, num_heads, head_dim]. key and value are caches, for the fused rows
+            [num_blocks, block_size, num_kv_heads * head_dim].
+
+    Raises:
+        ConfigError: the op takes no argument of that name.
+        RuntimeError: the op refuses the lengths, the shapes or the dtypes.
     """
     if unknown := set(arguments) - set(row.arguments):
         raise ConfigError(f"host op '{row.name}' takes no {', '.join(sorted(unknown))}; it takes {row.arguments}")
     named = {**{row.renamed.get(name, name): value for name, value in arguments.items()}, **row.fixed}
     if row.lse_flag:
         named[row.lse_flag] = lse is not None
-    if row.fused and lse is None:  # of shape [1] where it is not asked for, says op-plugin's document
+    if row.fused and lse is None:  # op-plugin's document wants shape [1] if it is not computed
         lse = torch.empty(1, dtype=torch.float32, device=out.device)
     written = [out, lse] if row.fused else out
     asked = named if row.fused else {**named, "out": out}

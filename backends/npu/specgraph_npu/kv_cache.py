@@ -1,4 +1,4 @@
-"""Rows written to the KV cache by the device's fused op, where this torch_npu and this device have it."""
+"""Writing rows to the KV cache with the device's fused op, if this torch_npu and this device have it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, sl
 
 
 def rotate_and_store(query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
-    """See `specgraph.ops.rotate_and_store`. Other dtypes, and caches with gaps, take the plain torch ops."""
+    """See `specgraph.ops.rotate_and_store`. It leaves other dtypes, and caches with gaps, to the plain torch ops."""
     key, value, rotary, positions, slot_mapping = new
     fits = cache.key.dtype == key.dtype and key.dtype in (torch.bfloat16, torch.float16)
     if not fits or not all(part.is_contiguous() for part in cache):
@@ -38,7 +38,7 @@ def rotate_and_store(query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
 
 
 def use_fused_write(platform: NpuPlatform) -> Support:
-    """Make `rotate_and_store` the core's op of that name for NPU tensors, if a trial on the device finds it right."""
+    """Make `rotate_and_store` the core's op of that name for NPU tensors, if it passes a trial on the device."""
     if not hasattr(torch.ops.npu, "npu_scatter_pa_kv_cache"):
         return no("torch_npu has no npu_scatter_pa_kv_cache")
     if support := trial.claim(platform, _writes_live_rows_only):
@@ -47,7 +47,8 @@ def use_fused_write(platform: NpuPlatform) -> Support:
 
 
 def _writes_live_rows_only(platform: NpuPlatform) -> str | None:
-    """Say what is wrong, or None: the documents give slots from 0 on, and what is before the cache must stay."""
+    """Check that a row with slot -1 writes nothing, also not before the cache: CANN's documents only describe slots
+    from 0 on. Return the error found, or None."""
     host = torch.arange(2 * 3 * 32).view(2, 3, 1, 32).to(torch.bfloat16)
     rows, memory = host.to(platform.device), torch.zeros(2, 4, 16, 1, 32, dtype=torch.bfloat16, device=platform.device)
     write(rows[0], rows[1], memory[0, 1:], memory[1, 1:], torch.tensor([17, -1, 2], device=platform.device))

@@ -1,4 +1,4 @@
-"""One Ascend NPU as a specgraph platform: torch.npu's own streams and events, handed through."""
+"""One Ascend NPU as a specgraph platform, with torch.npu's own streams and events."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ from specgraph_npu.task_groups import ExternalEvent, NpuTaskGroup
 
 
 class NpuPlatform(Platform):
-    """NPU `index` of this process. The process's current device stays as it is."""
+    """NPU `index` of this process. Opening and using it leaves the process's current device as it is."""
 
     graph_type = NpuGraph
     pool_type = NpuGraphPool
 
     def __init__(self, index: int) -> None:
-        """Raises PlatformError: something is missing, ASCEND_LAUNCH_BLOCKING is set, or the device can't be opened."""
+        """Raises PlatformError if software is missing, if ASCEND_LAUNCH_BLOCKING is 1, or if the device can't be
+        opened."""
         if reason := probe.missing():
             raise PlatformError(reason)
         self.torch_npu: Any = importlib.import_module("torch_npu")
         self.npu: Any = torch.npu  # type: ignore[attr-defined]
         counted = "graph_launches", "task_updates", "event_records", "event_synchronizes", "synchronizes"
         self.counters: dict[str, int] = dict.fromkeys(counted, 0)
-        """Records: of gates, ends of launches, events handed out. `synchronizes`: host waits for the whole device."""
+        """Counts by name. `event_records` counts gates, ends of launches and events handed out; `synchronizes` counts
+        host waits for the whole device."""
         self.event_type = _counted(self.npu.Event, self.counters)
         self.graphs: weakref.WeakSet[NpuGraph] = weakref.WeakSet()
-        """Captured graphs that may wait at a gate."""
+        """The captured graphs. Their launches may wait at a gate."""
         self.retired: list[tuple[Event, Any, list[ExternalEvent]]] = []
-        """The graphs that were dropped while a launch waited at a gate: the end of the last launch, torch_npu's graph,
-        the gates. See `free_retired`."""
+        """For each graph that was dropped while a launch waited at a gate: the event at the end of its last launch,
+        torch_npu's graph, and the gates. See `free_retired`."""
         self.broken = ""
-        """The reason why this platform takes no more work; empty while it does."""
+        """The reason why this platform takes no more work. Empty as long as it works."""
         self.waits_for_values = probe.has_value_wait()
         self._index = index
         try:
@@ -59,11 +61,12 @@ class NpuPlatform(Platform):
 
     @cached_property
     def capabilities(self) -> Capabilities:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Probed at first use."""
+        """The capabilities, found at first use."""
         return probe.find_capabilities(self)
 
     def synchronize(self) -> None:
-        """Raises UpdateError where a launch waits at a gate without an update: waiting would never end."""
+        """Wait for the device. Raises UpdateError if a launch waits at a gate without an update: the wait would never
+        end."""
         self.require_working()
         for graph in list(self.graphs):
             graph.require_updates()
@@ -76,7 +79,8 @@ class NpuPlatform(Platform):
         return MemoryInfo(allocated, reserved, total, free + reserved - allocated)
 
     def stream(self) -> Stream:
-        """None of this platform's own. torch_npu hands its streams out in turn: two of many may be the same queue."""
+        """Return a stream, never one that the platform uses itself. torch_npu hands its streams out in turn, so two
+        calls may return the same one."""
         while (stream := self.npu.Stream(device=self._index)).npu_stream in self._own_streams:
             pass
         return stream
@@ -88,11 +92,11 @@ class NpuPlatform(Platform):
         return self.npu.stream(stream)
 
     def on_device(self) -> AbstractContextManager[None]:
-        """Make this NPU the process's current one within the block: for calls that take no device."""
+        """Make this NPU the process's current device within the block, for calls that take no device."""
         return self.npu.device(self._index)
 
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
-        """Return an event; the host can neither query, time nor wait for an external one."""
+        """Return an event. The host can't query, time or wait for an external event."""
         if not external:
             return self.event_type(enable_timing=timing)
         if not self.capabilities.external_events:
@@ -104,14 +108,14 @@ class NpuPlatform(Platform):
             return bool(self.npu.is_current_stream_capturing())
 
     def is_waiting(self) -> bool:
-        """Return whether a launch waits at a gate for its update: until then, waiting for the device never ends."""
+        """Return whether a launch waits at a gate for its update. Waiting for the device would then never end."""
         return any(not group.is_updated for graph in list(self.graphs) for group in graph.groups)
 
     def free_retired(self) -> None:
-        """Give the device back what dropped graphs held, unless a launch waits at a gate or a capture is open.
+        """Free the memory and streams of dropped graphs, unless a launch waits at a gate or a capture is open.
 
-        Then the next release frees it. The garbage collector may drop a graph between a launch and its update, and
-        torch_npu's `empty_cache` waits for the device.
+        In these cases a later call frees them. The garbage collector may drop a graph between a launch and its update,
+        and torch_npu's `empty_cache` waits for the device.
         """
         if self.captures.graph is not None or self.broken or self.is_waiting():
             return
@@ -123,26 +127,29 @@ class NpuPlatform(Platform):
         self.npu.empty_cache()
 
     def require_working(self) -> None:
-        """Raises PlatformError where an update failed and could not be undone."""
+        """Raises PlatformError if the platform is broken; see `broken`."""
         if self.broken:
             raise PlatformError(self.broken)
 
     def check_task_queue(self) -> None:
-        """Call it after a failed capture: an op that fails at its launch ends torch_npu's task queue, which drops all
-        later work without a word. Then this platform takes no more work."""
+        """Set `broken` if torch_npu's task queue has ended. Called after a failed capture.
+
+        An op that fails at its launch ends the queue, which then drops all later work without an error.
+        """
         try:
             cell = torch.zeros(1, device=self.device)
             if all(cell.fill_(value).item() == value for value in (1, 2)):
                 return
         except RuntimeError:
-            pass  # the queue tells of the op that ended it once, at the next call
+            pass  # the queue reports the op that ended it once, at the next call
         self.broken = (
             "an op of a failed capture ended torch_npu's task queue, which drops all work from then on: start a new "
             "process. TASK_QUEUE_ENABLE=0 makes such ops fail alone"
         )
 
     def task_group(self) -> AbstractContextManager[Any]:
-        """Kernels of one stream only: no copies, events, or work on other streams."""
+        """See `Platform.task_group`. The block may issue kernels of one stream only: no copies, no events, no other
+        stream."""
         if not isinstance(graph := self.captures.graph, NpuGraph):
             raise CaptureError("task_group() outside of a capture: there is no graph to put the group in")
         return NpuTaskGroup(graph).capture()
@@ -154,14 +161,15 @@ class NpuPlatform(Platform):
         return group.update()
 
     def attention_backends(self) -> Mapping[str, Any]:
-        """Return all that are installed: the MLA rows take latent layers only (DeepSeek-V3), and the others none."""
+        """Return the installed attention ops by name. The MLA ops take latent layers only (DeepSeek-V3), and the others
+        take no latent layers."""
         return {name: partial(make_attention, name=name) for name, row in HOST_OPS.items() if row.available()}
 
     def counts(self) -> Mapping[str, int]:
         return dict(self.counters)
 
     def close(self) -> None:
-        """Let go of a launch that waits at a gate, so that the device can end."""
+        """Open the gates that launches wait at, so that the device can finish, and close the platform."""
         for graph in list(self.graphs):
             graph.release()
         super().close()

@@ -1,7 +1,7 @@
-"""The Ascend software that this machine has, what to do about what is missing, and the capabilities of an opened NPU.
+"""The Ascend software of this machine, advice on missing parts, and the capabilities of an opened NPU.
 
-The checks go from cheap to expensive and stop at the first that fails. torch_npu is imported only when its libraries
-can load: without CANN that import fails deep inside, and with autoload on `import torch` fails with it.
+The checks go from cheap to expensive and stop at the first one that fails. torch_npu is imported only if its libraries
+can load. Without CANN its import fails with an unclear error, and with autoload on, `import torch` fails too.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from specgraph_npu.platform import NpuPlatform
 
 KNOWN_WHEELS = ("2.12.0.post3", "2.13.0", "2.14.0")
-"""torch_npu versions whose names and keywords this backend was checked against, with the torch of the same number."""
+"""The torch_npu versions that this backend's calls were checked against, each with the torch of the same number."""
 
 
 def probe() -> Probe:
-    """Say whether an NPU can be opened here; never raises."""
+    """Say whether an NPU can be opened here. Never raises."""
     if reason := missing():
         return Probe(available=False, reason=reason)
     try:
@@ -41,7 +41,7 @@ def probe() -> Probe:
 
 
 def missing(environ: Mapping[str, str] = os.environ) -> str:
-    """Return what keeps this backend from working and what to do about it, or an empty string."""
+    """Return the reason why this backend can't work and the remedy, or an empty string."""
     wheel, torch_version = installed_version("torch_npu"), installed_version("torch").partition("+")[0]
     release = torch_version.split(".")[:2]
     if not wheel or importlib.util.find_spec("torch_npu") is None:
@@ -65,23 +65,23 @@ def missing(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def library(name: str) -> ctypes.CDLL | None:
-    """Return a library that the dynamic linker finds with all that it needs; None where it doesn't."""
+    """Load a library. None if the dynamic linker does not find it or one of its dependencies."""
     with contextlib.suppress(OSError):
         return ctypes.CDLL(name)
 
 
 def has_value_wait() -> bool:
-    """Return whether a stream can wait for a value in device memory: it decides what torch_npu's `ExternalEvent` is."""
+    """Return whether a stream can wait for a value in device memory. torch_npu's `ExternalEvent` depends on it."""
     return all(hasattr(library("libascendcl.so"), name) for name in ("aclrtValueWait", "aclrtValueWrite"))
 
 
 def is_simulated() -> bool:
-    """Return whether the runtime is this project's simulation for tests (`simulator/`) and no NPU is behind it."""
+    """Return whether the runtime is this project's simulator for tests (`simulator/`), without an NPU."""
     return hasattr(library("libascendcl.so"), "ascendsim_report")
 
 
 def versions(torch_npu: Any) -> dict[str, str]:
-    """torch, torch_npu and CANN."""
+    """Return the versions of torch, torch_npu and CANN."""
     cann = ""
     with contextlib.suppress(Exception):
         cann = torch_npu.npu.utils.get_cann_version()
@@ -91,7 +91,7 @@ def versions(torch_npu: Any) -> dict[str, str]:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the runtime's own sentence out of torch_npu's report, or its first line."""
+    """Return the runtime's own message from torch_npu's error text. If there is none, return the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith(("[simulated", "EZ", "EE", "The "))]
     return (telling or lines or [type(error).__name__])[0]
@@ -101,7 +101,7 @@ _TASK_NAMES = tuple(f"graph_task_{name}" for name in ("group_begin", "group_end"
 
 
 def find_capabilities(platform: NpuPlatform) -> Capabilities:
-    """Graphs, pools and loops from trials on the device, the rest from the names that are installed."""
+    """Return the capabilities: graphs, pools and loops from trials on the device, the rest from the installed names."""
     from specgraph_npu.kv_cache import use_fused_write
 
     graphs = trial.claim(platform, trial.replays_follow_their_input)

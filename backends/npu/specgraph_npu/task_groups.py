@@ -1,14 +1,14 @@
-"""Captured tasks whose host parameters are rewritten while their graph runs, and the gates that make it safe.
+"""Task groups: captured kernels with host parameters that are rewritten while their graph runs, behind a gate.
 
 A task group is a range of captured kernels with a handle. Before each group, the graph waits for an external event, the
-group's gate. Round i issues
+group's gate. Replay i issues
 
     replay stream   launch of graph i ............ | graph i: ... gate ] the group's kernels ...     record done(i)
     update stream   wait done(i - 1) | update group | open gate | next group ...
 
-A gate is a semaphore that the graph closes again as it passes: one update per replay, no more and no fewer. The wait
-for done(i - 1) keeps round i's update away from a group, and its gate, that replay i - 1 still needs. Each kernel of an
-update rewrites its task at once: after one that fails midway, the group is updated again with the values it had before.
+A gate is a semaphore that the graph closes again as it passes, so each replay needs exactly one update. Replay i - 1
+still needs the group and its gate, so the update of replay i waits for done(i - 1). Each kernel of an update rewrites
+its task at once. If an update fails midway, the group is therefore updated again with its previous values.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 
 
 class ExternalEvent:
-    """A semaphore that streams and running graphs wait at, and that a wait closes as it passes: gates are such events.
+    """A semaphore that streams and running graphs wait at. A wait closes it as it passes. Gates are such events.
 
-    With aclrtValueWait in the runtime, torch_npu's event is one, and each issued record takes one wait. Without, the
-    event is created by its first record, a wait captured before that is dropped without a word, and an open event stays
-    open until it is reset: it is recorded and reset here when it is made, and reset with each wait.
+    If the runtime has aclrtValueWait, torch_npu's event is such a semaphore, and each issued record lets one wait pass.
+    If not, the first record creates the event, and a wait captured before that is silently dropped. An open event then
+    stays open until it is reset. This class therefore records and resets the event when it is made, and resets it with
+    each wait.
     """
 
     def __init__(self, platform: NpuPlatform) -> None:
-        """Closed; in a capture, when `platform.gate_stream` has got there."""
+        """Make a closed event. In a capture, it is closed when `platform.gate_stream` has done its work."""
         self._platform, self._event = platform, platform.npu.ExternalEvent()
         if not platform.waits_for_values:
             self._event.record(platform.gate_stream)
@@ -47,7 +48,8 @@ class ExternalEvent:
         self._platform.counters["event_records"] += 1
 
     def wait(self, stream: Any = None) -> None:
-        """Raises CaptureError where torch_npu would drop the wait, and replays run with stale parameters."""
+        """Let a stream wait. Raises CaptureError if torch_npu would drop the wait: replays would then use stale
+        parameters."""
         if not self._event.npu_event:
             raise CaptureError("an external event does not exist yet: torch_npu would drop its captured wait")
         stream = stream or self._platform.current_stream()
@@ -56,7 +58,8 @@ class ExternalEvent:
             self._event.reset(stream)
 
     def query(self, end_event: Any = None) -> Any:
-        """Refused, as is all that the host asks: the runtime refuses it, and torch_npu answers at once all the same."""
+        """Raises UnsupportedError, as every call for the host does: the runtime refuses them, but torch_npu returns at
+        once as if all were well."""
         raise UnsupportedError(
             "an external event of an NPU can't be queried, timed, or waited for by the host: let a stream wait for it"
         )
@@ -65,11 +68,12 @@ class ExternalEvent:
 
 
 class NpuTaskGroup:
-    """One captured task group: its runtime handle, its gate, and the graph it is in.
+    """One captured task group: its runtime handle, its gate, and its graph.
 
     Attributes:
-        is_updated: since the graph's last launch; all groups are when the next launch comes.
-        issue: issues the group's kernels as they were captured or last updated; None: only the caller of updates can.
+        is_updated: the group was updated since the graph's last launch. The next launch needs this of all groups.
+        issue: issues the group's kernels with the captured or last updated values. None if only the caller of updates
+            can issue them.
     """
 
     def __init__(self, graph: NpuGraph) -> None:
@@ -82,37 +86,38 @@ class NpuTaskGroup:
         return f"task group {self.number} of {len(self.graph.groups)}"
 
     def issue_in_update(self, issue: Callable[[], None]) -> None:
-        """Call `issue` in a task update, and keep it as the last good values unless the update fails."""
+        """Call `issue` in a task update. Unless the update fails, `issue` stays the way to the last good values."""
         self.issue = issue
         issue()
 
     def open_gate(self) -> None:
-        """Let the graph's last launch pass, when the update stream gets here."""
+        """Let the graph's last launch pass the gate, in the update stream's order."""
         self.gate.record(self.graph.platform.update_stream)
         self.is_updated = True
 
     @contextmanager
     def capture(self) -> Generator[NpuTaskGroup]:
-        """Gate and collect the kernels issued in the block; see `Platform.task_group`."""
+        """Capture the gate, and the block's kernels as this group; see `Platform.task_group`."""
         npu, stream = self.graph.platform.npu, self.graph.platform.current_stream()
         self.gate.wait(stream)
         npu.graph_task_group_begin(stream)
         try:
             yield self
             self.handle = npu.graph_task_group_end(stream)
-        except RuntimeError as error:  # no kernel, a copy, an event or a host call
+        except RuntimeError as error:  # the block held no kernel, or a copy, an event or a host call
             raise CaptureError(f"a task group can't be captured: {reason_of(error)}") from error
         self.graph.groups.append(self)
 
     @contextmanager
     def update(self) -> Generator[None]:
-        """Issue the group's kernels again in the block, then open its gate; see `Platform.task_update`.
+        """Let the block issue the group's kernels again, then open the gate; see `Platform.task_update`.
 
-        After a failure it gets its last good values, where they are known, and its gate is opened: the launch ends.
+        After a failure the group gets its last good values if they are known, and the gate is opened, so that the
+        launch ends.
 
         Raises:
-            UpdateError: the graph is gone, or no launch of it waits for this update: nothing was issued. Or the kernels
-                issued are not those that were captured: what the launch computed is wrong.
+            UpdateError: the graph is gone, or none of its launches waits for this update; then nothing was issued. Or
+                the block issued other kernels than the captured ones; then the launch's results are wrong.
             PlatformError: a failed update could not be undone; the platform takes no more work.
         """
         graph, platform, last_good = self.graph, self.graph.platform, self.issue
@@ -150,13 +155,13 @@ class NpuTaskGroup:
         try:
             yield
         except BaseException:
-            with suppress(RuntimeError):  # fewer kernels than captured
+            with suppress(RuntimeError):  # it raises if fewer kernels came than were captured
                 npu.graph_task_update_end(stream)
             raise
         npu.graph_task_update_end(stream)
 
     def _restore(self, failure: BaseException) -> None:
-        """After a failed update: issue the last good values, and open the gate."""
+        """Issue the last good values after a failed update, and open the gate. On an error the platform is broken."""
         try:
             if "process exits for this inner error" in str(failure):  # TASK_QUEUE_ENABLE=1 drops all work after it
                 raise failure

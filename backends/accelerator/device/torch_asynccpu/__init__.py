@@ -1,7 +1,7 @@
-"""A device for tests: torch drives it as it drives a vendor's, and its streams are threads of the CPU.
+"""A device for tests. torch drives it like a vendor's device, and its streams are threads of the CPU.
 
-Importing this loads `libasynccpu.so` (see the Makefile beside this folder), names the PrivateUse1 backend `asynccpu`
-and registers this module as `torch.asynccpu`.
+Importing this module loads `libasynccpu.so` (see the Makefile beside this folder), names the PrivateUse1 backend
+`asynccpu` and registers the module as `torch.asynccpu`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIBRARY = Path(os.environ.get("ASYNCCPU_BUILD", Path(__file__).parents[1] / "bui
 
 
 def autoload() -> None:
-    """The entry point in the group `torch.backends`: importing this module was all."""
+    """Do nothing: this is the entry point in the group `torch.backends`, and importing the module is enough."""
 
 
 def is_available() -> bool:
@@ -34,12 +34,12 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """The index of this thread's current device."""
+    """Return the index of this thread's current device."""
     return torch.accelerator.current_device_index()
 
 
 def is_initialized() -> bool:
-    """The library is loaded with this module."""
+    """Return True: the library is loaded when this module is imported."""
     return True
 
 
@@ -51,12 +51,12 @@ def _is_in_bad_fork() -> bool:
 
 
 def get_device_name(device: int = 0) -> str:
-    """Return the name of every device."""
+    """Return the device's name, the same for every index."""
     return "threads of the CPU (asynccpu)"
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seed the default generators of all devices; torch.manual_seed calls this."""
+    """Seed the default generators of all devices. torch.manual_seed calls this."""
     torch.ops.asynccpu.manual_seed(seed % (1 << 63))
 
 
@@ -64,19 +64,19 @@ manual_seed = manual_seed_all
 
 
 def get_rng_state(device: int | torch.device = 0) -> torch.Tensor:
-    """The state of a device's default generator: 16 bytes on the host."""
+    """Return the state of a device's default generator: 16 bytes on the host."""
     return torch.ops.asynccpu.get_rng_state(_index(device))
 
 
 def set_rng_state(state: torch.Tensor, device: int | torch.device = 0) -> None:
-    """Set what `get_rng_state` returned."""
+    """Set the state of a device's default generator to one that `get_rng_state` returned."""
     torch.ops.asynccpu.set_rng_state(_index(device), state)
 
 
 @contextlib.contextmanager
 def held() -> Generator[None]:
-    """The stream that is current at the start stands still until the block is over: what a test needs to see that
-    streams run apart from the host and from each other."""
+    """Stop the current stream until the block is over. Tests see by it that streams run independently of the host and
+    of each other."""
     number = torch.ops.asynccpu.hold()
     try:
         yield

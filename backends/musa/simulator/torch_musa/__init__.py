@@ -1,9 +1,8 @@
-"""Test equipment: a stand-in for torch_musa: the names of 2.7.1 that specgraph calls, with its signatures.
+"""Test equipment: a simulator of torch_musa, with the names of 2.7.1 that specgraph calls and their signatures.
 
-It is not torch_musa and drives no Moore Threads device: specgraph's recorded graphs on the CPU run underneath.
-Tensors are `cpu` tensors. There is no device named `musa` here, and what is underneath shows in every version and
-device name. Limits and defects of 2.7.1 are modelled, each with a switch: see
-`torch_musa.simulated`.
+It is not torch_musa and drives no Moore Threads device: specgraph's recorded graphs on the CPU run underneath. Tensors
+are `cpu` tensors, there is no device named `musa`, and every version and device name shows that it is simulated. Limits
+and defects of 2.7.1 are modelled, each with a switch: see `torch_musa.simulated`.
 """
 
 import sys

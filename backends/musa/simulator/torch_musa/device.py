@@ -11,7 +11,7 @@ __all__ = ["device", "device_count", "get_device_properties", "is_available", "s
 
 
 def index_of(device):
-    """The index of a device given as an int, a torch.device, a string, or None for the current one."""
+    """Return the index of a device given as an int, a torch.device or a string. None is the current device."""
     if isinstance(device, int):
         return device
     if isinstance(device, str):

@@ -15,7 +15,7 @@ __all__ = ["MUSAGraph", "graph_pool_handle", "is_current_stream_capturing"]
 
 @dataclass
 class Captures:
-    """The runtime's counts: the capture under way, and the graphs that are instantiated."""
+    """The runtime's state: the running capture, and the number of instantiated graphs."""
 
     current: "MUSAGraph | None" = None
     instantiated: int = 0
@@ -24,8 +24,11 @@ class Captures:
 
 
 class Generator:
-    """The default generator's state as graphs know it (MUSAGeneratorImpl.cpp): two tensors that the first registered
-    graph makes and that each capture and replay fills in place, and whether a capture is under way."""
+    """The default generator's state for graphs, after MUSAGeneratorImpl.cpp.
+
+    The first registered graph creates two tensors, and each capture and replay fills them in place. A flag says whether
+    a capture is running.
+    """
 
     def __init__(self):
         self.graphs, self.tensors, self.is_capturing = weakref.WeakSet(), None, False
@@ -38,7 +41,7 @@ class Generator:
         self.tensors.fill_(0)
 
     def replay_prologue(self):
-        with _disable_current_modes():  # the runtime's own memory: two replays at once may both write it
+        with _disable_current_modes():  # it is the runtime's memory, which two replays may write at the same time
             self.tensors.fill_(0)
         if self.is_capturing:
             raise RuntimeError("Offset increment outside graph capture encountered unexpectedly. (simulated)")

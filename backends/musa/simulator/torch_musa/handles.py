@@ -1,4 +1,4 @@
-"""Streams and events. As in 2.7.1, an event casts what it is given without a check."""
+"""Streams and events. As in 2.7.1, an event casts its arguments without a check."""
 
 from contextlib import nullcontext
 
@@ -15,7 +15,7 @@ _next_stream = 0
 
 
 class Stream(torch.Stream):
-    """The next of the runtime's pool of 32 streams, in turn, or the stream of the given id."""
+    """The stream with the given id, or else the next one in turn of the runtime's 32 streams."""
 
     def __new__(cls, device=None, priority=0, **kwargs):
         global _next_stream

@@ -20,7 +20,7 @@ platform = CpuPlatform()
 
 @contextmanager
 def errors():
-    """Turn the recorder's errors into RuntimeError, as calls of the runtime raise."""
+    """Turn the recorder's errors into RuntimeError, which calls of the real runtime raise."""
     try:
         yield
     except (CaptureError, PlatformError) as error:
@@ -28,11 +28,11 @@ def errors():
 
 
 class _Pool:
-    """A private pool of the caching allocator: freed once its count is 0 and the cache is emptied."""
+    """A private pool of the caching allocator. Emptying the cache frees it if its count of uses is 0."""
 
     def __init__(self):
         self.memory = platform.graph_pool()
-        self.memory.enter(self)  # keeps the recorder's pool, which would free itself at a reset
+        self.memory.enter(self)  # otherwise the recorder's pool would free itself at a reset
         self.uses = 1
 
     def free(self):
@@ -43,7 +43,8 @@ class _Pool:
 _pools = {}
 _recording_to = set()
 _host_recording_to = set()
-"""Newer torch (seen with torch.cuda 2.11) records host memory too, and only a capture that succeeds ends that."""
+"""The pools that host memory is recorded to. Newer torch does so too (seen with torch.cuda 2.11), and only a successful
+capture ends it."""
 _handles = 0
 
 
@@ -86,14 +87,14 @@ def empty_cache():
 
 
 class Capture:
-    """A recorded graph and the pool it was captured with."""
+    """A recorded graph and the pool that it was captured into."""
 
     def __init__(self):
         self._graph = self._context = None
 
     @property
     def is_pointed_to(self):
-        """Return True if an allocator records to the pool for this capture."""
+        """True if an allocator still records to the pool for this capture."""
         return simulated.machine.release != "2.7.1" and self._is_recorded
 
     _is_recorded = False
@@ -128,7 +129,7 @@ class Capture:
             self._graph.replay()
 
     def destroy(self):
-        """Destroy the graph; the pool's count goes down only if the defect `reset_keeps_pool` is off."""
+        """Destroy the graph. The pool's count of uses goes down only if the defect `reset_keeps_pool` is off."""
         self._graph.close()
         self._graph = None
         if not simulated.defects.reset_keeps_pool:

@@ -1,7 +1,7 @@
-"""The simulator's own controls. No part of torch_musa's API.
+"""The simulator's own controls, which are no part of torch_musa's API.
 
-SPECGRAPH_MUSA_SIMULATED lists what is on from the start, separated by commas: names of defects, or "2.11" for that
-release.
+The environment variable SPECGRAPH_MUSA_SIMULATED turns defects on from the start: their names, separated by commas. The
+name "2.11" simulates that release.
 """
 
 import os
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 @dataclass
 class Defects:
-    """Limits and defects of the process. The first group is what torch_musa 2.7.1 does."""
+    """Limits and defects of the process. torch_musa 2.7.1 has the ones that are on by default."""
 
     reset_keeps_pool: bool = True
-    """MUSAGraph.reset() does not give its share of the memory pool back."""
+    """MUSAGraph.reset() does not give the graph's share of the memory pool back."""
     handles_unchecked: bool = True
-    """Events take any object for a stream, and any object for an event."""
+    """Events accept any object as a stream, and any object as an event."""
     max_live_graphs: int | None = 2048
-    """Instantiated graphs that a process can hold."""
+    """The most instantiated graphs that a process can hold. None for no limit."""
     barrier_baked: bool = True
-    """A collective captured twice in one graph finds its barrier state baked (seen with toolchain mcc 5.1.0)."""
+    """A collective captured twice in one graph works on baked barrier state (seen with toolchain mcc 5.1.0)."""
 
     replays_once: bool = False
     """From the second replay on, a graph does nothing."""
@@ -28,7 +28,7 @@ class Defects:
     pool_overlaps: bool = False
     """A second graph of a pool overwrites the first one's results: modelled as a replay that does nothing."""
     loop_stops_short: bool = False
-    """A graph of 64 ops or more loses its last ones: modelled as a replay that does nothing."""
+    """A graph of 64 ops or more loses its last ops: modelled as a replay that does nothing."""
 
 
 @dataclass
@@ -41,23 +41,23 @@ class Machine:
 
 
 def as_2_11() -> None:
-    """Simulate 2.11 (and 2.9.1.post1) instead of 2.7.1: reset() gives the pool back, and the call that ends a recording
-    has another name."""
+    """Simulate 2.11 (and 2.9.1.post1) instead of 2.7.1: reset() gives the pool's share back, and the call that ends a
+    recording has another name."""
     machine.release, defects.reset_keeps_pool = "2.11", False
 
 
 class MemoryCorruption(Exception):
-    """Raised where a real device would corrupt memory or crash."""
+    """Raised if a real device would corrupt memory or crash."""
 
 
 defects = Defects()
 machine = Machine()
 faults: list[str] = []
-"""Every corruption so far. Those in destructors raise exceptions that Python only prints."""
+"""All corruptions so far. It is needed because Python only prints an exception of a destructor."""
 
 
 def device_kind() -> str:
-    """The kind of device that reports name."""
+    """Return the kind of device, for reports."""
     return "stand-in for torch_musa over the CPU recorder, no Moore Threads device"
 
 
@@ -68,7 +68,8 @@ def corrupt(what: str) -> None:
 
 
 def restore() -> None:
-    """The state at the start of the process: defects of 2.7.1, what the environment lists, one device, no faults."""
+    """Go back to the state at the start of the process: the defects of 2.7.1 and of the environment variable, one
+    device and no faults."""
     for state in (defects, machine):
         for name, value in vars(type(state)()).items():
             setattr(state, name, value)
@@ -81,7 +82,7 @@ def restore() -> None:
 
 
 def all_reduce(tensor, slot):
-    """A collective over one rank: returns its input, or zeros where the barrier of `slot` is baked."""
+    """Return the input, as a collective over one rank does. Return zeros if the barrier of `slot` is baked."""
     from torch_musa.graphs import captures
 
     capture = captures.current
