@@ -1,4 +1,4 @@
-"""The rows of one pass over a paged KV cache of random values, and what attention gives for them in float64."""
+"""The rows of one pass over a paged KV cache of random values, and their attention in float64."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from specgraph_conformance.rig import AttentionShape, attention_backend, expect_
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 POSITIONS = 2048
-"""Rows of the rotary table, unless a request has more keys."""
+"""The rows of the rotary table. If a request has more keys, the table has a row for each of them."""
 FP8 = torch.float8_e4m3fn
 CAUSAL = Mask()
 
 Attend = Callable[..., Tensor]
-"""Called as `ops.paged_attention` is."""
+"""A function with the arguments of `ops.paged_attention`."""
 
 
 @dataclass
@@ -39,30 +39,30 @@ class Rows:
     g: torch.Generator
     query_lens: Sequence[int]
     seq_lens: Sequence[int]
-    """Keys of each request, its own rows included; 0 for an inert one."""
+    """The keys of each request, including its own rows. 0 for an inert request."""
     heads: tuple[int, int] = (4, 2)
     dim: int = 64
     block: int = 16
     dtype: torch.dtype = torch.float32
     mask: Mask = CAUSAL
     rotated: int | None = None
-    """Elements of a head that are rotated; all by default."""
+    """The elements of a head that are rotated. None for all."""
     cache_dtype: torch.dtype | None = None
-    """The cache's dtype; `dtype` by default."""
+    """The cache's dtype. None for `dtype`."""
     poison: bool = False
-    """Fill blocks of no request with NaN."""
+    """Fill the blocks that belong to no request with NaN."""
     poison_tail: bool = False
-    """Fill the slots behind each request's last key, in its own last block, with NaN."""
+    """Fill the slots after each request's last key, in its last block, with NaN."""
     strided: bool = False
-    """Query, key and value are views of one tensor, as of a packed projection."""
+    """Query, key and value are views of one tensor, like the output of a packed projection."""
     strided_cache: bool = False
     """Keys and values are views of one tensor [num_blocks, num_kv_heads, block_size, 2 * head_dim]."""
     gain: float = 1.0
-    """Factor of the queries: scores have a standard deviation of about this."""
+    """The factor of the queries. It is about the standard deviation of the scores."""
     scale: float | None = None
-    """The factor of the scores; dim ** -0.5 by default."""
+    """The factor of the scores. None for dim ** -0.5."""
     spare_blocks: int = 0
-    """Blocks of no request between every second block of the requests and the others."""
+    """The distance that odd block numbers are moved up by, to put blocks of no request between. `far_cache` uses it."""
 
     def __post_init__(self) -> None:
         num_heads, kv_heads = self.heads
@@ -114,24 +114,26 @@ class Rows:
         return KVCache(*(part.to(self.cache_dtype or self.dtype) for part in parts))
 
     def spread_values(self, blocks: Sequence[int]) -> None:
-        """Make the values of a request's blocks so large that one that is left out or counted twice shows among
-        thousands of keys, over which random values average out, and so that those of two blocks add up to little."""
+        """Set large values in a request's blocks, so that a block that is left out or counted twice shows.
+
+        Random values would average out over thousands of keys. The values of two blocks nearly cancel each other.
+        """
         for place, block in enumerate(blocks):
             self.cache.value[block] += (len(blocks) if place % 2 else -len(blocks)) / 4
 
     def rotated_query(self) -> Tensor:
-        """The query in float64."""
+        """Return the rotated query, in float64."""
         return oracles.rotate(self.query.double(), self.new.rotary, self.new.positions)
 
     def stored(self) -> KVCache:
-        """Return the keys and values of the new rows as the cache is to hold them, in float64."""
+        """Return the keys and values that the cache must hold for the new rows, in float64."""
         parts = oracles.rotate(self.new.key.double(), self.new.rotary, self.new.positions), self.new.value.double()
         if self.cache_dtype == FP8:
             parts = tuple(part.float().clamp(-448, 448).to(FP8).double() for part in parts)
         return KVCache(*parts)
 
     def expected(self) -> list[Tensor]:
-        """Return the output in float64, per request."""
+        """Return the expected output of each request, in float64."""
         query, new, row, out = self.rotated_query(), self.stored(), 0, list[Tensor]()
         for query_len, seq_len, blocks in zip(self.query_lens, self.seq_lens, self.blocks, strict=True):
             mine = slice(row, row + query_len)
@@ -145,20 +147,21 @@ class Rows:
         return out
 
     def cells(self) -> list[Tensor]:
-        """Return what a pass may write of the cache: the cells of its slots, and the null block."""
+        """Return the cells of the cache that a pass may write: those of its slots, and the null block."""
         slots = [slot for slot in self.new.slot_mapping.tolist() if slot != NULL_SLOT]
         return [c for part in self.cache for c in (part[0], *(part[s // self.block, s % self.block] for s in slots))]
 
     def run(self, run: Run, attend: Attend) -> Tensor:
-        """The output of one pass, after which the cache has the new rows."""
+        """Run one pass and return its output. The cache then holds the new rows."""
         given = self.query, self.cache, self.table, self.lengths, self.mask, self.new
         return run(attend, *given, scale=self.factor, written=self.cells())
 
     def check(self, run: Run, attend: Attend = ops.paged_attention, tolerance: float | None = None) -> None:
-        """Output within the tolerance, the dtype's by default; caches written where they should be, and nowhere else.
+        """Check the output of one pass, and that it writes the right cells of the cache and no others.
 
         Args:
-            attend: an op, or attention of a device.
+            attend: an op, or the attention of a device.
+            tolerance: of the output. None for the dtype's.
         """
         tolerance = TOLERANCE[self.dtype] if tolerance is None else tolerance
         out, new = self.expected(), self.stored()
@@ -180,7 +183,7 @@ class Rows:
 
 
 def _cells(cache: Tensor, *index: Tensor) -> Tensor:
-    """Return cache[index]; torch before 2.8 has no index ops for FP8."""
+    """Return cache[index]. For FP8 it goes through uint8, as torch before 2.8 has no index ops for FP8."""
     return cache[index] if cache.dtype != FP8 else cache.view(torch.uint8)[index].view(FP8)
 
 
@@ -189,7 +192,7 @@ def rows_for(
     heads: tuple[int, int] = (4, 2), *, dim: int = 64, block: int = 16, dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Rows:  # fmt: skip
-    """Rows of the shapes that attention of that name supports, as `supported_shape` has them."""
+    """Return random rows in a shape that the attention of this name supports; see `supported_shape`."""
     backend = attention_backend(platform, attention)
     shape = supported_shape(backend, heads, AttentionShape(dtype, dim, block))
     g = torch.Generator().manual_seed(seed)
@@ -197,9 +200,10 @@ def rows_for(
 
 
 def far_cache(platform: Platform, rows: Rows) -> tuple[KVCache, Callable[[Tensor], Tensor]]:
-    """Return the device's copy of a cache whose odd blocks are 2^31 elements further, and where a block of `rows` is.
+    """Return the device's copy of a cache with its odd blocks 2^31 elements further on, and a map from host to device.
 
-    Keys and values are views of one tensor of little more than 2^31 elements, of which few pages are touched.
+    The map takes a block of the cache of `rows` to its copy. Keys and values are views of one tensor of a little more
+    than 2^31 elements, and few of its pages are touched.
 
     Raises:
         Absent: the device has no memory for it.
@@ -223,7 +227,7 @@ def far_cache(platform: Platform, rows: Rows) -> tuple[KVCache, Callable[[Tensor
 
 
 def attention_of(platform: Platform, attention: str, rows: Rows) -> Attend:
-    """Attention of that name as a call like that of `ops.paged_attention`."""
+    """Return the attention of this name as a function with the arguments of `ops.paged_attention`."""
     backend = attention_backend(platform, attention)
 
     def attend(
@@ -244,6 +248,6 @@ def attention_of(platform: Platform, attention: str, rows: Rows) -> Attend:
 
 
 def check_attention(platform: Platform, attention: str, seed: int, *rows: Any, **shape: Any) -> None:
-    """The rows of `rows_for` are those of float64."""
+    """Check that attention gives the float64 results for the rows of `rows_for`."""
     made = rows_for(platform, attention, seed, *rows, **shape)
     made.check(run_on(platform), attention_of(platform, attention, made))

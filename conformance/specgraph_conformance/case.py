@@ -1,4 +1,4 @@
-"""The declaration of a conformance case: the property it checks and the known failure it guards against."""
+"""The declaration of a conformance case: the property that it checks, and the known failure that it guards against."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ GROUPS = (
     "faults",
     "collectives",
 )
-"""The groups in the order in which a backend author makes them pass: cases use what the groups before theirs check."""
+"""The groups, in the order in which a backend author makes them pass: cases build on properties that earlier groups
+check."""
 
 CORE_ATTENTION = ("paged", "paged-host")
-"""The attention backends of the core, which cases run with besides the platform's own."""
+"""The core's attention backends. Cases run with these and with the platform's own."""
 
 
 def attention_place(word: str) -> str:
     """Return MODULE:FUNCTION of NAME=MODULE:FUNCTION.
 
     Raises:
-        ConfigError: it is written differently, or the name is one of the core's.
+        ConfigError: `word` has another form, or NAME is the name of one of the core's attention backends.
     """
     name, equals, place = word.partition("=")
     if not (name and equals and all(place.partition(":"))) or name in CORE_ATTENTION:
@@ -52,24 +53,24 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One property of a backend. A parametrised test is one case per parameter set."""
+    """One property of a backend. A parametrised test makes one case per parameter set."""
 
     id: str
-    """`group.name`, with `[parameters]` once collected."""
+    """`group.name`. Collection appends `[parameters]`."""
     property: str
-    """The claim that the case checks, in one sentence that is true of a backend that passes."""
+    """The claim that the case checks: one sentence, true of a backend that passes."""
     cause: str
     """The place to look at first when the case fails."""
     hazard: str | None = None
-    """The row of the hazard table that it guards against."""
+    """The hazard that the case guards against: the name of its row in the hazard table."""
     needs: tuple[str, ...] = ()
-    """Capabilities that the case requires. Without one of them it is listed as absent, with the capability's reason."""
+    """Capabilities that the case requires. Without one of them the case is absent, with the capability's reason."""
     unless: tuple[str, ...] = ()
-    """Capabilities with which the case is absent: it is about platforms that lack them."""
+    """Capabilities that the platform must lack. With one of them the case is absent."""
     quick: bool = False
-    """Part of `--quick`."""
+    """True if `--quick` runs the case."""
     timeout: float = 60.0
-    """Seconds after which the case has failed, on an idle machine; see `timeouts.py`."""
+    """The seconds after which the case counts as failed on an idle machine; see `timeouts.py`."""
 
     @builtins.property
     def group(self) -> str:
@@ -88,7 +89,7 @@ def case(
     quick: bool = False,
     timeout: float = 60.0,
 ) -> Callable[[Function], Function]:
-    """Declare a test function as a conformance case; arguments as in `Case`."""
+    """Declare a test function as a conformance case. The arguments are the fields of `Case`."""
     declared = Case(id, property, cause, hazard, needs, unless, quick, timeout)
     if declared.group not in GROUPS:
         raise ValueError(f"case '{id}': there is no group '{declared.group}'")
@@ -96,4 +97,4 @@ def case(
 
 
 class Absent(Exception):
-    """Raised by a case when the platform lacks something that it requires; the message is the reason."""
+    """Raised by a case if the platform lacks something that the case requires. The message is the reason."""

@@ -1,4 +1,4 @@
-"""Writes the list of the cases that this version of the suite adds to those before it.
+"""Writes the list of the cases that this version of the suite adds to the earlier versions.
 
 python -m specgraph_conformance.case_list             writes it, unless the version is released
 python -m specgraph_conformance.case_list --freeze    writes it and its digest: the version is released
@@ -49,7 +49,7 @@ class _Collected:
 
 
 def collect() -> dict[str, Listed]:
-    """Return the cases of the suite by id without parameters, as they are on `cpu`."""
+    """Return the suite's cases on `cpu`, by id without parameters."""
     collected = _Collected()
     arguments = [*Selection().arguments("cpu"), "--collect-only"]
     with redirect_stdout(io.StringIO()) as output:
@@ -60,7 +60,7 @@ def collect() -> dict[str, Listed]:
 
 
 def as_json(cases: Mapping[str, Listed]) -> str:
-    """One case a line; empty fields are left out."""
+    """Return JSON with one case per line, without empty fields."""
     lines = [
         f"{json.dumps(id)}: {json.dumps({key: value for key, value in asdict(listed).items() if value})}"
         for id, listed in cases.items()
@@ -69,7 +69,8 @@ def as_json(cases: Mapping[str, Listed]) -> str:
 
 
 def added(cases: Mapping[str, Listed], before: Mapping[str, Listed]) -> dict[str, Listed]:
-    """Return the cases and parameter sets that are in `cases` alone; a case that asks for another capability is new."""
+    """Return the cases and parameter sets that are in `cases` but not in `before`. A case with other capabilities in
+    `needs` or `unless` is new."""
     out: dict[str, Listed] = {}
     for id, listed in cases.items():
         old = before.get(id)
@@ -81,7 +82,7 @@ def added(cases: Mapping[str, Listed], before: Mapping[str, Listed]) -> dict[str
 
 
 def main() -> None:
-    """Write the list, and with --freeze its digest."""
+    """Write the list. With --freeze, write its digest too."""
     cases = collect()
     before = listed_cases(VERSIONS[-2]) if VERSIONS[1:] else {}
     if gone := added(before, cases):

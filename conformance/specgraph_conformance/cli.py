@@ -1,4 +1,4 @@
-"""`specgraph conformance`: whether drafts through a backend's graphs can be trusted."""
+"""The command `specgraph conformance`, which runs the suite on a backend."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from specgraph_conformance.xfails import read_xfails
 __all__ = ["Selection", "run_command", "verify_command"]
 
 _HAZARD = re.compile(r'hazard="([\w-]+)"')
-"""The hazard of a case where it is declared: the modules of cases are not imported, because that imports torch."""
+"""Finds the hazards in the source of the cases: importing their modules would import torch."""
 
 
 def run_command(
@@ -41,21 +41,21 @@ def run_command(
     json: str | None = None,
     markdown: Path | None = None,
 ) -> bool:
-    """Run the suite, show the report, write the files.
+    """Run the suite, show the report and write the files.
 
     Args:
         jobs: as in `run_suite`.
-        profile: what the run must conform to, besides being green.
-        json: a path, or "-" for standard output; the table then goes to standard error.
+        profile: the profile that the run must conform to, besides being green. None for no profile.
+        json: a path, or "-" for standard output. The table then goes to standard error.
 
     Returns:
         Whether the run is green and conforms to `profile`.
 
     Raises:
-        PlatformError: unknown or unavailable platform, or one without graphs.
-        ConfigError: a malformed xfails.toml, an unknown group, case or profile, a path that can't be written.
-            Nothing ran.
-        KeyboardInterrupt: the run was interrupted. Files and table, if a case ran, say how many did.
+        PlatformError: the platform is unknown or not available, or has no graphs.
+        ConfigError: xfails.toml is malformed, a group, case or profile is unknown, or a path can't be written. In all
+            these cases nothing ran.
+        KeyboardInterrupt: the run was interrupted. If a case ran, files and table say how many did.
     """
     _check_profile(profile)
     unknown = [group for group in selection.groups if group not in GROUPS]
@@ -87,7 +87,7 @@ def run_command(
     for path, _ in files:
         check_writable(Path(path))
     report = run_suite(platform, selection, jobs=jobs)
-    for path, form in files:  # before anything is shown: an output that breaks loses no report
+    for path, form in files:  # written first: an error while the table is shown then loses no report
         with finished_first():
             Path(path).write_text(form(report), encoding="utf-8")
     print_report(report, file=sys.stderr if json == "-" else sys.stdout)
@@ -99,7 +99,7 @@ def run_command(
 
 
 def _check_keyword(expression: str) -> None:
-    """Refuse an expression that pytest can't parse, whose words are joined by `and`, `or`, `not` and brackets."""
+    """Refuse a -k expression that pytest can't parse: words joined by `and`, `or`, `not` and brackets."""
     words = re.sub(r"(?<![^\s()])(?!(?:and|or|not)(?![^\s()]))[^\s()]+", "x", expression)
     try:
         if expression:
@@ -119,17 +119,17 @@ def _conforms(report: Report, profile: str | None) -> bool:
 
 
 def verify_command(paths: Sequence[Path], *, profile: str | None = None, checkout: Path | None = None) -> bool:
-    """Check reports that others have made; nothing runs and no device is opened.
+    """Check submitted reports. No case runs and no device is opened.
 
     Args:
-        profile: what each report must conform to, besides being in order.
-        checkout: a clone of the repository to compare commits with.
+        profile: the profile that each report must conform to, besides being without problems. None for no profile.
+        checkout: a clone of the repository, to compare commits with.
 
     Returns:
-        Whether nothing is wrong with any of them and each conforms to `profile`.
+        Whether no report has a problem and each conforms to `profile`.
 
     Raises:
-        ConfigError: a file is no report of this suite, or there is no such profile.
+        ConfigError: a file is no report of this suite, or the profile is unknown.
     """
     _check_profile(profile)
     verified = True

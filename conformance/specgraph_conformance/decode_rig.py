@@ -1,4 +1,4 @@
-"""Decoding with a tiny pair on the platform under test, and the target's own tokens in float64."""
+"""Decoding with a tiny target and drafter on the platform under test, and the target's own tokens in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MANY: dict[str, Any] = {"max_num_requests": 9, "capture_sizes": (9,)}
 
 
 def decoder_settings(**settings: Any) -> tuple[DraftConfig, DecoderOptions]:
-    """Return the limits of target and drafter, and the decoder's own options, from fields of both."""
+    """Sort fields of both classes into the configuration of target and drafter, and the decoder's own options."""
     own = {each.name: settings.pop(each.name) for each in fields(DecoderOptions) if each.name in settings}
     return DraftConfig(**settings), DecoderOptions(**own)
 
@@ -36,10 +36,12 @@ def decoder_settings(**settings: Any) -> tuple[DraftConfig, DecoderOptions]:
 def decoder(
     platform: Platform, *, decode: str = "auto", kind: str | None = "eagle", attention: str = "paged", **options: Any
 ) -> Generator[SpeculativeDecoder]:
-    """A decoder over the tiny pair; `kind` None decodes with the target alone at the verify pass's shape.
+    """Make a decoder over the tiny target and drafter. If `kind` is None, the target decodes alone in the verify's
+    shape.
 
-    One capture size, so that every pass has one shape and bits don't depend on who else is in the batch. The pair's
-    dtype and head size, and the block size, are those of `fit_attention`; max_model_len stays.
+    There is one capture size. Every pass thus has the same shape, and a request's bits don't depend on the others in
+    the batch. `fit_attention` chooses the models' dtype and head size, and the block size; max_model_len stays as
+    given.
     """
     limits: dict[str, Any] = {"k": 4, "max_num_requests": 3, "capture_sizes": (3,)}
     config, chosen = decoder_settings(**small_limits(**limits | options, decode=decode))
@@ -70,9 +72,10 @@ def decoder(
 
 
 def requests(seed: int, count: int = 5, tokens: int = 20, temperatures: Sequence[float] = (0.0,)) -> list[Request]:
-    """Requests with different prompts, prompt lengths (on both sides of a block border), limits and seeds.
+    """Return requests with different prompts, limits and seeds. Their prompt lengths are on both sides of a block
+    border.
 
-    `temperatures` are taken in turns.
+    The requests take the `temperatures` in turns.
     """
     generator = torch.Generator().manual_seed(seed)
     lengths = [(3, 16, 17, 30, 9)[i % 5] + i // 5 for i in range(count)]
@@ -89,16 +92,16 @@ def requests(seed: int, count: int = 5, tokens: int = 20, temperatures: Sequence
 
 
 def generate(made: SpeculativeDecoder, asked: Sequence[Request]) -> list[list[int]]:
-    """Token ids of each request."""
+    """Generate, and return the token ids of each request."""
     return [result.token_ids for result in made.generate(asked)]
 
 
 def target_logits(
     prompt: Sequence[int], following: Sequence[int], dtype: torch.dtype = torch.float32, head_dim: int = CONFIG.head_dim
 ) -> Tensor:
-    """float64 logits of the tokens after the prompt and after each of `following`, [1 + n, vocab].
+    """Return the target's float64 logits after the prompt and after each token of `following`, [1 + n, vocab].
 
-    `dtype` and `head_dim` are those of the target whose weights are taken.
+    `dtype` and `head_dim` select the tiny target with these weights.
     """
     target = make_target(MODEL_SEED, torch.device("cpu"), dtype, torch.float64, head_dim)
     dense = DenseKeys.empty(target.attention_layers)
@@ -109,15 +112,15 @@ def target_logits(
 
 
 def logits_of(made: SpeculativeDecoder, request: Request, tokens: Sequence[int]) -> Tensor:
-    """float64 logits of each of a request's output tokens, of the decoder's target."""
+    """Return the float64 logits of the decoder's target for each output token of a request."""
     target = made.target.model
     return target_logits(request.prompt_token_ids, tokens[:-1], target.dtype, target.attention_layers[0].head_dim)
 
 
 def expect_targets_tokens(made: SpeculativeDecoder, asked: Sequence[Request], results: Sequence[Sequence[int]]) -> None:
-    """Each token must be the most likely one of a dense float64 target after those before it, up to ties.
+    """Check each token against a dense float64 target: it must be the most likely one after the tokens before it.
 
-    A tie is as wide as the rounding of the decoder's dtype.
+    A token within the rounding of the decoder's dtype counts as most likely too.
     """
     for request, tokens in zip(asked, results, strict=True):
         logits = logits_of(made, request, tokens)
@@ -127,7 +130,7 @@ def expect_targets_tokens(made: SpeculativeDecoder, asked: Sequence[Request], re
 
 
 def expect_targets_logprobs(made: SpeculativeDecoder, asked: Sequence[Request], results: Sequence[Generation]) -> None:
-    """Each token must have its log-probability in a dense float64 target after those before it."""
+    """Check each token's log-probability against a dense float64 target's after the tokens before it."""
     for request, result in zip(asked, results, strict=True):
         tokens = result.token_ids
         assert len(result.logprobs) == len(tokens), f"{len(result.logprobs)} values for {len(tokens)} tokens"
@@ -140,10 +143,11 @@ def expect_targets_logprobs(made: SpeculativeDecoder, asked: Sequence[Request], 
 def expect_lossless(
     platform: Platform, asked: Sequence[Request], kind: str = "eagle", **options: Any
 ) -> AcceptanceMetrics:
-    """Expect the tokens of the target alone at the verify pass's shape, and return the speculative decoder's metrics.
+    """Check for the tokens of the target decoding alone in the verify's shape. Return the speculative decoder's
+    metrics.
 
     Args:
-        options: those of `decoder`.
+        options: as for `decoder`.
     """
     with decoder(platform, kind=kind, **options) as speculative:
         ours = generate(speculative, asked)

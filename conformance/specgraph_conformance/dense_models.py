@@ -1,8 +1,8 @@
-"""The tiny target and the EAGLE head in float64, without the code of `specgraph_models`: only their weights are read.
+"""The tiny target and the EAGLE head in float64. Of `specgraph_models` only their weights are used, not its code.
 
-The other oracles run a head's own code in float64, which shows what a device, a graph or a buffer does wrong. These
-show what that code does wrong, and what an engine hands it: rotary angles, norms, the row and the token of a prompt.
-Every pass computes the whole sequence again; nothing is cached.
+The other oracles run a head's own code in float64, so they find errors of a device, a graph or a buffer. These oracles
+find errors of that code and of its inputs: rotary angles, norms, and the row and token of a prompt. Every pass computes
+the whole sequence again; nothing is cached.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Pass:
     """One pass over a whole sequence of n tokens."""
 
     hidden: Tensor
-    """[n, hidden_size], after the last layer and the final norm, if the model has one."""
+    """[n, hidden_size], after the last layer, and after the final norm if the model has one."""
     keys: list[Tensor]
-    """Per layer, [n, num_kv_heads, head_dim], rotated."""
+    """The rotated keys of each layer, [n, num_kv_heads, head_dim]."""
 
 
 def rotate(x: Tensor) -> Tensor:
-    """Rotate x [n, heads, dim], of positions 0 to n - 1: components i and i + dim / 2 turn by position * frequency."""
+    """Rotate x [n, heads, dim] by positions 0 to n - 1: components i and i + dim / 2 turn by position * frequency."""
     n, _, dim = x.shape
     frequency = THETA ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angle = torch.arange(n, dtype=torch.float64)[:, None, None] * frequency
@@ -42,12 +42,12 @@ def rotate(x: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """x over its root mean square, times `weight`."""
+    """Return x divided by its root mean square, times `weight`."""
     return x / (x.square().mean(dim=-1, keepdim=True) + CONFIG.rms_norm_eps).sqrt() * weight
 
 
 def run_layers(x: Tensor, layers: Sequence[Any]) -> Pass:
-    """x [n, hidden_size] of positions 0 to n - 1 through decoder layers, causally."""
+    """Run x [n, hidden_size], positions 0 to n - 1, through decoder layers with causal attention."""
     n, heads, kv_heads, dim = x.shape[0], CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim
     all_keys: list[Tensor] = []
     for layer in layers:
@@ -62,28 +62,29 @@ def run_layers(x: Tensor, layers: Sequence[Any]) -> Pass:
 
 
 def run_target(target: Any, token_ids: Sequence[int]) -> Pass:
-    """The target over a sequence; `target` holds float64 weights on the host."""
+    """Run the target over a sequence. `target` holds float64 weights on the host."""
     out = run_layers(target.embed_tokens[list(token_ids)], target.layers)
     return Pass(rms_norm(out.hidden, target.norm), out.keys)
 
 
 def run_eagle(head: Any, target_hidden: Tensor, following: Sequence[int]) -> Pass:
-    """The EAGLE head over rows 0 to n - 1: row i takes the target's hidden state of i and the token after it."""
+    """Run the EAGLE head over rows 0 to n - 1. Row i takes the target's hidden state of position i and the next
+    token."""
     rows = torch.cat([head.embed_tokens[list(following)], target_hidden], dim=-1) @ head.fc.matrix.T
     return run_layers(rows, head.layers)
 
 
 def prompt_rows(target: Any, head: Any, prompt: Sequence[int]) -> tuple[Tensor, list[int], Pass]:
-    """The target's hidden states of a prompt, the token after each of its rows, and the EAGLE head's pass over them."""
+    """Return the target's hidden states of a prompt, the token after each row, and the EAGLE head's pass over both."""
     hidden = run_target(target, prompt).hidden
     following = [*prompt[1:], int((hidden[-1] @ target.lm_head.T).argmax())]
     return hidden, following, run_eagle(head, hidden, following)
 
 
 def short_of_best(target: Any, head: Any, prompt: Sequence[int], drafted: Sequence[int]) -> list[float]:
-    """Return how much lower than the best the logit of each drafted token is, in a propose right after a prompt.
+    """Return the logit gap between the best token and each drafted token, in a propose right after a prompt.
 
-    0 where the token is the most likely one; next to 0 where two tokens nearly tie in float64.
+    The gap is 0 if the token is the most likely one, and close to 0 if two tokens nearly tie in float64.
     """
     hidden, following, out = prompt_rows(target, head, prompt)
     short: list[float] = []

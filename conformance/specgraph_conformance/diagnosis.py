@@ -1,4 +1,5 @@
-"""Groups failures that have one cause, and says where to look: both from what was seen, not from the case alone."""
+"""Groups failures with the same cause, and says where to look. Both follow from the error's text, not from the case
+alone."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ BEFORE_THE_CASE: tuple[tuple[str, str], ...] = (
     (r"NotImplementedError", "a method of the backend that is not written yet"),
     (r"the capture could not begin", "_begin() of the graph, or the stream that captures run on (capture_stream)"),
 )
-"""Signs of what raised before the case came to its property: its likely cause would mislead."""
+"""(regular expression over the error, where to look), for errors raised before the case checks its property. The case's
+own `cause` would mislead."""
 
 SIGNS: tuple[tuple[str, str], ...] = (
     (
@@ -40,11 +42,11 @@ SIGNS: tuple[tuple[str, str], ...] = (
     ),
     (r"was taken without an error|DID NOT RAISE", "a check that is missing"),
 )
-"""Regular expressions over what was seen, with where to look; the first that is found counts."""
+"""(regular expression over the error, where to look). The first match counts, and the case's `cause` is added to it."""
 
 
 def look_at(result: CaseResult) -> str:
-    """Return where to look: what was seen says it, else the case's likely cause; both where they add to each other."""
+    """Return where to look: the place that the error's text indicates, the case's `cause`, or both."""
     for sign, place in BEFORE_THE_CASE:
         if re.search(sign, result.reason):
             return place
@@ -55,10 +57,10 @@ def look_at(result: CaseResult) -> str:
 
 
 def by_cause(failures: Sequence[CaseResult]) -> list[list[CaseResult]]:
-    """Return the failures in groups of one cause, each in the order of the suite: those that saw the same.
+    """Return the failures in groups with the same error, each group in the order of the suite.
 
-    What was seen is compared without its numbers and quoted names, so that the parameter sets of a case, and cases that
-    trip over one missing method, are one group.
+    Errors are compared without their numbers and quoted names. The parameter sets of one case are therefore one group,
+    and so are all cases that fail by the same missing method.
     """
     groups: dict[str, list[CaseResult]] = {}
     for result in failures:

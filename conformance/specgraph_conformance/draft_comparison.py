@@ -1,4 +1,4 @@
-"""Rounds of drafts, compared with the same rounds in eager, and with a dense float64 drafter."""
+"""Proposes compared with the same proposes in eager, and with a dense float64 drafter."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from specgraph_conformance.rig import expect_close, expect_equal, on_host
 from specgraph_conformance.tiny_models import Head, make_head
 
 TOLERANCE = {torch.float32: 0.02, torch.bfloat16: 0.2}
-"""The tolerance of keys, values and logits against float64 with the same weights, by the model's dtype. In bfloat16 the
-tiny models' rounding reaches 0.12 over a chain of five steps (8e-6 in float32); a wrong row differs by more than 1."""
+"""The tolerance of keys, values and logits against float64 with the same weights, by the model's dtype. Over a chain of
+five draft steps the tiny models' rounding reaches 0.12 in bfloat16 (8e-6 in float32). A wrong row differs by more than
+1."""
 CAPTURED = [name for name in LOWERINGS if name != "eager"]
 BATCHES = (9, 1, 3, 9, 2)
-"""Requests per round: shrinking and growing, at captured sizes and padded to them."""
+"""The requests of each batch. They shrink and grow, and some sizes are captured while others are padded."""
 
 Rounds = tuple[list[HostDrafts], list[tuple[Tensor, Tensor]]]
-"""The results of each round, and the KV caches after the last."""
+"""The results of each propose, and the KV caches after the last one."""
 
 
 def rig(
@@ -37,9 +38,10 @@ def rig(
     *,
     bound: bool = False,
 ) -> DraftRig:
-    """A drafter with its head on the platform.
+    """Make a drafter with its head on the platform.
 
-    `dtype` float32, head_dim and block size give way to what the attention supports: see the rig's `head` and `config`.
+    If the attention does not support float32, the head_dim or the block size, others are used: see the rig's `head` and
+    `config`.
     """
     shape = fit_attention(platform, attention, config.block_size, dtype)
     head = make_head(kind, 1, platform.device, shape.dtype, head_dim=shape.dim)
@@ -47,13 +49,13 @@ def rig(
 
 
 def float64_head(made: DraftRig, kind: str) -> Head:
-    """The rig's head in float64 on the host."""
+    """Return the rig's head in float64 on the host."""
     head_dim = made.head.attention_layers[0].head_dim
     return make_head(kind, 1, torch.device("cpu"), made.head.dtype, torch.float64, head_dim)
 
 
 def run(made: DraftRig, batches: Sequence[HostBatch]) -> Rounds:
-    """All rounds and the caches after them; the rig is closed."""
+    """Propose for all batches, and return the results and the caches after them. Closes the rig."""
     rounds = [made.propose_to_host(batch) for batch in batches]
     caches = made.host_caches()
     made.close()
@@ -61,7 +63,7 @@ def run(made: DraftRig, batches: Sequence[HostBatch]) -> Rounds:
 
 
 def assert_same(ours: Rounds, eager: Rounds) -> None:
-    """Same bits: draft tokens, distributions, carried hidden states, and KV caches at the end."""
+    """Check for the same bits in draft tokens, distributions, carried hidden states, and KV caches at the end."""
     for number, (a, b) in enumerate(zip(ours[0], eager[0], strict=True)):
         expect_equal(a.token_ids, b.token_ids, f"draft tokens of round {number}, against eager,")
         expect_equal(a.hidden, b.hidden, f"hidden states of round {number}")
@@ -82,9 +84,9 @@ def compare(
     dtype: torch.dtype = torch.float32,
     sizes: Sequence[int] = BATCHES,
 ) -> None:
-    """Run the same rounds in `config.decode` and in eager, and expect the same bits from graphs.
+    """Propose for the same batches in `config.decode` and in eager, and check that graphs give the same bits.
 
-    No prompt is captured, here and in `follow_oracle`: none is prefilled.
+    Prefill is not captured, here and in `follow_oracle`, because no prompt is prefilled.
     """
     config = replace(config, prefill="eager")
     if (most := max(sizes)) > config.max_num_requests:
@@ -92,7 +94,7 @@ def compare(
     ours = rig(platform, config, attention, kind, dtype)
     rounds = run(ours, make_batches(ours.config, ours.head.aux_size, seed, sizes))
     assert all(r.from_graph for r in rounds[0]), "a batch ran without its graph"
-    # Keyed without the lowering, so that every lowering is compared with one eager run.
+    # The key of the cached eager run has no lowering, so that all lowerings are compared with the same run.
     config = replace(config, decode="eager")
     assert_same(rounds, _eager_rounds(platform, config, attention, seed, kind, dtype, tuple(sizes)))
 
@@ -114,7 +116,7 @@ def _eager_rounds(
 def follow_oracle(
     platform: Platform, config: DraftConfig, attention: str, seed: int, sizes: Sequence[int], kind: str = "eagle"
 ) -> None:
-    """Rounds against the dense float64 drafter, each from the KV that the device had before it."""
+    """Check proposes against the dense float64 drafter. Each starts from the KV that the device had before it."""
     made = rig(platform, replace(config, prefill="eager"), attention, kind)
     for batch in make_batches(made.config, made.head.aux_size, seed, sizes):
         if kind != "eagle":
@@ -123,10 +125,10 @@ def follow_oracle(
 
 
 def expect_oracle(made: DraftRig, batch: HostBatch, reference: Head, rows: Sequence[int] | None = None) -> DraftTokens:
-    """Propose for one round; drafts and KV must be those of the head in float64 on the host, up to rounding.
+    """Propose for one batch, and check drafts and KV against the head in float64 on the host, up to rounding.
 
-    A token may differ from the oracle's only where the two are as good as tied; the oracle goes on with the device's.
-    Of a head with several modules it begins with the rows that the drafter kept of earlier passes.
+    A token may differ from the oracle's only if the two nearly tie; the oracle then goes on with the device's token.
+    For a head with several modules the oracle begins with the rows that the drafter kept from earlier passes.
     """
     tolerance = TOLERANCE[made.head.dtype]
     aux_hidden = batch.aux_hidden.to(made.head.dtype)
@@ -138,7 +140,7 @@ def expect_oracle(made: DraftRig, batch: HostBatch, reference: Head, rows: Seque
     q, offset = batch.sampled_token_ids.shape[1], made.drafter.position_offset
     for r in range(batch.num_requests) if rows is None else rows:
         start, count, blocks = batch.start_positions[r], batch.num_sampled[r], batch.blocks[r]
-        room = max(made.config.max_model_len - start - count + 1, 1)  # draft steps with a position of their own
+        room = max(made.config.max_model_len - start - count + 1, 1)  # draft steps with positions below max_model_len
         past_tokens, past_hidden = past[r]
         start -= len(past_tokens)
         draft = dense_draft(
@@ -161,6 +163,6 @@ def expect_oracle(made: DraftRig, batch: HostBatch, reference: Head, rows: Seque
 
 
 def away_from_the_end(config: DraftConfig, batch: HostBatch) -> HostBatch:
-    """The batch with all rows and drafts before max_model_len: the oracle does not say what happens past it."""
+    """Return the batch with all rows and drafts moved before max_model_len: the oracle does not cover rows past it."""
     last = config.max_model_len - 2 * config.query_len - 1
     return replace(batch, start_positions=[min(start, last) for start in batch.start_positions])

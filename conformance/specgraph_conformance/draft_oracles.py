@@ -1,7 +1,7 @@
 """The oracle of drafts: each kind of drafter for one request, with dense attention, in float64, on the host.
 
-Independent of kernels, buffers, padding, block arithmetic and lowerings. The drafted tokens are given: an oracle says
-how far each falls short of the best, so that a near tie on the device is no difference.
+It shares no kernels, buffers, padding, block arithmetic or lowerings with the device. The caller gives the drafted
+tokens, and the oracle returns each one's logit gap to the best token, so that a near tie counts as no difference.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from specgraph_conformance.tiny_models import Head
 
 @dataclass(frozen=True, slots=True)
 class DenseDraft:
-    """One request's drafts by the oracle."""
+    """The oracle's results for one request."""
 
     short: Tensor
-    """float64 [K]: how much lower than the best each drafted token's logit is."""
+    """float64 [K]: the best logit minus the drafted token's, for each draft."""
     keys: list[Tensor]
-    """Per layer, all keys after the propose, [n, kv_heads, dim]."""
+    """The keys of each layer after the propose, [n, kv_heads, dim]."""
     values: list[Tensor]
 
 
@@ -42,19 +42,20 @@ def dense_draft(
     drafted: Sequence[int],
     position_offset: int = 0,
 ) -> DenseDraft:
-    """Draft for one request, as the head's protocol says.
+    """Draft for one request, by the head's protocol.
 
     Args:
-        head: in float64, on the host.
+        head: the head in float64, on the host.
         token_ids: int64 [n], the accepted tokens and the target's own, one per row.
         aux_hidden: [n, aux_size], the target's hidden states of these rows.
         start: the target's position of the first row.
-        keys, values: per layer, those of the positions before the first row.
-        drafted: the device's drafts, which the oracle goes on with.
+        keys: for each layer, the keys of the positions before the first row.
+        values: the values of these positions.
+        drafted: the device's drafts. Each later draft is computed after these tokens.
         position_offset: see `Drafter.position_offset`.
     """
     dense = _dense(head, keys, values)
-    aux_hidden, steps = aux_hidden.double(), list(drafted) or [0]  # with K 0 the first pass runs for its KV
+    aux_hidden, steps = aux_hidden.double(), list(drafted) or [0]  # with K = 0 the first pass still runs, for its KV
     logits = ORACLES[head.kind].drafts(head, dense, token_ids, aux_hidden, start + position_offset, steps)
     ids = torch.arange(logits.shape[1])
     if head.draft_to_target is not None:
@@ -75,8 +76,10 @@ def one_pass_logits(
     values: Sequence[Tensor],
     num_drafts: int,
 ) -> Tensor:
-    """The logits of a drafter that drafts all positions in one pass, float64 [num_drafts, draft_vocab]; arguments as in
-    `dense_draft`."""
+    """Return the logits of a drafter that drafts all positions in one pass, float64 [num_drafts, draft_vocab].
+
+    The arguments are those of `dense_draft`.
+    """
     dense = _dense(head, keys, values)
     return ORACLES[head.kind].drafts(head, dense, token_ids, aux_hidden.double(), start, [0] * num_drafts)
 
@@ -90,20 +93,24 @@ def block_rows(
     values: Sequence[Tensor],
     num_drafts: int,
 ) -> Tensor:
-    """The rows of a block that predict a token, float64 [num_drafts, hidden_size]; arguments as in `dense_draft`."""
+    """Return the rows of a block that predict a token, float64 [num_drafts, hidden_size].
+
+    The arguments are those of `dense_draft`.
+    """
     return _block_rows(head, _dense(head, keys, values), token_ids, aux_hidden.double(), start, num_drafts)
 
 
 def dense_prompt(
     head: Head, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_modules: int
 ) -> None:
-    """Run one pass of a prompt, as `DraftProgram.prefill` says, into `dense`.
+    """Run one prefill pass, as `DraftProgram.prefill` documents it, and keep its keys and values in `dense`.
 
     Args:
-        token_ids: int64 [n], what the rows take, and for later modules tokens that follow; past the last one, the last.
+        token_ids: int64, the token of each row, and then the following tokens, which later modules take. Modules repeat
+            the last token past the end.
         aux_hidden: [n, aux_size].
         start: position of the first row.
-        num_modules: how many modules are used, of a head with one per step.
+        num_modules: the number of modules used, if the head has one per draft step.
     """
     n = len(aux_hidden)
     dense.at(range(start, start + n))
@@ -112,7 +119,7 @@ def dense_prompt(
 
 
 def _dense(head: Head, keys: Sequence[Tensor], values: Sequence[Tensor]) -> DenseKeys:
-    # A parallel drafter's rows see all keys of their request, whatever its layers say of themselves.
+    # A parallel drafter's rows see all keys of their request, even if its layers are marked as causal.
     causal = ORACLES[head.kind].is_causal
     return DenseKeys([replace(layer, causal=causal) for layer in head.attention_layers], keys, values)
 
@@ -120,7 +127,7 @@ def _dense(head: Head, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Dens
 def _chain(
     head: DraftHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
 ) -> Tensor:
-    """Rows of the round, then one row per step, each with the token and the hidden state of the one before."""
+    """Run the batch's rows, then one row per draft step, with the token and hidden state of the row before it."""
     dense.at(range(start, start + len(token_ids)))
     out = head.forward(token_ids, head.combine(aux_hidden), dense.attend)
     logits = [head.logits(out.hidden[-1:])]
@@ -134,7 +141,7 @@ def _chain(
 
 
 def _module(head: MtpHead, number: int, token_ids: Tensor, hidden: Tensor, dense: DenseKeys) -> DraftOutput:
-    """Module `number` as a head of its own, so that the order of modules is the oracle's and not the head's."""
+    """Run module `number` as a head of its own. The oracle thus fixes the order of modules, not the head's code."""
     alone = MtpHead(head.sizes, [head.modules[number]], head.embed_tokens, head.lm_head)
     return alone.forward(token_ids, hidden, lambda index, query, key, value: dense.attend(number, query, key, value))
 
@@ -142,7 +149,8 @@ def _module(head: MtpHead, number: int, token_ids: Tensor, hidden: Tensor, dense
 def _modules(
     head: MtpHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
 ) -> Tensor:
-    """Rows of the round through each module in turn, their tokens moved up by one, the latest draft last."""
+    """Run the batch's rows through each module in turn. Tokens move up by one each time; the latest draft comes
+    last."""
     hidden, logits = head.combine(aux_hidden), list[Tensor]()
     for module, token in enumerate(drafted):
         dense.at(range(start, start + len(token_ids)))
@@ -156,14 +164,14 @@ def _modules(
 def _block(
     head: ParallelHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
 ) -> Tensor:
-    """The logits of a block whose rows know no draft token."""
+    """Return the logits of a block with rows that don't depend on its draft tokens."""
     return head.logits(_block_rows(head, dense, token_ids, aux_hidden, start, len(drafted)))
 
 
 def _in_order(
     head: DSparkHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
 ) -> Tensor:
-    """The logits of a block's rows, each after the token that the device drafted before it."""
+    """Return the logits of a block's rows, each computed after the token that the device drafted before it."""
     rows = _block_rows(head, dense, token_ids, aux_hidden, start, len(drafted))
     before, markov, logits = [int(token_ids[-1]), *drafted[:-1]], head.markov, head.logits(rows)
     state, added = torch.zeros_like(markov.embed[0]), list[Tensor]()
@@ -180,7 +188,7 @@ def _in_order(
 
 
 def dense_confidence(head: DSparkHead, rows: Tensor, before: Sequence[int]) -> Tensor:
-    """The confidence of rows [K, hidden_size], each after the token before it."""
+    """Return the confidence of rows [K, hidden_size], each computed after the token before it."""
     confidence = head.confidence_head
     assert confidence is not None
     known = torch.cat((rows, head.markov.embed[list(before)]), dim=1)
@@ -195,8 +203,8 @@ def _linear(weight: Weight, *parts: Tensor) -> Tensor:
 def _block_rows(
     head: ParallelHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_drafts: int
 ) -> Tensor:
-    """Context keys from the round's hidden states, then one pass over the sampled token and masks: the rows that
-    predict a token."""
+    """Make context keys from the batch's hidden states, then run one pass over the sampled token and the masks. Return
+    the rows that predict a token."""
     dense.at(range(start, start + len(token_ids)))
     head.store_context(head.combine(aux_hidden), dense.store)
     begin, masks = start + len(token_ids), num_drafts - head.sample_from_anchor
@@ -208,7 +216,7 @@ def _block_rows(
 def _masked(
     head: MaskedHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
 ) -> Tensor:
-    """One causal pass over the round's rows and, behind them, a masked row for each draft token but the first."""
+    """Run one causal pass over the batch's rows, followed by a masked row for each draft token except the first."""
     masks = len(drafted) - 1
     dense.at(range(start, start + len(token_ids) + masks))
     hidden = torch.cat([head.combine(aux_hidden), head.mask_hidden.repeat(masks, 1)])
@@ -217,17 +225,17 @@ def _masked(
 
 
 def _row_prompt(head: DraftHead, dense: DenseKeys, token_ids: Tensor, hidden: Tensor, num_modules: int) -> None:
-    """One pass over all rows."""
+    """Run one pass over all rows of a prompt."""
     head.forward(token_ids[: len(hidden)], hidden, dense.attend)
 
 
 def _context_prompt(head: ParallelHead, dense: DenseKeys, token_ids: Tensor, hidden: Tensor, num_modules: int) -> None:
-    """Context alone, of hidden states."""
+    """Make the context keys of a prompt from its hidden states."""
     head.store_context(hidden, dense.store)
 
 
 def _modules_prompt(head: MtpHead, dense: DenseKeys, token_ids: Tensor, hidden: Tensor, num_modules: int) -> None:
-    """Each module in turn, whose tokens are one further on."""
+    """Run each module in turn over a prompt. Each takes tokens one further on than the module before it."""
     for module in range(num_modules):
         hidden = _module(head, module, token_ids[: len(hidden)], hidden, dense).carry
         token_ids = torch.cat([token_ids[1:], token_ids[-1:]])
@@ -237,9 +245,9 @@ class Oracle(NamedTuple):
     """The drafts and the prompts of one kind of drafter."""
 
     drafts: Callable[..., Tensor]
-    """(head, dense, token_ids, aux_hidden, start, drafted) -> the logits of each draft"""
+    """(head, dense, token_ids, aux_hidden, start, drafted) -> the logits of each draft."""
     prompt: Callable[..., None] = _row_prompt
-    """(head, dense, token_ids, hidden, num_modules)"""
+    """(head, dense, token_ids, hidden, num_modules) -> None. The keys and values go into `dense`."""
     is_causal: bool = True
 
 
@@ -251,4 +259,4 @@ ORACLES = {
     "parallel": Oracle(_block, _context_prompt, is_causal=False),
     "block": Oracle(_in_order, _context_prompt, is_causal=False),
 }
-"""The oracle of each kind of head that is a model."""
+"""The oracle of each kind of head. `ngram` has none, as it is no model."""

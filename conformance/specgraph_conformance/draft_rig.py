@@ -1,4 +1,4 @@
-"""A drafter on the platform under test, and random rounds of a target for it."""
+"""A drafter on the platform under test, and random batches of a target's results for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specgraph_conformance.tiny_models import CONFIG, VOCAB, Head
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """One target round in host memory."""
+    """The target's results for one batch, in host memory."""
 
     sampled_token_ids: Tensor
     num_sampled: list[int]
@@ -33,11 +33,11 @@ class HostBatch:
 
     @property
     def num_requests(self) -> int:
-        """Requests in the batch."""
+        """The number of requests in the batch."""
         return len(self.num_sampled)
 
     def on(self, device: torch.device, dtype: torch.dtype, sampled: bool = False) -> ProposeBatch:
-        """The round as an engine hands it over; temperatures and seeds to a drafter that is `sampled`."""
+        """Return the batch as a host engine hands it over. Only if `sampled` is True it has temperatures and seeds."""
         width = max(len(row) for row in self.blocks)
         table = [row + [NULL_BLOCK] * (width - len(row)) for row in self.blocks]
         return ProposeBatch(
@@ -58,13 +58,13 @@ GRAPH_MODES: Mapping[str, dict[str, Any]] = {
     "FULL_DECODE_ONLY": {"decode": "auto", "prefill": "eager"},
     "FULL_AND_PIECEWISE": {"decode": "auto", "prefill": "piecewise"},
 }
-"""Options by the name that the standard has for them."""
+"""The drafter options of each graph mode, by the name that case ids give the mode."""
 
 
 def small_limits(
     *, decode: Any = "eager", k: int = 3, max_num_requests: int = 4, max_model_len: int = 96, **options: Any
 ) -> dict[str, Any]:
-    """Return a small drafter's limits; it captures 1 and `max_num_requests` requests, and prompts of 16 rows."""
+    """Return a small drafter's limits. It captures 1 and `max_num_requests` requests, and prefill passes of 16 rows."""
     return {
         "num_speculative_tokens": k,
         "max_num_requests": max_num_requests,
@@ -78,17 +78,17 @@ def small_limits(
 
 
 def make_config(**options: Any) -> DraftConfig:
-    """Return the config of a small drafter; options as in `small_limits`."""
+    """Return the config of a small drafter. The options are those of `small_limits`."""
     return DraftConfig(**small_limits(**options))
 
 
 def fit_attention(
     platform: Platform, attention: str, block_size: int, dtype: torch.dtype = torch.float32
 ) -> AttentionShape:
-    """The tiny models' dtype, head size and blocks, or what the attention supports in place of their defaults.
+    """Return the tiny models' dtype, head size and block size, or replacements for defaults that the attention refuses.
 
     Raises:
-        Absent: the attention is not available, or supports no such shape, and says why.
+        Absent: the attention is not available, or supports no such shape. The message is its reason.
     """
     try:
         backend = attention_backend(platform, attention)
@@ -99,16 +99,17 @@ def fit_attention(
 
 
 def with_blocks(config: DraftConfig, block_size: int) -> DraftConfig:
-    """The config with other KV blocks: max_model_len changes in proportion, so that requests have as many as before."""
+    """Return the config with KV blocks of another size. max_model_len changes in proportion, so that requests keep
+    their number of blocks."""
     max_model_len = config.max_model_len * block_size // config.block_size
     return replace(config, block_size=block_size, max_model_len=max_model_len)
 
 
 def make_batches(config: DraftConfig, aux_size: int, seed: int, sizes: Sequence[int]) -> list[HostBatch]:
-    """Random rounds of the given numbers of requests: any lengths, accepted counts and block orders.
+    """Return random batches with the given numbers of requests. Lengths, accepted counts and block orders are random.
 
-    In each batch, the rows of the first request cross a block border and those of the second (if any) end at
-    max_model_len. The first request accepted all draft tokens, the last none.
+    In each batch the rows of the first request cross a block border. The rows of the second request, if there is one,
+    end at max_model_len. The first request accepted all draft tokens, the last one none.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -146,12 +147,12 @@ def make_batches(config: DraftConfig, aux_size: int, seed: int, sizes: Sequence[
 
 
 def num_blocks(config: DraftConfig) -> int:
-    """KV blocks with room for every request at its longest, and the null block."""
+    """Return the number of KV blocks: enough for every request at its longest, plus the null block."""
     return 1 + config.max_num_requests * config.max_blocks
 
 
 def random_caches(head: Head, config: DraftConfig, device: torch.device, seed: int) -> list[KVCache]:
-    """Caches full of values that differ everywhere, so that a read of a wrong slot shows. The null block is zero."""
+    """Return caches with different values everywhere, so that a read of a wrong slot shows. The null block is zero."""
     caches = allocate_caches(head.attention_layers, num_blocks(config), config.block_size, head.dtype, device)
     generator = torch.Generator().manual_seed(seed)
     for cache in caches:
@@ -169,12 +170,12 @@ class HostDrafts:
     token_ids: Tensor
     probs: Tensor | None
     hidden: Tensor
-    """[n * carried rows, hidden_size]: the states carried out of the last step; none for a parallel drafter."""
+    """[n * carried rows, hidden_size]: the states after the last draft step. Empty for a drafter that carries none."""
     from_graph: bool
 
 
 def _engine_tensors(config: DraftConfig, head: Head, device: torch.device) -> ProposeBatch:
-    """Tensors of an engine for its largest batch, whose requests are all alive and own block 1."""
+    """Return a host engine's tensors for its largest batch. All requests are live and have block 1."""
     requests, rows = config.max_num_requests, config.query_len
     columns = -(-config.max_model_len // config.block_size)
     return ProposeBatch(
@@ -192,13 +193,13 @@ _OPEN: list[DraftRig] = []
 
 
 def close_rigs() -> None:
-    """Release the graphs of every rig that is still open."""
+    """Close every rig that is still open."""
     while _OPEN:
         _OPEN[-1].close()
 
 
 class DraftRig:
-    """A drafter on a platform with caches of its own. After each case of the suite all of them are closed."""
+    """A drafter on a platform, with its own caches. The suite closes all rigs after each case."""
 
     def __init__(
         self,
@@ -212,10 +213,10 @@ class DraftRig:
     ) -> None:
         """
         Args:
-            bound: rounds are handed over in tensors that `Drafter.bind` was told of.
+            bound: batches are handed over in tensors that were given to `Drafter.bind`.
 
         Raises:
-            Absent: the platform can't run this lowering with this attention, and says why.
+            Absent: the platform can't run this lowering with this attention. The message is its reason.
         """
         self.platform, self.head, self.config = platform, head, config
         self.caches = random_caches(head, config, platform.device, seed)
@@ -229,8 +230,12 @@ class DraftRig:
         _OPEN.append(self)
 
     def propose(self, batch: HostBatch, *, host_numbers: bool = True, k: int | None = None) -> DraftTokens:
-        """Draft for one round, `k` tokens where it is given; `host_numbers` False leaves out the numbers as the host
-        knows them."""
+        """Draft for one batch.
+
+        Args:
+            host_numbers: also hand over the start positions and accepted counts as host integers.
+            k: the draft tokens per request. None for the config's K.
+        """
         handed = batch.on(self.platform.device, self.head.dtype, self.config.sampled)
         if self._bound is not None:
             inputs = self.drafter.inputs(batch.num_requests, bound=self._bound)
@@ -249,27 +254,27 @@ class DraftRig:
         )
 
     def prefill(self, tokens: Sequence[int], positions: range, blocks: Sequence[int], aux_hidden: Tensor) -> None:
-        """Prefill the rows at some positions of a prompt; `tokens` are those that rows take, from position 0 on."""
+        """Prefill the rows at some positions of a prompt. `tokens` are the rows' input tokens, from position 0 on."""
         prompt = tokens if self.drafter.position_offset else [0, *tokens]
         self.drafter.prefill(prompt, positions, blocks, aux_hidden)
 
     def propose_to_host(self, batch: HostBatch, **options: Any) -> HostDrafts:
-        """Draft for one round and bring what it left to the host."""
+        """Draft for one batch and copy the results to the host."""
         drafts = self.propose(batch, **options)
         probs = None if drafts.probs is None else on_host(drafts.probs)
         carried = self.drafter.read_set().get("buffers.hidden")
-        hidden = torch.empty(0)  # of a kind that carries none
+        hidden = torch.empty(0)  # for a kind that carries no states
         if carried is not None:
             rows = carried.shape[0] // self.config.max_num_requests
             hidden = on_host(carried[: batch.num_requests * rows])
         return HostDrafts(on_host(drafts.token_ids), probs, hidden, drafts.dispatch.captured)
 
     def past_rows(self, blocks: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
-        """Return what a drafter with several modules kept of the positions before `start` that it computes again, up
-        to K - 1 without a gap: the token after each and its hidden state, [n] and [n, aux_size]; none of others.
+        """Return the past rows before `start` that a drafter with several modules has kept: up to K - 1, without a gap.
 
-        These are the drafter's own rows: an oracle that begins with them does not show that they are the text's. For
-        that there are `kernels.keep-rows` and `drafting.rounds-leave-the-keys-of-the-text`.
+        For each row they are the token after it, [n], and its hidden state, [n, aux_size]. Other drafters have none. An
+        oracle that begins with these rows does not check that they belong to the text. `kernels.keep-rows` and
+        `drafting.rounds-leave-the-keys-of-the-text` check that.
         """
         named = self.drafter.read_set()
         parts = [named.get(f"buffers.past.{name}") for name in PastRows._fields]
@@ -288,7 +293,7 @@ class DraftRig:
         return (torch.stack(tokens), torch.stack(states)) if tokens else (empty[:, 0].long(), empty)
 
     def host_caches(self) -> list[tuple[Tensor, Tensor]]:
-        """The caches without the null block, whose content is undefined."""
+        """Return host copies of the caches, without the null block: its content is undefined."""
         return [(on_host(cache.key)[1:], on_host(cache.value)[1:]) for cache in self.caches]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A draft head of somebody's own, checked through the graphs of a platform, without a suite run or a target."""
+"""Checks of a user's own draft head through a platform's graphs, without a target and without running the suite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from specgraph_conformance.rig import expect_equal
 from specgraph_conformance.tiny_models import VOCAB, Head
 
 MakeHead = Callable[[torch.device, torch.dtype], Head]
-"""`make(device, dtype)`: the head with the same weights for any device and dtype, float64 on the CPU included."""
+"""`make(device, dtype)` returns the head, with the same weights for any device and dtype, also for float64 on the
+CPU."""
 SIZES = (4, 1, 3)
 
 
@@ -28,22 +29,22 @@ def check_head(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> list[str]:
-    """Expect that a head drafts through graphs what it drafts without, and what it drafts in float64.
+    """Check that a head drafts the same tokens with graphs, without graphs and in float64.
 
-    Random rounds of several sizes with rejections, padding and permuted blocks run in each lowering, and every draft,
-    hidden state and KV entry must have the bits of the eager lowering. Then rounds are compared with the head itself in
-    float64 with dense attention. The head's vocabulary must hold the token ids 0 to 63.
+    Each lowering proposes for random batches of several sizes, with rejections, padding and permuted blocks. Every
+    draft, hidden state and KV entry must have the bits of the eager lowering. Then proposes are compared with the head
+    itself in float64 with dense attention. The head's vocabulary must contain the token ids 0 to 63.
 
     Args:
-        make: gives the head; called with the platform's device and `dtype`, and with the CPU and float64.
-        config: of the drafter; small limits and K 3 by default. `lowering` is replaced.
-        dtype: of the head on the device.
+        make: returns the head. It is called with the platform's device and `dtype`, and with the CPU and float64.
+        config: the drafter's config. None for small limits and K = 3. `decode` is replaced.
+        dtype: the dtype of the head on the device.
 
     Returns:
-        The lowerings that were compared with eager; the platform refused the others.
+        The lowerings that were compared with eager. The platform refused the others.
 
     Raises:
-        AssertionError: what differs, where and by how much.
+        AssertionError: results differ. The message says which, at which place and by how much.
         SpecgraphError: the head does something that can't be captured, such as reading a device value on the host.
     """
     try:
@@ -76,7 +77,7 @@ def _compare_lowerings(
 
 
 def _expect_repeatable(made: DraftRig, seed: int) -> None:
-    """The same round twice gives the same drafts: nothing of the first is left in the head."""
+    """Check that two proposes for the same batch give the same drafts: the head keeps no state from the first."""
     (batch,) = make_batches(made.config, made.head.aux_size, seed + 2, [2])
     first = made.propose_to_host(batch)
     expect_equal(made.propose_to_host(batch).token_ids, first.token_ids, "the drafts of a round that is repeated")

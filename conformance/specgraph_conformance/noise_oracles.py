@@ -1,4 +1,4 @@
-"""The oracle of noise: a function of seed, position and purpose, by 64-bit arithmetic in Python integers."""
+"""The oracle of noise, a function of seed, position and purpose, computed with Python integers modulo 2^64."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 DRAFT, ACCEPT, RESAMPLE = 1, 2, 3
-"""Purposes of noise (`specgraph.ops.noise`)."""
+"""The purposes of noise; see `specgraph.ops.noise`."""
 ALL = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: the increment of SplitMix64."""
 
 
 def mixed(x: int) -> int:
-    """The finaliser of SplitMix64."""
+    """Return the finaliser of SplitMix64 for x."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & ALL
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & ALL
     return x ^ (x >> 31)
 
 
 def unmixed(x: int) -> int:
-    """The number whose `mixed` is x."""
+    """Return the inverse of `mixed` for x."""
     for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
         x ^= x >> shift ^ x >> 2 * shift
         x = x * pow(factor, -1, 1 << 64) & ALL
@@ -30,7 +30,7 @@ def unmixed(x: int) -> int:
 
 
 def nearest(number: int) -> float:
-    """number / 2^63 with the 24 bits of a float32, ties to even; below 1."""
+    """Return number / 2^63 rounded to a float32, ties to even, and below 1."""
     step = 1 << max(number.bit_length() - 24, 0)
     kept, rest = divmod(number, step)
     kept += 2 * rest > step or (2 * rest == step and kept % 2)
@@ -38,27 +38,29 @@ def nearest(number: int) -> float:
 
 
 def uniform(seed: int, position: int, purpose: int, count: int) -> list[float]:
-    """Numbers in (0, 1), 63 bits rounded to float32: the stream that begins at the hash of seed, purpose and
+    """Return numbers in (0, 1), of 63 bits rounded to float32. The stream begins at the hash of seed, purpose and
     position."""
     return [number(seed, position, purpose, index) for index in range(count)]
 
 
 def number(seed: int, position: int, purpose: int, index: int) -> float:
-    """The number of that index of `uniform`."""
+    """Return the number of `uniform` at one index."""
     key = mixed((mixed((mixed(seed & ALL) + purpose) & ALL) + position * GOLDEN) & ALL)
     return nearest(mixed((key + (index + 1) * GOLDEN) & ALL) >> 1 | 1)
 
 
 def seed_that_draws(number: int, position: int, purpose: int, index: int) -> int:
-    """The seed whose number of that index is number / 2^63, rounded. Each step of the hash has an inverse."""
+    """Return the seed with number / 2^63, rounded, at this index. Each part of the hash has an inverse."""
     key = unmixed((unmixed(number << 1) - (index + 1) * GOLDEN) & ALL)
     seed = unmixed((unmixed((key - position * GOLDEN) & ALL) - purpose) & ALL)
     return seed - ((seed >> 63) << 64)
 
 
 def drawn(logits: Tensor, seed: int, position: int, purpose: int, temperature: float) -> tuple[int, float]:
-    """The token that the noise picks from softmax(logits / temperature), and by how much it leads, in float64; at
-    temperature 0 the most likely one."""
+    """Return the token that the noise picks from softmax(logits / temperature), and its lead, in float64.
+
+    At temperature 0 it is the most likely token.
+    """
     keys = logits.double()
     if temperature:
         noise = torch.tensor(uniform(seed, position, purpose, len(logits)), dtype=torch.float64)
@@ -70,12 +72,12 @@ def drawn(logits: Tensor, seed: int, position: int, purpose: int, temperature: f
 def decided(
     logits: Tensor, drafts: Sequence[int], probs: Tensor, seed: int, start: int, temperature: float
 ) -> tuple[list[int], bool]:
-    """The tokens of one request after the verify of a chain, in float64, and True where no rounding can change them.
+    """Return one request's tokens after the verify of a chain, in float64, and True if rounding can't change them.
 
     Args:
-        logits: [K + 1, vocab], the target's.
-        drafts: K of them, -1 for none.
-        probs: [K, vocab], the distributions that they were drawn from.
+        logits: [K + 1, vocab], the target's logits.
+        drafts: K draft tokens; -1 for none.
+        probs: [K, vocab], the distributions that the drafts were drawn from.
         start: the position of the first row.
     """
     tokens, is_sure = list[int](), True
@@ -88,7 +90,7 @@ def decided(
                 q = probs[row].double()
                 lead = float(p[draft] - uniform(seed, position, ACCEPT, 1)[0] * q[draft])
                 shares, accepted, is_sure = (p - q).clamp(min=0), lead > 0, is_sure and abs(lead) >= 1e-6
-            # Rounding may leave less than that out, or in: it is hardly ever drawn.
+            # Rounding may add or drop a share below that; such a token is hardly ever drawn.
             own = shares.where(shares > 1e-5, 0.0).log()
         chosen, lead = drawn(own, seed, position, RESAMPLE, 1.0 if temperature else 0.0)
         if not temperature:
