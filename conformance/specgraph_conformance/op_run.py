@@ -1,4 +1,4 @@
-"""Runs a row of the op table on a device, at once or also in a graph, with its tensors between guards."""
+"""Runs rows of the op table on a device, eagerly or also in a graph, with guards around each tensor's memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from specgraph_conformance.op_table import Run
 from specgraph_conformance.rig import captured, on_host
 
 GUARD = 512
-"""Bytes before and behind each tensor's memory, a multiple of every alignment that kernels ask for."""
+"""The bytes before and after each tensor's memory. It is a multiple of every alignment that kernels require."""
 
 
 class Memory:
-    """The device's copy of one host tensor's memory, between guards whose bytes are all ones.
+    """The device's copy of one host tensor's memory, between two guards. All bits of a guard are set.
 
-    A guard is NaN in every floating dtype and -1 in every integer, so that reading it shows as writing it does.
+    A guard is thus NaN in every floating dtype and -1 in every integer dtype, so that reading it shows too, not only
+    writing it.
     """
 
     def __init__(self, tensor: Tensor, device: torch.device) -> None:
@@ -34,22 +35,22 @@ class Memory:
         self._there = torch.zeros_like(self._given, device=device)
 
     def view(self, tensor: Tensor) -> Tensor:
-        """The device's copy of a host tensor of this memory, with the same strides."""
+        """Return the device's copy of a host tensor in this memory, with the same strides."""
         return self._place(self._there, tensor)
 
     def load(self) -> None:
-        """Copy the host's values, and set the guards."""
+        """Copy the host's values to the device, and set the guards."""
         self._there.copy_(self._given)
 
     def clear(self) -> None:
-        """Set all values, and the guards, to zero."""
+        """Set all values and the guards to zero."""
         self._there.zero_()
 
     def store(self, written: list[Tensor], what: str) -> None:
         """Copy the device's values to the host.
 
         Args:
-            written: tensors of this memory that may have other values now.
+            written: the tensors in this memory that may have new values. All other bytes must be unchanged.
         """
         now, before = self._there.cpu(), self._given
         if torch.equal(_words(now), _words(before)):
@@ -77,7 +78,7 @@ class Call:
         self.args, self.kwargs = tree_map_only(Tensor, self.there, (args, kwargs))
 
     def there(self, tensor: Tensor) -> Tensor:
-        """The device's copy of one of the host's tensors."""
+        """Return the device's copy of one of the host's tensors."""
         return self.memory[_key(tensor)].view(tensor)
 
     def issue(self) -> None:
@@ -85,23 +86,23 @@ class Call:
         self.results = self.op(*self.args, **self.kwargs)
 
     def load(self) -> None:
-        """Give all tensors the host's values."""
+        """Copy the host's values to all tensors."""
         for each in self.memory.values():
             each.load()
 
     def seen(self) -> Any:
-        """The results of the last call, in host memory, once the device is idle."""
+        """Wait until the device is idle, and return the results of the last call in host memory."""
         self.platform.synchronize()
         return tree_map_only(Tensor, on_host, self.results)
 
     def store(self, written: list[Tensor]) -> None:
-        """Copy what the op wrote to the host; it must have written nothing else."""
+        """Copy the written tensors to the host, and check that the op wrote nothing else."""
         for number, (key, each) in enumerate(self.memory.items(), 1):
             each.store([tensor for tensor in written if _key(tensor) == key], f"tensor {number} of the call")
 
 
 def run_on(platform: Platform) -> Run:
-    """Return what runs ops on a platform, each when it is called."""
+    """Return a `Run` that runs each op eagerly on a platform."""
 
     def run(op: Callable[..., Any], *args: Any, written: Iterable[Tensor] = (), **kwargs: Any) -> Any:
         call = Call(platform, op, args, kwargs)
@@ -115,17 +116,17 @@ def run_on(platform: Platform) -> Run:
 
 
 class RunInGraph:
-    """Runs each op at once and then in a graph; the results are those of the replay.
+    """Runs each op eagerly and then in a graph. Its results are those of the replay.
 
-    The graph is captured while all tensors are zero, and replayed with their values: nothing of them is baked in. The
-    capture follows the first run on the capture stream, as an engine's follows its warm-up: a device's libraries may
-    not be set up in a capture.
+    The graph is captured while all tensors are zero, and replayed with their real values: baked-in values would show.
+    The capture follows an eager run on the capture stream, like a host engine's warm-up, because a device's libraries
+    may not be initialised in a capture.
     """
 
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
         self.differs = ""
-        """The difference of the last replay from the first run, in words; empty where there is none."""
+        """The difference between the last replay and the eager run, in words. Empty if there is none."""
 
     def __call__(self, op: Callable[..., Any], *args: Any, written: Iterable[Tensor] = (), **kwargs: Any) -> Any:
         written, call = list(written), Call(self.platform, op, args, kwargs)
@@ -151,7 +152,7 @@ class RunInGraph:
 
 
 def _agree(a: Tensor, b: Tensor) -> bool:
-    """Equality, of floats up to the rounding of sums in another order."""
+    """Return whether two tensors are equal. Floats may differ by the rounding of sums in another order."""
     if not a.is_floating_point() or a.numel() == 0:
         return torch.equal(a, b)
     first, second, tolerance = a.double(), b.double(), TOLERANCE.get(a.dtype, 0.15)
@@ -164,10 +165,10 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """View a tensor's bytes as the widest integers that fit."""
+    """Return a view of a tensor's bytes as the widest integers that fit."""
     return tensor.view(torch.int64 if tensor.nbytes % 8 == 0 else torch.uint8)
 
 
 def _key(tensor: Tensor) -> tuple[int, torch.dtype]:
-    """Tensors with the same key share their memory."""
+    """Return the identity of a tensor's memory: tensors with the same key share it."""
     return tensor.untyped_storage().data_ptr(), tensor.dtype

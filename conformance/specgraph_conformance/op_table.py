@@ -1,6 +1,6 @@
-"""The table of what the draft ops do: a row makes inputs for an op, runs it, and compares with an oracle on the host.
+"""The table of claims about ops. A row makes inputs for an op, runs it, and compares with an oracle on the host.
 
-The suite runs each row on the device under test, at once and in a graph. The core's own tests run the rows on the plain
+The suite runs each row on the device under test, eagerly and in a graph. The core's own tests run the rows on the plain
 torch references.
 """
 
@@ -18,19 +18,19 @@ from specgraph_conformance.case import Case
 
 FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Values of the parameter `dtype`."""
+"""Values of the parameter `dtype`, by their part of the case's id."""
 
 
 class Run(Protocol):
-    """Runs an op, or a function that calls several, with arguments in host memory as if it ran there."""
+    """Runs an op, or a function that calls several ops, on a device. Arguments and results are in host memory."""
 
     def __call__(self, op: Callable[..., Any], *args: Any, written: Iterable[Tensor] = (), **kwargs: Any) -> Any:
-        """Return the results, in host memory.
+        """Run `op` and return its results, in host memory.
 
         Args:
-            op: looked up in `specgraph.ops` by the caller.
+            op: a function of `specgraph.ops`, or one that calls several.
             args: tensors, numbers, and tuples, lists or dicts of them. Views keep their strides.
-            written: the tensors among the arguments that the op writes; they have the new values afterwards.
+            written: the arguments that the op writes. They have their new values afterwards.
 
         Raises:
             AssertionError: the op wrote an argument that is not in `written`, or memory beside an argument.
@@ -39,7 +39,7 @@ class Run(Protocol):
 
 
 Check = Callable[..., None]
-"""`check(run, g, **parameters)`: g is the generator of the inputs."""
+"""`check(run, g, **parameters)` checks one row. It draws its inputs from the generator `g`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class Row:
     """One claim about ops.
 
     Attributes:
-        case: the claim, and where to look when it does not hold.
-        check: raises an AssertionError when it does not hold.
+        case: the claim, and the place to look at first if it does not hold.
+        check: raises AssertionError if the claim does not hold.
         parameters: by name, the values that the claim is checked for, each with its part of the case's id.
-        large: the sizes are those for which devices have kernels of their own. A reference has none.
+        large: the sizes are chosen for a device's own kernels. References have no such kernels.
     """
 
     case: Case
@@ -59,7 +59,7 @@ class Row:
     large: bool = False
 
     def parameter_sets(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the id of each set of parameters, and the set; one without an id for a row without parameters."""
+        """Yield the id and the values of each parameter set. A row without parameters yields one empty id and set."""
         for chosen in product(*(values.items() for values in self.parameters.values())):
             yield (
                 "-".join(id for id, _ in chosen),
@@ -86,10 +86,10 @@ class Table:
         large: bool = False,
         **parameters: Sequence[Any] | Mapping[str, Any],
     ) -> Callable[[Check], Check]:
-        """Add the decorated check as a row; arguments as in `Case` and `Row`.
+        """Add the decorated check as a row. The arguments are the fields of `Case` and `Row`.
 
         Args:
-            parameters: their values as a sequence, or by their part of the id.
+            parameters: the values of each, as a sequence, or as a mapping from their part of the id.
         """
         named = {
             name: values if isinstance(values, Mapping) else {str(value): value for value in values}

@@ -1,4 +1,4 @@
-"""All rows of the op table, a family of ops per module."""
+"""All rows of the op table. Each module has the rows of one family of ops."""
 
 from specgraph_conformance.op_rows import (
     attention,

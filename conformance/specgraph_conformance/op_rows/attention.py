@@ -21,7 +21,7 @@ def by_device_lengths(
     rows: Rows, is_fused: bool, query: Tensor, cache: KVCache, table: Tensor, lengths: DeviceLengths, mask: Mask,
     new: NewRows, *, scale: float,
 ) -> Tensor:  # fmt: skip
-    """`paged_attention`, after `rotate_and_store` where it is not fused."""
+    """Run `paged_attention`. If it is not fused, run `rotate_and_store` before it."""
     if is_fused:
         return ops.paged_attention(query, cache, table, lengths, mask, new, scale=scale)
     return ops.paged_attention(ops.rotate_and_store(query, new, cache), cache, table, lengths, mask, scale=scale)
@@ -31,7 +31,7 @@ def by_host_lengths(
     rows: Rows, is_fused: bool, query: Tensor, cache: KVCache, table: Tensor, lengths: DeviceLengths, mask: Mask,
     new: NewRows, *, scale: float,
 ) -> Tensor:  # fmt: skip
-    """`paged_attention_host`, after `rotate_and_store` where it is not fused."""
+    """Run `paged_attention_host`. If it is not fused, run `rotate_and_store` before it."""
     out = torch.full_like(query, -7.0)
     rotated, rest = (query, new) if is_fused else (ops.rotate_and_store(query, new, cache), None)
     ops.paged_attention_host(rotated, cache, table, rows.host_lengths, mask, rest, scale=scale, out=out)
@@ -42,7 +42,7 @@ def by_plain_torch(
     rows: Rows, is_fused: bool, query: Tensor, cache: KVCache, table: Tensor, lengths: DeviceLengths, mask: Mask,
     new: NewRows, *, scale: float,
 ) -> Tensor:  # fmt: skip
-    """`paged_attention` as a device runs it that has no kernel for the op."""
+    """Run `paged_attention` as on a device without a kernel for the op."""
     return ops.paged_attention.reference(query, cache, table, lengths, mask, new, scale=scale)
 
 
@@ -52,12 +52,12 @@ STORES = {"apart": False, "fused": True}
 
 
 def check(rows: Rows, run: Run, lengths: Callable[..., Tensor] = by_device_lengths, store: bool = True) -> None:
-    """The rows' attention, by an op of `LENGTHS`."""
+    """Check the attention of `rows` by one of the ops in `LENGTHS`. `store` is True if the op also stores the rows."""
     rows.check(run, partial(lengths, rows, store))
 
 
 def sinks_of(g: torch.Generator, heads: int) -> Tensor:
-    """float32 [heads]"""
+    """Return random sinks, float32 [heads]."""
     return torch.randn(heads, generator=g) * 2
 
 
@@ -134,7 +134,7 @@ def fp8_cache(run: Run, g: torch.Generator, dtype: torch.dtype, window: int, len
 
 
 def ancestors_of(parents: Iterable[Iterable[int]]) -> Tensor:
-    """int64 [n]: a word with the bits of row i and of the given rows, for each row i."""
+    """Return int64 [n]: for each row i, a word with the bits of row i and of the given rows."""
     return torch.tensor([1 << i | sum(1 << j for j in rows) for i, rows in enumerate(parents)])
 
 
@@ -170,7 +170,7 @@ def large_tree(run: Run, g: torch.Generator, keys: int) -> None:
 
 
 def check_store(rows: Rows, run: Run, compare: Callable[[Tensor, Tensor, str], None]) -> None:
-    """The query and the cells that `rotate_and_store` gives, compared with float64's."""
+    """Compare the query and the cache cells that `rotate_and_store` gives with float64."""
     query, new = rows.rotated_query(), rows.stored()
     seen = run(ops.rotate_and_store, rows.query, rows.new, rows.cache, written=rows.cells())
     compare(seen, query, "queries")
@@ -178,7 +178,7 @@ def check_store(rows: Rows, run: Run, compare: Callable[[Tensor, Tensor, str], N
 
 
 def close(seen: Tensor, wanted: Tensor, what: str) -> None:
-    """Equality within float32's rounding."""
+    """Check for equality up to float32's rounding."""
     expect_close(seen, wanted, 1e-5, what)
 
 

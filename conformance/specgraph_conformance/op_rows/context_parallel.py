@@ -1,4 +1,4 @@
-"""Rows of attention over a rank's part of the keys and of the sum of the parts, against softmax over all keys."""
+"""Rows of attention over one rank's keys, and of the sum over ranks, against softmax over all keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specgraph_conformance.rig import expect_close
 TABLE = Table()
 BLOCK, HEADS, KV_HEADS, DIM, SCALE = 16, 4, 2, 8, 0.35
 LENGTHS = [33, 0, 1, 18]
-"""The lengths of the requests: the second is inert, and the third leaves ranks without a key."""
+"""The lengths of the requests. The second request is inert, and the third leaves some ranks without a key."""
 
 
 def whole(g: torch.Generator, rows: int, dtype: torch.dtype) -> tuple[Tensor, KVCache, Tensor]:
@@ -25,12 +25,12 @@ def whole(g: torch.Generator, rows: int, dtype: torch.dtype) -> tuple[Tensor, KV
 
 
 def own(cache: KVCache, rank: int, ranks: int) -> KVCache:
-    """Return the cells of a rank: every `ranks`-th position."""
+    """Return the cache of one rank: every `ranks`-th position."""
     return KVCache(*(part[:, rank::ranks].contiguous() for part in cache))
 
 
 def softmax_over(query: Tensor, cache: KVCache, table: Tensor, request: int, seen: list[int]) -> tuple[Tensor, Tensor]:
-    """Return a row's attention over the positions `seen` and the log of its sum, float64 [heads, dim], [heads]."""
+    """Return a row's attention over the positions `seen`, float64 [heads, dim], and its log-sum-exp, [heads]."""
     at = [(int(table[request, position // BLOCK]), position % BLOCK) for position in seen]
     if not at:
         return torch.zeros(HEADS, DIM, dtype=torch.float64), torch.full((HEADS,), float("-inf"), dtype=torch.float64)

@@ -1,4 +1,5 @@
-"""Rows of the ops that draw draft tokens: exact tokens where greedy, distributions by chi-square where drawn."""
+"""Rows of the ops that draw draft tokens. Greedy tokens must be exact; sampled ones must be those that the noise
+picks."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ from specgraph_conformance.rig import expect_close, expect_equal
 
 TABLE = Table()
 TEMPERATURES = torch.tensor([0.0, 0.5, 0.8, 2.0])
-"""The temperatures of requests, in turns."""
+"""The temperatures, which requests take in turns."""
 SIZE = 512
-"""Input columns of heads for which devices have kernels of their own."""
+"""The input columns of heads. Devices have kernels of their own for this number."""
 
 
 def drafts_for(requests: int, steps: int, draft_to_target: Tensor | None = None, step: int | None = None) -> ops.Drafts:
-    """Return where a chain's step, or a block without one, writes its tokens."""
+    """Return the tensors that a chain's draft step writes its tokens to. If `step` is None, those of a block."""
     ids = torch.full((requests, steps), -7)
     if step is None:
         return ops.Drafts(ids, draft_to_target)
@@ -40,13 +41,13 @@ def drafts_for(requests: int, steps: int, draft_to_target: Tensor | None = None,
 def draws_for(
     drafts: ops.Drafts, vocab: int, temperature: Tensor, seeds: Tensor, positions: Tensor, more: Tensor | None = None
 ) -> ops.Draws:
-    """Draws that write distributions of `vocab` tokens."""
+    """Return draws that write distributions over `vocab` tokens."""
     probs = torch.full((*drafts.draft_token_ids.shape, vocab), -7.0)
     return ops.Draws(temperature, seeds, positions, more, probs)
 
 
 def draw(run: Run, source: tuple[Any, ...], drafts: ops.Drafts, draws: ops.Draws | None = None) -> Tensor:
-    """Draw from logits, or from hidden states and a head; return the written tokens [R, rows per request]."""
+    """Draw from logits, or from hidden states and a head. Return the written tokens, [R, rows per request]."""
     columns = slice(None) if drafts.draft_step is None else slice(int(drafts.draft_step), int(drafts.draft_step) + 1)
     tokens, written = drafts.draft_token_ids[:, columns], [drafts.draft_token_ids[:, columns]]
     written += [] if draws is None else [draws.draft_probs[:, columns]]
@@ -127,14 +128,14 @@ def sampled(run: Run, g: torch.Generator, kind: str) -> None:
     rows=[1, 20, 40],
 )
 def gumbel_head_in_tiles(run: Run, g: torch.Generator, dtype: torch.dtype, rows: int) -> None:
-    # Where a token hardly leads, the rounding of a logit may decide.
+    # If a token hardly leads, the rounding of a logit may decide.
     expect_sampled_head(run, g, dtype, rows, SIZE, 0.02, 0.15)
 
 
 def expect_sampled_head(
     run: Run, g: torch.Generator, dtype: torch.dtype, rows: int, size: int, tolerance: float, least: float
 ) -> None:
-    """Check what a fused head of 300 tokens samples, as `expect_sampled` does."""
+    """Check the tokens that a fused head with a vocabulary of 300 samples; see `expect_sampled`."""
     x, norm = uneven(g, rows, size, dtype), norm_of(g, size, dtype)
     weight = normal(g, (300, size), dtype, 2 * size**-0.5)
     logits = (normed(x, norm) @ weight.double().T)[:, None]
@@ -145,12 +146,12 @@ def expect_sampled(
     run: Run, g: torch.Generator, source: tuple[Any, ...], logits: Tensor, step: int | None, tolerance: float,
     least: float,
 ) -> None:  # fmt: skip
-    """Check the tokens and distributions that are sampled from a source whose logits [R, n, vocab] these are.
+    """Sample from a source, and check tokens and distributions against its logits, [R, n, vocab].
 
     Args:
-        step: the column of a chain's step; None for a block.
+        step: the column of a chain's draft step. None for a block.
         tolerance: of the distributions.
-        least: the lead of a token that rounding can't take.
+        least: tokens that lead by less are not compared, as rounding may decide about them.
     """
     requests, rows, vocab = logits.shape
     each, seeds = torch.arange(requests), large_seeds(g, requests)
@@ -172,15 +173,23 @@ def expect_sampled(
 
 
 def large_seeds(g: torch.Generator, requests: int) -> Tensor:
-    """Seeds of 63 bits, of both signs."""
+    """Return random seeds of 63 bits, of both signs."""
     return torch.randint(-(1 << 62), 1 << 62, (requests,), generator=g)
 
 
 def expect_noise(
     tokens: Tensor, logits: Tensor, seeds: Tensor, first: Tensor, purpose: int, temperature: Tensor, least: float = 1e-3
 ) -> int:
-    """Tokens [R, n] are those that the noise of seeds [R] and positions from first [R] on picks from logits [R, n,
-    vocab], where they lead by `least`, so that rounding does not decide; return how many were compared."""
+    """Check that the noise picks these tokens, and return the number of tokens compared.
+
+    Only tokens that lead by `least` are compared, as rounding may decide about the others.
+
+    Args:
+        tokens: [R, n].
+        logits: [R, n, vocab].
+        seeds: [R].
+        first: [R], the position of each request's first token.
+    """
     wrong, compared = list[str](), 0
     for r, row in enumerate(tokens.tolist()):
         for j, token in enumerate(row):
@@ -212,7 +221,8 @@ def greedy_head(run: Run, g: torch.Generator, rows: int) -> None:
 def expect_first_of_twins(
     run: Run, g: torch.Generator, dtype: torch.dtype, rows: int, every: int, shape: tuple[int, int], step: int | None
 ) -> None:
-    """Heads of 3,000 tokens take the lower of two equally likely ones, with and without a norm."""
+    """Check that heads with a vocabulary of 3,000 take the lower of two equally likely tokens, with and without a
+    norm."""
     vocab, x, norm = 3000, small_integers(g, (rows, SIZE)), norm_of(g, SIZE, dtype)
     weight = head_of_ties(g, x, vocab, every)
     for scale, what in ((None, "without"), (norm, "with")):
@@ -254,7 +264,8 @@ def greedy_block_head(run: Run, g: torch.Generator, dtype: torch.dtype, block: t
 
 
 def split_logits(g: torch.Generator, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Logits [rows, 400] of four ranks with ties, zeros of both signs and only negative rows; and each row's best."""
+    """Return logits [rows, 400] of four ranks, and each row's best token. They have ties, zeros of both signs, and rows
+    of negative values only."""
     logits = torch.randn(rows, 400, generator=g).to(dtype)
     logits[0, 150] = logits[0, 350] = 60.0  # a tie of two ranks: the smaller id wins
     logits[1] = -logits[1].abs() - 1
@@ -264,7 +275,7 @@ def split_logits(g: torch.Generator, rows: int, dtype: torch.dtype) -> tuple[Ten
 
 
 def best_of_ranks(logits: Tensor, ranks: int = 4) -> Tensor:
-    """The most likely tokens by what ranks gather of each other's best tokens."""
+    """Return the most likely tokens as ranks find them: each rank's best tokens, gathered."""
     part = logits.shape[1] // ranks
     parts = [logits[:, rank * part : (rank + 1) * part].contiguous() for rank in range(ranks)]
     return ops.best_of(torch.stack([ops.best_tokens(each, rank * part) for rank, each in enumerate(parts)]))

@@ -19,7 +19,7 @@ SIZE, INNER, ALPHA = 64, 32, 1.7
 
 
 class Mixture(NamedTuple):
-    """Rows, the experts that each goes through, and the weights of those."""
+    """The inputs of a mixture of experts: rows, the experts chosen for each row, and the experts' weights."""
 
     x: Tensor
     ids: Tensor
@@ -28,13 +28,13 @@ class Mixture(NamedTuple):
     down: Weight
 
     def part(self, first: int, count: int) -> Mixture:
-        """The same with `count` of the experts."""
+        """Return the mixture with only `count` experts, from expert `first` on."""
         own = [Weight(w.matrix[first : first + count], w.bias[first : first + count] if w.bias is not None else None)
                for w in (self.gate_up, self.down)]  # fmt: skip
         return self._replace(gate_up=own[0], down=own[1])
 
     def wanted(self, limit: float) -> Tensor:
-        """The weighted sums in float64."""
+        """Return the weighted sum of each row's experts, in float64."""
         out = torch.zeros(self.x.shape, dtype=torch.float64)
         for row, x in enumerate(self.x.double()):
             for expert, share in zip(self.ids[row].tolist(), self.shares[row].double(), strict=True):
@@ -55,7 +55,7 @@ def _product(x: Tensor, stacked: Weight, expert: int) -> Tensor:
 
 
 def make(g: Generator, dtype: torch.dtype, rows: int, experts: int, top_k: int, biases: bool, chosen: int) -> Mixture:
-    """A mixture whose rows choose among the first `chosen` experts."""
+    """Make a mixture. Its rows choose among the first `chosen` experts."""
     ids = torch.stack([torch.randperm(chosen, generator=g)[:top_k] for _ in range(rows)])
     gate_up = normal(g, (experts, 2 * INNER, SIZE), dtype, 0.4 if biases else 0.2)
     down = normal(g, (experts, SIZE, INNER), dtype, 0.15)
@@ -90,7 +90,7 @@ def expert_mlp(run: Run, g: Generator, dtype: torch.dtype, limit: float, rows: i
 )
 def expert_mlp_parts(run: Run, g: Generator, dtype: torch.dtype, parts: int) -> None:
     whole = make(g, dtype, 9, 6, 2, biases=True, chosen=6)
-    whole.ids[0] = torch.tensor([0, 1])  # a row that has nothing in the other parts
+    whole.ids[0] = torch.tensor([0, 1])  # a row without an expert in the other parts
     count, total = 6 // parts, torch.zeros(9, SIZE, dtype=torch.float64)
     for first in range(0, 6, count):
         seen = run(model_ops.expert_mlp, *whole.part(first, count), ALPHA, 0.0, first)

@@ -18,7 +18,7 @@ from specgraph_conformance.rig import expect_close, expect_equal
 TABLE = Table()
 REQUESTS, K = 3, 2
 BEST = torch.tensor([[69_999, 65_536, 17], [66_000, 3, 69_000], [65_535, 68_123, 67_001]])
-"""The most likely token of each row of each request, far above the others."""
+"""The token that the logits of each row of each request put far above the others."""
 
 
 @TABLE.row(
@@ -33,7 +33,8 @@ def large_vocabulary(run: Run, g: torch.Generator) -> None:
 
 
 def expect_noise_of(run: Run, g: torch.Generator, tokens: tuple[int, int], vocab: int) -> None:
-    """Draft and sample one of two equally likely tokens, the only ones: the one with the smaller number is taken."""
+    """Check that a draft and a sample of two equally likely tokens take the one with the smaller number of the
+    noise."""
     requests = 24
     seeds, at = large_seeds(g, requests), torch.randint(1, 5000, (requests,), generator=g)
     warm, logits = torch.ones(requests), torch.full((requests, vocab), -1000.0)
@@ -63,7 +64,7 @@ def vocabulary_of_262_thousand(run: Run, g: torch.Generator) -> None:
 
 
 def expect_exact(run: Run, g: torch.Generator, vocab: int, best: Tensor) -> None:
-    """`best`: the most likely token of each row of each request, far above the others."""
+    """Check that drawing and verifying find `best`, the token that the logits of each row put far above the others."""
     logits = torch.randn(REQUESTS * (K + 1), vocab, generator=g)
     logits[torch.arange(len(logits)), best.flatten()] = 60.0  # far above what noise can change
     first, block = (logits.view(REQUESTS, K + 1, vocab)[:, 0].contiguous(),), (logits[: REQUESTS * K],)

@@ -20,7 +20,7 @@ TABLE = Table()
 
 
 class Sizes(NamedTuple):
-    """Columns of the linears of one row: of their input, and of plain and gated outputs."""
+    """The columns of one table row's linears: of their input, and of plain and gated outputs."""
 
     size: int = 64
     width: int = 80
@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The parts that a linear has beside its matrix."""
+    """The parts that a linear has besides its matrix."""
 
     norm: bool
     bias: bool
@@ -38,11 +38,11 @@ class Parts(NamedTuple):
 ALL_PARTS = [Parts(*chosen) for chosen in product((False, True), repeat=3)]
 SOME_PARTS = [Parts(norm=True, bias=False, residual=False), Parts(norm=False, bias=True, residual=True)]
 PAIRS = list(product((False, True), repeat=2))
-"""Pairs that say if the embedding is normalised, and if the hidden state is."""
+"""(the embedding is normalised, the hidden state is normalised)."""
 
 
 class Made(NamedTuple):
-    """A weight, and the product that it stands for in float64, number by number."""
+    """A weight, and the same matrix in float64 with its scales multiplied out."""
 
     weight: Weight
     wide: Tensor
@@ -56,11 +56,11 @@ class Made(NamedTuple):
 def make(
     g: Generator, rows: int, columns: int, dtype: torch.dtype, bias: bool = True, groups: int = 0, gain: float = 1.0
 ) -> Made:
-    """A weight [rows, columns] for inputs of magnitude 1.
+    """Make a weight [rows, columns].
 
     Args:
-        groups: of columns with a scale of their own; 0 for a matrix in `dtype`.
-        gain: the magnitude of its products.
+        groups: the groups of columns with a scale each, in FP8. 0 for a matrix in `dtype`.
+        gain: the magnitude of the products with inputs of magnitude 1.
     """
     added = normal(g, (rows,), dtype, gain) if bias else None
     if not groups:
@@ -82,7 +82,7 @@ def check_linears(
     groups: int = 0,
     parts: tuple[str, ...] = ("plain", "gated", "pair", "two"),
 ) -> None:
-    """Linears over rows of three magnitudes, with an eps as large as the mean square of the smallest."""
+    """Check linears over rows of three magnitudes. The eps is as large as the mean square of the smallest rows."""
     (size, width, inner), half = sizes, sizes.size // 2
     x, hidden, residual = (uneven(g, rows, n, dtype) for n in (size, half, width))
     norm, halves = norm_of(g, size, dtype), [norm_of(g, half, dtype) for _ in range(2)]
@@ -114,7 +114,7 @@ def check_linears(
 
 
 def check_two(run: Run, g: Generator, dtype: torch.dtype, rows: int, sizes: Sizes, groups: int = 0) -> None:
-    """Two linears with the residual sum and the norm between them, with and without biases."""
+    """Check two linears with the residual sum and the norm between them, with and without biases."""
     size, width, inner = sizes
     x, residual, norm = normal(g, (rows, size), dtype), uneven(g, rows, size, dtype), norm_of(g, size, dtype)
     for bias in (True, False):
@@ -152,7 +152,7 @@ def check_two(run: Run, g: Generator, dtype: torch.dtype, rows: int, sizes: Size
     rows=[133],
 )
 def linears(run: Run, g: Generator, dtype: torch.dtype, rows: int) -> None:
-    check_linears(run, g, dtype, rows, Sizes(112 if rows > 100 else 64))  # 112: no multiple of a tile
+    check_linears(run, g, dtype, rows, Sizes(112 if rows > 100 else 64))  # 112 is no multiple of a tile's columns
 
 
 @TABLE.row(
@@ -224,7 +224,7 @@ def linears_of_many_columns(run: Run, g: Generator, rows: int) -> None:
 
 
 MLPS = [(12288, 2048, 70), (9728, 2048, 40), (17408, 1024, 5)]
-"""Columns of the gate, columns of the residual, and rows."""
+"""(columns of the gate, columns of the residual, rows)."""
 
 
 @TABLE.row(
@@ -252,8 +252,10 @@ def mlp_of_many_requests(run: Run, g: Generator, mlp: tuple[int, int, int]) -> N
 
 
 class Repeated:
-    """A bfloat16 weight [columns, size] of 256 random rows over and over, each time with other signs and powers of two
-    per row, so that float64 multiplies 256 rows."""
+    """A bfloat16 weight [columns, size] that repeats 256 random rows, each time with other signs and powers of two.
+
+    The float64 product therefore needs 256 rows only.
+    """
 
     def __init__(self, g: Generator, columns: int, size: int) -> None:
         self.base = normal(g, (256, size), torch.bfloat16, size**-0.5)

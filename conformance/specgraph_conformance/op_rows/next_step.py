@@ -1,4 +1,5 @@
-"""Rows of what lies between two greedy draft steps: the token, one place further, and the next step's input."""
+"""Rows of the op between two greedy draft steps, which writes the token, the next position and the next step's
+input."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ LENGTHS = [15, 16, 47, 0, 1, 31, 32, 46, 48]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of the head's input, the vocabulary, and what the next step begins with."""
+    """The sizes of the head's input, of the vocabulary, and of the next draft step's embedding and hidden state."""
 
     dtype: torch.dtype
     head: int
@@ -26,7 +27,7 @@ class Sizes:
     embedding: int
     hidden: int
     every: int = 1
-    """See `head_of_ties`."""
+    """The argument `every` of `head_of_ties`."""
 
 
 @TABLE.row(
@@ -51,7 +52,7 @@ def next_step(run: Run, g: torch.Generator, requests: int) -> None:
     requests=[1, 16, 40, 64],
 )
 def in_tiles(run: Run, g: torch.Generator, requests: int) -> None:
-    """Half precision and input columns that tiles divide: what a device's own kernel of the head takes."""
+    """Check sizes that a device's own kernel of the head takes: half precision, and input columns that tiles divide."""
     expect_steps(run, g, requests, Sizes(torch.bfloat16, 512, 3000, 256, 512))
 
 
@@ -70,7 +71,7 @@ def of_many(run: Run, g: torch.Generator, batch: tuple[int, int]) -> None:
 
 
 def expect_steps(run: Run, g: torch.Generator, requests: int, sizes: Sizes, steps: int = 3) -> None:
-    """Check that steps in a row write what loops on the host give."""
+    """Check that the op, called for one draft step after the other, writes the results of a host loop."""
     dtype, vocab = sizes.dtype, sizes.vocab
     lengths = (LENGTHS * 17)[:requests]
     inputs = [small_integers(g, (requests, sizes.head)) for _ in range(steps)]

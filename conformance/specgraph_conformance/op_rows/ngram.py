@@ -15,8 +15,8 @@ TABLE = Table()
 
 
 def drafts_by_ngram(text: Sequence[int | None], k: int, shortest: int, longest: int) -> list[int]:
-    """Return what `ops.ngram_propose` drafts after a text; None is a token that is not known."""
-    # A character per token; an unknown one differs from all others.
+    """Return the tokens that `ops.ngram_propose` drafts after a text. None in the text is an unknown token."""
+    # One character per token. The character of an unknown token differs from all others.
     characters = "".join(chr(0x20000 + i) if token is None else chr(1 + token) for i, token in enumerate(text))
     end, begin = len(text), len(text) - 1
     for length in range(min(longest, end), shortest - 1, -1):
@@ -36,7 +36,7 @@ def expect_drafts(
 
     Args:
         limit: max_model_len.
-        lookup: tokens of the shortest n-gram, and of the longest.
+        lookup: the tokens of the shortest and of the longest n-gram.
     """
     n, columns = len(lengths), -(-limit // block) + 1
     table = (torch.randperm(n * columns, generator=g) + 1).view(n, columns).int()

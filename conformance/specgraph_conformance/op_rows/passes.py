@@ -1,4 +1,4 @@
-"""Rows of the ops that begin a pass and move it on, against loops over requests and rows."""
+"""Rows of the ops that begin a pass and that advance it by a draft step, against host loops over requests and rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACES = ("positions", "slot_mapping", "seq_lens", "token_ids")
 STEPS = ("last_rows", "step_positions", "step_seq_lens", "draft_step")
 PAST_BLOCK = 4
 PAST = {"one": 1, "three": 3, "more-than-a-block": 6}
-"""Past rows per request: K - 1."""
+"""The past rows per request, K - 1."""
 PAST_BLOCKS = [
     [5, 2, 0, 0, 0, 0, 0, 0, 0, 0],
     [1, 12, 13, 0, 0, 0, 0, 0, 0, 0],
@@ -28,16 +28,17 @@ PAST_BLOCKS = [
     [8, 7, 9, 0, 0, 0, 0, 0, 0, 0],
     [10, 11, 0, 0, 0, 0, 0, 0, 0, 0],
 ]
-"""The last request shares no block; request 0 has none for its second round's end."""
+"""The blocks of each request. The last request shares no block, and request 0 has none for the end of its second
+batch."""
 
 
 def i32(*values: Any) -> Tensor:
-    """An int32 tensor."""
+    """Return an int32 tensor."""
     return torch.tensor(*values, dtype=torch.int32)
 
 
 def a_round(g: torch.Generator, query_len: int) -> RowInputs:
-    """A round with inert requests between others, the end of max_model_len, the end of a block, and null blocks."""
+    """Return a batch with inert requests between others. It reaches max_model_len, block ends and null blocks."""
     counts, starts = [query_len, 0, 1, min(2, query_len), 1], [14, 3, 39, 31, 0]
     blocks = [[5, 2, 0], [1, 0, 0], [3, 4, 6], [8, 7, 9], [10, 0, 0]]
     more = 4
@@ -51,7 +52,7 @@ def a_round(g: torch.Generator, query_len: int) -> RowInputs:
 def expect_rows(
     run: Run, plan: RowPlan, given: RowInputs, names: tuple[str, ...], past: PastRows | None = None, num_last: int = 1
 ) -> Rows:
-    """Run the op with these fields of `Rows`, and compare what it writes.
+    """Run the op so that it writes these fields of `Rows`, and check them.
 
     Args:
         num_last: rows per request in `last_rows`.
@@ -69,7 +70,7 @@ def expect_rows(
 
 
 def _wanted(plan: RowPlan, given: RowInputs, past: PastRows | None, num_last: int) -> dict[str, Tensor]:
-    """All that `begin_rows` writes, by name; lists grow by request and row."""
+    """Return the tensors that `begin_rows` must write, by name, computed request by request and row by row."""
     starts, blocks = given.start_positions.tolist(), given.block_table.tolist()
     columns = torch.zeros(len(starts), 0, dtype=torch.int64) if given.token_ids is None else given.token_ids
     if given.draft_token_ids is not None:
@@ -129,12 +130,12 @@ def _wanted(plan: RowPlan, given: RowInputs, past: PastRows | None, num_last: in
 
 
 def path_to(parents: list[int], row: int) -> list[int]:
-    """Return the rows from row 0 to a row of a tree."""
+    """Return the path to a row of a tree: the rows from row 0 on."""
     return [0] if row == 0 else [*path_to(parents, parents[row - 1]), row]
 
 
 def _kept(past: PastRows | None, blocks: list[int], begin: int, start: int) -> dict[int, tuple[int, int]]:
-    """The past positions that were kept without a gap up to the round's, with their entries."""
+    """Return the kept past positions, without a gap up to the batch's first position, with their entries."""
     found: dict[int, tuple[int, int]] = {}
     for position in reversed(range(begin, start if past is not None else begin)):
         assert past is not None
@@ -398,7 +399,7 @@ def late_tokens(run: Run, g: torch.Generator) -> None:
 
 
 def _expect_advanced(run: Run, lengths: Tensor, table: Tensor, limit: int, block_size: int) -> None:
-    """Three steps in a row, against a host loop."""
+    """Advance by three draft steps, and compare each with a host loop."""
     now, step = lengths.tolist(), torch.tensor([1])
     positions, slots = torch.full((len(now),), -77), torch.full((len(now),), -77)
     written = lengths, positions, slots, step

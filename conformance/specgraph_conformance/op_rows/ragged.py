@@ -31,8 +31,8 @@ def begin_ragged(run: Run, g: torch.Generator, requests: int, steps: int) -> Non
 
 
 def expect_rows(run: Run, g: torch.Generator, requests: int, steps: int, total: int) -> None:
-    """Run the op for a pass of `total` rows, and compare with the split that Python finds."""
-    # Powers of two, so that products are exact and equals are many.
+    """Run the op for a pass of `total` rows, and compare its rows with the ones that Python's sort gives."""
+    # Powers of two make products exact, and many of them equal.
     confidence = 0.5 ** torch.randint(0, 3, (requests, steps), generator=g).float()
     starts = torch.randint(0, MAX_MODEL_LEN, (requests,), generator=g)
     starts[1::4] = -1
@@ -81,7 +81,7 @@ def expect_rows(run: Run, g: torch.Generator, requests: int, steps: int, total: 
 
 
 def split(confidence: torch.Tensor, starts: torch.Tensor, num_drafts: int) -> list[int]:
-    """Return how many drafts of each request are among the likeliest `num_drafts`."""
+    """Return the number of each request's drafts among the `num_drafts` likeliest of all."""
     chances = list[tuple[float, int, int]]()
     for r, (row, start) in enumerate(zip(confidence.tolist(), starts.tolist(), strict=True)):
         chance = 1.0

@@ -1,4 +1,4 @@
-"""Rows of the ops that copy rows and rounds, and of those between two rounds, against loops on the host."""
+"""Rows of the ops that copy rows and batches, and of the op from a propose to the next verify, against host loops."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ REQUESTS = 19
 def a_round(
     g: torch.Generator, n: int, query_len: int, aux_size: int, blocks: int, wider: tuple[int, int] = (0, 0)
 ) -> BatchTensors:
-    """A round of n requests.
+    """Return a random batch of n requests.
 
     Args:
-        wider: columns that the tensors of tokens and of hidden states have besides.
+        wider: the number of extra columns in the memory of the token tensor and of the hidden-state tensor.
     """
     tokens, hidden = wider
     return BatchTensors(
@@ -33,7 +33,7 @@ def a_round(
 
 
 def expect_load(run: Run, given: BatchTensors, requests: int, blocks: int) -> None:
-    """Load the round over a larger one, of `requests` requests with `blocks` blocks each."""
+    """Load the batch over a larger one of `requests` requests with `blocks` blocks each, and check the result."""
     n, query_len = given.sampled_token_ids.shape
     held = BatchTensors(
         torch.full((requests, query_len), 77),

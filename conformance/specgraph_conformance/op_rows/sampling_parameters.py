@@ -1,4 +1,4 @@
-"""Rows of the ops of sampling parameters: which tokens they leave, and penalties by host loops in float64."""
+"""Rows of the ops of sampling parameters: the tokens that they keep, and penalties, against host loops in float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TABLE = Table()
 
 
 def parameters(requests: int, vocab: int, **asked: Tensor) -> ops.SamplingParameters:
-    """Return parameters in which what is not asked for changes nothing."""
+    """Return sampling parameters. The fields that are not in `asked` have values that change nothing."""
     zeros, ones = torch.zeros(requests), torch.ones(requests)
     nothing = ops.SamplingParameters(
         torch.zeros(requests, dtype=torch.int64), ones, zeros, ones, zeros, zeros, torch.zeros(requests, vocab),
@@ -26,7 +26,7 @@ def parameters(requests: int, vocab: int, **asked: Tensor) -> ops.SamplingParame
 def penalised(
     logit: Tensor, times: int, in_prompt: bool, repetition: float, presence: float, frequency: float
 ) -> Tensor:
-    """Return the logit of a token that was given `times` times, after the penalties."""
+    """Return a token's logit after the penalties. The token is in the output `times` times."""
     if times or in_prompt:
         logit = logit / repetition if logit > 0 else logit * repetition
     return logit - frequency * times - presence * bool(times)
@@ -41,7 +41,7 @@ def penalised(
 )
 def sampling_parameters(run: Run, g: torch.Generator) -> None:
     logits = torch.randn(4, 12, generator=g) * 2
-    drafts = logits[1::2].argmax(-1, keepdim=True)  # the tokens that being in the context changes most
+    drafts = logits[1::2].argmax(-1, keepdim=True)  # the tokens whose logits the penalties change most
     many = torch.randint(-1, 12, (70, 5), generator=g)
     of_many, each = torch.zeros(70, 12, dtype=torch.int32), torch.arange(12)
     run(decoder_ops.count_tokens, many, of_many, written=[of_many])
@@ -90,7 +90,7 @@ def sampling_parameters(run: Run, g: torch.Generator) -> None:
     cause="adjust_logits: bits of another row, or all drafts before a row as in a chain",
 )
 def penalties_in_a_tree(run: Run, g: torch.Generator) -> None:
-    paths = [[], [0], [1], [0, 2], [1, 3], [0, 2, 4]]  # per row the columns of the drafts on its path
+    paths = [[], [0], [1], [0, 2], [1, 3], [0, 2, 4]]  # for each row, the columns of the drafts on its path
     logits = torch.randn(2 * len(paths), 12, generator=g)
     drafts = torch.tensor([[3, 5, 3, 5, 7], [8, 8, 2, -1, 8]])
     counts = torch.randint(0, 3, (2, 12), generator=g, dtype=torch.int32)
@@ -152,7 +152,7 @@ def parameters_of_a_drafter(run: Run, g: torch.Generator) -> None:
 def parameters_of_a_large_vocabulary(run: Run, g: torch.Generator, dtype: torch.dtype) -> None:
     vocab = 131_072
     logits = (torch.randn(4, vocab, generator=g) * 3).to(dtype)
-    logits[1, torch.randperm(vocab, generator=g)[:60]] = 14.0  # more equals than top_k keeps
+    logits[1, torch.randperm(vocab, generator=g)[:60]] = 14.0  # more equal tokens than top_k keeps
     top_k, top_p, min_p = [3000, 25, 0, 300], [1.0, 1.0, 0.4, 0.8], [0.0, 0.0, 0.0, 0.02]
     warm, frequency = torch.tensor([0.7, 1.0, 0.6, 0.5]), torch.tensor([0.0, 0.01, 0.01, 1e-4])
     counts = torch.zeros(4, vocab, dtype=torch.int32)
@@ -165,14 +165,14 @@ def parameters_of_a_large_vocabulary(run: Run, g: torch.Generator, dtype: torch.
     adjusted = logits.double() - frequency[:, None].double() * counts
     for r in range(4):
         p = (adjusted[r] / float(warm[r])).softmax(-1)
-        order = torch.sort(-adjusted[r].float(), stable=True).indices  # the lower id first among equals
+        order = torch.sort(-adjusted[r].float(), stable=True).indices  # of equal tokens the lower id comes first
         order = order[p[order] >= min_p[r] * p.max()][: top_k[r] or vocab]
         share = p[order]
         before = share.cumsum(0) - share
         kept = order[before < top_p[r] * share.sum()] if top_p[r] < 1 else order
         now = (out[r] > -1e29).nonzero()[:, 0]
         differ = set(now.tolist()) ^ set(kept.tolist())
-        # Rounding of a sum decides about the last token of a share, and of equals about the last one.
+        # The rounding of a sum decides about the last token of the top_p share, and with equal tokens about one more.
         allowed = 2 if top_p[r] < 1 else 0
         assert len(differ) <= allowed, f"row {r} keeps {len(now)} tokens instead of {len(kept)}; {len(differ)} differ"
         both = kept[out[r][kept] > -1e29]

@@ -24,24 +24,25 @@ BLOCK = 16
 
 
 def full(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor to be written."""
+    """Return a tensor that an op is to write."""
     return torch.full(shape, -77, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The sizes of a search: k tokens per row, steps, chosen nodes."""
+    """The sizes of a tree search: tokens per row (`k`), draft steps, and chosen nodes."""
 
     k: int
     steps: int
     nodes: int
     vocab: int
     ties: tuple[int, ...]
-    """Tokens that are equally the best in every row of request 1."""
+    """The tokens that are equally likely, and the best, in every row of request 1."""
     dtype: torch.dtype = torch.float32
 
     def logits(self, rows: int, g: torch.Generator) -> Tensor:
-        """[3, rows, vocab]: of request 0 at random; of request 1 `ties` are the best; of request 2 all are equal."""
+        """Return [3, rows, vocab]: random logits of request 0, with `ties` as the best of request 1, all equal of
+        request 2."""
         out = torch.randn(3, rows, self.vocab, generator=g).to(self.dtype)
         out[1, :, list(self.ties)] = 4.0 if self.vocab < 100 else 9.0
         out[2] = 0.0
@@ -49,7 +50,7 @@ class Search:
 
 
 TIES_OF_BLOCKS = (8191, 5, 4096, 8192, 4095)
-"""Tokens on both sides of the borders of blocks of 4,096 columns."""
+"""Tokens on both sides of the borders between blocks of 4,096 columns."""
 
 
 @TABLE.row(
@@ -77,11 +78,11 @@ def large_trees(run: Run, g: torch.Generator, floats: torch.dtype) -> None:
 
 
 def expect_grown(run: Run, g: torch.Generator, of: Search) -> None:
-    """The tree that is drawn step by step is that of a host search."""
+    """Check that the tree drawn step by step is the one that a host search finds."""
     requests, k, size = 3, of.k, of.k + (of.steps - 1) * of.k * of.k
     logits = [of.logits(1 if s == 0 else k, g) for s in range(of.steps)]
     for each in logits:
-        each[1] = each[1, :1]  # the rows of a step are alike
+        each[1] = each[1, :1]  # all rows of a step are the same
     candidates = ops.Candidates(full(requests, size, dtype=torch.float32), full(requests, size), full(requests, size))
     beams = ops.Beams(
         full(requests, k, dtype=torch.float32), full(requests, k), *(full(requests * k) for _ in range(3))
@@ -89,7 +90,8 @@ def expect_grown(run: Run, g: torch.Generator, of: Search) -> None:
     tree = ops.TreeNodes(full(requests, of.nodes), full(requests, of.nodes))
 
     def grow(logits: Tensor, draft_to_target: Tensor, more: Tensor, first: bool, *out: Any) -> None:
-        """`more`: steps after the first one of this kind, so that 0, which graphs are captured with, is a step."""
+        """Run one draft step. `more` counts from the first step of this kind, so that 0, the value in a capture, is a
+        valid step."""
         ops.grow_tree(logits, draft_to_target, more + (0 if first else 1), first, *out)
 
     for s, each in enumerate(logits):
@@ -126,7 +128,7 @@ def draft_block_tree(run: Run, g: torch.Generator) -> None:
 
 
 def expect_block_tree(run: Run, g: torch.Generator, of: Search) -> None:
-    """The tree that is drawn in one pass holds the best of all paths."""
+    """Check that the tree drawn in one pass holds the best of all paths."""
     logits, tree = of.logits(of.steps, g), ops.TreeNodes(full(3, of.nodes), full(3, of.nodes))
     run(ops.draft_block_tree, logits.flatten(0, 1), torch.arange(of.vocab), of.k, tree, written=tree)
     for r in range(3):
@@ -145,41 +147,41 @@ def expect_block_tree(run: Run, g: torch.Generator, of: Search) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """A tree of each request in a verify."""
+    """The draft trees of a verify, one per request."""
 
     tokens: list[list[int]]
     parents: list[list[int]]
-    """The row that each node follows; row 0 is the last token, the node of column i is row i + 1."""
+    """For each node, the row that it follows. Row 0 is the last token, and the node of column i is row i + 1."""
     blocks: list[list[int]]
-    """KV blocks: not in order, and the next one in memory is another request's."""
+    """The KV blocks of each request. They are not in order, and the next block in memory belongs to another request."""
     starts: list[int]
-    """Position of each request's last token; -1 for an inert one."""
+    """The position of each request's last token. -1 for an inert request."""
     depth: int
-    """Levels below the last token."""
+    """The number of levels below the last token."""
     limit: int = 1000
     """max_model_len."""
 
     @property
     def rows(self) -> int:
-        """Rows per request."""
+        """The rows per request."""
         return len(self.tokens[0]) + 1
 
     @property
     def nodes(self) -> ops.TreeNodes:
-        """The trees as ops take them."""
+        """The trees in the form that ops take."""
         return ops.TreeNodes(torch.tensor(self.tokens), torch.tensor(self.parents))
 
     def line(self, request: int, row: int) -> list[int]:
-        """The rows of the path to a row, from row 0 on."""
+        """Return the path to a row: the rows from row 0 on."""
         return path_to(self.parents[request], row)
 
     def slots(self, request: int) -> list[int]:
-        """The slot of each row."""
+        """Return the slot of each row."""
         room = len(self.blocks[request]) * BLOCK
         return [slot_of(self.starts[request] + i, self.blocks[request], room, BLOCK) for i in range(self.rows)]
 
     def begin(self, run: Run) -> ops.Rows:
-        """Run `begin_rows` after last tokens 8, and compare what it writes."""
+        """Run `begin_rows`, with 8 as each request's last token, and check the written rows."""
         last, table = torch.full((len(self.starts), 1), 8), torch.tensor(self.blocks, dtype=torch.int32)
         given = ops.RowInputs(torch.tensor(self.starts), table, None, last, *self.nodes)
         plan = ops.RowPlan(self.rows, self.limit, BLOCK, tree_steps=self.depth)
@@ -201,7 +203,7 @@ class Trees:
     def expect_paths(
         self, sampled: decoder_ops.Sampled, path: decoder_ops.AcceptedPath, wanted: Sequence[tuple[list[int], int]]
     ) -> None:
-        """The result of a verify is, for each live request, these rows and the target's own token after them."""
+        """Check that a verify accepted, for each live request, these rows and sampled this token after them."""
         requests, most = len(self.starts), self.depth + 1
         rows, sources, targets = (part.view(requests, -1).tolist() for part in path)
         for r, (own, last) in enumerate(wanted):
@@ -222,14 +224,14 @@ class Trees:
 
 
 def random_trees(rows: int, g: torch.Generator, limit: int = 1000, vocab: int = 7, depth: int = 6) -> Trees:
-    """Trees of `rows` rows for four requests, the third inert; children of one node have different tokens."""
+    """Return trees of `rows` rows for four requests. The third is inert. Children of one node have different tokens."""
     rng = random.Random(int(torch.randint(0, 1 << 30, (), generator=g)))
     trees: list[tuple[list[int], list[int]]] = []
     while len(trees) < 4:
         depths, tokens, parents = [0], list[int](), list[int]()
         taken: dict[int, set[int]] = {}
         while len(tokens) < rows - 1:
-            # Parents come first; the deepest open rows are preferred, so that some paths are long.
+            # A parent comes before its children. Recent rows are preferred as parents, so that some paths are long.
             parent = rng.choice(range(max(0, len(tokens) - 4), len(tokens) + 1))
             if rng.random() < 0.1 or depths[parent] == depth:
                 parent = rng.choice([row for row in range(len(tokens) + 1) if depths[row] < depth])
@@ -270,7 +272,7 @@ def places_of_many_trees(run: Run, g: torch.Generator) -> None:
     requests, k, tree_len, limit = 300, 8, 40, 60
     lengths = torch.randint(0, limit + 1, (requests,), generator=g)
     lengths[::7] = 0
-    table = torch.randint(0, 900, (requests, 9), generator=g).int()[:, 1:7]  # a part of a wider table
+    table = torch.randint(0, 900, (requests, 9), generator=g).int()[:, 1:7]  # a view of a wider table
     out = {"positions": full(requests * k), "slot_mapping": full(requests * k)}
     out |= {"seq_lens": full(requests, dtype=torch.int32), "draft_step": torch.tensor([2])}
     base, limits = (lengths.int(), (lengths - 1).clamp(min=0)), {"max_model_len": limit, "block_size": BLOCK}
@@ -280,7 +282,7 @@ def places_of_many_trees(run: Run, g: torch.Generator) -> None:
     wanted = torch.tensor([min(n + 2, limit - 1) for n in before for _ in range(k)])
     live = lengths.repeat_interleave(k) > 0
     expect_equal(out["positions"][live], wanted[live], "positions of a tree's rows")
-    # Rows of step 2 are behind 2 k others; the tree's rows have slots past max_model_len, too.
+    # The rows of step 2 follow 2 k other rows. A tree's rows have slots past max_model_len too.
     slots = [
         slot_of(n + 2 * k + j, row, 6 * BLOCK, BLOCK) if n else -1
         for n, row in zip(before, table.tolist(), strict=True)
@@ -302,7 +304,7 @@ def many_moves_of_kv(run: Run, g: torch.Generator, moves: int) -> None:
     blocks, heads, dim = 200, 8, 80
     held = torch.randn(blocks, 2, BLOCK, heads, dim, generator=g).to(torch.bfloat16)
     slots = torch.randperm((blocks - 1) * BLOCK, generator=g)[:moves] + BLOCK
-    source = slots.roll(1)  # each goes to the slot of the next, so that an order of copies shows
+    source = slots.roll(1)  # each goes to the slot of the next: copies in sequence would overwrite each other
     source[::5], to = 0, slots.clone()
     to[::5] = 0
     wanted = held.clone()
@@ -330,7 +332,7 @@ def verify_tree_synthetic(run: Run, g: torch.Generator) -> None:
     sampled, path = trees.verify(run, trees.begin(run), logits, acceptance)
     best = logits.argmax(-1).view(3, -1)
     assert sampled.num_sampled.tolist() == [3, 0, 3]
-    for r in (0, 2):  # place i is row 3 + i, of the last four nodes
+    for r in (0, 2):  # column i is row 3 + i of the tree's last four nodes
         assert sampled.token_ids[r].tolist() == [2, 3, int(best[r, 5]), -1, -1], f"tokens of request {r}"
         slots, own = trees.slots(r), slice(4 * r, 4 * r + 4)
         assert path.from_slots[own].tolist() == [slots[4], slots[5], 0, 0], f"moves of request {r}"
@@ -354,12 +356,12 @@ def trees_of_many_rows(run: Run, g: torch.Generator, kind: int) -> None:
 
 
 def expect_attention(run: Run, g: torch.Generator, trees: Trees, begun: ops.Rows, drawn_so_far: int) -> None:
-    """The first `drawn_so_far` rows of each tree attend to the context and to their own paths."""
+    """Check that the first `drawn_so_far` rows of each tree attend to the context and to their own paths only."""
     rows, heads, dim, requests = trees.rows, 2, 32, len(trees.starts)
     query = torch.randn(requests * drawn_so_far, heads, dim, generator=g)
     caches = [torch.randn(33, BLOCK, 1, dim, generator=g) for _ in range(2)]
     for r, start in enumerate(trees.starts):
-        # Slots of nodes that are not drawn yet: none of the first rows sees them.
+        # No row drawn so far may see the slots of later nodes.
         for slot in trees.slots(r)[drawn_so_far:] if start >= 0 else ():
             for cache in caches:
                 cache.view(-1, dim)[slot] = float("nan")

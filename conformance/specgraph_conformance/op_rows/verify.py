@@ -1,4 +1,4 @@
-"""Rows of the acceptance of drafts: greedy, by rejection sampling and by chance, against distributions and float64."""
+"""Rows of the acceptance of drafts, greedy, by rejection sampling and by chance, against distributions and float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TABLE = Table()
 def verified(
     run: Run, logits: Tensor, drafts: Tensor, starts: Tensor, acceptance: decoder_ops.Acceptance
 ) -> tuple[Tensor, Tensor]:
-    """The sampled tokens [R, K + 1] and their counts [R]."""
+    """Verify drafts, and return the sampled tokens, [R, K + 1], and their counts, [R]."""
     sampled = decoder_ops.Sampled(
         drafts.new_full((len(drafts), drafts.shape[1] + 1), -7), torch.full((len(drafts),), -7).int()
     )
@@ -118,13 +118,13 @@ def verify_mixed(
     dtype: torch.dtype = torch.float32,
     requests: int = 1200,
 ) -> None:
-    temperatures, k, vocab = torch.tensor([0.0, 0.5, 2.0, 0.8, 1.0]), 2, 6  # of five kinds of request
+    temperatures, k, vocab = torch.tensor([0.0, 0.5, 2.0, 0.8, 1.0]), 2, 6  # five kinds of requests
     group = torch.arange(requests) % len(temperatures)
     logits = (torch.randn(requests, k + 1, vocab, generator=g) * 1.5).to(dtype)
     is_mapped = kind == "draft-vocabulary"
     ids = torch.tensor([1, 2, 4]) if is_mapped else torch.arange(vocab)
     q = (logits[:, :k, ids].float() + torch.randn(requests, k, len(ids), generator=g) * 0.5).softmax(-1)
-    if kind == "one-token":  # the drafter is certain: no distribution is handed over
+    if kind == "one-token":  # the drafter is certain, and hands no distribution over
         q = torch.nn.functional.one_hot(q.argmax(-1), vocab).float()
     drafts = ids[torch.multinomial(q.flatten(0, 1), 1, generator=g)[:, 0]].view(requests, k)
     starts, seeds = torch.randint(0, 3000, (requests,), generator=g), large_seeds(g, requests)
@@ -189,7 +189,7 @@ def verify_synthetic(run: Run, g: torch.Generator) -> None:
 def unlikely_tokens(run: Run, g: torch.Generator, kind: str) -> None:
     requests, vocab, below, token = 100, 500, 25.0, 3
     purpose, index = {"sampled": (RESAMPLE, token), "accepted": (ACCEPT, 0)}.get(kind, (DRAFT, token))
-    # Up to 32 times as large, or as small, as the probability of the token.
+    # From 1/32 to 32 times the probability of the token.
     exponents = 63 - below / 0.6931 + 10 * torch.rand(requests, generator=g) - 5
     numbers, starts = [int(2**e) | 1 for e in exponents.tolist()], torch.randint(0, 1 << 20, (requests,), generator=g)
     seeds = [seed_that_draws(n, at + 1, purpose, index) for n, at in zip(numbers, starts.tolist(), strict=True)]
@@ -251,7 +251,7 @@ def verify_best(run: Run, g: torch.Generator) -> None:
 )
 def ties_in_a_verify(run: Run, g: torch.Generator, dtype: torch.dtype) -> None:
     requests, k = 5, 3
-    logits = torch.randint(-20, 20, (requests * (k + 1), 1500), generator=g).to(dtype)  # each maximum several times
+    logits = torch.randint(-20, 20, (requests * (k + 1), 1500), generator=g).to(dtype)  # maxima occur several times
     best, each = first_of_largest(logits).view(requests, k + 1), torch.arange(requests)
     for name, acceptance in (
         ("greedily", decoder_ops.Acceptance()),
