@@ -1,6 +1,7 @@
 """The oracle of attention: dense, in float64, on the host.
 
-Independent of kernels, buffers, padding, block arithmetic and lowerings: requests one at a time, keys in lists.
+It shares no kernels, buffers, padding, block arithmetic or lowerings with the device. It takes one request at a time
+and keeps keys in lists.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 
 def rotate(x: Tensor, rotary: Tensor | None, positions: Tensor) -> Tensor:
-    """Rotary embedding as complex products: pair (i, i + half) turns by the angle of its position.
+    """Apply the rotary embedding with complex products: the pair (i, i + half) turns by the angle of its position.
 
     Args:
         x: float64 [T, heads, dim].
@@ -32,11 +33,13 @@ def rotate(x: Tensor, rotary: Tensor | None, positions: Tensor) -> Tensor:
 def attention(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask, words: Sequence[int] = ()
 ) -> Tensor:
-    """One request, float64: query [q, heads, dim]; keys, values [n, kv_heads, dim], n >= q -> [q, heads, dim].
+    """Return the attention of one request, float64 [q, heads, dim].
 
     Args:
-        mask: a sink of it is a score more, of a key whose value is 0.
-        words: those of `mask.ancestors` that are these rows'.
+        query: [q, heads, dim].
+        keys, values: [n, kv_heads, dim], n >= q.
+        mask: if it has sinks, each is one more score, of a key with value 0.
+        words: the words of `mask.ancestors` for these rows.
     """
     rows, heads, _ = query.shape
     length, kv_heads, _ = keys.shape
@@ -48,7 +51,7 @@ def attention(
     if words:
         begin = length - mask.tree_len
         seen[:, begin:] &= (torch.tensor(words)[:, None] >> torch.arange(mask.tree_len) & 1).bool()
-    some = seen.any(0)  # what no row sees may be NaN
+    some = seen.any(0)  # a key that no row sees may be NaN
     keys, values = (part[some].repeat_interleave(heads // kv_heads, dim=1) for part in (keys, values))
     scores = torch.einsum("qhd,nhd->hqn", query, keys) * scale
     scores = scores.masked_fill(~seen[:, some], -torch.inf)
@@ -59,13 +62,13 @@ def attention(
 
 
 def gather_request(cache: Tensor, blocks: Sequence[int], length: int) -> Tensor:
-    """The first `length` entries of a request, [length, kv_heads, dim], from a paged cache on the host."""
+    """Return a request's first `length` entries of a paged cache on the host, [length, kv_heads, dim]."""
     assert len(blocks) * cache.shape[1] >= length, "the request has too few blocks"
     return torch.cat([cache[:0, 0], *(cache[block] for block in blocks)])[:length]
 
 
 class DenseKeys:
-    """`attend` for one request: keeps its keys and values as lists, in float64."""
+    """The methods `store` and `attend` for one request. It keeps the keys and values in lists, in float64."""
 
     def __init__(self, layers: Sequence[AttentionLayer], keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         self.layers = layers
@@ -75,12 +78,12 @@ class DenseKeys:
 
     @classmethod
     def empty(cls, layers: Sequence[AttentionLayer]) -> DenseKeys:
-        """The keys and values of a request that has none yet."""
+        """Return the object for a request without keys and values."""
         nothing = [torch.zeros(0, layer.num_kv_heads, layer.head_dim) for layer in layers]
         return cls(layers, nothing, nothing)
 
     def at(self, positions: Sequence[int]) -> None:
-        """Set the positions of the next pass's rows; keys at the first of them and after it are dropped."""
+        """Set the positions of the next pass's rows. Keys from the first of these positions on are dropped."""
         self.positions = torch.tensor(positions, dtype=torch.int64)
 
     def store(self, index: int, key: Tensor, value: Tensor) -> None:

@@ -1,7 +1,7 @@
 """The pytest plugin: opens the platform, decides which cases apply, and runs them with their time limits.
 
-Inert in any other pytest run: it does something only for tests marked by `@case`. With `pytest -n`, cases run in
-xdist's workers: a case that hangs or crashes ends its worker, and xdist starts another one for the cases that are left.
+It acts only on tests marked by `@case`, and does nothing in any other pytest run. With `pytest -n`, cases run in
+xdist's workers. A case that hangs or crashes ends its worker, and xdist starts another one for the remaining cases.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specgraph_conformance.timeouts import load_factor
 
 PLATFORM_OPTION = "--specgraph-platform"
 RESULT = "specgraph_result"
-"""The user property of a test report that holds the fields of its `CaseResult`."""
+"""The user property of a test report that holds the fields of the `CaseResult`."""
 SESSION: pytest.StashKey[Any] = pytest.StashKey()
 CASE: pytest.StashKey[Case] = pytest.StashKey()
 RESULTS: pytest.StashKey[Any] = pytest.StashKey()
@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except SpecgraphError as error:
         raise pytest.UsageError(str(error)) from error
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
-        config.args = [str(Path(__file__).parent)]  # no path was given: the suite, not the tests of this folder
+        config.args = [str(Path(__file__).parent)]  # without a path, run the suite, not the tests of the current folder
     config.stash[SESSION] = session
     if not option("numprocesses", None):
         config.pluginmanager.register(Plugin(config), "specgraph-conformance-run")
@@ -78,26 +78,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Plugin:
-    """Runs cases. Registered only when `--specgraph-platform` names a platform."""
+    """Runs cases. It is registered only if `--specgraph-platform` names a platform."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self._begin = 0.0
         self._broken = ""
-        self._stderr = os.dup(2)  # not what pytest captures
+        self._stderr = os.dup(2)  # pytest does not capture this one
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
         cases = [(item, found) for item in items if (found := with_parameters(item)) is not None]
         cases.sort(key=lambda pair: GROUPS.index(pair[1].group))
         try:
-            yield  # pytest's own -k and -m
+            yield  # here pytest applies -k and -m
             self._select(cases, items)
         except pytest.UsageError as error:
             self._say("refused", str(error))
             if not is_worker(self.config):
                 raise
-            items.clear()  # an error would end this worker without saying why
+            items.clear()  # an error would end this worker without its message
 
     def _select(self, cases: list[tuple[pytest.Item, Case]], items: list[pytest.Item]) -> None:
         option: Any = self.config.getoption
@@ -129,7 +129,7 @@ class Plugin:
         )
 
     def _say(self, name: str, value: Any) -> None:
-        """Tell `Results`, which is in another process where this one is a worker."""
+        """Pass a value to `Results`. If this process is a worker, `Results` is in another process."""
         if is_worker(self.config):
             self.config.workeroutput[name] = value  # pyright: ignore
         else:
@@ -137,7 +137,8 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """Collect no more, before the first case, of what is loaded for good."""
+        """Before the first case, take all objects that exist out of garbage collection, and divide the CPU's threads
+        among the workers."""
         if session.items and not session.config.option.collectonly:
             if is_worker(self.config):
                 import torch
@@ -149,7 +150,7 @@ class Plugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """End a worker whose device did not survive the case."""
+        """End this worker if its device did not survive the case."""
         done = yield
         faulthandler.cancel_dump_traceback_later()
         if self._broken:
@@ -171,9 +172,10 @@ class Plugin:
         self._limit(item.stash.get(CASE, None))  # pytest drops the limit when a test fails
 
     def _limit(self, found: Case | None) -> None:
-        """End this process, with the stacks of its threads, if the case takes too long.
+        """End this process and print the stacks of its threads if the case takes too long.
 
-        Nothing else ends a device call that does not return; it may hold Python's lock, so that no thread can.
+        A device call that does not return can't be ended otherwise. It may hold Python's lock, so that no other thread
+        runs.
         """
         if found is not None:
             faulthandler.dump_traceback_later(found.timeout * load_factor(), exit=True, file=self._stderr)
@@ -210,11 +212,11 @@ class Plugin:
 
 
 UNHEALTHY = 77
-"""Exit status of a process that stopped because the device did not survive a case."""
+"""The exit status of a process that stopped because its device did not survive a case."""
 
 
 def with_parameters(item: pytest.Item) -> Case | None:
-    """Return the case that a test item runs, with its parameters in the id; None for a test that is no case."""
+    """Return the case that a test item runs, with its parameters in the id. None if the test is no case."""
     marker = item.get_closest_marker(MARKER)
     if marker is None:
         return None
@@ -224,13 +226,13 @@ def with_parameters(item: pytest.Item) -> Case | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A case that was collected without a platform: say how to give one."""
+    """Refuse a case that runs without a platform, and say how to name one."""
     if item.get_closest_marker(MARKER) is not None and SESSION not in item.config.stash:
         pytest.exit(f"conformance cases need {PLATFORM_OPTION} NAME", returncode=4)
 
 
 def is_worker(config: pytest.Config) -> bool:
-    """Return True where xdist started this process; it documents this attribute as the sign."""
+    """Return True if xdist started this process. xdist documents this attribute for the purpose."""
     return hasattr(config, "workerinput")
 
 
@@ -245,7 +247,7 @@ def _failure(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
     seen = call.excinfo.exconly().splitlines()
     text = "\n".join(
         line for line in seen if line.strip() and "Use -v" not in line
-    )  # pytest's hint: no run here has it
+    )  # drop pytest's hint about -v, which the suite's runs don't take
     where: Any = call.excinfo.traceback[-1]
     if report.when != "call":
         text = f"in {report.when}: {text}"

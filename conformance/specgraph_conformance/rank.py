@@ -1,6 +1,6 @@
-"""Collectives inside a captured graph, as one rank of a group; and several ranks, one process and one device each.
+"""The cases of several ranks: `run_ranks` starts one process per device, and each process runs tasks as one rank.
 
-python -m specgraph_conformance.rank PLATFORM RANK WORLD_SIZE STORE SEED TASK      (what `run_ranks` starts)
+python -m specgraph_conformance.rank PLATFORM RANK WORLD_SIZE STORE SEED TASK      (`run_ranks` starts this)
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from specgraph_conformance.timeouts import load_factor
 
 ROWS, WIDTH, REPLAYS = 8, 64, 5
 COMMAND = (sys.executable, "-u", "-m", "specgraph_conformance.rank")
-"""Starts one rank."""
+"""The command that starts one rank, without its arguments."""
 CHAIN = "chain"
-"""The task of `check_chain`; the others are scenarios of `shared_experts` and `split_models`."""
+"""The task that runs `check_chain`. The other tasks are scenarios of `shared_experts` and `split_models`."""
 RANK_TIMEOUT = 120.0
-"""Seconds that a rank of a scenario waits for the other one."""
+"""The seconds that a rank of a scenario waits for the other rank."""
 
 
 @contextmanager
 def process_group(platform: Platform, rank: int, world_size: int, store: str) -> Generator[Ranks]:
-    """The ranks, over the device's own communication library; `store`: a file that all of them share."""
+    """Join the ranks over the device's own communication library. `store` is a file that all ranks share."""
     ranks = join_ranks(platform.device, world_size, init_method=f"file://{store}", rank=rank)
     try:
         yield ranks
@@ -44,10 +44,10 @@ def process_group(platform: Platform, rank: int, world_size: int, store: str) ->
 
 
 def check_chain(platform: Platform, ranks: Ranks, count: int, seed: int) -> None:
-    """`count` times a matmul, an all-reduce and an all-gather, each on the one before it, in one graph.
+    """Check a chain of `count` times a matmul, an all-reduce and an all-gather, captured in one graph.
 
     Raises:
-        AssertionError: a replay gives other bits than eager, or eager other values than float64.
+        AssertionError: a replay differs from float64 by more than rounding, or has other bits than eager.
     """
     rank, world = ranks.rank, ranks.size
     generator = torch.Generator().manual_seed(seed)
@@ -85,10 +85,10 @@ def check_chain(platform: Platform, ranks: Ranks, count: int, seed: int) -> None
 
 
 def run_ranks(platforms: Sequence[str], store: str, seed: int, seconds: float, tasks: Sequence[str]) -> dict[str, str]:
-    """Run tasks on each platform, NAME:INDEX, a process each.
+    """Run tasks on several platforms, NAME:INDEX, with one process and rank each.
 
     Returns:
-        What went wrong in each task; empty where nothing did.
+        The error of each task, by name. Empty if the task passed.
     """
     rest = [str(len(platforms)), store, str(seed), ",".join(tasks)]
     ranks = [
@@ -97,7 +97,7 @@ def run_ranks(platforms: Sequence[str], store: str, seed: int, seconds: float, t
     ]
     begin, ended = time.monotonic(), ""
     try:
-        # A rank that fails leaves the others waiting for it: the first failure ends all.
+        # The other ranks would wait for a rank that failed, so the first failure ends all.
         while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks) and not ended:
             time.sleep(0.1)
             if time.monotonic() - begin > seconds * load_factor():
@@ -117,7 +117,7 @@ def run_ranks(platforms: Sequence[str], store: str, seed: int, seconds: float, t
 
 
 def main(platform: str, rank: str, world_size: str, store: str, seed: str, tasks: str) -> None:
-    """Run tasks, comma-separated, as one rank; what went wrong in each goes to the file `store`.RANK.json at once."""
+    """Run tasks, separated by commas, as one rank. Each task's error is written to `store`.RANK.json at once."""
     opened, names, found = open_platform(platform), tasks.split(","), dict[str, str]()
     with torch.no_grad(), process_group(opened, int(rank), int(world_size), store) as ranks:
         for name, wrong in _run(opened, ranks, names, int(seed)):
@@ -127,7 +127,7 @@ def main(platform: str, rank: str, world_size: str, store: str, seed: str, tasks
 
 
 def _run(platform: Platform, ranks: Ranks, names: Sequence[str], seed: int) -> Generator[tuple[str, str], None, None]:
-    """Yield what went wrong in each task; the chain is the last one: a device that hangs in it has done the others."""
+    """Yield each task's name and error. The chain comes last, so that a device that hangs in it has done the others."""
     yield from run_scenarios(platform, [name for name in names if name in SCENARIOS], seed, RANK_TIMEOUT)
     for name in SPLIT:
         if name in names:
@@ -139,7 +139,7 @@ def _run(platform: Platform, ranks: Ranks, names: Sequence[str], seed: int) -> G
 
 
 def _read(path: Path) -> dict[str, str]:
-    """The tasks that a rank has ended."""
+    """Return the tasks that a rank has finished, with their errors."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 

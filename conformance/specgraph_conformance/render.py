@@ -21,11 +21,12 @@ from specgraph_conformance.report import OUTCOMES, CaseResult, Report
 from specgraph_conformance.standard import Conformance, conformance, expected_ids, summary, unknown_version
 
 SHOWN = 8
-"""The number of causes of failures that the terminal shows, in the order of the suite: fix the first ones first."""
+"""The number of failure causes that the terminal shows, in the order of the suite: the first ones are to be fixed
+first."""
 
 
 def as_table(report: Report) -> Group:
-    """Counts by group, then each failure with what to do about it, then what is absent and why."""
+    """Return a table: counts by group, then failures with advice, then absent cases with reasons."""
     subject = report.subject
     table = Table(title=plain(_title(report)), title_justify="left")
     table.add_column("group")
@@ -59,7 +60,7 @@ def as_table(report: Report) -> Group:
 
 
 def verdict(report: Report) -> str:
-    """One line."""
+    """Return the verdict in one line."""
     name, counts = report.subject.platform, report.counts
     numbers = f"{counts['passed']} passed, {counts['xfailed']} declared gaps, {counts['absent']} absent"
     if report.failures:
@@ -72,7 +73,7 @@ def verdict(report: Report) -> str:
 
 
 def _left_out(report: Report) -> str:
-    """Say which groups were not run, and of which only a part."""
+    """Say which groups were not run, and which ran only in part."""
     if other := unknown_version(report.subject.suite):
         return other
     expected = expected_ids(report.subject.attention, report.subject.suite)
@@ -84,13 +85,13 @@ def _left_out(report: Report) -> str:
 
 
 def profile_lines(report: Report) -> list[tuple[str, str]]:
-    """(profile and version, "conforms" or what is missing), one for each profile."""
+    """Return (profile and version, answer) for each profile; see `said`."""
     version = report.subject.suite
     return [(f"{answer.profile} {version}", said(answer)) for answer in conformance(report)]
 
 
 def said(answer: Conformance) -> str:
-    """ "conforms", or what is missing."""
+    """Return the text of an answer: "conforms", or the missing things."""
     if answer.conforms:
         return "conforms"
     rest = f"; and {len(answer.missing) - 3} more" if len(answer.missing) > 3 else ""
@@ -98,7 +99,7 @@ def said(answer: Conformance) -> str:
 
 
 def as_markdown(report: Report) -> str:
-    """A document for a repository: the verdict and what failed first, the cases folded at the end."""
+    """Return a Markdown document, with the verdict and the failures first, and all cases folded at the end."""
     subject = report.subject
     lines = [f"# Conformance of `{subject.platform}`", "", verdict(report) + ".", "", "| profile | |", "|---|---|"]
     lines += [f"| {profile} | {_cell(answer)} |" for profile, answer in profile_lines(report)]
@@ -135,7 +136,7 @@ def as_markdown(report: Report) -> str:
 
 
 def _folded_cases(report: Report) -> list[str]:
-    """One line a case with the outcomes of its parameter sets, folded by group."""
+    """Return one line per case with the outcomes of its parameter sets, folded by group."""
     lines = ["## Cases", ""]
     for group in GROUPS:
         by_case: dict[str, list[CaseResult]] = {}
@@ -159,7 +160,7 @@ def _folded_cases(report: Report) -> list[str]:
 
 
 def source_state(source: Mapping[str, Any]) -> str:
-    """A sentence on where the code of one distribution came from."""
+    """Return a sentence about the origin of one distribution's code."""
     changed = (
         f", {len(source['changed'])} files changed: {', '.join(source['changed'][:5])}" if source["changed"] else ""
     )
@@ -168,7 +169,8 @@ def source_state(source: Mapping[str, Any]) -> str:
 
 
 def as_json(report: Report) -> str:
-    """Return the report for machines: a line per field and per case, so that a diff of two names what differs."""
+    """Return the report as JSON with a line per field and per case, so that a diff of two reports names the
+    differences."""
     data = report.as_json()
     cases = ",\n".join(json.dumps(case) for case in data.pop("cases"))
     fields = "".join(f"{json.dumps(name)}: {json.dumps(value)},\n" for name, value in data.items())
@@ -176,17 +178,13 @@ def as_json(report: Report) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Check before the run that a report can be written.
-
-    Raises:
-        ConfigError: not writable.
-    """
+    """Check, before the run, that a report can be written. Raises ConfigError if not."""
     if not path.parent.is_dir():
         raise ConfigError(f"{path} can't be written: there is no folder {path.parent}")
     existed = path.exists()
-    with finished_first():  # no empty file is left
+    with finished_first():  # an interrupt must leave no empty file
         try:
-            path.open("ab").close()  # permission bits alone do not tell
+            path.open("ab").close()  # permission bits alone don't show it
         except OSError as error:
             raise ConfigError(f"{path} can't be written: {error.strerror or error}") from error
         if not existed:
@@ -194,7 +192,7 @@ def check_writable(path: Path) -> None:
 
 
 def print_report(report: Report, file: TextIO) -> None:
-    """The table."""
+    """Print the report as a table."""
     Console(file=file, soft_wrap=True).print(as_table(report))
 
 
@@ -204,7 +202,7 @@ def _title(report: Report) -> str:
 
 
 def _named(results: Sequence[CaseResult]) -> str:
-    """Each case once: with its parameters where one set of them is meant, else without."""
+    """Return the names of the cases, each once. A case has its parameters if only one set of them is in `results`."""
     by_case: dict[str, list[str]] = {}
     for result in results:
         by_case.setdefault(result.id.partition("[")[0], []).append(result.id)
@@ -212,7 +210,7 @@ def _named(results: Sequence[CaseResult]) -> str:
 
 
 def _counted(results: Sequence[CaseResult]) -> str:
-    """The case's name, or how many cases and their groups."""
+    """Return the name of the case. For several cases, return their number and groups."""
     if len(results) == 1:
         return results[0].id
     return f"{len(results)} cases of {', '.join(dict.fromkeys(result.group for result in results))}"

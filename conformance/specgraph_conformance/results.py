@@ -1,4 +1,4 @@
-"""The results of a run: collected from the reports of pytest, which come from xdist's workers where there are any."""
+"""The results of a run, collected from pytest's reports, which xdist's workers send if there are any."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from specgraph_conformance.session import Session
 
 SAID = ("problems", "refused")
-"""Problems of the run that belong to no case; why the selection was refused."""
+"""The names of values that `Plugin` passes on: problems that belong to no case, and why the selection was refused."""
 
 
 class Results:
-    """Collects what became of each case, in the process that no case can end."""
+    """Collects the result of each case, in the process that no case can end."""
 
     def __init__(self, session: Session, timeout: float | None) -> None:
         self.said: dict[str, Any] = {}
-        """Words of the process that selected the cases, by names of SAID."""
+        """Values from the process that selected the cases, by the names in SAID."""
         self.show = True
-        """False where the caller of pytest shows the report."""
+        """False if the caller of pytest shows the report."""
         self._session, self._timeout = session, timeout
         self._planned: list[str] = []
         self._found: dict[str, CaseResult] = {}
@@ -39,11 +39,11 @@ class Results:
 
     @property
     def began(self) -> bool:
-        """True once a case was started."""
+        """True after the first case was started."""
         return bool(self._started)
 
     def report(self) -> Report:
-        """The report, in the order of the suite, of the cases that have a result."""
+        """Return the report of the cases that have a result, in the order of the suite."""
         cases = [self._found[test] for test in self._planned if test in self._found]
         problems = [*self.said.get("problems", ())]
         if len(cases) < len(self._planned):
@@ -64,12 +64,13 @@ class Results:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         found: Any = dict(report.user_properties).get(RESULT)
         before = self._found.get(report.nodeid)
-        if found is not None and (before is None or before.outcome != "failed"):  # a teardown may fail as well
+        if found is not None and (before is None or before.outcome != "failed"):  # a teardown may fail too
             self._found[report.nodeid] = CaseResult(**found)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str) -> None:
-        """Give the case that ended its worker a result, unless it has one and only the device was unusable after it."""
+        """Record a failure for the case that ended its worker. If it has a result, only the device failed after it, and
+        the result stays."""
         if crashitem in self._found:
             return
         case = case_at(crashitem)
@@ -98,7 +99,7 @@ class Results:
 
 
 def case_at(test: str) -> Case:
-    """Return the case of a test, from its name as pytest writes it: the process that collected it is gone."""
+    """Return the case of a test by the name that pytest gives it. The process that collected it is gone."""
     path, _, name = test.partition("::")
     function, bracket, parameters = name.partition("[")
     module = import_module(f"{__package__}.cases.{Path(path).stem}")

@@ -1,4 +1,4 @@
-"""Helpers of all groups: comparing tensors, capturing a function, choosing attention by name."""
+"""Helpers for all groups: comparing tensors, capturing a function, choosing attention by name."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from specgraph_conformance.case import Absent
 T = TypeVar("T")
 
 LONG_SIZE, LONG_ADDITIONS = 1 << 19, 200
-"""Float32 values of `long_work`'s tensor, 2 MiB, and how often it writes them."""
+"""The float32 values of the tensor of `long_work` (2 MiB), and the number of times that they are written."""
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """A copy in host memory, also where device memory is host memory."""
+    """Return a copy in host memory, also if device memory is host memory."""
     return tensor.detach().to("cpu", copy=True)
 
 
 def expect_equal(seen: Tensor, wanted: Tensor, what: str = "the result") -> None:
-    """Bit equality, with a message that fits a report.
+    """Check that two tensors have the same bits.
 
     Raises:
-        AssertionError: they differ; says where first, in how many places and by how much.
+        AssertionError: they differ. The message names the first place, the number of places and the largest difference.
     """
     assert seen.shape == wanted.shape, f"{what} is {list(seen.shape)}, expected {list(wanted.shape)}"
     if torch.equal(seen, wanted):
@@ -54,14 +54,14 @@ def expect_equal(seen: Tensor, wanted: Tensor, what: str = "the result") -> None
 
 
 def expect_close(seen: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
-    """Equality within `tolerance`, absolute plus relative.
+    """Check that two tensors are equal within `tolerance`, absolute plus relative.
 
     Args:
         seen: any floating dtype, on the host.
         wanted: float64.
 
     Raises:
-        AssertionError: they differ by more, or one has a NaN; says where most and by how much.
+        AssertionError: they differ by more, or one has a NaN. The message names the largest difference and its place.
     """
     assert seen.shape == wanted.shape, f"{what} is {list(seen.shape)}, expected {list(wanted.shape)}"
     seen = seen.double()
@@ -83,7 +83,8 @@ def captured(
     pool: GraphPool | None = None,
     warm_up: bool = True,
 ) -> Graph:
-    """A graph of `body`, which ran once before on the capture stream to warm up; the device is idle around it."""
+    """Capture `body` in a graph. With `warm_up` it runs once before on the capture stream. The device is idle before
+    and after."""
     platform.synchronize()
     if warm_up:
         with platform.use(platform.capture_stream):
@@ -115,25 +116,26 @@ def assert_usable(platform: Platform) -> None:
 
 
 def in_another_thread(work: Callable[[], T]) -> T:
-    """Return the result of `work` in a thread of its own, which has ended; an error of it is raised here."""
+    """Run `work` in another thread, wait for it, and return its result or raise its error."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(work).result()
 
 
 def long_work(x: Tensor) -> None:
-    """Add 1 to `x` LONG_ADDITIONS times: with LONG_SIZE values the host has issued what must wait before this ends."""
+    """Add 1 to `x` LONG_ADDITIONS times. With LONG_SIZE values it runs long enough for the host to issue work that must
+    wait for it."""
     for _ in range(LONG_ADDITIONS):
         x.add_(1)
 
 
 def with_numbers(x: Tensor, count: int) -> None:
-    """Issue 2 * count ops in place, each of which needs the one before it, with the numbers 0 to 15 in turns."""
+    """Issue 2 * count in-place ops with the numbers 0 to 15 in turns. Each op needs the result of the one before it."""
     for i in range(count):
         x.mul_(3).add_(i % 16)
 
 
 def adding(x: Tensor, value: Tensor | float) -> Body:
-    """A body for `GraphRunner.capture` that adds to `x` in place."""
+    """Return a body for `GraphRunner.capture` that adds to `x` in place."""
 
     def body(recording: Recording | None) -> None:
         x.add_(value)
@@ -143,7 +145,7 @@ def adding(x: Tensor, value: Tensor | float) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """A shape that attention may refuse: the dtype of its rows and caches, the head size, and tokens per KV block."""
+    """A shape that attention may refuse: the dtype of rows and caches, the head size, and the tokens per KV block."""
 
     dtype: torch.dtype = torch.float32
     dim: int = 64
@@ -151,10 +153,10 @@ class AttentionShape:
 
 
 def supported_shape(backend: AttentionBackend, heads: tuple[int, int], wanted: AttentionShape) -> AttentionShape:
-    """`wanted`, or bfloat16, 128 and 128 in place of what is a default of it and the backend refuses.
+    """Return `wanted`, or a shape that the backend supports: bfloat16, 128 and 128 replace refused default values.
 
     Raises:
-        Absent: the backend supports none of these, and says why.
+        Absent: the backend supports none of these shapes. The message is its reason.
     """
     supports = getattr(backend, "supports", None)
     if supports is None:
@@ -173,20 +175,21 @@ def supported_shape(backend: AttentionBackend, heads: tuple[int, int], wanted: A
 
 
 def attention_backend(platform: Platform, name: str) -> AttentionBackend:
-    """The core's attention or one of the device's own, by name."""
+    """Return the core's attention or one of the device's own, by name."""
     if name == "paged":
         return PagedAttention()
     if name == "paged-host":
         own = [factory(platform) for factory in platform.attention_backends().values()]
         if any(backend.host_parameters for backend in own):
-            # The core's is plain torch on a device without an op for it: many tasks, and how many depends on lengths.
+            # On a device without the op, the core's attention is plain torch: many tasks, in a number that depends on
+            # the lengths.
             raise Absent("the device has attention with host parameters of its own")
         return PagedHostAttention(platform)
     return platform.attention_backends()[name](platform)
 
 
 def slot_of(position: int, blocks: list[int], limit: int, block: int) -> int:
-    """The KV slot of a position by host arithmetic; NULL_SLOT from `limit` on and in the null block."""
+    """Return the KV slot of a position by host arithmetic. NULL_SLOT from position `limit` on, or in the null block."""
     if not 0 <= position < limit or blocks[position // block] == NULL_BLOCK:
         return NULL_SLOT
     return blocks[position // block] * block + position % block
@@ -195,13 +198,13 @@ def slot_of(position: int, blocks: list[int], limit: int, block: int) -> int:
 def expect_refusal(
     call: Callable[[], object], what: str, said: str, errors: tuple[type[Exception], ...] = (SpecgraphError,)
 ) -> None:
-    """Expect one of `errors`, with a message that the regular expression `said` is found in.
+    """Check that a call raises one of `errors`, with a message that matches the regular expression `said`.
 
     Args:
-        what: what the call asks for, for the message.
+        what: the thing that the call asks for. Failure messages name it.
 
     Raises:
-        AssertionError: it was taken, or the message says something else.
+        AssertionError: the call raised nothing, or its message does not match.
     """
     try:
         call()

@@ -1,4 +1,4 @@
-"""Runs the suite in processes of pytest-xdist: one that a case ends, by a hang or a crash, is replaced by another."""
+"""Runs the suite in processes of pytest-xdist. If a case ends its process by a hang or a crash, another one starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The cases that run, and how; empty means all."""
+    """The selected cases and the options of the run. An empty field selects all."""
 
     cases: Sequence[str] = ()
     groups: Sequence[str] = ()
@@ -38,20 +38,21 @@ class Selection:
     seed: int = 0
     xfails: Path | None = None
     timeout: float | None = None
-    """Seconds that a case may take, for every case instead of its own limit."""
+    """The time limit of every case, in seconds. None for each case's own limit."""
     attention: Sequence[str] = ()
-    """`NAME=MODULE:FUNCTION` each: attention backends to test as if they were the platform's own."""
+    """Attention backends to test like the platform's own, each as NAME=MODULE:FUNCTION."""
     pytest_args: Sequence[str] = ("-q", "--no-header", "-rN")
 
     def open(self, platform: str) -> Session:
-        """Open the platform as the run will, for the errors that this raises."""
-        from specgraph_conformance.session import open_session  # imports torch, which takes long
+        """Open the platform as the run will, so that errors show before it."""
+        from specgraph_conformance.session import open_session  # a slow import: it imports torch
 
         xfails = None if self.xfails is None else str(self.xfails)
         return open_session(platform, seed=self.seed, xfails=xfails, attention=self.attention)
 
     def _paths(self, here: Path) -> list[str]:
-        """The files of the named cases, so that no process collects the others; all for a case of the op table."""
+        """Return the files of the named cases, so that no process collects the others. A case of the op table needs
+        all files."""
         names = {f'"{name.partition("[")[0]}"' for name in self.cases}
         texts = {str(path): path.read_text(encoding="utf-8") for path in sorted(here.glob("cases/test_*.py"))}
         found = {name: path for path, text in texts.items() for name in names if name in text}
@@ -60,9 +61,9 @@ class Selection:
         return [path for path in texts if path in found.values()]
 
     def arguments(self, platform: str) -> list[str]:
-        """Arguments for pytest."""
+        """Return the arguments for pytest."""
         here = Path(__file__).parent
-        # A path, not --pyargs: without one pytest loads the conftest.py files of the folder that it is started in.
+        # A path instead of --pyargs: without a path pytest loads the conftest.py files of the current folder.
         out = ["-c", str(here / "pytest.ini"), "--rootdir", str(here), *self._paths(here)]
         out += ["--specgraph-platform", platform]
         lists = {"case": self.cases, "group": self.groups, "hazard": self.hazards, "attention": self.attention}
@@ -73,12 +74,13 @@ class Selection:
         out += ["--specgraph-timeout", str(self.timeout)] if self.timeout else []
         out += ["--specgraph-quick"] if self.quick else []
         out += ["--specgraph-xfails", str(self.xfails)] if self.xfails else []
-        traceback = "short" if self.cases else "no"  # the report says what failed; one case is looked into
+        traceback = "short" if self.cases else "no"  # the report has the failures; a traceback is for named cases
         return [*out, "--specgraph-seed", str(self.seed), f"--tb={traceback}", *self.pytest_args]
 
 
 class _Run(io.StringIO):
-    """The output of a run: it goes to standard error, but only once cases run, so that an error before is one line."""
+    """The output of a run. It goes to standard error, but only from the first case on: an earlier error stays one
+    line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +90,7 @@ class _Run(io.StringIO):
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         results: Results = config.stash[RESULTS]
-        results.show = False  # whoever called this shows the report
+        results.show = False  # the caller of `run_suite` shows the report
         self.results = results
 
     def write(self, text: str, /) -> int:
@@ -99,13 +101,14 @@ def run_suite(platform: str, selection: Selection, *, jobs: int | None = None) -
     """Run the selected cases on a platform.
 
     Args:
-        jobs: processes that run cases on the device at the same time; by default one, and on the host one per core, up
-            to 4, unless the cases are named. 0: this process, which a case that hangs or crashes ends.
+        jobs: the number of processes that run cases on the device at the same time. The default is 1; on the host it is
+            one per core, up to 4, unless cases are named. 0 runs the cases in this process, which a case that hangs or
+            crashes then ends.
 
     Raises:
-        PlatformError, ConfigError: before anything runs: the platform, the declared gaps or the selection are wrong.
-        KeyboardInterrupt: Ctrl-C, or the signal of a time limit, before the first case. Later ones end the run with the
-            report of the cases that ran.
+        PlatformError, ConfigError: the platform, the declared gaps or the selection are wrong. Nothing ran.
+        KeyboardInterrupt: Ctrl-C or the signal of a time limit came before the first case. If one comes later, the run
+            ends with the report of the cases that ran.
     """
     session = selection.open(platform)
     session.platform.close()
@@ -126,9 +129,9 @@ def run_suite(platform: str, selection: Selection, *, jobs: int | None = None) -
 
 @contextmanager
 def _noted_interrupts() -> Generator[list[int]]:
-    """Interrupt the block at Ctrl-C, and at the signal that the time limits of `timeout` and of CI send.
+    """Interrupt the block at Ctrl-C, and at the signal that `timeout` and CI send at their time limits.
 
-    Yields the numbers of the signals that came: pytest ends by them without an error.
+    Yields the list of the signals that came. It is needed because pytest ends without an error at an interrupt.
     """
     seen: list[int] = []
     if threading.current_thread() is not threading.main_thread():

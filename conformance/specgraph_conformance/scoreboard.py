@@ -1,4 +1,4 @@
-"""The scoreboard of several platforms in Markdown, made from their JSON reports, each of which is verified first.
+"""Makes the Markdown scoreboard of several platforms from their JSON reports, after verifying each report.
 
 python -m specgraph_conformance.scoreboard conformance/reports/*.json > docs/conformance/README.md
 """
@@ -26,10 +26,9 @@ each: the core's two, and those of the device's own.
 
 
 def scoreboard(paths: Sequence[Path]) -> str:
-    """Return one column per report: whether it is verified, what it conforms to, its cases and capabilities.
+    """Return a table with one column per report: its verification, profiles, cases and capabilities.
 
-    Raises:
-        ConfigError: a file is no report.
+    Raises ConfigError if a file is no report.
     """
     read = [read_report(path) for path in paths]
     reports, subjects = [report for report, _ in read], [report.subject for report, _ in read]
@@ -54,13 +53,13 @@ def scoreboard(paths: Sequence[Path]) -> str:
 
 
 def _share(counts: Counter[tuple[str, str]], group: str) -> str:
-    """Say how many of the cases that apply passed."""
+    """Return the number of passed cases out of those that apply."""
     applied = sum(counts[group, outcome] for outcome in OUTCOMES if outcome != "absent")
     return f"{counts[group, 'passed']} of {applied}" if applied else "absent"
 
 
 def main(paths: Sequence[str]) -> None:
-    """Print it."""
+    """Print the scoreboard."""
     sys.stdout.write(scoreboard([Path(path) for path in paths]))
 
 

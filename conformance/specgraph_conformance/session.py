@@ -1,4 +1,4 @@
-"""The platform that a run of the suite tests: opened, with what its report says of it and its declared gaps."""
+"""The platform under test in a run of the suite, with its description for the report and its declared gaps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specgraph_conformance.xfails import Xfail, entry_module, find_xfails, read_
 
 
 class Session:
-    """Made by `open_session`."""
+    """One run's open platform, seed and declared gaps. `open_session` makes it."""
 
     def __init__(self, item: Discovered, platform: Platform, seed: int, xfails: Sequence[Xfail]) -> None:
         self.item, self.platform, self.seed = item, platform, seed
@@ -31,7 +31,7 @@ class Session:
         self._xfails = xfails
 
     def problems(self, ids: Collection[str]) -> list[str]:
-        """Return a line for each entry of xfails.toml that matches none of these cases, nor one of the standard."""
+        """Return a line for each entry of xfails.toml that matches none of these cases and no case of the standard."""
         known = {*ids, *listed_cases(), *expected_ids(self.subject.attention)}
         return [
             f"xfails.toml declares '{xfail.case}', and there is no such case: remove or correct the entry"
@@ -40,12 +40,12 @@ class Session:
         ]
 
     def xfail_of(self, case_id: str) -> Xfail | None:
-        """The declared gap that covers a case."""
+        """Return the declared gap that covers a case, or None."""
         supports = self.platform.capabilities.supports()
         return next((xfail for xfail in self._xfails if xfail.matches(case_id) and xfail.applies(supports)), None)
 
     def absent(self, case: Case) -> str | None:
-        """Return why a case does not apply to this platform; None if it does."""
+        """Return the reason why a case does not apply to this platform. None if it applies."""
         supports = self.platform.capabilities.supports()
         for name in case.needs:
             if not supports[name]:
@@ -56,7 +56,7 @@ class Session:
         return None
 
     def broken(self) -> str | None:
-        """Return what is wrong with the device, None if it still computes."""
+        """Return the error that a small computation on the device gives. None if it is right."""
         try:
             if self.platform.is_capturing():
                 return "its stream is still capturing"
@@ -73,12 +73,12 @@ def open_session(name: str, *, seed: int = 0, xfails: str | None = None, attenti
     """Open the platform that a run tests.
 
     Args:
-        xfails: the file of declared gaps, instead of the backend's own.
-        attention: `NAME=MODULE:FUNCTION` each: attention backends that are tested as if they were the platform's own.
+        xfails: the file of declared gaps. None for the backend's own.
+        attention: attention backends to test like the platform's own, each as NAME=MODULE:FUNCTION.
 
     Raises:
-        PlatformError: unknown or unavailable, or it has no graphs, which the suite is about.
-        ConfigError: a malformed xfails.toml, or attention that can't be imported.
+        PlatformError: the platform is unknown or not available, or has no graphs, which the suite tests.
+        ConfigError: xfails.toml is malformed, or an attention backend can't be imported.
     """
     given = {word.partition("=")[0]: _attention(word) for word in attention}
     found = discover()
@@ -97,7 +97,7 @@ def open_session(name: str, *, seed: int = 0, xfails: str | None = None, attenti
 
 
 def describe(item: Discovered, platform: Platform, seed: int) -> Subject:
-    """The platform, device, versions, capabilities and sources of a report."""
+    """Return a report's description of the platform: device, versions, capabilities and sources."""
     versions = {"torch": torch.__version__, item.distribution: item.version, **platform.info.versions}
     supports = platform.capabilities.supports()
     capabilities = {name: {"level": s.level, "reason": s.reason} for name, s in supports.items()}
@@ -118,7 +118,8 @@ def describe(item: Discovered, platform: Platform, seed: int) -> Subject:
 
 
 def tested_attention(platform: Platform) -> tuple[str, ...]:
-    """Names of the device's own attention, without what takes latent layers (DeepSeek) only: no case has those."""
+    """Return the names of the device's own attention. Backends for latent layers (DeepSeek) only are left out: no case
+    has such layers."""
     latent = AttentionLayer(4, 1, 576, 1.0, torch.zeros(1, 64), latent=True)
     values = AttentionLayer(4, 4, 128, 1.0)
 
@@ -130,7 +131,7 @@ def tested_attention(platform: Platform) -> tuple[str, ...]:
 
 
 def _attention(word: str) -> Callable[[Platform], AttentionBackend]:
-    """The factory that `NAME=MODULE:FUNCTION` names."""
+    """Return the factory that NAME=MODULE:FUNCTION names."""
     factory = import_named(attention_place(word), f"attention '{word}'")
 
     def make(platform: Platform) -> AttentionBackend:
@@ -141,7 +142,7 @@ def _attention(word: str) -> Callable[[Platform], AttentionBackend]:
 
 
 def environment() -> dict[str, str]:
-    """Python, operating system, machine and day of a run."""
+    """Return Python's version, the operating system, the machine and the date."""
     return {
         "python": system.python_version(),
         "system": f"{system.system()} {system.release()}",
@@ -151,7 +152,8 @@ def environment() -> dict[str, str]:
 
 
 def _sources(item: Discovered) -> list[Source]:
-    """The sources of the core, of the parts that the suite runs it with, and of the backend if it is another part."""
+    """Return the sources of the core, of the distributions that the suite uses, and of the backend's if it is
+    another."""
     packages = ("specgraph", "specgraph_models", "specgraph_run", "specgraph_conformance")
     found = [source_of("specgraph-core" if p == "specgraph" else p.replace("_", "-"), p) for p in packages]
     module = entry_module(item)

@@ -1,7 +1,7 @@
-"""Data parallel ranks that share the experts of a tiny mixture: what each rank is asked, and what must come of it.
+"""Data parallel ranks that share the experts of a tiny mixture: each rank's requests, and the check of their tokens.
 
-Every rank has half of the experts of target and drafter, and requests of its own. All must run the same passes; the
-tokens must be those of the whole model in float64.
+Each of two ranks has half of the experts of target and drafter, and requests of its own. All ranks must run the same
+passes, and the tokens must be the ones of the whole model in float64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LENGTH, CHUNK = 64, 8
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Prompt lengths of each of two ranks, and K by batch size."""
+    """The prompt lengths on each of two ranks, and K by batch size."""
 
     prompts: tuple[tuple[int, ...], tuple[int, ...]]
     draft_schedule: dict[int, int] | None = None
@@ -49,7 +49,7 @@ SCENARIOS = {
 def make_mixture(
     seed: int, device: torch.device, split: TensorParallel = WHOLE, compute: torch.dtype | None = None
 ) -> LlamaTarget:
-    """The tiny target with a mixture of experts in each layer, or this rank's experts of it."""
+    """Make the tiny target with a mixture of experts in each layer. `split` selects the experts of one rank."""
     plain = make_target(seed, device, DTYPE, compute)
     generator, count, inner = torch.Generator().manual_seed(seed), EXPERTS.num_experts, EXPERTS.inner
     begin, end = (0, count) if split.experts is None else split.experts.part(count)
@@ -73,7 +73,7 @@ def make_mixture(
 
 
 def asked_of(scenario: Scenario, rank: int, seed: int) -> list[Request]:
-    """A rank's requests."""
+    """Return the requests of one rank."""
     generator = torch.Generator().manual_seed(100 * seed + rank)
     prompts = [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in scenario.prompts[rank]]
     return [Request(prompt_token_ids=prompt, max_tokens=6 + 3 * i) for i, prompt in enumerate(prompts)]
@@ -82,10 +82,10 @@ def asked_of(scenario: Scenario, rank: int, seed: int) -> list[Request]:
 def run_scenarios(
     platform: Platform, names: Sequence[str], seed: int, timeout: float
 ) -> Generator[tuple[str, str], None, None]:
-    """Run scenarios on every rank together, those with the same K by batch size with one decoder until one fails.
+    """Run scenarios on all ranks together. Scenarios with the same K by batch size share a decoder until one fails.
 
     Yields:
-        The name of each, and what went wrong; empty where nothing did.
+        The name of each scenario, and its error. The error is empty if the scenario passed.
     """
     left = sorted(names, key=lambda name: SCENARIOS[name].draft_schedule is not None)
     reference = make_mixture(seed, torch.device("cpu"), compute=torch.float64)
@@ -114,8 +114,10 @@ def run_scenarios(
 
 
 def shortfall(target: LlamaTarget, asked: Sequence[Request], given: Sequence[Generation]) -> str:
-    """Return what is wrong; nothing where each token is the most likely one of the whole target after those before it,
-    up to ties, and has the target's log-probability, where one is given.
+    """Check tokens against the whole target, and return the first error, or an empty string.
+
+    Each token must be the most likely one after the tokens before it, up to ties. If it has a log-probability, this
+    must be the target's.
 
     Args:
         target: float64, on the host.

@@ -1,6 +1,6 @@
-"""The place that the code of a report came from: commit, local changes and a digest of each distribution's package.
+"""The origin of the code that a report tested: commit, local changes and a digest of each distribution's package.
 
-The digest is made of git's blob hashes, so that a checkout of the commit can be compared with it without the files.
+The digest is made of git's blob hashes. A clone that has the commit can thus be compared with it without a checkout.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from importlib.util import find_spec
 from pathlib import Path
 
 SUFFIXES = (".py", ".toml", ".json", ".ini")
-"""Files of a package that decide what it does."""
+"""The endings of the files that determine a package's behaviour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One distribution as it was when the suite ran."""
+    """The state of one distribution when the suite ran."""
 
     distribution: str
     version: str
     package: str
-    """The package's folder in its repository; its name where it was installed from a wheel."""
+    """The package's folder in its repository. If it was installed from a wheel, the package's name."""
     state: str
-    """`commit`: in a git repository; `wheel`: installed, with a list of its files; `unknown`: neither."""
+    """`commit` for a git repository, `wheel` for an installation with a list of its files, otherwise `unknown`."""
     commit: str
-    """The commit that was checked out, else empty."""
+    """The checked-out commit. Empty outside of a git repository."""
     changed: tuple[str, ...]
-    """Files that differ from the commit or from the wheel."""
+    """The files that differ from the commit or from the wheel."""
     digest: str
-    """SHA-256 over the package's files, see `digest_of`."""
+    """The SHA-256 over the package's files; see `digest_of`."""
 
 
 def source_of(name: str, package: str) -> Source:
-    """The state of an importable package that belongs to the distribution `name`."""
+    """Return the state of an importable package of the distribution `name`."""
     spec = find_spec(package)
     assert spec is not None, f"{package} is not importable"
     assert spec.origin is not None, f"{package} has no __init__.py"
@@ -59,18 +59,21 @@ def source_of(name: str, package: str) -> Source:
 
 
 def digest_of(files: Iterable[tuple[str, str]]) -> str:
-    """Return the SHA-256 over (path in the package, git's hash of the content) of each file that is no cache."""
+    """Return the SHA-256 over `files`, given as (path in the package, git's hash of the content).
+
+    Only files with an ending in SUFFIXES count.
+    """
     lines = sorted(f"{path} {blob}\n" for path, blob in files if path.endswith(SUFFIXES))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def blob_hash(content: bytes) -> str:
-    """git's name of a file's content."""
+    """Return git's hash of a file's content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def digest_at(checkout: Path, commit: str, package: str) -> str | None:
-    """`Source.digest` of a package at a commit; None where the checkout does not have that commit."""
+    """Return the `Source.digest` of a package at a commit. None if the checkout does not have the commit."""
     listed = _git(checkout, "ls-tree", "-r", "--full-tree", commit, "--", f"{package}/")
     if not listed:
         return None
@@ -83,7 +86,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Standard output; None where git is missing or says no."""
+    """Run git and return its standard output. None if git is missing or fails."""
     try:
         command = ["git", "-C", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -92,7 +95,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _altered_since_installation(name: str, package: str) -> list[str] | None:
-    """Files whose hash is not that of the wheel; None where the installation lists none of the package's files."""
+    """Return the files with other hashes than in the wheel. None if the installation lists no file of the package."""
     try:
         listed = [f for f in distribution(name).files or () if f.parts[0] == package and f.hash is not None]
     except PackageNotFoundError:

@@ -1,10 +1,9 @@
-"""A target and its drafter split over two ranks with the same requests, and what must come of it.
+"""A target and its drafter split over two ranks that have the same requests, and the check of their tokens.
 
-Ranks that share keys (decode context parallel) have query heads of their own over the one KV head of each layer.
-
-Each rank holds some heads, inner columns and tokens of the vocabulary, cut here from the whole tensors as
-`specgraph.parallel.TensorParallel` describes; the core cuts checkpoints while it reads them. The tokens must be those
-of the whole target in float64.
+Each rank holds some heads, inner columns and tokens of the vocabulary. They are cut here from the whole tensors as
+`specgraph.parallel.TensorParallel` describes; real checkpoints are cut while they are read. The tokens must be the ones
+of the whole target in float64. Ranks that share keys (decode context parallel) have query heads of their own over the
+one KV head of each layer.
 """
 
 from __future__ import annotations
@@ -31,24 +30,33 @@ from specgraph_conformance.tiny_models import CONFIG, HIDDEN, make_head, make_ta
 
 PROMPTS = (5, 2 * CHUNK - 3)
 KEYS = ("keys_heads", "keys_lse", "keys_lengths", "keys_updates", "keys_none", "keys_tree")
-"""Scenarios of two ranks that share the keys of every request. `keys_heads`, `keys_lengths`: greedy tokens, and a
-drafter with the target's own weights, which must agree with it; `keys_lse`, `keys_updates`: an EAGLE head. The second
-of each takes lengths from the host where the platform has task updates. `keys_none`: prompts of one and two tokens, so
-that a rank begins without a key. `keys_tree`: trees that the target drafts for itself, so that long paths are accepted
-and their keys move between ranks."""
+"""Scenarios of two ranks that share the keys of every request.
+
+- `keys_heads`, `keys_lengths`: greedy tokens, and a drafter with the target's weights, which must agree with the
+target.
+- `keys_lse`, `keys_updates`: an EAGLE head. `keys_lengths` and `keys_updates` take lengths from the host if the
+platform
+  has task updates.
+- `keys_none`: prompts of one and two tokens, so that a rank begins without a key.
+- `keys_tree`: trees that the target drafts for itself. Long paths are accepted, so their keys move between ranks.
+"""
 OTHER_DRAFTER = ("split_logits", "split_sampled", "keys_lse", "keys_updates")
-"""Scenarios whose drafter is not the target itself."""
+"""The scenarios with another drafter than the target itself."""
 SPLIT = ("split", "split_logits", "split_sampled", *KEYS)
-"""Scenarios. `split`: greedy tokens from each rank's most likely ones, and a drafter with the target's own weights,
-which must agree with it. `split_logits`: an EAGLE head, and log-probabilities, for which logits are gathered.
-`split_sampled`: an EAGLE head, drafts and tokens drawn by each rank for itself, which must be the same."""
+"""All scenarios.
+
+- `split`: greedy tokens, chosen from each rank's most likely ones, and a drafter with the target's weights, which must
+  agree with the target.
+- `split_logits`: an EAGLE head, and log-probabilities, which need the gathered logits.
+- `split_sampled`: an EAGLE head. Each rank samples drafts and tokens for itself, and all ranks must get the same.
+"""
 
 
 def run_split(platform: Platform, name: str, seed: int, timeout: float) -> str:
-    """One of SPLIT, on every rank together.
+    """Run one scenario of SPLIT on all ranks together.
 
     Returns:
-        What went wrong; empty where nothing did.
+        The error, or an empty string.
     """
     keys = name in KEYS
     layout = join_layout(platform.device, tensor_parallel=2, decode_context_parallel=2 if keys else 1, timeout=timeout)
@@ -71,7 +79,7 @@ def run_split(platform: Platform, name: str, seed: int, timeout: float) -> str:
         made.capture()
         if keys and made.drafter is not None:
             for part in (part for cache in (*made.target.caches, *made.drafter.caches) for part in cache):
-                part.fill_(50.0)  # a cell that holds no key of a request shows in what reads it
+                part.fill_(50.0)  # a read of a cell without a request's key then shows
         prompts = (1, 2) if name == "keys_none" else PROMPTS
         asked = asked_of(Scenario((prompts, prompts)), 0, seed)
         asked = [replace(request, temperature=1.0, seed=7) for request in asked] if sampled else asked
@@ -93,7 +101,7 @@ def run_split(platform: Platform, name: str, seed: int, timeout: float) -> str:
 
 
 def split_target(seed: int, device: torch.device, ranks: TensorParallel) -> LlamaTarget:
-    """This rank's part of `make_target`."""
+    """Return this rank's part of `make_target`."""
     whole = make_target(seed, device)
     whole = _of_one_kv_head(whole) if ranks.context else whole
     layers = [_layer(layer, ranks) for layer in whole.layers]
@@ -102,7 +110,7 @@ def split_target(seed: int, device: torch.device, ranks: TensorParallel) -> Llam
 
 
 def split_eagle(seed: int, device: torch.device, ranks: TensorParallel) -> EagleHead:
-    """This rank's part of `make_head("eagle")`."""
+    """Return this rank's part of `make_head("eagle")`."""
     whole = make_head("eagle", seed, device)
     assert isinstance(whole, EagleHead)
     sizes = replace(whole.sizes, num_kv_heads=1) if ranks.context else whole.sizes
@@ -112,7 +120,7 @@ def split_eagle(seed: int, device: torch.device, ranks: TensorParallel) -> Eagle
 
 
 def _of_one_kv_head(whole: LlamaTarget) -> LlamaTarget:
-    """The same target with the first KV head of each layer alone."""
+    """Return the target with only the first KV head of each layer."""
     layers = [_with_one_kv_head(layer) for layer in whole.layers]
     config = replace(whole.sizes, num_kv_heads=1)
     return LlamaTarget(config, whole.embed_tokens, layers, whole.norm, whole.lm_head)
@@ -124,14 +132,14 @@ def _with_one_kv_head(layer: DecoderLayer) -> DecoderLayer:
 
 
 def _parts(layer: DecoderLayer) -> list[Tensor]:
-    """The query, key and value rows of a layer with any number of KV heads."""
+    """Return the query, key and value rows of a layer with any number of KV heads."""
     matrix, query = layer.qkv.matrix, CONFIG.num_heads * CONFIG.head_dim
     kv = (matrix.shape[0] - query) // 2
     return list(matrix.split([query, kv, kv]))
 
 
 def _rows(matrix: Tensor, ranks: TensorParallel) -> Tensor:
-    """This rank's rows of [n, columns], as many on every rank."""
+    """Return this rank's rows of [n, columns]. Every rank has the same number of rows."""
     return matrix.chunk(ranks.size)[ranks.rank].contiguous()
 
 

@@ -1,9 +1,9 @@
-"""The versioned standard: which cases a suite of this version has, and what a backend must pass for each profile.
+"""The versioned standard: the cases of each version of the suite, and the cases that a backend must pass per profile.
 
-A report "conforms to drafting 3.0" when every case of that profile is in it and passed, or is absent for a reason that
-the profile allows. The version is apart from those of the packages. A minor version only adds cases, so that reports of
-3.0 are still judged by the cases of 3.0 in a suite of 3.1; a major version begins a new list, and reports of another
-one are judged by the suite that made them.
+A report "conforms to drafting 3.0" if every case of that profile is in it, and each passed or is absent for a reason
+that the profile allows. The version is independent of the packages' versions. A minor version only adds cases, so a
+suite of 3.1 still judges reports of 3.0 by the cases of 3.0. A major version begins a new list. Reports of another
+major version are judged by the suite that made them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from specgraph_conformance.report import CaseResult, Report
 
 SUITE_VERSION = "3.0"
 LISTS = Path(__file__).parent / "lists"
-"""A file per minor version, `3.0.json`, with the cases that it adds to those before it."""
+"""The folder with a file per minor version, such as `3.0.json`: the cases that it adds to the earlier versions."""
 FROZEN: Mapping[str, str] = json.loads((LISTS / "frozen.json").read_text(encoding="utf-8"))
-"""`digest_of` the file of each released version: from then on the version has these cases and no others."""
+"""The `digest_of` the file of each released version. A released version keeps exactly these cases."""
 VERSIONS = [f"{SUITE_VERSION.partition('.')[0]}.{minor}" for minor in range(int(SUITE_VERSION.partition(".")[2]) + 1)]
-"""The versions that this suite knows, in order; the last is its own."""
+"""The versions that this suite knows, in order. The last one is its own."""
 ATTENTION = "{attention}"
-"""The place, in a parameter set, of any attention backend, one of the core's or of the device's own."""
+"""Stands, in a parameter set, for any attention backend, the core's or the device's own."""
 BASE = ("discovery", "device", "streams", "capture", "replay")
 
 
@@ -38,9 +38,9 @@ class Profile:
     name: str
     about: str
     groups: tuple[str, ...]
-    """All cases of these groups must pass, or be absent for want of a capability that is not in `requires`."""
+    """All cases of these groups must pass, or be absent because a capability outside `requires` is missing."""
     requires: tuple[str, ...]
-    """Capabilities that the platform must have."""
+    """The capabilities that the platform must have."""
 
 
 PROFILES = (
@@ -71,21 +71,21 @@ class Listed:
     """One case of the standard."""
 
     needs: tuple[str, ...] = ()
-    """Capabilities without which the case is absent."""
+    """The capabilities that the case requires. It is absent without one of them."""
     unless: tuple[str, ...] = ()
-    """Capabilities with which the case is absent."""
+    """The capabilities that the platform must lack. The case is absent with one of them."""
     parameters: tuple[str, ...] = ()
-    """Its parameter sets; empty where it has none."""
+    """The parameter sets of the case. Empty if it has none."""
 
 
 def digest_of(cases: str) -> str:
-    """SHA-256 of a list of cases as it is written."""
+    """Return the SHA-256 of a file's list of cases."""
     return hashlib.sha256(cases.encode()).hexdigest()
 
 
 @cache
 def listed_cases(version: str = SUITE_VERSION) -> Mapping[str, Listed]:
-    """Return the cases of a version by id without parameters."""
+    """Return the cases of a version, by id without parameters."""
     out: dict[str, Listed] = {}
     for name in VERSIONS[: VERSIONS.index(version) + 1]:
         for id, fields in json.loads((LISTS / f"{name}.json").read_text(encoding="utf-8")).items():
@@ -95,7 +95,7 @@ def listed_cases(version: str = SUITE_VERSION) -> Mapping[str, Listed]:
 
 
 def expected_ids(own_attention: Sequence[str], version: str = SUITE_VERSION) -> dict[str, Listed]:
-    """Return every id with its parameters on a device with these attention backends of its own."""
+    """Return the cases by id with parameters, for a device with these attention backends of its own."""
     out: dict[str, Listed] = {}
     for id, listed in listed_cases(version).items():
         if not listed.parameters:
@@ -107,7 +107,7 @@ def expected_ids(own_attention: Sequence[str], version: str = SUITE_VERSION) -> 
 
 
 def unknown_version(version: str) -> str:
-    """Say that a report is of a version whose cases this suite does not know; empty where it knows them."""
+    """Return a sentence if this suite does not know the cases of a report's version. Otherwise return ""."""
     if version in VERSIONS:
         return ""
     return (
@@ -117,22 +117,22 @@ def unknown_version(version: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Conformance:
-    """The answer of a report to one profile."""
+    """Whether a report conforms to one profile."""
 
     profile: str
     missing: tuple[str, ...]
-    """The missing things, one line each; empty where it conforms."""
+    """The missing things, one line each. Empty if the report conforms."""
     claimed: bool = True
-    """False where a required capability is absent: no fault, only a device that this profile is not for."""
+    """False if the device lacks a required capability. This is no fault: the profile is not for such devices."""
 
     @property
     def conforms(self) -> bool:
-        """True where nothing is missing."""
+        """True if nothing is missing."""
         return not self.missing
 
 
 def conformance(report: Report) -> list[Conformance]:
-    """One answer for each profile, from the cases and capabilities of a report alone."""
+    """Return the answer for each profile. It depends on the cases and capabilities of the report alone."""
     if other := unknown_version(report.subject.suite):
         return [Conformance(profile.name, (other,)) for profile in PROFILES]
     expected = expected_ids(report.subject.attention, report.subject.suite)
@@ -173,10 +173,10 @@ def _conformance(
 
 
 def justification(result: CaseResult, listed: Listed, report: Report) -> str | None:
-    """Return what an absence follows from; None if from nothing that the report says.
+    """Return the fact in the report that explains why a case is absent. None if no fact does.
 
-    It is the name of an absent capability, "NAME is there", "attention" (the backend refuses the case's shape or has
-    lengths of the other kind), "one device" or "memory".
+    It is the name of an absent capability, "NAME is there", "attention" (the backend refuses the case's shape or takes
+    lengths from another place), "one device" or "memory".
     """
     capabilities, reason = report.subject.capabilities, result.reason
     for name in listed.needs:
@@ -200,12 +200,12 @@ def justification(result: CaseResult, listed: Listed, report: Report) -> str | N
 
 
 def level(capabilities: Mapping[str, Any], name: str) -> str:
-    """`yes`, `quirk` or `no`; `no` for a capability that the report does not have."""
+    """Return a capability's level: `yes`, `quirk` or `no`. A capability that the report lacks has `no`."""
     return capabilities.get(name, {"level": "no"})["level"]
 
 
 def summary(report: Report) -> str:
-    """Such as "graphs and drafting 3.0"; empty where it conforms to nothing."""
+    """Return the profiles that the report conforms to, such as "graphs and drafting 3.0". Empty if there are none."""
     names = [answer.profile for answer in conformance(report) if answer.conforms]
     if not names:
         return ""

@@ -1,4 +1,4 @@
-"""Running a hypothesis state machine as a case: seeded, no clock, no database, one failure with its fewest steps."""
+"""Runs a hypothesis state machine as a case: seeded, without deadline and database, with one minimal failure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ def run_machine(
 ) -> None:
     """
     Args:
-        members: class attributes of the machine: the platform, and what is made once for all of its runs.
-        examples, steps: runs of the machine, and its steps in each.
+        members: class attributes of the machine: the platform, and objects shared by all of its runs.
+        examples: the number of runs.
+        steps: the number of steps in each run.
     """
     settings = hypothesis.settings(
         max_examples=examples,

@@ -1,4 +1,4 @@
-"""Captured attention ops with host lengths, each in a task group of its own."""
+"""Captured attention ops with host lengths, one per task group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REQUESTS, HEADS, KV_HEADS, DIM, BLOCK, BLOCKS = 3, 4, 2, 64, 16, 4
 
 
 def host_attention(platform: Platform) -> AttentionBackend:
-    """The device's own attention with host parameters if it has one, else the core's."""
+    """Return the device's own attention with host parameters. If it has none, return the core's."""
     for factory in platform.attention_backends().values():
         made: AttentionBackend = factory(platform)
         if made.host_parameters:
@@ -38,7 +38,7 @@ def host_attention(platform: Platform) -> AttentionBackend:
 
 @contextmanager
 def replayed(platform: Platform, graph: Graph) -> Generator[None]:
-    """Replay before the block that updates the graph, or after it, as the platform's `update_order` says."""
+    """Replay the graph before or after the block, which updates it. The platform's `update_order` decides."""
     during = platform.capabilities.update_order == "during_replay"
     if during:
         graph.replay()
@@ -48,21 +48,21 @@ def replayed(platform: Platform, graph: Graph) -> Generator[None]:
 
 
 def expect_waiting(done: Event, otherwise: str) -> None:
-    """The work before `done` waits at a gate."""
+    """Check that the work before `done` waits at a gate. Otherwise fail with the text `otherwise`."""
     for _ in range(100):
-        torch.zeros(1 << 12).exp()  # some host time for the device to pass the gate, if it is open
+        torch.zeros(1 << 12).exp()  # time for the device to pass the gate if it is open
     assert not done.query(), otherwise
 
 
 @dataclass
 class Tasks:
-    """A graph of `steps` x `layers` attention ops with one row per request, each in its own task group."""
+    """A graph of `steps` x `layers` attention ops with one row per request, each op in its own task group."""
 
     platform: Platform
     steps: int = 1
     layers: int = 1
     blocks: int = 0
-    """KV blocks that all requests share, for long contexts; 0 for `BLOCKS` of each request's own."""
+    """The KV blocks that all requests share, for long contexts. 0 gives each request `BLOCKS` of its own."""
     plan: UpdatePlan = field(init=False)
     graph: Graph = field(init=False)
 
@@ -80,7 +80,7 @@ class Tasks:
         self.caches = [KVCache(random(*shape), random(*shape)) for _ in range(self.layers)]
         blocks = torch.arange(1, shape[0], dtype=torch.int32)
         table = (blocks.repeat(REQUESTS, 1) if self.blocks else blocks.view(REQUESTS, BLOCKS)).to(device)
-        self.metadata: AttentionMetadata = allocate_metadata(REQUESTS, [1], table)  # slots are null: nothing is written
+        self.metadata: AttentionMetadata = allocate_metadata(REQUESTS, [1], table)  # null slots: nothing is written
         self.query, self.key = random(REQUESTS, HEADS, fits.dim), random(REQUESTS, KV_HEADS, fits.dim)
         self.out = torch.zeros(self.steps, self.layers, REQUESTS, HEADS, fits.dim, dtype=fits.dtype, device=device)
         self.plan = UpdatePlan(platform, REQUESTS)
@@ -100,7 +100,7 @@ class Tasks:
                 self.out[step, index].copy_(rows)
 
     def lengths(self, *seq_lens: Sequence[int]) -> dict[int, HostLengths]:
-        """`HostLengths` per draft step, from one list of key counts per step."""
+        """Return the `HostLengths` of each draft step, from one list of key counts per step."""
         return {step: HostLengths([1] * REQUESTS, list(values)) for step, values in enumerate(seq_lens)}
 
     def replay(self, lengths: dict[int, HostLengths]) -> None:
@@ -110,14 +110,14 @@ class Tasks:
 
     @property
     def tasks(self) -> list[Task]:
-        """The captured ops, in capture order."""
+        """The captured ops in capture order."""
         return [task for step in self.plan.tasks.values() for task in step]
 
     def update_steps(self, lengths: Mapping[int, HostLengths], during: Callable[[], None] = lambda: None) -> None:
-        """Update the groups of these steps and no other, which `UpdatePlan.apply` refuses to do.
+        """Update only the groups of these draft steps. `UpdatePlan.apply` would refuse to leave groups out.
 
         Args:
-            during: called inside of each update, before the tasks are issued again.
+            during: called inside each update, before the ops are issued again.
         """
         for task in self.tasks:
             if task.key.step in lengths:
@@ -126,12 +126,12 @@ class Tasks:
                     task.prepare(lengths[task.key.step])()
 
     def eager(self, lengths: dict[int, HostLengths]) -> Tensor:
-        """The result without a graph."""
+        """Return the result without a graph."""
         self._run(lengths, None)
         self.platform.synchronize()
         return on_host(self.out)
 
     def result(self) -> Tensor:
-        """Return what the last replay left."""
+        """Return the result of the last replay."""
         self.platform.synchronize()
         return on_host(self.out)

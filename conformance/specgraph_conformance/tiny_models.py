@@ -1,8 +1,8 @@
 """Small models with random weights, made in memory: a target, and a drafter of every kind for it.
 
-The token map dominates and the context disturbs it: target and chain drafters mostly answer with the same permutation
-of the last token, so drafts are accepted at many lengths, while every key and value still moves every logit. Heads of
-kinds eagle3, peagle and dflash seldom agree with it, `dspark` half of the time.
+The next token depends mostly on the last token, through a permutation that target and chain drafters share, and a
+little on the context. Drafts are therefore accepted at many lengths, while every key and value still moves every logit.
+Heads of the kinds eagle3, peagle and dflash seldom agree with the target, and `dspark` agrees half of the time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CONFIG = ModelConfig(
 class Weights:
     """Draws tensors on the CPU, so that every device and precision gets the same values.
 
-    `rounded_to` is the model's dtype; `dtype` what the tensors are handed out in: float64 for an oracle of it.
+    `rounded_to` is the model's dtype, and `dtype` the dtype of the tensors: float64 for an oracle of the model.
     """
 
     config: ModelConfig
@@ -67,20 +67,20 @@ class Weights:
     generator: torch.Generator
 
     def random(self, *shape: int, scale: float = 1.0) -> Tensor:
-        """Normal values times `scale`."""
+        """Return normally distributed values times `scale`."""
         return self.place(torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale)
 
     def weight(self, rows: int, columns: int, scale: float) -> Weight:
-        """The weight of a linear of normal values times `scale`."""
+        """Return the weight of a linear, of normally distributed values times `scale`."""
         return Weight(self.random(rows, columns, scale=scale))
 
     def place(self, values: Tensor) -> Tensor:
-        """`values` rounded to the model's dtype, on the device."""
+        """Return `values` rounded to the model's dtype, on the device."""
         return values.to(self.rounded_to).to(self.dtype).to(self.device)
 
 
 Draw = Callable[[int], Weights]
-"""`draw(n)`: weights whose seed is n more than the model's."""
+"""`draw(n)` returns weights with the model's seed plus n."""
 
 
 def _draw(seed: int, device: torch.device, rounded_to: torch.dtype, dtype: torch.dtype | None, head_dim: int) -> Draw:
@@ -96,7 +96,7 @@ def make_target(
     compute: torch.dtype | None = None,
     head_dim: int = CONFIG.head_dim,
 ) -> LlamaTarget:
-    """Return a two-layer Llama-shaped target; arguments as in `make_head`."""
+    """Return a Llama-shaped target with two layers. The arguments are those of `make_head`."""
     return _target(_draw(seed, device, dtype, compute, head_dim))
 
 
@@ -115,18 +115,24 @@ def make_head(
     compute: torch.dtype | None = None,
     head_dim: int = CONFIG.head_dim,
 ) -> Head:
-    """Return a drafter for `make_target` of the same seed, which the caller may change in place.
+    """Return a head for `make_target` of the same seed. The caller may change it in place.
 
     Args:
-        kind: one of HEADS. `eagle3` has a vocabulary of its own and three auxiliary hidden states; `mtp` reuses its
-            one module at every step, `mtp-modules` has one per step; `dflash` fills blocks of up to MODULES masks,
-            `dspark` draws such a block in order, from a vocabulary of its own, `dspark-gated` and `dspark-rnn` with
-            more between a token and the next; `peagle` drafts from masked rows of one causal pass;
-            `draft-model` is a whole small model. Besides them `mtp-two-modules`, for at most two draft tokens,
-            `eagle3-norm-output`, whose steps pass on normalised states, `draft-model-of-context`, whose tokens follow
-            from the context more than from the last token, `target`, the target itself, which always agrees, and
-            `ngram`, which has no weights.
-        compute: dtype of the tensors, holding values rounded to `dtype`.
+        kind: one of these.
+            `eagle3` has its own vocabulary and three auxiliary hidden states.
+            `eagle3-norm-output` is the same, and its draft steps pass normalised states on.
+            `mtp` uses its one module in every draft step.
+            `mtp-modules` has one module per draft step.
+            `mtp-two-modules` has two, for at most two draft tokens.
+            `dflash` fills blocks of up to MODULES masks.
+            `dspark` draws such a block in order, from its own vocabulary.
+            `dspark-gated` and `dspark-rnn` compute more between one token and the next.
+            `peagle` drafts from masked rows of one causal pass.
+            `draft-model` is a whole small model.
+            `draft-model-of-context` is one with tokens that depend more on the context than on the last token.
+            `target` is the target itself, which always agrees.
+            `ngram` has no weights.
+        compute: the dtype of the tensors, with values rounded to `dtype`. None for `dtype`.
         head_dim: of queries, keys and values.
     """
     return deepcopy(_cached_head(kind, seed, device, dtype, compute, head_dim))
@@ -254,13 +260,13 @@ _HEADS: dict[str, Callable[[Draw], Head]] = {
 
 
 def _fuse(w: Weights) -> Weight:
-    """[HIDDEN, 2 * HIDDEN]: the embedding, disturbed by the hidden state."""
+    """Return a weight [HIDDEN, 2 * HIDDEN] that passes the embedding on and adds a little of the hidden state."""
     mix = torch.randn(HIDDEN, HIDDEN, generator=w.generator, dtype=torch.float64) * (0.8 * HIDDEN**-0.5)
     return Weight(w.place(torch.cat([torch.eye(HIDDEN, dtype=torch.float64), mix], dim=1)))
 
 
 def _vocabulary(w: Weights) -> tuple[Tensor, Tensor]:
-    """Embedding, and the head that reads token t's embedding as its successor."""
+    """Return an embedding, and an output projection that maps a token's embedding to the token's successor."""
     embed = torch.randn(VOCAB, HIDDEN, generator=w.generator, dtype=torch.float64)
     successor = torch.randperm(VOCAB, generator=w.generator)
     lm_head = torch.empty_like(embed)

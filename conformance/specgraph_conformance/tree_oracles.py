@@ -1,6 +1,7 @@
-"""The oracle of draft trees: for one request, every node that a draft step looks at, with dense attention, in float64.
+"""The oracle of draft trees: all nodes that the search of one request considers, with dense attention, in float64.
 
-A node's path is drafted by itself as a chain, so no ancestor mask, slot or buffer is shared with what is tested.
+Each node's path is drafted alone, as a chain. The oracle thus needs no ancestor mask, slot or buffer, and shares none
+with the code under test.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from torch import Tensor
 from specgraph_conformance.oracles import DenseKeys
 
 Path = tuple[int, ...]
-"""The target ids of a node and its ancestors, from the first draft token on."""
+"""The target ids on the path to a node, from the first draft token to the node itself."""
 
 
 _Row = tuple[Tensor, Tensor, list[Tensor], list[Tensor]]
-"""The results of the row of a path's last token gave: hidden state, carried state, and all keys and values up to it."""
+"""The results of the row of a path's last token: hidden state, carried state, and all keys and values up to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseTree:
-    """The nodes that are to be verified for one request."""
+    """The nodes to verify for one request."""
 
     paths: set[Path]
     margin: float
-    """The smallest difference of scores that decided about a token, an expanded node or a chosen node: where it is not
-    far above the device's rounding, another tree is as good."""
+    """The smallest difference of scores that decided about a token, an expanded node or a chosen node. If it is not far
+    above the device's rounding, another tree is as good."""
 
 
 class PathLogits:
-    """float64 log-probabilities of the token after each path, by drafting that path alone."""
+    """The float64 log-probabilities of the token after each path, found by drafting that path alone."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class PathLogits:
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
     ) -> None:
-        """Arguments as in `dense_draft`; `start` includes the offset of a `draft_model`."""
+        """The arguments are those of `dense_draft`, but `start` includes the position offset of a `draft_model`."""
         self.head, self.end = head, start + len(token_ids)
         dense = DenseKeys(head.attention_layers, keys, values)
         dense.at(range(start, self.end))
@@ -54,7 +55,7 @@ class PathLogits:
         self._known: dict[Path, _Row] = {(): (out.hidden[-1:], out.carry[-1:], dense.keys, dense.values)}
 
     def log_probs(self, path: Path) -> Tensor:
-        """[draft_vocab]"""
+        """Return the log-probabilities after a path, [draft_vocab]."""
         return torch.log_softmax(self.head.logits(self._row(path)[0])[0], dim=-1)
 
     def _row(self, path: Path) -> _Row:
@@ -94,12 +95,12 @@ def dense_tree(logits: PathLogits, tree: DraftTree) -> DenseTree:
 
 
 def block_tree(logits: Tensor, draft_to_target: Tensor | None, tree: DraftTree) -> DenseTree:
-    """The tree of a drafter that drafts all positions in one pass: every path through the top-k tokens of each position
-    is looked at.
+    """Return the tree of a drafter that drafts all positions in one pass, from all paths through each position's top-k
+    tokens.
 
     Args:
         logits: float64 [S, draft_vocab].
-        draft_to_target: the offset of each draft id, or None.
+        draft_to_target: the offset of each draft id. None if drafter and target share a vocabulary.
     """
     levels, margins = list[list[tuple[float, int]]](), list[float]()
     for row in torch.log_softmax(logits, dim=-1).tolist():
@@ -118,7 +119,7 @@ def block_tree(logits: Tensor, draft_to_target: Tensor | None, tree: DraftTree) 
 
 
 def paths_of(token_ids: Sequence[int], parents: Sequence[int]) -> list[Path]:
-    """The path of each node of a tree as a drafter hands it out (`DraftTokens`)."""
+    """Return the path to each node of a tree, in the form of `DraftTokens`."""
     paths: list[Path] = [()]
     for token, parent in zip(token_ids, parents, strict=True):
         assert 0 <= parent < len(paths), f"node {len(paths)} follows row {parent}, which does not come before it"

@@ -1,4 +1,4 @@
-"""Checks a submitted report without the device: what is wrong with it, and what it conforms to."""
+"""Checks submitted reports without their devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CORE = ("specgraph-core", "specgraph-conformance")
 
 
 def read_report(path: Path) -> tuple[Report, dict[str, Any]]:
-    """A report and the data that it was read from.
+    """Return a report, and the data that it was read from.
 
     Raises:
         ConfigError: the file can't be read, is no JSON, or lacks a field of a report.
@@ -53,12 +53,12 @@ def _check_types(report: Report, data: dict[str, Any]) -> None:
 
 
 def problems_of(report: Report, data: dict[str, Any], checkout: Path | None = None) -> list[str]:
-    """Return what keeps a report from being taken as it is; empty when nothing does.
+    """Return the problems of a report, one line each. Empty if it can be accepted.
 
     Args:
-        data: what `read_report` read.
-        checkout: a clone of the repository of core and suite. Where it has the report's commit, the digests of the
-            sources are compared with it.
+        data: the data that `read_report` returned with it.
+        checkout: a clone of the repository of core and suite. If it has the report's commit, the digests of the sources
+            are compared with it.
     """
     found: list[str] = []
     if data["digest"] != digest_of(data):
@@ -71,7 +71,7 @@ def problems_of(report: Report, data: dict[str, Any], checkout: Path | None = No
 
 
 def _case_problems(report: Report) -> list[str]:
-    """The list of cases against the standard's, and absences against the capabilities."""
+    """Compare the cases with the standard's, and absences with the capabilities. Return the problems."""
     subject = report.subject
     if other := unknown_version(subject.suite):
         return [other]
@@ -90,7 +90,7 @@ def _case_problems(report: Report) -> list[str]:
 
 
 def _source_problems(report: Report, checkout: Path | None) -> list[str]:
-    """Environment, commits, and changes that are in no commit."""
+    """Check environment, commits and uncommitted changes. Return the problems."""
     found = [f"its environment does not say {name}" for name in ("python", "system", "machine", "date")
              if not report.subject.environment.get(name)]  # fmt: skip
     if "torch" not in report.subject.versions:

@@ -2,12 +2,12 @@
 
     [[xfail]]
     case = "replay.random-numbers-advance"     # one case; without [parameters]: all of its parameter sets
-    owner = "vendor"                           # whose job it is
+    owner = "vendor"                           # who must fix it
     reason = "the generator's offset is baked"
     link = "https://..."
-    when = "no aclrtValueWait"                 # optional: only where a capability's reason has these words
+    when = "no aclrtValueWait"                 # optional: only if a capability's reason has these words
 
-Strict: a declared case that passes fails the run, and so does an entry that matches no case.
+The file is strict: a declared case that passes fails the run, and so does an entry that matches no case.
 """
 
 from __future__ import annotations
@@ -45,24 +45,25 @@ class Xfail:
     reason: str
     link: str
     when: str = ""
-    """Words in the reason of one of the platform's capabilities: the gap of only some devices, drivers or runtimes."""
+    """Words in the reason of one of the platform's capabilities. They limit the gap to some devices, drivers or
+    runtimes."""
 
     @property
     def text(self) -> str:
-        """The reason, with the owner and the link."""
+        """The reason with the owner and the link."""
         return f"{self.reason} ({self.owner}) {self.link}"
 
     def applies(self, supports: Mapping[str, Support]) -> bool:
-        """Return True where the gap is to be expected of a platform with these capabilities."""
+        """Return True if the gap is expected on a platform with these capabilities."""
         return any(self.when in support.reason for support in supports.values())
 
     def matches(self, case_id: str) -> bool:
-        """Return True where `case_id` is this case, or one of its parameter sets."""
+        """Return True if `case_id` is this case or one of its parameter sets."""
         return case_id == self.case or case_id.partition("[")[0] == self.case
 
 
 def entry_module(item: Discovered) -> str | None:
-    """The module of a backend's entry point."""
+    """Return the module of a backend's entry point."""
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.dist is not None and entry.dist.name == item.distribution and entry.name == item.name:
             return entry.module
@@ -70,7 +71,7 @@ def entry_module(item: Discovered) -> str | None:
 
 
 def find_xfails(item: Discovered) -> Path | None:
-    """The backend's file: in the folder of its entry point's module; None when it has none."""
+    """Return the backend's xfails.toml, in the folder of its entry point's module. None if there is none."""
     module = entry_module(item)
     spec = None if module is None else find_spec(module)
     if spec is None or spec.origin is None:
@@ -80,10 +81,10 @@ def find_xfails(item: Discovered) -> Path | None:
 
 
 def read_xfails(path: Path) -> tuple[Xfail, ...]:
-    """The declared gaps.
+    """Return the declared gaps of a file.
 
     Raises:
-        ConfigError: the file can't be read, isn't TOML, or an entry lacks a key; the message names file and entry.
+        ConfigError: the file can't be read or isn't TOML, or an entry lacks a key. The message names file and entry.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Fixtures of the suite: the platform under test, and the seed of what is generated."""
+"""Fixtures of the suite: the platform under test, and the seed of all generated inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specgraph_conformance.task_rig import Tasks
 
 @pytest.fixture
 def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
-    """The platform under test, idle before and after each case, which leaves no rig open."""
+    """The platform under test. It is idle before and after each case, and all rigs are closed after it."""
     opened: Platform = request.config.stash[SESSION].platform
     opened.synchronize()
     with torch.no_grad():
@@ -32,18 +32,18 @@ def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> Discovered:
-    """The entry point that the platform came from."""
+    """The entry point of the platform's backend."""
     return request.config.stash[SESSION].item
 
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """Seed of the run."""
+    """The seed of the run."""
     return request.config.stash[SESSION].seed
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a case with the argument `attention` once per backend: the core's two and each of the device's own."""
+    """Run a case with the argument `attention` once per attention backend: the core's two, and each of the device's."""
     if "attention" in metafunc.fixturenames:
         session = metafunc.config.stash.get(SESSION, None)
         own = () if session is None else tested_attention(session.platform)
@@ -52,7 +52,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def ranks(platform: Platform, tmp_path: Path) -> Iterator[Ranks]:
-    """One rank, over the device's own communication library."""
+    """A group of one rank, over the device's own communication library."""
     with process_group(platform, 0, 1, str(tmp_path / "store")) as joined:
         yield joined
 

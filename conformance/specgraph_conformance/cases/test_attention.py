@@ -33,7 +33,7 @@ SHAPES: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
     "strided": ([4] * 3, [4, 37, 90], {"strided": True}),
     "1000-keys": ([1, 1, 1], [1000, 3, 511], {}),
 }
-"""Rows and keys of each request, and options of `Rows`, by name."""
+"""Name -> the rows of each request, its keys, and options of `Rows`."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -104,7 +104,7 @@ def test_many_requests(platform: Platform, attention: str, requests: int, seed: 
 )
 def test_many_keys(platform: Platform, attention: str, keys: int, seed: int) -> None:
     rows = rows_for(platform, attention, seed, [2, 2, 2], [keys, 7, 600])
-    # Random keys average out over thousands of them: the earliest ones get values that show where they are missing.
+    # Thousands of random keys average out. The earliest keys get larger values, so that it shows if they are missing.
     rows.cache.value[rows.blocks[0][0]] += keys / 8
     rows.check(run_on(platform), attention_of(platform, attention, rows))
 
@@ -263,8 +263,8 @@ def test_long_half(platform: Platform, attention: str, rows: int, requests: int,
 def test_own_keys(platform: Platform, attention: str, rows: int, seed: int) -> None:
     lengths = [64 * n + extra for n in (1, 2, 4, 8, 16, 32, 64) for extra in (1, 3)]
     made = rows_for(platform, attention, seed, [rows] * len(lengths), lengths)
-    # The values of a pass's rows are so large that a missing one of them shows among thousands of others.
+    # The pass's own rows get values so large that a missing one shows among thousands of others.
     made.new.value.mul_(torch.tensor(lengths).repeat_interleave(rows)[:, None, None])
-    # Its share of the output is about 1. Shares cancel, so an output may be far less than what half precision rounds.
+    # Each row's share of the output is about 1. Shares cancel, so an output may be far below half precision's rounding.
     tolerance = None if made.dtype == torch.float32 else 0.1
     made.check(run_on(platform), attention_of(platform, attention, made), tolerance)

@@ -1,4 +1,4 @@
-"""Capture: what is recorded, on which stream, in which pool, with which numbers."""
+"""Capture: the recorded ops, their stream, their pool, and their baked-in numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specgraph_conformance.rig import (
 )
 
 NUMBERS = 150
-"""Numbers that one capture is given, half as many as it has ops: more than a device might keep in a fixed table."""
+"""Half the ops of one capture, each with a number: more than a device might keep in a fixed table."""
 
 
 @case(
@@ -131,7 +131,7 @@ def test_baked(platform: Platform) -> None:
 
     def body() -> None:
         x.add_(step)
-        x.add_(step)  # once more the same op: it counts
+        x.add_(step)  # the same op again is one more op
         with_numbers(y, NUMBERS)
 
     graph = captured(platform, body, warm_up=False)

@@ -1,4 +1,4 @@
-"""Remains of captures and graphs: pools, the garbage collector, and graphs that nobody closed."""
+"""Cleaning up after captures and graphs: pools, the garbage collector, and graphs that were never closed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specgraph_conformance.rig import captured, expect_close, expect_equal, on_h
 
 
 def own_pool(platform: Platform) -> tuple[GraphPool, Tensor]:
-    """An empty pool, and a tensor for captured ops to write."""
+    """Return an empty pool, and a tensor for captured ops to write."""
     return platform.graph_pool(), torch.ones(16, device=platform.device)
 
 

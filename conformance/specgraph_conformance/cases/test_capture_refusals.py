@@ -102,13 +102,14 @@ def test_host_read(platform: Platform, read: str) -> None:
 
 
 def expect_refused(platform: Platform, read: str, *swallowed: type[Exception]) -> None:
-    """A capture that reads on the host fails, also where it goes on from `swallowed` errors; it captures again."""
+    """Check that a capture with a host read fails, also if its code swallows some errors, and that a new capture
+    works."""
     x = torch.ones(4, device=platform.device)
     graph = platform.graph()
     with pytest.raises(CaptureError), graph.capture():
         y = x * 2
         with suppress(*swallowed):
-            HOST_READS[read](y)  # the last: an op after it may end a vendor's task queue
+            HOST_READS[read](y)  # the last op: one after it may end a vendor's task queue
     assert_usable(platform)
     with graph.capture():
         x.add_(1)

@@ -1,4 +1,4 @@
-"""Collectives in captured graphs: of one rank, and between ranks, one process and one device each."""
+"""Collectives in captured graphs, of one rank and of several ranks, which have a process and a device each."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ Outcomes = dict[str, str]
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes | str:
-    """Return the error of each scenario of which the case was selected, all run by the same two processes.
+    """Return the error of each scenario with a selected case. The same two processes run all scenarios.
 
-    The workers of a run share them: the first one that comes to these cases starts the ranks, the others wait.
+    All workers of a run share the result. The first worker that needs it starts the ranks, and the others wait.
     """
     session = request.config.stash[SESSION]
     found = session.item
@@ -79,14 +79,14 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         fcntl.flock(shared, fcntl.LOCK_EX)
         shared.seek(0)
         if not (written := shared.read()):
-            store = tmp_path_factory.mktemp("ranks") / "store"  # torch joins nobody in a file that was used
+            store = tmp_path_factory.mktemp("ranks") / "store"  # torch can't join ranks through a used file
             wrong = run_ranks(places, str(store), session.seed, seconds=150, tasks=tasks)
             shared.write(written := json.dumps(wrong))
         return json.loads(written)
 
 
 def ranks_agree(scenario: str, id: str, property: str, *, hazard: str, cause: str) -> None:
-    """Add the case that nothing went wrong in a scenario on either rank."""
+    """Add a case to this module: a scenario gave no error on either rank."""
 
     @case(id, property, hazard=hazard, cause=cause, needs=("collectives_in_graph",), timeout=180)
     def test(outcomes: Outcomes | str) -> None:

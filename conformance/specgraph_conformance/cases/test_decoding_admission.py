@@ -1,4 +1,4 @@
-"""Admission: requests that are taken, refused and cancelled, their KV blocks, and metrics without drafts."""
+"""Admission: accepted, refused and cancelled requests, their KV blocks, and metrics without drafts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_cancelled_blocks(platform: Platform, seed: int) -> None:
         for _ in range(3):
             made.step()
         free = made.allocator.num_free
-        ends = ids[0], ids[2]  # a row before another's, and the last one
+        ends = ids[0], ids[2]  # the first row and the last row
         blocks = [block for state in made.rounds.running if state.index in ends for block in state.blocks]
         assert all(made.cancel(each) for each in ends)
         while made.allocator.num_free < free + len(blocks):
@@ -122,7 +122,7 @@ def test_order(platform: Platform, what: str, seed: int) -> None:
     first, long, *rest = requests(seed, count=6, tokens=12)
     first, long = replace(first, max_tokens=14), replace(long, max_tokens=60)
     options: dict[str, Any] = {}
-    if what == "blocks":  # for the long one alone, or for two of the others
+    if what == "blocks":  # enough for the long request alone, or for two of the others
         with decoder(platform) as roomy:
             block, rows = roomy.config.block_size, roomy.query_len
         options["num_blocks"] = 1 + -(-(len(long.prompt_token_ids) + long.max_tokens + 2 * rows) // block)
@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "tiny-temperature": ({"temperature": 1e-9}, "temperature"),
     "prompt-of-max-model-len": ({"prompt_token_ids": [1] * 96}, r"\b95\b"),
 }
-"""The wrong field of a request and what the error must say, by name."""
+"""Name -> the wrong field of a request, and the text that the error must have."""
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -1,4 +1,4 @@
-"""The first propose after a prompt, against a float64 target and EAGLE head of the suite's own."""
+"""The first propose after a prompt, against the suite's own float64 target and EAGLE head."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ K, REQUESTS = 4, 11
 
 
 def float64_pair() -> tuple[LlamaTarget, Any]:
-    """The decoders' target and EAGLE head in float64 on the host."""
+    """Return the decoders' target and EAGLE head, in float64 on the host."""
     host = torch.device("cpu")
     target = make_target(MODEL_SEED, host, compute=torch.float64)
     return target, make_head("eagle", MODEL_SEED, host, compute=torch.float64)
 
 
 def prompts(seed: int, count: int) -> list[list[int]]:
-    """Random prompts of 2 to 60 tokens, all of another length."""
+    """Return random prompts of 2 to 60 tokens, with different lengths."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(0, VOCAB, (2 + (r * 17) % 59,), generator=generator).tolist() for r in range(count)]
 
@@ -77,7 +77,7 @@ def test_first_noise(platform: Platform, seed: int) -> None:
     drawn: list[list[int]] = []
     for chunks in CHUNKS.values():
         with decoder(platform, k=K, sampled=True, **chunks) as made:
-            # So hot that logits do not matter: what is drawn is the noise of seed and position.
+            # At this temperature logits don't matter: the noise of seed and position alone picks the tokens.
             asked = [
                 Request(prompt_token_ids=prompt, max_tokens=1, temperature=1e6, seed=number)
                 for number, prompt in enumerate(prompts(seed, REQUESTS))
@@ -87,7 +87,7 @@ def test_first_noise(platform: Platform, seed: int) -> None:
 
 
 def reads_hidden_states(head: Any) -> None:
-    """Make an EAGLE head's drafts depend on the hidden states as much as on the tokens, in place."""
+    """Change an EAGLE head in place, so that its drafts depend on hidden states as much as on tokens."""
     head.fc.matrix[:, HIDDEN:] *= 3
 
 
@@ -114,7 +114,7 @@ def test_prompt_keys(platform: Platform, chunks: str, seed: int) -> None:
 
 
 def first_round(made: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -> None:
-    """Prefill prompts, then run their first round, which begins with their first propose."""
+    """Prefill prompts, and run their first round. It begins with their first propose."""
     for prompt in prompts:
         made.add(Request(prompt_token_ids=prompt, max_tokens=20))
     made.step()
@@ -122,7 +122,7 @@ def first_round(made: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -> N
 
 
 def expect_stored(cache: KVCache, keys: Tensor, where: str) -> None:
-    """Each of `keys` [n, kv_heads, dim] is in some slot of a cache that held nothing else than zeros."""
+    """Check that each of `keys` [n, kv_heads, dim] is in some slot of a cache that held only zeros before."""
     slots = on_host(cache.key)[1:].flatten(0, 1).flatten(1).double()
     slots = slots[slots.abs().amax(dim=1) > 0]
     off = (keys.flatten(1)[:, None] - slots[None]).abs().amax(dim=2)

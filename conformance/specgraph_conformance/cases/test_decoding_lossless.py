@@ -1,4 +1,4 @@
-"""Speculative output is the target's own with every drafter, mode and K, and the same alone and in company."""
+"""Speculative output is the target's own with every drafter, mode and K, and other requests don't change it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_modes(platform: Platform, attention: str, way: str, seed: int) -> None:
 
 @lru_cache
 def _decoded(platform: Platform, attention: str, seed: int, way: str) -> tuple[Any, list[Tensor]]:
-    """Tokens, accepted drafts and rounds; keys and values of target and drafter without the null block."""
+    """Decode, and return the tokens with acceptance counts, and the KV of target and drafter without the null block."""
     asked = requests(seed, count=5)
     with decoder(platform, **GRAPH_MODES.get(way, {"decode": way}), attention=attention) as made:
         seen = generate(made, asked), made.metrics.accepted, made.metrics.rounds
@@ -130,7 +130,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 """Options of `decoder`."""
 Rounds = list[tuple[list[int], int]]
-"""The tokens of each round of one request, and how many of them were drafts."""
+"""One request's rounds: the tokens of each, and the number of them that were drafts."""
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -156,7 +156,7 @@ def test_company(platform: Platform, way: str, seed: int) -> None:
         )
         for i, request in enumerate(requests(seed, count=7))
     ]
-    # Rows move where a smaller size then holds the batch.
+    # Rows move if the batch then fits a smaller captured size.
     sizes: dict[str, Any] = {"max_num_requests": 4, "capture_sizes": (1, 2, 4)}
     with decoder(platform, sampled=True, sampling_parameters=True, **sizes, **WAYS[way]) as made:
         alone = [_rounds(made, [request])[0] for request in asked]
@@ -182,7 +182,7 @@ def test_compacted(platform: Platform, seed: int) -> None:
         reads_hidden_states(made.drafter.head)
         expected = generate(made, asked)
         expect_targets_tokens(made, asked, expected)
-        # Rows 1 and 3 move to 0 and 1. Their stop tokens are tokens that only the requests after them sample.
+        # Rows 1 and 3 move to 0 and 1. They have as stop tokens only tokens that the requests after them sample.
         early = {token for tokens in expected[:4] for token in tokens}
         own = [list(dict.fromkeys(token for token in tokens[:-1] if token not in early))[:8] for tokens in expected[4:]]
         assert all(own), "the requests sample the same tokens: choose another seed"
@@ -201,7 +201,7 @@ def _rounds(made: SpeculativeDecoder, asked: Sequence[Request]) -> list[Rounds]:
 
 
 def _checked(made: SpeculativeDecoder, asked: Sequence[Request]) -> list[list[int]]:
-    """The tokens of each request; each propose of a request is checked against the float64 drafter."""
+    """Return the tokens of each request. Each propose is checked against the float64 drafter."""
     assert made.drafter is not None
     target, head = float64_pair()
     reads_hidden_states(head)

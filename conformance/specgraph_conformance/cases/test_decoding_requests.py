@@ -34,7 +34,8 @@ def test_metadata(platform: Platform) -> None:
 
 
 def _storages(named: Mapping[str, Tensor], prefix: str) -> set[int]:
-    """Return addresses of all but the block table: both sides read that of the round, and no graph writes it."""
+    """Return the addresses of all tensors except the block table, which target and drafter share and no graph
+    writes."""
     own = {name: tensor for name, tensor in named.items() if name.startswith(prefix)}
     assert own, f"no tensor is called {prefix}"
     del own[f"{prefix}block_table"]
@@ -85,7 +86,7 @@ def test_own_stops(platform: Platform, seed: int) -> None:
         texts = generate(made, asked)
         wanted = list[list[int]]()
         for number, place in enumerate((12, 7, 2)):
-            others = texts[(number + 1) % 3][-4:]  # these stop this request alone, which gives none of them
+            others = texts[(number + 1) % 3][-4:]  # another request's stop tokens, which this one does not generate
             stop = texts[number][place]
             stops = [stop, *(token for token in others if token not in texts[number])]
             asked[number] = replace(asked[number], stop_token_ids=stops)
@@ -104,7 +105,7 @@ def test_own_stops(platform: Platform, seed: int) -> None:
 def test_metrics(platform: Platform, seed: int) -> None:
     (asked,) = requests(seed, count=1, tokens=40)
     with decoder(platform) as made:
-        # The first tokens come from the prompt's pass, the last ones may be cut at max_tokens.
+        # The first token comes from the prefill, and the last chunk may be cut at max_tokens.
         sizes = [len(chunk.token_ids) for chunk in made.stream([asked])][1:]
         metrics = made.metrics
         most = made.config.num_speculative_tokens

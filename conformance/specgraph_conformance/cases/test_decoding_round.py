@@ -105,6 +105,6 @@ def test_arrivals(platform: Platform, seed: int) -> None:
 
 
 def _take(made: SpeculativeDecoder, tokens: dict[int, list[int]]) -> None:
-    """One step, its tokens added to those of each request."""
+    """Run one decoder step, and append its tokens to each request's list."""
     for chunk in made.step():
         tokens.setdefault(chunk.request, []).extend(chunk.token_ids)

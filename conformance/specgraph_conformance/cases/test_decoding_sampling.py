@@ -1,4 +1,4 @@
-"""Sampled decoding has the target's distribution, and repeats with its seeds."""
+"""Sampled decoding has the target's distribution, and the same seeds give the same tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "chain": {},
     "tree": {"k": 3, "tree": DraftTree(num_steps=3, top_k=2, num_draft_tokens=8)},
 }
-"""Options of `decoder`: what verifies drafts in a graph."""
+"""Options of `decoder`, by the way in which drafts are verified in a graph."""
 
 
 @case(
@@ -102,7 +102,7 @@ def test_logprobs(platform: Platform, way: str, seed: int) -> None:
 def expect_best_after_penalties(
     made: SpeculativeDecoder, asked: Sequence[Request], results: Sequence[Sequence[int]]
 ) -> None:
-    """Each token must be the best one of float64 logits after its request's bias and penalties, up to ties."""
+    """Check that each token has the best float64 logit after its request's bias and penalties, up to ties."""
     for request, tokens in zip(asked, results, strict=True):
         logits = logits_of(made, request, tokens)
         for place, token in enumerate(tokens):
@@ -117,7 +117,8 @@ def expect_best_after_penalties(
 
 
 def expect_targets_distribution(platform: Platform, top_k: int = 0, **options: Any) -> None:
-    """Chi-square of how often the target's most likely token is sampled, its second, and so on, after 600 prefixes."""
+    """Check by chi-square how often the target's most likely token is sampled, its second one, and so on, after 600
+    prefixes."""
     temperature = 1.3
     asked = [replace(each, temperature=temperature, top_k=top_k) for each in requests(7, count=30, tokens=23)]
     sizes: dict[str, Any] = {"k": 2, "max_num_requests": 15, "capture_sizes": (15,)}

@@ -1,4 +1,4 @@
-"""Copies, synchronize, memory figures, ops of torch that models run on the device, close."""
+"""Copies, synchronize, memory figures, the torch ops that models run on the device, and close."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_pool_memory(platform: Platform) -> None:
     graph = platform.graph()
     kept = []
     with graph.capture():
-        for i in range(8):  # 32 MiB: more than an allocator holds unused
+        for i in range(8):  # 32 MiB, more than an allocator keeps unused
             kept.append(x * i)
     held = platform.memory().reserved - before.reserved
     assert held >= 16 << 20, f"reserved grew by {held} bytes while a graph with 32 MiB of tensors was captured"
@@ -149,7 +149,7 @@ def test_counts(platform: Platform) -> None:
         closes = (pool.close, graph.close) if pool_first else (graph.close, pool.close)
         closes[0]()
         closes[1]()
-        pools.append(pool)  # a closed pool keeps nothing, also while somebody keeps the pool
+        pools.append(pool)  # a closed pool holds no memory, even while the pool object lives
         del graph, closes
         gc.collect()
         return platform.memory().allocated, platform.memory().reserved

@@ -1,4 +1,5 @@
-"""Each kind of drafter: the bits of eager, the drafts of float64, prompts in every graph mode, K by batch, sampling."""
+"""Each kind of drafter: same bits as eager, same drafts as float64, prompts in every graph mode, K by batch size, and
+sampling."""
 
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ from specgraph_conformance.rig import expect_close, expect_equal, on_host
 from specgraph_conformance.tiny_models import HEADS, VOCAB
 
 PROGRAMS = ("eagle3", "mtp-modules", "dflash", "dspark", "peagle", "draft-model")
-"""One kind of head per draft program: a chain, one module per step, all tokens in one pass from a block, from a
-block in order or from masked rows, and a chain whose positions differ from the target's."""
+"""One head per draft program: a chain, one module per draft step, a block, a block drawn in order, masked rows, and a
+chain with other positions than the target's."""
 LOWERED = [
     *((kind, "merged") for kind in (*HEADS, "ngram") if kind != "eagle"),
     *((kind, "step") for kind in ("eagle3", "mtp-modules")),
 ]
-"""Kinds with a lowering; EAGLE has a case of its own for every lowering."""
+"""(kind, lowering). EAGLE is not among them: it has its own case for every lowering."""
 
 
 @pytest.mark.parametrize(("kind", "lowering"), LOWERED)
@@ -142,7 +143,7 @@ def test_schedule(platform: Platform, attention: str, kind: str, seed: int) -> N
 
 
 def _of_rows(batch: HostBatch, rows: int) -> HostBatch:
-    """The round of a smaller K: the first rows of each request."""
+    """Return the batch for a smaller K: the first rows of each request."""
     aux = batch.aux_hidden.view(batch.num_requests, -1, batch.aux_hidden.shape[1])
     return replace(
         batch,
@@ -176,7 +177,7 @@ def test_prompts(platform: Platform, attention: str, kind: str, seed: int) -> No
             ("keys", "values"), now, old, (dense.keys[layer], dense.values[layer]), strict=True
         ):
             new, kept = new.flatten(0, 1), kept.flatten(0, 1)
-            written = slots[: wanted.shape[0]]  # none in a module that is not used
+            written = slots[: wanted.shape[0]]  # none for an unused module
             close = torch.isclose(new[written].double(), wanted, atol=tolerance, rtol=tolerance).flatten(1).all(dim=1)
             assert close.all(), f"{name} of layer {layer} differ at positions {(~close).nonzero().flatten().tolist()}"
             rest = [slot for slot in range(new.shape[0]) if slot not in written]
@@ -255,7 +256,8 @@ def prompt_and_round(made: DraftRig, seed: int) -> Rounds:
 
 
 def make_prompt(made: DraftRig, length: int, seed: int) -> list[tuple[int, list[int], Tensor]]:
-    """A prompt in passes of the largest size, the last one shorter: first position, tokens, hidden states each."""
+    """Return the prefill passes of a prompt: the first position, tokens and hidden states of each. All have the largest
+    size, except the last one."""
     generator, most = torch.Generator().manual_seed(seed), made.config.prefill_rows[-1]
     tokens = torch.randint(0, VOCAB, (length,), generator=generator).tolist()
     aux = torch.randn(length, made.head.aux_size, generator=generator).to(made.platform.device, made.head.dtype)
@@ -273,7 +275,7 @@ def test_samples(platform: Platform, kind: str, seed: int) -> None:
     config = make_config(decode="auto", k=5, sampled=True, prefill="eager", capture_sizes=(4,))
     made, eager = rig(platform, config, "paged", kind), rig(platform, replace(config, decode="eager"), "paged", kind)
     (batch,) = make_batches(config, made.head.aux_size, seed, [4])
-    hot = replace(batch, temperature=torch.full((4,), 1e6))  # every token equally likely: only the noise decides
+    hot = replace(batch, temperature=torch.full((4,), 1e6))  # all tokens are equally likely: only the noise decides
     first, wanted = made.propose_to_host(hot), eager.propose_to_host(hot)
     assert first.probs is not None
     assert wanted.probs is not None
@@ -302,7 +304,7 @@ def test_again(platform: Platform, kind: str, seed: int) -> None:
     made = rig(platform, config, "paged", kind)
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [3])
     seeds, blocks = [seed + 7, seed + 8, seed + 9], [[3 * r + 1, 3 * r + 2, 3 * r + 3] for r in range(3)]
-    hot = torch.full((3,), 1e7)  # every token equally likely: only the noise decides
+    hot = torch.full((3,), 1e7)  # all tokens are equally likely: only the noise decides
     batch = replace(batch, temperature=hot, seeds=torch.tensor(seeds), blocks=blocks)
     seen: dict[tuple[int, int], list[int]] = {}
     for starts, counts in (([5, 5, 5], [1, 1, 1]), ([6, 5, 5], [1, 1, 2]), ([5, 6, 6], [2, 1, 1])):

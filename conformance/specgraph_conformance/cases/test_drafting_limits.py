@@ -1,4 +1,4 @@
-"""Sizes, lowerings and inputs of a drafter: what is chosen by default, and what is refused before any device work."""
+"""Sizes, lowerings and inputs of a drafter: the defaults, and the refusals before any device work."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _support(has: bool, reason: str) -> Any:
 
 
 def _refused(name: LoweringName, capabilities: Capabilities, host_parameters: tuple[str, ...]) -> str:
-    """The error's message; empty if the lowering is allowed."""
+    """Return the error's message. Empty if the lowering is allowed."""
     try:
         resolve(name, capabilities, host_parameters)
     except UnsupportedError as error:

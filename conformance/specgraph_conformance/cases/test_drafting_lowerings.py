@@ -1,4 +1,5 @@
-"""Captured lowerings give the bits of eager at every K and precision, and follow a dense float64 chain step by step."""
+"""Captured lowerings give the bits of eager at every K and precision, and agree with a dense float64 chain at each
+draft step."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def test_sampled(platform: Platform, lowering: str, seed: int) -> None:
 
 
 LOOPS = ["step", "merged"]
-"""Lowerings that have ops of their own between two draft steps."""
+"""The lowerings that run special ops between two draft steps."""
 
 
 @case(

@@ -1,4 +1,4 @@
-"""Drafters with one module per step: the keys of every module are those of the text, whatever was accepted."""
+"""Drafters with one module per draft step: every module has the keys of the text, however many drafts were accepted."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from specgraph_conformance.tiny_models import VOCAB
 
 K = 3
 ACCEPTED = ((1, 1), (4, 2), (1, 0), (2, 4), (3, 1))
-"""Accepted + 1 of two requests, round by round; the first samples after the prompts."""
+"""Accepted drafts + 1 of two requests, batch by batch. The first batch follows the prompts."""
 OTHER_K = (1, K, 1, K, K)
-"""Drafts of each round where K changes."""
+"""The K of each batch, in the case with a changing K."""
 ACCEPTED_OF_OTHER_K = ((1, 1), (2, 1), (4, 2), (1, 2), (4, 1))
 
 
@@ -59,16 +59,16 @@ def _follow_text(
     ks: Sequence[int | None],
     seed: int,
 ) -> None:
-    """Rounds of two requests, and the keys and values of every module after each.
+    """Propose for two requests batch by batch, and check the keys and values of every module after each propose.
 
     Args:
-        accepted_counts: accepted + 1 of the requests, by round.
-        ks: drafts of each round; None for the drafter's own K.
+        accepted_counts: accepted drafts + 1 of the two requests, by batch.
+        ks: the K of each batch. None for the drafter's own K.
     """
     reference, modules = float64_head(made, "mtp-modules"), made.config.num_speculative_tokens
     assert isinstance(reference, MtpHead)
     generator, q, size = torch.Generator().manual_seed(seed), made.config.query_len, made.head.aux_size
-    lengths = [made.config.block_size + 1, 2]  # the second has fewer tokens than the positions computed again
+    lengths = [made.config.block_size + 1, 2]  # the second has fewer tokens than there are past rows
     texts = [torch.randint(0, VOCAB, (n,), generator=generator) for n in lengths]
     states = [torch.randn(n, size, generator=generator).to(made.head.dtype) for n in lengths]
     blocks = [[1 + r + 2 * i for i in range(made.config.max_blocks)] for r in range(2)]
@@ -79,7 +79,7 @@ def _follow_text(
     for number, (accepted, k) in enumerate(zip(accepted_counts, ks, strict=True)):
         order = [1, 0] if mixed == "exchanged" and number % 2 else [0, 1]
         tokens = torch.randint(0, VOCAB, (2, q), generator=generator)
-        aux = (3 * torch.randn(2, q, size, generator=generator)).to(made.head.dtype)  # rejected rows too
+        aux = (3 * torch.randn(2, q, size, generator=generator)).to(made.head.dtype)  # also for rejected rows
         starts = [len(texts[r]) - 1 for r in order]
         for i, r in enumerate(order):
             if number == 0:

@@ -1,4 +1,4 @@
-"""Padded batches: rows beyond the real requests are inert, and each pass has the rows it should have."""
+"""Padded batches: the rows after the real requests are inert, and each pass has the right number of rows."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_shrinking_in_place(platform: Platform, seed: int) -> None:
 
 
 def _after_larger(platform: Platform, seed: int, propose: Callable[[DraftRig, HostBatch], Tensor]) -> DraftRig:
-    """Expect what a batch of one drafts alone from it after a larger batch, three times, and no KV of other requests.
+    """Check three times that a batch of one drafts the same after a larger batch, and writes no KV of other requests.
 
     Args:
         propose: takes a drafter and the small batch, and returns the drafts.
@@ -117,7 +117,7 @@ def _after_larger(platform: Platform, seed: int, propose: Callable[[DraftRig, Ho
         made.propose_to_host(full)
         for mine, kept in zip(made.caches, fresh, strict=True):
             for tensor, values in zip(mine, kept, strict=True):
-                tensor[1:] = 7.0  # the same rows once more would write what is there
+                tensor[1:] = 7.0  # the same rows again would write the values that are already there
                 tensor[small.blocks[0]] = values
         before = made.host_caches()
         what = f"batch {time} after a larger one"
@@ -140,7 +140,7 @@ def test_largest(platform: Platform, seed: int) -> None:
 
 
 class RowCount:
-    """A head that notes how many rows each pass has. Wraps another."""
+    """Wraps a head, and records the number of rows of each pass."""
 
     pair_input = None
 
@@ -152,7 +152,7 @@ class RowCount:
         return getattr(self.head, name)
 
     def forward(self, token_ids: Tensor, *args: Any) -> Any:
-        """Count and pass on."""
+        """Count the rows, and call the wrapped head."""
         self.rows.append(token_ids.shape[0])
         return self.head.forward(token_ids, *args)
 
@@ -171,7 +171,7 @@ def test_rows(platform: Platform, lowering: str, seed: int) -> None:
     for batch in make_batches(config, head.aux_size, seed, [2, 5]):
         made.propose_to_host(batch)
     q = config.query_len
-    # Prompts are captured too, at sizes of their own.
+    # Prefill is captured too, at other sizes.
     missing = {2 * q, 2, 5 * q, 5} - set(head.rows)
     assert not missing, (
         f"no pass had {sorted(missing)} rows: batches of 2 and 5 requests ran passes of {set(head.rows)}"

@@ -1,4 +1,4 @@
-"""Promises to an engine around a propose: KV that captures leave alone, bound tensors, penalties, the K of a size."""
+"""Promises to a host engine: captures leave KV alone, bound tensors are read, penalties and K by batch size hold."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from specgraph_conformance.tiny_models import VOCAB, Head, make_head
 
 
 def _drafter(head: Head, caches: list[KVCache], platform: Platform, config: DraftConfig, **options: Any) -> Drafter:
-    """A drafter that has captured nothing yet.
+    """Make a drafter that has captured nothing yet.
 
     Raises:
-        Absent: the platform can't run this lowering, and says why.
+        Absent: the platform can't run this lowering. The message is its reason.
     """
     try:
         return Drafter(head, caches, platform, config, **options)
@@ -168,15 +168,17 @@ def _compare_bound(
     what: str,
     seed: int,
 ) -> None:
-    """Drafts of a round of two rows, handed over and through bound tensors whose largest round has four.
+    """Compare the drafts of one batch, handed over and through bound tensors. The batch has two rows per request, and
+    the bound tensors have four.
 
     Args:
-        write: (view of the bound tensors for this round, the tensors that were bound, the round's values by name).
+        write: writes the batch into the bound tensors. It is called with their view for this batch, the whole tensors,
+            and the batch's values by name.
     """
     config = make_config(decode="auto", k=3, draft_schedule={2: 3, 4: 1})
     head = make_head("eagle", 1, platform.device)
     (batch,) = make_batches(make_config(k=1), head.aux_size, seed, [3])
-    batch = replace(batch, aux_hidden=9 * batch.aux_hidden)  # drafts follow from hidden states
+    batch = replace(batch, aux_hidden=9 * batch.aux_hidden)  # make drafts depend on the hidden states
     handed, drafts = batch.on(platform.device, head.dtype), list[Tensor]()
     names = ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table")
     for binds in (False, True):
@@ -196,7 +198,7 @@ def _compare_bound(
 
 
 UNGUARDED = {"tensor": 4, "number": 1}
-"""Elements of the tensor that is not named, by name."""
+"""Name -> the elements of a tensor that is missing in the read set."""
 
 
 @pytest.mark.parametrize("what", [*UNGUARDED, "reshaped"])

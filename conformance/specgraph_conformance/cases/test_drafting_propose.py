@@ -1,4 +1,5 @@
-"""Graphs of a drafter, and inputs and results of one propose: each has its effect, results are copies."""
+"""The graphs of a drafter, and the inputs and results of a propose: each input has its effect, and results are
+copies."""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ def test_weights(platform: Platform, seed: int) -> None:
     fields = {name: getattr(kept, name) for name in type(kept).__slots__}
     moved = type(kept)(**{n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in fields.items()})
     what = "a replay after the weights were replaced by other tensors"
-    with pytest.MonkeyPatch.context() as patch:  # other cases have the same head
+    with pytest.MonkeyPatch.context() as patch:  # other cases use the same head
         patch.setattr(head, "layers", (moved,))
         expect_refusal(lambda: made.propose(batch), what, "", (StaleInputError,))
 

@@ -1,4 +1,4 @@
-"""Random rounds: a state machine of requests that join, leave, pause and reject drafts, on any stream and at any K."""
+"""Random proposes: a state machine of requests that join, leave, pause and reject drafts, on any stream, at any K."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from specgraph_conformance.state_machines import run_machine
 from specgraph_conformance.tiny_models import VOCAB, Head
 
 SCHEDULE = {1: 4, 2: 0, 4: 3}
-"""K by running requests: it grows, shrinks and stops as requests come and go. Three run padded to four."""
+"""K by the number of running requests. It grows, shrinks and becomes 0 as requests come and go. Three are padded to
+four."""
 EXAMPLES, STEPS = 2, 12
-"""Runs of the machine in one case, and its steps in each: the case takes seconds, whatever the seed."""
+"""The machine's runs in one case, and the steps of each. The case takes seconds with any seed."""
 
 
 @dataclass
 class Running:
-    """One request as an engine keeps it."""
+    """The state of one request in a host engine."""
 
     start: int
-    """Position of the first row of the next round."""
+    """The position of the first row of the next batch."""
     blocks: list[int]
     just_joined: bool = True
 
@@ -38,33 +39,33 @@ class Running:
 class RandomProposes(RuleBasedStateMachine):
     """Drives two drafters, one captured and one eager, through the same steps.
 
-    After each round their drafts and KV have the same bits, and agree with a dense float64 drafter that
-    starts from the KV before the round.
+    After each propose both have the same bits in drafts and KV. They agree with a dense float64 drafter that starts
+    from the KV before the propose.
     """
 
     captured: DraftRig
     eager: DraftRig
     reference: Head
-    """The head in float64."""
+    """The drafters' head in float64."""
 
     def __init__(self) -> None:
         super().__init__()
         self.running: list[Running] = []
         self.free = list(range(1, num_blocks(self.captured.config)))
         self.rows = self.captured.config.query_len
-        """Rows per request of the next round: 1 more than the K of the round before."""
+        """The rows per request of the next batch: the K of the propose before it, plus 1."""
 
     @property
     def config_limit(self) -> int:
-        """The last start position whose drafts stay before max_model_len."""
+        """The last start position with all drafts before max_model_len."""
         return self.captured.config.max_model_len - 2 * self.captured.config.query_len - 1
 
     @precondition(lambda self: len(self.running) < self.captured.config.max_num_requests)
     @rule(length=st.integers(1, 40), seed=st.integers(0, 999), order=st.randoms(use_true_random=False))
     def join(self, length: int, seed: int, order: Random) -> None:
-        """Prefill a prompt in chunks, into blocks that others may have used."""
+        """Prefill a prompt in prefill chunks, into blocks that other requests may have used."""
         made, generator = self.captured, torch.Generator().manual_seed(seed)
-        blocks = [self.free.pop() for _ in range(made.config.max_blocks)]  # those that were freed last come first
+        blocks = [self.free.pop() for _ in range(made.config.max_blocks)]  # the blocks freed last come first
         order.shuffle(blocks)
         tokens = torch.randint(0, VOCAB, (length,), generator=generator).tolist()
         aux = torch.randn(length, made.head.aux_size, generator=generator).to(made.platform.device, made.head.dtype)
@@ -92,7 +93,7 @@ class RandomProposes(RuleBasedStateMachine):
         side=st.booleans(),
     )
     def round(self, accepted: list[int], paused: int | None, seed: int, side: bool) -> None:
-        """One propose: each request accepted some drafts of the last round; one may be inert."""
+        """Run one propose. Each request accepted some of its last drafts, and one request may be inert."""
         generator, n, q = torch.Generator().manual_seed(seed), len(self.running), self.rows
         counts = [1 if r.just_joined else min(a, q - 1) + 1 for r, a in zip(self.running, accepted, strict=False)]
         if paused is not None and paused < n:
@@ -122,12 +123,12 @@ class RandomProposes(RuleBasedStateMachine):
         with nullcontext() if stream is None else platform.use(stream):
             live = [row for row, count in enumerate(batch.num_sampled) if count]
             expect_oracle(self.captured, batch, self.reference, rows=live)
-            ours = self.captured.propose(batch)  # the same again: a round may be repeated
+            ours = self.captured.propose(batch)  # a propose may be repeated
             eager = self.eager.propose(batch)
         if stream is not None:
             main.wait_stream(stream)
         platform.synchronize()
-        # What an inert request drafts is of no use, and not the same in each lowering.
+        # The drafts of an inert request are undefined, and differ between lowerings.
         assert on_host(ours.token_ids)[live].tolist() == on_host(eager.token_ids)[live].tolist(), "draft tokens"
         for layer, (a, b) in enumerate(zip(self.captured.host_caches(), self.eager.host_caches(), strict=True)):
             expect_equal(a[0], b[0], f"keys of layer {layer}")

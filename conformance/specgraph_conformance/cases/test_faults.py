@@ -1,4 +1,4 @@
-"""Faults: an error in a capture, an update or another thread leaves everything else usable."""
+"""Faults: after an error in a capture, an update or another thread, everything else works."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from specgraph_conformance.tiny_models import make_head
 
 
 class Failure(Exception):
-    """Raised by captured code on purpose."""
+    """Raised on purpose by captured code."""
 
 
 class FailingHead:
-    """A head whose n-th pass fails, not counting the two in which a drafter checks its shapes before it captures."""
+    """A head that fails in its n-th pass. The two passes in which a drafter checks shapes before it captures don't
+    count."""
 
     pair_input = None
 
@@ -36,7 +37,7 @@ class FailingHead:
         return getattr(self.head, name)
 
     def forward(self, *args: object) -> object:
-        """Count down, then fail."""
+        """Count down, and fail at the end."""
         self.left -= 1
         if self.left < 0:
             raise Failure

@@ -42,7 +42,7 @@ def test_uniform(platform: Platform, seed: int) -> None:
         for r in range(30):
             wanted = uniform(int(seeds[r]), int(positions[r]), purpose, 5)
             assert seen[r].tolist() == wanted, f"seed {seeds[r]}, position {positions[r]}, purpose {purpose}"
-    # One that would round otherwise by way of float64, then random ones of every size.
+    # A number that is rounded wrongly if it goes through float64, then random numbers of all sizes.
     numbers = [(1 << 62) + (1 << 38) + 1]
     numbers += [int(torch.randint(1 << 61, 1 << 62, (), generator=generator)) >> shift | 1 for shift in range(62)]
     at = torch.tensor(9, device=platform.device)
@@ -75,7 +75,8 @@ def test_one_rank(platform: Platform, ranks: Ranks, seed: int) -> None:
 
 
 def case_of(row: Row) -> Callable[..., None]:
-    """The test function of a row, once per set of its parameters. A failure begins with where to look first."""
+    """Return a test function that runs a row once per parameter set. Its failures begin with the place to look
+    first."""
 
     def test(platform: Platform, seed: int, parameters: dict[str, Any]) -> None:
         run = RunInGraph(platform)

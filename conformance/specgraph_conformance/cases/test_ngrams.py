@@ -1,4 +1,4 @@
-"""N-gram drafts over many rounds: texts grow by what was accepted, and blocks pass from request to request."""
+"""N-gram drafts over many rounds: texts grow by accepted tokens, and blocks pass from request to request."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from specgraph_conformance.op_rows.ngram import drafts_by_ngram
 from specgraph_conformance.rig import on_host
 
 VOCAB = 4
-"""So few tokens that most texts have a match."""
+"""The vocabulary: so small that most texts have a match."""
 
 
 class Texts:
-    """Requests with their texts and blocks on the host, in the rows of one drafter. `make_config` has 4 rows."""
+    """Requests, with their texts and blocks on the host, in the batch rows of one drafter. `make_config` has 4 rows."""
 
     def __init__(self, made: DraftRig, seed: int) -> None:
         self.made, self.generator = made, torch.Generator().manual_seed(seed)
         self.columns = -(-made.config.max_model_len // made.config.block_size)
         self.texts: list[list[int]] = [[] for _ in range(made.config.max_num_requests)]
         self.last = [1] * len(self.texts)
-        """Tokens that each request's last round sampled."""
+        """The number of tokens that each request's last verify sampled."""
 
     def random(self, low: int, high: int, count: int) -> list[int]:
         """Return `count` integers."""
         return torch.randint(low, high, (count,), generator=self.generator).tolist()
 
     def blocks(self, row: int) -> list[int]:
-        """Return the blocks of a row, which are those of whoever was there before."""
+        """Return the blocks of a row. They belonged to the row's earlier requests too."""
         return list(range(1 + row * self.columns, 1 + (row + 1) * self.columns))
 
     def join(self, row: int) -> None:
@@ -46,7 +46,7 @@ class Texts:
         self.texts[row], self.last[row] = [*prompt, *self.random(0, VOCAB, 1)], 1
 
     def batch(self, live: list[bool]) -> HostBatch:
-        """Return the round after which every text is as it is; rejected rows hold other tokens."""
+        """Return the batch that led to the present texts. Its rejected rows hold other tokens."""
         query_len = self.made.config.query_len
         sampled = torch.tensor(self.random(0, VOCAB, query_len * len(live))).view(-1, query_len)
         for row, (text, count) in enumerate(zip(self.texts, self.last, strict=True)):
@@ -63,7 +63,7 @@ class Texts:
         )
 
     def accept(self, row: int, drafts: list[int]) -> None:
-        """Let the target accept some of the drafts, and add a token of its own."""
+        """Append some of the drafts, as accepted by the target, and a token of the target's own."""
         [accepted], [own] = self.random(0, len(drafts) + 1, 1), self.random(0, VOCAB, 1)
         self.texts[row] += [*drafts[:accepted], own]
         self.last[row] = accepted + 1

@@ -1,4 +1,4 @@
-"""Replay: reads its inputs as they are now, writes its outputs in place, and gives the bits of eager."""
+"""Replay: it reads the current inputs, writes its outputs in place, and gives the bits of eager."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 64
 
 
 def assert_replays(graph: Graph, platform: Platform, x: Tensor, out: Tensor, expected: float) -> None:
-    """Assert that a replay gives `expected` times x."""
+    """Check that a replay gives `expected` times x."""
     replay_and_wait(platform, graph)
     expect_equal(on_host(out), on_host(x) * expected)
 
@@ -45,7 +45,7 @@ def test_in_place(platform: Platform) -> None:
             other.fill_(value * number)
         assert_replays(graph, platform, x, out, 2.0)
         assert on_host(sum_of_all).tolist() == [value * 35 * 69] * 4, "70 tensors as they were before the replay"
-    for value in (4.0, 9.0):  # the next replay comes before the copy has ended
+    for value in (4.0, 9.0):  # the second replay is issued before the first copy has ended
         given = torch.full((256,), value)
         x.copy_(given, non_blocking=True)
         assert_replays(graph, platform, x, out, 2.0)
@@ -62,7 +62,7 @@ def test_outputs(platform: Platform) -> None:
     platform.synchronize()
     count, graph = torch.zeros(1, device=platform.device), platform.graph()
     with graph.capture():
-        _ = x[:0] * 3  # no work, which is no reason to leave out what follows
+        _ = x[:0] * 3  # an op without work: the ops after it must still run
         out = x * 3
         count.add_(1)
     address = out.data_ptr()
@@ -120,12 +120,12 @@ def test_interleaved(platform: Platform, seed: int) -> None:
     made, left, graphs = dict[int, Tensor](), dict[int, Tensor](), dict[int, Graph]()
 
     def both(n: int) -> None:
-        made[n] = body(n)  # of the capture, the last call: in the pool, and alive
+        made[n] = body(n)  # the last call is the captured one: its result is in the pool, and alive
         out[:n].copy_(made[n])
 
     def replay(n: int) -> None:
         replay_and_wait(platform, graphs[n])
-        for smaller in [m for m in left if m < n]:  # captured later: in memory that this graph's scratch had been in
+        for smaller in [m for m in left if m < n]:  # captured later, maybe in this graph's scratch memory
             del left[smaller]
         left[n] = on_host(body(n))
         expect_equal(on_host(out[:n]), left[n])
@@ -163,7 +163,7 @@ def test_pools(platform: Platform) -> None:
     with one.capture():
         kept = (x + 1) * 2
     address = kept.data_ptr()
-    result = kept[:1].expand(1)  # a view: the tensor object itself goes, as a vendor's weak reference would have it
+    result = kept[:1].expand(1)  # a view: the tensor object itself is freed, as with a vendor's weak reference
     del kept
     with other.capture():
         scratch = [(x * i).exp() for i in range(8)]
@@ -190,7 +190,7 @@ def test_side_stream(platform: Platform) -> None:
     side = platform.stream()
     x.zero_()
     platform.synchronize()
-    # Only the side stream orders these: its additions take far longer than the host needs to issue the replay.
+    # Only the side stream orders this work: its additions take far longer than the host needs to issue the replay.
     with platform.use(side):
         for _ in range(100):
             x.add_(1)
@@ -256,7 +256,7 @@ OPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "cat-split": lambda x, i, b: torch.cat(torch.cat([x, b], dim=1).split((WIDTH // 2, WIDTH, WIDTH // 2), 1)[::-1], 1),
     "scatter": lambda x, i, b: torch.zeros(ROWS, WIDTH, device=x.device).scatter_(1, i[:, None], 1.0),
     "slices": lambda x, i, b: b.clone()[1:4].copy_(x[:3]).sum(dim=0),
-    # Also 12 bytes and 8 at the same time, which must be aligned.
+    # This op also reads 12-byte and 8-byte pieces, which must be aligned.
     "integers": lambda x, i, b: (((i * 40503 + 7) ^ (i << 3)) & 1023) + ((x[:, :2] > 0) * i[:3].sum()).sum(1),
     "bfloat16": lambda x, i, b: (x.bfloat16() @ b.bfloat16().T).float(),
     "strided": lambda x, i, b: x.T.contiguous().T + torch.cat([b[:, ::2], b[:, 1::2]], dim=1).T.contiguous().T,

@@ -1,4 +1,4 @@
-"""Replays at their edges: inputs of one value, special values, long graphs and waits, what closes meanwhile."""
+"""Edge cases of replays: inputs of one value, special values, long graphs and waits, and graphs closed meanwhile."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_one_value(platform: Platform) -> None:
     quick=True,
 )
 def test_wide_integers(platform: Platform) -> None:
-    x = torch.zeros(63, dtype=torch.int64, device=platform.device)  # an odd number of bytes, as of bool
+    x = torch.zeros(63, dtype=torch.int64, device=platform.device)  # as bool it has an odd number of bytes
     out, far = torch.zeros_like(x), torch.zeros(63, dtype=torch.bool, device=platform.device)
     rows = torch.arange(70_000, device=platform.device)
     looked_up = torch.zeros_like(x)
@@ -169,8 +169,8 @@ def test_special(platform: Platform) -> None:
 def replays_beside_others(
     platform: Platform, graph: Graph, x: Tensor, out: Tensor, wanted: Callable[[float], float]
 ) -> None:
-    """Assert that replays fill `out` with `wanted` of what x is filled with, and write into no tensor made since; close
-    the graph."""
+    """Fill x, check that replays fill `out` with `wanted` of that value and write no newer tensor, and close the
+    graph."""
     others = [torch.full_like(x, 7.0) for _ in range(8)]
     for value in (3.0, 5.0):
         x.fill_(value)

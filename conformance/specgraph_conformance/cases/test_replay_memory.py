@@ -1,4 +1,4 @@
-"""Replays and graphs that come and go take no memory."""
+"""Memory: replays, and graphs that come and go, don't use up any."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_shared(platform: Platform) -> None:
     x, total = torch.ones(1 << 20, device=platform.device), torch.zeros(1, device=platform.device)
 
     def body() -> None:
-        for i in range(8):  # at any time two temporaries of 4 MiB
+        for i in range(8):  # two temporaries of 4 MiB at a time
             total.add_((x * i).exp().mean())
 
     first = captured(platform, body, pool)

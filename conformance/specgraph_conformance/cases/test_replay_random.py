@@ -1,4 +1,4 @@
-"""Random use of graphs: captures, replays, updates, closes and drops in any order, against the same ops on the host."""
+"""Random use of graphs: captures, replays, updates, closes and drops in any order, compared with the host's results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specgraph_conformance.task_rig import Tasks, replayed
 
 TENSORS, WIDTH, MOST_GRAPHS = 3, 300, 4
 EXAMPLES, STEPS = 20, 20
-"""Runs of the machine in one case, and its steps in each."""
+"""The machine's runs in one case, and the steps of each."""
 
 OPS: dict[str, Callable[[Tensor, Tensor, int], object]] = {
     "fill": lambda a, b, number: a.fill_(number),
@@ -32,7 +32,7 @@ OPS: dict[str, Callable[[Tensor, Tensor, int], object]] = {
     "through new memory": lambda a, b, number: a.copy_((b + number) * 2),
     "part": lambda a, b, number: a[7:130].copy_(b[140:263]),
 }
-"""Name, and what it does to two tensors; exact in float32, or rounded alike on each device."""
+"""Name -> the op on two tensors. It is exact in float32, or rounded in the same way on every device."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Op:
     read: int
     number: int
     apart: bool
-    """Replay on a second stream, ordered on both sides."""
+    """Run the op on a second stream, ordered before and after."""
 
 
 PLACE = st.integers(0, TENSORS - 1)
@@ -56,11 +56,11 @@ LENGTHS = st.lists(st.integers(1, 64), min_size=3, max_size=3)
 
 
 class RandomGraphs(RuleBasedStateMachine):
-    """Tensors on the device and their copies on the host; graphs that write them, from one shared pool or their own."""
+    """Tensors on the device with copies on the host, and graphs that write them, in a shared pool or in their own."""
 
     platform: Platform
     tasks: Tasks | None
-    """A graph with host parameters; None where the platform rewrites none."""
+    """A graph with host parameters. None if the platform has no task updates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class RandomGraphs(RuleBasedStateMachine):
         self.lengths: list[int] | None = None
 
     def on_device(self, program: list[Op], forks: bool = True) -> None:
-        """Issue the ops, those that are apart on the second stream."""
+        """Issue the ops on the device. An op that is `apart` goes to the second stream."""
         main = self.platform.current_stream()
         for op in program:
             apart = op.apart and forks
@@ -85,20 +85,20 @@ class RandomGraphs(RuleBasedStateMachine):
                 main.wait_stream(self.side)
 
     def as_run(self, program: list[Op]) -> None:
-        """The same on the host."""
+        """Run the ops on the host's copies."""
         for op in program:
             OPS[op.name](self.wanted[op.written], self.wanted[op.read], op.number)
 
     @rule(program=PROGRAM)
     def write(self, program: list[Op]) -> None:
-        """Work outside of graphs."""
+        """Run ops outside of graphs."""
         self.on_device(program)
         self.as_run(program)
 
     @precondition(lambda self: len(self.graphs) < MOST_GRAPHS)
     @rule(program=PROGRAM, shares=st.booleans(), fails=st.sampled_from([False, False, False, True]))
     def capture(self, program: list[Op], shares: bool, fails: bool) -> None:
-        """Warm a program up, which runs it, and capture it, which does not; the block may raise at its end."""
+        """Run a program once as warm-up, and capture it without running it. The captured block may raise at its end."""
         platform, forks = self.platform, bool(self.platform.capabilities.fork_in_capture)
         platform.synchronize()
         with platform.use(platform.capture_stream):
@@ -118,7 +118,7 @@ class RandomGraphs(RuleBasedStateMachine):
     @precondition(lambda self: self.graphs)
     @rule(place=st.integers(0, 99), times=st.integers(1, 3), aside=st.booleans())
     def replay(self, place: int, times: int, aside: bool) -> None:
-        """Replay one graph, on this stream or on another that is ordered with it."""
+        """Replay one graph on this stream, or on another stream with waits before and after."""
         graph, program = self.graphs[place % len(self.graphs)]
         main = self.platform.current_stream()
         if aside:
@@ -133,7 +133,7 @@ class RandomGraphs(RuleBasedStateMachine):
     @precondition(lambda self: self.graphs)
     @rule(place=st.integers(0, 99), way=st.sampled_from(["close", "drop", "recapture"]), program=PROGRAM)
     def end(self, place: int, way: str, program: list[Op]) -> None:
-        """Close a graph, let the collector find it, or capture another program with it; its launches may be queued."""
+        """Close a graph, drop it for the collector, or capture another program with it. It may have queued launches."""
         if way == "drop":
             self.drop(place)
             return
@@ -149,7 +149,7 @@ class RandomGraphs(RuleBasedStateMachine):
         self.graphs.append((graph, program))
 
     def drop(self, place: int) -> None:
-        """Lose the last reference to a graph in a cycle, which the collector finds."""
+        """Drop a graph that is in a reference cycle, so that the collector finds it."""
         cycle: list[object] = [self.graphs.pop(place % len(self.graphs))]
         cycle.append(cycle)
         del cycle
@@ -158,7 +158,8 @@ class RandomGraphs(RuleBasedStateMachine):
     @precondition(lambda self: self.tasks)
     @rule(lengths=LENGTHS, between=MEANWHILE, inside=st.booleans(), place=st.integers(0, 99), program=PROGRAM)
     def update(self, lengths: list[int], between: list[str], inside: bool, place: int, program: list[Op]) -> None:
-        """Replay the graph with host parameters and update it; other work comes between, and a drop inside of it."""
+        """Replay and update the graph with host parameters, with other work in between. A graph may be dropped inside
+        the update."""
         tasks = self.tasks
         assert tasks is not None
 
@@ -179,7 +180,7 @@ class RandomGraphs(RuleBasedStateMachine):
 
     @rule()
     def compare(self) -> None:
-        """All tensors are what the host has."""
+        """Check that all tensors equal the host's copies."""
         self.platform.synchronize()
         for number, (seen, wanted) in enumerate(zip(self.seen, self.wanted, strict=True)):
             expect_equal(on_host(seen), wanted, f"tensor {number}")

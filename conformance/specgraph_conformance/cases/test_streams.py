@@ -19,7 +19,7 @@ SIZE = 1 << 18
 
 
 def zeros(platform: Platform) -> Tensor:
-    """A tensor large enough that a missing order can show."""
+    """Return a tensor of zeros, large enough that missing order can show."""
     return torch.zeros(SIZE, device=platform.device)
 
 
@@ -71,14 +71,14 @@ def test_reuse(platform: Platform) -> None:
     platform.synchronize()
     event = platform.event()
     for i, row in enumerate(rows):
-        if i == 4:  # a device that runs streams one after the other may have the right order by chance
+        if i == 4:  # a device that runs one stream after the other may be right by chance
             platform.synchronize()
             one, two = two, one
         with platform.use(two):
             with platform.use(one):
                 x.fill_(i)
                 event.record()
-            event.wait()  # for this record: the next one comes after what waits here
+            event.wait()  # waits for this record: the next record comes later
             row.copy_(x)
         one.wait_stream(two)
     platform.synchronize()
@@ -109,7 +109,7 @@ def test_timing(platform: Platform) -> None:
     end.record()
     platform.synchronize()
     after = time.perf_counter()
-    # The start was reached before `after_start` and the end after `before_end`, on however busy a machine.
+    # Also on a busy machine the start is reached before `after_start`, and the end after `before_end`.
     least, most = (before_end - after_start) * 1e3, (after - before) * 1e3
     seen = start.elapsed_time(end)
     assert 0.9 * least <= seen <= 1.1 * most + 0.1, (
@@ -183,7 +183,7 @@ def test_many(platform: Platform) -> None:
             stream.wait_stream(streams[i - 1])
         with platform.use(stream):
             tensor.add_(i)
-            by_all.mul_(2).add_(i)  # each after the one before it
+            by_all.mul_(2).add_(i)  # each thread's after the previous one's
     platform.synchronize()
     assert [on_host(tensor)[0].item() for tensor in tensors] == [float(i) for i in range(16)]
     assert on_host(by_all).unique().tolist() == [float(sum(i << 15 - i for i in range(16)))]

@@ -1,6 +1,6 @@
 """External events, and work that runs later than it is issued: queries, events of a stream, two graphs at once.
 
-The latter start long work and do not wait for it. On a device that runs work when it is issued they pass.
+The cases about later work start long work and don't wait for it. They pass on a device that runs work at once.
 """
 
 from __future__ import annotations
@@ -109,14 +109,14 @@ def test_query(platform: Platform) -> None:
                 graph.replay()
                 event = works.record_event()
                 if asks_stream:
-                    x.add_(1)  # maybe not submitted yet
+                    x.add_(1)  # it may not be submitted yet
             done = works.query() if asks_stream else event.query()
-            while number == 3 and not done:  # asking is enough to have all work started
+            while number == 3 and not done:  # a query alone must get all work started
                 time.sleep(0)
                 done = works.query() if asks_stream else event.query()
-            reached = event.query()  # later than the stream's answer
+            reached = event.query()  # asked after the stream's answer
             if done:
-                seen.copy_(x)  # on a stream that waits for nothing, where no platform checks the order
+                seen.copy_(x)  # on a stream without waits: no platform checks the order here
             platform.synchronize()
             what = f"{'stream' if asks_stream else 'event'}.query() was true after replay {number}"
             assert reached or not done, f"{what}, and an event that was recorded before is not reached"

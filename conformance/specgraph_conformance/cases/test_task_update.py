@@ -1,4 +1,4 @@
-"""Host lengths of captured ops, rewritten between replays: an update takes effect whole and in order, or is refused."""
+"""Host lengths of captured ops, rewritten between replays: an update has its full effect, in order, or is refused."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_in_turns(platform: Platform) -> None:
     ]
     logs = [torch.zeros(len(rounds), *tasks.out.shape).to(tasks.out) for tasks in both]
     platform.synchronize()
-    with platform.use(platform.stream()):  # where nothing but a wait has the replays run before the next update
+    with platform.use(platform.stream()):  # here only a wait can make replays run before the next update
         for number, lengths in enumerate(rounds):
             for tasks, log, mine in zip(both, logs, lengths, strict=True):
                 tasks.replay(mine)

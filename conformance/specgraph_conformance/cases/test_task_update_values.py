@@ -1,4 +1,4 @@
-"""The values of a task update, groups of several captured ops, and graphs that the collector drops meanwhile."""
+"""The values of a task update, groups of several captured ops, and graphs that are garbage-collected meanwhile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from specgraph_conformance.task_rig import (
 
 
 def _collectable(platform: Platform) -> tuple[list[Tasks], Callable[[], None]]:
-    """A graph with task groups, and what drops the last reference to it and lets the collector find it."""
+    """Return a graph with task groups, and a function that drops its last reference in a cycle and collects it."""
     made = [Tasks(platform)]
 
     def drop() -> None:
@@ -78,12 +78,12 @@ SCALE = DIM**-0.5
 
 
 class Ops:
-    """Attention ops with host lengths over caches of their own, captured in one task group."""
+    """Attention ops with host lengths, captured in one task group. Each op has its own cache."""
 
     def __init__(self, platform: Platform, count: int) -> None:
         """
         Raises:
-            Absent: the platform's attention with host lengths is another.
+            Absent: the platform has its own attention with host lengths.
         """
         if not isinstance(host_attention(platform), PagedHostAttention):
             raise Absent("attention of the device's own issues one op per task group")
@@ -101,16 +101,16 @@ class Ops:
             self.issue(inert)
 
     def issue(self, lengths: Sequence[Sequence[int]], scale: float = SCALE) -> None:
-        """One op per list of key counts."""
+        """Issue one op per list of key counts."""
         for cache, rows, seq_lens in zip(self.caches, self.out, lengths, strict=True):
             given = self.query, ops.KVCache(cache, cache), self.table, ops.HostLengths([1] * REQUESTS, list(seq_lens))
             ops.paged_attention_host(*given, ops.Mask(), scale=scale, out=rows)
 
     def replay(self, lengths: Sequence[Sequence[int]], scale: float = SCALE) -> Tensor:
-        """Update and replay in the platform's order; what it left.
+        """Update and replay in the platform's order, and return the result.
 
         Raises:
-            UpdateError: the platform does not rewrite this.
+            UpdateError: the platform can't rewrite these values.
         """
         with replayed(self.platform, self.graph), self.platform.task_update(self.group):
             self.issue(lengths, scale)
@@ -118,7 +118,7 @@ class Ops:
         return on_host(self.out)
 
     def expect_eager(self, seen: Tensor, lengths: Sequence[Sequence[int]], scale: float, what: str) -> None:
-        """Each op left the bits of eager."""
+        """Check that each op gave the bits of eager."""
         self.issue(lengths, scale)
         self.platform.synchronize()
         for number, (mine, eager) in enumerate(zip(seen, on_host(self.out), strict=True)):
@@ -126,7 +126,7 @@ class Ops:
 
 
 def _of_each(count: int, step: int) -> list[list[int]]:
-    """Key counts that differ between all ops and requests of an update."""
+    """Return key counts that differ between all ops and requests of an update."""
     keys = BLOCK * BLOCKS
     return [[1 + (step + 7 * op + 23 * request) % keys for request in range(REQUESTS)] for op in range(count)]
 
@@ -220,7 +220,7 @@ def test_failed_update(platform: Platform) -> None:
     tasks.replay(first)
     tasks.result()
     if platform.capabilities.update_order == "during_replay":
-        tasks.graph.replay()  # the launch goes on when its updates have failed
+        tasks.graph.replay()  # the launch goes on after its updates have failed
     for task in tasks.tasks:
         with pytest.raises(ZeroDivisionError), platform.task_update(task.group):
             task.prepare(second[task.key.step])()

@@ -1,4 +1,4 @@
-"""Draft trees end to end: the tree that is drawn, its KV, every lowering, and the target's own tokens."""
+"""Draft trees end to end: the drawn tree, its KV, every lowering, and the target's own tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specgraph_conformance.tree_oracles import DenseTree, PathLogits, block_tree
 TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
 KINDS = ("eagle", "draft-model", "dflash", "peagle")
 MARGIN = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.2}
-"""The distance between scores, by the model's dtype, for the tree to be the only right one."""
+"""The distance between scores above which only one tree is right, by the model's dtype."""
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp", "draft-model"])
@@ -59,11 +59,11 @@ def test_parallel_search(platform: Platform, kind: str, seed: int) -> None:
 
 
 def _expect_searched(platform: Platform, kind: str, seed: int, search: Callable[..., DenseTree]) -> None:
-    """Compare the trees of some rounds with those of a search.
+    """Compare the trees of some proposes with the trees that a search finds.
 
     Args:
-        search: takes the head in float64, and of one request the accepted tokens, their hidden states, the position of
-            the first, and the keys and values before it.
+        search: takes the head in float64 and, for one request, the accepted tokens, their hidden states, the first
+            one's position, and the keys and values before it.
     """
     made = rig(platform, make_config(decode="auto", k=4, tree=TREE), "paged", kind)
     oracle, compared = float64_head(made, kind), 0
@@ -194,13 +194,13 @@ def test_after_path(platform: Platform, seed: int) -> None:
         for request in requests(seed, count=3):
             made.add(request)
         while made.num_unfinished:
-            # A round begins with its propose: its tree follows the tokens that were known before it.
+            # A round begins with its propose, so its tree follows the tokens known before the round.
             before = {state.index: list(state.token_ids) for state in made.rounds.running}
             accepted += sum(chunk.num_accepted for chunk in made.step())
             first = on_host(made.drafter.buffers.draft_token_ids)[:, 0].tolist()
             for state in made.rounds.running:
                 if (known := before.get(state.index)) is None:
-                    continue  # joined behind the round
+                    continue  # it joined after the round began
                 (short,) = short_of_best(target, head, known[:-1], [first[state.row]])
                 assert short < 0.02, f"after {len(known)} tokens the first node is {short:.2f} short of the best"
     assert accepted > 0, "no path was accepted"
