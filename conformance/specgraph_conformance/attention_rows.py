@@ -62,7 +62,7 @@ class Rows:
     scale: float | None = None
     """The factor of the scores. None for dim ** -0.5."""
     spare_blocks: int = 0
-    """The distance that odd block numbers are moved up by, to put blocks of no request between. `far_cache` uses it."""
+    """Odd block numbers of requests are raised by this number. The blocks in between belong to no request."""
 
     def __post_init__(self) -> None:
         num_heads, kv_heads = self.heads
@@ -147,7 +147,7 @@ class Rows:
         return out
 
     def cells(self) -> list[Tensor]:
-        """Return the cells of the cache that a pass may write: those of its slots, and the null block."""
+        """Return the cells of the cache that a pass may write: the cells of its slots, and the null block."""
         slots = [slot for slot in self.new.slot_mapping.tolist() if slot != NULL_SLOT]
         return [c for part in self.cache for c in (part[0], *(part[s // self.block, s % self.block] for s in slots))]
 

@@ -116,7 +116,7 @@ def run_on(platform: Platform) -> Run:
 
 
 class RunInGraph:
-    """Runs each op eagerly and then in a graph. Its results are those of the replay.
+    """Runs each op eagerly and then in a graph, and returns the results of the replay.
 
     The graph is captured while all tensors are zero, and replayed with their real values: baked-in values would show.
     The capture follows an eager run on the capture stream, like a host engine's warm-up, because a device's libraries

@@ -117,7 +117,7 @@ def unknown_version(version: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Conformance:
-    """Whether a report conforms to one profile."""
+    """The judgement of a report by one profile."""
 
     profile: str
     missing: tuple[str, ...]

@@ -35,7 +35,7 @@ class ExternalEvent:
     """
 
     def __init__(self, platform: NpuPlatform) -> None:
-        """Make a closed event. In a capture, it is closed when `platform.gate_stream` has done its work."""
+        """Make a closed event. In a capture, it is closed when `platform.gate_stream` has got there."""
         self._platform, self._event = platform, platform.npu.ExternalEvent()
         if not platform.waits_for_values:
             self._event.record(platform.gate_stream)
@@ -58,8 +58,8 @@ class ExternalEvent:
             self._event.reset(stream)
 
     def query(self, end_event: Any = None) -> Any:
-        """Raises UnsupportedError, as every call for the host does: the runtime refuses them, but torch_npu returns at
-        once as if all were well."""
+        """Raises UnsupportedError, as all calls do with which the host asks or waits. The runtime refuses them, but
+        torch_npu returns at once without an error."""
         raise UnsupportedError(
             "an external event of an NPU can't be queried, timed, or waited for by the host: let a stream wait for it"
         )
@@ -86,7 +86,7 @@ class NpuTaskGroup:
         return f"task group {self.number} of {len(self.graph.groups)}"
 
     def issue_in_update(self, issue: Callable[[], None]) -> None:
-        """Call `issue` in a task update. Unless the update fails, `issue` stays the way to the last good values."""
+        """Call `issue` in a task update, and keep it to issue these values again. A failed update takes it back."""
         self.issue = issue
         issue()
 

@@ -19,7 +19,8 @@ from specgraph_conformance.rig import (
 )
 
 NUMBERS = 150
-"""Half the ops of one capture, each with a number: more than a device might keep in a fixed table."""
+"""One capture has twice this number of ops, each with a baked-in number: more than a device might keep in a fixed
+table."""
 
 
 @case(

@@ -89,7 +89,7 @@ def test_sampled(platform: Platform, lowering: str, seed: int) -> None:
 
 
 LOOPS = ["step", "merged"]
-"""The lowerings that run special ops between two draft steps."""
+"""The lowerings with ops of their own between two draft steps."""
 
 
 @case(

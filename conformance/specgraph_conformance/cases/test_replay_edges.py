@@ -64,7 +64,7 @@ def test_one_value(platform: Platform) -> None:
     quick=True,
 )
 def test_wide_integers(platform: Platform) -> None:
-    x = torch.zeros(63, dtype=torch.int64, device=platform.device)  # as bool it has an odd number of bytes
+    x = torch.zeros(63, dtype=torch.int64, device=platform.device)  # odd, and so are the bytes of `far`
     out, far = torch.zeros_like(x), torch.zeros(63, dtype=torch.bool, device=platform.device)
     rows = torch.arange(70_000, device=platform.device)
     looked_up = torch.zeros_like(x)
@@ -169,8 +169,7 @@ def test_special(platform: Platform) -> None:
 def replays_beside_others(
     platform: Platform, graph: Graph, x: Tensor, out: Tensor, wanted: Callable[[float], float]
 ) -> None:
-    """Fill x, check that replays fill `out` with `wanted` of that value and write no newer tensor, and close the
-    graph."""
+    """Fill x, and check that replays fill `out` with `wanted` of that value and write into no newer tensor."""
     others = [torch.full_like(x, 7.0) for _ in range(8)]
     for value in (3.0, 5.0):
         x.fill_(value)

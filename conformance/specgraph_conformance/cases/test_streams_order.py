@@ -116,7 +116,7 @@ def test_query(platform: Platform) -> None:
                 done = works.query() if asks_stream else event.query()
             reached = event.query()  # asked after the stream's answer
             if done:
-                seen.copy_(x)  # on a stream without waits: no platform checks the order here
+                seen.copy_(x)  # no wait orders this stream: the query alone must be right
             platform.synchronize()
             what = f"{'stream' if asks_stream else 'event'}.query() was true after replay {number}"
             assert reached or not done, f"{what}, and an event that was recorded before is not reached"

@@ -31,7 +31,7 @@ SIZE = 512
 
 
 def drafts_for(requests: int, steps: int, draft_to_target: Tensor | None = None, step: int | None = None) -> ops.Drafts:
-    """Return the tensors that a chain's draft step writes its tokens to. If `step` is None, those of a block."""
+    """Return the tensors that a chain's draft step writes its tokens to. If `step` is None, a block writes them."""
     ids = torch.full((requests, steps), -7)
     if step is None:
         return ops.Drafts(ids, draft_to_target)

@@ -48,7 +48,7 @@ class Made(NamedTuple):
     wide: Tensor
 
     def product(self, x: Tensor) -> Tensor:
-        """x @ weight.T + bias in float64."""
+        """Return x @ weight.T + bias in float64."""
         bias = self.weight.bias
         return x.double() @ self.wide.T + (0 if bias is None else bias.double())
 
@@ -263,7 +263,7 @@ class Repeated:
         self.weight = Weight((self.base * self.factors.to(torch.bfloat16)[..., None]).flatten(0, 1))
 
     def product(self, x: Tensor) -> Tensor:
-        """x @ weight.T in float64."""
+        """Return x @ weight.T in float64."""
         return ((x.double() @ self.base.double().T)[:, None] * self.factors.double()).flatten(1)
 
 

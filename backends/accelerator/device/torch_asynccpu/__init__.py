@@ -75,8 +75,8 @@ def set_rng_state(state: torch.Tensor, device: int | torch.device = 0) -> None:
 
 @contextlib.contextmanager
 def held() -> Generator[None]:
-    """Stop the current stream until the block is over. Tests see by it that streams run independently of the host and
-    of each other."""
+    """Stop the current stream until the block is over. Tests use it to check that streams run independently of the host
+    and of each other."""
     number = torch.ops.asynccpu.hold()
     try:
         yield
