@@ -101,7 +101,7 @@ def target_logits(
 ) -> Tensor:
     """Return the target's float64 logits after the prompt and after each token of `following`, [1 + n, vocab].
 
-    `dtype` and `head_dim` select the tiny target with these weights.
+    The weights come from the tiny target with this `dtype` and `head_dim`.
     """
     target = make_target(MODEL_SEED, torch.device("cpu"), dtype, torch.float64, head_dim)
     dense = DenseKeys.empty(target.attention_layers)
