@@ -1,6 +1,6 @@
 """The EAGLE-1 draft head (arXiv:2401.15077): decoder layers over the token's embedding and a hidden state.
 
-x      = fc(cat(embed(token), hidden))     hidden: the target's final hidden state, later the draft step before's carry
+x      = fc(cat(embed(token), hidden))     hidden: the target's final state, then the carry of the draft step before
 carry  = layers(x)                         the first layer has no input norm, and no final norm follows
 logits = lm_head(carry)
 """

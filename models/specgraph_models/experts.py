@@ -30,8 +30,8 @@ class ExpertsConfig:
     layers: tuple[bool, ...]
     """A flag per layer of the model: whether it has the mixture."""
     scoring: Scoring = "softmax"
-    """How router logits become weights: a softmax over all experts, a sigmoid of each (DeepSeek), or a softmax over the
-    chosen experts (gpt-oss)."""
+    """The function from router logits to weights: a softmax over all experts, a sigmoid for each (DeepSeek), or a
+    softmax over the chosen experts (gpt-oss)."""
     normalised: bool = True
     """The weights of the chosen experts are divided by their sum."""
     scale: float = 1.0

@@ -26,7 +26,7 @@ class Target(Protocol):
 
     @property
     def projection(self) -> OutputProjection | None:
-        """Return the linear that `logits` consists of. None if `logits` is anything else."""
+        """Return the linear that `logits` computes. None if `logits` does anything else."""
         ...
 
     @property

@@ -57,7 +57,7 @@ def recorded(launcher: Launcher, found: dict[Compilation, None]) -> Launcher:
 
 
 class _NoAddresses(TorchFunctionMode):
-    """Raises RuntimeError if a kernel outside our ops asks a meta tensor for its address. It holds for one thread."""
+    """Raises RuntimeError if a kernel outside our ops asks a meta tensor for its address. It acts in one thread."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.data_ptr and args[0].is_meta:
@@ -95,7 +95,7 @@ def _alike(x: Any, y: Any) -> bool:
 
 
 def _without_memory(value: Any) -> Any:
-    """Return a meta tensor of a tensor's shape, strides and alignment; the meta device of a device; other values."""
+    """Map a tensor to a meta tensor of its shape, strides and alignment, and a device to the meta device."""
     if isinstance(value, torch.device):
         return torch.device("meta")
     if not isinstance(value, Tensor) or value.is_meta:

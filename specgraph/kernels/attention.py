@@ -279,7 +279,7 @@ class AttentionOps(AttentionPartOps):
     ) -> Tensor:  # fmt: skip
         """Implement `specgraph.ops.paged_attention` without windows and sinks.
 
-        If every request has one row, and rotation is of whole heads, the same kernel also stores `new`.
+        The same kernel stores `new` if every request has one row, no row is in a tree, and rotation covers whole heads.
         """
         if mask.is_windowed or self._refuses("attention", cache, query.shape[2]):
             return NotImplemented

@@ -103,7 +103,7 @@ def sum_parts_kernel(
 
 
 class Partial(NamedTuple):
-    """The results of all splits, before `combine_kernel` adds them."""
+    """The results of all splits. `combine_kernel` adds them."""
 
     out: Tensor
     """float32 [T * heads, splits, dim]"""

@@ -57,7 +57,7 @@ def depths_and_ancestors(draft_parents, row, inside, num_steps, ROWS: tl.constex
 
 @triton.jit
 def find_past_rows(position, wanted, past_positions, table, table_width, KEPT: tl.constexpr, BLOCK: tl.constexpr):
-    """Return which wanted rows can be used, because they and all later wanted rows were kept, and all rows' entries."""
+    """Return which wanted rows can be used, and all rows' entries: a row can if it and all later ones were kept."""
     block = tl.load(table + tl.minimum(position // BLOCK, table_width - 1), mask=wanted, other=0).to(tl.int64)
     entry = block * KEPT + position % BLOCK % KEPT
     holds = tl.load(past_positions + entry, mask=wanted, other=-1)

@@ -1,4 +1,4 @@
-"""How a device launches Triton kernels: extra options, overlap with the kernel before, and the choice of tiles."""
+"""Launches Triton kernels on one device, with its options, its overlap of kernels, and its choice of tiles."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def default_attention(shape: AttentionShape) -> AttentionTile:
 
 
 def attention_splits(shape: AttentionShape, rows: int, keys: int, per_unit: int) -> int:
-    """Return the number of splits per context, a power of two: the largest with `per_unit` programs per compute unit.
+    """Return the number of splits per context: the largest power of two with at most `per_unit` programs per unit.
 
     Each split has at least `keys` keys. There are at most 64 splits, and more than 16 only if each has at least 512
     keys. A tile with many rows should have a smaller `per_unit`, since each split writes its rows once and a second

@@ -19,7 +19,7 @@ from specgraph.ops.draft_sampling import Drafts, Draws, LmHead
 from specgraph.ops.linear import Norm, Weight
 
 MAX_SAMPLED_ROWS = 32
-"""With more rows than this, a kernel of its own draws the noise: the linear has too few threads for it."""
+"""If there are more rows, a kernel of its own draws the noise: the linear has too few threads for it."""
 
 _COLUMNS = 4096
 """Columns of stored logits or of a distribution, per program."""

@@ -54,7 +54,9 @@ def nucleus(total, top_p, request):
 
 @triton.jit
 def bracket(counts, sums, top_k, top_p, row, request, blocks, CUTS: tl.constexpr, BLOCKS: tl.constexpr):
-    """Find the first and the last cut that the end of the kept tokens may lie at. If first > last, all are kept.
+    """Find the first and the last cut that the end of the kept tokens may lie at.
+
+    If first > last, neither top_k nor top_p cuts.
 
     Returns:
         first, last, whether top_k cuts, whether top_p cuts, the number and the weight of the tokens within cut
@@ -145,7 +147,7 @@ def select_kernel(
 ):  # fmt: skip
     """Find the smallest kept weight, one program per row, and write its bits to `cuts`.
 
-    `ties` [rows, blocks] gets the number of tokens of exactly this weight to keep in each block, or ALL.
+    `ties` [rows, blocks] gets the number of tokens with exactly this weight to keep in each block. ALL keeps all.
     """
     if OVERLAP is not None:
         OVERLAP()

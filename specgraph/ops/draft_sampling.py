@@ -179,7 +179,8 @@ def greedy_next_step(
     Args:
         x, head, drafts: as in `draft_from_hidden`; 1 is added to `draft_step`.
         seq_lens, positions, slot_mapping, block_table, max_model_len, block_size: as in `advance`.
-        hidden, pair: as in `pair_linear`.
+        hidden: [R, H], the hidden states of the next draft step's rows.
+        pair: makes the result.
 
     Returns:
         `pair.rows` of the drafted tokens and hidden: [R, E + H] in the dtype of hidden.

@@ -1,4 +1,4 @@
-"""One op that rotates queries and keys and writes keys and values to the paged KV cache, and the cache's formats."""
+"""Ops that write the paged KV cache: one rotates queries and keys and stores keys and values, one moves them."""
 
 from __future__ import annotations
 

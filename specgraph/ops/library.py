@@ -1,4 +1,4 @@
-"""How draft ops are declared: one typed Python function per op is its schema, its reference and its documentation.
+"""Declares draft ops: one typed Python function per op is its schema, its reference and its documentation.
 
 A parameter may be a named tuple of tensors and numbers (`records`). The reference and every implementation get the
 named tuple; torch gets one argument per field.

@@ -63,7 +63,7 @@ class Mask(NamedTuple):
 
     @property
     def is_windowed(self) -> bool:
-        """Whether the mask has a window or sinks."""
+        """The mask has a window or sinks."""
         return self.window > 0 or self.sinks is not None
 
     def seen(self, key: Tensor, visible: Tensor, ancestors: Tensor | None) -> Tensor:
@@ -71,8 +71,7 @@ class Mask(NamedTuple):
 
         Args:
             key: int64 [..., keys], the number of each key in its request.
-            visible: int64 [..., rows]: a row sees none but this number of first keys. Window and ancestors then take
-                some of them away.
+            visible: int64 [..., rows]: a row sees this number of first keys, unless window or ancestors exclude some.
             ancestors: the words of these rows, in the shape of `visible`.
         """
         seen = key < visible[..., None]

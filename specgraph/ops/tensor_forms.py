@@ -1,4 +1,4 @@
-"""Checks of tensors that a user made, against forms such as "float32 [R, vocab] or None", as field docstrings write."""
+"""Checks tensors that a user made against forms such as "float32 [R, vocab] or None", as docstrings of fields have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def has_rows(tensor: Tensor) -> bool:
 def is_freed(tensor: Tensor) -> bool:
     """Return whether the storage of a strided tensor ends before its last element.
 
-    `untyped_storage().resize_(0)` frees it so. A read would then be of memory that belongs to others.
+    That is so after `untyped_storage().resize_(0)`. A read would then read the memory of other tensors.
     """
     count = tensor.numel()
     if count == 0 or tensor.is_meta:

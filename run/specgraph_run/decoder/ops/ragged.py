@@ -1,4 +1,4 @@
-"""The rows of a ragged verify: each request's last token, and the drafts of all requests that are accepted likeliest.
+"""The rows of a ragged verify: each request's last token, and of all requests' drafts the most likely accepted ones.
 
 The pass has a fixed number of rows, and every row belongs to a request. The number of rows per request is decided on
 the device, so that one captured graph serves every split. Drafts of inert requests get rows only after all drafts of

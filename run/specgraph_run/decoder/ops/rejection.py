@@ -1,4 +1,4 @@
-"""Rejection sampling: it decides which draft tokens are accepted, exactly for greedy decoding, lossless for sampling.
+"""Rejection sampling decides which draft tokens are accepted. It is exact for greedy decoding, lossless for sampling.
 
 The rule for sampling is from Leviathan et al. 2023 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318). p is the
 target's distribution, and q the drafter's. A draft token d is accepted with probability min(1, p(d) / q(d)). At the
