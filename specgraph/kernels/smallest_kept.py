@@ -56,7 +56,7 @@ def nucleus(total, top_p, request):
 def bracket(counts, sums, top_k, top_p, row, request, blocks, CUTS: tl.constexpr, BLOCKS: tl.constexpr):
     """Find the first and the last cut that the end of the kept tokens may lie at.
 
-    If first > last, neither top_k nor top_p cuts.
+    If first > last, both top_k and top_p keep all tokens.
 
     Returns:
         first, last, whether top_k cuts, whether top_p cuts, the number and the weight of the tokens within cut

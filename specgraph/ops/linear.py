@@ -1,7 +1,6 @@
 """A linear with the parts that a device can fuse into it: the norm before it and the residual after it.
 
-The reference composes plain torch ops, and defines what the models compute. A fused implementation may round once
-instead of twice.
+The reference composes plain torch ops, and defines the results. A fused implementation may round once instead of twice.
 """
 
 from __future__ import annotations

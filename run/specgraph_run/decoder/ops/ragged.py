@@ -22,8 +22,8 @@ class RaggedRows(NamedTuple):
     """The split of a pass's rows over R requests, and the confidence that decides it."""
 
     confidence: Annotated[Tensor, Axes(columns="drafts", is_packed=True)]
-    """float32 [R, K]: the chance that a draft token is accepted if all before it are. It may depend only on what was
-    known before the token was drawn."""
+    """float32 [R, K]: the chance that a draft token is accepted if all before it are. It may not depend on the token
+    itself or on later ones."""
     query_start_loc: Annotated[Tensor, Axes(more=1)]
     """int32 [R + 1], written: the first row of each request, then the number of rows."""
     columns: PerRow
@@ -35,8 +35,8 @@ def choose_drafts(confidence: Tensor, live: Tensor, num_drafts: int) -> Tensor:
     """Choose the likeliest `num_drafts` drafts of all requests. Return the number of each request, int64 [R].
 
     The likelihood of a draft is the chance that it and all drafts before it are accepted, so a request's drafts are
-    taken from the first on. Among equals the earlier column comes first. So the choice of a draft depends only on what
-    was known before its token was drawn, which keeps the verify lossless.
+    taken from the first on. Among equals the earlier column comes first. So the choice of a draft does not depend on
+    its token or on later ones, which keeps the verify lossless.
 
     Args:
         confidence: float32 [R, K], as in `RaggedRows`.

@@ -59,7 +59,7 @@ def verify_tree(
     The target's own token after a row is the most likely one. With a temperature, it is a draw from
     softmax(logits / temperature) with the noise of the token's position. Drafts in a tree are chosen without
     randomness. So this accepts each sibling with the same probability as multi-round speculative sampling without
-    replacement, and the output is what the target alone would sample.
+    replacement, and the output has the target's own distribution.
 
     With `chances`, float32 [S], the tokens don't matter: the length of the path is drawn by chance. Its place i + 1 is
     then row N - S + i, so that keys and values move as after a real verify.
