@@ -24,7 +24,7 @@ SAID = ("problems", "refused")
 
 
 class Results:
-    """Collects the result of each case, in the process that no case can end."""
+    """Collects the result of each case, in the parent process, which survives a crashing worker."""
 
     def __init__(self, session: Session, timeout: float | None) -> None:
         self.said: dict[str, Any] = {}
@@ -69,8 +69,8 @@ class Results:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str) -> None:
-        """Record a failure for the case that ended its worker. If it has a result, only the device failed after it, and
-        the result stays."""
+        """Record a failure for the case that ended its worker. A case that has a result
+        keeps it: the crash came after the case."""
         if crashitem in self._found:
             return
         case = case_at(crashitem)

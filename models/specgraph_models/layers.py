@@ -50,8 +50,8 @@ class DecoderLayer:
     """The weights of one layer. Query, key and value projections are packed in one matrix, gate and up in another."""
 
     qkv: Weight
-    """[(num_heads + 2 * num_kv_heads) * head_dim, input size]. In Qwen3-Next head_dim more rows follow each head's
-    query: their sigmoid is a gate of the attention's output. For a layer with latents see `LatentAttention`."""
+    """[(num_heads + 2 * num_kv_heads) * head_dim, input size]. In Qwen3-Next each head's query is followed by
+    head_dim gate rows, whose sigmoid scales the attention's output. For a layer with latents see `LatentAttention`."""
     output: Weight
     """[hidden_size, num_heads * head_dim]. In a layer with latents, the size of a value takes the place of head_dim."""
     post_norm: Tensor

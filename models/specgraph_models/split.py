@@ -70,7 +70,7 @@ def embedding(
 def table_rows(token_ids: Tensor, weight: Tensor, ranks: TensorParallel, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Return ids and a table for an op that looks tokens up itself.
 
-    They are the arguments. If ranks split the table, it has the embedding of each token, and the ids number its rows.
+    A whole table and its ids are returned unchanged. For a split one: the tokens' embeddings, and ids 0 to T - 1.
     """
     if weight.shape[0] == vocab_size:
         return token_ids, weight

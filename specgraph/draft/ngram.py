@@ -37,7 +37,7 @@ class NgramBuffers(DraftBuffers):
 class NgramProgram(DraftProgram[NgramHead, NgramBuffers]):
     """Appends the sampled tokens to each request's text, then searches the text. There is no attention.
 
-    The cache has each token at its own position, one past the position of the row that takes it.
+    Each token is stored at its own position; EAGLE heads store its key one position earlier.
     """
 
     step_kind: StepKind = "together"

@@ -11,9 +11,9 @@
 //   HALVES         2 if `second` is (gate | up) and out is gated: SECOND gates, then the SECOND ups of the same columns
 //   FIRST_TILES, SECOND_TILES   tiles of 64 input columns in one stage of the ring; the input columns are whole stages
 //   STAGES, STAGE_BYTES         the ring: a stage has the weights of these tiles, of one half, x with the first half
-//   WINDOW         bytes of weights that a block may wait for at once: more delay all other loads and stores
+//   WINDOW         weight bytes that a block may have in flight: more would delay other loads and stores
 //   AHEAD          stages that it may wait for while the first linear is finished
-//   LATE           0; in a test, the first blocks that begin when the others no longer wait for them
+//   LATE           blocks that a test delays until the others stop waiting for them; else 0
 //
 // Warp w of the first four multiplies input columns 16 w to 16 w + 15 of each tile, and the four sums are added at the
 // end. Each four more warps do the same for 16 more rows of x. Two warps load, one of them weights and the other x, and
@@ -25,7 +25,7 @@
 constexpr int FIRST_STEP = 64 * FIRST_TILES, SECOND_STEP = 64 * SECOND_TILES;
 constexpr int EACH = (FIRST + 31) / 32;  // columns of the first linear that a thread writes
 constexpr int SUMS_BYTES = 4 * WARPS * ROWS * (FIRST + 4);
-constexpr long long PATIENCE = 100000;  // cycles, some 50 us, where parts come within 10
+constexpr long long PATIENCE = 100000;  // cycles, about 50 us; parts usually arrive within 10 us
 
 // 0 when a kernel starts; the last block to leave makes it so again.
 struct Progress {
@@ -120,7 +120,7 @@ __device__ __forceinline__ u32 acquired(const u32* from) {
     return value;
 }
 
-// By one thread, after threads that it has met in a barrier wrote the part.
+// Called by one thread, after a barrier with the threads that wrote the part.
 __device__ __forceinline__ void say_written(Progress* progress, int block) {
     asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.u32 [%0], 1;" ::"l"(progress->written + block) : "memory");
 }

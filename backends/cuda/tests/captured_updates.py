@@ -68,7 +68,7 @@ class Stored:
 class HostAttention:
     """Attention with host lengths captured in a task group; block table of 4 blocks of 16 per request.
 
-    `window`: keys that a row sees at most, with sinks; None for neither.
+    `window`: the most keys that a row sees, with sinks. None: no window, no sinks.
     """
 
     def __init__(self, platform: Platform, query_lens: list[int], window: int | None = None) -> None:

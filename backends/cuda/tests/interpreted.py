@@ -1,7 +1,7 @@
 """Tests of Triton kernels run on a GPU, or without one in Triton's interpreter (TRITON_INTERPRET=1); and the comparison
 of an op with its reference.
 
-Importing it skips the module that does where Triton is not installed.
+A module that imports this one is skipped if Triton is not installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The copy of a round by its Triton kernel, which is launched again as it was compiled at its first launch."""
+"""The Triton kernel that copies a batch. Later launches reuse what the first one compiled."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class NpuGraphPool(GraphPool):
         return self.platform.npu.graph_pool_handle()
 
     def _release(self, handle: Any) -> None:
-        """Empty torch_npu's cache: torch_npu frees a pool with its last graph, but keeps the memory until then."""
+        """Empty torch_npu's cache: until then it keeps a pool's memory, even after the last graph is gone."""
         self.platform.free_retired()
 
 

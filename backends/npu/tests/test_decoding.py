@@ -27,7 +27,7 @@ def generate(
     folders, platform, lowering, k, attention=None, *, block=4, max_len=64, lengths=(3, 9, 1, 14, 5), times=1,
     before=lambda number: None,
 ):  # fmt: skip
-    """Tokens and acceptance of requests that are generated so many times; `before` is called with each number."""
+    """Generate the requests `times` times; return tokens and acceptance. `before(i)` is called before run i."""
     target = load_target(folders[0], dtype=torch.float32, device=platform.device)
     head = load_drafter(folders[1], target)
     config = DraftConfig(

@@ -28,8 +28,7 @@ PAST_BLOCKS = [
     [8, 7, 9, 0, 0, 0, 0, 0, 0, 0],
     [10, 11, 0, 0, 0, 0, 0, 0, 0, 0],
 ]
-"""The blocks of each request. The last request shares no block, and request 0 has none for the end of its second
-batch."""
+"""The KV blocks of each request. Request 0 has the null block at position 8, the last of its batch."""
 
 
 def i32(*values: Any) -> Tensor:

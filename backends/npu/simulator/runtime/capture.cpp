@@ -24,7 +24,7 @@ std::unordered_map<void*, std::shared_ptr<TaskGroup>>& groups() {
 }
 std::atomic<uint32_t> next_graph{1};
 thread_local int thread_mode = acl::kGlobal;
-long openings = 0;  // of all external events, with the world's lock
+long openings = 0;  // how often external events were opened; guarded by world()
 constexpr int kStreamTasks = 2048 - 32;  // what one device stream of a graph holds
 constexpr int kGroupPrefetch = 8;        // empty tasks before each task group
 
@@ -159,7 +159,7 @@ aclError record(Stream& stream, Task task) {
 }
 
 // As hicann/runtime 681ef76 does it (stream.cc:4702, context_aclgraph.cc:878): each kernel of an update rewrites its task
-// when it is issued; one too many fails alone; the end wants the right number, and takes nothing back.
+// when it is issued. An extra kernel fails alone. The end checks the count, and undoes nothing.
 aclError update(Stream& stream, Task task) {
   auto group = stream.update;
   if (task.kernel == Kernel::none)
@@ -430,7 +430,7 @@ aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream handle) {
                                          std::to_string(group->tasks.size()) + " captured kernels");
   }
   push(*stream, {"task update end", nullptr, [group] {
-                   // without an opening in between, the second update only corrects the first
+                   // if no event was opened in between, the second update may replace the first
                    if (group->updates > group->base && group->updates > 0 && openings > group->openings)
                      violation("a task update overwrote one that no replay had used yet: it ran before the previous "
                                "replay of its graph ended");
