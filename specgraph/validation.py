@@ -79,7 +79,7 @@ Positive = Annotated[float, Range(1e-9, 1e9)]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Allowed:
     """The values that an annotation allows."""
 
     what: str
@@ -105,12 +105,12 @@ def checked_fields(cls: type[T]) -> type[T]:
 
 def _checked(function: Callable[P, T], annotated: Any, name: str) -> Callable[P, T]:
     @cache
-    def known() -> tuple[inspect.Signature, Mapping[str, Kind]]:
+    def known() -> tuple[inspect.Signature, Mapping[str, Allowed]]:
         """Read the annotations at the first call: imports stay fast, and modules may import each other."""
         hints = get_type_hints(annotated, include_extras=True)
         signature = inspect.signature(function)
         named = [each.name for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        return signature, {each: kind_of(hints[each]) for each in named if each in hints}
+        return signature, {each: allowed_by(hints[each]) for each in named if each in hints}
 
     @wraps(function)
     def call(*args: P.args, **given: P.kwargs) -> T:
@@ -129,10 +129,10 @@ def _checked(function: Callable[P, T], annotated: Any, name: str) -> Callable[P,
 
 def check(name: str, value: Any, annotation: Any) -> Any:
     """Return `value`, with numpy's numbers as Python's. Raises ConfigError if the annotation does not allow it."""
-    return _take(name, value, kind_of(annotation))
+    return _take(name, value, allowed_by(annotation))
 
 
-def _take(name: str, value: Any, kind: Kind) -> Any:
+def _take(name: str, value: Any, kind: Allowed) -> Any:
     if not kind.fits(value):
         raise ConfigError(f"{name} must be {kind.what}, got {shown(value)}")
     return kind.take(name, value)
@@ -152,47 +152,47 @@ def _article(name: str) -> str:
     return "None" if name == "NoneType" else f"a{'n' if name[0] in 'AEIOUaeiou' else ''} {name}"
 
 
-_ANYTHING = Kind("anything", lambda v: True, are_plain=lambda values: True)
+_ANYTHING = Allowed("anything", lambda v: True, are_plain=lambda values: True)
 
 
 @cache
-def kind_of(annotation: Any) -> Kind:
+def allowed_by(annotation: Any) -> Allowed:
     """Return the kind of an annotation: a number, text, Literal, union, sequence, mapping, function or class.
 
     For a protocol only None and classes are refused: `draft/head_checks.py` checks its members.
     """
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated and isinstance(args[1], Gone):
-        return _without(kind_of(args[0]), args[1])
+        return _without(allowed_by(args[0]), args[1])
     if origin is Annotated:
         return _number(args[0], args[1])
     if origin is tuple and args[1:] == (...,):
-        return _sequence(kind_of(args[0]))
+        return _sequence(allowed_by(args[0]))
     if origin is tuple:
-        return _tuple([kind_of(each) for each in args])
+        return _tuple([allowed_by(each) for each in args])
     if origin in (Union, types.UnionType):
-        return _union([kind_of(each) for each in args])
+        return _union([allowed_by(each) for each in args])
     if origin is Literal:
         choices = ", ".join(map(repr, args))
-        return Kind(f"one of {choices}" if len(args) > 1 else choices, lambda v: isinstance(v, str) and v in args)
+        return Allowed(f"one of {choices}" if len(args) > 1 else choices, lambda v: isinstance(v, str) and v in args)
     if origin is collections.abc.Sequence:
-        return _sequence(kind_of(args[0]))
+        return _sequence(allowed_by(args[0]))
     if origin is collections.abc.Mapping:
-        return _mapping(*map(kind_of, args))
+        return _mapping(*map(allowed_by, args))
     if origin is collections.abc.Callable:
-        return Kind("a function", callable)
+        return Allowed("a function", callable)
     if annotation in (int, float):
         return _number(annotation, Range(-(1 << 63)) if annotation is int else Range(-1e300, 1e300))
     if annotation is str:
-        return Kind("a string", lambda v: isinstance(v, str), _text)
+        return Allowed("a string", lambda v: isinstance(v, str), _text)
     if annotation is bool:
-        return Kind("True or False", lambda v: isinstance(v, bool))
+        return Allowed("True or False", lambda v: isinstance(v, bool))
     if annotation is types.NoneType:
-        return Kind("None", lambda v: v is None)
+        return Allowed("None", lambda v: v is None)
     return _instance(origin or annotation)
 
 
-def _number(of: type[int] | type[float], limits: Range) -> Kind:
+def _number(of: type[int] | type[float], limits: Range) -> Allowed:
     abstract: Any = Integral if of is int else Real
 
     def take(name: str, value: Any) -> int | float:
@@ -206,16 +206,16 @@ def _number(of: type[int] | type[float], limits: Range) -> Kind:
         return same and (not values or (limits.least <= min(values) and max(values) <= limits.most))
 
     what = "an integer" if of is int else "a number"
-    return Kind(what, lambda v: isinstance(v, abstract) and not isinstance(v, bool), take, are_plain)
+    return Allowed(what, lambda v: isinstance(v, abstract) and not isinstance(v, bool), take, are_plain)
 
 
-def _without(kind: Kind, gone: Gone) -> Kind:
+def _without(kind: Allowed, gone: Gone) -> Allowed:
     def take(name: str, value: Any) -> Any:
         if not kind.fits(value):
             raise ConfigError(f"{name} {gone.value!r} is gone, and must be {kind.what}: {gone.instead}")
         return kind.take(name, value)
 
-    return Kind(kind.what, lambda v: kind.fits(v) or (isinstance(v, str) and v == gone.value), take)
+    return Allowed(kind.what, lambda v: kind.fits(v) or (isinstance(v, str) and v == gone.value), take)
 
 
 def _text(name: str, value: str) -> str:
@@ -226,14 +226,14 @@ def _text(name: str, value: str) -> str:
     return value
 
 
-def _union(kinds: Sequence[Kind]) -> Kind:
+def _union(kinds: Sequence[Allowed]) -> Allowed:
     def take(name: str, value: Any) -> Any:
         return next(kind for kind in kinds if kind.fits(value)).take(name, value)
 
-    return Kind(" or ".join(kind.what for kind in kinds), lambda v: any(kind.fits(v) for kind in kinds), take)
+    return Allowed(" or ".join(kind.what for kind in kinds), lambda v: any(kind.fits(v) for kind in kinds), take)
 
 
-def _sequence(item: Kind) -> Kind:
+def _sequence(item: Allowed) -> Allowed:
     def take(name: str, values: Sequence[Any]) -> Sequence[Any]:
         """Return a copy, which later changes of the caller's list don't reach. A list of anything is not copied."""
         _check_length(name, values)
@@ -247,26 +247,26 @@ def _sequence(item: Kind) -> Kind:
     def fits(value: Any) -> bool:
         return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
-    return Kind("a list" if item is _ANYTHING else f"a list (each item {item.what})", fits, take)
+    return Allowed("a list" if item is _ANYTHING else f"a list (each item {item.what})", fits, take)
 
 
-def _tuple(items: Sequence[Kind]) -> Kind:
+def _tuple(items: Sequence[Allowed]) -> Allowed:
     def take(name: str, values: Sequence[Any]) -> Sequence[Any]:
         return tuple(_take(f"{name}[{place}]", *each) for place, each in enumerate(zip(values, items, strict=True)))
 
     what = f"a tuple ({', '.join(item.what for item in items)})"
-    return Kind(
+    return Allowed(
         what, lambda v: isinstance(v, Sequence) and not isinstance(v, str | bytes) and len(v) == len(items), take
     )
 
 
-def _mapping(key: Kind, item: Kind) -> Kind:
+def _mapping(key: Allowed, item: Allowed) -> Allowed:
     def take(name: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
         _check_length(name, values)
         named = ((_take(f"a key of {name}", each, key), value) for each, value in values.items())
         return {each: _take(f"{name}[{each!r}]", value, item) for each, value in named}
 
-    return Kind(f"a dict ({key.what}: {item.what})", lambda v: isinstance(v, Mapping), take)
+    return Allowed(f"a dict ({key.what}: {item.what})", lambda v: isinstance(v, Mapping), take)
 
 
 def _check_length(name: str, values: Sequence[Any] | Mapping[Any, Any]) -> None:
@@ -278,22 +278,22 @@ def _check_length(name: str, values: Sequence[Any] | Mapping[Any, Any]) -> None:
         raise ConfigError(f"{name} must have at most {MOST_ITEMS} items, got {_article(type(values).__name__)} of more")
 
 
-def _instance(cls: Any) -> Kind:
+def _instance(cls: Any) -> Allowed:
     if not isinstance(cls, type) or cls in (Any, object):
         return _ANYTHING
     what = _article(cls.__name__)
     if getattr(cls, "_is_protocol", False):
-        return Kind(what, lambda v: v is not None and not isinstance(v, type))
+        return Allowed(what, lambda v: v is not None and not isinstance(v, type))
     if not issubclass(cls, tuple):
-        return Kind(what, lambda v: isinstance(v, cls))
+        return Allowed(what, lambda v: isinstance(v, cls))
 
     def take(name: str, value: Any) -> Any:
         """Check the fields of a NamedTuple: its constructor accepts anything."""
         for field, hint in get_type_hints(cls).items():
-            _take(f"{name}.{field}", getattr(value, field), kind_of(hint))
+            _take(f"{name}.{field}", getattr(value, field), allowed_by(hint))
         return value
 
-    return Kind(what, lambda v: isinstance(v, cls), take)
+    return Allowed(what, lambda v: isinstance(v, cls), take)
 
 
 def environment_number(variable: str, default: int, least: int = 0, environ: Mapping[str, str] = os.environ) -> int:

@@ -43,7 +43,7 @@ class MtpModule:
 
 
 class MtpHead(DraftDecoder):
-    """An MTP drafter. Implements `PairHead` with its first module, and `StepwiseHead` with all of them."""
+    """An MTP drafter. Implements `PairHead` with its first module, and `ModulesHead` with all of them."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class MtpHead(DraftDecoder):
         return self._module(0, token_ids, hidden, attend, rows, pair)
 
     def forward_step(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
-        """Run module `step`; see `StepwiseHead.forward_step`."""
+        """Run module `step`; see `ModulesHead.forward_step`."""
         return self._module(step, token_ids, hidden, attend, None)
 
     def _module(

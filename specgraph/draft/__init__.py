@@ -6,7 +6,7 @@ from specgraph.draft.bound import BoundTensors
 from specgraph.draft.drafter import Drafter
 from specgraph.draft.logits import NextLogits, OutputProjection, RowLogits
 from specgraph.draft.ngram_head import NgramHead
-from specgraph.draft.protocol import BlockHead, DraftHead, DraftOutput, MaskedHead, ParallelHead, StepwiseHead
+from specgraph.draft.protocol import BlockHead, DraftHead, DraftOutput, MaskedHead, ModulesHead, ParallelHead
 from specgraph.draft.sampling_buffers import SamplingBuffers, allocate_sampling
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "MaskedHead",
+    "ModulesHead",
     "NextLogits",
     "NgramHead",
     "OutputProjection",
@@ -27,7 +28,6 @@ __all__ = [
     "RowLogits",
     "SamplingBuffers",
     "SharedBuffers",
-    "StepwiseHead",
     "allocate_sampling",
     "allocate_shared",
 ]

@@ -16,11 +16,11 @@ from specgraph.draft.chain import ChainKind, DraftModelKind
 from specgraph.draft.head_checks import ATTENTION, TREES, HeadCheck, check_protocol
 from specgraph.draft.kind import Kind
 from specgraph.draft.masked import MaskedKind
+from specgraph.draft.modules import ModulesKind
 from specgraph.draft.ngram import NgramKind
 from specgraph.draft.parallel import ParallelKind
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.protocol import DraftHead, Head, HeadKind
-from specgraph.draft.stepwise import ModulesKind
 
 KINDS: Mapping[HeadKind, Kind[Any]] = {
     "chain": ChainKind(),

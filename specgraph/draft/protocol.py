@@ -33,7 +33,7 @@ HeadKind = Literal["chain", "draft_model", "modules", "masked", "parallel", "blo
   one MTP module).
 - draft_model: an ordinary language model, unchanged, drafts a chain. The row at position p takes token p + 1 and stores
   its key and value at p + 1, the token's own position. Prefill covers every prompt token, the first included.
-- modules: one module per draft step (`StepwiseHead`).
+- modules: one module per draft step (`ModulesHead`).
 - masked: all tokens in one causal pass (`MaskedHead`).
 - parallel: all tokens in one pass over a block (`ParallelHead`).
 - block: the same pass, then one draw per token: each draw knows the tokens before it (`BlockHead`).
@@ -128,7 +128,7 @@ class PairHead(DraftHead, Protocol):
         ...
 
 
-class StepwiseHead(DraftHead, Protocol):
+class ModulesHead(DraftHead, Protocol):
     """A `DraftHead` with one module per draft step (MTP with several modules). K may not exceed `num_modules`.
 
     For the row at position p, module k takes the hidden state of module k - 1 and token p + k + 1, and predicts token

@@ -66,7 +66,7 @@ def test_prefill_passes_are_by_default_as_long_as_the_platform_says(monkeypatch)
     ("kind", "missing", "protocol"),
     [("eagle", "combine", "DraftHead"), ("dflash", "mask_token_id", "ParallelHead"),
      ("peagle", "mask_token_id", "MaskedHead"), ("peagle", "mask_hidden", "MaskedHead"),
-     ("mtp-modules", "forward_step", "StepwiseHead")],
+     ("mtp-modules", "forward_step", "ModulesHead")],
 )  # fmt: skip
 def test_a_member_that_is_missing(kind, missing, protocol):
     head = Changed(make_head(kind, make_target()), **{missing: None})

@@ -165,7 +165,7 @@ def hidden_states_stay(real: Any, self: Rounds) -> None:
     hidden.copy_(before)
 
 
-@mutant("module-past-rows-k", "specgraph.draft.stepwise:StepwiseProgram.num_steps")
+@mutant("module-past-rows-k", "specgraph.draft.modules:ModulesProgram.num_steps")
 def modules_up_to_k(real: Any, self: Any, batch: Any) -> int:
     """A propose runs as many modules as it drafts tokens."""
     return computed_tokens(batch)

@@ -99,7 +99,7 @@ def load_mtp(opened: DrafterFolder) -> MtpHead:
     if (kind := layers.string("model_type", "")) in OFFSET_NORMS:
         raise layers.fail(
             "model_type", f"is {kind}: its MTP modules have norms that multiply by 1 + weight and gates in attention, "
-            "which specgraph does not compute; use another drafter, or a head of your own (StepwiseHead, DraftHead)"
+            "which specgraph does not compute; use another drafter, or a head of your own (ModulesHead, DraftHead)"
         )  # fmt: skip
     config = opened.decoder_config(target.architecture, MTP_ARCHITECTURES)
     require_full_attention(config, layers.name)

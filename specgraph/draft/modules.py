@@ -22,14 +22,14 @@ from specgraph.draft.buffers import Allocation, PassRows, PromptRows
 from specgraph.draft.head_checks import HeadCheck
 from specgraph.draft.kind import Kind
 from specgraph.draft.program import make_seeds
-from specgraph.draft.protocol import StepwiseHead
+from specgraph.draft.protocol import ModulesHead
 from specgraph.draft.stepping import StepBuffers, SteppingProgram, draft_one, step_fields
 from specgraph.errors import ConfigError
 from specgraph.ops.past_rows import PastRows
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepwiseBuffers(StepBuffers):
+class ModulesBuffers(StepBuffers):
     """The tensors of a program of several modules."""
 
     plan: ModuleRows
@@ -37,19 +37,19 @@ class StepwiseBuffers(StepBuffers):
     """Tokens and hidden states of past rows, kept by KV block. None if no module takes a drafted token."""
 
 
-class StepwiseProgram(SteppingProgram[StepwiseHead, StepwiseBuffers]):
+class ModulesProgram(SteppingProgram[ModulesHead, ModulesBuffers]):
     """Runs one module per draft step, each over the K - 1 past rows and all rows of the target's pass. So the KV of
     each module is corrected as the text becomes known."""
 
     step_kind: StepKind = "distinct"
 
-    def allocate(self, new: Allocation) -> StepwiseBuffers:
+    def allocate(self, new: Allocation) -> ModulesBuffers:
         past, config = None, new.config
         if self.look_ahead:
             kept = new.num_blocks, _kept_rows(config.num_speculative_tokens, config.block_size)
             hidden = new.zeros(*kept, self.head.hidden_size, dtype=self.head.dtype)
             past = PastRows(token_ids=new.zeros(*kept), positions=new.zeros(*kept) - 1, hidden=hidden)
-        return StepwiseBuffers(**step_fields(new), past=past)
+        return ModulesBuffers(**step_fields(new), past=past)
 
     @property
     def prefill_passes(self) -> int:
@@ -68,7 +68,7 @@ class StepwiseProgram(SteppingProgram[StepwiseHead, StepwiseBuffers]):
         plan = ModuleRows.of(rows, self.config.limits, past)
         return PassRows(plan, {"first": rows, "later": 1, "carried": rows})
 
-    def first(self, b: StepwiseBuffers, make_attend: MakeAttend) -> Tensor:
+    def first(self, b: ModulesBuffers, make_attend: MakeAttend) -> Tensor:
         hidden = self.head.combine(b.inputs.aux_hidden)
         b.plan.fill(b.accepted, b.first.places, b.token_ids, b.reached, (hidden, b.hidden), b.past)
         make_seeds(b)
@@ -76,7 +76,7 @@ class StepwiseProgram(SteppingProgram[StepwiseHead, StepwiseBuffers]):
             self._keep(b.past, b.token_ids, b.hidden, b.first)
         return self._module(0, b, hidden if b.past is None else b.hidden, make_attend)
 
-    def step(self, b: StepwiseBuffers, make_attend: MakeAttend, step: int) -> Tensor:
+    def step(self, b: ModulesBuffers, make_attend: MakeAttend, step: int) -> Tensor:
         ops.shift_token_ids(b.token_ids, b.last_rows, b.step_token_ids, b.step.seq_lens, b.draft_step)
         return self._module(step, b, b.hidden, make_attend)
 
@@ -97,7 +97,7 @@ class StepwiseProgram(SteppingProgram[StepwiseHead, StepwiseBuffers]):
     def _keep(self, past: PastRows, token_ids: Tensor, hidden: Tensor, metadata: AttentionMetadata) -> None:
         ops.keep_rows(token_ids, hidden, metadata.positions, metadata.slot_mapping, past, self.config.block_size)
 
-    def _module(self, step: int, b: StepwiseBuffers, hidden: Tensor, make_attend: MakeAttend) -> Tensor:
+    def _module(self, step: int, b: ModulesBuffers, hidden: Tensor, make_attend: MakeAttend) -> Tensor:
         out = self.head.forward_step(step, b.token_ids, hidden, make_attend(b.first, step))
         if step < b.draft_token_ids.shape[1]:
             draft_one(self.head, b, out.hidden[b.last_rows])
@@ -109,14 +109,14 @@ def _kept_rows(num_speculative_tokens: int, block_size: int) -> int:
     return min(num_speculative_tokens - 1, block_size)
 
 
-class ModulesKind(Kind[StepwiseHead]):
-    """See `StepwiseHead`."""
+class ModulesKind(Kind[ModulesHead]):
+    """See `ModulesHead`."""
 
-    protocol = StepwiseHead
-    chains = StepwiseProgram
+    protocol = ModulesHead
+    chains = ModulesProgram
     reads_ahead = True
 
-    def check_limits(self, head: StepwiseHead, config: DraftConfig, stack: AttentionStack) -> None:
+    def check_limits(self, head: ModulesHead, config: DraftConfig, stack: AttentionStack) -> None:
         super().check_limits(head, config, stack)
         if config.num_speculative_tokens > head.num_modules:
             raise ConfigError(
@@ -125,7 +125,7 @@ class ModulesKind(Kind[StepwiseHead]):
                 "to reuse the first module at every step"
             )
 
-    def no_trees(self, head: StepwiseHead) -> str:
+    def no_trees(self, head: ModulesHead) -> str:
         return (
             f"the drafter has {head.num_modules} modules, one per draft token, and draft trees need one that is "
             "used at every step: load it with num_modules=1 (--num-modules 1)"
@@ -138,6 +138,6 @@ class ModulesKind(Kind[StepwiseHead]):
             check.output(f"forward_step({module}, ...)", output, check.rows)
         check.logits()
 
-    def bytes_per_block(self, head: StepwiseHead, num_speculative_tokens: int, block_size: int) -> int:
+    def bytes_per_block(self, head: ModulesHead, num_speculative_tokens: int, block_size: int) -> int:
         """Return the bytes of the past rows that are kept per KV block."""
         return _kept_rows(num_speculative_tokens, block_size) * (head.hidden_size * head.dtype.itemsize + 16)
