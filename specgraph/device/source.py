@@ -18,8 +18,11 @@ from torch import Tensor
 from specgraph.errors import ConfigError, SpecgraphError, first_line
 
 _TORCH = os.path.dirname(os.path.abspath(str(torch.__file__))) + os.sep
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("cpu", "device", "capture"))
+_CORE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_BELOW = tuple(os.path.join(_CORE, room) + os.sep for room in ("cpu", "device", "capture"))
+_OURS = frozenset({"specgraph", "specgraph_models", "specgraph_plugin", "specgraph_run"})
+"""The packages whose lines are never the user's: the core, and the distributions that were one with it. A backend, a
+drafter or an integration is somebody's own code, whoever wrote it."""
 _DISPATCH = frozenset({"__torch_dispatch__", "__torch_function__"})
 
 
@@ -30,9 +33,9 @@ def user_line() -> str:
 
 
 def raising_line(error: BaseException) -> str:
-    """Return `file:line` of an error's innermost frame outside of torch and this package. Empty if there is none."""
-    places = ((frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__))
-    outside = [f"{name}:{line}" for name, line in places if not name.startswith((_TORCH, _PACKAGE + os.sep, "<"))]
+    """Return `file:line` of an error's innermost frame outside of torch and our packages. Empty if there is none."""
+    places = ((frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__) if not _is_ours(frame))
+    outside = [f"{name}:{line}" for name, line in places if not name.startswith((_TORCH, "<"))]
     return outside[-1] if outside else ""
 
 
@@ -89,7 +92,7 @@ def variable_name(tensor: Tensor) -> str:
             for name, value in _variables(frame):
                 if isinstance(value, Tensor) and same(value, tensor):
                     return name
-        if not frame.f_code.co_filename.startswith(_PACKAGE + os.sep):
+        if not _is_ours(frame):
             break  # this is the caller's own code: frames further out only handed the tensor in
     return ""
 
@@ -102,9 +105,14 @@ def _user_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def _is_ours(frame: FrameType) -> bool:
+    """Return whether a frame is of one of our packages, by the name of its module: each may be installed elsewhere."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _OURS
+
+
 @cache
 def _is_users(file: str) -> bool:
-    return not file.startswith((_TORCH, *_OURS, "<")) and os.path.basename(file) != "contextlib.py"
+    return not file.startswith((_TORCH, *_BELOW, "<")) and os.path.basename(file) != "contextlib.py"
 
 
 def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
