@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 from collections.abc import Callable
 from functools import cache
@@ -224,6 +225,59 @@ def test_a_circle_of_two_rooms_is_seen():
 def test_every_room_is_known():
     rooms = {room(p) for p in FILES}
     assert rooms <= MAY_IMPORT.keys() | FREE
+
+
+CORE_NEEDS = {"torch", "pluggy"}
+"""All that the core imports besides the standard library and itself."""
+
+
+def packages(source: str) -> set[str]:
+    """Return the top package of every import of a file at run time, also inside functions: without those that only a
+    type checker sees."""
+    found: set[str] = set()
+    nodes: list[ast.AST] = [parsed(source)]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            nodes += node.orelse
+            continue
+        nodes += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module).split(".")[0])
+    return found
+
+
+def foreign_packages(room: str, source: str) -> list[str]:
+    """Return the packages that a file of the core imports and that the core does not need."""
+    own = {"specgraph"} | CORE_NEEDS | ({"triton"} if room == "kernels" else set())
+    return sorted(packages(source) - own - sys.stdlib_module_names)
+
+
+def test_the_core_imports_torch_and_pluggy_alone():
+    assert in_files(CORE, lambda path: foreign_packages(room(path), path.read_text())) == {}
+
+
+def test_the_core_is_installed_with_torch_and_pluggy_alone():
+    project = (ROOT / "pyproject.toml").read_text().partition("[project]")[2]
+    listed = project.partition("\ndependencies = [")[2].partition("]")[0]
+    assert {re.split(r"\W", each, maxsplit=1)[0] for each in re.findall('"(.+)"', listed)} == CORE_NEEDS
+
+
+@pytest.mark.parametrize(
+    ("where", "source", "wrong"),
+    [
+        ("draft", "import numpy as np", ["numpy"]),
+        ("draft", "def f():\n    from triton import language", ["triton"]),
+        ("kernels", "from triton import language", []),
+        ("ops", "def f():\n    from specgraph_models.ops import act_and_mul", ["specgraph_models"]),
+        ("device", "import torch.cuda, os.path, typing_extensions", ["typing_extensions"]),
+        ("config", "if TYPE_CHECKING:\n    from typing_extensions import Self", []),
+    ],
+)
+def test_the_check_of_packages_can_fail(where, source, wrong):
+    assert foreign_packages(where, source) == wrong
 
 
 @pytest.mark.parametrize(
