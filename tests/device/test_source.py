@@ -36,13 +36,13 @@ def capture(body: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_fault_of_ours_passes_through(name):
+def test_a_fault_of_ours_passes_through(name: str):
     with pytest.raises(OSError, match="no such weight"):
         capture(in_module(name, FAILS))
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_a_fault_of_the_users_names_its_line(name):
+def test_a_fault_of_the_users_names_its_line(name: str):
     fault = rf"^capture failed \(at /elsewhere/{name}.py:2\): OSError: no such weight$"
     with pytest.raises(CaptureError, match=fault):
         capture(in_module(name, FAILS))
@@ -56,7 +56,7 @@ def test_the_line_is_the_users_where_it_calls_ours():
 
 
 @pytest.mark.parametrize(("name", "found"), [("specgraph_models.layers", "scale"), ("my_head", "")])
-def test_the_name_of_a_tensor_is_looked_for_up_to_the_users_own_line(name, found):
+def test_the_name_of_a_tensor_is_looked_for_up_to_the_users_own_line(name: str, found: str):
     scale = torch.ones(2)
     asks = in_module(name, "def f(ask):\n    return ask()")
     calls = in_module("their_program", "def f(asks, ask, scale):\n    return asks(ask)")
