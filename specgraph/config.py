@@ -108,22 +108,6 @@ def check_ngrams(prompt_lookup_max: int, prompt_lookup_min: int) -> None:
         )
 
 
-def check_layout(tensor_parallel: int, data_parallel: int, expert_parallel: bool, decode_context_parallel: int) -> None:
-    """Raise ConfigError if data parallel ranks share nothing, or if `decode_context_parallel` does not divide
-    `tensor_parallel`.
-    """
-    if data_parallel > 1 and not expert_parallel:
-        raise ConfigError(
-            f"data_parallel {data_parallel} without enable_expert_parallel: these ranks would share nothing. Give "
-            "both for a mixture of experts; for independent replicas start each as a run of its own"
-        )
-    if tensor_parallel % decode_context_parallel:
-        raise ConfigError(
-            f"decode_context_parallel {decode_context_parallel}, tensor_parallel {tensor_parallel}: ranks that share "
-            "keys are some of those that split the matrices; choose a divisor"
-        )
-
-
 MAX_TREE_LEN = 64
 """The most rows per request in a tree's verify, and the most keys of its later draft steps. Each is one bit in a word
 of `AttentionMetadata.ancestors`."""

@@ -17,6 +17,7 @@ from specgraph_models.checkpoints.tokenizer import Tokenizer
 from specgraph_run import GeneratorOptions, load_generator, shipped_pair
 from specgraph_run.cli.load import check_processes
 from specgraph_run.decoder import Request, SpeculativeDecoder
+from specgraph_run.decoder.layout import join_layout
 from torch import Tensor
 
 from specgraph import (
@@ -34,7 +35,7 @@ from specgraph import (
 from specgraph.attention import choose_attention
 from specgraph.errors import CheckpointError, ConfigError, UnknownPlatformError
 from specgraph.ops.tensor_forms import check_named
-from specgraph.parallel import join_layout, join_ranks
+from specgraph.parallel import join_ranks
 from specgraph.validation import RUNNING, OneCall, one_call
 
 TARGET, DRAFTER = shipped_pair()

@@ -14,11 +14,12 @@ from specgraph.config import DraftConfig
 from specgraph.device import Platform
 from specgraph.errors import RankError
 from specgraph.ops.linear import Weight
-from specgraph.parallel import WHOLE, TensorParallel, join_layout
 from specgraph_models.draft_model import DraftModelHead
 from specgraph_models.experts import Experts, ExpertsConfig
 from specgraph_models.llama import LlamaTarget
+from specgraph_models.parallel import WHOLE, TensorParallel
 from specgraph_run.decoder import Generation, Request, SpeculativeDecoder
+from specgraph_run.decoder.layout import join_layout
 
 from specgraph_conformance.draft_comparison import TOLERANCE
 from specgraph_conformance.oracles import DenseKeys

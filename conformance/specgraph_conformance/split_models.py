@@ -1,7 +1,7 @@
 """A target and its drafter split over two ranks that have the same requests, and the check of their tokens.
 
 Each rank holds some heads, inner columns and tokens of the vocabulary. They are cut here from the whole tensors as
-`specgraph.parallel.TensorParallel` describes; real checkpoints are cut while they are read. The tokens must be the ones
+`TensorParallel` describes; real checkpoints are cut while they are read. The tokens must be the ones
 of the whole target in float64. Ranks that share keys (decode context parallel) have query heads of their own over the
 one KV head of each layer.
 """
@@ -17,12 +17,13 @@ from specgraph.device import Platform
 from specgraph.draft import DraftTree
 from specgraph.errors import RankError
 from specgraph.ops.linear import Weight
-from specgraph.parallel import TensorParallel, join_layout
 from specgraph_models.draft_model import DraftModelHead
 from specgraph_models.eagle import EagleHead
 from specgraph_models.layers import DecoderLayer
 from specgraph_models.llama import LlamaTarget
+from specgraph_models.parallel import TensorParallel
 from specgraph_run.decoder import DecoderOptions, SpeculativeDecoder
+from specgraph_run.decoder.layout import join_layout
 from torch import Tensor
 
 from specgraph_conformance.shared_experts import CHUNK, LENGTH, Scenario, asked_of, shortfall

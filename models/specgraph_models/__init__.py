@@ -7,11 +7,16 @@ modules of a host engine.
 
 from specgraph_models.checkpoints.load import drafter_format, load_drafter, load_target
 from specgraph_models.from_modules import eagle3_head_from_module, eagle_head_from_module
+from specgraph_models.parallel import WHOLE, ExpertParallel, Share, TensorParallel
 from specgraph_models.target import Target, TargetOutput
 
 __all__ = [
+    "WHOLE",
+    "ExpertParallel",
+    "Share",
     "Target",
     "TargetOutput",
+    "TensorParallel",
     "drafter_format",
     "eagle3_head_from_module",
     "eagle_head_from_module",

@@ -7,9 +7,10 @@ from typing import Literal
 
 import torch
 
-from specgraph.parallel import WHOLE, ContextParallel, TensorParallel
+from specgraph.parallel import ContextParallel
 from specgraph_models.experts import ExpertsConfig
 from specgraph_models.latent import LatentConfig
+from specgraph_models.parallel import WHOLE, TensorParallel
 from specgraph_models.rotary import RotaryConfig
 
 Activation = Literal["silu", "gelu_tanh"]

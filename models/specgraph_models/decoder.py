@@ -131,7 +131,7 @@ class DecoderModel:
         embeds_part = self.embed_tokens.shape[0] != self.sizes.vocab_size
         return (
             self.embed_tokens if embeds_part else None,
-            self.lm_head if self._output.is_split else None,
+            self.lm_head if self._output.split_over else None,
             *(layer.rank_parts() for layer in self.layers),
         )
 

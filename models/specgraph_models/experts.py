@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from specgraph import ops
 from specgraph.ops.linear import Weight
-from specgraph.parallel import WHOLE, TensorParallel
 from specgraph_models import ops as model_ops
+from specgraph_models.parallel import WHOLE, TensorParallel
 from specgraph_models.split import add_experts, all_rows
 
 Scoring = Literal["softmax", "sigmoid", "softmax of the chosen"]

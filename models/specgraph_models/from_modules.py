@@ -28,13 +28,13 @@ from torch import Tensor
 
 from specgraph.errors import UnsupportedError, first_line
 from specgraph.ops.linear import FP8, Weight
-from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.validation import checked
 from specgraph_models.config import ModelConfig
 from specgraph_models.decoder import AuxWeights, DecoderModel
 from specgraph_models.eagle import EagleHead
 from specgraph_models.eagle3 import Eagle3Head
 from specgraph_models.layers import DecoderLayer, EngineMlp
+from specgraph_models.parallel import WHOLE, TensorParallel
 
 ROTARY_CLASSES = (
     "RotaryEmbedding",

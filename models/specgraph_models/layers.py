@@ -15,11 +15,11 @@ from torch.nn import functional
 from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.ops.linear import Norm, Weight
-from specgraph.parallel import WHOLE, TensorParallel
 from specgraph_models import ops as model_ops
 from specgraph_models.config import Activation
 from specgraph_models.experts import Experts, mixture
 from specgraph_models.latent import LatentAttention, latent_heads, latent_values
+from specgraph_models.parallel import WHOLE, TensorParallel
 from specgraph_models.split import row_parallel
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from specgraph.errors import UnsupportedError
 from specgraph.ops.linear import Weight
-from specgraph.parallel import WHOLE, TensorParallel
 from specgraph_models.config import ModelConfig
 from specgraph_models.from_modules import (
     ROTARY_CLASSES,
@@ -34,6 +33,7 @@ from specgraph_models.from_modules import (
 from specgraph_models.latent import LatentAttention, LatentConfig
 from specgraph_models.layers import DecoderLayer
 from specgraph_models.mtp import MtpHead, MtpModule
+from specgraph_models.parallel import WHOLE, TensorParallel
 
 ROTARY = (*ROTARY_CLASSES, "MRotaryEmbedding")
 """MRotaryEmbedding rotates by several positions per row. A drafter has one, so for it this is an ordinary rotation."""

@@ -1,4 +1,4 @@
-"""The exchanges of ranks that split a model (`specgraph.parallel.TensorParallel`), as functions of the model's parts.
+"""The exchanges of ranks that split a model (`TensorParallel`), as functions of the model's parts.
 
 For `WHOLE`, a model that is not split, each function is the plain op.
 """
@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from specgraph import ops
 from specgraph.ops.linear import Weight
-from specgraph.parallel import WHOLE, TensorParallel
 from specgraph_models import ops as model_ops
+from specgraph_models.parallel import WHOLE, TensorParallel
 
 
 def row_parallel(x: Tensor, weight: Weight, residual: Tensor | None, ranks: TensorParallel) -> Tensor:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from specgraph.config import DraftCount, DraftOptions, DraftTree, KVCacheDtype, check_layout, check_ngrams, option
+from specgraph.config import DraftCount, DraftOptions, DraftTree, KVCacheDtype, check_ngrams, option
 from specgraph.device.names import DTYPES, DType, dtype_named
 from specgraph.errors import ConfigError
 from specgraph.validation import (
@@ -89,6 +89,22 @@ def parse_acceptance(text: str) -> float | tuple[float, ...]:
     except ValueError:
         raise ValueError("give a rate (0.7), or one share per position (0.8,0.6,0.5)") from None
     return shares[0] if len(shares) == 1 else shares
+
+
+def check_layout(tensor_parallel: int, data_parallel: int, expert_parallel: bool, decode_context_parallel: int) -> None:
+    """Raise ConfigError if data parallel ranks share nothing, or if `decode_context_parallel` does not divide
+    `tensor_parallel`.
+    """
+    if data_parallel > 1 and not expert_parallel:
+        raise ConfigError(
+            f"data_parallel {data_parallel} without enable_expert_parallel: these ranks would share nothing. Give "
+            "both for a mixture of experts; for independent replicas start each as a run of its own"
+        )
+    if tensor_parallel % decode_context_parallel:
+        raise ConfigError(
+            f"decode_context_parallel {decode_context_parallel}, tensor_parallel {tensor_parallel}: ranks that share "
+            "keys are some of those that split the matrices; choose a divisor"
+        )
 
 
 @checked_fields

@@ -63,7 +63,7 @@ class ChainProgram(SteppingProgram[DraftHead, ChainBuffers]):
         each part is an op of its own."""
         pair, out = self.head.pair_input, self.head.projection
         sampled = self.buffers.draft_probs is not None or self.buffers.sampling is not None
-        if pair is None or out is None or out.is_split or sampled or self.stack.backend.after_advance is not None:
+        if pair is None or out is None or out.split_over or sampled or self.stack.backend.after_advance is not None:
             return None
         return cast(PairHead, self.head), pair
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from specgraph import ops
 from specgraph.ops.linear import Norm, Weight
 from specgraph.ops.tensor_forms import check_forms, dtype_of
-from specgraph.parallel import WHOLE, TensorParallel
+from specgraph.parallel import RankPlace
 from specgraph.validation import check
 
 _FORMS = {"weight": "floats [vocab, in]", "norm": "floats [in] or None"}
@@ -34,7 +34,8 @@ class OutputProjection:
     """[vocabulary, hidden_size], or the rows of this rank's part of the vocabulary."""
     vocab_size: int | None = None
     """Tokens of the whole vocabulary. None if `weight` has a row for each of them."""
-    tensor_parallel: TensorParallel = WHOLE
+    tensor_parallel: RankPlace | None = None
+    """This rank among those that each have a part of the vocabulary. None if it has all of it."""
 
     @property
     def lm_head(self) -> ops.LmHead:
@@ -42,9 +43,9 @@ class OutputProjection:
         return ops.LmHead(self.norm, self.eps, self.weight)
 
     @property
-    def is_split(self) -> bool:
-        """Return whether `weight` is only this rank's part of the vocabulary."""
-        return self.vocab_size is not None and self.weight.shape[0] != self.vocab_size
+    def split_over(self) -> RankPlace | None:
+        """Return the ranks over which the vocabulary is split. None if `weight` has all of it."""
+        return None if self.vocab_size in (None, self.weight.shape[0]) else self.tensor_parallel
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Turn hidden states, [N, hidden_size], into logits, [N, rows of `weight`]."""
@@ -103,17 +104,17 @@ NextLogits = Callable[[int, Tensor], RowLogits]
 latest draft tokens."""
 
 
-def whole_rows(x: Tensor, ranks: TensorParallel, columns: int) -> Tensor:
+def whole_rows(x: Tensor, ranks: RankPlace | None, columns: int) -> Tensor:
     """Gather rows that are split by columns among the ranks, such as logits: [N, this rank's columns] becomes
     [N, columns]."""
-    if x.shape[-1] == columns:
+    if ranks is None or x.shape[-1] == columns:
         return x
     rows, part = x.shape
     gathered = ops.all_gather(x, ranks.group, ranks.size)
     return gathered.view(ranks.size, rows, part).transpose(0, 1).reshape(rows, columns)
 
 
-def most_likely(logits: Tensor, ranks: TensorParallel) -> Tensor:
+def most_likely(logits: Tensor, ranks: RankPlace) -> Tensor:
     """Return the most likely token of each row over all ranks, int64 [N]. logits: [N, this rank's part of the
     vocabulary]."""
     own = ops.best_tokens(logits, ranks.rank * logits.shape[1])

@@ -192,10 +192,11 @@ def draw(
         drafted: int64 [R, K]: the draft tokens so far, for the sampling parameters. -1 stands for no token.
     """
     out, draws = head.projection, draws_of(b, positions)
-    if b.sampling is not None or out is None or (out.is_split and draws is not None):
+    ranks = None if out is None else out.split_over
+    if b.sampling is not None or out is None or (ranks is not None and draws is not None):
         draw_from_logits(head, b, head.logits(hidden), drafts, draws, drafted)
-    elif out.is_split:
-        ops.write_drafts(most_likely(out.logits(hidden), out.tensor_parallel), drafts)
+    elif ranks is not None:
+        ops.write_drafts(most_likely(out.logits(hidden), ranks), drafts)
     else:
         ops.draft_from_hidden(hidden, out.lm_head, drafts, draws)
 

@@ -4,18 +4,7 @@ Collectives on the device are ops (`specgraph.ops.collectives`). They find their
 """
 
 from specgraph.parallel.join import join_ranks
-from specgraph.parallel.layout import ParallelLayout, join_layout
+from specgraph.parallel.place import ContextParallel, RankPlace
 from specgraph.parallel.ranks import Ranks
-from specgraph.parallel.split import WHOLE, ContextParallel, ExpertParallel, Share, TensorParallel
 
-__all__ = [
-    "WHOLE",
-    "ContextParallel",
-    "ExpertParallel",
-    "ParallelLayout",
-    "Ranks",
-    "Share",
-    "TensorParallel",
-    "join_layout",
-    "join_ranks",
-]
+__all__ = ["ContextParallel", "RankPlace", "Ranks", "join_ranks"]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from specgraph.errors import ConfigError, RankError, first_line
-from specgraph.parallel.split import WHOLE, TensorParallel
 from specgraph.validation import checked
 
 _dist: Any = torch.distributed
@@ -65,11 +64,6 @@ class Ranks:
     """The time that a failing rank waits for the others to hear of it; set by `agreed`. None: as in any exchange."""
     parts: list[Ranks] = field(default_factory=list["Ranks"])
     """The ranks that `part` made. They are closed with these ranks."""
-
-    @property
-    def tensor_parallel(self) -> TensorParallel:
-        """This rank's share of a model that all these ranks split."""
-        return TensorParallel(self.rank, self.size, self.name) if self.size > 1 else WHOLE
 
     @checked
     def exchange(self, what: str, values: Sequence[int] = ()) -> list[list[int]]:

@@ -7,8 +7,7 @@ from dataclasses import fields, replace
 import pytest
 from specgraph_run.cli.prompts import Prompt
 from specgraph_run.decoder import Request, SpeculativeDecoder
-
-from specgraph.parallel import ParallelLayout
+from specgraph_run.decoder.layout import ParallelLayout
 
 
 def tokens(results) -> list[list[int]]:

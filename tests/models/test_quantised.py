@@ -12,10 +12,10 @@ from quantised_folders import BLOCKS, compressed, quantise
 from safetensors.torch import load_file, save_file
 from specgraph_models.checkpoints import load_drafter, load_target
 from specgraph_models.checkpoints.quantised import from_fp8, scale_shapes, scales_by_row
+from specgraph_models.parallel import TensorParallel
 from specgraph_run import load_generator, shipped_pair
 
 from specgraph.errors import ConfigError
-from specgraph.parallel import TensorParallel
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from parallel.mixtures import write_mixture
 from specgraph_models.checkpoints import load_drafter, load_target
-
-from specgraph.parallel import ExpertParallel, TensorParallel
+from specgraph_models.parallel import ExpertParallel, TensorParallel
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 RANKS = TensorParallel(1, 2, "two")

@@ -15,15 +15,16 @@ from parallel.unequal_ranks import decoder as mixture_decoder
 from parallel.unequal_ranks import run
 from specgraph_conformance.decode_rig import decoder_settings
 from specgraph_models.checkpoints import load_drafter, load_target, target_shape
+from specgraph_models.parallel import WHOLE, ExpertParallel, split_over
 from specgraph_run.decoder import Request, SpeculativeDecoder
+from specgraph_run.decoder.layout import ParallelLayout, context_parallel, join_layout
 
 from specgraph.attention import KVCache, choose_attention
 from specgraph.config import LoweringChoice
 from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
 from specgraph.draft.ngram_head import NgramHead
-from specgraph.parallel import WHOLE, ExpertParallel, ParallelLayout, Ranks, join_layout
-from specgraph.parallel.layout import context_parallel
+from specgraph.parallel import Ranks
 
 FIXTURES = Path(__file__).parents[1] / "models" / "speculators_fixtures"
 PROMPTS = ([3, 17, 4, 9, 40, 2, 11], [8, 1, 60])
@@ -56,7 +57,7 @@ def make_decoder(
     **options: Any,
 ) -> SpeculativeDecoder:
     """A captured decoder of this rank's part of the pair; of all of it without ranks."""
-    split, kind = WHOLE if ranks is None else ranks.tensor_parallel, getattr(torch, dtype)
+    split, kind = split_over(ranks), getattr(torch, dtype)
     layout = None if ranks is None else ParallelLayout(ranks, split)
     if experts and ranks is not None:
         split = replace(split, experts=ExpertParallel(ranks.rank, ranks.size, ranks.name))

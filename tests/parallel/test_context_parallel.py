@@ -16,15 +16,17 @@ from parallel.mixtures import write_mixture
 from parallel.processes import results
 from parallel.tasks import FIXTURES, TASKS, several
 from safetensors.torch import load_file, save_file
+from specgraph_models.parallel import TensorParallel
 from specgraph_plugin import PromptChunk, PromptPass
 from specgraph_plugin.prompts import PromptProgram
 from specgraph_run import GeneratorOptions
+from specgraph_run.decoder.layout import join_layout
 from specgraph_run.text.load import join
 
 from specgraph.attention import AttentionLayer, PagedAttention, PagedHostAttention, allocate_caches
 from specgraph.device import open_platform
 from specgraph.errors import ConfigError
-from specgraph.parallel import ContextParallel, TensorParallel, join_layout
+from specgraph.parallel import ContextParallel
 
 ROUNDS = int(os.environ.get("ROUNDS", "6"))
 """Random rounds per run; with more than 12, of every kind of drafter on 2 and on 4 ranks."""

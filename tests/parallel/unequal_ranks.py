@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from specgraph_models import load_drafter, load_target
+from specgraph_models.parallel import TensorParallel
 from specgraph_run.decoder import Request, SpeculativeDecoder
+from specgraph_run.decoder.layout import ParallelLayout
 
 from specgraph.config import DraftConfig, LoweringChoice
 from specgraph.device import Platform
-from specgraph.parallel import ParallelLayout, TensorParallel
 
 LENGTH, REQUESTS = 64, 4
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from specgraph_models.parallel import TensorParallel
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.parallel import TensorParallel
 
 
 def summed(x: Tensor, ranks: TensorParallel) -> Tensor:

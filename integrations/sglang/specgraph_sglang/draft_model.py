@@ -13,11 +13,11 @@ from specgraph_models import eagle3_head_from_module, eagle_head_from_module
 from specgraph_models.eagle import EagleHead
 from specgraph_models.eagle3 import Eagle3Head
 from specgraph_models.mtp import MtpHead
+from specgraph_models.parallel import WHOLE, TensorParallel
 from torch import Tensor
 
 from specgraph import KVCache
 from specgraph.errors import UnsupportedError
-from specgraph.parallel import WHOLE, TensorParallel
 from specgraph_sglang.mtp import MTP_CLASSES, mtp_head, mtp_parts
 
 EAGLE3_CLASS, EAGLE_CLASS = "LlamaForCausalLMEagle3", "LlamaForCausalLMEagle"

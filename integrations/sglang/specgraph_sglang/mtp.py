@@ -7,10 +7,9 @@ from typing import Any
 
 from specgraph_models.mtp import MtpHead
 from specgraph_models.mtp_from_modules import LatentParts, MtpParts, mtp_head_from_modules
+from specgraph_models.parallel import TensorParallel
 from specgraph_plugin.sums import summed, sums_in_graph
 from torch import Tensor
-
-from specgraph.parallel import TensorParallel
 
 MIMO, GLM, DEEPSEEK = "MiMoMTP", "Glm4MoeForCausalLMNextN", "DeepseekV3ForCausalLMNextN"
 QWEN = "Qwen3NextForCausalLMMTP", "Qwen3_5ForCausalLMMTP"

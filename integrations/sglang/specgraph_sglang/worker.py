@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from specgraph_models.parallel import split_over
+from specgraph_models.start_up import agreed
 from specgraph_plugin import FastPath, PromptChunk, PromptPass, ProposeCounts, VerifyOutput
 from torch import Tensor
 
 from specgraph import open_platform
 from specgraph.capture.transfers import write
 from specgraph.errors import UnsupportedError
-from specgraph.parallel import WHOLE
 from specgraph.parallel.join import ranks_of_groups
-from specgraph.parallel.start_up import agreed
 from specgraph_sglang.config import unsupported_experts
 from specgraph_sglang.draft_model import draft_cache, draft_head
 from specgraph_sglang.mtp import MTP_CLASSES
@@ -161,7 +161,7 @@ class DraftsAhead:
     def _captured(self) -> FastPath:
         """Return a captured fast path over SGLang's loaded drafter, with its kernels compiled."""
         worker, runner = self.worker, self.worker.draft_runner
-        split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
+        split = split_over(self._ranks)
         with agreed(self._ranks):
             is_mtp = type(runner.model).__name__ in MTP_CLASSES  # also if it has a folder of its own
             if is_mtp and (reason := unsupported_experts(worker.server_args)) is not None:

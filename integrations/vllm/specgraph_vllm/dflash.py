@@ -15,10 +15,10 @@ from specgraph_models.from_modules import (
     set_rotary,
     vocabulary_rows,
 )
+from specgraph_models.parallel import TensorParallel
 
 from specgraph.errors import UnsupportedError
 from specgraph.ops.linear import Weight
-from specgraph.parallel import TensorParallel
 from specgraph_vllm.config import predicts_at_anchor
 
 DFLASH_CLASS, DSPARK_CLASS = "DFlashQwen3ForCausalLM", "Qwen3DSparkForCausalLM"

@@ -17,11 +17,11 @@ from specgraph_models.eagle import EagleHead
 from specgraph_models.eagle3 import Eagle3Head
 from specgraph_models.from_modules import CallMlp
 from specgraph_models.mtp import MtpHead
+from specgraph_models.parallel import WHOLE, TensorParallel
 from torch import Tensor
 
 from specgraph import KVCache
 from specgraph.errors import UnsupportedError
-from specgraph.parallel import WHOLE, TensorParallel
 from specgraph_vllm.config import FP8_CACHES
 from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS, dflash_head, dspark_head
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head

@@ -7,8 +7,7 @@ from typing import Any
 from specgraph_models.draft_model import DraftModelHead
 from specgraph_models.from_modules import config_from_module, layer_from_module, plain, set_rotary, vocabulary_rows
 from specgraph_models.llama import LlamaTarget
-
-from specgraph.parallel import TensorParallel
+from specgraph_models.parallel import TensorParallel
 
 LANGUAGE_MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Classes of vLLM's models. They differ only in biases and in norms of query and key."""

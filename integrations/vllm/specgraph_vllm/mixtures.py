@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from specgraph_models.parallel import TensorParallel
 from specgraph_plugin.sums import sums_in_graph
 
 from specgraph.errors import UnsupportedError
-from specgraph.parallel import TensorParallel
 
 
 def summed_in_graph(

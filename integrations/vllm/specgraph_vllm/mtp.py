@@ -8,9 +8,9 @@ import torch
 from specgraph_models.from_modules import CallMlp, linear_weight
 from specgraph_models.mtp import MtpHead
 from specgraph_models.mtp_from_modules import LatentParts, MtpParts, mtp_head_from_modules
+from specgraph_models.parallel import TensorParallel
 
 from specgraph.errors import UnsupportedError
-from specgraph.parallel import TensorParallel
 
 MIMO, GLM, QWEN = "MiMoMTP", "Glm4MoeMTP", ("Qwen3NextMTP", "Qwen3_5MTP", "Qwen3_5MoeMTP")
 DEEPSEEK = "DeepSeekMTP"

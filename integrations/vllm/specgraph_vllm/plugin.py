@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from specgraph_models.parallel import split_over
+
 from specgraph.errors import UnsupportedError
 from specgraph.parallel.join import ranks_of_groups
 from specgraph_vllm.config import KEY, read_settings, unsupported_config
@@ -98,7 +100,7 @@ def wrapped(stock: Callable[..., Any], named: Callable[[str, str], Any]) -> Call
                     raise UnsupportedError(f"this release of vLLM is not served: {'; '.join(found)}")
                 ranks = None if group is None else ranks_of_groups(group.device_group, group.cpu_group)
                 if ranks is not None:
-                    context = summed_in_graph(context, group, ranks.tensor_parallel)
+                    context = summed_in_graph(context, group, split_over(ranks))
                 adopt(made, settings, lambda: divided_by_temperature(named(*GUMBEL)), context, ranks)
         except UnsupportedError as error:
             if settings is None or settings.when_unsupported == "refuse":

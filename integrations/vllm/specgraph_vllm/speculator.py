@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from specgraph_models.parallel import split_over
+from specgraph_models.start_up import agreed
 from specgraph_plugin import FastPath, PromptChunk, PromptPass, ProposeCounts, VerifyOutput
 from specgraph_plugin.host_engine_names import parameters
 
 from specgraph import open_platform
 from specgraph.errors import RankError, SpecgraphError
-from specgraph.parallel import WHOLE, Ranks
-from specgraph.parallel.start_up import agreed
+from specgraph.parallel import Ranks
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_logits import write_draft_logits
 from specgraph_vllm.draft_model import VllmHead, draft_cache, draft_head
@@ -125,7 +126,7 @@ class Speculator(_Stock):
             self._head = self._read_head()
 
     def _read_head(self) -> VllmHead:
-        split = WHOLE if self._ranks is None else self._ranks.tensor_parallel
+        split = split_over(self._ranks)
         return draft_head(self.model, lambda: self.vllm_config.model_config.get_hidden_size(), split, self._run_mlp)
 
     def _run_mlp(self, module: Any, x: torch.Tensor) -> torch.Tensor:

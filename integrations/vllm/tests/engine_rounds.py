@@ -21,6 +21,7 @@ from mixtures import (
 from specgraph_models import load_drafter, load_target
 from specgraph_models.checkpoints import target_shape
 from specgraph_models.mtp import MtpHead
+from specgraph_models.parallel import split_over
 from specgraph_run import shipped_pair
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import draft_layers, layer_name
@@ -156,7 +157,7 @@ class Engine:
             s.draft_logits = torch.zeros(SLOTS, K, self.vocab, dtype=stored)
         context = forward_context
         if ranks is not None:
-            context = summed_in_graph(context, TP_GROUP, ranks.tensor_parallel)
+            context = summed_in_graph(context, TP_GROUP, split_over(ranks))
         adopt(s, Settings(**settings), lambda: bool(divided), context, ranks)
         self.temperature, self.seeds = torch.tensor([0.0, 0.7, 1.0, 1.3, 0.5]), torch.arange(SLOTS) + 99
         s.num_speculative_steps, s.max_num_reqs, s.max_model_len, s.max_num_tokens = K, MAX_SEQS, MAX_LEN, MAX_ROWS

@@ -12,6 +12,7 @@ from mixtures import TP_GROUP, DeepSeekMTP, forward_context, mixture_folder
 from safetensors.torch import load_file, save_file
 from specgraph_models import load_drafter, load_target
 from specgraph_models.checkpoints import target_shape
+from specgraph_models.parallel import TensorParallel
 from specgraph_run import shipped_pair
 from specgraph_vllm.draft_model import draft_cache, draft_head, draft_layers
 from specgraph_vllm.mixtures import summed_in_graph
@@ -36,7 +37,6 @@ from vllm_objects import (
 
 from specgraph import DraftHead
 from specgraph.errors import UnsupportedError
-from specgraph.parallel import TensorParallel
 
 
 @pytest.fixture

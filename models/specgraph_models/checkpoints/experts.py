@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph.parallel import WHOLE, TensorParallel
 from specgraph_models.checkpoints.config_source import ConfigSource
 from specgraph_models.checkpoints.folder import CheckpointFolder
 from specgraph_models.checkpoints.latent import DEEPSEEK
 from specgraph_models.experts import Experts, ExpertsConfig
 from specgraph_models.layers import Weight
+from specgraph_models.parallel import WHOLE, TensorParallel
 
 _QWEN = ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
 

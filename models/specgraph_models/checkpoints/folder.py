@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from specgraph.errors import CapacityError, CheckpointError, first_line
-from specgraph.parallel import Share
 from specgraph_models.checkpoints.files import shown
 from specgraph_models.checkpoints.gguf_file import is_gguf
 from specgraph_models.checkpoints.quantised import FP8, Quantisation, from_fp8, from_mxfp4, scale_shapes, scales_by_row
 from specgraph_models.checkpoints.quantised import IGNORED as QUANTISED_IGNORED
 from specgraph_models.checkpoints.stored import StoredTensor, part_of
 from specgraph_models.layers import Weight
+from specgraph_models.parallel import Share
 
 FLOATS = {"F64", "F32", "F16", "BF16", "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16"}
 _INTEGERS = {"I64", "I32", "torch.int64", "torch.int32"}

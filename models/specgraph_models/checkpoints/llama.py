@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specgraph.errors import CheckpointError
-from specgraph.parallel import Share
 from specgraph_models.checkpoints.drafter import DrafterFolder
 from specgraph_models.checkpoints.experts import load_experts
 from specgraph_models.checkpoints.folder import CheckpointFolder
@@ -21,6 +20,7 @@ from specgraph_models.config import ModelConfig
 from specgraph_models.draft_model import DraftModelHead
 from specgraph_models.layers import DecoderLayer, Weight
 from specgraph_models.llama import LlamaTarget
+from specgraph_models.parallel import Share
 
 MOST_PADDING = 128
 """Two vocabularies of one tokenizer may differ by this number of rows: they are padded to multiples of up to it."""

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from specgraph.errors import CapacityError, CheckpointError, first_line
-from specgraph.parallel import Share
 from specgraph_models.checkpoints.files import checked_file, exists, listed, read_json, shown
 from specgraph_models.checkpoints.gguf_file import ROTATION, GgufTensor, is_gguf, open_gguf
 from specgraph_models.checkpoints.pickled import NotPlain, PickledTensor, pickled_tensors
+from specgraph_models.parallel import Share
 
 _INDEX = "model.safetensors.index.json"
 

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from specgraph.device.names import DType, device_named, dtype_named
 from specgraph.errors import CheckpointError, ConfigError
-from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.validation import MOST_POSITIONS, Count, Tokens, checked, checked_fields
 from specgraph_models.checkpoints.config_source import read_config
 from specgraph_models.checkpoints.files import shown
 from specgraph_models.checkpoints.folder import CheckpointFolder
 from specgraph_models.checkpoints.model_config import config_dtype
 from specgraph_models.checkpoints.stored import stored_tensors
+from specgraph_models.parallel import WHOLE, TensorParallel
 
 _EMBEDDING = re.compile(
     r"(model\.|language_model\.|transformer\.|text_model\.)*(embed_tokens|wte|word_embeddings)\.weight"

@@ -1,6 +1,7 @@
 """Speculative decoding of token ids: the target's verify, rejection sampling, KV blocks, rounds, metrics."""
 
 from specgraph_run.decoder.decoder import SpeculativeDecoder
+from specgraph_run.decoder.layout import ParallelLayout, join_layout
 from specgraph_run.decoder.metrics import AcceptanceMetrics
 from specgraph_run.decoder.request import Chunk, Generation, Request
 from specgraph_run.options import DecoderOptions
@@ -10,6 +11,8 @@ __all__ = [
     "Chunk",
     "DecoderOptions",
     "Generation",
+    "ParallelLayout",
     "Request",
     "SpeculativeDecoder",
+    "join_layout",
 ]

@@ -9,6 +9,7 @@ from itertools import count
 from weakref import ref
 
 import torch
+from specgraph_models.start_up import PATIENCE, agreed, agreed_captures
 from specgraph_models.target import Target
 
 from specgraph.attention import AttentionBackend, PagedAttention
@@ -20,14 +21,13 @@ from specgraph.draft.kinds import check_members
 from specgraph.draft.protocol import Head
 from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.open_generator import GeneratorRef, is_open
-from specgraph.parallel import ParallelLayout
-from specgraph.parallel.start_up import PATIENCE, agreed, agreed_captures
 from specgraph.validation import Count, OneCall, checked, one_call
 from specgraph_run.decoder.adaptive_k import AcceptanceRates, AdaptiveK
 from specgraph_run.decoder.admission import admissible, blocks_needed, check_request
 from specgraph_run.decoder.agreement import agree, check_sharing, compare_captures, same_times
 from specgraph_run.decoder.blocks import BlockAllocator
 from specgraph_run.decoder.config import check_options
+from specgraph_run.decoder.layout import ParallelLayout
 from specgraph_run.decoder.metrics import AcceptanceMetrics
 from specgraph_run.decoder.request import Chunk, FinishReason, Generation, Request, Running
 from specgraph_run.decoder.round_stages import RoundStages

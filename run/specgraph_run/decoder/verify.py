@@ -140,8 +140,8 @@ class VerifyProgram(Program):
         """Write the sampled tokens and their counts, and for a tree the accepted path."""
         out, drafts, starts = self.target.projection, b.draft_token_ids, b.batch.start_positions
         sampled = decoder_ops.Sampled(b.batch.sampled_token_ids, b.batch.num_sampled)
-        if out is not None and out.is_split and not self._needs_logits:
-            best = most_likely(out.logits(hidden), out.tensor_parallel)
+        if out is not None and (ranks := out.split_over) is not None and not self._needs_logits:
+            best = most_likely(out.logits(hidden), ranks)
             decoder_ops.accept_greedy(b.by_row(best), drafts, starts, sampled)
             return
         logits = b.by_row(self.target.logits(hidden))

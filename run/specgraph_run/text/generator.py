@@ -12,9 +12,9 @@ from specgraph_models.checkpoints.tokenizer import Tokenizer
 
 from specgraph.device import Platform
 from specgraph.errors import ConfigError
-from specgraph.parallel import ParallelLayout
 from specgraph.validation import Requests, checked, checked_fields
 from specgraph_run.decoder.decoder import SpeculativeDecoder
+from specgraph_run.decoder.layout import ParallelLayout
 from specgraph_run.decoder.request import UNSUPPORTED, Chunk, Generation, Request
 from specgraph_run.options import check_num_sequences
 from specgraph_run.text.chat_template import render_chat

@@ -22,6 +22,7 @@ from specgraph_models.checkpoints.tokens import (
     shown_stops,
     stop_token_ids,
 )
+from specgraph_models.parallel import WHOLE
 
 from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
 from specgraph.attention.caches import bytes_per_token, cache_dtype
@@ -31,12 +32,11 @@ from specgraph.device.names import dtype_named
 from specgraph.draft.kinds import kind_of
 from specgraph.draft.ngram_head import NgramHead
 from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
-from specgraph.parallel import WHOLE, ParallelLayout, join_layout
-from specgraph.parallel.start_up import leave_on_error
 from specgraph.validation import MOST_POSITIONS, checked
 from specgraph_run.decoder.blocks import GIB, CacheSize, size_cache
 from specgraph_run.decoder.config import check_options
 from specgraph_run.decoder.decoder import SpeculativeDecoder
+from specgraph_run.decoder.layout import ParallelLayout, join_layout, leave_on_error
 from specgraph_run.options import NGRAM, DecoderOptions, GeneratorOptions
 from specgraph_run.text.generator import TextGenerator
 

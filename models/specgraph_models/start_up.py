@@ -8,8 +8,7 @@ from datetime import timedelta
 
 from specgraph.device import Progress
 from specgraph.errors import RankError
-from specgraph.parallel.layout import ParallelLayout
-from specgraph.parallel.ranks import Ranks
+from specgraph.parallel import Ranks
 
 PATIENCE = timedelta(seconds=60)
 """The time that a rank with a failed capture waits for the other ranks. They may be waiting for it on the device."""
@@ -62,15 +61,3 @@ def agreed_captures(ranks: Ranks | None, progress: Progress | None = None) -> Pr
             progress(what, done, total)
 
     return tell
-
-
-@contextmanager
-def leave_on_error(layout: ParallelLayout | None) -> Generator[None]:
-    """Close the ranks if the block fails, so that the other ranks notice at once. An error that every rank raises
-    closes nothing: another rank may still read the values that it compares."""
-    try:
-        yield
-    except BaseException as error:
-        if layout is not None and not (isinstance(error, RankError) and error.everywhere):
-            layout.ranks.close()
-        raise

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from specgraph_models.parallel import ExpertParallel, TensorParallel
 
-from specgraph.config import check_layout
-from specgraph.parallel.join import join_ranks
-from specgraph.parallel.ranks import Ranks
-from specgraph.parallel.split import ContextParallel, ExpertParallel, TensorParallel
+from specgraph.errors import RankError
+from specgraph.parallel import ContextParallel, Ranks, join_ranks
 from specgraph.validation import Count, Positive, checked
+from specgraph_run.options import check_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +87,15 @@ def context_parallel(ranks: Ranks, size: int) -> ContextParallel:
     groups = [range(first, first + size) for first in range(0, ranks.size, size)]
     part = ranks.part("context", groups)
     return ContextParallel(part.rank, size, part.name)
+
+
+@contextmanager
+def leave_on_error(layout: ParallelLayout | None) -> Generator[None]:
+    """Close the ranks if the block fails, so that the other ranks notice at once. An error that every rank raises
+    closes nothing: another rank may still read the values that it compares."""
+    try:
+        yield
+    except BaseException as error:
+        if layout is not None and not (isinstance(error, RankError) and error.everywhere):
+            layout.ranks.close()
+        raise

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from specgraph.errors import ConfigError
-from specgraph.validation import Count, Range, checked, checked_fields
+from specgraph.parallel import ContextParallel, Ranks
+from specgraph.parallel.place import Place, check_place
+from specgraph.validation import Count, checked, checked_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +17,6 @@ class Share:
     dim: int
     ranges: tuple[tuple[int, int], ...]
     """(begin, end) of each range."""
-
-
-Place = Annotated[int, Range(0)]
-
-
-def _check_place(what: str, rank: int, size: int) -> None:
-    if rank >= size:
-        raise ConfigError(f"{what}: rank {rank} of {size}; their ranks are 0 to {size - 1}")
 
 
 @checked_fields
@@ -47,30 +40,14 @@ class ExpertParallel:
     """The name of their process group."""
 
     def __post_init__(self) -> None:
-        _check_place("ExpertParallel", self.rank, self.size)
-        _check_place("ExpertParallel, data parallel", self.data_rank, self.data_size)
+        check_place("ExpertParallel", self.rank, self.size)
+        check_place("ExpertParallel, data parallel", self.data_rank, self.data_size)
 
     @checked
     def part(self, num_experts: int) -> tuple[int, int]:
         """Return (begin, end) of this rank's experts; `num_experts` is a multiple of `size`."""
         each = num_experts // self.size
         return self.rank * each, (self.rank + 1) * each
-
-
-@checked_fields
-@dataclass(frozen=True, slots=True)
-class ContextParallel:
-    """A rank's place among ranks that each hold a part of every request's keys: position p is on rank p % size."""
-
-    rank: Place
-    size: Count
-    group: str
-    """The name of these ranks' process group. All of them hold the same KV heads."""
-    gathers_heads: bool = False
-    """True if each rank has query heads of its own. It then attends with the query heads of all ranks."""
-
-    def __post_init__(self) -> None:
-        _check_place("ContextParallel", self.rank, self.size)
 
 
 @checked_fields
@@ -95,7 +72,7 @@ class TensorParallel:
     """The ranks that share the keys of every request with this one. None if each rank has all keys."""
 
     def __post_init__(self) -> None:
-        _check_place("TensorParallel", self.rank, self.size)
+        check_place("TensorParallel", self.rank, self.size)
 
     @checked
     def part(self, total: int) -> tuple[int, int]:
@@ -161,3 +138,8 @@ class TensorParallel:
 
 WHOLE = TensorParallel()
 """One rank that holds the whole model."""
+
+
+def split_over(ranks: Ranks | None) -> TensorParallel:
+    """Return this rank's share of a model that all of `ranks` split; WHOLE without ranks."""
+    return WHOLE if ranks is None or ranks.size == 1 else TensorParallel(ranks.rank, ranks.size, ranks.name)
