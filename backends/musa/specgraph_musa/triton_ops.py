@@ -44,7 +44,8 @@ def register_ops(platform: MusaPlatform) -> None:
     """Register the kernels under the dispatch key of the platform's tensors. Later calls change nothing."""
     from specgraph.kernels.implement import register
     from specgraph.ops.library import dispatch_key_of
-    from specgraph.ops.packed_rows import with_packed_rows
+
+    from specgraph_musa.packed_rows import with_packed_rows
 
     register(dispatch_key_of(platform.device), launch_options(platform), around=with_packed_rows)
 

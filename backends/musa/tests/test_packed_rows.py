@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from specgraph import ops
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
-from specgraph.ops.packed_rows import packed, with_packed_rows
+
+from specgraph_musa.packed_rows import packed, with_packed_rows
 
 
 def test_packed_tensors_pass_through():

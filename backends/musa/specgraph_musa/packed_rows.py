@@ -9,9 +9,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from torch import Tensor
-
 from specgraph.ops.library import Op
+from torch import Tensor
 
 
 def with_packed_rows(op: Op[Any, Any], function: Callable[..., Any]) -> Callable[..., Any]:
