@@ -69,12 +69,6 @@ Tokens = Annotated[int, Range(1, MOST_POSITIONS)]
 ModelLen = Annotated[int, Range(2, MOST_POSITIONS)]
 NgramTokens = Annotated[int, Range(1, 32)]
 Requests = Annotated[int, Range(1, MOST_REQUESTS)]
-Share = Annotated[float, Range(0, 1)]
-Temperature = Annotated[float, Range(0, 1e6)]
-TopK = Annotated[int, Range(0, 1 << 31)]
-TopP = Annotated[float, Range(1e-6, 1)]
-RepetitionPenalty = Annotated[float, Range(1e-3, 1e3)]
-Penalty = Annotated[float, Range(-1e3, 1e3)]
 Positive = Annotated[float, Range(1e-9, 1e9)]
 
 

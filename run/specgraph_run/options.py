@@ -26,7 +26,6 @@ from specgraph.validation import (
     Positive,
     Range,
     Requests,
-    Share,
     Tokens,
     checked,
     checked_fields,
@@ -46,6 +45,12 @@ DrafterShape = Literal[
 """The shapes of drafters with random weights; see `specgraph_run.tools.shapes.SHAPES`."""
 RandomTarget = Literal["llama3-8b", "qwen3-8b", "tiny-python"]
 """Targets with random weights; see `specgraph_run.tools.rounds.TARGETS`."""
+Share = Annotated[float, Range(0, 1)]
+Temperature = Annotated[float, Range(0, 1e6)]
+TopK = Annotated[int, Range(0, 1 << 31)]
+TopP = Annotated[float, Range(1e-6, 1)]
+RepetitionPenalty = Annotated[float, Range(1e-3, 1e3)]
+Penalty = Annotated[float, Range(-1e3, 1e3)]
 BlockCount = Annotated[int, Range(2, (1 << 31) - 1)]
 RoundsAhead = Annotated[int, Range(0, 1)]
 VerifiedDrafts = Annotated[

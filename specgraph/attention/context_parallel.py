@@ -6,14 +6,12 @@ map them to a rank's own cache. A block of B tokens has B / N cells on each rank
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention.metadata import AttentionMetadata
-from specgraph.ops import HostLengths, KVCache
+from specgraph.ops import HostLengths
 from specgraph.ops.slots import NULL_SLOT
 from specgraph.parallel import ContextParallel
 
@@ -74,23 +72,3 @@ def lengths_by_row(lengths: HostLengths, causal: bool, ranks: ContextParallel | 
     if ranks is not None:
         seen = [max(0, -(-(keys - ranks.rank) // ranks.size)) for keys in seen]
     return HostLengths([1] * len(seen), seen)
-
-
-def move_between(caches: Sequence[KVCache], slots: Tensor, to_slots: Tensor, ranks: ContextParallel) -> None:
-    """Copy keys and values of all layers from `slots` to `to_slots`, int64 [M] each, also between ranks.
-
-    It takes one collective. A pair of slots that moves nothing is 0 and 0.
-    """
-    own, to = own_slots(slots, ranks), own_slots(to_slots, ranks)
-    each: list[Tensor] = []
-    for cache in caches:
-        for part in cache[:1] if cache.key is cache.value else cache:
-            cells = part.view(torch.int8)  # the sum is over bytes: FP8 has no sum
-            each.append(cells.view(-1, *cells.shape[2:]))
-    held = [torch.where((own >= 0)[:, None], cells[own.clamp(min=0)].flatten(1), 0) for cells in each]
-    moved = torch.cat(held, dim=1)
-    ops.all_reduce(moved, ranks.group)
-    for cells, rows in zip(each, moved.split([h.shape[1] for h in held], dim=1), strict=True):
-        at = to.clamp(min=0)
-        kept = torch.where((to >= 0)[:, None], rows, cells[at].flatten(1))
-        cells.index_put_((at,), kept.view(-1, *cells.shape[1:]))

@@ -6,7 +6,7 @@ task updates can run it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any, ParamSpec
@@ -18,7 +18,6 @@ from specgraph import ops
 from specgraph.attention.context_parallel import (
     all_heads,
     lengths_by_row,
-    move_between,
     own_heads,
     own_slots,
     table_by_row,
@@ -82,18 +81,6 @@ def store_rows(layer: AttentionLayer, key: Tensor, value: Tensor, cache: KVCache
     # The op also rotates a query. It gets the key as one, and the result is not used.
     slots = own_slots(metadata.slot_mapping, layer.ranks)
     ops.rotate_and_store(key, NewRows(key, value, layer.rotary, metadata.positions, slots), cache)
-
-
-def move_rows(
-    layers: Sequence[AttentionLayer], caches: Sequence[KVCache], from_slots: Tensor, to_slots: Tensor
-) -> None:
-    """Copy keys and values of all layers from `from_slots` to `to_slots`, int64 [M] each. A pair of slots that moves
-    nothing is 0 and 0."""
-    if (ranks := layers[0].ranks) is not None:
-        move_between(caches, from_slots, to_slots, ranks)
-        return
-    for cache in caches:
-        ops.move_kv(cache.key, cache.value, from_slots, to_slots)
 
 
 _ROWS = {

@@ -175,7 +175,7 @@ def no_keys_count_as_one(real: Any, parts: Any, *rest: Any) -> Any:
     return real(parts.masked_fill(parts == float("-inf"), 0.0), *rest)
 
 
-@of_ranks("tree-rows-moved-within-a-rank", "specgraph.attention.paged:move_between", "0", "1")
+@of_ranks("tree-rows-moved-within-a-rank", "specgraph_run.decoder.move_rows:move_between", "0", "1")
 def own_rows_alone(real: Any, caches: Any, slots: Any, to_slots: Any, ranks: Any) -> None:
     """Rows of a tree move only where both places are on the same rank."""
     stays = slots % ranks.size == to_slots % ranks.size

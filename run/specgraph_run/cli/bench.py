@@ -14,11 +14,11 @@ from rich.table import Table
 
 from specgraph.config import LoweringChoice
 from specgraph.errors import ConfigError
-from specgraph.validation import MOST_REQUESTS, Share, check
+from specgraph.validation import MOST_REQUESTS, check
 from specgraph_run.cli.env import environment
 from specgraph_run.cli.options import TREES, JsonOption, PlatformOption, parse_numbers, with_generator_options
 from specgraph_run.cli.output import check_output, exit_interrupted, text_output, write_json
-from specgraph_run.options import DrafterShape, RandomTarget, StoredWeights, parse_acceptance
+from specgraph_run.options import DrafterShape, RandomTarget, Share, StoredWeights, parse_acceptance
 
 if TYPE_CHECKING:
     import torch

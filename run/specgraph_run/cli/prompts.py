@@ -12,18 +12,8 @@ from typing import Any
 
 from specgraph.config import option
 from specgraph.errors import ConfigError
-from specgraph.validation import (
-    Count,
-    Penalty,
-    RepetitionPenalty,
-    Requests,
-    Share,
-    Temperature,
-    TopK,
-    TopP,
-    checked_fields,
-)
-from specgraph_run.options import check_temperature
+from specgraph.validation import Count, Requests, checked_fields
+from specgraph_run.options import Penalty, RepetitionPenalty, Share, Temperature, TopK, TopP, check_temperature
 
 DEFAULT = '''def read_chunk(self, size):
     """Read at most size bytes, returned as a bytes object."""

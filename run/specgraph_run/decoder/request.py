@@ -8,8 +8,8 @@ from dataclasses import InitVar, dataclass, field, fields
 from typing import Literal
 
 from specgraph.errors import ConfigError
-from specgraph.validation import Count, Penalty, RepetitionPenalty, Share, Temperature, TopK, TopP, checked_fields
-from specgraph_run.options import check_temperature
+from specgraph.validation import Count, checked_fields
+from specgraph_run.options import Penalty, RepetitionPenalty, Share, Temperature, TopK, TopP, check_temperature
 
 FinishReason = Literal["stop", "length", "refused", "cancelled", "failed"]
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention.choose import check_trees
-from specgraph.attention.paged import move_rows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, Program, Work
 from specgraph.config import DraftConfig
 from specgraph.draft import Drafter, DraftTree, SharedBuffers
@@ -17,6 +16,7 @@ from specgraph.draft.logits import most_likely
 from specgraph.draft.program import present
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph_run.decoder import ops as decoder_ops
+from specgraph_run.decoder.move_rows import move_rows
 from specgraph_run.decoder.verify_buffers import VerifyBuffers, allocate_verify
 from specgraph_run.decoder.verify_rows import ToVerify, TreeRows, VerifyRows
 from specgraph_run.options import DecoderOptions
