@@ -227,6 +227,28 @@ def test_every_room_is_known():
     assert rooms <= MAY_IMPORT.keys() | FREE
 
 
+CORE_LINES = 12_000
+"""The most lines of the core without the `cpu` platform and the Triton kernels, docstrings and blank lines included."""
+INTERFACE_LINES = 3_500
+"""The most lines of the device interface, captures and the interface of attention: the part to read first."""
+
+
+def num_lines(paths: list[Path]) -> int:
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def test_the_core_can_be_read():
+    assert num_lines([path for path in CORE if room(path) not in ("cpu", "kernels")]) <= CORE_LINES
+
+
+def test_the_hardware_abstraction_can_be_read_in_an_hour():
+    interface = LIBRARY["specgraph"] / "attention/interface.py"
+    assert (
+        num_lines([path for path in CORE if room(path) in ("device", "capture") or path == interface])
+        <= INTERFACE_LINES
+    )
+
+
 CORE_NEEDS = {"torch", "pluggy"}
 """All that the core imports besides the standard library and itself."""
 

@@ -4,7 +4,7 @@ from specgraph.capture.attend import AttentionStack, MakeAttend
 from specgraph.capture.dispatch import BatchDescriptor, Dispatch, Phase, dispatch, padded_size
 from specgraph.capture.graph_runner import Body, GraphRunner, Recording
 from specgraph.capture.lowering import Resolution, resolve
-from specgraph.capture.model_runner import LengthsAt, ModelRunner, Pass, report_captures
+from specgraph.capture.model_runner import LengthsAt, ModelRunner, Pass
 from specgraph.capture.prefill import PrefillBuffers, PrefillProgram, allocate_prefill
 from specgraph.capture.program import Program, StepKind, Work
 from specgraph.capture.read_set import Fingerprint, ReadSetGuard, fingerprint
@@ -37,7 +37,6 @@ __all__ = [
     "dispatch",
     "fingerprint",
     "padded_size",
-    "report_captures",
     "resolve",
     "write",
 ]

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Protocol
 from weakref import WeakMethod
 
@@ -260,16 +259,3 @@ def _weakly(read_set: Callable[[], dict[str, Tensor]]) -> Callable[[], dict[str,
 
 def _silent(what: str, done: int, total: int) -> None:
     """Report nothing."""
-
-
-def report_captures(runners: Sequence[ModelRunner], progress: Progress | None) -> Progress | None:
-    """Return the `progress` argument for the `capture` of each runner. It counts the captures of all runners
-    together."""
-    if progress is None:
-        return None
-    captured, total = count(1), sum(len(runner.captures()) for runner in runners)
-
-    def tell(what: str, done: int, of: int) -> None:
-        progress(what, *((next(captured), total) if what == "capturing" else (done, of)))
-
-    return tell

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from specgraph.errors import ConfigError, SpecgraphError, first_line
 
-_TORCH = os.path.dirname(os.path.abspath(str(torch.__file__))) + os.sep
+TORCH = os.path.dirname(os.path.abspath(str(torch.__file__))) + os.sep
+"""The folder of torch, whose lines are nobody's here."""
 _CORE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _BELOW = tuple(os.path.join(_CORE, room) + os.sep for room in ("cpu", "device", "capture"))
 _OURS = frozenset({"specgraph", "specgraph_models", "specgraph_plugin", "specgraph_run"})
@@ -35,7 +36,7 @@ def user_line() -> str:
 def raising_line(error: BaseException) -> str:
     """Return `file:line` of an error's innermost frame outside of torch and our packages. Empty if there is none."""
     places = ((frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__) if not _is_ours(frame))
-    outside = [f"{name}:{line}" for name, line in places if not name.startswith((_TORCH, "<"))]
+    outside = [f"{name}:{line}" for name, line in places if not name.startswith((TORCH, "<"))]
     return outside[-1] if outside else ""
 
 
@@ -112,7 +113,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 @cache
 def _is_users(file: str) -> bool:
-    return not file.startswith((_TORCH, *_BELOW, "<")) and os.path.basename(file) != "contextlib.py"
+    return not file.startswith((TORCH, *_BELOW, "<")) and os.path.basename(file) != "contextlib.py"
 
 
 def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
@@ -133,17 +134,3 @@ def _shares_memory(one: Tensor, other: Tensor) -> bool:
         return base != 0 and base == other.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # a tensor without a storage
         return False
-
-
-def in_compiled_function() -> bool:
-    """Return whether a caller is a function under `torch.compile`. Below a dispatch mode dynamo runs such a function
-    eagerly: without this check a capture would hold other kernels than the compiled function runs.
-    """
-    if "torch._dynamo" not in sys.modules:
-        return False
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None:
-        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename.startswith(_TORCH):
-            return True
-        frame = frame.f_back
-    return False

@@ -10,13 +10,14 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from specgraph.capture import ModelRunner, Resolution, report_captures, resolve
+from specgraph.capture import ModelRunner, Resolution, resolve
 from specgraph.capture.attend import PassMode
 from specgraph.device import Capabilities, LoweringName, Progress
 from specgraph.draft import DraftConfig
 from specgraph.errors import UnsupportedError
 from specgraph_run.decoder import SpeculativeDecoder
 from specgraph_run.decoder.adaptive_k import best_k, expected_tokens
+from specgraph_run.decoder.captures import report_captures
 from specgraph_run.options import RoundTimes
 
 

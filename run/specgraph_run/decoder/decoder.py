@@ -13,7 +13,6 @@ from specgraph_models.start_up import PATIENCE, agreed, agreed_captures
 from specgraph_models.target import Target
 
 from specgraph.attention import AttentionBackend, PagedAttention
-from specgraph.capture import report_captures
 from specgraph.config import DraftConfig
 from specgraph.device import Platform, Progress
 from specgraph.draft.head_checks import check_protocol
@@ -26,6 +25,7 @@ from specgraph_run.decoder.adaptive_k import AcceptanceRates, AdaptiveK
 from specgraph_run.decoder.admission import admissible, blocks_needed, check_request
 from specgraph_run.decoder.agreement import agree, check_sharing, compare_captures, same_times
 from specgraph_run.decoder.blocks import BlockAllocator
+from specgraph_run.decoder.captures import report_captures
 from specgraph_run.decoder.config import check_options
 from specgraph_run.decoder.layout import ParallelLayout
 from specgraph_run.decoder.metrics import AcceptanceMetrics

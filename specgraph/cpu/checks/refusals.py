@@ -7,6 +7,7 @@ CPU tensor are not dispatched: only a torch function mode sees them.
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
 from specgraph.cpu.ops import RESIZING
-from specgraph.device.source import in_compiled_function, user_line
+from specgraph.device.source import TORCH, user_line
 from specgraph.errors import CaptureError, HostReadError
 
 _aten = torch.ops.aten
@@ -57,7 +58,7 @@ def refusal(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
 ) -> CaptureError | None:
     """Return the error of a call that can't be captured, or None. `given` are the call's tensors."""
-    if in_compiled_function():
+    if _in_compiled_function():
         return CaptureError(
             f"{func} at {user_line()} comes from a function under torch.compile, whose kernels can't be "
             f"recorded: capture the function itself"
@@ -107,3 +108,17 @@ class HostReadMode(TorchFunctionMode):
             self._report(error)
             raise error
         return func(*args, **kwargs)
+
+
+def _in_compiled_function() -> bool:
+    """Return whether a caller is a function under `torch.compile`. Below a dispatch mode dynamo runs such a function
+    eagerly: without this check a capture would hold other kernels than the compiled function runs.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return False
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename.startswith(TORCH):
+            return True
+        frame = frame.f_back
+    return False
