@@ -16,6 +16,7 @@ from typing import Any
 import specgraph_models
 import specgraph_run
 import torch
+from specgraph_models import checkpoints
 from specgraph_plugin import ProposeCounts
 from specgraph_run.decoder import DecoderOptions, Request, SpeculativeDecoder
 from specgraph_run.text import TextGenerator
@@ -29,7 +30,7 @@ from specgraph.ops import Weight
 TOKENS = [1, 2, 3, 4, 5]
 PUBLIC = {
     name: getattr(module, name)
-    for module in (api, attention, draft, parallel, specgraph_models, specgraph_run, specgraph_run.decoder)
+    for module in (api, attention, draft, parallel, specgraph_models, checkpoints, specgraph_run, specgraph_run.decoder)
     for name in module.__all__
 } | {"ProposeCounts": ProposeCounts}
 

@@ -1,7 +1,7 @@
 """The drafter, the batch that it takes and the drafts that it returns, and a draft program for each kind of head."""
 
 from specgraph.config import DraftConfig, DraftTree
-from specgraph.draft.batch import DraftTokens, ProposeBatch, SharedBuffers, allocate_shared
+from specgraph.draft.batch import DraftTokens, ProposeBatch, SharedBuffers
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.drafter import Drafter
 from specgraph.draft.logits import NextLogits, OutputProjection, RowLogits
@@ -29,5 +29,4 @@ __all__ = [
     "SamplingBuffers",
     "SharedBuffers",
     "allocate_sampling",
-    "allocate_shared",
 ]

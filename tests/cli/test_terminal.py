@@ -84,7 +84,7 @@ def test_help_cuts_no_name(width):
     for name in names:
         text = check(specgraph(name, "--help", COLUMNS=str(width), **LOOKS["colour"]).stdout, width, "piped")
     assert "--speculative-num-draft-tokens" in specgraph("generate", "--help", COLUMNS=str(width)).stdout
-    assert "\nEngine:\n" in specgraph("generate", "--help").stdout
+    assert "\nGenerator:\n" in specgraph("generate", "--help").stdout
 
 
 def shown(call, width: int, look: str, *arguments) -> str:

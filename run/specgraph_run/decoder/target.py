@@ -21,7 +21,8 @@ from specgraph.capture import (
 )
 from specgraph.config import DraftConfig
 from specgraph.device import Platform
-from specgraph.draft import Drafter, SamplingBuffers, allocate_shared
+from specgraph.draft import Drafter, SamplingBuffers
+from specgraph.draft.batch import allocate_shared
 from specgraph_run.decoder.verify import VerifyProgram
 from specgraph_run.decoder.verify_rows import VerifyRows
 from specgraph_run.options import DecoderOptions
