@@ -32,14 +32,8 @@ class Places(NamedTuple):
 class Accepted(NamedTuple):
     """The target's results for R requests after acceptance: the input of row plans. See `ProposeBatch`."""
 
-    start_positions: Tensor
-    """int64 [R]"""
-    block_table: Tensor
-    """int32 [R, max_blocks]"""
-    num_sampled: Tensor
-    """int32 [R]"""
-    token_ids: Tensor
-    """int64 [R, query_len]"""
+    inputs: RowInputs
+    """Start positions, block table, `num_sampled` and the sampled tokens."""
     rows_without_block: Tensor
     """int64 [1]: output. The number of rows without a block is added to it."""
 
@@ -73,8 +67,8 @@ class RoundRows(RowPlan):
         Args:
             token_ids: int64 [R * L], written.
         """
-        *given, counted = accepted
-        ops.begin_rows(RowInputs(*given), self, Rows(*at, token_ids, *reached, rows_without_block=counted))
+        rows = Rows(*at, token_ids, *reached, rows_without_block=accepted.rows_without_block)
+        ops.begin_rows(accepted.inputs, self, rows)
 
 
 class ModuleRows(RowPlan):
@@ -104,13 +98,12 @@ class ModuleRows(RowPlan):
                 [R * L, hidden_size]. The latter are written if there are past rows.
             past: the kept tokens and hidden states of past rows. None if there are no past rows.
         """
-        *given, counted = accepted
-        inputs, rows = RowInputs(*given), Rows(*at, token_ids, *reached, rows_without_block=counted)
+        rows = Rows(*at, token_ids, *reached, rows_without_block=accepted.rows_without_block)
         if past is None:
-            ops.begin_rows(inputs, self, rows)
+            ops.begin_rows(accepted.inputs, self, rows)
         else:
             of_columns, of_rows = states
-            ops.begin_rows(inputs._replace(hidden=of_columns), self, rows._replace(hidden=of_rows), past)
+            ops.begin_rows(accepted.inputs._replace(hidden=of_columns), self, rows._replace(hidden=of_rows), past)
 
 
 class MaskedRows(RowPlan):
@@ -132,9 +125,9 @@ class MaskedRows(RowPlan):
                 `Rows.hidden_rows`.
             draft_rows: int64 [R * n], written: the rows that predict a token.
         """
-        *given, counted = accepted
+        counted = accepted.rows_without_block
         rows = Rows(*at, token_ids, draft_rows, hidden_rows=hidden_rows, rows_without_block=counted)
-        ops.begin_rows(RowInputs(*given), self, rows)
+        ops.begin_rows(accepted.inputs, self, rows)
 
 
 class BlockRows(RowPlan):
@@ -154,10 +147,9 @@ class BlockRows(RowPlan):
             token_ids: int64 [R * L], written.
             context: positions and slots of the target's rows, int64 [R * query_len] each, written.
         """
-        *given, counted = accepted
-        positions, slots = context
+        (positions, slots), counted = context, accepted.rows_without_block
         rows = Rows(*at, token_ids, context_positions=positions, context_slots=slots, rows_without_block=counted)
-        ops.begin_rows(RowInputs(*given), self, rows)
+        ops.begin_rows(accepted.inputs, self, rows)
 
 
 class TextRows(RowPlan):
@@ -177,8 +169,8 @@ class TextRows(RowPlan):
             token_ids: int64 [R * L], written.
             lens: int32 [R], written: the number of tokens in each text, the new ones included.
         """
-        *given, counted = accepted
-        ops.begin_rows(RowInputs(*given), self, Rows(*at, token_ids, step_seq_lens=lens, rows_without_block=counted))
+        rows = Rows(*at, token_ids, step_seq_lens=lens, rows_without_block=accepted.rows_without_block)
+        ops.begin_rows(accepted.inputs, self, rows)
 
 
 class PrefillRows(RowPlan):

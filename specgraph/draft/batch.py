@@ -227,7 +227,7 @@ def copy_batch(
     memory: ProposeBatch | SharedBuffers,
     needs_sampling: bool,
 ) -> None:
-    """Copy a batch to the drafter's own memory with one op. The shapes were checked before.
+    """Copy a batch to the drafter's own memory with one op. The caller has checked the shapes.
 
     Args:
         load_round: `ops.load_round`, or the function that it runs on the device (`Op.on`).

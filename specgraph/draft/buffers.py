@@ -21,7 +21,7 @@ from specgraph.config import DraftConfig, DraftTree
 from specgraph.draft.batch import ProposeBatch, SharedBuffers
 from specgraph.draft.protocol import Head
 from specgraph.draft.sampling_buffers import SamplingBuffers
-from specgraph.ops.begin_rows import RowPlan
+from specgraph.ops.begin_rows import RowInputs, RowPlan
 
 
 class PassRows(NamedTuple):
@@ -72,8 +72,8 @@ class DraftBuffers(Buffers):
     def accepted(self) -> Accepted:
         """The target's results in the form that row plans take."""
         r = self.inputs
-        tokens = r.num_sampled, r.sampled_token_ids
-        return Accepted(r.start_positions, r.block_table, *tokens, self.shared.rows_without_block)
+        inputs = RowInputs(r.start_positions, r.block_table, num_sampled=r.num_sampled, token_ids=r.sampled_token_ids)
+        return Accepted(inputs, self.shared.rows_without_block)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,9 @@ def programs_for(
     Raises ConfigError if the head cannot draft K tokens. Raises UnsupportedError if the head or the attention cannot
     draft trees.
     """
-    kind, tree, offset = kind_of(head), config.tree, kind_of(head).position_offset
+    kind, tree = kind_of(head), config.tree
     kind.check_limits(head, config, stack)
+    offset = kind.position_offset
     programs = {False: kind.chains(head, stack, config, memory, None, offset)} if config.chain_lens else {}
     if tree is not None and kind.trees is not None:
         programs[True] = kind.trees(head, stack, config, memory, tree, offset)

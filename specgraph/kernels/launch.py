@@ -195,7 +195,7 @@ class Launcher:
             _LOG.warning(message)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> Any:
-        """Launch a kernel with its parameter OVERLAP set, and return its compiled form.
+        """Launch `kernel` with the device's OVERLAP and extra options. Returns the compiled kernel.
 
         If `record` is set, it gets the launch: nothing is launched, and None is returned.
         """

@@ -152,7 +152,7 @@ def launch_early(
     kernel: Kernel, plan: Plan, blocks: int, threads: int, device: torch.device, maps: Sequence[TensorMap],
     arguments: Sequence[Any],
 ) -> None:  # fmt: skip
-    """Launch a kernel on the current stream. It may start before the previous kernel has ended.
+    """Launch a kernel on the current stream. The kernel may start before the stream's previous kernel has ended.
 
     Args:
         maps: the kernel's first arguments.

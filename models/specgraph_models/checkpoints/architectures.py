@@ -46,7 +46,7 @@ _SAID_BY = {"qk_norm": ("use_qk_norm", "qk_layernorm"), "norm_offset": ("use_gem
 """Field of `ModelConfig` -> the keys of `NEUTRAL` that set it."""
 
 OF_TENSORS = ("attention_bias", "mlp_bias", "qkv_bias", "shared_expert_intermediate_size")
-"""Keys that only tell which tensors a layer has. They may be left unread if the architecture's class lacks them: a
+"""Keys that only tell which tensors each layer has. They may be left unread if the architecture's class lacks them: a
 tensor that the architecture does not have is refused anyway."""
 
 _BIASES = {"attention_bias": ("qkv_bias", "output_bias")}

@@ -12,13 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph import ops
-from specgraph.kernels.implement import Kernels
 from specgraph.kernels.launch import Tile, ceil_div
 from specgraph.kernels.linear import HALVES
 from specgraph.ops.linear import Norm, PairInput, Weight
-from specgraph_models.kernels import gated_linear
 from specgraph_models.kernels.gate_up import GateUpOps
-from specgraph_models.ops.experts import grouped_expert_mlp
 
 WIDE = (torch.bfloat16,)
 """Dtypes with enough range for total * norm before it is divided by the root mean square. float16 may overflow."""
@@ -129,6 +126,3 @@ class ModelOps(GateUpOps):
         squares = x.new_empty(x.shape[0], ceil_div(weight.shape[0], tile.columns), dtype=torch.float32)
         out = self._linear(x, weight, bias, residual, tile, scaling=(norm, scaled, squares))
         return out, scaled, squares
-
-
-KERNELS = Kernels(ModelOps, gated_linear, {"expert_mlp": grouped_expert_mlp})  # torch's own ops

@@ -4,6 +4,6 @@ from specgraph.ops.library import name_kernels
 from specgraph_models.ops.experts import expert_mlp
 from specgraph_models.ops.linear import embed_part, linear_norm_gate_up, linear_norm_linear, norm_gate_up, pair_linear
 
-name_kernels("specgraph_models.kernels.linears:KERNELS")
+name_kernels("specgraph_models.kernels.implement:KERNELS")
 
 __all__ = ["embed_part", "expert_mlp", "linear_norm_gate_up", "linear_norm_linear", "norm_gate_up", "pair_linear"]

@@ -26,8 +26,13 @@ class ToVerify(NamedTuple):
 
     def inputs(self, draft_parents: Tensor | None = None) -> RowInputs:
         """Return the inputs in the form that `begin_rows` takes."""
-        tokens = self.last_token_ids[:, None], self.draft_token_ids
-        return RowInputs(self.start_positions, self.block_table, None, *tokens, draft_parents)
+        return RowInputs(
+            self.start_positions,
+            self.block_table,
+            token_ids=self.last_token_ids[:, None],
+            draft_token_ids=self.draft_token_ids,
+            draft_parents=draft_parents,
+        )
 
 
 class VerifyRows(RowPlan):

@@ -1,0 +1,11 @@
+"""The implementations of the models' ops on devices that Triton compiles for."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+from specgraph.kernels.implement import Kernels
+from specgraph_models.kernels import gated_linear
+from specgraph_models.kernels.linears import ModelOps
+from specgraph_models.ops.experts import grouped_expert_mlp
+
+KERNELS = Kernels(ModelOps, gated_linear, {"expert_mlp": grouped_expert_mlp})  # torch's own ops
