@@ -16,7 +16,7 @@ from typing import Any
 import specgraph_models
 import specgraph_run
 import torch
-from specgraph_models import checkpoints
+from specgraph_models import checkpoints, parallel
 from specgraph_plugin import ProposeCounts
 from specgraph_run.decoder import DecoderOptions, Request, SpeculativeDecoder
 from specgraph_run.text import TextGenerator
@@ -24,13 +24,24 @@ from tiny_checkpoints import write_eagle3, write_target
 from torch import Tensor
 
 import specgraph as sg
-from specgraph import api, attention, draft, parallel
+from specgraph import api, attention, draft
+from specgraph import parallel as core_parallel
 from specgraph.ops import Weight
 
 TOKENS = [1, 2, 3, 4, 5]
 PUBLIC = {
     name: getattr(module, name)
-    for module in (api, attention, draft, parallel, specgraph_models, checkpoints, specgraph_run, specgraph_run.decoder)
+    for module in (
+        api,
+        attention,
+        draft,
+        core_parallel,
+        specgraph_models,
+        parallel,
+        checkpoints,
+        specgraph_run,
+        specgraph_run.decoder,
+    )
     for name in module.__all__
 } | {"ProposeCounts": ProposeCounts}
 
@@ -402,6 +413,11 @@ CALLS = [
     call("ContextParallel", valid=lambda w: {"rank": 0, "size": 2, "group": "a", "gathers_heads": False}),
     call("ExpertParallel", valid=lambda w: {
         "rank": 0, "size": 2, "group": "a", "data_rank": 0, "data_size": 1, "data_group": ""}),
+    call("register_ranks", valid=lambda w: {"group": SimpleNamespace(
+        name="a", gather_small=lambda what, x: x[None], run=lambda what, function, *tensors: None)}),
+    call("unregister_ranks", valid=lambda w: {"name": "none of that name"}),
+    call("ranks_named", valid=lambda w: {"name": "none of that name"}),
+    call("split_over", "none", valid=lambda w: {"ranks": None}),
     call("TensorParallel", "none", valid=lambda w: {
         "rank": 0, "size": 1, "group": "", "experts": None, "context": None}),
     call("Drafter KVCache", use=lambda w, make: lambda key, value: make(

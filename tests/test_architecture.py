@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "validation": {"errors"},
     "config": {"validation", "errors"},
     "device": {"dispatch_mode", "open_generator", "validation", "errors"},
-    "parallel": {"config", "device", "validation", "errors"},
+    "parallel": {"validation", "errors"},
     "ops": {"buffers", "dispatch_mode", "parallel", "validation", "errors"},
     "cpu": {"device", "dispatch_mode", "open_generator", "errors"},
     "kernels": {"ops", "dispatch_mode", "validation", "errors"},
@@ -227,7 +227,7 @@ def test_every_room_is_known():
     assert rooms <= MAY_IMPORT.keys() | FREE
 
 
-CORE_LINES = 12_000
+CORE_LINES = 11_600
 """The most lines of the core without the `cpu` platform and the Triton kernels, docstrings and blank lines included."""
 INTERFACE_LINES = 3_500
 """The most lines of the device interface, captures and the interface of attention: the part to read first."""

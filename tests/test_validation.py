@@ -14,6 +14,7 @@ import torch
 from specgraph_models import eagle_head_from_module, load_drafter, load_target
 from specgraph_models.checkpoints import target_shape
 from specgraph_models.checkpoints.tokenizer import Tokenizer
+from specgraph_models.parallel import join_ranks
 from specgraph_run import GeneratorOptions, load_generator, shipped_pair
 from specgraph_run.cli.load import check_processes
 from specgraph_run.decoder import Request, SpeculativeDecoder
@@ -35,7 +36,6 @@ from specgraph import (
 from specgraph.attention import choose_attention
 from specgraph.errors import CheckpointError, ConfigError, UnknownPlatformError
 from specgraph.ops.tensor_forms import check_named
-from specgraph.parallel import join_ranks
 from specgraph.validation import RUNNING, OneCall, one_call
 
 TARGET, DRAFTER = shipped_pair()

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from specgraph import ops
 from specgraph.device import Platform, open_platform
-from specgraph.parallel import Ranks, join_ranks
+from specgraph_models.parallel import Ranks, join_ranks
 from torch import Tensor
 
 from specgraph_conformance.rig import captured, expect_close, expect_equal, on_host, replay_and_wait

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from specgraph.device import Progress
 from specgraph.errors import RankError
-from specgraph.parallel import Ranks
+from specgraph_models.parallel import Ranks
 
 PATIENCE = timedelta(seconds=60)
 """The time that a rank with a failed capture waits for the other ranks. They may be waiting for it on the device."""

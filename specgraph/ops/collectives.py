@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specgraph.ops.library import op
-from specgraph.parallel.ranks import ALL_GATHER, ranks_named
+from specgraph.parallel import ALL_GATHER, ranks_named
 
 
 def _label(what: str, x: Tensor) -> str:

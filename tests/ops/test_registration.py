@@ -12,6 +12,7 @@ import pytest
 import torch
 from conformance.test_coverage import ops_named
 from specgraph_conformance import op_rows
+from specgraph_models.parallel import join_ranks
 from specgraph_run.decoder import ops as decoder_ops
 from torch.library import opcheck
 
@@ -21,7 +22,6 @@ from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 from specgraph.ops.copies import BatchTensors
 from specgraph.ops.library import NAMESPACE, declared, implement, kernel_places, name_kernels, plain_torch, use_kernels
 from specgraph.ops.past_rows import PastRows
-from specgraph.parallel import join_ranks
 
 R, K, Q, V, DV, H, KVH, D = 3, 2, 3, 11, 7, 4, 2, 8
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from parallel.tasks import FIXTURES, generate, make_decoder, task
+from specgraph_models.parallel import Ranks, join_ranks
 from specgraph_models.start_up import agreed
 
 from specgraph import ops
 from specgraph.device import Graph
 from specgraph.errors import CaptureError, ConfigError, RankError, SpecgraphError, UnsupportedError
-from specgraph.parallel import Ranks, join_ranks
 
 PAIR = {"target": str(FIXTURES / "target"), "draft": str(FIXTURES / "eagle3-llama")}
 

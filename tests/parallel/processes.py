@@ -12,8 +12,7 @@ import torch
 from forks import forks
 from parallel import disagreements
 from parallel.tasks import TASKS
-
-from specgraph.parallel import join_ranks
+from specgraph_models.parallel import join_ranks
 
 assert disagreements.DIFFER  # its tasks are in the table too
 SECONDS = 1200

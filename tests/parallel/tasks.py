@@ -15,7 +15,7 @@ from parallel.unequal_ranks import decoder as mixture_decoder
 from parallel.unequal_ranks import run
 from specgraph_conformance.decode_rig import decoder_settings
 from specgraph_models.checkpoints import load_drafter, load_target, target_shape
-from specgraph_models.parallel import WHOLE, ExpertParallel, split_over
+from specgraph_models.parallel import WHOLE, ExpertParallel, Ranks, split_over
 from specgraph_run.decoder import Request, SpeculativeDecoder
 from specgraph_run.decoder.layout import ParallelLayout, context_parallel, join_layout
 
@@ -24,7 +24,6 @@ from specgraph.config import LoweringChoice
 from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
 from specgraph.draft.ngram_head import NgramHead
-from specgraph.parallel import Ranks
 
 FIXTURES = Path(__file__).parents[1] / "models" / "speculators_fixtures"
 PROMPTS = ([3, 17, 4, 9, 40, 2, 11], [8, 1, 60])

@@ -14,12 +14,12 @@ import pytest
 import torch
 from forks import forks
 from parallel.processes import SECONDS, results, run_ranks
+from specgraph_models.parallel import Ranks, join_ranks
 from specgraph_models.start_up import PATIENCE, agreed
 from specgraph_plugin import FastPath
 
 from specgraph import ops
 from specgraph.errors import RankError
-from specgraph.parallel import Ranks, join_ranks
 
 
 @pytest.fixture(scope="module")

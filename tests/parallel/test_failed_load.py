@@ -13,7 +13,7 @@ from specgraph_run.text import load
 
 from specgraph.cpu import CpuPlatform
 from specgraph.errors import CheckpointError, ConfigError, RankError, SpecgraphError
-from specgraph.parallel.ranks import ranks_named
+from specgraph.parallel import ranks_named
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_comparison_that_fails_on_every_rank_leaves_the_group_open(
     def differs(*_: object) -> None:
         raise RankError("rank 1 has another option", everywhere=everywhere)
 
-    monkeypatch.setattr("specgraph.parallel.ranks.Ranks.same", differs)
+    monkeypatch.setattr("specgraph_models.parallel.ranks.Ranks.same", differs)
     with pytest.raises(RankError, match="another option"):
         load.join(CpuPlatform(), GeneratorOptions(tensor_parallel=2), {})
     assert torch.distributed.is_initialized() is everywhere

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from specgraph.device import Discovered, Platform
-from specgraph.parallel import Ranks
+from specgraph_models.parallel import Ranks
 
 from specgraph_conformance.case import CORE_ATTENTION
 from specgraph_conformance.draft_rig import close_rigs

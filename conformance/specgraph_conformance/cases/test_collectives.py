@@ -9,7 +9,7 @@ import pytest
 import torch
 from specgraph import ops
 from specgraph.device import Platform
-from specgraph.parallel import Ranks
+from specgraph_models.parallel import Ranks
 
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.plugin import SESSION, is_worker

@@ -11,7 +11,7 @@ import torch
 from specgraph import ops
 from specgraph.device import Platform
 from specgraph.ops import noise
-from specgraph.parallel import Ranks
+from specgraph_models.parallel import Ranks
 from torch import Tensor
 
 from specgraph_conformance.case import MARKER, case

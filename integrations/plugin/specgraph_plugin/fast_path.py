@@ -7,6 +7,7 @@ from typing import Any
 from zlib import crc32
 
 import torch
+from specgraph_models.parallel import Ranks
 from specgraph_models.start_up import PATIENCE, agreed, agreed_captures
 from torch import Tensor
 
@@ -17,7 +18,6 @@ from specgraph.draft.kinds import kind_of
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.protocol import DraftHead, ParallelHead
 from specgraph.errors import ConfigError, RankError, UnsupportedError
-from specgraph.parallel import Ranks
 from specgraph_plugin.prompts import PromptChunk, PromptPass, PromptProgram
 from specgraph_plugin.verify_output import VerifyOutput, fill_batch
 

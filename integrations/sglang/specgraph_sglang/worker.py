@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from specgraph_models.parallel import split_over
+from specgraph_models.parallel.join import ranks_of_groups
 from specgraph_models.start_up import agreed
 from specgraph_plugin import FastPath, PromptChunk, PromptPass, ProposeCounts, VerifyOutput
 from torch import Tensor
@@ -16,7 +17,6 @@ from torch import Tensor
 from specgraph import open_platform
 from specgraph.capture.transfers import write
 from specgraph.errors import UnsupportedError
-from specgraph.parallel.join import ranks_of_groups
 from specgraph_sglang.config import unsupported_experts
 from specgraph_sglang.draft_model import draft_cache, draft_head
 from specgraph_sglang.mtp import MTP_CLASSES

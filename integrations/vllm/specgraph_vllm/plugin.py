@@ -14,9 +14,9 @@ from functools import wraps
 from typing import Any
 
 from specgraph_models.parallel import split_over
+from specgraph_models.parallel.join import ranks_of_groups
 
 from specgraph.errors import UnsupportedError
-from specgraph.parallel.join import ranks_of_groups
 from specgraph_vllm.config import KEY, read_settings, unsupported_config
 from specgraph_vllm.draft_logits import GUMBEL, divided_by_temperature
 from specgraph_vllm.mixtures import summed_in_graph

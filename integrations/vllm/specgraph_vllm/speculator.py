@@ -10,14 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from specgraph_models.parallel import split_over
+from specgraph_models.parallel import Ranks, split_over
 from specgraph_models.start_up import agreed
 from specgraph_plugin import FastPath, PromptChunk, PromptPass, ProposeCounts, VerifyOutput
 from specgraph_plugin.host_engine_names import parameters
 
 from specgraph import open_platform
 from specgraph.errors import RankError, SpecgraphError
-from specgraph.parallel import Ranks
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_logits import write_draft_logits
 from specgraph_vllm.draft_model import VllmHead, draft_cache, draft_head

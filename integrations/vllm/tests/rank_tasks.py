@@ -10,13 +10,12 @@ import torch
 from engine_rounds import Engine
 from mixtures import Group, forward_context
 from specgraph_models.decoder import DecoderModel
+from specgraph_models.parallel.join import ranks_of_groups
 from specgraph_vllm import plugin
 from specgraph_vllm.mtp import mtp_parts
 from specgraph_vllm.names import FORWARD_CONTEXT, TENSOR_PARALLEL
 from test_prompts import Load
 from vllm_objects import StockSpeculator, batch_class, vllm_config
-
-from specgraph.parallel.join import ranks_of_groups
 
 KINDS = {
     "shipped": 6, "mtp": 3, "dflash": 3, "dspark": 3, "target as drafter": 3, "glm": 3, "qwen": 3, "deepseek": 3,

@@ -10,10 +10,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
+from specgraph_models.parallel import Ranks
+
 from specgraph.capture import ModelRunner
 from specgraph.config import DraftConfig
 from specgraph.errors import RankError, UnsupportedError
-from specgraph.parallel import Ranks
 from specgraph_run.options import RoundTimes
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from specgraph_models.parallel import ExpertParallel, TensorParallel
+from specgraph_models.parallel import ExpertParallel, Ranks, TensorParallel, join_ranks
 
 from specgraph.errors import RankError
-from specgraph.parallel import ContextParallel, Ranks, join_ranks
+from specgraph.parallel import ContextParallel
 from specgraph.validation import Count, Positive, checked
 from specgraph_run.options import check_layout
 

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import torch
 
 from specgraph.errors import ConfigError, RankError, first_line
-from specgraph.parallel.ranks import JOINED, Ranks
+from specgraph.parallel import register_ranks
 from specgraph.validation import Count, Positive, Range, checked, environment_number
+from specgraph_models.parallel.ranks import OPEN, Ranks
 
 _dist: Any = torch.distributed
 _numbers = count()
@@ -103,5 +104,6 @@ def _joined(name: str, group: Any, host: Any, limit: timedelta, compares: bool, 
     rank = members.index(_dist.get_rank())
     joined = Ranks(name, rank, len(members), group, host, store, limit, compares, started, members)
     joined.exchange("the first exchange")  # connects the hosts: they then notice at once if a rank ends
-    JOINED[name] = joined
+    OPEN[name] = joined
+    register_ranks(joined)
     return joined

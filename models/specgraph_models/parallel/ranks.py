@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from specgraph.errors import ConfigError, RankError, first_line
+from specgraph.parallel import ALL_GATHER, register_ranks, unregister_ranks
 from specgraph.validation import checked
 
 _dist: Any = torch.distributed
 """torch.distributed without its types: some are private, or marked deprecated, in some versions."""
 
-ALL_GATHER = "all_gather_single" if hasattr(_dist, "all_gather_single") else "all_gather_into_tensor"
-"""The name of torch's all-gather into one tensor: the newer name if torch has it."""
 _HEADER = 224
 """The bytes at the start of a host exchange that name it."""
 _PAYLOAD, _DATA = 136, 16384
@@ -40,7 +39,7 @@ class Ranks:
     """
 
     name: str
-    """The name of these ranks: captured collectives find them by it, with `ranks_named`."""
+    """The name of these ranks: captured collectives find them by it, with `specgraph.parallel.ranks_named`."""
     rank: int
     size: int
     device: Any
@@ -230,17 +229,17 @@ class Ranks:
                 )
         assert found is not None, "it is in one of them"
         self.parts.append(found)
-        JOINED[found.name] = found
+        register_ranks(found)
         found.exchange("the first exchange")
         return found
 
     def close(self) -> None:
         """Leave the ranks. Their captured collectives must not be replayed afterwards. If torch.distributed was started
         for ranks, it is stopped when the last ranks of this process close."""
-        for part in self.parts:
-            JOINED.pop(part.name, None)
-        if JOINED.pop(self.name, None) is not None:
-            others = list(JOINED.values())
+        for each in (self, *self.parts):
+            unregister_ranks(each.name)
+        if OPEN.pop(self.name, None) is not None:
+            others = list(OPEN.values())
             if self.started and others:
                 others[0].started = True
             elif self.started:
@@ -287,15 +286,9 @@ class Ranks:
         return f"{self.name}/waiting/{rank}"
 
 
-JOINED: dict[str, Ranks] = {}
-"""The ranks by name. A captured op holds the name, and its replay finds the process group here."""
-
-
-def ranks_named(name: str) -> Ranks:
-    """Return the joined ranks of that name. Raises RankError if there are none."""
-    if name not in JOINED:
-        raise RankError(f"no ranks '{name}' were joined in this process, or they were closed: call join_ranks first")
-    return JOINED[name]
+OPEN: dict[str, Ranks] = {}
+"""The ranks of this process that are not closed, without their parts, by name: the last to close stops
+torch.distributed."""
 
 
 def _reason(error: Exception) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specgraph.errors import ConfigError
-from specgraph.parallel import ContextParallel, Ranks
-from specgraph.parallel.place import Place, check_place
+from specgraph.parallel import ContextParallel, Place, check_place
 from specgraph.validation import Count, checked, checked_fields
+from specgraph_models.parallel.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class TensorParallel:
     rank: Place = 0
     size: Count = 1
     group: str = ""
-    """The name of these ranks, for `ranks_named`. It is a name because a captured op takes plain values."""
+    """The name of these ranks (`RankPlace.group`)."""
     experts: ExpertParallel | None = None
     """The ranks that hold whole experts. With data parallel ranks they are more than the ranks that split the other
     matrices. None if each expert is split."""
@@ -140,6 +140,7 @@ WHOLE = TensorParallel()
 """One rank that holds the whole model."""
 
 
+@checked
 def split_over(ranks: Ranks | None) -> TensorParallel:
     """Return this rank's share of a model that all of `ranks` split; WHOLE without ranks."""
     return WHOLE if ranks is None or ranks.size == 1 else TensorParallel(ranks.rank, ranks.size, ranks.name)
