@@ -132,6 +132,7 @@ def test_command():
     assert report["graph_count"] == sum(row["graphs"] for row in report["captured"]) > 3
     assert report["memory_bytes"]["drafter"]["weights"] > 1e6
     assert re.search(r"prefill[ │]+full\b", run.stderr)
+    assert re.search(r"lowering[ │]+merged: the strongest; nothing refuses it", run.stderr)
 
 
 def test_a_target_alone_is_captured_without_a_drafter():

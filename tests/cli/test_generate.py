@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -380,6 +381,10 @@ def test_a_conversation(tmp_path, monkeypatch):
     answer = generator.tokenizer.decode(generator.generate([generator.request(first, max_tokens=6)])[0].token_ids)
     assert second[2]["content"] == answer
     assert answer in run.stdout
+    figures = r"6 tokens, \d+ tokens/s, acceptance length \d\.\d\d"
+    assert len(re.findall(rf"{figures}$", run.stderr, re.MULTILINE)) == 2
+    assert re.search(r"2 answers: 12 tokens, ", run.stderr)
+    assert len(run.stderr.splitlines()) == 4, "one line at the start, one per answer, one at the end"
 
 
 def test_a_conversation_in_harmony(tmp_path, monkeypatch):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from specgraph.errors import CapacityError, ConfigError
 from specgraph_run.cli.load import check_processes, choose_folders, load_pair
@@ -41,10 +43,12 @@ def chat(
     settings: Any = None,
     options: Any = None,
     platform: PlatformOption = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say at the start how the models run.")] = False,
 ) -> None:
     """Talk to a target that has a chat template, one line per message; an empty line or Ctrl-D ends it.
 
-    Every answer sees the whole conversation, which is prefilled again each time. The reasoning of gpt-oss is shown
+    Every answer sees the whole conversation, which is prefilled again each time. Its speed and its acceptance length
+    are shown after it, and those of all answers at the end. The reasoning of gpt-oss is shown
     under the name of its channel; the template decides whether later answers see it.
     """
     check_processes(options)
@@ -63,10 +67,15 @@ def chat(
         chosen = replace(options, sampled=settings.temperature > 0)
         generator, description = load_pair(target, draft, platform, chosen, captured)
     with generator:
-        console.print(description)
-        console.print("[dim]an empty line ends the conversation, Ctrl-C an answer[/]")
+        if verbose:
+            console.print(description)
+        drafter = f"drafter {escape(draft.name)}" if draft else "no drafter"
+        console.print(
+            f"[dim]{escape(target.name)}, {drafter}, on {generator.platform.info.name}; an empty line ends it[/]"
+        )
         if console.is_terminal:
             console.print(LEGEND)
+        answers, drafts = list[Result](), generator.decoder.drafter is not None
         while line := _line(console):
             messages.append({"role": "user", "content": line})
             try:
@@ -74,7 +83,7 @@ def chat(
                 generator.decoder.check(request)
             except CapacityError as error:
                 print(f"specgraph: the conversation is too long: {error}", file=sys.stderr)
-                return
+                break
             results: list[Result] = []
             if is_harmony(generator.tokenizer) and settings.skip_special_tokens:
                 stream = HarmonyStream(generator.tokenizer, request, stop or ())
@@ -85,6 +94,18 @@ def chat(
             except KeyboardInterrupt:
                 console.print()
             messages.append(_answer(stream.text, is_harmony(generator.tokenizer)))
+            console.print(f"[dim]{_speed(results, drafts)}[/]")
+            answers += results
+    if len(answers) > 1:
+        console.print(f"[dim]{len(answers)} answers: {_speed(answers, drafts)}[/]")
+
+
+def _speed(results: Sequence[Result], drafts: bool) -> str:
+    """Describe answers in one line: tokens, speed with prefill, and the acceptance length if there is a drafter."""
+    tokens, seconds = sum(len(result.tokens) for result in results), sum(result.seconds for result in results)
+    accepted = [count for result in results for count in result.accepted] if drafts else []
+    length = f", acceptance length {1 + sum(accepted) / len(accepted):.2f}" if accepted else ""
+    return f"{tokens} tokens, {tokens / seconds if seconds else 0:.0f} tokens/s{length}"
 
 
 def _answer(text: str, harmony: bool) -> dict[str, str]:

@@ -74,7 +74,7 @@ def _report(
         stops = stop_token_ids(target, pair.target.vocab_size)
         models = {"target": f"{target}", "drafter": drafter, "KV": f"{pair.cache}"}
         models["text"] = shown_stops(read_tokenizer(target), stops)
-        report = {"models": models, "stop_token_ids": stops, **describe(decoder, captured)}
+        report = {"decode": options.decode, "models": models, "stop_token_ids": stops, **describe(decoder, captured)}
         times = decoder.time_rounds()
     decoder.close()
     return report | {
@@ -134,7 +134,8 @@ def _draft_rows(report: Mapping[str, Any]) -> _Rows:
 
 
 def _lowering_rows(report: Mapping[str, Any]) -> _Rows:
-    yield "lowering", report["lowering"]
+    why = "the strongest" + (" that is not refused" if report["refusals"] else "; nothing refuses it")
+    yield "lowering", f"{report['lowering']}: {'asked for' if report['decode'] != 'auto' else why}"
     yield "prefill", report["prefill"]
     if proposes := report["launches_per_propose"]:
         yield "launches per propose", ", ".join(f"{n} for K {k}" for k, n in proposes.items())
