@@ -25,8 +25,9 @@ JOBS ?= 2
 
 .PHONY: demo test lint types unit docs packages installed conformance clean
 
+# With a temperature: greedy text of so small a model soon repeats one line, which makes it too easy to draft
 demo: $(BIN)/specgraph
-	$(BIN)/specgraph generate
+	$(BIN)/specgraph generate --temperature 0.45 --seed 0 --max-tokens 120
 	@echo "Next: . $(BIN)/activate, then a conversation with a language model: specgraph chat --model smollm2"
 
 test: lint types unit docs packages conformance

@@ -111,6 +111,11 @@ def generate(
     if run.interrupted:
         console.print()
     _show(console, report, generator, [stream.request for stream in chain(*groups)])
+    if target is None:
+        console.print(
+            "[dim]tiny-python is a toy of 3.5 million parameters, to see that drafting works: its figures say little "
+            "about a language model. For one: specgraph chat --model smollm2[/]"
+        )
     if run.interrupted:
         exit_interrupted()
 
