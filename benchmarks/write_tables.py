@@ -17,7 +17,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
-    ROOT / "README.md",
     ROOT / "benchmarks/README.md",
     ROOT / "docs/integrations/vllm.md",
     ROOT / "docs/integrations/sglang.md",
