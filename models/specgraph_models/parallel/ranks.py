@@ -222,7 +222,7 @@ class Ranks:
             group: Any = _dist.new_group(numbers, timeout=self.timeout)
             host: Any = group if self.compares else _dist.new_group(numbers, timeout=self.timeout, backend="gloo")
             if self.rank in members:
-                name, place = f"{self.name}-{what}-{numbers[0]}", list(members).index(self.rank)
+                name, place = f"{self.name}-{what}-{len(self.parts)}-{numbers[0]}", list(members).index(self.rank)
                 store = _dist.PrefixStore(name, self.store)
                 found = Ranks(
                     name, place, len(numbers), group, host, store, self.timeout, self.compares, False, tuple(numbers)
