@@ -15,8 +15,6 @@ from specgraph.draft import (
     DraftTokens,
     DraftTree,
     ProposeBatch,
-    SamplingBuffers,
-    allocate_sampling,
 )
 from specgraph.errors import SpecgraphError
 
@@ -34,9 +32,7 @@ __all__ = [
     "PagedAttention",
     "Platform",
     "ProposeBatch",
-    "SamplingBuffers",
     "SpecgraphError",
     "allocate_caches",
-    "allocate_sampling",
     "open_platform",
 ]

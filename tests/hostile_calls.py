@@ -18,7 +18,7 @@ import specgraph_run
 import torch
 from specgraph_models import checkpoints, parallel
 from specgraph_plugin import ProposeCounts
-from specgraph_run.decoder import DecoderOptions, Request, SpeculativeDecoder
+from specgraph_run.decoder import DecoderOptions, Request, SamplingBuffers, SpeculativeDecoder, allocate_sampling
 from specgraph_run.text import TextGenerator
 from tiny_checkpoints import write_eagle3, write_target
 from torch import Tensor
@@ -77,8 +77,8 @@ class World:
         return sg.KVCache(*(torch.zeros_like(part) for part in self.caches[0]))
 
     @cached_property
-    def sampling(self) -> sg.SamplingBuffers:
-        return sg.allocate_sampling(2, self.target.vocab_size, torch.device("cpu"))
+    def sampling(self) -> SamplingBuffers:
+        return allocate_sampling(2, self.target.vocab_size, torch.device("cpu"))
 
     def make_drafter(self) -> sg.Drafter:
         drafter = sg.Drafter(self.head, self.caches, self.platform, self.draft_config)

@@ -17,7 +17,7 @@ from specgraph_models.checkpoints.tokenizer import Tokenizer
 from specgraph_models.parallel import join_ranks
 from specgraph_run import GeneratorOptions, load_generator, shipped_pair
 from specgraph_run.cli.load import check_processes
-from specgraph_run.decoder import Request, SpeculativeDecoder
+from specgraph_run.decoder import Request, SamplingBuffers, SpeculativeDecoder, allocate_sampling
 from specgraph_run.decoder.layout import join_layout
 from torch import Tensor
 
@@ -27,10 +27,8 @@ from specgraph import (
     DraftTree,
     KVCache,
     ProposeBatch,
-    SamplingBuffers,
     SpecgraphError,
     allocate_caches,
-    allocate_sampling,
     open_platform,
 )
 from specgraph.attention import choose_attention

@@ -6,8 +6,15 @@ from specgraph.draft.bound import BoundTensors
 from specgraph.draft.drafter import Drafter
 from specgraph.draft.logits import NextLogits, OutputProjection, RowLogits
 from specgraph.draft.ngram_head import NgramHead
-from specgraph.draft.protocol import BlockHead, DraftHead, DraftOutput, MaskedHead, ModulesHead, ParallelHead
-from specgraph.draft.sampling_buffers import SamplingBuffers, allocate_sampling
+from specgraph.draft.protocol import (
+    BlockHead,
+    DraftHead,
+    DraftOutput,
+    LogitsAdjustment,
+    MaskedHead,
+    ModulesHead,
+    ParallelHead,
+)
 
 __all__ = [
     "BlockHead",
@@ -18,6 +25,7 @@ __all__ = [
     "DraftTokens",
     "DraftTree",
     "Drafter",
+    "LogitsAdjustment",
     "MaskedHead",
     "ModulesHead",
     "NextLogits",
@@ -26,7 +34,5 @@ __all__ = [
     "ParallelHead",
     "ProposeBatch",
     "RowLogits",
-    "SamplingBuffers",
     "SharedBuffers",
-    "allocate_sampling",
 ]

@@ -14,7 +14,7 @@ from specgraph.attention.metadata import allocate_block_table
 from specgraph.buffers import Axes, Buffers, Once, PerRequest, PerRow
 from specgraph.capture import Dispatch
 from specgraph.config import DraftConfig
-from specgraph.draft.sampling_buffers import SamplingBuffers
+from specgraph.draft.protocol import LogitsAdjustment
 from specgraph.errors import ConfigError
 from specgraph.ops.copies import BatchTensors
 from specgraph.ops.tensor_forms import check_forms, described, has_rows
@@ -188,9 +188,8 @@ class SharedBuffers(Buffers):
     """float32 [R]"""
     seeds: PerRequest
     """int64 [R]"""
-    sampling: SamplingBuffers | None = None
-    """Sampling parameters besides temperature and seed. The caller that admits requests writes them. None if requests
-    may not have any."""
+    sampling: LogitsAdjustment | None = None
+    """The adjustment of each request's logits. The caller that admits requests writes it. None if there is none."""
     logprobs: PerRow | None = None
     """float32 [R * Q]: the log-probabilities of the sampled tokens. None if no log-probabilities are kept."""
 
@@ -249,7 +248,7 @@ def allocate_shared(
     aux_size: int,
     dtype: torch.dtype,
     device: torch.device,
-    sampling: SamplingBuffers | None,
+    sampling: LogitsAdjustment | None,
 ) -> SharedBuffers:
     """Allocate the memory of the largest batch of `config`, without log-probabilities. Every request is inert.
 

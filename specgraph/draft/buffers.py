@@ -19,8 +19,7 @@ from specgraph.attention.rows import Accepted
 from specgraph.buffers import VIEW, Axes, Buffers, PerDraft, PerRequest
 from specgraph.config import DraftConfig, DraftTree
 from specgraph.draft.batch import ProposeBatch, SharedBuffers
-from specgraph.draft.protocol import Head
-from specgraph.draft.sampling_buffers import SamplingBuffers
+from specgraph.draft.protocol import Head, LogitsAdjustment
 from specgraph.ops.begin_rows import RowInputs, RowPlan
 
 
@@ -65,8 +64,8 @@ class DraftBuffers(Buffers):
     """int64 [R]: the seeds of this propose's draws, see `noise.draft_seeds`. None if drafts are greedy."""
     confidence: PerDraft | None = None
     """float32 [R, K]: see `DraftTokens.confidence`."""
-    sampling: Annotated[SamplingBuffers | None, Axes(is_view=True)]
-    """Sampling parameters besides temperature and seed. None if drafts do not follow them."""
+    sampling: Annotated[LogitsAdjustment | None, Axes(is_view=True)]
+    """See `SharedBuffers.sampling`."""
 
     @property
     def accepted(self) -> Accepted:

@@ -26,8 +26,7 @@ from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.prefill import DraftPrefill
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.propose_passes import ProposePass, ProposePasses
-from specgraph.draft.protocol import Head
-from specgraph.draft.sampling_buffers import SamplingBuffers
+from specgraph.draft.protocol import Head, LogitsAdjustment
 from specgraph.errors import CaptureError, ConfigError, UnsupportedError
 from specgraph.ops.tensor_forms import check_named
 from specgraph.validation import RUNNING, OneCall, check, checked, one_call
@@ -60,7 +59,7 @@ class Drafter(ModelRunner):
         config: DraftConfig,
         *,
         attention: AttentionBackend | None = None,
-        sampling: SamplingBuffers | None = None,
+        sampling: LogitsAdjustment | None = None,
         prompts: Callable[[DraftProgram[Any, Any]], Program] | None = None,
     ) -> None:
         """
@@ -70,9 +69,8 @@ class Drafter(ModelRunner):
             platform: where to run.
             config: limits and choices.
             attention: the attention backend. The default is the core's paged attention with device lengths.
-            sampling: the requests' sampling parameters besides temperature and seed, in memory that the caller writes.
-                Drafts of chains then follow them (`SamplingBuffers.adjusted_drafts`). None: temperature alone decides;
-                the output is lossless all the same.
+            sampling: adjusts the logits of chains by what each request asks for besides temperature, in memory that
+                the caller writes. None: temperature alone decides; the output is lossless all the same.
             prompts: makes the caller's own program for prompts, from a draft program of the head. It is captured in
                 place of the program of `prefill`, and the caller runs it.
 

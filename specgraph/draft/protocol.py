@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer, Store
+from specgraph.buffers import Buffers
 from specgraph.draft.logits import NextLogits, OutputProjection
 from specgraph.ops.linear import PairInput
 from specgraph.validation import Count, Range
@@ -227,3 +228,30 @@ class BlockHead(ParallelHead, Protocol):
             token_ids: int64 [R, K]: the token before each row.
         """
         ...
+
+
+class LogitsAdjustment(Buffers):
+    """The base of an adjustment of draft logits by the requests' sampling parameters, such as top_k and penalties.
+
+    Its tensors have a row per request. The caller owns and writes them; the graphs read them.
+    """
+
+    __slots__ = ()
+
+    def check(self, requests: int, vocab_size: int | None, device: torch.device) -> None:
+        """Raise ConfigError if it doesn't fit a drafter of `requests` requests with a target of `vocab_size` tokens.
+        The vocabulary is None if the head doesn't reveal it."""
+        raise NotImplementedError
+
+    def adjusted_drafts(
+        self, logits: Tensor, draft_to_target: Tensor | None, temperature: Tensor, drafted: Tensor | None = None
+    ) -> Tensor:
+        """Return adjusted logits, float32 [R * n, draft_vocab]. A graph captures the call.
+
+        Args:
+            logits: [R * n, draft_vocab]: n rows per request, all with the same context.
+            draft_to_target: see `Head.draft_to_target`.
+            temperature: float32 [R]; 0 is greedy.
+            drafted: int64 [R, K]: draft tokens that count as tokens of the output. -1 stands for no token.
+        """
+        raise NotImplementedError

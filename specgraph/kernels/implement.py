@@ -22,7 +22,6 @@ from specgraph.kernels.launch import Launcher, LaunchOptions
 from specgraph.kernels.next_step import NextStepOps
 from specgraph.kernels.ngram import NgramOps
 from specgraph.kernels.past_rows import PastRowsOps
-from specgraph.kernels.sampling_parameters import SamplingParameterOps
 from specgraph.kernels.trial import Calls, agrees_with_reference, draft_round
 from specgraph.ops.library import Around, implement, implement_all, import_installed, kernel_places, use_kernels
 
@@ -39,7 +38,7 @@ class Kernels:
     """Implementations that launch no kernel of ours, by op name."""
 
 
-class DraftOps(NextStepOps, AttentionOps, BlockTreeOps, SamplingParameterOps, CopyOps, PastRowsOps, NgramOps):
+class DraftOps(NextStepOps, AttentionOps, BlockTreeOps, CopyOps, PastRowsOps, NgramOps):
     """Launchers of the draft ops. Every launch depends only on shapes, so equal shapes give equal bits."""
 
     __slots__ = ()

@@ -19,7 +19,6 @@ from specgraph.ops.linear import Norm, PairInput, Weight, norm_linear
 from specgraph.ops.ngram import keep_tokens, ngram_propose
 from specgraph.ops.paged_attention import DeviceLengths, HostLengths, Mask, paged_attention, paged_attention_host
 from specgraph.ops.past_rows import keep_rows
-from specgraph.ops.sampling_parameters import SamplingParameters, adjust_logits
 from specgraph.ops.slots import advance, shift_token_ids
 from specgraph.ops.tree import Beams, Candidates, TreeNodes, advance_tree, choose_nodes, draft_block_tree, grow_tree
 
@@ -41,10 +40,8 @@ __all__ = [
     "RowInputs",
     "RowPlan",
     "Rows",
-    "SamplingParameters",
     "TreeNodes",
     "Weight",
-    "adjust_logits",
     "advance",
     "advance_tree",
     "all_gather",

@@ -9,6 +9,7 @@ import pytest
 import torch
 from draft.pairs import VOCAB, make_head, make_target
 from draft.rounds import RandomBatches, make_drafter
+from specgraph_run.decoder import SamplingBuffers, allocate_sampling
 from specgraph_run.text.load import load_generator
 
 from specgraph.attention import KVCache
@@ -16,7 +17,7 @@ from specgraph.capture import resolve
 from specgraph.cpu import CpuPlatform
 from specgraph.cpu.platform import CAPABILITIES
 from specgraph.device import no
-from specgraph.draft import DraftConfig, Drafter, SamplingBuffers, allocate_sampling
+from specgraph.draft import DraftConfig, Drafter
 from specgraph.errors import CapacityError, CaptureError, ConfigError, UnsupportedError
 
 LIMITS = {"max_num_requests": 2, "max_model_len": 48, "capture_sizes": [2]}

@@ -7,10 +7,11 @@ import torch
 from draft.pairs import DRAFTERS, VOCAB, make_head, make_target
 from draft.rounds import LoggedHead, RandomBatches, caches_equal
 from served_distribution import served
+from specgraph_run.decoder import SamplingBuffers, allocate_sampling
 
 from specgraph.attention import allocate_caches
 from specgraph.cpu import CpuPlatform
-from specgraph.draft import DraftConfig, Drafter, SamplingBuffers, allocate_sampling
+from specgraph.draft import DraftConfig, Drafter
 
 K, REQUESTS = 3, 5
 PROMPT, OUTPUT = [3, 8, 13, 21], [5, 5, 8, 30]

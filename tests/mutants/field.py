@@ -39,7 +39,7 @@ def scales_left_out(real: Any, x: Any, norm: Any, weight: Any, *rest: Any) -> An
     return real(x, norm, weight, *rest)
 
 
-@mutant("top-k-of-the-last-row", "specgraph.ops:adjust_logits")
+@mutant("top-k-of-the-last-row", "specgraph_run.decoder.ops:adjust_logits")
 def last_top_k(real: Any, logits: Any, temperature: Any, asked: Any, *rest: Any) -> Any:
     """All requests have the top_k of the batch's last row, which may be padding."""
     return real(logits, temperature, asked._replace(top_k=asked.top_k[-1:].expand_as(asked.top_k).contiguous()), *rest)

@@ -12,10 +12,10 @@ from mutants.platform_lifetimes import LaterLaunches
 from mutants.registry import mutant
 from specgraph_run.decoder import admission
 from specgraph_run.decoder.request import Running
+from specgraph_run.decoder.sampling_buffers import SamplingBuffers
 from torch import Tensor
 
 from specgraph.cpu.stream import CpuEvent, CpuStream
-from specgraph.draft.sampling_buffers import SamplingBuffers
 
 
 @mutant("query-before-the-work")
@@ -65,7 +65,7 @@ def descending_is_reversed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tensor, "sort", broken)
 
 
-@mutant("drafts-not-penalised", "specgraph.draft.sampling_buffers:SamplingBuffers.adjusted_drafts")
+@mutant("drafts-not-penalised", "specgraph_run.decoder.sampling_buffers:SamplingBuffers.adjusted_drafts")
 def earlier_drafts_uncounted(
     real: Any, self: SamplingBuffers, logits: Any, ids: Any, temperature: Any, drafted: Any = None
 ) -> Tensor:

@@ -185,5 +185,5 @@ def logprobs_after_the_parameters(patch: pytest.MonkeyPatch) -> None:
         fits = adjusted and adjusted[0].numel() == logits.numel()
         real(adjusted[0].view_as(logits) if fits else logits, *rest)
 
-    replace_function(patch, "specgraph.ops:adjust_logits", keep)
+    replace_function(patch, "specgraph_run.decoder.ops:adjust_logits", keep)
     replace_function(patch, "specgraph_run.decoder.ops:emitted_logprobs", other)

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_distribution import served
-
-from specgraph import ops
+from specgraph_run.decoder import ops
 
 VOCAB, PROMPT = 7, st.lists(st.integers(0, 6), min_size=1, max_size=4)
 PARAMETERS = st.fixed_dictionaries(

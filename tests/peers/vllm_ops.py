@@ -15,11 +15,11 @@ import torch
 from peers import left_out
 from peers.cuda_on_cpu import CudaOnCpu
 from specgraph_run.decoder import ops as decoder_ops
+from specgraph_run.decoder.ops.sampling_parameters import EXCLUDED
 from torch import Tensor
 
 from specgraph import ops
 from specgraph.device import open_platform
-from specgraph.ops.sampling_parameters import EXCLUDED
 
 platform = open_platform(os.environ.get("PEERS_PLATFORM", "cpu"))  # opening it registers its kernels
 PLACEHOLDER = -1
@@ -76,7 +76,9 @@ class RejectionSampler:
                 probs[request, : len(ids)] = draft_probs[start:end]
             start = end
         temperature = logits.new_zeros(requests) if given.temperature is None else given.temperature
-        adjusted = ops.adjust_logits(rows.flatten(0, 1), temperature, self._parameters(given, requests, rows), drafts)
+        adjusted = decoder_ops.adjust_logits(
+            rows.flatten(0, 1), temperature, self._parameters(given, requests, rows), drafts
+        )
         for request, ids in enumerate(metadata.drafts):
             adjusted.view_as(rows)[request, len(ids)] = EXCLUDED
             adjusted.view_as(rows)[request, len(ids), bonus[request]] = 0
@@ -91,7 +93,7 @@ class RejectionSampler:
         sampled = verify(adjusted, drafts, torch.zeros_like(bonus), acceptance)
         return SimpleNamespace(sampled_token_ids=sampled.token_ids.int())
 
-    def _parameters(self, given: Any, requests: int, rows: Tensor) -> ops.SamplingParameters:
+    def _parameters(self, given: Any, requests: int, rows: Tensor) -> decoder_ops.SamplingParameters:
         vocab = rows.shape[-1]
         bias = rows.new_zeros(requests, vocab)
         if given.allowed_token_ids_mask is not None:
@@ -102,7 +104,7 @@ class RejectionSampler:
         for request, ids in enumerate(given.output_token_ids):
             counts[request, ids] = 1
         off = rows.new_zeros(requests)
-        return ops.SamplingParameters(
+        return decoder_ops.SamplingParameters(
             top_k=off.long() if given.top_k is None else given.top_k,
             top_p=off + 1 if given.top_p is None else given.top_p,
             min_p=off,

@@ -10,11 +10,10 @@ from typing import NamedTuple
 import pytest
 import torch
 from interpreted import DEVICE, INTERPRETED, device, ops
+from specgraph_run.decoder import ops as kernels
+from specgraph_run.decoder.kernels import sampling_parameters
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-
-from specgraph import ops as kernels
-from specgraph.kernels import sampling_parameters
 
 __all__ = ["device"]  # the fixture
 

@@ -11,8 +11,9 @@ import torch
 from specgraph.attention import KVCache
 from specgraph.capture import BatchDescriptor, GraphRunner
 from specgraph.device import Platform
-from specgraph.draft import DraftConfig, Drafter, ProposeBatch, allocate_sampling
+from specgraph.draft import DraftConfig, Drafter, ProposeBatch
 from specgraph.errors import ReadSetError, StaleInputError, UnsupportedError
+from specgraph_run.decoder import allocate_sampling
 from torch import Tensor
 
 from specgraph_conformance.case import Absent, case

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from specgraph import ops
 from specgraph_run.decoder import ops as decoder_ops
 from torch import Tensor
 
@@ -13,10 +12,10 @@ from specgraph_conformance.rig import expect_close, expect_equal
 TABLE = Table()
 
 
-def parameters(requests: int, vocab: int, **asked: Tensor) -> ops.SamplingParameters:
+def parameters(requests: int, vocab: int, **asked: Tensor) -> decoder_ops.SamplingParameters:
     """Return sampling parameters. The fields that are not in `asked` have values that change nothing."""
     zeros, ones = torch.zeros(requests), torch.ones(requests)
-    nothing = ops.SamplingParameters(
+    nothing = decoder_ops.SamplingParameters(
         torch.zeros(requests, dtype=torch.int64), ones, zeros, ones, zeros, zeros, torch.zeros(requests, vocab),
         torch.zeros(requests, vocab, dtype=torch.int32), torch.zeros(requests, vocab, dtype=torch.bool),
     )  # fmt: skip
@@ -61,7 +60,7 @@ def sampling_parameters(run: Run, g: torch.Generator) -> None:
         repetition_penalty=torch.tensor(repetition), presence_penalty=torch.tensor(presence),
         frequency_penalty=torch.tensor(frequency), bias=bias, output_counts=counts, in_prompt=prompt,
     )  # fmt: skip
-    out, logprobs = run(ops.adjust_logits, logits, warm, asked, drafts), torch.full((2, 2), -7.0)
+    out, logprobs = run(decoder_ops.adjust_logits, logits, warm, asked, drafts), torch.full((2, 2), -7.0)
     run(decoder_ops.emitted_logprobs, logits, new, logprobs, written=[logprobs])
     exact = torch.log_softmax(logits.double(), -1)
     picked = torch.stack([exact[0, 3], exact[1, 3], exact[2, 1], torch.tensor(0.0)]).view(2, 2)
@@ -97,7 +96,7 @@ def penalties_in_a_tree(run: Run, g: torch.Generator) -> None:
     frequency, presence = torch.tensor([0.7, 1.1]), torch.tensor([0.4, -0.3])
     bits = torch.tensor([sum(1 << (column + 1) for column in path) | 1 << i for i, path in enumerate(paths)] * 2)
     asked = parameters(2, 12, frequency_penalty=frequency, presence_penalty=presence, output_counts=counts)
-    out = run(ops.adjust_logits, logits, torch.zeros(2), asked, drafts, bits)
+    out = run(decoder_ops.adjust_logits, logits, torch.zeros(2), asked, drafts, bits)
     wanted = logits.double().clone()
     for r in range(2):
         for i, path in enumerate(paths):
@@ -129,7 +128,7 @@ def parameters_of_a_drafter(run: Run, g: torch.Generator) -> None:
     )  # fmt: skip
     offsets = to_target - torch.arange(len(to_target))
     everywhere = torch.full((requests,), -1)
-    out = run(ops.adjust_logits, logits, torch.zeros(requests), asked, drafted, everywhere, offsets)
+    out = run(decoder_ops.adjust_logits, logits, torch.zeros(requests), asked, drafted, everywhere, offsets)
     wanted = logits.double().clone()
     for r in range(requests):
         for column, token in enumerate(to_target.tolist()):
@@ -161,7 +160,7 @@ def parameters_of_a_large_vocabulary(run: Run, g: torch.Generator, dtype: torch.
         4, vocab, top_k=torch.tensor(top_k), top_p=torch.tensor(top_p), min_p=torch.tensor(min_p),
         frequency_penalty=frequency, output_counts=counts,
     )  # fmt: skip
-    out = run(ops.adjust_logits, logits, warm, asked, torch.zeros(4, 0, dtype=torch.int64))
+    out = run(decoder_ops.adjust_logits, logits, warm, asked, torch.zeros(4, 0, dtype=torch.int64))
     adjusted = logits.double() - frequency[:, None].double() * counts
     for r in range(4):
         p = (adjusted[r] / float(warm[r])).softmax(-1)

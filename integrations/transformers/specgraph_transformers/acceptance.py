@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from specgraph_run.decoder import ops as decoder_ops
+from specgraph_run.decoder.ops.sampling_parameters import EXCLUDED
 from torch import Tensor
 from transformers.generation.logits_process import TemperatureLogitsWarper
 
 from specgraph import DraftTokens, ProposeBatch
-from specgraph.ops.sampling_parameters import EXCLUDED
 from specgraph_transformers.supported import PREFIX_PROCESSORS
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specgraph import ops
 from specgraph.attention import NULL_BLOCK
 from specgraph.capture import write
-from specgraph.draft import Drafter, SamplingBuffers
+from specgraph.draft import Drafter
 from specgraph.ops import noise
 from specgraph_run.decoder import ops as decoder_ops
 from specgraph_run.decoder.request import NUMBERS, Request, Running
+from specgraph_run.decoder.sampling_buffers import SamplingBuffers
 from specgraph_run.decoder.target import TargetRunner
 
 
@@ -69,11 +69,12 @@ def join_round(
         return torch.full((1,), value, dtype=dtype, device=logits.device)
 
     temperature = number(request.temperature, torch.float32)
-    sampling = target.shared.sampling
+    sampling = target.sampling
     if sampling is not None:
         sampling = sampling.sliced(row)
         _write_sampling(sampling, request)
-        adjusted = ops.adjust_logits(logits, temperature, sampling, temperature.new_zeros((1, 0), dtype=torch.int64))
+        no_drafts = temperature.new_zeros((1, 0), dtype=torch.int64)
+        adjusted = decoder_ops.adjust_logits(logits, temperature, sampling, no_drafts)
     token = adjusted.argmax(-1)
     if request.temperature:
         at = number(len(prompt), torch.int64)

@@ -55,7 +55,7 @@ class Request:
     """Generation ends after any of these tokens. Each fits in 64 bits, signed."""
     top_k: TopK = 0
     """Sample from this number of most likely tokens; 0 for all. This field and the fields below need a decoder with
-    `sampling_parameters`. `ops.adjust_logits` documents the order in which they apply."""
+    `sampling_parameters`. `adjust_logits` documents the order in which they apply."""
     top_p: TopP = 1.0
     """Sample from the smallest set of most likely tokens that together have this probability."""
     min_p: Share = 0.0

@@ -22,10 +22,11 @@ from specgraph.attention.caches import cache_dtype
 from specgraph.capture import BatchDescriptor, ModelRunner, Pass, padded_size
 from specgraph.config import DraftConfig
 from specgraph.device import Platform
-from specgraph.draft import Drafter, ProposeBatch, allocate_sampling
+from specgraph.draft import Drafter, ProposeBatch
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.protocol import Head
 from specgraph_run.decoder import ops as decoder_ops
+from specgraph_run.decoder.sampling_buffers import allocate_sampling
 from specgraph_run.decoder.target import TargetRunner
 from specgraph_run.decoder.verify import VerifyProgram
 from specgraph_run.options import DecoderOptions

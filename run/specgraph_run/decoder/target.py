@@ -21,8 +21,9 @@ from specgraph.capture import (
 )
 from specgraph.config import DraftConfig
 from specgraph.device import Platform
-from specgraph.draft import Drafter, SamplingBuffers
+from specgraph.draft import Drafter
 from specgraph.draft.batch import allocate_shared
+from specgraph_run.decoder.sampling_buffers import SamplingBuffers
 from specgraph_run.decoder.verify import VerifyProgram
 from specgraph_run.decoder.verify_rows import VerifyRows
 from specgraph_run.options import DecoderOptions
@@ -49,10 +50,10 @@ class TargetRunner(ModelRunner):
             query_len: rows per request of a verify, without a drafter.
             drafter: its drafts are verified. The results go to its buffers: tokens, counts and hidden states of verify
                 passes, hidden states of prefill passes. Positions, block tables, temperatures and seeds are shared.
-            sampling: see `SharedBuffers.sampling`; used without a drafter only.
+            sampling: the sampling parameters of the requests, which the drafter has too. None if they have none.
         """
         super().__init__(target, caches, platform, config, attention)
-        self.model, self.config, self.options = target, config, options
+        self.model, self.config, self.options, self.sampling = target, config, options, sampling
         if drafter is None:
             lens = (query_len,)
             self.shared = allocate_shared(config, lens, 0, target.dtype, platform.device, sampling)
@@ -61,7 +62,7 @@ class TargetRunner(ModelRunner):
         if options.logprobs:
             tokens = self.shared.sampled_token_ids
             self.shared = replace(self.shared, logprobs=torch.zeros_like(tokens, dtype=torch.float32))
-        given = target, self.stack, config, options
+        given = target, self.stack, config, options, sampling
         self.verify_programs: dict[bool, VerifyProgram] = {}
         """The verify of chains (key False), of trees (key True), or both."""
         if lens:

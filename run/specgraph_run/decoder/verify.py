@@ -17,6 +17,7 @@ from specgraph.draft.program import present
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph_run.decoder import ops as decoder_ops
 from specgraph_run.decoder.move_rows import move_rows
+from specgraph_run.decoder.sampling_buffers import SamplingBuffers
 from specgraph_run.decoder.verify_buffers import VerifyBuffers, allocate_verify
 from specgraph_run.decoder.verify_rows import ToVerify, TreeRows, VerifyRows
 from specgraph_run.options import DecoderOptions
@@ -37,6 +38,7 @@ class VerifyProgram(Program):
         stack: AttentionStack,
         config: DraftConfig,
         options: DecoderOptions,
+        sampling: SamplingBuffers | None,
         query_lens: Sequence[int],
         drafter: Drafter | None,
         memory: SharedBuffers,
@@ -45,6 +47,7 @@ class VerifyProgram(Program):
         """
         Args:
             stack: the target's attention and KV caches.
+            sampling: the sampling parameters of the requests. None if they have none.
             query_lens: the numbers of rows per request that the results of a verify may have, ascending.
             drafter: the drafter of the verified drafts. None if the target decodes alone.
             memory: the buffers that the target's verify programs and the drafter share.
@@ -61,7 +64,7 @@ class VerifyProgram(Program):
             check_trees(stack.backend, stack.layers, target.dtype, config.block_size)
         self.target, self.config, self.options, self.tree = target, config, options, tree
         self.aux_layers: Sequence[int] = () if drafter is None else drafter.head.aux_layers
-        self._caches, self._query_lens = stack.caches, query_lens
+        self._caches, self._query_lens, self._sampling = stack.caches, query_lens, sampling
         self._vocab_map = None if drafter is None else drafter.head.draft_to_target
         self.buffers = allocate_verify(config, options, query_lens, drafter, memory, tree)
 
@@ -145,10 +148,11 @@ class VerifyProgram(Program):
             decoder_ops.accept_greedy(b.by_row(best), drafts, starts, sampled)
             return
         logits = b.by_row(self.target.logits(hidden))
-        adjusted, sampling = logits, b.shared.sampling
+        adjusted, sampling = logits, self._sampling
         if sampling is not None:
             sampling = sampling.sliced(slice(0, starts.shape[0]))
-            adjusted = ops.adjust_logits(logits, present(b.batch.temperature), sampling, drafts, b.metadata.ancestors)
+            given = logits, present(b.batch.temperature), sampling, drafts, b.metadata.ancestors
+            adjusted = decoder_ops.adjust_logits(*given)
         if b.path is None:
             decoder_ops.verify_drafts(adjusted, drafts, starts, self._acceptance(b), sampled)
         else:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specgraph import ops
+from specgraph.draft import LogitsAdjustment
 from specgraph.errors import ConfigError, first_line
 from specgraph.ops.tensor_forms import check_forms
 from specgraph.validation import Requests, Tokens, checked
+from specgraph_run.decoder.ops.sampling_parameters import SamplingParameters, adjust_logits
 
 _FORMS = {
     "top_k": "int64 [R]",
@@ -32,8 +33,8 @@ _ADJUSTED = {
 }
 
 
-class SamplingBuffers(ops.SamplingParameters):
-    """Sampling parameters and token counts of R requests; see `ops.adjust_logits`.
+class SamplingBuffers(SamplingParameters, LogitsAdjustment):
+    """Sampling parameters and token counts of R requests; see `adjust_logits`.
 
     Raises:
         ConfigError: a tensor has another dtype, shape or device than its field says.
@@ -65,6 +66,9 @@ class SamplingBuffers(ops.SamplingParameters):
                 "allocate_sampling(max_num_requests, vocab_size, device) with the target's vocabulary"
             )
 
+    def views(self, num_requests: int, **sizes: int) -> SamplingBuffers:
+        return self.sliced(slice(num_requests))
+
     @checked
     def sliced(self, rows: slice) -> SamplingBuffers:
         """Return views of the parameters of some requests."""
@@ -73,7 +77,7 @@ class SamplingBuffers(ops.SamplingParameters):
     def adjusted_drafts(
         self, logits: Tensor, draft_to_target: Tensor | None, temperature: Tensor, drafted: Tensor | None = None
     ) -> Tensor:
-        """Adjust the drafter's logits as `ops.adjust_logits` does the target's, so that fewer drafts are rejected.
+        """Adjust the drafter's logits as `adjust_logits` does the target's, so that fewer drafts are rejected.
 
         Args:
             logits: [R * n, draft_vocab]: n rows per request, all with the same context.
@@ -86,7 +90,7 @@ class SamplingBuffers(ops.SamplingParameters):
         if drafted is None:
             drafted = self.top_k.new_empty((requests, 0))
         everywhere = self.top_k.new_full((logits.shape[0],), -1)  # all bits set: every row has all drafts
-        return ops.adjust_logits(logits, temperature, self, drafted, everywhere, draft_to_target)
+        return adjust_logits(logits, temperature, self, drafted, everywhere, draft_to_target)
 
 
 @checked

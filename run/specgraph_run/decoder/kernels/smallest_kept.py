@@ -1,7 +1,7 @@
 # type: ignore  (Triton compiles it; no type checker can read it)
 """The smallest weight that a row keeps: `bracket` finds two cuts around it, and `select_kernel` finds the weight.
 
-`select_kernel` is pass 4 of `specgraph.kernels.sampling_parameters`. It searches the weights between the two cuts. The
+`select_kernel` is pass 4 of `sampling_parameters.py`. It searches the weights between the two cuts. The
 number and the sum of the weights that are at least w fall as w rises, so it bisects over the bits of float32.
 """
 

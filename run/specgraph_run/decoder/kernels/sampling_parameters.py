@@ -1,4 +1,4 @@
-"""Sampling parameters without a sort: `specgraph.ops.adjust_logits` in five passes.
+"""Sampling parameters without a sort: `adjust_logits` in five passes.
 
 1. Add bias and penalties, and find the largest logit of each block of columns.
 2. Find the number and the weight of the tokens within 3, 5, 7, ... powers of two of the largest. They tell which two of
@@ -7,9 +7,9 @@
 4. One program per row searches these for the smallest kept weight, bit by bit (`smallest_kept.py`).
 5. Every token that is not kept gets the logit EXCLUDED.
 
-All weights are integers (`specgraph.ops.sampling_parameters.weights_of`), so blocks may be added in any order. They
-have 24 significant bits, so float32 holds them, and the bits of positive float32 numbers are ordered like their values.
-Launch these kernels without fusing products and sums: `weights_of` must give the same bits everywhere.
+All weights are integers (`weights_of` of the reference), so blocks may be added in any order. They have 24 significant
+bits, so float32 holds them, and the bits of positive float32 numbers are ordered like their values. Launch these
+kernels without fusing products and sums: `weights_of` must give the same bits everywhere.
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
@@ -24,8 +24,15 @@ import triton.language as tl
 from torch import Tensor
 
 from specgraph.kernels.launch import Launcher, ceil_div, contiguous_rows, power_of_two
-from specgraph.kernels.smallest_kept import ALL, bracket, is_filtered, least_weight, octaves_of, select_kernel
-from specgraph.ops.sampling_parameters import SamplingParameters
+from specgraph_run.decoder.kernels.smallest_kept import (
+    ALL,
+    bracket,
+    is_filtered,
+    least_weight,
+    octaves_of,
+    select_kernel,
+)
+from specgraph_run.decoder.ops.sampling_parameters import SamplingParameters
 
 CUTS = 8
 """The number of cuts; see `smallest_kept.octaves_of`."""
@@ -180,7 +187,7 @@ def exclude_kernel(
 
 
 class SamplingParameterOps(Launcher):
-    """The implementation of `specgraph.ops.adjust_logits`."""
+    """The implementation of `adjust_logits`."""
 
     __slots__ = ()
 
