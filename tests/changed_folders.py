@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-
-from specgraph.errors import CheckpointError
+from specgraph_models.errors import CheckpointError
 
 FIXTURES = Path(__file__).parent / "models/speculators_fixtures"
 

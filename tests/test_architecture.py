@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugin": {
         "buffers", "draft", "capture", "device", "attention", "ops", "models", "parallel", "validation", "errors",
     },
-    "options": {"config", "device", "validation", "errors"},
+    "options": {"config", "device", "models", "validation", "errors"},
     "decoder": {
         "buffers", "options", "config", "parallel", "draft", "capture", "device", "attention", "kernels", "ops",
         "models", "validation", "errors", "open_generator",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
@@ -51,7 +51,7 @@ def subclasses(base: type[Any]) -> Iterator[type[Any]]:
 
 for module in written_modules():
     import_module(module)
-RECORDS = sorted(set(subclasses(Buffers)), key=lambda record: record.__name__)
+RECORDS = sorted(filter(is_dataclass, set(subclasses(Buffers))), key=lambda record: record.__name__)
 
 
 def made(record: type[Any]) -> Any:
@@ -60,7 +60,8 @@ def made(record: type[Any]) -> Any:
     hints = get_type_hints(record, include_extras=True)
     for name, axes, holds in tensor_fields(record):
         if holds == "record":
-            values[name] = made(next(records_in(hints[name])))
+            kind = next(records_in(hints[name]))
+            values[name] = made(kind if tensor_fields(kind) else next(subclasses(kind)))  # a base has no tensors
             continue
         entries = LARGEST * (MOST if axes.rows else 1) + axes.more
         tensor = torch.arange(entries * MOST * 2).view(entries, MOST, 2)

@@ -14,6 +14,7 @@ import torch
 from specgraph_models import eagle_head_from_module, load_drafter, load_target
 from specgraph_models.checkpoints import target_shape
 from specgraph_models.checkpoints.tokenizer import Tokenizer
+from specgraph_models.errors import CheckpointError
 from specgraph_models.parallel import join_ranks
 from specgraph_run import GeneratorOptions, load_generator, shipped_pair
 from specgraph_run.cli.load import check_processes
@@ -32,7 +33,7 @@ from specgraph import (
     open_platform,
 )
 from specgraph.attention import choose_attention
-from specgraph.errors import CheckpointError, ConfigError, UnknownPlatformError
+from specgraph.errors import ConfigError, UnknownPlatformError
 from specgraph.ops.tensor_forms import check_named
 from specgraph.validation import RUNNING, OneCall, one_call
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from specgraph.device.names import check_platform
 from specgraph.errors import ConfigError, SpecgraphError
+from specgraph_run.cli.names import check_platform
 from specgraph_run.cli.options import JsonOption
 
 

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specgraph.device.names import ENTRY_POINT_GROUP
+from specgraph.device.discovery import ENTRY_POINT_GROUP
 from specgraph.errors import ConfigError
 
 if TYPE_CHECKING:

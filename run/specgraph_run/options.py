@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from specgraph_models.names import DTYPES, DType, dtype_named
+
 from specgraph.config import DraftCount, DraftOptions, DraftTree, KVCacheDtype, check_ngrams, option
-from specgraph.device.names import DTYPES, DType, dtype_named
 from specgraph.errors import ConfigError
 from specgraph.validation import (
     Count,

@@ -16,8 +16,10 @@ import pluggy
 from specgraph.device import hookspecs
 from specgraph.device.hookspecs import PROJECT, Backend, Probe
 from specgraph.device.interface import PLATFORM_API
-from specgraph.device.names import ENTRY_POINT_GROUP
 from specgraph.errors import PlatformError
+
+ENTRY_POINT_GROUP = "specgraph.backends"
+"""The entry point group of backends. Each entry point has its platform's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,12 @@
-"""Installed versions, objects named MODULE:NAME, and the functions that a vendor's module is missing."""
+"""Installed versions, and the functions that a vendor's module is missing."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
-from pkgutil import resolve_name
 from typing import Any
-
-from specgraph.errors import ConfigError
 
 Calls = Mapping[str, "tuple[str, ...] | None"]
 """Name in a module -> the arguments of its call: `word` is positional, `word=` a keyword. None for a property."""
@@ -22,19 +18,6 @@ def installed_version(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return ""
-
-
-def import_named(place: str, asked: str = "") -> Any:
-    """Return the object `place`, MODULE:NAME, also of a module in the current folder. Raises ConfigError if there is no
-    such module or name; its text has `asked` instead of `place` if that is given.
-    """
-    sys.path.insert(0, "")
-    try:
-        return resolve_name(place)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{asked or place} can't be imported: {error}") from error
-    finally:
-        sys.path.remove("")
 
 
 def calls_of(table: str) -> Calls:

@@ -7,15 +7,17 @@ import os
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from specgraph.device.discovery import Discovered, discover
 from specgraph.device.interface import Platform
-from specgraph.device.names import how_to_install, parse_platform
 from specgraph.errors import PlatformError, UnknownPlatformError
 from specgraph.validation import check, checked, environment_number
 
 ENV_VAR = "SPECGRAPH_PLATFORM"
 FALLBACK = "cpu"
+CHECKOUT = Path(__file__).parents[2]
+"""The folder that holds `backends/NAME` if the core was installed from a checkout with `pip install -e`."""
 WITHOUT_GRAPHS = frozenset({"mps"})
 """Types of torch devices without graphs, which therefore have no backend."""
 
@@ -89,6 +91,24 @@ def open_platform(
     if not 0 <= index < probe.device_count:
         raise PlatformError(f"platform '{chosen}' has {probe.device_count} device(s), index {index} was asked for")
     return item.backend.open(index)
+
+
+def parse_platform(asked: str) -> tuple[str, int | None]:
+    """Split NAME or NAME:INDEX into name and index. Raises UnknownPlatformError if the index is no number."""
+    name, _, index = asked.partition(":")
+    if index and not (index.isdecimal() and len(index) < 10):
+        raise UnknownPlatformError(
+            f"platform {reprlib.repr(asked)}: the part after ':' must be a device index, as cpu:0"
+        )
+    return name, int(index) if index else None
+
+
+def how_to_install(name: str) -> str:
+    """Return a line on how to install a backend from this checkout. Empty if it has no backend of that name."""
+    if not (name.isidentifier() and (CHECKOUT / "backends" / name / "pyproject.toml").exists()):
+        return ""
+    parts = f"-e . -e ./models -e ./run -e ./conformance -e ./backends/{name}"
+    return f"\nThe backend '{name}' is in {CHECKOUT}, and not installed; there: pip install {parts}"
 
 
 def _only_accelerator(backends: Mapping[str, Discovered]) -> str | None:

@@ -1,4 +1,4 @@
-"""Kernels that write KV caches: `rotate_and_store`, and `move_kv`, which copies from slot to slot."""
+"""The kernel that writes KV caches: `rotate_and_store`."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportReturnType=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -11,10 +11,7 @@ from torch import Tensor
 
 from specgraph.kernels.launch import Launcher, ceil_div, power_of_two
 from specgraph.ops import KVCache, NewRows
-from specgraph.ops.kv_cache import bytes_of
 from specgraph.ops.linear import FP8
-
-_MOST_MOVES = 1024
 
 
 @triton.jit
@@ -61,32 +58,8 @@ def rotate_and_store_kernel(
         tl.store(value_cache + at - kv_heads * HEAD_STRIDE, v.to(value_cache.dtype.element_ty), mask=is_value & inside)
 
 
-@triton.jit
-def move_kernel(
-    key_cache, value_cache, from_slots, to_slots, moves, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
-    KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr, MOVES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program per KV head and PART of its elements. It reads them for all moves, then writes them."""
-    if OVERLAP is not None:
-        OVERLAP()
-    move = tl.arange(0, MOVES)
-    source = tl.load(from_slots + move, mask=move < moves, other=0)
-    target = tl.load(to_slots + move, mask=move < moves, other=0)
-    element = tl.program_id(1) * PART + tl.arange(0, PART)
-    wanted = ((move < moves) & (source != target))[:, None] & (element < DIM)[None, :]
-    inside = tl.program_id(0) * HEAD_STRIDE + element
-    source = (source // BLOCK * BLOCK_STRIDE + source % BLOCK * KEY_STRIDE)[:, None] + inside[None, :]
-    target = (target // BLOCK * BLOCK_STRIDE + target % BLOCK * KEY_STRIDE)[:, None] + inside[None, :]
-    key = tl.load(key_cache + source, mask=wanted)
-    value = tl.load(value_cache + source, mask=wanted)
-    tl.debug_barrier()
-    tl.store(key_cache + target, key, mask=wanted)
-    tl.store(value_cache + target, value, mask=wanted)
-
-
 class KVCacheOps(Launcher):
-    """Implementations of `specgraph.ops.rotate_and_store` and `specgraph.ops.move_kv`."""
+    """The implementation of `specgraph.ops.rotate_and_store`."""
 
     __slots__ = ()
 
@@ -108,19 +81,6 @@ class KVCacheOps(Launcher):
                 HALF=0 if rotary is None else rotary.shape[1] // 2, HEADS=per_program, num_warps=4,
             )  # fmt: skip
         return out
-
-    def move_kv(self, key_cache: Tensor, value_cache: Tensor, from_slots: Tensor, to_slots: Tensor) -> None:
-        key_cache, value_cache = bytes_of(key_cache), bytes_of(value_cache)
-        moves, (heads, dim) = from_slots.shape[0], key_cache.shape[2:]
-        if moves > _MOST_MOVES or unsupported(key_cache, value_cache):
-            return NotImplemented
-        if moves:
-            part = 32 if moves <= 256 else 8
-            self.launch(
-                move_kernel, (heads, ceil_div(dim, part)),
-                key_cache, value_cache, from_slots, to_slots, moves, **cache_layout(key_cache), DIM=dim, PART=part,
-                MOVES=power_of_two(moves), num_warps=4,
-            )  # fmt: skip
 
     def _refuses(self, what: str, cache: KVCache, head_dim: int = 0) -> bool:
         """Return whether the kernels can't use these caches, or with `head_dim` can't attend over them.

@@ -13,7 +13,7 @@ from specgraph.ops.draft_sampling import (
     greedy_next_step,
     write_drafts,
 )
-from specgraph.ops.kv_cache import KVCache, NewRows, move_kv, rotate_and_store
+from specgraph.ops.kv_cache import KVCache, NewRows, rotate_and_store
 from specgraph.ops.library import implement, name_kernels
 from specgraph.ops.linear import Norm, PairInput, Weight, norm_linear
 from specgraph.ops.ngram import keep_tokens, ngram_propose
@@ -61,7 +61,6 @@ __all__ = [
     "keep_rows",
     "keep_tokens",
     "load_round",
-    "move_kv",
     "ngram_propose",
     "norm_linear",
     "paged_attention",

@@ -1,4 +1,4 @@
-"""Ops that write the paged KV cache: one rotates queries and keys and stores keys and values, one moves them."""
+"""The op that rotates queries and keys, and stores keys and values in the paged KV cache."""
 
 from __future__ import annotations
 
@@ -128,17 +128,3 @@ def rotate_and_store(query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
         # An inert row writes the contents of slot 0 back to it. No live row writes slot 0: it is in the null block.
         cells.index_put_(place, torch.where(live, as_cells(rows, part), cells[place]))
     return query.clone() if rotary is None else query
-
-
-@op(writes=("key_cache", "value_cache"))
-def move_kv(key_cache: Tensor, value_cache: Tensor, from_slots: Tensor, to_slots: Tensor) -> None:
-    """Copy keys and values of one layer from slot to slot. All slots are read before any is written.
-
-    Args:
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of any strides, written.
-        from_slots, to_slots: int64 [M]. An entry that moves nothing is 0 in both: slot 0 is in the null block.
-    """
-    for cache in (key_cache, value_cache):
-        cells, source = cells_of(cache, from_slots)
-        _, target = cells_of(cache, to_slots)
-        cells.index_put_(target, cells[source])

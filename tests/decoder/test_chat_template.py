@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from oracle_release import read_since_then
 from specgraph_models.checkpoints.architectures import ARCHITECTURES
+from specgraph_models.errors import CheckpointError
 from specgraph_run.text.chat_template import render_chat
 from specgraph_run.text.load import shipped_pair
 
-from specgraph.errors import CheckpointError, ConfigError
+from specgraph.errors import ConfigError
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}\n"

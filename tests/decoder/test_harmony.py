@@ -6,12 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from specgraph_models.errors import CheckpointError
 from specgraph_run.decoder.request import Chunk, Request
 from specgraph_run.text.chat_template import render_chat
 from specgraph_run.text.harmony import Channels, HarmonyStream, is_harmony
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-from specgraph.errors import CheckpointError
 
 TEMPLATE = Path(__file__).parent / "chat_templates" / "gpt_oss.jinja"
 MARKERS = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from specgraph_models.errors import CheckpointError
 from specgraph_run.text import template_sandbox, template_work
 from specgraph_run.text.chat_template import render_chat
-
-from specgraph.errors import CheckpointError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 MADE = (

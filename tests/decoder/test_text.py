@@ -10,13 +10,14 @@ import pytest
 import tokenizers
 import torch
 from specgraph_models.checkpoints.tokenizer import Tokenizer
+from specgraph_models.errors import CheckpointError
 from specgraph_run.text.load import load_generator, shipped_pair
 from specgraph_run.text.stream import text_of
 from tiny_checkpoints import write_eagle3, write_target
 from tokenizers import decoders
 from tokenizers.models import WordLevel
 
-from specgraph.errors import CapacityError, CheckpointError, ConfigError
+from specgraph.errors import CapacityError, ConfigError
 
 PROMPT = "class TestCase(unittest.TestCase):\n    def setUp(self):\n"
 

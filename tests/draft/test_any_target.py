@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import save_file
 from specgraph_models import load_drafter, load_target
 from specgraph_models.checkpoints import TargetShape, target_shape
+from specgraph_models.errors import CheckpointError
 from specgraph_run import shipped_pair
 
 from specgraph import DraftConfig, Drafter, allocate_caches
 from specgraph.cpu import CpuPlatform
-from specgraph.errors import CheckpointError, ConfigError
+from specgraph.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

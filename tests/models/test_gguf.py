@@ -16,10 +16,9 @@ from specgraph_models.checkpoints import gguf_file, load_target, target_shape
 from specgraph_models.checkpoints.gguf_file import open_gguf
 from specgraph_models.checkpoints.gguf_tokenizer import gguf_tokenizer
 from specgraph_models.checkpoints.tokens import read_tokenizer, stop_token_ids
+from specgraph_models.errors import CheckpointError
 from specgraph_run import load_generator
 from specgraph_run.text.chat_template import render_chat
-
-from specgraph.errors import CheckpointError
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")

@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from specgraph_models.checkpoints import load_target
 from specgraph_models.checkpoints.quantised import from_mxfp4
-
-from specgraph.errors import CheckpointError
+from specgraph_models.errors import CheckpointError
 
 CODES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 

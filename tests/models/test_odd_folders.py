@@ -11,8 +11,9 @@ from changed_folders import change_config, change_tensors, refused
 from safetensors.torch import load_file, save_file
 from small_targets import EXPERTS, TARGETS
 from specgraph_models.checkpoints import drafter_format, load_drafter, load_target, target_shape
+from specgraph_models.errors import CheckpointError
 
-from specgraph.errors import CheckpointError, ConfigError
+from specgraph.errors import ConfigError
 
 TOKENS = torch.randint(0, 120, (24,), generator=torch.Generator().manual_seed(1))
 

@@ -9,9 +9,8 @@ import pytest
 from oracle_release import read_since_then
 from specgraph_models.checkpoints.special_tokens import read_special_tokens
 from specgraph_models.checkpoints.tokens import read_tokenizer
+from specgraph_models.errors import CheckpointError
 from specgraph_run.text.load import shipped_pair
-
-from specgraph.errors import CheckpointError
 
 transformers = pytest.importorskip("transformers")
 

@@ -165,7 +165,7 @@ def last_slot_past_the_end(
     slots.copy_(torch.where((lengths > most) & (last >= block), last, slots))
 
 
-@mutant("many-in-one-program-moves", "specgraph.ops:move_kv")
+@mutant("many-in-one-program-moves", "specgraph_run.decoder.ops:move_kv")
 def moves_in_parts(real: Any, keys: Any, values: Any, source: Tensor, to: Tensor) -> None:
     """Keys and values move 256 at a time, so that a later part reads what an earlier one wrote."""
     for a, b in zip(source.split(256), to.split(256), strict=True):

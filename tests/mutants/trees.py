@@ -34,12 +34,12 @@ def bits_begin_at_the_first_node(real: Any, given: Any, plan: Any, rows: Rows, *
         rows.ancestors.copy_((rows.ancestors >> 1) | 1)
 
 
-@mutant("path-kv-not-moved", "specgraph.ops:move_kv")
+@mutant("path-kv-not-moved", "specgraph_run.decoder.ops:move_kv")
 def nothing_moves(real: Any, *args: Any, **options: Any) -> None:
     """Keys and values of an accepted path stay where the nodes were drawn."""
 
 
-@mutant("path-kv-not-moved-in-place", "specgraph.ops:move_kv")
+@mutant("path-kv-not-moved-in-place", "specgraph_run.decoder.ops:move_kv")
 def moved_backwards(real: Any, key: Any, value: Any, source: Any, target: Any) -> Any:
     """Slots of an accepted path are exchanged: kept rows are copied over the nodes."""
     return real(key, value, target, source)

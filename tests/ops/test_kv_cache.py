@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specgraph_conformance.attention_rows import Rows
+from specgraph_run.decoder.ops import move_kv
 
 from specgraph import ops
 from specgraph.ops import KVCache, NewRows
@@ -64,7 +65,7 @@ def test_without_rotation_the_query_comes_back_as_a_copy_and_a_cache_may_have_an
 def test_rows_of_a_tree_move_in_fp8():
     cache = [torch.randn(3, 4, 1, 2).to(FP8) for _ in range(2)]
     before = [c.double().view(-1, 2) for c in cache]
-    ops.move_kv(*cache, torch.tensor([7, 0, 9]), torch.tensor([5, 0, 6]))
+    move_kv(*cache, torch.tensor([7, 0, 9]), torch.tensor([5, 0, 6]))
     for now, then in zip(cache, before, strict=True):
         then[[5, 6]] = then[[7, 9]]
         assert torch.equal(now.double().view(-1, 2), then)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from specgraph_models.errors import CheckpointError
 from specgraph_run.decoder.layout import ParallelLayout, join_layout
 from specgraph_run.options import GeneratorOptions
 from specgraph_run.text import load
 
 from specgraph.cpu import CpuPlatform
-from specgraph.errors import CheckpointError, ConfigError, RankError, SpecgraphError
+from specgraph.errors import ConfigError, RankError, SpecgraphError
 from specgraph.parallel import ranks_named
 
 

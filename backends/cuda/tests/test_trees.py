@@ -120,7 +120,7 @@ def test_moving_keys_and_values(packed: bool, moves: int) -> None:
     source, target = order[1:].clone(), order[:-1].clone()  # the place of one is the goal of the next
     source[::3] = target[::3] = 0
     wanted = key.clone(), value.clone()
-    kernels.move_kv.reference(*wanted, source.to(DEVICE), target.to(DEVICE))
+    decoder_ops.move_kv.reference(*wanted, source.to(DEVICE), target.to(DEVICE))
     ops().move_kv(key, value, source.to(DEVICE), target.to(DEVICE))
     assert torch.equal(key, wanted[0])
     assert torch.equal(value, wanted[1])

@@ -13,7 +13,7 @@ import torch
 from specgraph.attention import AttentionBackend
 from specgraph.capture import resolve
 from specgraph.device import PLATFORM_API, Discovered, Event, Platform, Probe, Stream, discover, open_platform
-from specgraph.device.names import ENTRY_POINT_GROUP
+from specgraph.device.discovery import ENTRY_POINT_GROUP
 from specgraph.errors import PlatformError
 
 from specgraph_conformance.case import case

@@ -313,7 +313,7 @@ def many_moves_of_kv(run: Run, g: torch.Generator, moves: int) -> None:
         moved = cells.clone()
         moved[to] = cells[source]
         wanted[:, part] = moved.view(blocks, BLOCK, heads, dim)
-    run(ops.move_kv, *held.unbind(1), source, to, written=[held])
+    run(decoder_ops.move_kv, *held.unbind(1), source, to, written=[held])
     expect_equal(held, wanted, "keys and values")
 
 
@@ -429,7 +429,7 @@ def paths_of_many_trees(run: Run, g: torch.Generator, kind: tuple[int, bool]) ->
     assert max(len(path) for path, _ in wanted) > 3, "no path has three drafts"
     before = torch.arange(33.0 * BLOCK).view(33, BLOCK, 1, 1)
     keys, values = before.clone(), -before
-    run(ops.move_kv, keys, values, path.from_slots, path.to_slots, written=(keys, values))
+    run(decoder_ops.move_kv, keys, values, path.from_slots, path.to_slots, written=(keys, values))
     moved = before.clone()
     for r, (own, _) in enumerate(wanted):
         slots = trees.slots(r) if trees.starts[r] >= 0 else [0] * rows

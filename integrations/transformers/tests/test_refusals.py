@@ -7,13 +7,14 @@ import tiny_checkpoints
 import torch
 import transformers
 from changed_folders import change_config
+from specgraph_models.errors import CheckpointError
 from specgraph_transformers import speculative
 from specgraph_transformers.target import TransformersTarget
 from tiny_targets import VOCAB, make_prompts, make_target
 from transformers import DynamicCache, GenerationConfig
 
 from specgraph.draft import DraftTree
-from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
+from specgraph.errors import ConfigError, UnsupportedError
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specgraph.errors import CheckpointError
 from specgraph.validation import Range
 from specgraph_models.checkpoints.files import checked_folder, exists, listed, read_json, shown
 from specgraph_models.checkpoints.gguf_file import is_gguf, json_of
+from specgraph_models.errors import CheckpointError
 
 _LOG = logging.getLogger("specgraph")
 

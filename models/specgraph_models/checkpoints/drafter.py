@@ -10,7 +10,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from specgraph.errors import CheckpointError, ConfigError
+from specgraph.errors import ConfigError
 from specgraph_models.checkpoints.architectures import ARCHITECTURES, Architecture
 from specgraph_models.checkpoints.config_source import ConfigSource
 from specgraph_models.checkpoints.files import shown
@@ -18,6 +18,7 @@ from specgraph_models.checkpoints.folder import CheckpointFolder
 from specgraph_models.checkpoints.model_config import model_config
 from specgraph_models.checkpoints.target_shape import TargetShape
 from specgraph_models.config import ModelConfig
+from specgraph_models.errors import CheckpointError
 from specgraph_models.llama import LlamaTarget
 
 _LOG = logging.getLogger("specgraph")

@@ -12,7 +12,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from specgraph.errors import CheckpointError, first_line, how_to_fetch
+from specgraph.errors import first_line
+from specgraph_models.errors import CheckpointError, how_to_fetch
 
 JSON_LIMIT = 64 << 20
 """Bytes. The largest published index of shards has about 10 MB."""

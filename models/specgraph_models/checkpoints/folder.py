@@ -14,12 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specgraph.errors import CapacityError, CheckpointError, first_line
+from specgraph.errors import CapacityError, first_line
 from specgraph_models.checkpoints.files import shown
 from specgraph_models.checkpoints.gguf_file import is_gguf
 from specgraph_models.checkpoints.quantised import FP8, Quantisation, from_fp8, from_mxfp4, scale_shapes, scales_by_row
 from specgraph_models.checkpoints.quantised import IGNORED as QUANTISED_IGNORED
 from specgraph_models.checkpoints.stored import StoredTensor, part_of
+from specgraph_models.errors import CheckpointError
 from specgraph_models.layers import Weight
 from specgraph_models.parallel import Share
 

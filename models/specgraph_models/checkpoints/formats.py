@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from specgraph.errors import CheckpointError
 from specgraph_models.checkpoints.architectures import ARCHITECTURES
 from specgraph_models.checkpoints.config_source import ConfigSource, holder_of
 from specgraph_models.checkpoints.files import shown
 from specgraph_models.checkpoints.folder import CheckpointFolder
 from specgraph_models.checkpoints.mtp import COUNTS, mtp_family
+from specgraph_models.errors import CheckpointError
 
 LAYOUTS = {
     "dspark": ("speculators", "authors"),

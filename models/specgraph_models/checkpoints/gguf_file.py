@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph.errors import CheckpointError, first_line
+from specgraph.errors import first_line
 from specgraph_models.checkpoints.files import checked_file, exists, read_json, shown
+from specgraph_models.errors import CheckpointError
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 """`general.architecture` -> `model_type` of config.json."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from specgraph.errors import CheckpointError
 from specgraph_models.checkpoints.files import shown
 from specgraph_models.checkpoints.gguf_file import GgufFile
 from specgraph_models.checkpoints.tokenizer import tokenizer_call
+from specgraph_models.errors import CheckpointError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -7,10 +7,10 @@ import re
 import torch
 from torch import Tensor
 
-from specgraph.errors import CheckpointError
 from specgraph_models.checkpoints.config_source import ConfigSource
 from specgraph_models.checkpoints.folder import CheckpointFolder
 from specgraph_models.config import ModelConfig
+from specgraph_models.errors import CheckpointError
 from specgraph_models.latent import LatentAttention, LatentConfig
 from specgraph_models.layers import Weight
 

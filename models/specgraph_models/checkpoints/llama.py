@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specgraph.errors import CheckpointError
 from specgraph_models.checkpoints.drafter import DrafterFolder
 from specgraph_models.checkpoints.experts import load_experts
 from specgraph_models.checkpoints.folder import CheckpointFolder
@@ -18,6 +17,7 @@ from specgraph_models.checkpoints.model_config import context_length, model_conf
 from specgraph_models.checkpoints.stored import part_of
 from specgraph_models.config import ModelConfig
 from specgraph_models.draft_model import DraftModelHead
+from specgraph_models.errors import CheckpointError
 from specgraph_models.layers import DecoderLayer, Weight
 from specgraph_models.llama import LlamaTarget
 from specgraph_models.parallel import Share

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from specgraph.device.names import DType, device_named, dtype_named
 from specgraph.errors import ConfigError
 from specgraph.validation import MOST_POSITIONS, Count, Tokens, checked
 from specgraph_models.checkpoints.config_source import ConfigSource, check_keys, read_config
@@ -34,6 +33,7 @@ from specgraph_models.eagle import EagleHead
 from specgraph_models.eagle3 import Eagle3Head
 from specgraph_models.llama import LlamaTarget
 from specgraph_models.mtp import MtpHead
+from specgraph_models.names import DType, device_named, dtype_named
 from specgraph_models.parallel import WHOLE, TensorParallel
 
 _LOG = logging.getLogger("specgraph")

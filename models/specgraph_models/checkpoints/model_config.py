@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import torch
 
-from specgraph.errors import CheckpointError
 from specgraph_models.checkpoints.architectures import ARCHITECTURES, OF_TENSORS, Architecture, with_absent_keys
 from specgraph_models.checkpoints.config_source import ConfigSource
 from specgraph_models.checkpoints.experts import experts_config
@@ -19,6 +18,7 @@ from specgraph_models.checkpoints.rotary_config import (
     rotary_config,
 )
 from specgraph_models.config import ModelConfig
+from specgraph_models.errors import CheckpointError
 from specgraph_models.latent import LatentConfig
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specgraph.errors import CheckpointError
 from specgraph_models.checkpoints.architectures import MTP_ARCHITECTURES
 from specgraph_models.checkpoints.drafter import DraftedTarget, DrafterFolder
 from specgraph_models.checkpoints.folder import CheckpointFolder
 from specgraph_models.checkpoints.llama import load_decoder_layer
 from specgraph_models.checkpoints.model_config import require_full_attention
 from specgraph_models.config import ModelConfig
+from specgraph_models.errors import CheckpointError
 from specgraph_models.layers import Weight
 from specgraph_models.mtp import MtpHead, MtpModule
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specgraph.errors import CheckpointError
 from specgraph_models.checkpoints.files import shown
 from specgraph_models.checkpoints.gguf_file import json_of
+from specgraph_models.errors import CheckpointError
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

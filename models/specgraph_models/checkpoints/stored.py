@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph.errors import CapacityError, CheckpointError, first_line
+from specgraph.errors import CapacityError, first_line
 from specgraph_models.checkpoints.files import checked_file, exists, listed, read_json, shown
 from specgraph_models.checkpoints.gguf_file import ROTATION, GgufTensor, is_gguf, open_gguf
 from specgraph_models.checkpoints.pickled import NotPlain, PickledTensor, pickled_tensors
+from specgraph_models.errors import CheckpointError
 from specgraph_models.parallel import Share
 
 _INDEX = "model.safetensors.index.json"

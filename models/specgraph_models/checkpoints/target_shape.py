@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph.device.names import DType, device_named, dtype_named
-from specgraph.errors import CheckpointError, ConfigError
+from specgraph.errors import ConfigError
 from specgraph.validation import MOST_POSITIONS, Count, Tokens, checked, checked_fields
 from specgraph_models.checkpoints.config_source import read_config
 from specgraph_models.checkpoints.files import shown
 from specgraph_models.checkpoints.folder import CheckpointFolder
 from specgraph_models.checkpoints.model_config import config_dtype
 from specgraph_models.checkpoints.stored import stored_tensors
+from specgraph_models.errors import CheckpointError
+from specgraph_models.names import DType, device_named, dtype_named
 from specgraph_models.parallel import WHOLE, TensorParallel
 
 _EMBEDDING = re.compile(

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specgraph.errors import CheckpointError, first_line
+from specgraph.errors import first_line
+from specgraph_models.errors import CheckpointError
 
 if TYPE_CHECKING:
     import tokenizers

@@ -9,12 +9,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from specgraph.errors import CheckpointError, first_line
+from specgraph.errors import first_line
 from specgraph_models.checkpoints.files import TOKENIZER_LIMIT, checked_file, checked_folder, exists, read_json, shown
 from specgraph_models.checkpoints.gguf_file import is_gguf, json_of, open_gguf
 from specgraph_models.checkpoints.gguf_tokenizer import gguf_tokenizer
 from specgraph_models.checkpoints.special_tokens import add_special_tokens, read_special_tokens
 from specgraph_models.checkpoints.tokenizer import Tokenizer, tokenizer_call
+from specgraph_models.errors import CheckpointError
 
 _LOG = logging.getLogger("specgraph")
 

@@ -80,9 +80,9 @@ def bench(
         raise ConfigError(f"--acceptance {acceptance}: {error}") from None
     check_output("--json", json)
     import torch
+    from specgraph_models.names import dtype_named
 
     from specgraph.device import open_platform
-    from specgraph.device.names import dtype_named
     from specgraph_run.tools.propose import BenchCase
 
     opened = open_platform(platform)

@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specgraph_models.errors import how_to_fetch
+
 from specgraph.device import Platform, Progress
-from specgraph.errors import ConfigError, how_to_fetch
+from specgraph.errors import ConfigError
 from specgraph.validation import environment_number
 from specgraph_run.cli.named_models import find_model
 from specgraph_run.options import NGRAM, GeneratorOptions

@@ -7,7 +7,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from specgraph.device.names import CHECKOUT
+from specgraph.device.selection import CHECKOUT
 from specgraph.errors import ConfigError
 
 

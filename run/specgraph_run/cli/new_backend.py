@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from specgraph.device.names import installed_backends
 from specgraph.errors import ConfigError
 from specgraph_run.cli.interrupts import finished_first
+from specgraph_run.cli.names import installed_backends
 
 _TEMPLATE = Path(__file__).parent / "backend_template"
 _SUFFIX = ".in"

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from specgraph.device.names import check_platform
 from specgraph.errors import ConfigError
+from specgraph_run.cli.names import check_platform
 from specgraph_run.options import GeneratorOptions
 
 PlatformOption = Annotated[

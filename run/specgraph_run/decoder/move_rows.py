@@ -11,6 +11,7 @@ from specgraph import ops
 from specgraph.attention import AttentionLayer, KVCache
 from specgraph.attention.context_parallel import own_slots
 from specgraph.parallel import ContextParallel
+from specgraph_run.decoder import ops as decoder_ops
 
 
 def move_rows(
@@ -22,7 +23,7 @@ def move_rows(
         move_between(caches, from_slots, to_slots, ranks)
         return
     for cache in caches:
-        ops.move_kv(cache.key, cache.value, from_slots, to_slots)
+        decoder_ops.move_kv(cache.key, cache.value, from_slots, to_slots)
 
 
 def move_between(caches: Sequence[KVCache], slots: Tensor, to_slots: Tensor, ranks: ContextParallel) -> None:

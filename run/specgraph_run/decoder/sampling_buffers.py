@@ -9,7 +9,8 @@ from specgraph.draft import LogitsAdjustment
 from specgraph.errors import ConfigError, first_line
 from specgraph.ops.tensor_forms import check_forms
 from specgraph.validation import Requests, Tokens, checked
-from specgraph_run.decoder.ops.sampling_parameters import SamplingParameters, adjust_logits
+from specgraph_run.decoder import ops as decoder_ops
+from specgraph_run.decoder.ops.sampling_parameters import SamplingParameters
 
 _FORMS = {
     "top_k": "int64 [R]",
@@ -67,7 +68,7 @@ class SamplingBuffers(SamplingParameters, LogitsAdjustment):
             )
 
     def views(self, num_requests: int, **sizes: int) -> SamplingBuffers:
-        return self.sliced(slice(num_requests))
+        return self._make(tensor[:num_requests] for tensor in self)
 
     @checked
     def sliced(self, rows: slice) -> SamplingBuffers:
@@ -90,7 +91,7 @@ class SamplingBuffers(SamplingParameters, LogitsAdjustment):
         if drafted is None:
             drafted = self.top_k.new_empty((requests, 0))
         everywhere = self.top_k.new_full((logits.shape[0],), -1)  # all bits set: every row has all drafts
-        return adjust_logits(logits, temperature, self, drafted, everywhere, draft_to_target)
+        return decoder_ops.adjust_logits(logits, temperature, self, drafted, everywhere, draft_to_target)
 
 
 @checked

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from specgraph_models.checkpoints.files import JSON_LIMIT, checked_file, exists, shown
 from specgraph_models.checkpoints.gguf_file import json_of
 from specgraph_models.checkpoints.special_tokens import read_special_tokens
+from specgraph_models.errors import CheckpointError
 
-from specgraph.errors import CheckpointError, ConfigError, first_line
+from specgraph.errors import ConfigError, first_line
 
 if TYPE_CHECKING:
     from jinja2 import Template

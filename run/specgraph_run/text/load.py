@@ -22,16 +22,17 @@ from specgraph_models.checkpoints.tokens import (
     shown_stops,
     stop_token_ids,
 )
+from specgraph_models.errors import CheckpointError
+from specgraph_models.names import dtype_named
 from specgraph_models.parallel import WHOLE
 
 from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
 from specgraph.attention.caches import bytes_per_token, cache_dtype
 from specgraph.config import DraftConfig, DraftOptions
 from specgraph.device import Platform, Progress, open_platform
-from specgraph.device.names import dtype_named
 from specgraph.draft.kinds import kind_of
 from specgraph.draft.ngram_head import NgramHead
-from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
+from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.validation import MOST_POSITIONS, checked
 from specgraph_run.decoder.blocks import GIB, CacheSize, size_cache
 from specgraph_run.decoder.config import check_options

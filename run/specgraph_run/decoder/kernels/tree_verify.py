@@ -1,6 +1,6 @@
-"""The kernel that accepts a path of a draft tree."""
+"""The kernels that accept a path of a draft tree, and move its keys and values."""
 
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportReturnType=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specgraph.kernels.launch import Launcher, contiguous_rows, power_of_two
+from specgraph.kernels.kv_cache import cache_layout, unsupported
+from specgraph.kernels.launch import Launcher, ceil_div, contiguous_rows, power_of_two
 from specgraph.kernels.noise import noise_key, uniform
+from specgraph.ops.kv_cache import bytes_of
 from specgraph.ops.tree import TreeNodes
 from specgraph_run.decoder.kernels.verify import require_rows
 from specgraph_run.decoder.ops.rejection import Acceptance, Sampled
 from specgraph_run.decoder.ops.tree_verify import AcceptedPath, own_tokens
+
+_MOST_MOVES = 1024
 
 
 @triton.jit
@@ -74,8 +78,32 @@ def path_kernel(
     tl.store(num_sampled + request, tl.where(live, accepted + 1, 0).to(tl.int32))
 
 
+@triton.jit
+def move_kernel(
+    key_cache, value_cache, from_slots, to_slots, moves, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr, MOVES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program per KV head and PART of its elements. It reads them for all moves, then writes them."""
+    if OVERLAP is not None:
+        OVERLAP()
+    move = tl.arange(0, MOVES)
+    source = tl.load(from_slots + move, mask=move < moves, other=0)
+    target = tl.load(to_slots + move, mask=move < moves, other=0)
+    element = tl.program_id(1) * PART + tl.arange(0, PART)
+    wanted = ((move < moves) & (source != target))[:, None] & (element < DIM)[None, :]
+    inside = tl.program_id(0) * HEAD_STRIDE + element
+    source = (source // BLOCK * BLOCK_STRIDE + source % BLOCK * KEY_STRIDE)[:, None] + inside[None, :]
+    target = (target // BLOCK * BLOCK_STRIDE + target % BLOCK * KEY_STRIDE)[:, None] + inside[None, :]
+    key = tl.load(key_cache + source, mask=wanted)
+    value = tl.load(value_cache + source, mask=wanted)
+    tl.debug_barrier()
+    tl.store(key_cache + target, key, mask=wanted)
+    tl.store(value_cache + target, value, mask=wanted)
+
+
 class VerifyTreeOps(Launcher):
-    """The implementation of `specgraph_run.decoder.ops.verify_tree`."""
+    """The implementations of `verify_tree` and `move_kv`."""
 
     __slots__ = ()
 
@@ -96,3 +124,16 @@ class VerifyTreeOps(Launcher):
             *sampled, *path, rows, depth - 1, drafts.stride(0), parents.stride(0), sampled.token_ids.stride(0),
             ROWS=power_of_two(rows), num_warps=1,
         )  # fmt: skip
+
+    def move_kv(self, key_cache: Tensor, value_cache: Tensor, from_slots: Tensor, to_slots: Tensor) -> None:
+        key_cache, value_cache = bytes_of(key_cache), bytes_of(value_cache)
+        moves, (heads, dim) = from_slots.shape[0], key_cache.shape[2:]
+        if moves > _MOST_MOVES or unsupported(key_cache, value_cache):
+            return NotImplemented
+        if moves:
+            part = 32 if moves <= 256 else 8
+            self.launch(
+                move_kernel, (heads, ceil_div(dim, part)),
+                key_cache, value_cache, from_slots, to_slots, moves, **cache_layout(key_cache), DIM=dim, PART=part,
+                MOVES=power_of_two(moves), num_warps=4,
+            )  # fmt: skip

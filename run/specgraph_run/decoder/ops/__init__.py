@@ -5,7 +5,7 @@ from specgraph_run.decoder.ops.after_verify import count_tokens, emitted_logprob
 from specgraph_run.decoder.ops.ragged import RaggedRows, begin_ragged_rows
 from specgraph_run.decoder.ops.rejection import Acceptance, Sampled, accept_greedy, verify_drafts
 from specgraph_run.decoder.ops.sampling_parameters import SamplingParameters, adjust_logits
-from specgraph_run.decoder.ops.tree_verify import AcceptedPath, verify_tree
+from specgraph_run.decoder.ops.tree_verify import AcceptedPath, move_kv, verify_tree
 
 name_kernels("specgraph_run.decoder.kernels.implement:KERNELS")
 
@@ -20,6 +20,7 @@ __all__ = [
     "begin_ragged_rows",
     "count_tokens",
     "emitted_logprobs",
+    "move_kv",
     "next_verify",
     "verify_drafts",
     "verify_tree",

@@ -1,4 +1,4 @@
-"""The verify of a draft tree: it accepts a path of the tree, and tells how its keys and values must move.
+"""The verify of a draft tree: it accepts a path of the tree, whose keys and values then move to their positions.
 
 A request has N rows in the target's pass: its last token, which is the root, and N - 1 nodes, each after its parent.
 Row i has the i-th KV slot after the context at any depth. Its position is start + its depth.
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specgraph.buffers import Axes
 from specgraph.ops import noise
+from specgraph.ops.kv_cache import cells_of
 from specgraph.ops.library import op
 from specgraph.ops.tree import TreeNodes
 from specgraph_run.decoder.ops.rejection import Acceptance, Sampled, accepted_by_chance, commit
@@ -103,3 +104,17 @@ def _followed_path(chosen: Tensor, tree: TreeNodes, live: Tensor, depth: int) ->
         path.append(row)
         accept.append(going[:, None])
     return torch.cat(path, dim=1), torch.cat(accept, dim=1)
+
+
+@op(writes=("key_cache", "value_cache"))
+def move_kv(key_cache: Tensor, value_cache: Tensor, from_slots: Tensor, to_slots: Tensor) -> None:
+    """Copy keys and values of one layer from slot to slot. All slots are read before any is written.
+
+    Args:
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of any strides, written.
+        from_slots, to_slots: int64 [M]. An entry that moves nothing is 0 in both: slot 0 is in the null block.
+    """
+    for cache in (key_cache, value_cache):
+        cells, source = cells_of(cache, from_slots)
+        _, target = cells_of(cache, to_slots)
+        cells.index_put_(target, cells[source])
