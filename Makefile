@@ -67,7 +67,8 @@ unit: $(VENV)/.dev $(VENV)/.compiled
 # Tests of what depends on the interpreter (streams, contexts, dataclasses, annotations, options), on the other Pythons that
 # we name, each in an environment of its own. `make test PYTHON=python3.12 VENV=.venv-3.12` runs everything on one
 PYTHONS ?= 3.10 3.12 3.13
-ON_EACH := tests/test_imports.py tests/test_validation.py tests/cli tests/device tests/draft tests/decoder
+ON_EACH := tests/test_imports.py tests/test_validation.py tests/cli tests/device tests/draft \
+  $(patsubst %,tests/decoder/test_%.py,interrupts stream text text_stream chat_template harmony request greedy metrics)
 .PHONY: test-pythons $(PYTHONS:%=test-python-%)
 test-pythons: $(PYTHONS:%=test-python-%)
 $(PYTHONS:%=test-python-%): test-python-%:
