@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 MODULES = (
-    "specgraph.attention", "specgraph.draft", "specgraph.parallel", "specgraph.errors", "specgraph_models",
-    "specgraph_models.parallel", "specgraph_run", "specgraph_run.decoder",
+    "specgraph.device", "specgraph.attention", "specgraph.draft", "specgraph.parallel", "specgraph.errors",
+    "specgraph_models", "specgraph_models.parallel", "specgraph_run", "specgraph_run.decoder", "specgraph_plugin",
 )  # fmt: skip
 """Modules with a public `__all__`, besides `specgraph` itself (docs/stability.md)."""
 
