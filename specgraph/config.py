@@ -23,7 +23,6 @@ LoweringChoice = Annotated[
 ]
 PrefillChoice = Literal["auto", "eager", "piecewise", "full"]
 Fallback = Literal["error", "eager"]
-KVCacheDtype = Literal["auto", "fp8"]
 DraftSampling = Literal["sampled", "greedy"]
 DraftCount = Annotated[int, Range(1, 63)]
 """K. A verify has K + 1 rows per request, at most `MAX_TREE_LEN`, which is also the limit of a tree."""

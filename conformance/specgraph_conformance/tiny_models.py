@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from specgraph.draft.ngram_head import NgramHead
+from specgraph.draft.ngram import NgramHead
 from specgraph.draft.protocol import DraftHead, Head
 from specgraph.ops.linear import Weight
 from specgraph_models.config import ModelConfig

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from specgraph_models.names import DTYPES, DType, dtype_named
 
-from specgraph.config import DraftCount, DraftOptions, DraftTree, KVCacheDtype, check_ngrams, option
+from specgraph.config import DraftCount, DraftOptions, DraftTree, check_ngrams, option
 from specgraph.errors import ConfigError
 from specgraph.validation import (
     Count,
@@ -34,6 +34,7 @@ from specgraph.validation import (
 
 NGRAM = Path("ngram")
 """Given instead of a drafter's folder: drafts come from an `NgramHead`, which has no folder."""
+KVCacheDtype = Literal["auto", "fp8"]
 Fp8Weights = Literal["dequantise", "keep"]
 StoredWeights = Literal["plain", "fp8", "fp8-blocks"]
 """The storage of a random head's matrices: its own dtype, FP8 with a scale per row, or FP8 with a scale per row and 128

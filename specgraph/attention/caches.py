@@ -7,15 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from specgraph.attention.interface import AttentionLayer
-from specgraph.config import KVCacheDtype
 from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.ops import KVCache
 from specgraph.validation import Count, Tokens, checked
-
-
-def cache_dtype(kv_cache_dtype: KVCacheDtype, model: torch.dtype) -> torch.dtype:
-    """Return the dtype of a model's KV caches. model: the model's dtype; an integer one (`NgramHead`) is kept."""
-    return torch.float8_e4m3fn if kv_cache_dtype == "fp8" and model.is_floating_point else model
 
 
 def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:

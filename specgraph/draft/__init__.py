@@ -5,7 +5,7 @@ from specgraph.draft.batch import DraftTokens, ProposeBatch, SharedBuffers
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.drafter import Drafter
 from specgraph.draft.logits import NextLogits, OutputProjection, RowLogits
-from specgraph.draft.ngram_head import NgramHead
+from specgraph.draft.ngram import NgramHead
 from specgraph.draft.protocol import (
     BlockHead,
     DraftHead,

@@ -127,3 +127,17 @@ class Allocation:
             "draft_seeds": zeros(n) if keeps_probs else None,
             "sampling": self.memory.sampling,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnePassBuffers(DraftBuffers):
+    """The rows of the one pass."""
+
+    step: Annotated[AttentionMetadata, Axes("block")]
+    step_token_ids: Annotated[Tensor, Axes("block")]
+    """int64 [R * rows of the pass]"""
+
+
+def pass_fields(new: Allocation) -> dict[str, Any]:
+    """Return the fields of `OnePassBuffers`, as arguments of a subclass."""
+    return new.common() | {"step": new.metadata("block"), "step_token_ids": new.rows("block")}

@@ -14,12 +14,11 @@ from specgraph.draft.batch import SharedBuffers
 from specgraph.draft.block import BlockKind
 from specgraph.draft.chain import ChainKind, DraftModelKind
 from specgraph.draft.head_checks import ATTENTION, TREES, HeadCheck, check_protocol
-from specgraph.draft.kind import Kind
 from specgraph.draft.masked import MaskedKind
 from specgraph.draft.modules import ModulesKind
 from specgraph.draft.ngram import NgramKind
 from specgraph.draft.parallel import ParallelKind
-from specgraph.draft.program import DraftProgram
+from specgraph.draft.program import DraftProgram, Kind
 from specgraph.draft.protocol import DraftHead, Head, HeadKind
 
 KINDS: Mapping[HeadKind, Kind[Any]] = {

@@ -12,11 +12,9 @@ from specgraph import ops
 from specgraph.attention.rows import MaskedRows
 from specgraph.buffers import Axes
 from specgraph.capture import MakeAttend
-from specgraph.draft.buffers import Allocation, PassRows, PromptRows
+from specgraph.draft.buffers import Allocation, OnePassBuffers, PassRows, PromptRows, pass_fields
 from specgraph.draft.head_checks import HeadCheck
-from specgraph.draft.kind import Kind
-from specgraph.draft.one_pass import OnePassBuffers, draft_block, pass_fields
-from specgraph.draft.program import DraftProgram, make_seeds
+from specgraph.draft.program import DraftProgram, Kind, draft_block, make_seeds
 from specgraph.draft.protocol import MaskedHead
 from specgraph.draft.stepping import prefill_rows
 

@@ -13,11 +13,9 @@ from specgraph.attention.rows import BlockRows
 from specgraph.buffers import Axes
 from specgraph.capture import AttentionStack, MakeAttend
 from specgraph.config import DraftConfig
-from specgraph.draft.buffers import Allocation, PassRows, PromptRows
+from specgraph.draft.buffers import Allocation, OnePassBuffers, PassRows, PromptRows, pass_fields
 from specgraph.draft.head_checks import HeadCheck
-from specgraph.draft.kind import Kind
-from specgraph.draft.one_pass import OnePassBuffers, draft_block, pass_fields
-from specgraph.draft.program import DraftProgram, make_seeds
+from specgraph.draft.program import DraftProgram, Kind, draft_block, make_seeds
 from specgraph.draft.protocol import ParallelHead
 from specgraph.errors import ConfigError
 

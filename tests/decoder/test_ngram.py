@@ -11,7 +11,7 @@ from specgraph_run.decoder import Request
 from specgraph_run.text.load import load_generator
 
 from specgraph.device import open_platform
-from specgraph.draft.ngram_head import NgramHead
+from specgraph.draft.ngram import NgramHead
 from specgraph.errors import ConfigError, UnsupportedError
 
 HEAD = NgramHead(96, prompt_lookup_max=3)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specgraph.device import ENV_VAR, discover, names, open_platform
+from specgraph.device import ENV_VAR, discover, open_platform, selection
 from specgraph.errors import PlatformError
 
 
@@ -90,7 +90,7 @@ def test_an_accelerator_of_torch_that_is_not_used_is_told(found, caplog, monkeyp
 )
 def test_an_accelerator_of_torch_without_a_checkout(found, caplog, monkeypatch, tmp_path, installed, message):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: SimpleNamespace(type="xpu"))
-    monkeypatch.setattr(names, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(selection, "CHECKOUT", tmp_path)
     assert open_platform(found=found(*installed), environ={}).info.name == "cpu"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert re.search(message, caplog.text, re.DOTALL)

@@ -25,7 +25,7 @@ from specgraph_models.llama import LlamaTarget
 from specgraph_models.mtp import MtpHead, MtpModule
 from torch import Tensor
 
-from specgraph.draft.ngram_head import NgramHead
+from specgraph.draft.ngram import NgramHead
 from specgraph.draft.protocol import DraftHead, ParallelHead
 from specgraph.ops.linear import Weight
 

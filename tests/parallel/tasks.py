@@ -23,7 +23,7 @@ from specgraph.attention import KVCache, choose_attention
 from specgraph.config import LoweringChoice
 from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
-from specgraph.draft.ngram_head import NgramHead
+from specgraph.draft.ngram import NgramHead
 
 FIXTURES = Path(__file__).parents[1] / "models" / "speculators_fixtures"
 PROMPTS = ([3, 17, 4, 9, 40, 2, 11], [8, 1, 60])

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from specgraph.attention import NULL_BLOCK
 from specgraph.errors import CapacityError, ConfigError
+from specgraph_run.options import KVCacheDtype
 
 GIB = 1 << 30
+
+
+def cache_dtype(kv_cache_dtype: KVCacheDtype, model: torch.dtype) -> torch.dtype:
+    """Return the dtype of a model's KV caches. model: the model's dtype; an integer one (`NgramHead`) is kept."""
+    return torch.float8_e4m3fn if kv_cache_dtype == "fp8" and model.is_floating_point else model
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from specgraph_models.target import Target
 
 from specgraph.attention import AttentionBackend, KVCache, allocate_caches
-from specgraph.attention.caches import cache_dtype
 from specgraph.capture import BatchDescriptor, ModelRunner, Pass, padded_size
 from specgraph.config import DraftConfig
 from specgraph.device import Platform
@@ -26,6 +25,7 @@ from specgraph.draft import Drafter, ProposeBatch
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.protocol import Head
 from specgraph_run.decoder import ops as decoder_ops
+from specgraph_run.decoder.blocks import cache_dtype
 from specgraph_run.decoder.sampling_buffers import allocate_sampling
 from specgraph_run.decoder.target import TargetRunner
 from specgraph_run.decoder.verify import VerifyProgram

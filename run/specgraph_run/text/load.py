@@ -27,14 +27,14 @@ from specgraph_models.names import dtype_named
 from specgraph_models.parallel import WHOLE
 
 from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
-from specgraph.attention.caches import bytes_per_token, cache_dtype
+from specgraph.attention.caches import bytes_per_token
 from specgraph.config import DraftConfig, DraftOptions
 from specgraph.device import Platform, Progress, open_platform
 from specgraph.draft.kinds import kind_of
-from specgraph.draft.ngram_head import NgramHead
+from specgraph.draft.ngram import NgramHead
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.validation import MOST_POSITIONS, checked
-from specgraph_run.decoder.blocks import GIB, CacheSize, size_cache
+from specgraph_run.decoder.blocks import GIB, CacheSize, cache_dtype, size_cache
 from specgraph_run.decoder.config import check_options
 from specgraph_run.decoder.decoder import SpeculativeDecoder
 from specgraph_run.decoder.layout import ParallelLayout, join_layout, leave_on_error

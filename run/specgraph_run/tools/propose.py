@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from specgraph.attention import AttentionBackend, choose_attention
-from specgraph.attention.caches import cache_dtype
-from specgraph.config import KVCacheDtype, LoweringChoice
+from specgraph.config import LoweringChoice
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTree, ProposeBatch
 from specgraph.errors import UnsupportedError
 from specgraph.ops.library import dispatch_key_of, has_implementations, plain_torch
-from specgraph_run.options import StoredWeights
+from specgraph_run.decoder.blocks import cache_dtype
+from specgraph_run.options import KVCacheDtype, StoredWeights
 from specgraph_run.tools.floor import DeviceRates, propose_floor
 from specgraph_run.tools.shapes import SHAPES, RandomHead, lone_drafter, random_head
 from specgraph_run.tools.timing import count_issued, device_time, host_time, in_turns
