@@ -50,7 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"draft", "attention", "capture", "device", "kernels", "ops", "parallel", "validation", "errors"},
     "checkpoints": {"draft", "device", "models", "parallel", "validation", "errors"},
     "plugin": {
-        "buffers", "draft", "capture", "device", "attention", "ops", "models", "parallel", "validation", "errors",
+        "buffers", "draft", "capture", "device", "attention", "kernels", "ops", "models", "parallel", "validation",
+        "errors",
     },
     "options": {"config", "device", "models", "validation", "errors"},
     "decoder": {
@@ -169,6 +170,17 @@ def test_imports_point_one_way():
 
 def test_no_vendor_word_in_the_library():
     assert in_files(FILES, lambda path: vendor_words(path.read_text())) == {}
+
+
+def names_of_one_device(source: str) -> list[str]:
+    """Return the places of a plugin that ask for one vendor's device: a plugin asks the device of its tensors."""
+    return re.findall(r"torch\.cuda\b|\bis_cuda\b|\"cuda:", source)
+
+
+def test_no_plugin_asks_for_one_vendor_s_device():
+    plugins = sorted(ROOT.glob("integrations/*/specgraph_*/**/*.py"))
+    assert in_files(plugins, lambda path: names_of_one_device(path.read_text())) == {}
+    assert names_of_one_device('open_platform(f"cuda:{i}"); torch.cuda.Event(); x.is_cuda') != []
 
 
 def test_no_slotted_dataclass_derives_from_one():

@@ -28,7 +28,10 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A backend's findings on this machine. If it is not available, `reason` says why, and how to change that."""
+    """A backend's findings on this machine. If it is not available, `reason` says why, and how to change that.
+
+    If it is available, `reason` is empty, or a remark about the installation that `specgraph platforms` shows.
+    """
 
     available: bool
     reason: str = ""

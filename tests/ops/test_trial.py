@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import specgraph_plugin.verify_output  # noqa: F401  (declares its op)
 import torch
 from specgraph_models.kernels import gated_linear
+from specgraph_plugin.kernels import verified_rounds
 from specgraph_run.decoder.kernels import sampled_verify
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -16,6 +18,7 @@ TRIALS = {
     draft_round: ["begin_rows", "norm_linear", "paged_attention", "draft_from_logits", "advance"],
     gated_linear: ["norm_gate_up"],
     sampled_verify: ["verify_drafts"],
+    verified_rounds: ["load_verify_output"],
 }
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import specgraph_models.ops  # noqa: F401  (declares ops, as the line before)
+import specgraph_models.ops  # noqa: F401  (declares ops, as the lines after)
 from specgraph_models.kernels.linears import ModelOps
+from specgraph_plugin.kernels.verify_output import PluginOps
 from specgraph_run.decoder.kernels.implement import DecoderOps
 
 from specgraph.kernels.implement import DraftOps
@@ -17,7 +18,7 @@ class Launched:
 
     def __init__(self, options: LaunchOptions) -> None:
         self.options = options
-        self.launchers: list[Launcher] = [kind(options) for kind in (DraftOps, ModelOps, DecoderOps)]
+        self.launchers: list[Launcher] = [kind(options) for kind in (DraftOps, ModelOps, DecoderOps, PluginOps)]
 
     def __getattr__(self, name: str) -> Any:
         for launcher in self.launchers:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
@@ -33,6 +35,18 @@ CALLS = calls_of(
 )
 """The calls of this package to `torch.musa`, by their names below it. `backends/musa/api/` records these calls of
 2.7.1 and 2.11.0.post2."""
+
+
+def left_out_by_vllm(environ: Mapping[str, str] = os.environ) -> str:
+    """Return a remark if vllm-musa and the plugin of vLLM are installed, and VLLM_PLUGINS leaves the plugin out."""
+    named = environ.get("VLLM_PLUGINS")
+    has_engine, has_plugin = (
+        name in entry_points(group=f"vllm.{group}").names
+        for group, name in (("platform_plugins", "musa"), ("general_plugins", "specgraph"))
+    )
+    if named is None or "specgraph" in named.split(",") or not (has_engine and has_plugin):
+        return ""
+    return f"VLLM_PLUGINS={named} leaves out specgraph's plugin of vLLM: set VLLM_PLUGINS={named},specgraph"
 
 
 def probe(
@@ -89,7 +103,7 @@ def probe(
         return refuse(f"torch_musa is installed, and its runtime fails: {first_line(error)}. Check musaInfo")
     if count == 0:
         return refuse("torch_musa sees no device: check the driver (musaInfo, /dev/mtgpu*) and MUSA_VISIBLE_DEVICES")
-    return Probe(available=True, device_count=count, versions=versions)
+    return Probe(available=True, reason=left_out_by_vllm(), device_count=count, versions=versions)
 
 
 def _why_it_does_not_load(error: BaseException, torch_version: str) -> str:

@@ -15,7 +15,7 @@ from specgraph.errors import PlatformError
 
 import torch_musa
 from specgraph_musa import backend
-from specgraph_musa.probe import probe
+from specgraph_musa.probe import left_out_by_vllm, probe
 
 
 def loading(error: BaseException):
@@ -46,6 +46,27 @@ def test_a_sound_installation():
     assert found.available
     assert found.device_count == 4
     assert found.versions == {"torch": "2.13.0", "torch_musa": "2.13.0"}
+
+
+@pytest.mark.parametrize(
+    ("named", "remark"),
+    [
+        (
+            "musa,musa_custom_ops",
+            "leaves out specgraph's plugin of vLLM: set VLLM_PLUGINS=musa,musa_custom_ops,specgraph",
+        ),
+        ("musa,specgraph", None),
+        (None, None),
+    ],
+)
+def test_a_plugin_that_vllm_musa_s_recipes_leave_out(monkeypatch, named, remark):
+    """A recipe's VLLM_PLUGINS names what vLLM loads, and vLLM says nothing of the others."""
+    there = {"vllm.platform_plugins": {"musa"}, "vllm.general_plugins": {"musa_custom_ops", "specgraph"}}
+    monkeypatch.setattr("specgraph_musa.probe.entry_points", lambda group: SimpleNamespace(names=there[group]))
+    said = left_out_by_vllm({} if named is None else {"VLLM_PLUGINS": named})
+    assert said.endswith(remark) if remark else said == ""
+    there["vllm.platform_plugins"] = set()
+    assert left_out_by_vllm({"VLLM_PLUGINS": "musa"}) == ""
 
 
 def test_torch_musa_missing():

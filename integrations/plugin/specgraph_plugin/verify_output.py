@@ -1,4 +1,7 @@
-"""Copies the results of a host engine's verify into the drafter's buffers: by one kernel, or plain torch on the CPU."""
+"""Copies the results of a host engine's verify into the drafter's buffers by one op.
+
+A device whose Triton kernels are registered has it as one kernel; any other runs plain torch.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import torch
 from torch import Tensor
 
 from specgraph.draft import ProposeBatch
+from specgraph.ops.copies import BatchTensors
+from specgraph.ops.library import name_kernels, op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,41 +70,71 @@ def fill_batch(end: VerifyOutput, into: ProposeBatch, max_model_len: int, block_
             if the drafter has a row for the last draft token. 0 for the rows of a prompt, after which nothing is
             drafted.
     """
-    if end.num_sampled.device.type == "cpu":
-        fill_batch_reference(end, into, max_model_len, block_size, reach)
-    else:
-        from specgraph_plugin.verify_output_triton import fill_batch_by_kernel
+    load_verify_output.on(end.num_sampled.device)(
+        end.token_ids,
+        end.num_sampled,
+        end.starts,
+        end.table,
+        [*end.hidden_states],
+        BatchTensors(into.sampled_token_ids, into.num_sampled, into.start_positions, into.aux_hidden, into.block_table),
+        end.first_rows,
+        end.table_rows,
+        end.last_tokens,
+        end.last_rows,
+        end.table_of_slots,
+        max_model_len,
+        block_size,
+        reach,
+    )
 
-        fill_batch_by_kernel(end, into, max_model_len, block_size, reach)
 
-
-def fill_batch_reference(
-    end: VerifyOutput, into: ProposeBatch, max_model_len: int, block_size: int, reach: int
+@op(writes=("to",))
+def load_verify_output(
+    token_ids: Tensor,
+    num_sampled: Tensor,
+    starts: Tensor,
+    table: Tensor,
+    hidden_states: Sequence[Tensor],
+    to: BatchTensors,
+    first_rows: Tensor | None,
+    table_rows: Tensor | None,
+    last_tokens: Tensor | None,
+    last_rows: Tensor | None,
+    table_of_slots: bool,
+    max_model_len: int,
+    block_size: int,
+    reach: int,
 ) -> None:
-    """`fill_batch` in plain torch."""
-    n, query_len = end.num_requests, into.query_len
-    count = end.num_sampled.long()[:, None]
+    """Write the results of a verify of n requests over the first n of the R requests in the buffers `to`.
+
+    See `fill_batch`; the tensors given are the fields of a `VerifyOutput`.
+    """
+    n, query_len = num_sampled.shape[0], to.sampled_token_ids.shape[1]
+    count = num_sampled.long()[:, None]
     column = torch.arange(query_len, device=count.device)
-    first = torch.arange(n, device=count.device) * query_len if end.first_rows is None else end.first_rows.long()
+    first = torch.arange(n, device=count.device) * query_len if first_rows is None else first_rows.long()
     rows = first[:, None] + column
-    if end.last_tokens is not None and end.last_rows is not None:
-        tokens = end.token_ids[(rows + 1).clamp(max=end.token_ids.shape[0] - 1)].long()
-        places = end.last_rows.long()[:, None]
-        last = end.last_tokens.view(-1)[places.clamp(min=0)]
+    if last_tokens is not None and last_rows is not None:
+        tokens = token_ids[(rows + 1).clamp(max=token_ids.shape[0] - 1)].long()
+        places = last_rows.long()[:, None]
+        last = last_tokens.view(-1)[places.clamp(min=0)]
         tokens = torch.where((column == count - 1) & (places >= 0), last, tokens)
     else:
-        tokens = end.token_ids[rows.clamp(max=end.token_ids.shape[0] - 1)].long()
-    into.sampled_token_ids[:n] = torch.where(column < count, tokens, 0)
-    into.num_sampled[:n] = end.num_sampled
-    into.num_sampled[n:] = 0
-    into.start_positions[:n] = end.starts
-    taken = rows.flatten().clamp(max=end.hidden_states[0].shape[0] - 1)
-    into.aux_hidden[: n * query_len] = torch.cat([states[taken] for states in end.hidden_states], dim=1)
-    table = end.table[:n] if end.table_rows is None else end.table[end.table_rows.long()]
-    if end.table_of_slots:
-        table = table[:, ::block_size] // block_size
-    ends = (end.starts.long() + count[:, 0].clamp(min=reach)).clamp(max=max_model_len)
-    width = min(table.shape[1], into.block_table.shape[1])
+        tokens = token_ids[rows.clamp(max=token_ids.shape[0] - 1)].long()
+    to.sampled_token_ids[:n] = torch.where(column < count, tokens, 0)
+    to.num_sampled[:n] = num_sampled
+    to.num_sampled[n:] = 0
+    to.start_positions[:n] = starts
+    taken = rows.flatten().clamp(max=hidden_states[0].shape[0] - 1)
+    to.aux_hidden[: n * query_len] = torch.cat([states[taken] for states in hidden_states], dim=1)
+    entries = table[:n] if table_rows is None else table[table_rows.long()]
+    if table_of_slots:
+        entries = entries[:, ::block_size] // block_size
+    ends = (starts.long() + count[:, 0].clamp(min=reach)).clamp(max=max_model_len)
+    width = min(entries.shape[1], to.block_table.shape[1])
     owned = torch.arange(width, device=table.device) * block_size < ends[:, None]
-    into.block_table[:n] = 0
-    into.block_table[:n, :width] = torch.where(owned, table[:, :width], 0)
+    to.block_table[:n] = 0
+    to.block_table[:n, :width] = torch.where(owned, entries[:, :width], 0)
+
+
+name_kernels("specgraph_plugin.kernels.implement:KERNELS")

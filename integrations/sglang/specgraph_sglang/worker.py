@@ -174,7 +174,7 @@ class DraftsAhead:
         fast = FastPath(
             head,
             caches,
-            open_platform(f"cuda:{worker.gpu_id}" if rows.is_cuda else "cpu"),
+            open_platform(str(rows.device)),
             num_speculative_tokens=worker.speculative_num_steps,
             max_num_requests=max(sizes),
             max_model_len=min(runner.model_config.context_len, table.shape[0]),
@@ -320,9 +320,9 @@ class DraftsAhead:
                 table_rows=batch.req_pool_indices,
             )
         )
-        if batch.seq_lens.is_cuda:
+        if batch.seq_lens.device.type != "cpu":
             # The scheduler's next writes wait for this event: `fill` was the last read of the tensors it overwrites.
-            event = torch.cuda.Event()
+            event = fast.drafter.platform.event()
             event.record()
             runner = self.worker.draft_runner
             for name in READ_DONE:

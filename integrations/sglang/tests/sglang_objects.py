@@ -130,7 +130,7 @@ def prompt_tails(batch: Any, next_token_ids: torch.Tensor) -> torch.Tensor:
 class StockDraftWorker:
     """The attributes of SGLang's `EagleDraftWorker` after its start-up, and a record of what reached its own code."""
 
-    topk, tree_mask_mode, gpu_id, device, target_worker = 1, "mode", 0, "cpu", "target"
+    topk, tree_mask_mode, device, target_worker = 1, "mode", "cpu", "target"
 
     def _capture_cuda_graphs(self) -> None:
         self.captured = True

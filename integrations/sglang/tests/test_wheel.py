@@ -102,7 +102,7 @@ def test_the_workers_have_what_the_classes_use() -> None:
     own = members(draft) | members(found("speculative/base_spec_worker.py", ast.ClassDef, "EagleDraftWorkerBase"))
     assert {
         "_capture_cuda_graphs", "draft", "_draft_extend_for_prefill", "_draft_extend_for_decode", "draft_runner",
-        "req_to_token_pool", "server_args", "gpu_id", "device", "topk", "tree_mask_mode", "speculative_num_steps",
+        "req_to_token_pool", "server_args", "device", "topk", "tree_mask_mode", "speculative_num_steps",
         "speculative_num_draft_tokens", "target_worker", "_topk1_parents_prealloc", "_topk1_score_indices_prealloc",
     } <= own  # fmt: skip
     assert {"_draft_worker", "forward_batch_generation"} <= members(worker)

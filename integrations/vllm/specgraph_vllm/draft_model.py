@@ -20,7 +20,7 @@ from specgraph_models.mtp import MtpHead
 from specgraph_models.parallel import WHOLE, TensorParallel
 from torch import Tensor
 
-from specgraph import KVCache
+from specgraph import AttentionLayer, KVCache
 from specgraph.errors import UnsupportedError
 from specgraph_vllm.config import FP8_CACHES
 from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS, dflash_head, dspark_head
@@ -125,24 +125,38 @@ def draft_cache(
     caches: list[KVCache] = []
     for name, layer in zip(names, head.attention_layers, strict=True):
         tensor: Any = _in_fp8(name, tensors[name])
-        wanted = (size, layer.head_dim) if layer.latent else (layer.num_kv_heads, size, 2 * layer.head_dim)
-        if not isinstance(tensor, Tensor) or tuple(tensor.shape[1:]) != wanted:
-            seen = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            named = "FlashAttention's [num_blocks, num_kv_heads, block_size, 2 * head_dim]"
-            raise UnsupportedError(
-                f"the KV cache of {name} is {seen}; served is "
-                f"{'[num_blocks, block_size, kv_lora_rank + qk_rope_head_dim]' if layer.latent else named} = "
-                f"[*, {', '.join(map(str, wanted))}]"
-            )
+        if not isinstance(tensor, Tensor) or (viewed := _keys_and_values(tensor, layer, size)) is None:
+            shape = [*tensor.shape] if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise UnsupportedError(f"the KV cache of {name} is {shape}; served is {_layouts(layer, size)}")
         dtypes = (head.dtype,) if layer.latent else (head.dtype, torch.float8_e4m3fn)
         if tensor.dtype not in dtypes or tensor.stride(-1) != 1:
             raise UnsupportedError(f"the KV cache of {name} is {tensor.dtype} with strides {tensor.stride()}")
-        if layer.latent:
-            key = value = tensor.unsqueeze(2)
-        else:
-            key, value = tensor.transpose(1, 2).split(layer.head_dim, dim=3)
-        caches.append(KVCache(key, value))
+        caches.append(viewed)
     return DraftCache(tuple(caches), size, found[0])
+
+
+def _keys_and_values(tensor: Tensor, layer: AttentionLayer, size: int) -> KVCache | None:
+    """Return views of a layer's KV cache, in one of the `_layouts`. None if it has another one."""
+    heads, dim, shape = layer.num_kv_heads, layer.head_dim, tuple(tensor.shape)
+    if layer.latent:
+        latents = tensor.unsqueeze(2)
+        return KVCache(latents, latents) if shape[1:] == (size, dim) else None
+    if shape[1:] == (heads, size, 2 * dim):
+        return KVCache(*tensor.transpose(1, 2).split(dim, dim=3))
+    if shape[:1] == (2,) and shape[2:] == (size, heads, dim):
+        return KVCache(*tensor.unbind())
+    return None
+
+
+def _layouts(layer: AttentionLayer, size: int) -> str:
+    """Return the served layouts of a layer's KV cache with `size` tokens per block."""
+    heads, dim = layer.num_kv_heads, layer.head_dim
+    if layer.latent:
+        return f"[num_blocks, block_size, kv_lora_rank + qk_rope_head_dim] = [*, {size}, {dim}]"
+    return (
+        f"[num_blocks, num_kv_heads, block_size, 2 * head_dim] = [*, {heads}, {size}, {2 * dim}] or "
+        f"[2, num_blocks, block_size, num_kv_heads, head_dim] = [2, *, {size}, {heads}, {dim}]"
+    )
 
 
 def _in_fp8(name: str, layer: Any) -> Any:

@@ -183,11 +183,11 @@ class Speculator(_Stock):
             groups, context = self.kv_cache_config.kv_cache_groups, self.vllm_config.compilation_config
             sizes = table_block_sizes(self.block_tables)
             cache = draft_cache(self._head, self.model, groups, sizes, context.static_forward_context)
-            index = self.device.index
+            table = self.block_tables.input_block_tables[cache.group]
             fast = FastPath(
                 self._head,
                 cache.caches,
-                open_platform(f"{self.device.type}:{torch.cuda.current_device() if index is None else index}"),
+                open_platform(str(table.device)),
                 num_speculative_tokens=self.num_speculative_steps,
                 # A batch of K + 1 rows per request has no more requests, and vLLM's workspaces hold no more rows.
                 max_num_requests=min(self.max_num_reqs, self.max_num_tokens // (self.num_speculative_steps + 1)),
@@ -201,13 +201,13 @@ class Speculator(_Stock):
                 compare_every=self.settings.compare_every,
                 module=self.model,
             )
-            self._warm_up(fast, self._head, self.block_tables.input_block_tables[cache.group])
+            self._warm_up(fast, self._head, table)
             self.fast_path, self._kv_group = fast, cache.group
             sizes = fast.config.sizes
             graphs = len(sizes) + len(fast.prompts.sizes)
             _LOG.info("specgraph drafts for up to %d requests (%d graphs)", sizes[-1], graphs)
 
-    def _warm_up(self, fast: FastPath, head: VllmHead, table: Any) -> None:
+    def _warm_up(self, fast: FastPath, head: VllmHead, table: torch.Tensor) -> None:
         """Compile the kernels of both forms of `_verify_output`, so that none compiles while vLLM serves."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:

@@ -80,6 +80,7 @@ class Engine:
         divided: bool | None = None,
         ranks=None,
         stored: torch.dtype = torch.float32,
+        allocate=kv_cache,
         **settings,
     ) -> None:
         """Kind "fp8" is EAGLE-3 with an FP8 KV cache, "shipped" the shipped pair.
@@ -88,6 +89,7 @@ class Engine:
             divided: drafts are sampled, and whether their logits are divided by the temperature; `stored`: vLLM's dtype
                 of them.
             ranks: this process is one of those that split the module.
+            allocate: makes a layer's KV cache in a layout of vLLM.
         """
         fp8, kind = kind == "fp8", kind.replace("fp8", "eagle3")
         self.stored = in_e4m3 if fp8 else lambda x: x
@@ -136,7 +138,7 @@ class Engine:
         first = rank * layer.num_kv_heads // size
         self.heads = slice(first, first + heads)
         blocks = 1 + SLOTS * per_request
-        self.tensors = [kv_cache(blocks, heads, BLOCK, layer.head_dim, torch.float32) for _ in self.names]
+        self.tensors = [allocate(blocks, heads, BLOCK, layer.head_dim, torch.float32) for _ in self.names]
         if layer.latent:
             self.tensors = [torch.zeros(blocks, BLOCK, layer.head_dim)]
         if fp8:
@@ -191,6 +193,9 @@ class Engine:
             for layer, tensor in enumerate(self.tensors):
                 if tensor.dim() == 3:
                     tensor[block, position % BLOCK] = as_vllm_stores(past[layer][0][position])[0].float()
+                    continue
+                if tensor.dim() == 5:
+                    tensor[:, block, position % BLOCK] = torch.stack([*(x[position] for x in past[layer])]).float()
                     continue
                 pair = torch.cat([past[layer][0][position], past[layer][1][position]], -1)
                 tensor[block, :, position % BLOCK] = pair[self.heads].float()

@@ -33,6 +33,7 @@ from vllm_objects import (
     kv_cache,
     mimo_folder,
     quantise,
+    separate_kv_cache,
 )
 
 from specgraph import DraftHead
@@ -332,10 +333,21 @@ def test_the_cache_is_a_view_of_vllms_memory(module) -> None:
     assert theirs[3, 1, 5, 32 + 7] == -2.0
 
 
-@pytest.mark.parametrize("shape", [(6, 16, 2, 64), (2, 6, 16, 2, 32), (6, 2, 16, 32)])
+def test_so_are_keys_and_values_that_lie_apart(module) -> None:
+    """vLLM on Moore Threads GPUs stores them so."""
+    theirs = separate_kv_cache(6, 2, 16, 32, torch.float32)
+    groups, layers = [SimpleNamespace(layer_names=[LAYER_NAME])], {LAYER_NAME: SimpleNamespace(kv_cache=theirs)}
+    cache = draft_cache(draft_head(module, lambda: HIDDEN), module, groups, [16], layers).caches[0]
+    cache.key[3, 5, 1, 7], cache.value[3, 5, 1, 7] = -1.0, -2.0
+    assert theirs[:, 3, 5, 1, 7].tolist() == [-1.0, -2.0]
+
+
+@pytest.mark.parametrize("shape", [(6, 16, 2, 64), (2, 6, 2, 16, 32), (6, 2, 16, 2, 32), (6, 2, 16, 32)])
 def test_another_layout_of_the_cache_is_refused(module, shape) -> None:
     groups = [SimpleNamespace(layer_names=[LAYER_NAME])]
-    with pytest.raises(UnsupportedError, match="served is FlashAttention's"):
+    with pytest.raises(
+        UnsupportedError, match=r"served is \[num_blocks, .* = \[\*, 2, 16, 64\] or \[2, .* = \[2, \*, 16, 2, 32\]"
+    ):
         draft_cache(
             draft_head(module, lambda: HIDDEN),
             module,

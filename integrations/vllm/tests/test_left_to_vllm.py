@@ -108,7 +108,7 @@ def test_scales_of_an_fp8_cache_are_refused(tmp_path) -> None:
 def test_or_left_to_vllm(tmp_path, caplog) -> None:
     engine = Engine(tmp_path, when_unsupported="vllm")
     engine.tensor = engine.speculator.vllm_config.compilation_config.static_forward_context[LAYER_NAME].kv_cache = (
-        torch.zeros(2, 5, BLOCK, KV_HEADS, HEAD_DIM)
+        torch.zeros(5, 2, BLOCK, KV_HEADS, HEAD_DIM)
     )
     engine.start()
     batch = input_batch([torch.arange(5)], [20], [0])

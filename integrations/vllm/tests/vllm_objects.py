@@ -1,6 +1,7 @@
 """Objects shaped as those of vLLM 0.26 that the plugin reads: seen on a GPU with vLLM itself, and in its sources.
 
-The class names matter: the plugin asks for them.
+0.28 has the same, except for the cache of draft logits, which is that of 0.33. The class names matter: the plugin asks
+for them.
 """
 
 from __future__ import annotations
@@ -300,6 +301,11 @@ def padded_to_64(weight: Tensor) -> Tensor:
 def kv_cache(num_blocks: int, kv_heads: int, block: int, dim: int, dtype: torch.dtype) -> Tensor:
     """[num_blocks, kv_heads, block, 2 * dim], in memory [num_blocks, block, kv_heads, 2 * dim], full of garbage."""
     return torch.full((num_blocks, block, kv_heads, 2 * dim), 9.0, dtype=dtype).transpose(1, 2)
+
+
+def separate_kv_cache(num_blocks: int, kv_heads: int, block: int, dim: int, dtype: torch.dtype) -> Tensor:
+    """[2, num_blocks, block, kv_heads, dim], keys and values, as FLASH_ATTN of vllm-musa has them, full of garbage."""
+    return torch.full((2, num_blocks, block, kv_heads, dim), 9.0, dtype=dtype)
 
 
 def input_batch(

@@ -72,7 +72,8 @@ def _capabilities(item: Discovered, probe: Probe) -> tuple[dict[str, Any], str]:
 def _show(rows: list[dict[str, Any]], remark: str) -> None:
     console = Console(highlight=False)
     for row in rows:
-        state = "[green]available[/]" if row["available"] else f"[yellow]not available[/]: {escape(row['reason'])}"
+        state = "[green]available[/]" if row["available"] else "[yellow]not available[/]"
+        state += f": {escape(row['reason'])}" if row["reason"] else ""
         versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
         mark = "[bold green]*[/]" if row["selected"] else " "
         console.print(f"{mark} [bold]{row['name']}[/]  {row['distribution']} {row['version']}  {state}  {versions}")

@@ -1,25 +1,33 @@
-# type: ignore  (Triton compiles it; no type checker can read it)
-"""`fill_batch` as one Triton kernel."""
+"""The hand-over of a verify as one Triton kernel."""
 
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false, reportGeneralTypeIssues=false
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from specgraph.draft import ProposeBatch
-from specgraph_plugin.verify_output import VerifyOutput
+from specgraph.kernels.launch import Launcher, ceil_div, power_of_two
+from specgraph.ops.copies import BatchTensors
+
+MOST_STATES = 8
+"""Hidden states per row that the kernel takes. Each is an argument: Triton takes tuples of pointers since 3.3 only."""
 
 
 @triton.jit(
     do_not_specialize=["n", "query_len", "most", "start_stride", "table_stride", "columns", "max_model_len", "reach"]
 )
-def fill_batch_kernel(
+def load_verify_output_kernel(
     token_ids, num_sampled, starts, first_rows, last_tokens, last_rows, table, table_rows,
-    states, to_sampled_token_ids, to_num_sampled, to_start_positions, to_aux_hidden, to_block_table,
+    states_0, states_1, states_2, states_3, states_4, states_5, states_6, states_7,
+    to_sampled_token_ids, to_num_sampled, to_start_positions, to_aux_hidden, to_block_table,
     n, query_len, most, start_stride, table_stride, columns, max_model_len, reach, to_stride, to_columns,
     SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
     HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr, HAS_ROWS: tl.constexpr, ROW: tl.constexpr, TABLE: tl.constexpr,
-    PART: tl.constexpr,
+    PART: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Copy the results of a verify; one program per (request, row, part of a hidden state).
 
@@ -27,6 +35,8 @@ def fill_batch_kernel(
     entries at a time: with blocks of one token it has an entry per position. STEP columns of the host engine's table
     are one block. `most` is the index of the engine's last row, since the rows after a request's own may lie past it.
     """
+    if OVERLAP is not None:
+        OVERLAP()
     request = tl.program_id(0)
     row = tl.program_id(1)
     part = tl.program_id(2)
@@ -67,30 +77,64 @@ def fill_batch_kernel(
         taken = tl.minimum(first + row, most).to(tl.int64)
         parts_of_a_state: tl.constexpr = (SIZE + PART - 1) // PART
         state = part // parts_of_a_state
-        source = states[0]
-        for index in tl.static_range(1, COUNT):
-            if state == index:
-                source = states[index]
+        source = states_0
+        if COUNT > 1:
+            if state == 1:
+                source = states_1
+            if state == 2:
+                source = states_2
+            if state == 3:
+                source = states_3
+            if state == 4:
+                source = states_4
+            if state == 5:
+                source = states_5
+            if state == 6:
+                source = states_6
+            if state == 7:
+                source = states_7
         element = part % parts_of_a_state * PART + tl.arange(0, PART)
         values = tl.load(source + taken * SIZE + element, mask=element < SIZE)
         tl.store(to_aux_hidden + (at * COUNT + state) * SIZE + element, values, mask=element < SIZE)
 
 
-def fill_batch_by_kernel(
-    end: VerifyOutput, into: ProposeBatch, max_model_len: int, block_size: int, reach: int
-) -> None:
-    states, query_len = tuple(state.contiguous() for state in end.hidden_states), into.query_len
-    count, size = len(states), states[0].shape[1]
-    has_first, has_last, has_rows = (x is not None for x in (end.first_rows, end.last_tokens, end.table_rows))
-    part = min(4096, triton.next_power_of_2(size))
-    fill_batch_kernel[(into.num_requests, query_len, count * triton.cdiv(size, part))](
-        end.token_ids, end.num_sampled, end.starts, end.first_rows if has_first else end.num_sampled,
-        end.last_tokens if has_last else end.num_sampled, end.last_rows if has_last else end.num_sampled,
-        end.table, end.table_rows if has_rows else end.num_sampled,
-        states, into.sampled_token_ids, into.num_sampled, into.start_positions, into.aux_hidden, into.block_table,
-        end.num_requests, query_len, states[0].shape[0] - 1, end.starts.stride(0), end.table.stride(0),
-        end.table.shape[1], max_model_len, reach, into.block_table.stride(0), into.block_table.shape[1],
-        SIZE=size, COUNT=count, BLOCK=block_size,
-        STEP=block_size if end.table_of_slots else 1, HAS_FIRST=has_first, HAS_LAST=has_last, HAS_ROWS=has_rows,
-        ROW=triton.next_power_of_2(query_len), TABLE=512, PART=part, num_warps=4,
-    )  # fmt: skip
+class PluginOps(Launcher):
+    """The implementation of the op in `specgraph_plugin.verify_output`."""
+
+    __slots__ = ()
+
+    def load_verify_output(
+        self,
+        token_ids: Tensor,
+        num_sampled: Tensor,
+        starts: Tensor,
+        table: Tensor,
+        hidden_states: Sequence[Tensor],
+        to: BatchTensors,
+        first_rows: Tensor | None,
+        table_rows: Tensor | None,
+        last_tokens: Tensor | None,
+        last_rows: Tensor | None,
+        table_of_slots: bool,
+        max_model_len: int,
+        block_size: int,
+        reach: int,
+    ) -> None:
+        states = [state.contiguous() for state in hidden_states]
+        count, size, query_len = len(states), states[0].shape[1], to.sampled_token_ids.shape[1]
+        if count > MOST_STATES:
+            return NotImplemented
+        has_first, has_last, has_rows = (given is not None for given in (first_rows, last_tokens, table_rows))
+        part = min(4096, power_of_two(size))
+        self.launch(
+            load_verify_output_kernel, (to.num_sampled.shape[0], query_len, count * ceil_div(size, part)),
+            token_ids, num_sampled, starts, first_rows if has_first else num_sampled,
+            last_tokens if has_last else num_sampled, last_rows if has_last else num_sampled,
+            table, table_rows if has_rows else num_sampled,
+            *states, *states[:1] * (MOST_STATES - count), *to,
+            num_sampled.shape[0], query_len, states[0].shape[0] - 1, starts.stride(0), table.stride(0),
+            table.shape[1], max_model_len, reach, to.block_table.stride(0), to.block_table.shape[1],
+            SIZE=size, COUNT=count, BLOCK=block_size,
+            STEP=block_size if table_of_slots else 1, HAS_FIRST=has_first, HAS_LAST=has_last, HAS_ROWS=has_rows,
+            ROW=power_of_two(query_len), TABLE=512, PART=part, num_warps=4,
+        )  # fmt: skip
