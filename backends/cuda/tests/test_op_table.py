@@ -12,9 +12,11 @@ from interpreted import ops as kernels
 from specgraph_conformance.op_rows import context_parallel, ngram, passes, rounds
 from specgraph_conformance.op_run import run_on
 from specgraph_conformance.op_table import Row
+from specgraph_plugin.kernels import verified_rounds
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specgraph.cpu import CpuPlatform
+from specgraph.kernels.trial import agrees_with_reference
 from specgraph.ops.library import NAMESPACE, declared
 
 SETS = [
@@ -41,3 +43,8 @@ class Interpreted(TorchDispatchMode):
 def test_kernels(row: Row, parameters: dict[str, Any]) -> None:
     with torch.no_grad(), Interpreted():
         row.check(run_on(CpuPlatform()), torch.Generator().manual_seed(0), **parameters)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1; on a GPU a plugin's start-up runs it")
+def test_the_hand_over_of_a_verify() -> None:
+    assert agrees_with_reference(kernels(), verified_rounds, torch.device("cpu")) is None

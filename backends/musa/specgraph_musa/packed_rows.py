@@ -1,6 +1,7 @@
 """Op arguments with packed rows, for kernels that take a tensor's first stride and no other.
 
-A row is tensor[i]. It is packed if its elements are contiguous.
+A row is tensor[i]. It is packed if its elements are contiguous. KV caches stay as they are, since the kernels take all
+strides of theirs: a host engine may keep keys and values side by side.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from specgraph.ops.kv_cache import KVCache
 from specgraph.ops.library import Op
 from torch import Tensor
 
@@ -20,6 +22,7 @@ def with_packed_rows(op: Op[Any, Any], function: Callable[..., Any]) -> Callable
         ValueError: if the op writes an argument without packed rows: a copy would lose the written values.
     """
     by_name = {parameter.name: parameter for parameter in op.parameters.all}
+    strided = {"key_cache", "value_cache", *(name for name, p in by_name.items() if p.record is KVCache)}
 
     def one(name: str, value: Any) -> Any:
         given = packed(value) if isinstance(value, Tensor) else value
@@ -32,7 +35,9 @@ def with_packed_rows(op: Op[Any, Any], function: Callable[..., Any]) -> Callable
 
     def whole(name: str, value: Any) -> Any:
         parameter = by_name[name]
-        if parameter.record is None or value is None:
+        if value is None or name in strided:
+            return value
+        if parameter.record is None:
             return one(name, value)
         return parameter.record(*map(one, parameter.flat, value))
 

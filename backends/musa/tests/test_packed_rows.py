@@ -46,6 +46,19 @@ def test_a_block_table_with_a_foreign_last_stride_is_packed():
     assert (seen_plan, named) == (plan, {"past": None})
 
 
+def test_kv_caches_keep_the_strides_of_the_host_engine():
+    """vLLM's TRITON_ATTN has keys and values side by side: a copy of its cache would be read, or written and lost."""
+    side_by_side = torch.zeros(4, 2, 8, 32).transpose(1, 2)
+    cache, seen = ops.KVCache(*side_by_side.split(16, dim=3)), []
+    for op, given in (
+        (ops.rotate_and_store, (torch.zeros(3, 2, 16), None, cache)),
+        (ops.move_kv, (*cache, None, None)),
+    ):
+        with_packed_rows(op, lambda *args: seen.append(args))(*given)
+    assert seen[0][2] is cache
+    assert all(handed is own for handed, own in zip(seen[1], cache, strict=False))
+
+
 def test_an_argument_that_is_written_is_never_copied():
     lens, four, eight = torch.zeros(4, dtype=torch.int32)[::2], torch.zeros(4), torch.zeros(8)[::2]
     with pytest.raises(ValueError, match="advance writes 'seq_lens'"):
