@@ -12,12 +12,13 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.draft.logits import OutputProjection, whole_rows
+from specgraph.ops.draft_sampling import to_target_ids
 from specgraph.ops.linear import PairInput, Weight
 from specgraph_models import ops as model_ops
 from specgraph_models.config import ModelConfig
 from specgraph_models.layers import DecoderLayer, decoder_blocks, rms_norm
 from specgraph_models.rotary import rotary_table
-from specgraph_models.split import table_rows
+from specgraph_models.split import embedding, table_rows
 
 
 class DecoderModel:
@@ -44,6 +45,7 @@ class DecoderModel:
         self.sizes, self.embed_tokens, self.layers, self.lm_head = sizes, embed_tokens, tuple(layers), lm_head
         self.output_norm, self._causal = output_norm, causal
         self.hidden_size, self.dtype = sizes.hidden_size, embed_tokens.dtype
+        self.vocab_size = self.output_vocab_size = sizes.vocab_size
         self.tensor_parallel = sizes.tensor_parallel
         self._attention_layers: tuple[AttentionLayer, ...] | None = None
 
@@ -83,10 +85,6 @@ class DecoderModel:
             for index, layer in enumerate(self.layers)
         )
 
-    @property
-    def output_vocab_size(self) -> int:
-        return self.sizes.vocab_size
-
     def shorten(self, max_model_len: int) -> None:
         """Run with fewer positions. The rotary table gets shorter, and a window that hides no position is dropped."""
         self.sizes = replace(self.sizes, max_position_embeddings=max_model_len)
@@ -98,6 +96,18 @@ class DecoderModel:
         """Return the output of each layer; see `decoder_blocks`."""
         eps = self.sizes.rms_norm_eps
         return decoder_blocks(x, self.layers, self.attention_layers, attend, eps, rows, first_qkv)
+
+    def cut_output(self, ids: Tensor) -> None:
+        """Copy the rows of lm_head for some outputs, int64 [n], and use the copy in its place.
+
+        Ranks that split lm_head call this together. They split the copy too, if they can split it evenly.
+        """
+        ranks, ids = self.tensor_parallel, ids.to(self.lm_head.device)
+        rows = embedding(ids, self.lm_head, ranks, self.output_vocab_size)
+        if ranks.vocabulary(len(ids)) is not None:
+            begin, end = ranks.part(len(ids))
+            rows = rows[begin:end].clone()
+        self.lm_head, self.output_vocab_size = rows, len(ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden [N, hidden_size] to logits [N, output_vocab_size]."""
@@ -163,12 +173,18 @@ class DraftDecoder(DecoderModel):
         super().__init__(sizes, embed_tokens, layers, lm_head, output_norm=output_norm, causal=causal)
         self.aux_layers, self.aux_size = tuple(aux_layers), aux_size or sizes.hidden_size
         self.draft_to_target = draft_to_target
-        self.draft_vocab_size = sizes.vocab_size if draft_to_target is None else draft_to_target.shape[0]
+        if draft_to_target is not None:
+            self.output_vocab_size = draft_to_target.shape[0]
         self.pair_input: PairInput | None = None
 
     @property
-    def output_vocab_size(self) -> int:
-        return self.draft_vocab_size
+    def draft_vocab_size(self) -> int:
+        return self.output_vocab_size
+
+    def keep_tokens(self, draft_ids: Tensor) -> None:
+        """See `CutHead.keep_tokens`. Subclasses with other tensors of draft tokens cut these too."""
+        self.draft_to_target = cut_offsets(draft_ids, self.draft_to_target).to(self.lm_head.device)
+        self.cut_output(draft_ids)
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         return aux_hidden
@@ -192,6 +208,19 @@ class DraftDecoder(DecoderModel):
             return ops.norm_linear(pair, None, weight)
         ids, table = table_rows(token_ids, given.table, self.tensor_parallel, self.sizes.vocab_size)
         return model_ops.pair_linear(ids, hidden, given._replace(table=table), weight)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        offsets = {} if self.draft_to_target is None else {"draft_to_target": self.draft_to_target}
+        return {**offsets, **super().weights()}
+
+
+def cut_offsets(draft_ids: Tensor, draft_to_target: Tensor | None) -> Tensor:
+    """Return the `draft_to_target` of a head that keeps these of its draft tokens: int64 [n] on the CPU.
+
+    draft_to_target: the head's own before.
+    """
+    ids = draft_ids.cpu()
+    return to_target_ids(ids, None if draft_to_target is None else draft_to_target.cpu()) - torch.arange(len(ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +269,10 @@ class AuxDecoder(DraftDecoder):
             causal=causal,
         )
         self.tensors = weights
+
+    def keep_tokens(self, draft_ids: Tensor) -> None:
+        super().keep_tokens(draft_ids)
+        self.tensors = replace(self.tensors, lm_head=self.lm_head, draft_to_target=self.draft_to_target)
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         tensors, eps = self.tensors, self.sizes.rms_norm_eps

@@ -92,7 +92,7 @@ class DFlashHead(AuxDecoder):
         if self._qkv is not None:
             weights = self._qkv[:, skip:].transpose(1, 2)
             return torch.bmm(context.expand(len(self.layers), *context.shape), weights).unbind()
-        return [ops.norm_linear(context, None, layer.qkv.rows_from(skip)) for layer in self.layers]
+        return [ops.norm_linear(context, None, layer.qkv.rows(slice(skip, None))) for layer in self.layers]
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
         x = embedding(token_ids.flatten(), self.embed_tokens, self.tensor_parallel, self.sizes.vocab_size)

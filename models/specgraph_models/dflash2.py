@@ -9,7 +9,7 @@ score         = logit + sum(predecessor[token before] * (P @ hidden state) * suc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ class Selector:
     predecessor: Tensor
     """[vocab_size, r]"""
     successor: Tensor
-    """[vocab_size, r]"""
+    """[draft_vocab_size, r]"""
     projection: Weight
     """[r, hidden_size]"""
 
@@ -79,6 +79,12 @@ class DFlash2Head(InOrderHead):
         """convolutions: of the attention and of the MLP, for each layer."""
         super().__init__(block)
         self.convolutions, self.selector = tuple(convolutions), selector
+
+    def keep_tokens(self, draft_ids: Tensor) -> None:
+        super().keep_tokens(draft_ids)
+        whole = self.selector
+        successor = whole.successor[draft_ids.to(whole.successor.device)]
+        self.selector = replace(whole, successor=successor, top_k=min(whole.top_k, len(draft_ids)))
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
         """See `ParallelHead.forward`. The result is after the final norm."""

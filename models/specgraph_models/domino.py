@@ -7,7 +7,7 @@ logits    = lm_head(norm(block)) + W2 @ silu(W1 @ (hidden state, state))    of r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,6 +42,11 @@ class DominoHead(InOrderHead):
         """uncorrected_rows: the logits of this number of first predicting rows are not corrected."""
         super().__init__(block)
         self.correction, self._uncorrected_rows = correction, uncorrected_rows
+
+    def keep_tokens(self, draft_ids: Tensor) -> None:
+        super().keep_tokens(draft_ids)
+        output = self.correction.output
+        self.correction = replace(self.correction, output=output.rows(draft_ids.to(output.matrix.device)))
 
     def in_order(self, hidden: Tensor) -> NextLogits:
         rows, base = self.base_logits(hidden)

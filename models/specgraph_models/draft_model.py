@@ -11,6 +11,7 @@ from specgraph.attention import Attend, AttentionLayer
 from specgraph.draft.logits import OutputProjection
 from specgraph.draft.protocol import DraftOutput, HeadKind
 from specgraph.ops.linear import PairInput
+from specgraph_models.decoder import cut_offsets
 from specgraph_models.layers import take_rows
 from specgraph_models.llama import LlamaTarget
 
@@ -39,8 +40,14 @@ class DraftModelHead:
         if draft_vocab_size is not None and draft_vocab_size < model.vocab_size:
             self.draft_to_target = torch.zeros(draft_vocab_size, dtype=torch.int64, device=model.embed_tokens.device)
         self.aux_size = target_hidden_size
-        self.hidden_size, self.dtype = model.hidden_size, model.dtype
-        self.draft_vocab_size = draft_vocab_size or model.vocab_size
+        self.hidden_size, self.dtype, self.vocab_size = model.hidden_size, model.dtype, model.vocab_size
+        self.draft_vocab_size, self.tensor_parallel = draft_vocab_size or model.vocab_size, model.tensor_parallel
+
+    def keep_tokens(self, draft_ids: Tensor) -> None:
+        """See `CutHead.keep_tokens`."""
+        self.draft_to_target = cut_offsets(draft_ids, self.draft_to_target).to(self.model.lm_head.device)
+        self.model.cut_output(draft_ids)
+        self.draft_vocab_size = len(draft_ids)
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:

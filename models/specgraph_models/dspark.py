@@ -9,7 +9,7 @@ confidence = sigmoid(w @ (hidden state, W1[token before]))       the chance that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,6 +57,11 @@ class DSparkHead(InOrderHead):
         super().__init__(block, in_one=in_one)
         self.markov, self.confidence_head = markov, confidence
         self.has_confidence = confidence is not None
+
+    def keep_tokens(self, draft_ids: Tensor) -> None:
+        super().keep_tokens(draft_ids)
+        output = self.markov.output
+        self.markov = replace(self.markov, output=output.rows(draft_ids.to(output.matrix.device)))
 
     def in_order(self, hidden: Tensor) -> NextLogits:
         rows, base = self.base_logits(hidden)

@@ -24,7 +24,7 @@ class LlamaTarget(DecoderModel):
         """norm [hidden_size]. The rest as in `DecoderModel`."""
         super().__init__(config, embed_tokens, layers, lm_head)
         self.norm = norm
-        self.architecture, self.num_layers, self.vocab_size = config.architecture, len(self.layers), config.vocab_size
+        self.architecture, self.num_layers = config.architecture, len(self.layers)
         # Rounded to the dtype of the product, as in the training of the models with this factor.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=embed_tokens.dtype))
 

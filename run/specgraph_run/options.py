@@ -186,6 +186,12 @@ class GeneratorOptions(DecoderOptions, DraftOptions):
         parse=_whole_or_auto,
     )
     num_modules: Count | None = option(None, "MTP modules to use; 1 reuses the first at every step. Default: all.")
+    draft_vocab: Path | str | None = option(
+        None,
+        "A file of the tokens that the drafter may draft (specgraph draft-vocab, a token map of SGLang, .npy): a "
+        "propose then reads their rows of the lm_head alone. Default: all tokens.",
+        parse=str,
+    )
     prompt_lookup_max: NgramTokens = option(5, "Draft ngram: tokens of the longest n-gram that is looked for.")
     prompt_lookup_min: NgramTokens = option(1, "Draft ngram: tokens of the shortest n-gram that is looked for.")
     speculative_num_steps: Count | None = option(

@@ -39,11 +39,11 @@ class Weight(NamedTuple):
     """float32 [groups, out]: each row of `matrix` has one scale for every in / groups of its columns. With one group
     each row has one scale. A checkpoint's scale of a whole tensor, or of a block of rows, is repeated for each row."""
 
-    def rows_from(self, first: int) -> Weight:
-        """Return the weight for the outputs from number `first` on."""
+    def rows(self, kept: slice | Tensor) -> Weight:
+        """Return the weight for some of the outputs: views of a slice of them, or copies of those of int64 [n]."""
         bias, scale = self.bias, self.scale
-        kept = None if bias is None else bias[first:], None if scale is None else scale[:, first:]
-        return Weight(self.matrix[first:], *kept)
+        rest = None if bias is None else bias[kept], None if scale is None else scale[:, kept]
+        return Weight(self.matrix[kept], *rest)
 
     def named_tensors(self, name: str) -> dict[str, Tensor]:
         parts = {name: self.matrix, f"{name}_bias": self.bias, f"{name}_scale": self.scale}

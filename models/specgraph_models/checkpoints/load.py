@@ -12,9 +12,11 @@ import torch
 from specgraph.errors import ConfigError
 from specgraph.validation import MOST_POSITIONS, Count, Tokens, checked
 from specgraph_models.checkpoints.config_source import ConfigSource, check_keys, read_config
+from specgraph_models.checkpoints.cut import cut_vocabulary
 from specgraph_models.checkpoints.dflash import load_dflash
 from specgraph_models.checkpoints.dflash2 import load_dflash2
 from specgraph_models.checkpoints.domino import load_domino
+from specgraph_models.checkpoints.draft_vocab import DraftVocabulary, read_draft_vocab
 from specgraph_models.checkpoints.drafter import IGNORED, DraftedTarget, DrafterFolder
 from specgraph_models.checkpoints.dspark import load_dspark
 from specgraph_models.checkpoints.eagle import load_eagle
@@ -138,6 +140,7 @@ def load_drafter(
     dtype: DType = None,
     num_modules: Count | None = None,
     keep_fp8: bool = False,
+    draft_vocab: DraftVocabulary | Path | str | None = None,
 ) -> LoadedHead:
     """Read a drafter for `target`, onto the device of the target's embedding, or onto the CPU if `target` is a folder.
 
@@ -150,14 +153,18 @@ def load_drafter(
         dtype: the dtype of weights and activations. None for the target's.
         num_modules: the number of MTP modules to use. None for all. With 1 every draft step runs the first module.
         keep_fp8: as in `load_target`.
+        draft_vocab: the tokens that the head may draft, or a file of them (`read_draft_vocab`). The head then has a
+            copy of their rows of lm_head, its own or the target's, and reads no others. None for all.
 
     Raises:
-        CheckpointError: the format is unknown; a part is missing or misshapen, or no reader knows it; or the drafter
-            was made for another target.
+        CheckpointError: the format is unknown; a part is missing or misshapen, or no reader knows it; or the drafter,
+            or `draft_vocab`, was made for another target.
         ConfigError: num_modules is given for a drafter without modules, or a shared tensor has another dtype.
     """
     folder = Path(folder)
     source = read_config(folder)
+    if isinstance(draft_vocab, str | Path):
+        draft_vocab = read_draft_vocab(draft_vocab)
     if isinstance(target, str | Path):
         target = target_shape(target, dtype=dtype)
     elif isinstance(target, torch.nn.Module):
@@ -184,4 +191,6 @@ def load_drafter(
     head = _LOADERS[found.algorithm](opened)
     checkpoint.ignore(IGNORED)
     _account(checkpoint, source)
+    if draft_vocab is not None:
+        cut_vocabulary(head, draft_vocab)
     return head

@@ -19,6 +19,7 @@ from specgraph.errors import SpecgraphError
 from specgraph_run.cli.audit import audit
 from specgraph_run.cli.bench import bench
 from specgraph_run.cli.chat import chat
+from specgraph_run.cli.draft_vocab import draft_vocab
 from specgraph_run.cli.env import env
 from specgraph_run.cli.explain import explain
 from specgraph_run.cli.generate import generate
@@ -83,7 +84,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     cls=_Group, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=_SETTINGS
 )
-for command in (generate, chat, platforms, explain, bench, audit, env, new_backend, *_commands_of_parts()):
+for command in (generate, chat, platforms, explain, bench, audit, draft_vocab, env, new_backend, *_commands_of_parts()):
     first = " ".join((command.__doc__ or "").split("\n\n")[0].split())
     app.command(cls=_Command, short_help=first, context_settings=_SETTINGS)(command)  # click would cut the docstring
 

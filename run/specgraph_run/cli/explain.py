@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -26,6 +26,9 @@ from specgraph_run.cli.options import (
 from specgraph_run.cli.output import check_output, print_summary, text_output, write_json
 from specgraph_run.cli.waiting import waiting
 from specgraph_run.options import GeneratorOptions
+
+if TYPE_CHECKING:
+    from specgraph_run.text.load import LoadedPair
 
 _Rows = Iterator[tuple[str, str]]
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")
@@ -74,13 +77,28 @@ def _report(
         stops = stop_token_ids(target, pair.target.vocab_size)
         models = {"target": f"{target}", "drafter": drafter, "KV": f"{pair.cache}"}
         models["text"] = shown_stops(read_tokenizer(target), stops)
-        report = {"decode": options.decode, "models": models, "stop_token_ids": stops, **describe(decoder, captured)}
+        report = {"decode": options.decode, "models": models, "draft_vocab": _cut(pair), "stop_token_ids": stops}
+        report |= describe(decoder, captured)
         times = decoder.time_rounds()
     decoder.close()
     return report | {
         "attention_refusals": pair.attention.reason,
         "round_times": times,
         "k_by_acceptance": None if times is None else k_by_acceptance(times),
+    }
+
+
+def _cut(pair: LoadedPair) -> dict[str, Any] | None:
+    """Return the report's entry about the draft vocabulary that the options name. None if they name none."""
+    if pair.draft_vocab is None or pair.head is None:
+        return None
+    lm_head = pair.head.weights()["lm_head"]
+    return {
+        "file": pair.draft_vocab.name,
+        "tokens": pair.head.draft_vocab_size,
+        "of": pair.target.vocab_size,
+        "covers": pair.draft_vocab.covers,
+        "lm_head_bytes": lm_head.nbytes,
     }
 
 
@@ -124,6 +142,10 @@ def _draft_rows(report: Mapping[str, Any]) -> _Rows:
         yield "draft tokens K", f"{next(iter(by_size.values()))}"
     else:
         yield "draft tokens K", "by requests: " + ", ".join(f"{size}: {k}" for size, k in by_size.items())
+    if (cut := report["draft_vocab"]) is not None:
+        covers = "" if cut["covers"] is None else f", {cut['covers']:.1%} of the text that it was counted from"
+        copy = f"a copy of their rows of lm_head takes {cut['lm_head_bytes'] / 2**20:.1f} MiB"
+        yield "draft vocabulary", f"{cut['file']}: {cut['tokens']} of {cut['of']} tokens{covers}; {copy}"
     if tree is not None:
         sizes = report["tree_sizes"]
         where = "" if len(sizes) == len(by_size) else f", for batches padded to {', '.join(map(str, sizes))}"

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from specgraph_models.checkpoints import TargetShape, drafter_format, load_drafter, load_target, target_shape
+from specgraph_models.checkpoints import (
+    DraftVocabulary,
+    TargetShape,
+    drafter_format,
+    load_drafter,
+    load_target,
+    read_draft_vocab,
+    target_shape,
+)
 from specgraph_models.checkpoints.config_source import read_config
 from specgraph_models.checkpoints.folder import KV_SCALES
 from specgraph_models.checkpoints.model_config import config_dtype
@@ -209,6 +217,8 @@ class LoadedPair:
     config: DraftConfig
     options: DecoderOptions
     """The caller's options, with the number of KV blocks of `cache`."""
+    draft_vocab: DraftVocabulary | None = None
+    """The tokens that the drafter may draft. None for all of its own."""
 
 
 def load_models(
@@ -234,6 +244,7 @@ def load_models(
     k = draft_config(options, options.max_model_len or MOST_POSITIONS).num_speculative_tokens
     if draft == NGRAM and options.num_modules is not None:
         raise ConfigError(f"num_modules {options.num_modules}: ngram has none; it is for mtp alone")
+    vocabulary = draft_vocabulary(options.draft_vocab, target, draft)
     dtype, length, tree = dtype_named(options.dtype), options.max_model_len, options.draft_tree
     if dtype is None and platform.device.type == "cpu":
         dtype, _ = cpu_dtype(target)
@@ -259,7 +270,9 @@ def load_models(
         if layout is not None and options.draft_tensor_parallel == 1:
             where = platform.device
             drafted = target_shape(target, device=where, dtype=model.dtype, max_model_len=model.max_model_len)
-        head = loaded = load_drafter(draft, drafted, num_modules=options.num_modules, keep_fp8=keep_fp8)
+        head = loaded = load_drafter(
+            draft, drafted, num_modules=options.num_modules, keep_fp8=keep_fp8, draft_vocab=vocabulary
+        )
         decoders = [model, loaded]
     free = platform.memory().free
     if layout is not None:  # all ranks must have the same blocks
@@ -298,10 +311,28 @@ def load_models(
         )
         if cache.max_model_len == model.max_model_len:
             sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size)
-            return LoadedPair(model, head, attention, cache, draft_config(sized, cache.max_model_len), sized)
+            config = draft_config(sized, cache.max_model_len)
+            return LoadedPair(model, head, attention, cache, config, sized, vocabulary)
         length = cache.max_model_len
         for m in decoders:
             m.shorten(length)
+
+
+def draft_vocabulary(path: Path | str | None, target: Path, draft: Path | None) -> DraftVocabulary | None:
+    """Read the draft vocabulary that the options name. None if they name none, or if nothing is drafted.
+
+    Raises:
+        CheckpointError: it can't be read, or it was made for another tokenizer than the target's.
+        ConfigError: the drafter has no lm_head.
+    """
+    if path is None or draft is None:
+        return None
+    if draft == NGRAM:
+        raise ConfigError(f"draft_vocab {path}: ngram reads no lm_head, and drafts tokens of the text; leave it out")
+    vocabulary = read_draft_vocab(path)
+    if vocabulary.tokenizer is not None:
+        vocabulary.check_tokenizer(read_tokenizer(target), target)
+    return vocabulary
 
 
 def draft_config(options: GeneratorOptions, max_model_len: int) -> DraftConfig:
