@@ -28,7 +28,7 @@ _HELD_OUT = 10
 
 @dataclass(slots=True)
 class TokenCounts:
-    """How often each token is in a text."""
+    """The number of times that each token is in a text."""
 
     whole: Counter[int] = field(default_factory=Counter[int])
     held_out: Counter[int] = field(default_factory=Counter[int])

@@ -68,6 +68,7 @@ SHAPES: dict[str, BenchShape] = {
     "eagle3-llama3-70b": replace(_LLAMA3, hidden_size=8192, intermediate_size=28672, num_heads=64),
     "eagle1-llama3-8b": replace(_LLAMA3, kind="eagle1", draft_vocab_size=128256, num_aux=0),
     "mtp-7b": BenchShape(4096, 11008, 32, 8, 128, 151680, 151680, num_aux=0, kind="mtp"),
+    "mtp-qwen3.5-27b": BenchShape(5120, 17408, 24, 4, 256, 248320, 248320, num_aux=0, rope_theta=1e7, kind="mtp"),
     "mtp-glm-4.5-air": BenchShape(4096, 10944, 96, 8, 128, 151552, 151552, num_aux=0, kind="mtp", experts=_GLM),
     "dflash-qwen3-8b": _DFLASH,
     "dspark-qwen3-8b": replace(_DFLASH, kind="dspark"),
