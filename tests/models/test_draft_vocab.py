@@ -165,7 +165,9 @@ def test_no_pickle_is_run(tmp_path):
 
 def test_ids_of_another_vocabulary_are_refused():
     head = make_head("eagle3", make_target())
-    with pytest.raises(CheckpointError, match=f"the list has the token id {VOCAB}, the target's vocabulary has {VOCAB}"):
+    with pytest.raises(
+        CheckpointError, match=f"the list has the token id {VOCAB}, the target's vocabulary has {VOCAB}"
+    ):
         cut_vocabulary(head, vocabulary(2, VOCAB))
     drafted = {int(each) for each in torch.arange(head.draft_vocab_size) + head.draft_to_target}
     absent = sorted(set(range(VOCAB)) - drafted)
