@@ -63,13 +63,13 @@ struct PagedAttentionParam {
   int compress, calc, scale_type, layout;
   uint32_t latent_value_size;
 };
-struct LinearParam;
+struct LinearParam { bool transpose_a, transpose_b; };
 struct ElewiseParam;
 struct RmsNormParam;
 struct GroupTopkParam;
 struct SelfAttentionParam;
-struct ReshapeAndCacheParam;
-struct RopeParam;
+struct ReshapeAndCacheParam { int compress, config; };
+struct RopeParam { int32_t coefficient, format; };
 }  // namespace infer
 
 namespace {
@@ -182,6 +182,67 @@ class PagedAttention : public Operation {
   infer::PagedAttentionParam param_;
 };
 
+// Operations without parameters that matter here: `run` gets the tensors in, then those out.
+class Simple : public Operation {
+ public:
+  using Run = void (*)(std::vector<at::Tensor>);
+  Simple(const char* name, uint32_t in, uint32_t out, Run run) : name_(name), in_(in), out_(out), run_(run) {}
+  std::string GetName() const override { return name_; }
+  uint32_t GetInputNum() const override { return in_; }
+  uint32_t GetOutputNum() const override { return out_; }
+  int Setup(const VariantPack& pack, uint64_t& workspace, Context*) override {
+    workspace = 0;
+    if (pack.in.size != in_ || pack.out.size != out_) return op::refuse(name_, "another number of tensors");
+    return acl::kSuccess;
+  }
+  int Execute(const VariantPack& pack, uint8_t* workspace, uint64_t bytes, Context* context) override {
+    auto made = std::make_unique<op::Executor>();
+    for (uint32_t i = 0; i < in_; i++) made->tensors.push_back(handle(pack.in[i]));
+    for (uint32_t i = 0; i < out_; i++) made->tensors.push_back(handle(pack.out[i]));
+    made->name = name_;
+    made->workspace = 0;
+    made->run = [run = run_, t = made->tensors] {
+      op::prepare_thread();
+      at::NoGradGuard no_grad;
+      std::vector<at::Tensor> seen;
+      for (auto& each : t) seen.push_back(each.data ? op::look(each) : at::Tensor());
+      run(seen);
+    };
+    sim::add_handle(made.get(), sim::Kind::executor);
+    return op::launch(workspace, bytes, made.release(), context->GetExecuteStream());
+  }
+
+ private:
+  const char* name_;
+  uint32_t in_, out_;
+  Run run_;
+};
+
+// query, key, cos, sin, lengths -> rotated query and key; the halves of each head are a pair
+void rotate(std::vector<at::Tensor> t) {
+  int64_t dim = t[2].size(-1);
+  for (int i = 0; i < 2; i++) {
+    auto x = t[i].reshape({t[i].size(0), -1, dim}).to(at::kFloat);
+    auto halves = x.chunk(2, -1);
+    auto cos = t[2].reshape({-1, 1, dim}).to(at::kFloat), sin = t[3].reshape({-1, 1, dim}).to(at::kFloat);
+    auto turned = x * cos + at::cat({-halves[1], halves[0]}, -1) * sin;
+    t[5 + i].copy_(turned.reshape(t[5 + i].sizes()));
+  }
+}
+
+// x, weight, sum -> sum + x^T weight
+void add_product(std::vector<at::Tensor> t) {
+  t[3].copy_(t[2] + at::mm(t[0].t().to(at::kFloat), t[1].to(at::kFloat)));
+}
+
+// key, value, key cache, value cache, slots -> both caches; a negative slot is skipped
+void write_cache(std::vector<at::Tensor> t) {
+  auto slots = t[4].to(at::kLong);
+  auto kept = at::nonzero(slots.ge(0)).flatten();
+  for (int i = 0; i < 2; i++)
+    t[2 + i].flatten(0, 1).index_copy_(0, slots.index_select(0, kept), t[i].index_select(0, kept));
+}
+
 }  // namespace
 
 int CreateContext(Context** context) { return *context = new Context, acl::kSuccess; }
@@ -197,13 +258,24 @@ template <>
 int CreateOperation(const infer::PagedAttentionParam& param, Operation** made) {
   return *made = new PagedAttention(param), acl::kSuccess;
 }
-template int CreateOperation(const infer::LinearParam&, Operation**);
+template <>
+int CreateOperation(const infer::RopeParam& param, Operation** made) {
+  if (param.coefficient != 2) return op::refuse("RopeOperation", "only halves are simulated");
+  return *made = new Simple("RopeOperation", 5, 2, rotate), acl::kSuccess;
+}
+template <>
+int CreateOperation(const infer::ReshapeAndCacheParam& param, Operation** made) {
+  return *made = new Simple("ReshapeAndCacheOperation", 5, 2, write_cache), acl::kSuccess;
+}
+template <>
+int CreateOperation(const infer::LinearParam& param, Operation** made) {
+  return *made = new Simple("LinearOperation", 3, 1, add_product), acl::kSuccess;
+}
 template int CreateOperation(const infer::ElewiseParam&, Operation**);
 template int CreateOperation(const infer::RmsNormParam&, Operation**);
 template int CreateOperation(const infer::GroupTopkParam&, Operation**);
 template int CreateOperation(const infer::SelfAttentionParam&, Operation**);
-template int CreateOperation(const infer::ReshapeAndCacheParam&, Operation**);
-template int CreateOperation(const infer::RopeParam&, Operation**);
+
 
 struct Utils {
   static uint64_t GetTensorSize(const Tensor& tensor);

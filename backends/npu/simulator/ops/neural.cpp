@@ -26,6 +26,21 @@ OP(aclnnRmsNorm, (Tensor x, Tensor gamma, double eps, Tensor y, Tensor rstd), {
   put(rstd, r);
 })
 
+OP(aclnnAddRmsNorm, (Tensor a, Tensor b, Tensor gamma, double eps, Tensor y, Tensor rstd, Tensor sum), {
+  auto x = a + b;
+  auto r = at::rsqrt(x.to(at::kFloat).pow(2).mean(-1, true) + eps);
+  put(y, (x.to(at::kFloat) * r).to(x.scalar_type()) * gamma);
+  put(rstd, r);
+  put(sum, x);
+})
+
+OP(aclnnNanToNum, (Tensor a, float nan, float high, float low, Tensor out), put(out, at::nan_to_num(a, nan, high, low)))
+
+OP(aclnnSwiGlu, (Tensor x, int64_t dim, Tensor out), {
+  auto halves = x.chunk(2, dim);
+  put(out, at::silu(halves[0]) * halves[1]);
+})
+
 OP(aclnnInplaceNormal, (Tensor a, float mean, float std, int64_t seed, int64_t offset),
    a.normal_(mean, std, seeded(seed, offset)))
 OP(aclnnInplaceUniform, (Tensor a, double low, double high, uint64_t seed, uint64_t offset),
