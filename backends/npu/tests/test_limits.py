@@ -59,6 +59,7 @@ def attend(
         {"sparse": 4, "query_lens": (1, 1)},
         {"sink": torch.bfloat16},
         {"sparse": 0, "mask": False, "query_lens": (1, 1), "seq_lens": (5, 0)},
+        {"query_lens": (2, 1, 1), "seq_lens": (5, 0, 0)},  # a batch padded to the size of its graph
         {"dim": 512, "rope": 64, "block": 16, "heads": 8},
         {"dim": 512, "rope": 64, "dtype": torch.float16},
     ],
@@ -83,7 +84,7 @@ def test_shapes_that_the_sources_allow(npu, shape):
         ("fia-sink", {"sink": torch.float32}),
         ("fia-sink", {"sink": torch.bfloat16, "dim": 192, "heads": 1}),
         ("fia-lengths", {"seq_lens": (1, 1)}),
-        ("fia-lengths", {"seq_lens": (0, 1)}),
+        ("fia-lengths", {"query_lens": (1, 2), "seq_lens": (0, 1)}),
         ("fia-latent", {"dim": 512, "rope": 32}),
         ("fia-latent", {"dim": 512, "rope": 64, "block": 64}),
         ("fia-latent", {"dim": 512, "rope": 64, "heads": 6}),

@@ -103,7 +103,7 @@ void check_limits(const Problem& p, const Shapes& s) {
   if (sim::is_on(Limit::fia_lengths) && p.sparse == 3)
     for (size_t i = 0; i < p.q_lengths.size(); i++) {
       int64_t rows = p.q_lengths[i] - (i ? p.q_lengths[i - 1] : 0);
-      if (rows > p.kv_lengths[i])
+      if (rows > p.kv_lengths[i] && p.kv_lengths[i])
         refuse_by(Limit::fia_lengths, "sequence " + text(static_cast<int64_t>(i)) + " has " + text(rows) +
                                           " query rows and " + text(p.kv_lengths[i]) + " keys, with sparse_mode 3");
     }

@@ -1,5 +1,7 @@
-// Matrix products, the norm, random numbers.
+// Matrix products, norms, activations and sampling, random numbers.
 #include <ATen/CPUGeneratorImpl.h>
+
+#include <limits>
 
 #include "op.h"
 
@@ -26,19 +28,85 @@ OP(aclnnRmsNorm, (Tensor x, Tensor gamma, double eps, Tensor y, Tensor rstd), {
   put(rstd, r);
 })
 
-OP(aclnnAddRmsNorm, (Tensor a, Tensor b, Tensor gamma, double eps, Tensor y, Tensor rstd, Tensor sum), {
-  auto x = a + b;
-  auto r = at::rsqrt(x.to(at::kFloat).pow(2).mean(-1, true) + eps);
-  put(y, (x.to(at::kFloat) * r).to(x.scalar_type()) * gamma);
-  put(rstd, r);
-  put(sum, x);
+// Source of the checks: norm/add_rms_norm/op_host/op_api/aclnn_add_rms_norm.cpp of hicann/ops-nn at 8090233, CheckDtypeValid
+// and CheckShapeDim; gamma's shape is in op-plugin's document of npu_add_rms_norm.
+using AddRmsNorm = Make<void (*)(Tensor, Tensor, Tensor, double, Tensor, Tensor, Tensor)>;
+static uint64_t add_rms_norm_need(const AddRmsNorm::Kept& k) {
+  auto &a = std::get<0>(k), &b = std::get<1>(k), &gamma = std::get<2>(k), &y = std::get<4>(k), &rstd = std::get<5>(k),
+       &sum = std::get<6>(k);
+  require(a && b && gamma && y && rstd && sum, "x1, x2, gamma and the three outputs are needed");
+  require(is_floating(*a), "x1 is " + dtype_of(*a));
+  for (auto* each : {&b, &gamma, &y, &sum}) require((*each)->type == a->type, "x2, gamma, y or x differs from x1 in dtype");
+  require(rstd->type == acl::kFloat, "rstd must be float32");
+  for (auto* each : {&b, &y, &sum}) require((*each)->sizes == a->sizes, "x2, y or x differs from x1 in shape");
+  size_t last = gamma->sizes.size(), all = a->sizes.size();
+  require(last >= 1 && last <= all && all <= 8 && std::equal(gamma->sizes.begin(), gamma->sizes.end(), a->sizes.end() - last),
+          "gamma must have the last dimensions of x1, which has at most 8");
+  return 0;
+}
+OP_WITH_WORKSPACE(aclnnAddRmsNorm, (Tensor a, Tensor b, Tensor gamma, double eps, Tensor y, Tensor rstd, Tensor sum),
+   add_rms_norm_need, {
+     auto x = (a + b).to(at::kFloat);
+     Ints dims;
+     for (int64_t d = gamma.dim(); d; d--) dims.push_back(-d);
+     auto r = at::rsqrt(x.pow(2).mean(dims, true) + eps);
+     put(y, (x * r).to(a.scalar_type()) * gamma);
+     put(rstd, r);
+     put(sum, x.to(a.scalar_type()));
+   })
+
+// Source of the checks: activation/swi_glu/docs/aclnnSwiGlu.md of hicann/ops-nn at 0c8fd4c.
+using SwiGlu = Make<void (*)(Tensor, int64_t, Tensor)>;
+static uint64_t swi_glu_need(const SwiGlu::Kept& k) {
+  auto &x = std::get<0>(k), &out = std::get<2>(k);
+  int64_t dim = std::get<1>(k), all = x ? static_cast<int64_t>(x->sizes.size()) : 0;
+  require(x && out, "x and out are needed");
+  require(is_floating(*x) && out->type == x->type, "x is " + dtype_of(*x) + ", out " + dtype_of(*out));
+  require(dim >= -all && dim < all, "there is no dimension " + std::to_string(dim));
+  auto half = x->sizes;
+  auto& size = half[dim < 0 ? dim + all : dim];
+  require(size % 2 == 0, "dimension " + std::to_string(dim) + " of size " + std::to_string(size) + " has no halves");
+  size /= 2;
+  require(out->sizes == half, "out is not half of x");
+  int64_t stride = 1;
+  for (size_t d = x->sizes.size(); d--; stride *= x->sizes[d])
+    require(x->sizes[d] < 2 || x->strides[d] == stride, "x has gaps between its rows");
+  return 0;
+}
+OP_WITH_WORKSPACE(aclnnSwiGlu, (Tensor x, int64_t dim, Tensor out), swi_glu_need, {
+  auto halves = x.to(at::kFloat).chunk(2, dim);
+  put(out, (at::silu(halves[0]) * halves[1]).to(x.scalar_type()));
 })
 
-OP(aclnnNanToNum, (Tensor a, float nan, float high, float low, Tensor out), put(out, at::nan_to_num(a, nan, high, low)))
-
-OP(aclnnSwiGlu, (Tensor x, int64_t dim, Tensor out), {
-  auto halves = x.chunk(2, dim);
-  put(out, at::silu(halves[0]) * halves[1]);
+// Logits below the k-th largest are -inf; then the smallest whose probabilities add up to at most 1 - p. Source of the
+// checks: index/apply_top_k_top_p_with_sorted/op_api/aclnn_apply_top_k_top_p.cpp of hicann/ops-nn at ef4b09d.
+using TopKTopP = Make<void (*)(Tensor, Tensor, Tensor, Tensor)>;
+static uint64_t top_k_top_p_need(const TopKTopP::Kept& k) {
+  auto &logits = std::get<0>(k), &p = std::get<1>(k), &top_k = std::get<2>(k), &out = std::get<3>(k);
+  require(logits && out && (p || top_k), "logits, out, and p or k are needed");
+  require(is_floating(*logits) && out->type == logits->type, "logits are " + dtype_of(*logits) + ", out " + dtype_of(*out));
+  require(logits->sizes.size() == 2 && out->sizes == logits->sizes, "logits and out must be [rows, vocabulary], both the same");
+  Ints rows{logits->sizes[0]};
+  require(!p || (p->type == logits->type && p->sizes == rows), "p must be one number per row, of logits' dtype");
+  require(!top_k || (top_k->type == acl::kInt32 && top_k->sizes == rows), "k must be one int32 per row");
+  return 0;
+}
+OP_WITH_WORKSPACE(aclnnApplyTopKTopP, (Tensor logits, Tensor p, Tensor k, Tensor out), top_k_top_p_need, {
+  auto [sorted, places] = at::sort(logits.to(at::kFloat), true, -1, false);
+  constexpr float kLowest = -std::numeric_limits<float>::infinity();
+  if (k.defined())
+    for (int64_t row = 0; row < sorted.size(0); row++) {
+      int64_t count = k[row].item<int64_t>(), all = sorted.size(1);
+      bool cuts = count > 0 && count < all;
+      require_by(sim::Limit::top_k, count > 0 && (count <= 1024 || !cuts), "k is " + std::to_string(count));
+      if (cuts) sorted[row].masked_fill_(sorted[row] < sorted[row][all - count], kLowest);
+    }
+  if (p.defined()) {
+    auto small = sorted.softmax(-1).cumsum(-1) <= 1 - p.to(at::kFloat).unsqueeze(1);
+    small.select(1, -1).fill_(false);
+    sorted = sorted.masked_fill(small, kLowest);
+  }
+  put(out, at::empty_like(sorted).scatter_(1, places, sorted).to(logits.scalar_type()));
 })
 
 OP(aclnnInplaceNormal, (Tensor a, float mean, float std, int64_t seed, int64_t offset),

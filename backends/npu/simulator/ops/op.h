@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "../runtime/handles.h"
+#include "../runtime/limits.h"
 #include "../runtime/memory.h"
 #include "../runtime/report.h"
 #include "../runtime/scheduler.h"
@@ -77,6 +78,12 @@ at::ScalarType scalar_type(int type);
 Tensor look(const TensorHandle& tensor);
 aclError launch(void* workspace, uint64_t bytes, Executor* executor, aclrtStream stream);
 aclError refuse(const char* name, const std::string& why);
+// For checks when an op is issued: throw `otherwise` unless `holds`, or unless it does or the limit is off.
+void require(bool holds, const std::string& otherwise);
+void require_by(sim::Limit limit, bool holds, const std::string& otherwise);
+// The dtype's name, for messages; whether it is one of float16, bfloat16 and float32.
+std::string dtype_of(const TensorHandle& tensor);
+bool is_floating(const TensorHandle& tensor);
 
 // out = value, refusing another dtype or number of elements: kernels on the device don't cast for free.
 void put(Tensor out, const Tensor& value);

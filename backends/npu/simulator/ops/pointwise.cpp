@@ -87,6 +87,7 @@ OP(aclnnLogicalXor, (Tensor a, Tensor b, Tensor out), put(out, at::logical_xor(a
 OP(aclnnInplaceLogicalAnd, (Tensor a, Tensor b), put_cast(a, at::logical_and(a, b)))
 OP(aclnnInplaceLogicalOr, (Tensor a, Tensor b), put_cast(a, at::logical_or(a, b)))
 OP(aclnnClamp, (Tensor a, Opt<Scalar> low, Opt<Scalar> high, Tensor out), put(out, at::clamp(a, low, high)))
+OP(aclnnNanToNum, (Tensor a, float nan, float high, float low, Tensor out), put(out, at::nan_to_num(a, nan, high, low)))
 OP(aclnnClampMin, (Tensor a, Scalar low, Tensor out), put(out, at::clamp_min(a, low)))
 OP(aclnnClampMax, (Tensor a, Scalar high, Tensor out), put(out, at::clamp_max(a, high)))
 OP(aclnnInplaceClampMin, (Tensor a, Scalar low), put_cast(a, at::clamp_min(a, low)))

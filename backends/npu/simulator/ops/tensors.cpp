@@ -106,6 +106,20 @@ aclError refuse(const char* name, const std::string& why) {
   return sim::fail(acl::kOpParamInvalid, std::string(name) + ": " + why);
 }
 
+void require(bool holds, const std::string& otherwise) {
+  if (!holds) throw std::runtime_error(otherwise);
+}
+
+void require_by(sim::Limit limit, bool holds, const std::string& otherwise) {
+  if (!holds && sim::is_on(limit)) throw std::runtime_error(sim::by_limit(limit, otherwise));
+}
+
+std::string dtype_of(const TensorHandle& tensor) { return c10::toString(scalar_type(tensor.type)); }
+
+bool is_floating(const TensorHandle& tensor) {
+  return tensor.type == acl::kHalf || tensor.type == acl::kBFloat16 || tensor.type == acl::kFloat;
+}
+
 bool on_stack(const void* pointer) {
   auto distance = static_cast<const char*>(pointer) - static_cast<const char*>(__builtin_frame_address(0));
   return distance > -65536 && distance < (1 << 20);
@@ -119,7 +133,7 @@ void prepare_thread() {
 // Which cores an op's kernel runs on. By name: attention mixes both, products of matrices take the cube.
 static sim::Kernel kernel_of(const std::string& name) {
   if (name.find("Attention") != std::string::npos) return sim::Kernel::mix;
-  for (auto* each : {"Mm", "Matmul", "MatMul", "aclnnMv", "Addmm", "Baddbmm", "aclnnDot"})
+  for (auto* each : {"Mm", "Matmul", "MatMul", "aclnnMv", "Addmm", "Baddbmm", "aclnnDot", "Linear"})
     if (name.find(each) != std::string::npos) return sim::Kernel::cube;
   return sim::Kernel::vector;
 }

@@ -31,8 +31,10 @@ constexpr std::array<Row, static_cast<size_t>(Limit::count)> kRows{{
     {"fia-mask", "layout TND: sparse_mode 0 without a mask, or 3 or 4 with a mask of 2048 x 2048; 4 with a value "
                  "head_dim of 64 or 128",
      "ops-transformer prompt_flash_attention_tiling.cpp:4910 to 4920, incre_flash_attention_tiling_check.cpp:1353"},
-    {"fia-lengths", "layout TND: at most 4096 sequences; sparse_mode 3: no sequence has more query rows than keys",
-     "ops-transformer prompt_flash_attention_tiling.cpp:4275 and :4969"},
+    {"fia-lengths", "layout TND: at most 4096 sequences; sparse_mode 3: no sequence with keys has more query rows than keys",
+     "ops-transformer prompt_flash_attention_tiling.cpp:4275 and :4969. Since CANN 8.5.0 another path, which compares no "
+     "lengths, takes these shapes (IsUsingFAI in fused_infer_attention_score_tiling.cpp at cf59d0d; vllm-ascend #6076 has "
+     "an error of it), and its kernel writes the rows of a sequence without keys (flash_attention_regular.h)"},
     {"fia-latent", "query head_dim 512: rope of 64, 1 key head, 1 to 128 query heads in powers of 2, block_size 16 or "
                    "128, float16 or bfloat16, no log-sum-exp",
      "ops-transformer incre_flash_attention_tiling_check.cpp:1764 and :1803; op-plugin's document, MLA section"},
@@ -42,10 +44,17 @@ constexpr std::array<Row, static_cast<size_t>(Limit::count)> kRows{{
     {"atb-paged", "ATB paged attention: float16 or bfloat16, block_size a multiple of 16, head_size at most 256, head_size * "
                   "block_size at most 128 * 128",
      "CANN 8.5 ascendtb_01_0202 (dtypes, context_lens on the host), CANN 8.0.RC2 ascendtb_01_0070 (sizes)"},
+    {"atb-rope", "ATB rotary embedding: query and key float16 or bfloat16, cos and sin likewise (or float32 for float16), "
+                 "heads of 16 to 4096",
+     "hicann/ascend-transformer-boost at ddcc8b6, rope_operation.cpp and ops_configs/atb_ops_info.ini"},
+    {"atb-cache", "ATB cache write: rows and caches float16 or bfloat16 (or int8), slots int32, none twice",
+     "hicann/ascend-transformer-boost at ddcc8b6, ops_configs/atb_ops_info.ini; two rows of one slot are a race"},
     {"cache-write", "npu_scatter_pa_kv_cache: rows and caches are bfloat16 or float16 (or int8), dense, of one dtype; "
                     "no slot twice",
      "aclnnScatterPaKvCache.md of hicann/ops-transformer at 107749e, Atlas A2 and A3; op-plugin's document of "
      "npu_scatter_pa_kv_cache"},
+    {"top-k", "npu_top_k_top_p: k from 1 to 1024, or the whole vocabulary",
+     "op-plugin's document of npu_top_k_top_p; aclnnApplyTopKTopP.md of hicann/ops-nn at 0c8fd4c takes any"},
     {"group-kernels-only", "a task group holds kernels of cube and vector cores only, no copies, events or host calls",
      "runtime src/runtime/core/src/stream/stream.cc:5189"},
     {"group-other-streams", "while a task group is open, the capture's other streams take no task",
