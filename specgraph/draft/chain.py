@@ -102,6 +102,7 @@ class ChainKind(Kind[DraftHead]):
     trees = TreeProgram
 
     def check_limits(self, head: DraftHead, config: DraftConfig, stack: AttentionStack) -> None:
+        super().check_limits(head, config, stack)
         if config.tree is not None:
             check_trees(stack.backend, head.attention_layers, head.dtype, config.block_size)
 

@@ -29,7 +29,7 @@ from specgraph.draft.head_checks import HeadCheck
 from specgraph.draft.host_lengths import HostNumbers
 from specgraph.draft.logits import most_likely
 from specgraph.draft.protocol import Head, ModelHead
-from specgraph.errors import UnsupportedError
+from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.ops import noise
 
 HeadT = TypeVar("HeadT", bound=Head, covariant=True)
@@ -194,10 +194,13 @@ class Kind(Generic[KindHeadT]):
     """True if a row of a prompt takes tokens past the one after it."""
 
     def check_limits(self, head: KindHeadT, config: DraftConfig, stack: AttentionStack) -> None:
-        """Raise ConfigError if the head cannot draft K tokens. Raise UnsupportedError if the head or the attention
-        cannot draft trees."""
+        """Raise ConfigError if the head cannot draft K tokens, or drafts fewer different ones than a node of the tree
+        has. Raise UnsupportedError if the head or the attention cannot draft trees."""
         if config.tree is not None and self.trees is None:
             raise UnsupportedError(self.no_trees(head))
+        if config.tree is not None and config.tree.top_k > head.draft_vocab_size:
+            tokens = f"{type(head).__name__} drafts {head.draft_vocab_size} tokens"
+            raise ConfigError(f"a draft tree of top_k {config.tree.top_k}, and {tokens}: give a smaller top_k")
 
     def no_trees(self, head: KindHeadT) -> str:
         """Return the error text for a head that cannot draft trees: why, and what to do."""

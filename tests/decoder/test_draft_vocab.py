@@ -18,7 +18,7 @@ from specgraph_run.decoder import Request, SpeculativeDecoder
 from specgraph.attention import PagedAttention
 from specgraph.cpu import CpuPlatform
 from specgraph.draft import DraftTree
-from specgraph.errors import SpecgraphError
+from specgraph.errors import ConfigError
 
 KINDS = (
     "eagle", "eagle3", "mtp", "mtp-modules", "latent", "peagle", "dflash", "dspark", "dflash2", "domino", "draft-model",
@@ -51,9 +51,8 @@ def make_decoder(kind: str | None, ids: list[int], **settings: Any) -> Speculati
 def known_ids(kind: str) -> list[int]:
     """Return the target's ids that a whole head of this kind drafts."""
     head = make_head(kind, make_target())
-    return (
-        torch.arange(head.draft_vocab_size) + (0 if head.draft_to_target is None else head.draft_to_target)
-    ).tolist()
+    offsets = 0 if head.draft_to_target is None else head.draft_to_target
+    return (torch.arange(head.draft_vocab_size) + offsets).tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,8 +151,7 @@ def test_a_token_that_the_drafter_lacks_is_handed_over():
     made.close()
 
 
-def test_top_k_of_a_tree_is_at_most_the_vocabulary():
-    with pytest.raises(SpecgraphError, match="top_k"):
-        make_decoder(
-            "eagle", [4, 5, 6], num_speculative_tokens=2, tree=DraftTree(num_steps=2, top_k=4, num_draft_tokens=6)
-        )
+def test_a_tree_wider_than_the_vocabulary_is_refused():
+    tree = DraftTree(num_steps=2, top_k=4, num_draft_tokens=6)
+    with pytest.raises(ConfigError, match=r"a draft tree of top_k 4, and EagleHead drafts 3 tokens"):
+        make_decoder("eagle", [4, 5, 6], num_speculative_tokens=2, tree=tree)

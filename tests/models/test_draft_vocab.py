@@ -13,8 +13,9 @@ from draft.pairs import VOCAB, make_head, make_target
 from specgraph_models.checkpoints import DraftVocabulary, cut_vocabulary, load_drafter, load_target, read_draft_vocab
 from specgraph_models.checkpoints.draft_vocab import SUFFIXES, tokenizer_digest, write_draft_vocab
 from specgraph_models.checkpoints.tokens import read_tokenizer
+from specgraph_models.errors import CheckpointError
 
-from specgraph.errors import CheckpointError, ConfigError
+from specgraph.errors import ConfigError
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 PAIR = Path(__file__).parents[2] / "run/specgraph_run/pairs/tiny-python"

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specgraph.errors import CheckpointError
-from specgraph.parallel.ranks import ranks_named
+from specgraph import ops
+from specgraph.errors import RankError
 from specgraph_models.checkpoints.draft_vocab import DraftVocabulary
+from specgraph_models.errors import CheckpointError
 from specgraph_models.parallel import TensorParallel
 
 _LOG = logging.getLogger("specgraph")
@@ -35,6 +37,7 @@ class CutHead(Protocol):
     def draft_to_target(self) -> Tensor | None: ...
     @property
     def tensor_parallel(self) -> TensorParallel: ...
+    def weights(self) -> Mapping[str, Tensor]: ...
     def keep_tokens(self, draft_ids: Tensor) -> None:
         """Draft these tokens alone, int64 [n], ascending: copy their rows of all tensors that have a row per draft
         token. The copies are ascending too."""
@@ -65,11 +68,20 @@ def cut_vocabulary(head: CutHead, vocabulary: DraftVocabulary) -> None:
             f"{vocabulary.name}: the drafter can draft none of its {len(wanted)} tokens, as it has a vocabulary of its "
             f"own of {head.draft_vocab_size} tokens; make one with `specgraph draft-vocab`"
         )
-    if head.tensor_parallel.size > 1:
-        digest = int(hashlib.sha256(kept.numpy().tobytes()).hexdigest()[:15], 16)
-        ranks_named(head.tensor_parallel.group).same("the draft vocabulary", {"tokens": len(kept), "digest": digest})
+    _compare_ranks(vocabulary.name, kept, head)
     before = head.draft_vocab_size
     if len(kept) < before:
         head.keep_tokens(kept)
     absent = f"; it can't draft {missing} more of the file's" if (missing := len(wanted) - len(kept)) else ""
     _LOG.info("%s: the drafter drafts %d of its %d tokens%s", vocabulary.name, len(kept), before, absent)
+
+
+def _compare_ranks(name: str, kept: Tensor, head: CutHead) -> None:
+    """Raise RankError on every rank if ranks that split a head keep different tokens of it."""
+    ranks = head.tensor_parallel
+    if ranks.size == 1:
+        return
+    digest = int(hashlib.sha256(kept.numpy().tobytes()).hexdigest()[:15], 16)
+    mine = torch.tensor([[len(kept), digest]], device=head.weights()["lm_head"].device)
+    if bool((ops.all_gather(mine, ranks.group, ranks.size).view(ranks.size, 2) != mine).any()):
+        raise RankError(f"{name} has other tokens on other ranks: give every rank the same file", everywhere=True)

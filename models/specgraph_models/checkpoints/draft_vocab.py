@@ -16,9 +16,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from specgraph.errors import CheckpointError, ConfigError, first_line
+from specgraph.errors import ConfigError, first_line
 from specgraph_models.checkpoints.files import checked_file, read_json, shown
 from specgraph_models.checkpoints.tokenizer import Tokenizer
+from specgraph_models.errors import CheckpointError
 
 SUFFIXES = (".json", ".npy", ".pt")
 """The suffix of a written file decides its format. A file that is read tells its format by its first bytes."""
