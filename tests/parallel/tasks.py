@@ -14,7 +14,7 @@ import torch
 from parallel.unequal_ranks import decoder as mixture_decoder
 from parallel.unequal_ranks import run
 from specgraph_conformance.decode_rig import decoder_settings
-from specgraph_models.checkpoints import load_drafter, load_target, target_shape
+from specgraph_models.checkpoints import DraftVocabulary, load_drafter, load_target, target_shape
 from specgraph_models.parallel import WHOLE, ExpertParallel, Ranks, split_over
 from specgraph_run.decoder import Request, SpeculativeDecoder
 from specgraph_run.decoder.layout import ParallelLayout, context_parallel, join_layout
@@ -49,6 +49,7 @@ def make_decoder(
     dtype: str = "float64",
     tree: bool = False,
     whole_drafter: bool = False,
+    vocabulary: int = 0,
     experts: bool = False,
     context: int = 1,
     attention: str = "device",
@@ -64,7 +65,9 @@ def make_decoder(
         split = replace(split, context=context_parallel(ranks, context))
     model = load_target(target, dtype=kind, max_model_len=64, tensor_parallel=split)
     drafted = target_shape(target, dtype=kind, max_model_len=64) if whole_drafter else model
-    head = NgramHead(model.vocab_size) if draft == "ngram" else load_drafter(draft, drafted)
+    chosen = Random(5).sample(range(model.vocab_size), vocabulary)
+    own = DraftVocabulary("the list", torch.tensor(chosen)) if chosen else None
+    head = NgramHead(model.vocab_size) if draft == "ngram" else load_drafter(draft, drafted, draft_vocab=own)
     if tree:
         options["tree"] = DraftTree(num_steps=3, top_k=2, num_draft_tokens=6)
     config = decoder_settings(

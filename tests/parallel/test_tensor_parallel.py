@@ -25,6 +25,7 @@ RUNS = [
     run("target", k_candidates=(1, 3)),
     run("target", tree=True),
     run(whole_drafter=True, temperature=0.8, decode="step"),
+    *(run(draft, vocabulary=size, decode="eager") for draft, size in (("mtp", 20), ("eagle3-llama", 33))),
 ]
 
 
