@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cpu": {"device", "dispatch_mode", "open_generator", "errors"},
     "kernels": {"ops", "dispatch_mode", "validation", "errors"},
     "attention": {"buffers", "config", "device", "ops", "parallel", "validation", "errors"},
-    "capture": {"buffers", "config", "dispatch_mode", "device", "attention", "ops", "validation", "errors"},
+    "capture": {"buffers", "config", "dispatch_mode", "device", "attention", "ops", "parallel", "validation", "errors"},
     "draft": {"buffers", "config", "capture", "device", "attention", "ops", "parallel", "validation", "errors"},
     "models": {"draft", "attention", "capture", "device", "kernels", "ops", "parallel", "validation", "errors"},
     "checkpoints": {"draft", "device", "models", "parallel", "validation", "errors"},
@@ -239,7 +239,7 @@ def test_every_room_is_known():
     assert rooms <= MAY_IMPORT.keys() | FREE
 
 
-CORE_LINES = 11_200
+CORE_LINES = 11_300
 """The most lines of the core without the `cpu` platform and the Triton kernels, docstrings and blank lines included."""
 INTERFACE_LINES = 3_500
 """The most lines of the device interface, captures and the interface of attention: the part to read first."""

@@ -110,7 +110,7 @@ class EagleModel(nn.Module):
 class DraftModel:
     """`EagleModel` as a `specgraph.DraftHead`. Its layer has no rotary table, because `paged_attention` rotates."""
 
-    kind, projection, pair_input = "chain", None, None  # a chain of draft steps; its methods do all of it
+    kind, projection, pair_input, ranks = "chain", None, None, None  # a chain of draft steps; its methods do all of it
     hidden_size, aux_size, draft_vocab_size, dtype = HIDDEN, LAYERS * HIDDEN, VOCAB, torch.float32
     aux_layers, draft_to_target = tuple(range(1, LAYERS + 1)), None
     attention_layers = (AttentionLayer(HEADS, KV_HEADS, HEAD_DIM, scale=HEAD_DIM**-0.5, no_rotary=True),)

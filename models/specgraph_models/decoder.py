@@ -17,6 +17,7 @@ from specgraph.ops.linear import PairInput, Weight
 from specgraph_models import ops as model_ops
 from specgraph_models.config import ModelConfig
 from specgraph_models.layers import DecoderLayer, decoder_blocks, rms_norm
+from specgraph_models.parallel import TensorParallel
 from specgraph_models.rotary import rotary_table
 from specgraph_models.split import embedding, table_rows
 
@@ -48,6 +49,11 @@ class DecoderModel:
         self.vocab_size = self.output_vocab_size = sizes.vocab_size
         self.tensor_parallel = sizes.tensor_parallel
         self._attention_layers: tuple[AttentionLayer, ...] | None = None
+
+    @property
+    def ranks(self) -> TensorParallel | None:
+        """Return the split of the model over ranks. None if it is whole."""
+        return self.tensor_parallel if self.tensor_parallel.has_collectives else None
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:

@@ -42,6 +42,7 @@ class DraftModelHead:
         self.aux_size = target_hidden_size
         self.hidden_size, self.dtype, self.vocab_size = model.hidden_size, model.dtype, model.vocab_size
         self.draft_vocab_size, self.tensor_parallel = draft_vocab_size or model.vocab_size, model.tensor_parallel
+        self.ranks = model.ranks
 
     def keep_tokens(self, draft_ids: Tensor) -> None:
         """See `CutHead.keep_tokens`."""

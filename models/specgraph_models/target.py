@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.draft.logits import OutputProjection
+from specgraph.parallel import RankPlace
 
 
 class TargetOutput(NamedTuple):
@@ -31,6 +32,11 @@ class Target(Protocol):
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]: ...
+    @property
+    def ranks(self) -> RankPlace | None:
+        """Return this rank's place, if ranks split the model: its passes then have collectives. None if it is whole."""
+        ...
+
     @property
     def vocab_size(self) -> int: ...
     @property

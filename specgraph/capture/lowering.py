@@ -14,6 +14,7 @@ Programs without draft steps (prefill, verify) are always one launch. The option
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from specgraph.capture.attend import PassMode
 from specgraph.capture.dispatch import BatchDescriptor
@@ -21,6 +22,10 @@ from specgraph.capture.program import Program
 from specgraph.config import LoweringChoice, PrefillChoice
 from specgraph.device import LOWERINGS, Capabilities, LoweringName
 from specgraph.errors import UnsupportedError
+
+Collectives = Literal["none", "in_attention", "anywhere"]
+"""The parts of a model's passes that exchange with other ranks. With "in_attention" a piecewise pass captures none of
+its collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +77,13 @@ class Resolution:
         return f"{self.lowering}" + (f" ({refused})" if refused else "")
 
 
-def refusal(lowering: LoweringName, capabilities: Capabilities, host_parameters: tuple[str, ...]) -> str | None:
-    """Return why a platform can't run a lowering with an attention backend. None if it can."""
+def refusal(
+    lowering: LoweringName,
+    capabilities: Capabilities,
+    host_parameters: tuple[str, ...],
+    collectives: Collectives = "none",
+) -> str | None:
+    """Return why a platform can't run a lowering with an attention backend and a model. None if it can."""
     if lowering == "eager":
         return None
     if not capabilities.graphs:
@@ -85,6 +95,12 @@ def refusal(lowering: LoweringName, capabilities: Capabilities, host_parameters:
             f"attention takes {', '.join(host_parameters)} from the host, and the platform can't update captured "
             f"tasks: {capabilities.task_update.reason}"
         )
+    captured = collectives == "anywhere" or (collectives == "in_attention" and lowering != "piecewise")
+    if captured and not capabilities.collectives_in_graph:
+        return (
+            "ranks run the model together, and the platform can't capture their collectives: "
+            f"{capabilities.collectives_in_graph.reason}"
+        )
     return None
 
 
@@ -93,6 +109,7 @@ def resolve(
     capabilities: Capabilities,
     host_parameters: tuple[str, ...],
     prefill: PrefillChoice = "auto",
+    collectives: Collectives = "none",
 ) -> Resolution:
     """Choose the lowering and the mode of prefill passes. With `auto` it is the strongest possible one.
 
@@ -100,13 +117,14 @@ def resolve(
         decode: `auto` chooses no lowering that is stronger than the platform's default.
         prefill: `auto` follows the lowering. One exception: attention with host lengths stays outside the graphs of
             prompts, because it would need an update per layer.
+        collectives: the collectives of the model's passes. A platform that can't capture them runs them eagerly.
 
     Raises:
         UnsupportedError: the named lowering or mode is not possible here. The error has the reason.
     """
     refusals: dict[str, str] = {}
     for lowering in reversed(LOWERINGS) if decode == "auto" else (decode,):
-        reason = refusal(lowering, capabilities, host_parameters)
+        reason = refusal(lowering, capabilities, host_parameters, collectives)
         default = capabilities.default_lowering
         if reason is None and decode == "auto" and LOWERINGS.index(lowering) > LOWERINGS.index(default):
             reason = f"the platform's default is {default}"
@@ -118,7 +136,8 @@ def resolve(
     if prefill == "auto":
         decode_mode = pass_mode(lowering)
         return Resolution(lowering, refusals, "piecewise" if decode_mode == "full" and host_parameters else decode_mode)
-    if (reason := refusal("step" if prefill == "full" else prefill, capabilities, host_parameters)) is not None:
+    mode = "step" if prefill == "full" else prefill
+    if (reason := refusal(mode, capabilities, host_parameters, collectives)) is not None:
         raise UnsupportedError(f"prefill '{prefill}' is not possible here: {reason}")
     return Resolution(lowering, refusals, prefill)
 

@@ -23,13 +23,14 @@ from specgraph.attention.interface import named_cache_tensors
 from specgraph.capture.attend import AttentionStack, PassMode
 from specgraph.capture.dispatch import BatchDescriptor
 from specgraph.capture.graph_runner import Body, GraphRunner, Recording, StepLengths
-from specgraph.capture.lowering import Launch, launches, resolve
+from specgraph.capture.lowering import Collectives, Launch, launches, resolve
 from specgraph.capture.program import Program
 from specgraph.config import DraftConfig
 from specgraph.device import Graph, Platform, Progress
 from specgraph.device.source import NONSENSE, explained, users_code
 from specgraph.errors import CaptureError, ConfigError
 from specgraph.ops.tensor_forms import check_named
+from specgraph.parallel import RankPlace
 from specgraph.validation import OneCall, checked, shown
 
 LengthsAt = Callable[[int], HostLengths]
@@ -41,10 +42,22 @@ class Model(Protocol):
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]: ...
+    @property
+    def ranks(self) -> RankPlace | None:
+        """Return this rank's place, if the model's passes have collectives with other ranks. None if they have none
+        besides those of attention over shared keys (`AttentionLayer.ranks`)."""
+        ...
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return every tensor that the model reads, by name."""
         ...
+
+
+def collectives_of(model: Model) -> Collectives:
+    """Return the parts of a model's passes that have collectives."""
+    if model.ranks is not None:
+        return "anywhere"
+    return "in_attention" if any(layer.ranks is not None for layer in model.attention_layers) else "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +118,9 @@ class ModelRunner(OneCall):
             UnsupportedError: this platform cannot run the lowering or the prefill mode of the config.
         """
         self.platform, self.caches, self.attention = platform, tuple(caches), attention
-        self.resolution = resolve(config.decode, platform.capabilities, attention.host_parameters, config.prefill)
+        self.resolution = resolve(
+            config.decode, platform.capabilities, attention.host_parameters, config.prefill, collectives_of(model)
+        )
         """The lowering and prefill mode in use, and why stronger ones were refused."""
         self.stack = AttentionStack(attention, model.attention_layers, self.caches)
         self.graphs: GraphRunner | None = None

@@ -71,6 +71,8 @@ class Capabilities:
     task_update: Support
     """Host parameters of captured ops can be rewritten between replays; without it, attention with host parameters
     runs eagerly or piecewise."""
+    collectives_in_graph: Support
+    """Communication ops can be captured. Without it, models that ranks run together run eagerly."""
     float8: Support = field(default_factory=yes)
     """The device copies and converts torch.float8_e4m3fn. Without it FP8 weights and KV caches are refused."""
     update_order: Literal["before_replay", "during_replay"] = "before_replay"
@@ -91,8 +93,6 @@ class Capabilities:
     drafter or decoder of this project needs it."""
     external_events: Support
     """An event can be recorded or waited for inside a graph, and is visible outside of it."""
-    collectives_in_graph: Support
-    """Communication ops can be captured."""
     random_in_graph: Support
     """The device generator's random numbers advance from replay to replay as they do in eager."""
     host_read_detection: Support

@@ -20,6 +20,7 @@ from specgraph.draft.head_checks import HeadCheck
 from specgraph.draft.program import DraftProgram, Kind
 from specgraph.draft.protocol import HeadKind
 from specgraph.ops.linear import PairInput
+from specgraph.parallel import RankPlace
 from specgraph.validation import Count, NgramTokens, checked_fields
 
 
@@ -52,6 +53,7 @@ class NgramHead:
     aux_size: int = field(default=0, init=False)
     draft_to_target: Tensor | None = field(default=None, init=False)
     pair_input: PairInput | None = field(default=None, init=False)
+    ranks: RankPlace | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         check_ngrams(self.prompt_lookup_max, self.prompt_lookup_min)

@@ -12,6 +12,7 @@ from specgraph.attention import Attend, AttentionLayer, Store
 from specgraph.buffers import Buffers
 from specgraph.draft.logits import NextLogits, OutputProjection
 from specgraph.ops.linear import PairInput
+from specgraph.parallel import RankPlace
 from specgraph.validation import Count, Range
 
 Size = Annotated[int, Range(0, 1 << 24)]
@@ -74,6 +75,11 @@ class Head(Protocol):
     @property
     def pair_input(self) -> PairInput | None:
         """Return how an op computes the input of a `PairHead`'s first linear. None if the head computes it itself."""
+        ...
+
+    @property
+    def ranks(self) -> RankPlace | None:
+        """Return this rank's place, if ranks split the model: its passes then have collectives. None if it is whole."""
         ...
 
     def weights(self) -> Mapping[str, Tensor]:

@@ -43,7 +43,7 @@ class OneLayer:
     """A draft head of a reader's own: one attention layer over the sum of token embedding and hidden state."""
 
     kind: HeadKind = "chain"
-    projection = pair_input = None
+    projection = pair_input = ranks = None
     aux_layers: Sequence[int] = ()
     draft_to_target: Tensor | None = None
     hidden_size = aux_size = 64

@@ -23,7 +23,7 @@ class RecurrentHead:
     kind = "chain"
     attention_layers: Sequence[AttentionLayer] = ()
     aux_layers: Sequence[int] = ()
-    draft_to_target = pair_input = projection = None
+    draft_to_target = pair_input = projection = ranks = None
     hidden_size = aux_size = HIDDEN
     draft_vocab_size, dtype = VOCAB, torch.float32
 

@@ -79,10 +79,18 @@ def large_size_is_dropped(real: Any, most: int, asked: Any = None) -> tuple[int,
 
 @mutant("lowering-refused-wrongly", "specgraph.capture.lowering:refusal")
 def missing_updates_are_overlooked(
-    real: Any, lowering: Any, capabilities: Any, host_parameters: tuple[str, ...]
+    real: Any, lowering: Any, capabilities: Any, host_parameters: tuple[str, ...], collectives: Any
 ) -> str | None:
     """Attention with host parameters is captured where the platform can't update them."""
-    return real(lowering, capabilities, () if lowering == "step" else host_parameters)
+    return real(lowering, capabilities, () if lowering == "step" else host_parameters, collectives)
+
+
+@mutant("lowering-refused-wrongly-collectives", "specgraph.capture.lowering:refusal")
+def missing_collectives_are_overlooked(
+    real: Any, lowering: Any, capabilities: Any, host_parameters: tuple[str, ...], collectives: Any
+) -> str | None:
+    """Collectives are captured by a platform that can't capture them."""
+    return real(lowering, capabilities, host_parameters, "none" if lowering == "merged" else collectives)
 
 
 @mutant("stale-padding-in-place", "specgraph.draft.propose_passes:ProposePasses._make")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from specgraph.attention import KVCache
 from specgraph.capture import resolve
+from specgraph.capture.lowering import Collectives
 from specgraph.device import LOWERINGS, Capabilities, LoweringName, Platform
 from specgraph.device.capabilities import no, yes
 from specgraph.draft import DraftConfig, Drafter
@@ -91,7 +92,7 @@ def test_past(platform: Platform, seed: int) -> None:
     "A named lowering is refused exactly where the platform lacks what it needs, with that capability's reason; `auto` "
     "takes the strongest one that is not refused.",
     hazard="lowering-refused-wrongly",
-    cause="a condition on merged_loop, task_update or host parameters that is the wrong way round",
+    cause="a condition on merged_loop, task_update, host parameters or collectives that is the wrong way round",
     quick=True,
 )
 def test_lowerings(platform: Platform) -> None:
@@ -119,16 +120,41 @@ def test_lowerings(platform: Platform) -> None:
         strongest = next(name for name in ("merged", "step", "piecewise", "eager") if not reasons[name])
         chosen = resolve("auto", given, parameters).lowering
         assert chosen == strongest, f"`auto` takes {chosen} instead of {strongest} with {about}"
+    able = replace(platform.capabilities, graphs=yes(), merged_loop=yes(), default_lowering="merged")
+    for has, (collectives, without) in product((True, False), _WITHOUT_COLLECTIVES.items()):
+        given = replace(able, collectives_in_graph=_support(has, "no collectives here"))
+        about = f"collectives {collectives}, collectives_in_graph {has}"
+        allowed = LOWERINGS if has else without
+        for name in LOWERINGS:
+            refused = _refused(name, given, (), collectives)
+            assert bool(refused) != (name in allowed), f"{name} is {'refused' if refused else 'allowed'} with {about}"
+            assert not refused or "no collectives here" in refused, f"{name} with {about}: {refused}"
+        chosen = resolve("auto", given, (), collectives=collectives)
+        assert chosen.lowering == max(allowed, key=LOWERINGS.index), f"`auto` takes {chosen.lowering} with {about}"
+        assert chosen.prefill != "full" or "merged" in allowed, f"prompts are captured whole with {about}"
+
+
+_WITHOUT_COLLECTIVES: Mapping[Collectives, Sequence[LoweringName]] = {
+    "none": LOWERINGS,
+    "in_attention": ("eager", "piecewise"),
+    "anywhere": ("eager",),
+}
+"""The lowerings of a platform that can't capture collectives, by the collectives of the model's passes."""
 
 
 def _support(has: bool, reason: str) -> Any:
     return yes() if has else no(reason)
 
 
-def _refused(name: LoweringName, capabilities: Capabilities, host_parameters: tuple[str, ...]) -> str:
+def _refused(
+    name: LoweringName,
+    capabilities: Capabilities,
+    host_parameters: tuple[str, ...],
+    collectives: Collectives = "none",
+) -> str:
     """Return the error's message. Empty if the lowering is allowed."""
     try:
-        resolve(name, capabilities, host_parameters)
+        resolve(name, capabilities, host_parameters, collectives=collectives)
     except UnsupportedError as error:
         return str(error)
     return ""

@@ -74,6 +74,11 @@ class TensorParallel:
     def __post_init__(self) -> None:
         check_place("TensorParallel", self.rank, self.size)
 
+    @property
+    def has_collectives(self) -> bool:
+        """Return whether the passes of such a model exchange with other ranks."""
+        return self.size > 1 or self.context is not None or (self.experts is not None and self.experts.size > 1)
+
     @checked
     def part(self, total: int) -> tuple[int, int]:
         """Return (begin, end) of this rank's part of `total` equal items; `total` is a multiple of `size`."""

@@ -36,6 +36,7 @@ from specgraph_models.parallel import WHOLE
 
 from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
 from specgraph.attention.caches import bytes_per_token
+from specgraph.capture import resolve
 from specgraph.config import DraftConfig, DraftOptions
 from specgraph.device import Platform, Progress, open_platform
 from specgraph.draft.kinds import kind_of
@@ -261,6 +262,8 @@ def load_models(
                     "has scales of 1; use --kv-cache-dtype auto"
                 )
     split = WHOLE if layout is None else layout.tensor_parallel
+    collectives = "anywhere" if split.has_collectives else "none"
+    resolve(options.decode, platform.capabilities, (), options.prefill, collectives)  # refuses before weights are read
     model = load_target(target, platform.device, dtype, length, split, keep_fp8)
     head, decoders = None, [model]
     if draft == NGRAM:
