@@ -52,20 +52,20 @@ class MusaPlatform(Platform):
         self.release = "never"
         if found is None:
             found = findings(self, index, "specgraph_musa.trials", TRIALS)
-        self._capabilities: dict[bool, Capabilities] = {}
+        self._capabilities: Capabilities | None = None
         if found:
             self.release = found["release"]
             found = {**found, "triton": found["triton"] or why_absent(self) or ""}  # it may be gone since the trials
-            self._capabilities = {ranks: capabilities(found, self.policy, ranks) for ranks in (False, True)}
+            self._capabilities = capabilities(found, self.policy)
             if not found["triton"]:
                 register_ops(self)
 
     @property
     def capabilities(self) -> Capabilities:
-        """The claimed capabilities. The merged loop also depends on the policy and on the number of ranks."""
-        if not self._capabilities:
+        """The claimed capabilities. The merged loop and collectives also depend on the policy."""
+        if self._capabilities is None:
             raise PlatformError("this musa platform was opened for trials only: it claims no capabilities")
-        return self._capabilities[has_collectives()]
+        return self._capabilities
 
     def synchronize(self) -> None:
         self.musa.synchronize(self.index)
@@ -136,12 +136,6 @@ def own(kind: type[Any], handle: Any) -> Any:
             f"would cast it unchecked and corrupt memory. Make it with platform.{what}()"
         )
     return handle
-
-
-def has_collectives() -> bool:
-    """Return whether this process is one of several ranks."""
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _info(musa: Any, index: int) -> PlatformInfo:

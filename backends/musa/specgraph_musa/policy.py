@@ -18,6 +18,7 @@ RULES = tuple(Rule(*map(str.strip, row.strip("|").split("|"))) for row in TABLE.
 """The rows of `TABLE`, for `specgraph explain`."""
 
 MERGED_VARIABLE = "SPECGRAPH_MUSA_MERGED"
+_SEEN = "with toolchain mcc 5.1.0 acceptance fell to 3.49 % (vllm-musa #50)"
 
 MergedLoop = Literal["off", "on", "forced"]
 _MERGED_VALUES: Mapping[str, MergedLoop] = {"": "off", "0": "off", "1": "on", "force": "forced"}
@@ -31,17 +32,19 @@ class Policy:
     max_live_graphs: int = 1900
     """The most live graphs per process, the graphs of other libraries included."""
 
-    def merged_loop(self, collectives: bool) -> Support:
-        """Return whether the whole draft loop may be one graph. `collectives` is True if there are several ranks."""
-        seen = "with toolchain mcc 5.1.0 acceptance fell to 3.49 % (vllm-musa #50)"
+    @property
+    def merged_loop(self) -> Support:
+        """Return whether the whole draft loop may be one graph."""
         if self.merged == "off":
-            return no(f"opt-in on this platform: {seen}; set {MERGED_VARIABLE}=1 to allow it and compare with eager")
-        if collectives and self.merged != "forced":
-            return no(
-                "several ranks take part, and a whole-loop capture corrupted the state of collectives: "
-                f"{seen}; {MERGED_VARIABLE}=force overrides"
-            )
-        return quirk(f"allowed by {MERGED_VARIABLE}; compare acceptance with eager of the same toolchain: {seen}")
+            return no(f"opt-in on this platform: {_SEEN}; set {MERGED_VARIABLE}=1 to allow it and compare with eager")
+        return quirk(f"allowed by {MERGED_VARIABLE}; compare acceptance with eager of the same toolchain: {_SEEN}")
+
+    @property
+    def collectives_in_graph(self) -> Support:
+        """Return whether graphs may hold collectives."""
+        if self.merged != "forced":
+            return no(f"a capture corrupted the state of collectives: {_SEEN}; {MERGED_VARIABLE}=force overrides")
+        return quirk(f"allowed by {MERGED_VARIABLE}=force, although a capture corrupted their state: {_SEEN}")
 
 
 def policy_from(environ: Mapping[str, str] = os.environ) -> Policy:

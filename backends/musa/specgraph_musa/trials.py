@@ -66,21 +66,20 @@ TRIALS: Mapping[str, trial.Trial] = {
 come last."""
 
 
-def capabilities(found: Findings, policy: Policy, collectives: bool) -> Capabilities:
-    """Return the capabilities that `found` supports and `policy` allows. Those not claimed carry a reason.
-    `collectives` is True if torch.distributed has several ranks."""
+def capabilities(found: Findings, policy: Policy) -> Capabilities:
+    """Return the capabilities that `found` supports and `policy` allows. Those not claimed carry a reason."""
 
     def claim(name: str, reason: str = "") -> Support:
         return trial.support(found["graphs"] or found[name], reason)
 
-    merged = claim("merged_loop") and policy.merged_loop(collectives)
+    merged = claim("merged_loop") and policy.merged_loop
     return Capabilities(
         graphs=claim("graphs"),
         shared_pool=claim("shared_pool", "capture the largest graph first"),
         external_events=no("not claimed: torch.musa.Event(external=True) exists since 2.9.1 and was never tried"),
         task_update=no("torch.musa.MUSAGraph updates no captured task; attention here reads lengths from the device"),
         merged_loop=merged,
-        collectives_in_graph=no("not claimed: captured ones lost their barrier state on one toolchain (vllm-musa #50)"),
+        collectives_in_graph=claim("graphs") and policy.collectives_in_graph,
         random_in_graph=claim("random_in_graph")
         and quirk("the default generator only: torch.musa registers no other with a graph"),
         host_read_detection=no("not claimed: its trial is a failed capture, after which torch_musa does not clean up"),

@@ -7,8 +7,8 @@ import torch
 from draft.on_platform import batches_for, make_drafter, propose
 from draft.pairs import make_head, make_target
 from specgraph.errors import UnsupportedError
+from specgraph_models.parallel import TensorParallel
 
-import specgraph_musa.platform
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import Policy
 from torch_musa import simulated
@@ -18,6 +18,7 @@ class ShardedHead:
     """A head whose output goes through a collective, as under tensor parallelism."""
 
     pair_input = None
+    ranks = TensorParallel(0, 2, "two")
 
     def __init__(self, head) -> None:
         self._head = head
@@ -42,34 +43,34 @@ def draft(platform, lowering, k=4, rounds=3):
     return tokens
 
 
-@pytest.fixture
-def ranks(monkeypatch):
-    """Make torch.distributed report several ranks."""
-    monkeypatch.setattr(specgraph_musa.platform, "has_collectives", lambda: True)
-
-
 def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_the_policy_refuses_it_and_step_is_right(ranks):
+def test_the_policy_refuses_captured_collectives_and_auto_is_right():
     platform = MusaPlatform(0, Policy(merged="on"))
     expected = draft(platform, "eager")
-    with pytest.raises(UnsupportedError, match="corrupted the state of collectives"):
-        draft(platform, "merged")
+    for lowering in ("merged", "step", "piecewise"):
+        with pytest.raises(UnsupportedError, match="corrupted the state of collectives"):
+            draft(platform, lowering)
     assert same(draft(platform, "auto"), expected)
+
+
+def test_forced_graphs_of_one_step_are_right():
+    platform = MusaPlatform(0, Policy(merged="forced"))
+    expected = draft(platform, "eager")
     assert same(draft(platform, "step"), expected)
     assert same(draft(platform, "piecewise"), expected)
 
 
-def test_forced_on_the_bad_toolchain_it_is_wrong_from_the_second_token_on(ranks):
+def test_forced_on_the_bad_toolchain_it_is_wrong_from_the_second_token_on():
     platform = MusaPlatform(0, Policy(merged="forced"))
     expected, got = draft(platform, "eager"), draft(platform, "merged")
     assert all(torch.equal(x[:, 0], y[:, 0]) for x, y in zip(got, expected, strict=True))
     assert not same(got, expected)
 
 
-def test_forced_on_a_good_toolchain_it_is_right(ranks):
+def test_forced_on_a_good_toolchain_it_is_right():
     simulated.defects.barrier_baked = False
     platform = MusaPlatform(0, Policy(merged="forced"))
     assert same(draft(platform, "merged"), draft(platform, "eager"))

@@ -11,7 +11,6 @@ from specgraph.errors import ConfigError, UnsupportedError
 from specgraph_run.cli import app
 from typer.testing import CliRunner
 
-import specgraph_musa.platform
 from specgraph_musa.backend import specgraph_backend
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import MERGED_VARIABLE, RULES, TABLE, Policy, policy_from
@@ -46,24 +45,13 @@ def test_allowed_merged_is_a_quirk_with_a_reason(monkeypatch):
     assert resolve("merged", platform.capabilities, ()).lowering == "merged"
 
 
-def test_merged_with_collectives_is_refused_unless_forced(monkeypatch):
-    monkeypatch.setattr(specgraph_musa.platform, "has_collectives", lambda: True)
+def test_captured_collectives_are_refused_unless_forced():
     allowed, forced = MusaPlatform(0, Policy(merged="on")), MusaPlatform(0, Policy(merged="forced"))
-    assert resolve("auto", allowed.capabilities, ()).lowering == "step"
-    with pytest.raises(UnsupportedError, match=f"several ranks.*{MERGED_VARIABLE}=force"):
-        resolve("merged", allowed.capabilities, ())
-    assert resolve("merged", forced.capabilities, ()).lowering == "merged"
-
-
-def test_ranks_are_asked_for_when_it_matters(monkeypatch):
-    platform = MusaPlatform(0, Policy(merged="on"))
-    assert platform.capabilities.default_lowering == "merged"
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
-    assert platform.capabilities.default_lowering == "step"
-    assert not platform.capabilities.merged_loop
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 1)
-    assert platform.capabilities.default_lowering == "merged"
+    assert resolve("auto", allowed.capabilities, ()).lowering == "merged"
+    assert resolve("auto", allowed.capabilities, (), collectives="anywhere").lowering == "eager"
+    with pytest.raises(UnsupportedError, match=rf"state of collectives.*{MERGED_VARIABLE}=force"):
+        resolve("step", allowed.capabilities, (), collectives="anywhere")
+    assert resolve("merged", forced.capabilities, (), collectives="anywhere").lowering == "merged"
 
 
 def test_a_policy_allows_nothing_that_a_probe_refused():
