@@ -38,11 +38,13 @@ def api_page() -> str:
 
 def commands_page() -> str:
     """Return the page of all commands, with the arguments and options of their `--help`."""
-    from specgraph_run.cli import app
+    from specgraph_run.cli import PARTS, app, load_part
 
     lines = ["# Commands", "", "`specgraph --install-completion` completes commands and options in your shell.", ""]
     for command in app.registered_commands:
         function: Any = command.callback
+        if (name := function.__name__.replace("_", "-")) in PARTS:
+            function, _ = load_part(name)
         lines += [f"## specgraph {function.__name__.replace('_', '-')}", "", inspect.getdoc(function) or "", ""]
         panels: dict[str, list[str]] = {}
         for parameter in inspect.signature(function, eval_str=True).parameters.values():

@@ -349,6 +349,47 @@ def test_no_help_imports_torch():
     assert ends == ["0 False"] * len(asked), done.stderr
 
 
+def install_part(folder: Path, name: str, source: str) -> None:
+    """Install a distribution with one subcommand in a folder of PYTHONPATH."""
+    described = folder / f"part_{name}-1.0.dist-info"
+    described.mkdir()
+    about = f"Metadata-Version: 2.1\nName: part-{name}\nVersion: 1.0\nSummary: Parts {name}.\n"
+    (described / "METADATA").write_text(about)
+    (described / "entry_points.txt").write_text(f"[specgraph.commands]\n{name} = part_{name}:command\n")
+    (folder / f"part_{name}.py").write_text(source)
+
+
+def with_parts(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    line = [sys.executable, "-m", "specgraph_run", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_a_broken_part_breaks_its_own_command_alone(tmp_path):
+    broken = {
+        "lacking": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        "empty": ("command = None", "Error: "),
+        "untyped": ("def command(x: 'NoSuchName'): ...", "NameError: "),
+    }
+    for name, (source, _) in broken.items():
+        install_part(tmp_path, name, source)
+    listed = with_parts(tmp_path, "--help")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert all(f"Parts {name}." in listed.stdout for name in broken)
+    for name, (_, reason) in broken.items():
+        asked = with_parts(tmp_path, name, "--help")
+        refused(asked, f"the command '{name}' comes with part-{name}", reason, f"pip uninstall part-{name}")
+        assert asked.stderr.count("\n") == 1
+
+
+def test_a_part_is_imported_for_its_own_command_alone(tmp_path):
+    source = "import sys\nsys.stderr.write('imported')\n\ndef command(times: int = 1):\n    print('word ' * times)\n"
+    install_part(tmp_path, "word", source)
+    assert "imported" not in with_parts(tmp_path, "--help").stderr
+    said = with_parts(tmp_path, "word", "--times", "2")
+    assert (said.returncode, said.stdout.split(), said.stderr) == (0, ["word", "word"], "imported")
+
+
 def test_names_that_commands_offer_are_those_of_the_tools():
     assert get_args(DrafterShape) == tuple(SHAPES)
     assert get_args(RandomTarget) == tuple(TARGETS)

@@ -9,13 +9,14 @@ import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from specgraph.errors import SpecgraphError
+from specgraph.errors import SpecgraphError, first_line
 from specgraph_run.cli.audit import audit
 from specgraph_run.cli.bench import bench
 from specgraph_run.cli.chat import chat
@@ -29,12 +30,10 @@ from specgraph_run.cli.platforms import platforms
 
 COMMANDS = "specgraph.commands"
 """The entry point group through which installed distributions add subcommands. Each is a function for typer."""
+PARTS: dict[str, EntryPoint] = {each.name: each for each in sorted(entry_points(group=COMMANDS), key=lambda e: e.name)}
+"""The subcommands of installed distributions, by name. Each is loaded when it is asked for (`load_part`)."""
 _ELSEWHERE = {"conformance": "specgraph-conformance: in a checkout of specgraph, pip install -e ./conformance"}
 """Commands of distributions that may not be installed, each with the way to install it."""
-
-
-def _commands_of_parts() -> list[Callable[..., None]]:
-    return [each.load() for each in sorted(entry_points(group=COMMANDS), key=lambda each: each.name)]
 
 
 @contextmanager
@@ -79,14 +78,55 @@ class _Command(TyperCommand):
                 formatter.write_dl(records)
 
 
+class _PartCommand(_Command):
+    """The place of a command of an installed part. A broken part thus breaks its own command alone."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        return load_part(str(self.name))[1].make_context(*arguments, **options)
+
+
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
+def load_part(name: str) -> tuple[Callable[..., None], TyperCommand]:
+    """Load the subcommand of a part: its function, and the command that typer makes of it.
+
+    Raises:
+        SpecgraphError: the part can't be loaded. The error names its distribution.
+    """
+    entry, alone = PARTS[name], typer.Typer(add_completion=False, rich_markup_mode=None)
+    try:
+        function: Callable[..., None] = entry.load()
+        alone.command(name=name, cls=_Command, context_settings=_SETTINGS)(function)
+        made: Any = get_command(alone)
+    except Exception as error:
+        part = entry.module if entry.dist is None else entry.dist.name
+        raise SpecgraphError(
+            f"the command '{name}' comes with {part}, which can't be loaded ({type(error).__name__}: "
+            f"{first_line(error)}): pip install --upgrade {part}, or pip uninstall {part}"
+        ) from error
+    return function, made
+
+
+def _placeholder(entry: EntryPoint) -> Callable[[], None]:
+    """Return a function with the name of a part's command. Its docstring is the summary of the distribution."""
+
+    def command() -> None: ...
+
+    about = {} if entry.dist is None else entry.dist.metadata.json
+    command.__name__, command.__doc__ = entry.name.replace("-", "_"), str(about.get("summary", ""))
+    return command
+
 
 app = typer.Typer(
     cls=_Group, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=_SETTINGS
 )
-for command in (generate, chat, platforms, explain, bench, audit, draft_vocab, env, new_backend, *_commands_of_parts()):
-    first = " ".join((command.__doc__ or "").split("\n\n")[0].split())
-    app.command(cls=_Command, short_help=first, context_settings=_SETTINGS)(command)  # click would cut the docstring
+_OWN = (generate, chat, platforms, explain, bench, audit, draft_vocab, env, new_backend)
+_OF_PARTS = [_placeholder(each) for each in PARTS.values()]
+for kind, commands in ((_Command, _OWN), (_PartCommand, _OF_PARTS)):
+    for command in commands:
+        first = " ".join((command.__doc__ or "").split("\n\n")[0].split())
+        app.command(cls=kind, short_help=first, context_settings=_SETTINGS)(command)  # click would cut the docstring
 
 
 def _show_version(asked: bool) -> None:
