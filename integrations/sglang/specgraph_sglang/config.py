@@ -7,6 +7,10 @@ from typing import Any
 ALGORITHMS = {"SPECGRAPH": "EAGLE3", "SPECGRAPH_EAGLE": "EAGLE"}
 """The plugin's values of --speculative-algorithm, each with SGLang's own algorithm that it replaces."""
 
+DRAFT_VOCAB = "SPECGRAPH_DRAFT_VOCAB"
+"""The environment variable with a file of the tokens that the drafter may draft: a token map of SGLang, JSON or `.npy`.
+SGLang reads its own option for one kind of drafter, in one process, and knows no options of plugins."""
+
 
 def unsupported_arguments(args: Any) -> str | None:
     """Return in one line why the plugin does not serve these arguments. None if it does.
@@ -21,6 +25,8 @@ def unsupported_arguments(args: Any) -> str | None:
     for name in ("pp_size", "dp_size", "attn_cp_size"):
         if (size := getattr(args, name, 1)) != 1:
             return f"--{name.replace('_', '-')} {size}; one GPU is served, or several with --tp-size"
+    if (path := getattr(args, "speculative_token_map", None)) is not None:
+        return f"--speculative-token-map; the plugin takes any drafter's from the environment: {DRAFT_VOCAB}={path}"
     is_mtp = args.speculative_draft_model_path == getattr(args, "model_path", "")
     if is_mtp and (reason := unsupported_experts(args)) is not None:
         return reason
@@ -29,10 +35,10 @@ def unsupported_arguments(args: Any) -> str | None:
     if args.disaggregation_mode != "null":
         return f"--disaggregation-mode {args.disaggregation_mode}"
     for name in (
-        "speculative_adaptive", "speculative_use_rejection_sampling", "speculative_token_map",
-        "speculative_draft_window_size", "enable_multi_layer_eagle", "enable_two_batch_overlap",
-        "enable_hierarchical_cache", "enable_memory_saver", "enable_unified_memory", "enable_pdmux", "enable_lora",
-        "lora_paths", "disable_cuda_graph", "disable_decode_cuda_graph",
+        "speculative_adaptive", "speculative_use_rejection_sampling", "speculative_draft_window_size",
+        "enable_multi_layer_eagle", "enable_two_batch_overlap", "enable_hierarchical_cache", "enable_memory_saver",
+        "enable_unified_memory", "enable_pdmux", "enable_lora", "lora_paths", "disable_cuda_graph",
+        "disable_decode_cuda_graph",
     ):  # fmt: skip
         if getattr(args, name, None):
             return f"--{name.replace('_', '-')}"

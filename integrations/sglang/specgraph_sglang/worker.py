@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,12 +13,13 @@ from specgraph_models.parallel import split_over
 from specgraph_models.parallel.join import ranks_of_groups
 from specgraph_models.start_up import agreed
 from specgraph_plugin import FastPath, PromptChunk, PromptPass, ProposeCounts, VerifyOutput
+from specgraph_plugin.draft_vocab import cut_for_engine
 from torch import Tensor
 
 from specgraph import open_platform
 from specgraph.capture.transfers import write
 from specgraph.errors import UnsupportedError
-from specgraph_sglang.config import unsupported_experts
+from specgraph_sglang.config import DRAFT_VOCAB, unsupported_experts
 from specgraph_sglang.draft_model import draft_cache, draft_head
 from specgraph_sglang.mtp import MTP_CLASSES
 from specgraph_sglang.names import READ_DONE
@@ -168,6 +170,8 @@ class DraftsAhead:
                 raise UnsupportedError(f"specgraph does not draft for this configuration: {reason}")
             head, page_size = draft_head(runner.model, split, self._group), runner.token_to_kv_pool.page_size
             caches = draft_cache(head, runner.model, runner.token_to_kv_pool)
+            if path := os.environ.get(DRAFT_VOCAB):
+                cut_for_engine(head, path, getattr(worker.server_args, "tokenizer_path", None))
         sizes, _ = self.sglang.get_batch_sizes_to_capture(runner)
         rows, table = worker.req_to_token_pool.req_to_token, head.attention_layers[0].rotary
         assert table is not None

@@ -27,7 +27,7 @@ from sglang_objects import (
     server_args,
 )
 from specgraph_models import load_drafter, load_target
-from specgraph_models.checkpoints import target_shape
+from specgraph_models.checkpoints import DraftVocabulary, cut_vocabulary, target_shape
 from specgraph_sglang.draft_model import draft_cache, draft_head
 from specgraph_sglang.worker import draft_worker_class
 from tiny_checkpoints import write_eagle, write_eagle3, write_target
@@ -299,6 +299,33 @@ def test_replaced_weights_are_followed(engine, caplog) -> None:
     assert caplog.text.count("captures its graphs again") == 1
     with pytest.raises(SpecgraphError, match="closed"):  # else they stay until a garbage collection
         first.propose(1)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mimo"])
+def test_a_cut_vocabulary_is_a_copy_that_is_made_again_when_its_weight_is_replaced(
+    method, tmp_path, monkeypatch
+) -> None:
+    """SGLang's own map is a torch file of ids, the most frequent one first."""
+    path = tmp_path / "freq.pt"
+    made = Engine(tmp_path / "whole", method, 16)
+    ids = torch.randperm(made.vocab, generator=torch.Generator().manual_seed(2))[: made.vocab // 3]
+    torch.save(ids.tolist(), path)
+    monkeypatch.setenv("SPECGRAPH_DRAFT_VOCAB", str(path))
+    engine = Engine(tmp_path / "cut", method, 16)
+    cut_vocabulary(engine.oracle, DraftVocabulary("the list", ids))
+    head = engine.worker.specgraph.fast_path.drafter.head
+    assert 3 < head.draft_vocab_size == engine.oracle.draft_vocab_size <= len(ids)
+    engine.prompt(0, 9)
+    for turn in range(3):
+        assert handed_out(engine, [0]).tolist() == engine.want([0])
+        if turn == 1:
+            owner = engine.worker.draft_runner.model.lm_head
+            old = owner.weight
+            owner.weight = torch.nn.Parameter(-old.detach().clone(), requires_grad=False)
+            old.data.fill_(float("nan"))
+            engine.oracle.lm_head.neg_()
+        engine.round([0], [2 + turn])
+    assert engine.worker.specgraph.fast_path.drafter.head is not head
 
 
 def test_near_the_end_of_the_context_no_other_request_is_written(engine) -> None:

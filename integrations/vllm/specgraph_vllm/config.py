@@ -35,6 +35,9 @@ class Settings:
     """Proposes between two log lines with `ProposeCounts.by_reason`. 0 never logs them."""
     compare_every: Annotated[int, Range(0)] = 1000
     """With tensor parallel, the proposes between two comparisons of the ranks' tokens. 0 compares at start-up only."""
+    draft_vocab: str | None = None
+    """A file of the tokens that the drafter may draft (`specgraph draft-vocab`, a token map of SGLang, or `.npy`). The
+    drafter then has a copy of their rows of vLLM's lm_head. None for all tokens."""
 
 
 def read_settings(additional_config: Any) -> Settings | None:

@@ -13,6 +13,7 @@ import torch
 from specgraph_models.parallel import Ranks, split_over
 from specgraph_models.start_up import agreed
 from specgraph_plugin import FastPath, PromptChunk, PromptPass, ProposeCounts, VerifyOutput
+from specgraph_plugin.draft_vocab import cut_for_engine
 from specgraph_plugin.host_engine_names import parameters
 
 from specgraph import open_platform
@@ -125,8 +126,11 @@ class Speculator(_Stock):
             self._head = self._read_head()
 
     def _read_head(self) -> VllmHead:
-        split = split_over(self._ranks)
-        return draft_head(self.model, lambda: self.vllm_config.model_config.get_hidden_size(), split, self._run_mlp)
+        split, model = split_over(self._ranks), self.vllm_config.model_config
+        head = draft_head(self.model, lambda: model.get_hidden_size(), split, self._run_mlp)
+        if self.settings.draft_vocab is not None:
+            cut_for_engine(head, self.settings.draft_vocab, getattr(model, "tokenizer", None))
+        return head
 
     def _run_mlp(self, module: Any, x: torch.Tensor) -> torch.Tensor:
         """Run one of vLLM's mixtures of experts over rows [T, hidden_size]."""

@@ -66,7 +66,8 @@ def dense_block(head, tokens, aux, k):
     for row in logits:
         if head.kind == "block":  # DSpark's table of which token follows which
             row = row + head.markov.output.matrix @ head.markov.embed[drafts[-1]]
-        drafts.append(int(row.argmax()))
+        token = int(row.argmax())
+        drafts.append(token if head.draft_to_target is None else token + int(head.draft_to_target[token]))
     return drafts[1:]
 
 

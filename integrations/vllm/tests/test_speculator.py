@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 from draft.test_against_dense import dense_attend
 from engine_rounds import BLOCK, MAX_LEN, Engine, K
+from specgraph_models.checkpoints import DraftVocabulary, cut_vocabulary
 from tiny_checkpoints import VOCAB
 from vllm_objects import input_batch, quantise
 
@@ -31,6 +33,42 @@ def test_drafts_follow_the_whole_history_in_vllms_cache(engine) -> None:
     assert engine.speculator.counts.by_reason == {"specgraph": 8}
     assert engine.speculator.captured
     assert engine.speculator.proposed == []
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "dspark", "draft_model"])
+def test_a_cut_vocabulary_is_a_copy_that_is_made_again_when_its_weight_is_replaced(kind, tmp_path) -> None:
+    """The list is not sorted, and names tokens that an EAGLE-3 head of its own vocabulary can't draft."""
+    path = tmp_path / "list.npy"
+    engine = Engine(tmp_path, kind, draft_vocab=str(path))
+    ids = torch.randperm(engine.vocab, generator=torch.Generator().manual_seed(2))[: engine.vocab // 3]
+    numpy.save(path, ids.numpy())
+    cut_vocabulary(engine.oracle, DraftVocabulary("the list", ids))
+    with torch.inference_mode():
+        engine.start()
+    lm_head = engine.module.lm_head
+    head = engine.speculator._head
+    assert 3 < head.draft_vocab_size == engine.oracle.draft_vocab_size <= len(ids)
+    engine.prompt(0, 9)
+    engine.prompt(2, 20)
+    drafts, want = engine.round([0, 2], [2, 1])
+    assert drafts.tolist() == want
+    old = lm_head.weight
+    lm_head.weight = torch.nn.Parameter(-old.detach().clone(), requires_grad=False)
+    old.data.fill_(float("nan"))
+    (engine.oracle.model if kind == "draft_model" else engine.oracle).lm_head.neg_()
+    drafts, want = engine.round([0, 2], [3, 1])
+    assert drafts.tolist() == want
+    assert engine.speculator._head is not head
+
+
+def test_a_list_for_another_vocabulary_is_refused_or_left_to_vllm(tmp_path) -> None:
+    path = tmp_path / "list.npy"
+    numpy.save(path, numpy.array([1, 1 << 20]))
+    with pytest.raises(SpecgraphError, match=r"list.npy has the token id 1048576, the target's vocabulary has"):
+        Engine(tmp_path, draft_vocab=str(path)).start()
+    engine = Engine(tmp_path, draft_vocab=str(path), when_unsupported="vllm")
+    engine.start()
+    assert engine.speculator._head is None
 
 
 @pytest.mark.parametrize("how", ["tensor", "row", "block"])
