@@ -285,7 +285,7 @@ def alone(method: Callable[[Any], Callable[..., Any]]) -> Callable[[World, Any],
 
 def attended(world: World) -> dict[str, Any]:
     """Return the arguments of an attention's forward pass over the rows of a round."""
-    layer, metadata = world.head.attention_layers[0], world.drafter.buffers.first.sliced(1, 3)
+    layer, metadata = world.head.attention_layers[0], world.drafter.buffers.first.views(1, rows=3)
     query = torch.ones(3, layer.num_heads, layer.head_dim)
     key = torch.ones(3, layer.num_kv_heads, layer.head_dim)
     context = attention.ForwardContext(metadata)
@@ -432,8 +432,6 @@ CALLS = [
          valid=attended),
     call("PagedAttention supports", use=lambda w, make: make().supports, valid=lambda w: {
         "layer": w.head.attention_layers[0], "dtype": torch.float32, "block_size": 4}),
-    call("AttentionMetadata sliced", "none", use=lambda w, _: w.drafter.buffers.first.sliced, valid=lambda w: {
-        "num_requests": 1, "query_len": 3}),
     call("AcceptanceMetrics observe", use=lambda w, make: make(3).observe, valid=lambda w: {
         "accepted": [1, 2], "num_speculative_tokens": 3}),
     call("AcceptanceMetrics", valid=lambda w: {"num_speculative_tokens": 3, "num_drafts": 0, "rounds": 1}),

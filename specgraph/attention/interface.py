@@ -200,7 +200,7 @@ class AttentionBackend(Protocol):
         """Return a hook that updates the backend's own state between two draft steps. None if the backend has no state
         that depends on positions, such as a split schedule or a mask.
 
-        Between two draft steps the core moves the metadata one token on (`specgraph.attention.metadata.advance`). State
+        Between two draft steps the core moves the metadata one token on (`ops.advance`). State
         from the old positions is then stale: this is why the later steps of vLLM #41162 read out of bounds. The hook
         must update the state in place and with device work only, since the call is captured.
         """

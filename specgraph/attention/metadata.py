@@ -19,7 +19,6 @@ from specgraph.attention.rows import Places
 from specgraph.buffers import ONCE, VIEW, Buffers, PerRequest, PerRow
 from specgraph.errors import ConfigError
 from specgraph.ops.slots import NULL_BLOCK, NULL_SLOT
-from specgraph.validation import checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,8 @@ class AttentionMetadata(Buffers):
     tree_len: int = 0
     """The number of keys at the end of each request that the bits of `ancestors` stand for: at most 64."""
     start_locs: Annotated[Mapping[int, Tensor], ONCE] = field(default_factory=dict[int, Tensor])
-    """The constant `query_start_loc` of the largest batch, for each number of rows per request that `sliced` can make.
-    Empty if the metadata is never sliced."""
+    """The constant `query_start_loc` of the largest batch, for each number of rows per request that `views` can make.
+    Empty if no views are made."""
 
     @property
     def num_requests(self) -> int:
@@ -67,21 +66,16 @@ class AttentionMetadata(Buffers):
         return ops.DeviceLengths(self.seq_lens, self.query_start_loc, self.query_len)
 
     def views(self, num_requests: int, **sizes: int) -> AttentionMetadata:
-        """Return the views of `sliced`. sizes: only `rows`, the rows per request."""
+        """Return views of the first `num_requests` requests of a uniform batch.
+
+        sizes: only `rows`, the rows per request: one of the numbers that `allocate_metadata` got.
+        """
         rows = sizes["rows"]
         if rows not in self.start_locs:
             known = ", ".join(map(str, self.start_locs)) or "none"
             raise ConfigError(f"metadata of {rows} rows per request; it was allocated for {known}")
         views = super(AttentionMetadata, self).views(num_requests, **sizes)
         return replace(views, query_start_loc=self.start_locs[rows][: num_requests + 1], query_len=rows)
-
-    @checked
-    def sliced(self, num_requests: int, query_len: int | None = None) -> AttentionMetadata:
-        """Return views of the first `num_requests` requests of a uniform batch.
-
-        query_len: rows per request: one of the numbers that `allocate_metadata` got, `self.query_len` by default.
-        """
-        return self.views(num_requests, rows=self.query_len if query_len is None else query_len)
 
 
 def allocate_metadata(
@@ -110,22 +104,6 @@ def allocate_metadata(
         ancestors=torch.zeros(rows, dtype=torch.int64, device=device) if tree_len else None,
         tree_len=tree_len,
         start_locs=start_locs,
-    )
-
-
-def advance(metadata: AttentionMetadata, draft_step: Tensor, max_model_len: int, block_size: int) -> None:
-    """Move metadata with one row per request one token on, in place, and add 1 to `draft_step` (int64 [1]).
-
-    It is device work only, so it can be captured. Requests with seq_len 0 do not change.
-    """
-    ops.advance(
-        metadata.seq_lens,
-        metadata.positions,
-        metadata.slot_mapping,
-        draft_step,
-        metadata.block_table,
-        max_model_len,
-        block_size,
     )
 
 

@@ -62,11 +62,7 @@ class RoundRows(RowPlan):
         return cls(rows, *limits, later_rows=later_rows, slots_of_rejected=True, position_offset=position_offset)
 
     def fill(self, accepted: Accepted, at: Places, token_ids: Tensor, reached: Reached) -> None:
-        """Fill the rows.
-
-        Args:
-            token_ids: int64 [R * L], written.
-        """
+        """Fill the rows. token_ids: int64 [R * L], written."""
         rows = Rows(*at, token_ids, *reached, rows_without_block=accepted.rows_without_block)
         ops.begin_rows(accepted.inputs, self, rows)
 

@@ -1,12 +1,5 @@
 """Lowerings: the launches that a program becomes, and the choice of passes that run from graphs.
 
-The lowering decides how draft steps run:
-
-- `eager`: op by op.
-- `piecewise`: graphs between eager attention calls.
-- `step`: a graph for draft step 0, and one for a later step.
-- `merged`: one graph for all steps.
-
 Programs without draft steps (prefill, verify) are always one launch. The option `decode` names the lowering, and
 `prefill` how prompts run. Target and drafter share both. With `auto` the platform decides.
 """
@@ -44,8 +37,8 @@ class Launch:
 def launches(lowering: LoweringName, program: Program, batch: BatchDescriptor) -> tuple[Launch, ...]:
     """Return the launches of one padded batch of a program, in order.
 
-    `eager` calls the body that `merged` would capture. `piecewise` has the launches of `step`, each split around
-    attention.
+    `merged` is one graph for all steps, and `eager` calls the body that it would capture. `step` has a graph for draft
+    step 0 and one for a later step. `piecewise` has the same launches, each split around attention.
     """
     every = tuple(range(program.num_steps(batch)))
     if program.step_kind == "together" or lowering in ("merged", "eager"):

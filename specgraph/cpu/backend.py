@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specgraph.device.hookspecs import Backend, Probe, hookimpl
+from specgraph.device.discovery import Backend, Probe, hookimpl
 from specgraph.device.interface import PLATFORM_API, Platform
 
 

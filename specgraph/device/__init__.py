@@ -1,9 +1,8 @@
 """The interface between the core and a device, and how devices are found and chosen."""
 
 from specgraph.device.capabilities import LOWERINGS, Capabilities, LoweringName, Rule, Support, no, quirk, yes
-from specgraph.device.discovery import Discovered, discover
+from specgraph.device.discovery import Backend, Discovered, Probe, discover, hookimpl
 from specgraph.device.graph import Graph, VendorMessage
-from specgraph.device.hookspecs import Backend, Probe, hookimpl
 from specgraph.device.interface import (
     PLATFORM_API,
     Event,

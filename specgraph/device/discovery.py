@@ -1,4 +1,14 @@
-"""Finds backends by their entry points.
+"""The one hook that a backend implements, and the search for backends by their entry points.
+
+A backend is a distribution with an entry point in the group `specgraph.backends`. The entry point names a module with
+
+    from specgraph.device import Backend, hookimpl
+
+    @hookimpl
+    def specgraph_backend() -> Backend: ...
+
+Importing the module must not need the vendor's package and must not touch a device: `Backend.probe` and `Backend.open`
+may do both.
 
 Each plugin is loaded in its own `try`. A plugin that fails is listed with the reason, and does not hide the others:
 pluggy's `load_setuptools_entrypoints` would stop at the first one that raises.
@@ -6,20 +16,61 @@ pluggy's `load_setuptools_entrypoints` would stop at the first one that raises.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
 import pluggy
 
-from specgraph.device import hookspecs
-from specgraph.device.hookspecs import PROJECT, Backend, Probe
-from specgraph.device.interface import PLATFORM_API
+from specgraph.device.interface import PLATFORM_API, Platform
 from specgraph.errors import PlatformError
 
 ENTRY_POINT_GROUP = "specgraph.backends"
 """The entry point group of backends. Each entry point has its platform's name."""
+
+
+PROJECT = "specgraph"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A backend's findings on this machine. If it is not available, `reason` says why, and how to change that.
+
+    If it is available, `reason` is empty, or a remark about the installation that `specgraph platforms` shows.
+    """
+
+    available: bool
+    reason: str = ""
+    device_count: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """A platform that can be opened. `probe` should return within a second and raise nothing."""
+
+    name: str
+    probe: Callable[[], Probe]
+    open: Callable[[int], Platform]
+    """Opens the device with that index, or raises PlatformError."""
+    api: int
+    """The PLATFORM_API that the backend was written for, as a literal number. A core with another PLATFORM_API then
+    refuses the backend in one line."""
+    accelerator: bool = True
+    """True if automatic selection may take this platform. It does if no other accelerator is available."""
+    supersedes: frozenset[str] = frozenset()
+    """Names of other platforms under which this device may also appear, through a compatibility layer for another
+    vendor's API. Automatic selection ignores them if this platform is available; selection by name does not."""
+
+
+@hookspec(firstresult=True)
+def specgraph_backend() -> Backend | None:
+    """Return this plugin's backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +133,7 @@ def _load(entry: EntryPoint) -> Discovered:
 def _ask(entry: EntryPoint) -> Backend:
     """Call the hook of one plugin."""
     plugins = pluggy.PluginManager(PROJECT)
-    plugins.add_hookspecs(hookspecs)
+    plugins.add_hookspecs(sys.modules[__name__])
     plugins.register(entry.load(), name=entry.name)
     plugins.check_pending()  # a misspelt hook is an error, not a plugin that does nothing
     backend = plugins.hook.specgraph_backend()

@@ -41,7 +41,10 @@ def claim(platform: Platform, trial: Trial, reason: str = "") -> Support:
 def replays_follow_their_input(platform: Platform) -> str | None:
     """Check that each replay of one graph uses the new input, for its result and for an update in place."""
     x, total = torch.zeros(8, device=platform.device), torch.zeros(8, device=platform.device)
-    _warm_up(platform, lambda: x * 3 + 1)
+    platform.synchronize()
+    with platform.use(platform.capture_stream):
+        _ = x * 3 + 1  # a warm-up
+    platform.synchronize()
     with closing(platform.graph()) as graph:
         with graph.capture():
             y = x * 3 + 1
@@ -140,10 +143,3 @@ def float8_is_copied(platform: Platform) -> str | None:
 def on_host(tensor: Tensor) -> Tensor:
     """Return a copy in host memory, even if device memory is host memory."""
     return tensor.detach().to("cpu", copy=True)
-
-
-def _warm_up(platform: Platform, work: Callable[[], object]) -> None:
-    platform.synchronize()
-    with platform.use(platform.capture_stream):
-        work()
-    platform.synchronize()

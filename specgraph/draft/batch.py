@@ -199,13 +199,6 @@ class SharedBuffers(Buffers):
         given = {field.name: getattr(views, field.name) for field in fields(ProposeBatch)}
         return ProposeBatch(**given | {"sampled_token_ids": views.sampled_token_ids.view(num_requests, query_len)})
 
-    def logprobs_of(self, num_requests: int, query_len: int) -> Tensor | None:
-        """Return the log-probabilities of a batch's sampled tokens, float32 [num_requests, query_len]. None if no
-        log-probabilities are kept."""
-        if self.logprobs is None:
-            return None
-        return self.logprobs[: num_requests * query_len].view(num_requests, query_len)
-
     def unpacked(self, results: Tensor, num_requests: int, query_len: int) -> tuple[list[list[int]], list[int]]:
         """Return sampled tokens, `[n][query_len]`, and `num_sampled`, `[n]`, from a host copy of `self.results`."""
         n, rows = num_requests, num_requests * query_len
@@ -230,8 +223,7 @@ def copy_batch(
 
     Args:
         load_round: `ops.load_round`, or the function that it runs on the device (`Op.on`).
-        into: `memory`, sliced to the requests of `source`.
-        memory: the drafter's memory. Its other requests become inert.
+        into: `memory`, sliced to the requests of `source`. The other requests of `memory` become inert.
         needs_sampling: copy temperatures and seeds too, each with a copy of its own.
     """
     counts = source.num_sampled, source.start_positions

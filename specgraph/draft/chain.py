@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention.choose import check_trees
-from specgraph.attention.metadata import advance
 from specgraph.attention.rows import RoundRows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend
 from specgraph.config import DraftConfig
@@ -85,7 +84,9 @@ class ChainProgram(SteppingProgram[DraftHead, ChainBuffers]):
         )
 
     def step(self, b: ChainBuffers, make_attend: MakeAttend, step: int) -> Tensor:
-        advance(b.step, b.draft_step, *self.config.limits)
+        at = b.step
+        places = at.seq_lens, at.positions, at.slot_mapping, b.draft_step, at.block_table
+        ops.advance(*places, *self.config.limits)
         if (after_advance := self.stack.backend.after_advance) is not None:
             with users_code(f"attention '{self.stack.backend.name}'.after_advance failed", ConfigError):
                 after_advance(b.step, b.draft_step)

@@ -28,10 +28,6 @@ TREES = ("supports", "supports_trees", "cache_dtypes")
 """Members of an attention backend that draft trees need in addition."""
 
 
-def _members(protocol: type[Any]) -> list[str]:
-    return [name for name in dir(protocol) if not name.startswith("_")]
-
-
 def check_protocol(
     what: str, thing: Any, protocol: type[Any], members: Sequence[str] = (), optional: Sequence[str] = ()
 ) -> None:
@@ -42,7 +38,7 @@ def check_protocol(
         members: the required members; by default all members of the protocol.
         optional: members that are checked if `thing` has them.
     """
-    members = members or _members(protocol)
+    members = members or [name for name in dir(protocol) if not name.startswith("_")]
 
     def lacks(member: str) -> bool:
         is_method = callable(getattr(protocol, member))

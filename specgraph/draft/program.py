@@ -75,11 +75,6 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
         """Return the buffers of the largest batch."""
 
     @property
-    def draws_trees(self) -> bool:
-        """Return True if the program drafts trees, False if it drafts chains."""
-        return self.tree is not None
-
-    @property
     def later_rows(self) -> int:
         """Rows per request of a later draft step: 1 in a chain, one per expanded node in a tree."""
         return 1 if self.tree is None else self.tree.top_k
@@ -133,7 +128,7 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
             for binding in (0, *self.bound)
             for size in reversed(self.config.sizes)
             for shape in reversed(self.config.shapes_at(size))
-            if shape.tree == self.draws_trees
+            if shape.tree == (self.tree is not None)
             for query_len in reversed(self.config.query_lens)
         ]
 
@@ -168,7 +163,7 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Return the buffers and bound tensors by name."""
         named = self.buffers.shared.named_tensors("shared")
-        named |= self.buffers.named_tensors("tree" if self.draws_trees else "buffers")
+        named |= self.buffers.named_tensors("buffers" if self.tree is None else "tree")
         for each in self.bound.values():
             named |= each.named_tensors()
         return named

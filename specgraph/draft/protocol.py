@@ -31,15 +31,10 @@ class DraftOutput(NamedTuple):
 HeadKind = Literal["chain", "draft_model", "modules", "masked", "parallel", "block", "ngram"]
 """The way a head drafts. It decides the draft program.
 
-- chain: each draft step takes the token and the hidden state of the draft step before (`DraftHead`: EAGLE, EAGLE-3,
-  one MTP module).
-- draft_model: an ordinary language model, unchanged, drafts a chain. The row at position p takes token p + 1 and stores
-  its key and value at p + 1, the token's own position. Prefill covers every prompt token, the first included.
-- modules: one module per draft step (`ModulesHead`).
-- masked: all tokens in one causal pass (`MaskedHead`).
-- parallel: all tokens in one pass over a block (`ParallelHead`).
-- block: the same pass, then one draw per token: each draw knows the tokens before it (`BlockHead`).
-- ngram: no model. The drafts are the tokens that followed the last tokens earlier in the text (`NgramHead`)."""
+- chain, draft_model: `DraftHead`. A draft_model is an ordinary language model, unchanged: the row at position p takes
+  token p + 1 and stores its key and value at p + 1, the token's own position. Prefill covers every prompt token, the
+  first included.
+- modules, masked, parallel, block, ngram: `ModulesHead`, `MaskedHead`, `ParallelHead`, `BlockHead`, `NgramHead`."""
 
 
 class Head(Protocol):

@@ -40,14 +40,8 @@ _uses: list[Callable[[str], None]] = []
 
 
 class Op(Generic[P, R]):
-    """One registered op. Calling it runs the implementation for the device of its tensors.
-
-    Attributes:
-        name: the op's name in `torch.ops.specgraph`.
-        reference: the plain torch function that declares it. It runs on every device and in every dtype.
-        parameters: the parameters of the reference, and the arguments of the torch op that hold them.
-        overload: the torch op, which graph recorders see.
-    """
+    """One registered op. Calling it runs the implementation for the device of its tensors. Graph recorders see
+    `overload`, the torch op. `reference`, plain torch, runs on every device and in every dtype."""
 
     def __init__(
         self, name: str, reference: Callable[P, R], parameters: Parameters, overload: Callable[..., R]

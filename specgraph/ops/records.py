@@ -15,18 +15,13 @@ from specgraph.validation import shown
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of an op as it is declared in Python.
-
-    Attributes:
-        name: the parameter's name.
-        record: the type of its named tuple. None if the parameter is a tensor or a number.
-        flat: the names of its arguments in the torch op: `name_field` for each field of a record, otherwise `name`.
-        optional: the parameter may be None.
-    """
+    """One parameter of an op as it is declared in Python."""
 
     name: str
     record: type[tuple[Any, ...]] | None
+    """The type of its named tuple. None if the parameter is a tensor or a number."""
     flat: tuple[str, ...]
+    """The names of its arguments in the torch op: `name_field` for each field of a record, otherwise `name`."""
     optional: bool
 
 
@@ -34,13 +29,8 @@ class Parameters:
     """The parameters of one op, in Python and in torch.
 
     A record is a positional parameter. Its fields are tensors, numbers or None, never records. If a record may be None,
-    each of its arguments may be None in torch; if all of them are, the record is None.
-
-    Attributes:
-        all: the parameters in order.
-        written: the names of the torch op's arguments that the op writes.
-        signature: the signature of the torch op, with one argument per field.
-        has_records: whether any parameter takes a record.
+    each of its arguments may be None in torch; if all of them are, the record is None. `signature` is the torch op's,
+    with one argument per field, and `written` has the names of the arguments that the op writes.
     """
 
     def __init__(self, reference: Callable[..., Any], writes: Iterable[str] = ()) -> None:

@@ -15,6 +15,7 @@ from specgraph_run.decoder import ops as decoder_ops
 from specgraph_run.decoder.request import NUMBERS, Request, Running
 from specgraph_run.decoder.sampling_buffers import SamplingBuffers
 from specgraph_run.decoder.target import TargetRunner
+from specgraph_run.decoder.verify_buffers import logprobs_of
 
 
 def prefill_prompt(
@@ -83,7 +84,7 @@ def join_round(
         decoder_ops.count_tokens(token[None], sampling.output_counts)
     hidden = None if drafter is None else drafter.prefill_buffers.aux_hidden[len(prompt) - 1 - starts[-1]]
     batch.join(state.row, token[0], hidden)
-    logprobs = target.shared.logprobs_of(*batch.sampled_token_ids.shape)
+    logprobs = logprobs_of(target.shared, *batch.sampled_token_ids.shape)
     if logprobs is not None:
         decoder_ops.emitted_logprobs(logits, token[None], logprobs[row, :1])
 

@@ -22,6 +22,7 @@ from specgraph_run.decoder.joining import join_round
 from specgraph_run.decoder.metrics import AcceptanceMetrics
 from specgraph_run.decoder.request import Running
 from specgraph_run.decoder.round_stages import HostState, RoundStages
+from specgraph_run.decoder.verify_buffers import logprobs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ class Rounds:
         """Queue the copy of the results of a launch over `rows`, and of the requests that joined behind it."""
         unread = [each.copied for each in self._unread]
         copied = next(each for each in self._copies if all(each is not other for other in unread))
-        logprobs = self.target.shared.logprobs_of(len(self.rows), self._query_len)
+        logprobs = logprobs_of(self.target.shared, len(self.rows), self._query_len)
         self._unread.append(_UnreadRound(copied, self._query_len, rows, self._joined))
         self._joined = []
         copied.results.start(self.target.shared.results)

@@ -18,7 +18,7 @@ from specgraph.errors import ConfigError, UnsupportedError
 from specgraph_run.decoder import ops as decoder_ops
 from specgraph_run.decoder.move_rows import move_rows
 from specgraph_run.decoder.sampling_buffers import SamplingBuffers
-from specgraph_run.decoder.verify_buffers import VerifyBuffers, allocate_verify
+from specgraph_run.decoder.verify_buffers import VerifyBuffers, allocate_verify, logprobs_of
 from specgraph_run.decoder.verify_rows import ToVerify, TreeRows, VerifyRows
 from specgraph_run.options import DecoderOptions
 
@@ -161,7 +161,7 @@ class VerifyProgram(Program):
             decoder_ops.verify_tree(adjusted, nodes, starts, *places, self._acceptance(b), sampled, b.path)
         if sampling is not None:
             decoder_ops.count_tokens(sampled.token_ids, sampling.output_counts)
-        logprobs = b.shared.logprobs_of(*sampled.token_ids.shape)
+        logprobs = logprobs_of(b.shared, *sampled.token_ids.shape)
         if logprobs is not None:
             decoder_ops.emitted_logprobs(logits if b.path is None else logits[b.path.rows], sampled.token_ids, logprobs)
 

@@ -23,6 +23,13 @@ PackedDrafts = Annotated[Tensor, Axes(columns="drafts", is_packed=True)]
 """[R, N - 1, ...]"""
 
 
+def logprobs_of(memory: SharedBuffers, num_requests: int, query_len: int) -> Tensor | None:
+    """Return the log-probabilities of a batch's sampled tokens, float32 [num_requests, query_len]. None if no
+    log-probabilities are kept."""
+    kept = memory.logprobs
+    return None if kept is None else kept[: num_requests * query_len].view(num_requests, query_len)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyBuffers(Buffers):
     """The tensors of a verify of R requests with N rows each: the last token and N - 1 drafts.
