@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from specgraph.attention.interface import AttentionBackend, AttentionFactory, AttentionLayer
+from specgraph.attention.interface import AttentionBackend, AttentionLayer
 from specgraph.attention.paged import PagedAttention, PagedHostAttention
 from specgraph.device import Platform, Support
 from specgraph.errors import ConfigError, UnsupportedError
@@ -55,7 +55,7 @@ def choose_attention(
         UnsupportedError: the named attention does not support the layers, or a package that it needs is not installed.
     """
     own = platform.attention_backends()
-    named: Mapping[str, AttentionFactory] = {"device": _paged, "host": PagedHostAttention, **own}
+    named: Mapping[str, Callable[..., AttentionBackend]] = {"device": _paged, "host": PagedHostAttention, **own}
     if name not in ("auto", *named):
         offered = ", ".join(["auto", *named])
         raise ConfigError(f"no attention {reprlib.repr(name)} on platform '{platform.info.name}'; there are {offered}")

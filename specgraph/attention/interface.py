@@ -113,12 +113,6 @@ class ForwardContext:
     """The receiver of captured tasks. None unless attention has host parameters and a capture is running."""
 
 
-AfterAdvance = Callable[[AttentionMetadata, Tensor], None]
-"""`after_advance(metadata, draft_step)`: see `AttentionBackend.after_advance`. The metadata has one row per request and
-is already moved on. `draft_step`, int64 [1], is the number of the next draft step. A seq_len of 0 is an inert
-request."""
-
-
 class AttentionBackend(Protocol):
     """Paged attention on one platform.
 
@@ -196,13 +190,14 @@ class AttentionBackend(Protocol):
         ...
 
     @property
-    def after_advance(self) -> AfterAdvance | None:
-        """Return a hook that updates the backend's own state between two draft steps. None if the backend has no state
-        that depends on positions, such as a split schedule or a mask.
+    def after_advance(self) -> Callable[[AttentionMetadata, Tensor], None] | None:
+        """Return a hook, (metadata, draft_step), that updates the backend's own state between two draft steps. None if
+        the backend has no state that depends on positions, such as a split schedule or a mask.
 
-        Between two draft steps the core moves the metadata one token on (`ops.advance`). State
-        from the old positions is then stale: this is why the later steps of vLLM #41162 read out of bounds. The hook
-        must update the state in place and with device work only, since the call is captured.
+        Between two draft steps the core moves the metadata, of one row per request, one token on (`ops.advance`), and
+        `draft_step`, int64 [1], to the next draft step. State from the old positions is then stale: this is why the
+        later steps of vLLM #41162 read out of bounds. The hook must update the state in place and with device work
+        only, since the call is captured.
         """
         ...
 
@@ -226,10 +221,6 @@ class Store(Protocol):
         """Store rows of one layer. key, value: [T, num_kv_heads, head_dim], the key not rotated yet. `index` as in
         `Attend`."""
         ...
-
-
-AttentionFactory = Callable[..., AttentionBackend]
-"""Makes an attention backend. It is called with the platform."""
 
 
 def attend_with(

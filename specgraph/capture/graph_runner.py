@@ -101,12 +101,8 @@ class GraphRunner:
     """Captures and replays the graphs of one model on one platform. It owns the graphs, and one pool for all."""
 
     def __init__(self, platform: Platform, reads: ReadSet, *, check_inputs: bool = False) -> None:
-        """
-        Args:
-            platform: where to capture.
-            reads: returns the persistent tensors that bodies may touch.
-            check_inputs: compare the addresses of all tensors that a graph reads before every replay, for debugging.
-        """
+        """Make an empty runner. `reads` returns the persistent tensors that bodies may touch. check_inputs: see
+        `DraftOptions`."""
         self._platform, self._reads, self._check_inputs = platform, reads, check_inputs
         self._pool = platform.graph_pool()
         self._captured: dict[BatchDescriptor, Captured] = {}

@@ -109,13 +109,10 @@ class ModelRunner(OneCall):
         config: DraftConfig,
         attention: AttentionBackend,
     ) -> None:
-        """
-        Args:
-            model: a target or a draft head.
-            caches: one KV cache per attention layer of the model.
+        """Make a runner without programs. Raises UnsupportedError if this platform cannot run the lowering or the
+        prefill mode of the config.
 
-        Raises:
-            UnsupportedError: this platform cannot run the lowering or the prefill mode of the config.
+        caches: one KV cache per attention layer of the model, a target or a draft head.
         """
         self.platform, self.caches, self.attention = platform, tuple(caches), attention
         self.resolution = resolve(

@@ -185,8 +185,7 @@ class PrefillProgram(Program):
 
         Args:
             runner: the model's runner, which has this program.
-            token_ids: the token of each row.
-            first_position: the position of the first row.
+            token_ids, first_position: the token of each row, and the position of the first row.
             blocks: the request's KV blocks, from position 0 on.
             at_least: the least number of rows to pad for. Without tokens the whole pass is padding.
             following: see `PrefillBuffers.load`.

@@ -3,9 +3,8 @@
 The most common silent bug of captured graphs is a tensor that is read but no longer updated: metadata was reassigned
 instead of written in place, a temporary was freed, or a host scalar was baked in.
 
-Here every persistent tensor has a name. During a capture `ReadSetGuard` checks each op. A storage that has no name and
-was not allocated inside the graph is an error, with the name of the op and the shape of the tensor. Before a replay,
-`Fingerprint.check` compares the addresses of the named tensors with their addresses at capture.
+Here every persistent tensor has a name. An op that touches a storage without a name, which was not allocated inside the
+graph, is an error of the capture. Before a replay, `Fingerprint.check` compares the addresses of the named tensors.
 """
 
 from __future__ import annotations

@@ -199,12 +199,6 @@ class SharedBuffers(Buffers):
         given = {field.name: getattr(views, field.name) for field in fields(ProposeBatch)}
         return ProposeBatch(**given | {"sampled_token_ids": views.sampled_token_ids.view(num_requests, query_len)})
 
-    def unpacked(self, results: Tensor, num_requests: int, query_len: int) -> tuple[list[list[int]], list[int]]:
-        """Return sampled tokens, `[n][query_len]`, and `num_sampled`, `[n]`, from a host copy of `self.results`."""
-        n, rows = num_requests, num_requests * query_len
-        counts = results[self.sampled_token_ids.shape[0] :].view(torch.int32)[:n]
-        return results[:rows].view(n, query_len).tolist(), counts.tolist()
-
     def load(self, batch: ProposeBatch, into: ProposeBatch, needs_sampling: bool) -> None:
         """Copy a host engine's own tensors to this memory, see `copy_batch`. into: this memory, sliced to the batch."""
         if batch.aux_hidden.requires_grad:  # the target ran with autograd: its history must not stay in this memory
@@ -247,7 +241,6 @@ def allocate_shared(
     Args:
         query_lens: rows per request that batches may have, ascending.
         aux_size: columns of the target's hidden states; 0 if no drafter reads them.
-        sampling: see `SharedBuffers.sampling`.
     """
     requests, rows = config.max_num_requests, config.max_num_requests * query_lens[-1]
 

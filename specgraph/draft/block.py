@@ -53,9 +53,6 @@ class BlockKind(ParallelKind):
     chains = BlockProgram
     trees = None
 
-    def no_trees(self, head: BlockHead) -> str:
-        return f"the block of a {type(head).__name__} is drafted as chains: leave out the draft tree"
-
     def check_draws(self, check: HeadCheck, hidden: Tensor, ids: Tensor) -> None:
         logits = check.call("in_order", hidden[None])(0, ids[:1]).tensor()
         check.expect("in_order(hidden)(0, token_ids)", logits, 1, check.head.draft_vocab_size)

@@ -29,10 +29,6 @@ class BoundTensors:
             number: the number of this binding, from 1 on.
             tensors: see `Drafter.bind`. Temperatures and seeds are kept only if drafts are drawn by temperature.
             memory: the drafter's own memory, to which the graphs copy the tensors.
-            config: the drafter's config.
-
-        Raises:
-            ConfigError: a tensor is missing, or has the wrong shape, dtype or device.
         """
         check_types("bind", tensors, memory.num_sampled.device)
         if not config.sampled:

@@ -43,7 +43,8 @@ class ChainProgram(SteppingProgram[DraftHead, ChainBuffers]):
         return out.carry
 
     def run(self, b: ChainBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
-        """Run the draft steps of one launch. If it has several, one op can end a step and begin the next one."""
+        """Run the draft steps of one launch. If a launch has several, one op can end a step and begin the next one:
+        `ops.greedy_next_step`. Otherwise the ops of its reference run one by one."""
         following = self.joined_steps()
         if following is None or len(steps) == 1:
             super().run(b, steps, make_attend)

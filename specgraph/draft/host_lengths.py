@@ -30,7 +30,6 @@ class HostNumbers:
     num_sampled: Counts
     """`ProposeBatch.num_sampled` of each real request."""
     query_len: int
-    """Rows per request in the target's pass."""
     num_speculative_tokens: int
     padded: int
     """Requests of the graph, padding included. Padding has length 0."""

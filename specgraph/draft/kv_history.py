@@ -26,11 +26,7 @@ class KVHistory:
     """
 
     def __init__(self, config: DraftConfig, num_blocks: int, position_offset: int) -> None:
-        """
-        Args:
-            num_blocks: blocks of each KV cache.
-            position_offset: see `Drafter.position_offset`.
-        """
+        """num_blocks: blocks of each KV cache. position_offset: see `Kind.position_offset`."""
         self._config, self._offset = config, position_offset
         self.positions = torch.full((num_blocks, config.block_size), NO_POSITION)
         """int64 [num_blocks, block_size], on the host."""

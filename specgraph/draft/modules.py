@@ -1,9 +1,6 @@
-"""The stepwise program: each draft step runs a module of its own (MTP with several modules).
+"""The stepwise program: each draft step runs a module of its own (MTP with several modules), see `ModulesHead`.
 
-Module i takes at position p the token i + 1 places further on. So the keys of the last i positions of a text come from
-drafted tokens, until the real tokens are known. Each propose therefore computes the K - 1 positions before its rows
-once more (past rows). No host engine hands over the target's hidden states of these positions a second time, so they
-are kept by KV block.
+No host engine hands over the target's hidden states of past rows a second time, so they are kept by KV block.
 """
 
 from __future__ import annotations

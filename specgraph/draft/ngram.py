@@ -135,8 +135,5 @@ class NgramKind(Kind[NgramHead]):
     position_offset = 1
     has_probs = False
 
-    def no_trees(self, head: NgramHead) -> str:
-        return "n-grams are drafted as chains: leave out the draft tree"
-
     def check(self, check: HeadCheck) -> None:
         """Check nothing: the head has no method that computes."""

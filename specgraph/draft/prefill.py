@@ -22,12 +22,7 @@ class DraftPrefill:
     """Writes the drafter's KV for prompts, one prefill chunk after the other; see `Drafter.prefill`."""
 
     def __init__(self, program: DraftProgram[Any, Any], num_blocks: int, history: KVHistory | None) -> None:
-        """
-        Args:
-            program: a draft program of the head.
-            num_blocks: blocks of each KV cache.
-            history: notes the keys that the passes write. None without `debug`.
-        """
+        """num_blocks: blocks of each KV cache. history: notes the keys that the passes write. None without `debug`."""
         head, config, device = program.head, program.config, program.buffers.shared.seeds.device
         self._num_blocks, self._block_size, self._history = num_blocks, config.block_size, history
         self._position_offset, self._look_ahead = program.position_offset, program.look_ahead

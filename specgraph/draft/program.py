@@ -3,9 +3,6 @@
 It knows no device, no graph and no lowering. It reads and writes persistent buffers, so a replay of a captured launch
 runs the same ops as an eager call. The lowering decides which draft steps are in one launch: all of them in eager and
 merged, one per launch in piecewise and step.
-
-One op exists for launches of several steps: in a greedy chain, `ops.greedy_next_step` ends a draft step and begins the
-next one (`ChainProgram.run`). If each step is a launch of its own, the ops of its reference run one by one.
 """
 
 from __future__ import annotations
@@ -56,12 +53,8 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
         tree: DraftTree | None = None,
         position_offset: int = 0,
     ) -> None:
-        """
-        Args:
-            memory: the memory of the target's results, which all programs of a drafter share.
-            tree: the shape of the trees to draft. None if the program drafts chains.
-            position_offset: see `Kind.position_offset`.
-        """
+        """memory: the target's results, which all programs of a drafter share. tree: the shape of the trees to draft;
+        None for chains. position_offset: see `Kind.position_offset`."""
         self.position_offset = position_offset
         self.head, self.stack, self.config, self.tree = head, stack, config, tree
         self.bound: dict[int, BoundTensors] = {}

@@ -42,11 +42,7 @@ class ProposePasses:
         memory: SharedBuffers,
         programs: Mapping[bool, DraftProgram[Any, Any]],
     ) -> None:
-        """
-        Args:
-            runner: the drafter. It owns this object, which holds only a weak reference back.
-            memory: the drafter's own memory, with the target's results.
-        """
+        """runner: the drafter. It owns this object, which holds only a weak reference back."""
         self._runner, self._config, self._memory, self._programs = ref(runner), config, memory, programs
         self._keeps_draft_probs, self._query_len = config.keeps_draft_probs, config.query_len
         self._passes: dict[tuple[int, int, int | None, int], ProposePass] = {}

@@ -1,8 +1,4 @@
-"""Past rows: an MTP drafter with several modules computes them again in each propose, with the tokens now known.
-
-At position p, module i takes the token at p + i + 1. At the end of the text this token is only a draft. So the keys of
-the last K - 1 positions come from drafted tokens, until a later pass computes them again.
-"""
+"""Past rows: an MTP drafter with several modules computes them again in each propose, with the tokens now known."""
 
 from __future__ import annotations
 

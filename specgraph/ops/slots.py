@@ -44,11 +44,8 @@ def count_rows_without_block(
 
     Args:
         rows_without_block: int64 [1]: the count is added to it.
-        first_positions: int64 [R]: the position of each request's first row.
-        counts: int64 [R]: the number of rows of each request.
+        first_positions, counts: int64 [R]: the position of each request's first row, and its rows, at most `most`.
         block_table: int32 [R, max_blocks].
-        most: no count may be larger.
-        max_model_len, block_size: in tokens.
     """
     offset = torch.arange(most, device=counts.device)
     position = first_positions[:, None] + offset

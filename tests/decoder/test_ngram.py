@@ -82,7 +82,7 @@ def test_what_n_grams_cannot_do_is_refused(make_decoder):
     with pytest.raises(ConfigError, match="prompt_lookup_min 6 is more than prompt_lookup_max 5"):
         load_generator(draft="ngram", platform=open_platform("cpu"), prompt_lookup_min=6)
     tree = {"speculative_num_steps": 2, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 4}
-    with pytest.raises(UnsupportedError, match="n-grams are drafted as chains"):
+    with pytest.raises(UnsupportedError, match="a NgramHead drafts chains: leave out the draft tree"):
         load_generator(draft="ngram", platform=open_platform("cpu"), max_model_len=64, **tree)
     with pytest.raises(CheckpointError, match="--draft ngram"):
         load_generator(draft="ngrams")

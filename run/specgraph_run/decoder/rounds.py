@@ -226,7 +226,10 @@ class Rounds:
         results, query_len = unread.copied.results.read(), unread.query_len
         verified = [(state, row) for row, state in enumerate(unread.rows) if state is not None]
         num_rows = max([len(unread.rows), *(row + 1 for _, row in unread.joined)])
-        tokens, counts = self.target.shared.unpacked(results, num_rows, query_len)
+        rows = num_rows * query_len  # the parts of `SharedBuffers.results`: sampled tokens, then num_sampled
+        tokens: list[list[int]] = results[:rows].view(num_rows, query_len).tolist()
+        sampled_end = self.target.shared.sampled_token_ids.shape[0]
+        counts: list[int] = results[sampled_end:].view(torch.int32)[:num_rows].tolist()
         logprobs = unread.copied.logprobs.read().tolist() if self.target.options.logprobs else None
         self.metrics.rows_without_block = int(results[-1])
         sampled: list[tuple[Running, list[int]]] = []
