@@ -3,13 +3,12 @@
 A `Drafter`, its target and every other model runner are made for one `DraftConfig`. Importing this module does not
 import torch, so that commands refuse a wrong option at once.
 """
-# ruff: noqa: RUF009
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from specgraph.errors import ConfigError
 from specgraph.validation import Count, Gone, ModelLen, Range, Requests, Tokens, checked_fields
@@ -22,37 +21,9 @@ LoweringChoice = Annotated[
     Gone("round", "a whole round in one launch was no faster than a propose in one; give 'merged'"),
 ]
 PrefillChoice = Literal["auto", "eager", "piecewise", "full"]
-Fallback = Literal["error", "eager"]
-DraftSampling = Literal["sampled", "greedy"]
 DraftCount = Annotated[int, Range(1, 63)]
 """K. A verify has K + 1 rows per request, at most `MAX_TREE_LEN`, which is also the limit of a tree."""
 Schedule = Mapping[Requests, Annotated[int, Range(0, 63)] | Literal["tree"]]
-
-
-def option(default: Any, text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> Any:
-    """Return a dataclass field that is also an option of the commands.
-
-    Args:
-        text: one sentence for `--help`.
-        flags: `--` and the field's name by default.
-        parse: turns the command line's text into the field's value, or raises ValueError.
-    """
-    return field(default=default, metadata={"help": text, "flags": flags, "parse": parse})
-
-
-def _integers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError("give whole numbers, comma-separated") from None
-
-
-def _schedule(text: str) -> dict[int, int | Literal["tree"]]:
-    parts = [part.partition(":") for part in text.split(",")]
-    try:
-        return {int(limit): "tree" if drafts == "tree" else int(drafts) for limit, _, drafts in parts}
-    except ValueError:
-        raise ValueError("give REQUESTS:K or REQUESTS:tree, comma-separated, such as 4:5,16:3") from None
 
 
 def capture_sizes(max_num_requests: int, asked: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -184,44 +155,38 @@ class DraftShape(NamedTuple):
 class DraftOptions:
     """The options of a drafter and of every other model runner."""
 
-    max_num_requests: Requests = option(1, "Requests in the largest batch.")
-    capture_sizes: Sequence[Requests] | None = option(
-        None, "Batch sizes to capture, comma-separated. Default: a ladder up to max_num_requests.", parse=_integers
-    )
-    prefill_sizes: Sequence[Tokens] | None = option(
-        None, "Rows of prefill passes to capture, comma-separated. Default: up to 512, on cpu 128.", parse=_integers
-    )
-    decode: LoweringChoice = option("auto", "How the draft loop becomes graph launches.", parse=str.lower)
-    prefill: PrefillChoice = option(
-        "auto", "How prompts run: op by op, from graphs between attention calls, or as one graph per pass."
-    )
-    fallback: Fallback = option("error", "What happens to a batch larger than every captured size.")
-    check_inputs: bool = option(False, "Compare the addresses of all tensors that a graph reads before every replay.")
-    """It takes some microseconds per launch."""
-    debug: bool = option(False, "Check the values of every batch before it is drafted for; waits for the device.")
-    """The values are token ids, counts, positions, block ids and hidden states. No two requests may write the same
-    block. The drafter must have written the key of every position before a request's rows, prompt included."""
-    k_candidates: Sequence[DraftCount] | None = option(
-        None, "With -k auto: K to choose from, comma-separated. Default: 1,2,3,5.", parse=_integers
-    )
-    """In a `DraftConfig` they are ascending, and the last is num_speculative_tokens. Every K is captured at every size,
-    and the caller of `Drafter.propose` chooses one."""
-    draft_schedule: Schedule | None = option(
-        None,
-        "K by batch size: 4:5,16:3 drafts 5 tokens for up to 4 requests, 3 for up to 16. 4:tree,16:3 drafts trees, "
-        "of the three --speculative options, for up to 4.",
-        parse=_schedule,
-    )
-    """A batch takes the entry with the smallest limit that holds its padded size, so that every captured size has one
-    shape. None if all batches draft the same.
+    max_num_requests: Requests = 1
+    """Requests in the largest batch."""
+    capture_sizes: Sequence[Requests] | None = None
+    """Batch sizes to capture. None for those of `specgraph.config.capture_sizes`."""
+    prefill_sizes: Sequence[Tokens] | None = None
+    """Rows of prefill passes to capture. None for sizes up to `Capabilities.longest_prefill`."""
+    decode: LoweringChoice = "auto"
+    """The lowering of verify and propose passes."""
+    prefill: PrefillChoice = "auto"
+    """The mode of prompts: op by op, from graphs between attention calls, or as one graph per pass."""
+    fallback: Literal["error", "eager"] = "error"
+    """The way of a batch larger than every captured size."""
+    check_inputs: bool = False
+    """Compare the addresses of all tensors that a graph reads before every replay. It takes some microseconds."""
+    debug: bool = False
+    """Check the values of every batch before it is drafted for, which waits for the device: token ids, counts,
+    positions, block ids and hidden states. No two requests may write the same block. The drafter must have written the
+    key of every position before a request's rows, prompt included."""
+    k_candidates: Sequence[DraftCount] | None = None
+    """K to choose from. In a `DraftConfig` they are ascending, and the last is num_speculative_tokens. Every K is
+    captured at every size, and the caller of `Drafter.propose` chooses one."""
+    draft_schedule: Schedule | None = None
+    """K by batch size: {4: 5, 16: 3} drafts 5 tokens for up to 4 requests, 3 for up to 16. A batch takes the entry with
+    the smallest limit that holds its padded size, so that every captured size has one shape. None if all batches draft
+    the same.
 
     With K 0 there are no drafts, and the next verify is plain decode. The first draft step still runs (with several MTP
     modules all of them do), so that the drafter's KV cache is complete when the batch is small enough to draft again.
     "tree" drafts trees. They pay while the target's pass has few rows, so they are for the smallest batches."""
-    sampled: bool = option(False, "Allow temperatures above 0.")
-    draft_sampling: DraftSampling = option(
-        "sampled", "Drafts of requests above temperature 0: drawn by temperature too, or greedy. Lossless either way."
-    )
+    sampled: bool = False
+    """Allow temperatures above 0."""
+    draft_sampling: Literal["sampled", "greedy"] = "sampled"
     """"sampled" keeps the distributions of the drafts, float32 [max_num_requests, K, draft_vocab]; "greedy" takes the
     most likely tokens. The output has the target's distribution either way (`verify_drafts`). Which drafts are accepted
     more often depends on the target and drafter. A tree always has the most likely tokens."""

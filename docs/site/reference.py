@@ -8,9 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from specgraph_run.options import metadata_of
+
 MODULES = (
     "specgraph.device", "specgraph.attention", "specgraph.draft", "specgraph.parallel", "specgraph.errors",
-    "specgraph_models", "specgraph_models.parallel", "specgraph_run", "specgraph_run.decoder", "specgraph_plugin",
+    "specgraph_models", "specgraph_models.errors", "specgraph_models.parallel", "specgraph_run",
+    "specgraph_run.decoder", "specgraph_plugin",
 )  # fmt: skip
 """Modules with a public `__all__`, besides `specgraph` itself (docs/stability.md)."""
 
@@ -82,13 +85,13 @@ def _type(kind: Any) -> str:
 
 def _documented(name: str, value: Any) -> list[str]:
     """Return the lines of a name's entry. Fields that are also options of commands become a table."""
-    options = [each for each in (fields(value) if is_dataclass(value) else ()) if "help" in each.metadata]
+    options = [each for each in (fields(value) if is_dataclass(value) else ()) if metadata_of(each)]
     if not options:
         return [f"::: {name}", ""]
     kinds = get_type_hints(value)
     rows = [
         f"| `{each.name}` | {_type(kinds[each.name]) if get_origin(kinds[each.name]) is Literal else f'`{each.type}`'} "
-        f"| {each.metadata['help']} | `{each.default}` |"
+        f"| {metadata_of(each)['help']} | `{each.default}` |"
         for each in options
     ]
     return [

@@ -1,4 +1,5 @@
-"""Options of loading and running a pair. Each is declared here once, for `load_generator` and the commands.
+"""Options of loading and running a pair, for `load_generator` and the commands. Those of a drafter are fields of the
+core's `DraftOptions`; `DRAFT_OPTIONS` says how commands take them.
 
 Three fields of `GeneratorOptions` may be left open: num_speculative_tokens, max_model_len and block_size. `DraftConfig`
 has fields of the same names with the final numbers.
@@ -10,14 +11,14 @@ Importing this module does not import torch, so that `specgraph --help` is fast.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from specgraph_models.names import DTYPES, DType, dtype_named
 
-from specgraph.config import DraftCount, DraftOptions, DraftTree, check_ngrams, option
+from specgraph.config import DraftCount, DraftOptions, DraftTree, check_ngrams
 from specgraph.errors import ConfigError
 from specgraph.validation import (
     Count,
@@ -61,6 +62,69 @@ VerifiedDrafts = Annotated[
 ]
 RoundTimes = Mapping[Requests, Mapping[DraftCount, Positive]]
 """Microseconds of one round, a propose of K drafts and their verify: {padded requests: {K: time}}."""
+
+
+def described(text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    """Return the metadata of an option of the commands.
+
+    Args:
+        text: one sentence for `--help`.
+        flags: `--` and the field's name by default.
+        parse: turns the command line's text into the field's value, or raises ValueError.
+    """
+    return {"help": text, "flags": flags, "parse": parse}
+
+
+def option(default: Any, text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> Any:
+    """Return a dataclass field that is also an option of the commands. Arguments as in `described`."""
+    return field(default=default, metadata=described(text, *flags, parse=parse))
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError("give whole numbers, comma-separated") from None
+
+
+def _schedule(text: str) -> dict[int, int | Literal["tree"]]:
+    parts = [part.partition(":") for part in text.split(",")]
+    try:
+        return {int(limit): "tree" if drafts == "tree" else int(drafts) for limit, _, drafts in parts}
+    except ValueError:
+        raise ValueError("give REQUESTS:K or REQUESTS:tree, comma-separated, such as 4:5,16:3") from None
+
+
+DRAFT_OPTIONS = {
+    "max_num_requests": described("Requests in the largest batch."),
+    "capture_sizes": described(
+        "Batch sizes to capture, comma-separated. Default: a ladder up to max_num_requests.", parse=_integers
+    ),
+    "prefill_sizes": described(
+        "Rows of prefill passes to capture, comma-separated. Default: up to 512, on cpu 128.", parse=_integers
+    ),
+    "decode": described("How the draft loop becomes graph launches.", parse=str.lower),
+    "prefill": described("How prompts run: op by op, from graphs between attention calls, or as one graph per pass."),
+    "fallback": described("What happens to a batch larger than every captured size."),
+    "check_inputs": described("Compare the addresses of all tensors that a graph reads before every replay."),
+    "debug": described("Check the values of every batch before it is drafted for; waits for the device."),
+    "k_candidates": described("With -k auto: K to choose from, comma-separated. Default: 1,2,3,5.", parse=_integers),
+    "draft_schedule": described(
+        "K by batch size: 4:5,16:3 drafts 5 tokens for up to 4 requests, 3 for up to 16. 4:tree,16:3 drafts trees, "
+        "of the three --speculative options, for up to 4.",
+        parse=_schedule,
+    ),
+    "sampled": described("Allow temperatures above 0."),
+    "draft_sampling": described(
+        "Drafts of requests above temperature 0: drawn by temperature too, or greedy. Lossless either way."
+    ),
+}
+"""The options of `DraftOptions` in commands, by the name of the field."""
+
+
+def metadata_of(each: Field[Any]) -> Mapping[str, Any]:
+    """Return the metadata of a field as `described` makes it. Empty if the field is no option of the commands."""
+    return each.metadata or DRAFT_OPTIONS.get(each.name, {})
 
 
 def _whole_or_auto(text: str) -> int | Literal["auto"]:

@@ -22,11 +22,12 @@ from specgraph_run.cli import app
 from specgraph_run.cli.explain import explain
 from specgraph_run.cli.generate import generate
 from specgraph_run.cli.options import RANKS
-from specgraph_run.options import DrafterShape, RandomTarget
+from specgraph_run.options import DRAFT_OPTIONS, DrafterShape, RandomTarget
 from specgraph_run.tools.rounds import TARGETS
 from specgraph_run.tools.shapes import SHAPES
 
 from specgraph import __version__, open_platform
+from specgraph.config import DraftOptions
 from specgraph.errors import ConfigError, PlatformError
 
 
@@ -214,6 +215,7 @@ def test_one_folder_without_the_other(pair):
 
 def test_options_of_the_engine_are_declared_once():
     """`generate` and `explain` offer the fields of GeneratorOptions, `load_generator` takes them by name."""
+    assert DRAFT_OPTIONS.keys() == {field.name for field in fields(DraftOptions)}
     names = {field.name for field in fields(GeneratorOptions)}
     of_prompts = {"sampled", "sampling_parameters", "logprobs", "max_num_requests"}
     for command, without in ((generate, of_prompts), (explain, {"check_inputs", "debug", *RANKS})):

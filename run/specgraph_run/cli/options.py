@@ -14,7 +14,7 @@ import typer
 
 from specgraph.errors import ConfigError
 from specgraph_run.cli.names import check_platform
-from specgraph_run.options import GeneratorOptions
+from specgraph_run.options import GeneratorOptions, metadata_of
 
 PlatformOption = Annotated[
     str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.", callback=check_platform)
@@ -87,14 +87,14 @@ def with_options(
     """Replace a command's parameter `place` by one option per field of a dataclass. The command gets the object.
 
     Args:
-        of: the dataclass. A field is an option if `specgraph.config.option` made it.
+        of: the dataclass. A field is an option if `metadata_of` finds its text.
         place: the name of the parameter.
         panel: heading of the options in the command's help.
         only: the fields that become options; all by default.
         without: fields that the command sets itself.
         defaults: default values of this command, if they differ from the dataclass.
     """
-    offered = [each for each in fields(of) if "help" in each.metadata and each.name not in without]
+    offered = [each for each in fields(of) if metadata_of(each) and each.name not in without]
     taken = [each for each in offered if not only or each.name in only]
     kinds = get_type_hints(of)
 
@@ -134,11 +134,11 @@ def parse_numbers(option: str, text: str, most: int) -> list[int]:
 
 
 def _parameter(each: Field[Any], kind: Any, default: Any, panel: str) -> inspect.Parameter:
-    metavar = f"[{'|'.join(get_args(kind))}]" if each.metadata["parse"] and get_origin(kind) is Literal else None
-    kind = str | None if each.metadata["parse"] else kind
+    metavar = f"[{'|'.join(get_args(kind))}]" if metadata_of(each)["parse"] and get_origin(kind) is Literal else None
+    kind = str | None if metadata_of(each)["parse"] else kind
     option = typer.Option(
-        *each.metadata["flags"],
-        help=each.metadata["help"],
+        *metadata_of(each)["flags"],
+        help=metadata_of(each)["help"],
         case_sensitive=False,
         rich_help_panel=panel,
         metavar=metavar,
@@ -148,7 +148,7 @@ def _parameter(each: Field[Any], kind: Any, default: Any, panel: str) -> inspect
 
 
 def _parsed(each: Field[Any], value: Any) -> Any:
-    parse = each.metadata["parse"]
+    parse = metadata_of(each)["parse"]
     if parse is None or value is None:
         return value
     try:

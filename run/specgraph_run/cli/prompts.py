@@ -10,10 +10,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specgraph.config import option
 from specgraph.errors import ConfigError
 from specgraph.validation import Count, Requests, checked_fields
-from specgraph_run.options import Penalty, RepetitionPenalty, Share, Temperature, TopK, TopP, check_temperature
+from specgraph_run.options import (
+    Penalty,
+    RepetitionPenalty,
+    Share,
+    Temperature,
+    TopK,
+    TopP,
+    check_temperature,
+    option,
+)
 
 DEFAULT = '''def read_chunk(self, size):
     """Read at most size bytes, returned as a bytes object."""
