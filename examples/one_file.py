@@ -36,7 +36,7 @@ class Eagle3:
     j + 1, and its logits are for the token at j + 2.
     """
 
-    kind, projection, pair_input, ranks = "chain", None, None, None  # a chain of draft steps; its methods do all of it
+    kind, projection, pair_input, ranks = specgraph.ChainKind(), None, None, None  # its methods do all of it
     aux_layers, dtype = (2, 4, 5), torch.float32  # the states that enter these layers of the target
 
     def __init__(self, folder: Path, target) -> None:

@@ -8,6 +8,7 @@ from specgraph.attention import AttentionBackend, AttentionLayer, KVCache, Paged
 from specgraph.device import Platform, open_platform
 from specgraph.draft import (
     BoundTensors,
+    ChainKind,
     DraftConfig,
     Drafter,
     DraftHead,
@@ -22,6 +23,7 @@ __all__ = [
     "AttentionBackend",
     "AttentionLayer",
     "BoundTensors",
+    "ChainKind",
     "DraftConfig",
     "DraftHead",
     "DraftOutput",

@@ -6,11 +6,12 @@ tokens, and the oracle returns each one's logit gap to the best token, so that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
+from specgraph.draft import BlockKind, ChainKind, DraftModelKind, Kind, MaskedKind, ModulesKind, ParallelKind
 from specgraph.draft.protocol import DraftHead, DraftOutput, MaskedHead, ModelHead, ParallelHead
 from specgraph.ops.linear import Weight
 from specgraph_models.dspark import DSparkHead
@@ -251,12 +252,12 @@ class Oracle(NamedTuple):
     is_causal: bool = True
 
 
-ORACLES = {
-    "chain": Oracle(_chain),
-    "draft_model": Oracle(_chain),
-    "modules": Oracle(_modules, _modules_prompt),
-    "masked": Oracle(_masked),
-    "parallel": Oracle(_block, _context_prompt, is_causal=False),
-    "block": Oracle(_in_order, _context_prompt, is_causal=False),
+ORACLES: Mapping[Kind[Any], Oracle] = {
+    ChainKind(): Oracle(_chain),
+    DraftModelKind(): Oracle(_chain),
+    ModulesKind(): Oracle(_modules, _modules_prompt),
+    MaskedKind(): Oracle(_masked),
+    ParallelKind(): Oracle(_block, _context_prompt, is_causal=False),
+    BlockKind(): Oracle(_in_order, _context_prompt, is_causal=False),
 }
-"""The oracle of each kind of head. `ngram` has none, as it is no model."""
+"""The oracle of each kind of head. `NgramKind` has none, as it has no model."""

@@ -17,7 +17,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from specgraph import AttentionLayer, DraftConfig, Drafter, DraftOutput, KVCache, ProposeBatch, open_platform
+from specgraph import (
+    AttentionLayer,
+    ChainKind,
+    DraftConfig,
+    Drafter,
+    DraftOutput,
+    KVCache,
+    ProposeBatch,
+    open_platform,
+)
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 61, 32, 4, 2, 8, 3
 K, BLOCK, MAX_LEN, MAX_REQUESTS = 4, 8, 96, 4
@@ -110,7 +119,7 @@ class EagleModel(nn.Module):
 class DraftModel:
     """`EagleModel` as a `specgraph.DraftHead`. Its layer has no rotary table, because `paged_attention` rotates."""
 
-    kind, projection, pair_input, ranks = "chain", None, None, None  # a chain of draft steps; its methods do all of it
+    kind, projection, pair_input, ranks = ChainKind(), None, None, None  # a chain of draft steps; its methods do it
     hidden_size, aux_size, draft_vocab_size, dtype = HIDDEN, LAYERS * HIDDEN, VOCAB, torch.float32
     aux_layers, draft_to_target = tuple(range(1, LAYERS + 1)), None
     attention_layers = (AttentionLayer(HEADS, KV_HEADS, HEAD_DIM, scale=HEAD_DIM**-0.5, no_rotary=True),)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import Attend, Store
-from specgraph.draft.protocol import HeadKind
+from specgraph.draft.block import BlockKind
+from specgraph.draft.parallel import ParallelKind
 from specgraph.ops.linear import Weight
 from specgraph_models.config import ModelConfig
 from specgraph_models.decoder import AuxDecoder, AuxWeights
@@ -61,7 +62,7 @@ class BlockParts(NamedTuple):
 class DFlashHead(AuxDecoder):
     """A DFlash drafter. Implements `ParallelHead`."""
 
-    kind: HeadKind = "parallel"
+    kind = ParallelKind()
 
     def __init__(self, block: BlockParts, *, in_one: bool = True) -> None:
         """block: see `AuxDecoder` and `ParallelHead`. in_one: `in_one_tensor` may copy the packed projections."""
@@ -106,7 +107,7 @@ class InOrderHead(DFlashHead):
     Subclasses implement `BlockHead`: how a token depends on the tokens before it.
     """
 
-    kind: HeadKind = "block"
+    kind = BlockKind()
     has_confidence = False
 
     def __init__(self, block: BlockParts, *, in_one: bool = True) -> None:

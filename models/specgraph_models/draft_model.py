@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer
+from specgraph.draft.chain import DraftModelKind
 from specgraph.draft.logits import OutputProjection
-from specgraph.draft.protocol import DraftOutput, HeadKind
+from specgraph.draft.protocol import DraftOutput
 from specgraph.ops.linear import PairInput
 from specgraph_models.decoder import cut_offsets
 from specgraph_models.layers import take_rows
@@ -23,7 +24,7 @@ class DraftModelHead:
     that token's own position.
     """
 
-    kind: HeadKind = "draft_model"
+    kind = DraftModelKind()
     projection: OutputProjection | None = None
     pair_input: PairInput | None = None
     aux_layers: Sequence[int] = ()

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from specgraph.attention import Attend
-from specgraph.draft.protocol import DraftOutput, HeadKind
+from specgraph.draft.chain import ChainKind
+from specgraph.draft.protocol import DraftOutput
 from specgraph.ops.linear import PairInput, Weight
 from specgraph_models.config import ModelConfig
 from specgraph_models.decoder import DraftDecoder
@@ -22,7 +23,7 @@ from specgraph_models.layers import DecoderLayer
 class EagleHead(DraftDecoder):
     """An EAGLE-1 drafter. Implements `PairHead`."""
 
-    kind: HeadKind = "chain"
+    kind = ChainKind()
 
     def __init__(
         self, sizes: ModelConfig, embed_tokens: Tensor, fc: Weight, layers: Sequence[DecoderLayer], lm_head: Tensor

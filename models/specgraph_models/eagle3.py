@@ -13,11 +13,15 @@ token take a mask token and fc(mask_hidden).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from specgraph.attention import Attend
-from specgraph.draft.protocol import DraftOutput, HeadKind
+from specgraph.draft.chain import ChainKind
+from specgraph.draft.kind import Kind
+from specgraph.draft.masked import MaskedKind
+from specgraph.draft.protocol import DraftOutput
 from specgraph.ops.linear import PairInput
 from specgraph_models.config import ModelConfig
 from specgraph_models.decoder import AuxDecoder, AuxWeights
@@ -27,7 +31,7 @@ from specgraph_models.layers import DecoderLayer, rms_norm
 class Eagle3Head(AuxDecoder):
     """An EAGLE-3 drafter. Implements `PairHead`."""
 
-    kind: HeadKind = "chain"
+    kind: Kind[Any] = ChainKind()
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class Eagle3Head(AuxDecoder):
 class PEagleHead(Eagle3Head):
     """A P-EAGLE drafter. Implements `MaskedHead`."""
 
-    kind: HeadKind = "masked"
+    kind = MaskedKind()
 
     def __init__(
         self,

@@ -19,8 +19,10 @@ from typing import Any
 from torch import Tensor
 
 from specgraph.attention import Attend
+from specgraph.draft.chain import ChainKind
 from specgraph.draft.logits import whole_rows
-from specgraph.draft.protocol import DraftOutput, HeadKind
+from specgraph.draft.modules import ModulesKind
+from specgraph.draft.protocol import DraftOutput
 from specgraph.ops.linear import PairInput, Weight
 from specgraph_models.config import ModelConfig
 from specgraph_models.decoder import DraftDecoder, named_tensors
@@ -59,7 +61,7 @@ class MtpHead(DraftDecoder):
         super().__init__(config, embed_tokens, [module.layer for module in modules], lm_head)
         self._carries_normed = carries_normed
         self.modules, self.num_modules = tuple(modules), len(modules)
-        self.kind: HeadKind = "modules" if self.num_modules > 1 else "chain"  # a single one computes every draft step
+        self.kind = ModulesKind() if self.num_modules > 1 else ChainKind()  # a single one computes every draft step
         self.takes_pairs(self._input(self.modules[0]), self.modules[0].projection)
 
     def forward(

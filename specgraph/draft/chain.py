@@ -15,7 +15,8 @@ from specgraph.config import DraftConfig
 from specgraph.device.source import users_code
 from specgraph.draft.buffers import Allocation, PassRows
 from specgraph.draft.head_checks import HeadCheck
-from specgraph.draft.program import Kind, computed_tokens
+from specgraph.draft.kind import Kind
+from specgraph.draft.program import computed_tokens
 from specgraph.draft.protocol import DraftHead, DraftOutput, PairHead
 from specgraph.draft.stepping import ChainBuffers, SteppingProgram, draft_one, forward_first, step_fields
 from specgraph.draft.tree import TreeProgram

@@ -19,9 +19,8 @@ from specgraph.draft.batch import DraftTokens, ProposeBatch, allocate_shared
 from specgraph.draft.batch_checks import check_options, check_types, check_values, refuse_values, vocabulary_size
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.cache_checks import check_caches
-from specgraph.draft.head_checks import tell_unrotated
+from specgraph.draft.head_checks import check_members, check_passes, tell_unrotated
 from specgraph.draft.host_lengths import Counts, HostNumbersReader
-from specgraph.draft.kinds import check_members, check_passes, kind_of, programs_for
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.prefill import DraftPrefill
 from specgraph.draft.program import DraftProgram
@@ -85,14 +84,14 @@ class Drafter(ModelRunner):
         check_caches(head, caches, config, platform.device, attention)
         if sampling is not None:
             sampling.check(config.max_num_requests, vocabulary_size(head), platform.device)
-        if not kind_of(head).has_probs:
+        if not head.kind.has_probs:
             config = replace(config, draft_sampling="greedy")
         config = config.with_prefill_sizes(platform.capabilities.longest_prefill)
         super().__init__(head, caches, platform, config, attention)
         self.head, self.config = head, config
         self.shared = allocate_shared(config, config.query_lens, head.aux_size, head.dtype, platform.device, sampling)
         """The memory of `inputs`, in which the target leaves its results."""
-        self.draft_programs = programs_for(head, self.stack, config, self.shared)
+        self.draft_programs = head.kind.programs(head, self.stack, config, self.shared)
         """The programs of chains (False) and of trees (True): one of them, or both."""
         self.program = next(iter(self.draft_programs.values()))
         self.buffers = self.program.buffers

@@ -17,7 +17,7 @@ from torch import Tensor
 from specgraph.attention import AttentionBackend
 from specgraph.device.source import users_code
 from specgraph.draft.logits import OutputProjection, whole_rows
-from specgraph.draft.protocol import Head
+from specgraph.draft.protocol import DraftHead, Head
 from specgraph.errors import ConfigError
 from specgraph.ops.tensor_forms import check_named
 from specgraph.validation import check
@@ -190,3 +190,30 @@ class HeadCheck:
                 f"{self.name}.logits(hidden) is not the linear in {self.name}.projection, which draft ops use instead "
                 "of it: set projection = None to have logits called, or give the projection that it computes"
             )
+
+
+def check_members(attention: Any, head: Any = None, trees: bool = False) -> None:
+    """Check the members of an attention backend, and of a head if one is given. Raises ConfigError if a member of the
+    protocol is missing or has another type.
+
+    Args:
+        trees: check the members that draft trees need, too.
+    """
+    needed = (*ATTENTION, *TREES) if trees else ATTENTION
+    check_protocol("attention backend", attention, AttentionBackend, needed, [*TREES, "preferred_block_size"])
+    if head is None:
+        return
+    check_protocol("head", head, DraftHead, ("kind",))
+    check_protocol("head", head, head.kind.protocol)
+
+
+@torch.no_grad()
+def check_passes(head: Any, rows: int, device: torch.device) -> None:
+    """Run each method of a head once, on zeros and with attention that only checks shapes, and check its results.
+
+    Raises ConfigError if a method fails, if a tensor has another shape, dtype or device than the protocol demands, or
+    if `logits` does not compute the linear in `projection`.
+    """
+    check = HeadCheck(head, rows, device)
+    check.tensors()
+    head.kind.check(check)

@@ -14,7 +14,8 @@ from specgraph.buffers import Axes
 from specgraph.capture import MakeAttend
 from specgraph.draft.buffers import Allocation, OnePassBuffers, PassRows, PromptRows, pass_fields
 from specgraph.draft.head_checks import HeadCheck
-from specgraph.draft.program import DraftProgram, Kind, draft_block, make_seeds
+from specgraph.draft.kind import Kind
+from specgraph.draft.program import DraftProgram, draft_block, make_seeds
 from specgraph.draft.protocol import MaskedHead
 from specgraph.draft.stepping import prefill_rows
 

@@ -17,7 +17,8 @@ from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, StepK
 from specgraph.config import DraftConfig
 from specgraph.draft.buffers import Allocation, PassRows, PromptRows
 from specgraph.draft.head_checks import HeadCheck
-from specgraph.draft.program import Kind, make_seeds
+from specgraph.draft.kind import Kind
+from specgraph.draft.program import make_seeds
 from specgraph.draft.protocol import ModulesHead
 from specgraph.draft.stepping import StepBuffers, SteppingProgram, draft_one, step_fields
 from specgraph.errors import ConfigError

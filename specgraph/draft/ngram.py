@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from specgraph.capture import BatchDescriptor, MakeAttend, StepKind
 from specgraph.config import check_ngrams
 from specgraph.draft.buffers import Allocation, DraftBuffers, PassRows, PromptRows
 from specgraph.draft.head_checks import HeadCheck
-from specgraph.draft.program import DraftProgram, Kind
-from specgraph.draft.protocol import HeadKind
+from specgraph.draft.kind import Kind
+from specgraph.draft.program import DraftProgram
 from specgraph.ops.linear import PairInput
 from specgraph.parallel import RankPlace
 from specgraph.validation import Count, NgramTokens, checked_fields
@@ -44,7 +44,6 @@ class NgramHead:
     prompt_lookup_min: NgramTokens = 1
     """Tokens of the shortest n-gram that is searched for. A shorter match does not count."""
 
-    kind: HeadKind = field(default="ngram", init=False)
     dtype: torch.dtype = field(default=torch.int32, init=False)
     """The dtype of token ids in the cache."""
     hidden_size: int = field(default=0, init=False)
@@ -59,13 +58,13 @@ class NgramHead:
         check_ngrams(self.prompt_lookup_max, self.prompt_lookup_min)
 
     @property
+    def kind(self) -> Kind[Any]:
+        return NgramKind()
+
+    @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
         """Return one layer. It only describes the shape of the cache: one number per slot."""
         return (AttentionLayer(num_heads=1, num_kv_heads=1, head_dim=1, scale=1.0, latent=True, no_rotary=True),)
-
-    def attention_shapes(self) -> Sequence[AttentionLayer]:
-        """Return `attention_layers`: there is no rotary table to leave out."""
-        return self.attention_layers
 
     def weights(self) -> Mapping[str, Tensor]:
         return {}

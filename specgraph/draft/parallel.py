@@ -15,7 +15,8 @@ from specgraph.capture import AttentionStack, MakeAttend
 from specgraph.config import DraftConfig
 from specgraph.draft.buffers import Allocation, OnePassBuffers, PassRows, PromptRows, pass_fields
 from specgraph.draft.head_checks import HeadCheck
-from specgraph.draft.program import DraftProgram, Kind, draft_block, make_seeds
+from specgraph.draft.kind import Kind
+from specgraph.draft.program import DraftProgram, draft_block, make_seeds
 from specgraph.draft.protocol import ParallelHead
 from specgraph.errors import ConfigError
 

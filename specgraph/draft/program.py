@@ -1,4 +1,4 @@
-"""The draft program: plain tensor code for one propose, written once for every lowering. And the kinds of drafters.
+"""The draft program: plain tensor code for one propose, written once for every lowering.
 
 It knows no device, no graph and no lowering. It reads and writes persistent buffers, so a replay of a captured launch
 runs the same ops as an eager call. The lowering decides which draft steps are in one launch: all of them in eager and
@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
@@ -22,15 +22,12 @@ from specgraph.config import DraftConfig, DraftTree
 from specgraph.draft.batch import SharedBuffers, copy_batch
 from specgraph.draft.bound import BoundTensors
 from specgraph.draft.buffers import Allocation, DraftBuffers, PassRows, PromptRows
-from specgraph.draft.head_checks import HeadCheck
 from specgraph.draft.host_lengths import HostNumbers
 from specgraph.draft.logits import most_likely
 from specgraph.draft.protocol import Head, ModelHead
-from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.ops import noise
 
 HeadT = TypeVar("HeadT", bound=Head, covariant=True)
-KindHeadT = TypeVar("KindHeadT", bound=Head)
 BuffersT = TypeVar("BuffersT", bound=DraftBuffers)
 T = TypeVar("T")
 
@@ -160,47 +157,6 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
         for each in self.bound.values():
             named |= each.named_tensors()
         return named
-
-
-class Kind(Generic[KindHeadT]):
-    """One way of drafting: the protocol of its heads, its programs and its limits. Each subclass is in the file of its
-    program and its buffers."""
-
-    protocol: ClassVar[type[Any]]
-    """The protocol of its heads."""
-    chains: ClassVar[type[DraftProgram[Any, Any]]]
-    """The program of chains."""
-    trees: ClassVar[type[DraftProgram[Any, Any]] | None] = None
-    """The program of trees. None if the kind drafts no trees."""
-    position_offset: ClassVar[int] = 0
-    """The position at which a row that takes token t stores its key: 1 for t's own, 0 for the one before it."""
-    has_probs: ClassVar[bool] = True
-    """True if drafts can be drawn from a distribution."""
-    is_one_pass: ClassVar[bool] = False
-    """True if one forward pass drafts all K tokens."""
-    reads_ahead: ClassVar[bool] = False
-    """True if a row of a prompt takes tokens past the one after it."""
-
-    def check_limits(self, head: KindHeadT, config: DraftConfig, stack: AttentionStack) -> None:
-        """Raise ConfigError if the head cannot draft K tokens, or drafts fewer different ones than a node of the tree
-        has. Raise UnsupportedError if the head or the attention cannot draft trees."""
-        if config.tree is not None and self.trees is None:
-            raise UnsupportedError(self.no_trees(head))
-        if config.tree is not None and config.tree.top_k > head.draft_vocab_size:
-            tokens = f"{type(head).__name__} drafts {head.draft_vocab_size} tokens"
-            raise ConfigError(f"a draft tree of top_k {config.tree.top_k}, and {tokens}: give a smaller top_k")
-
-    def no_trees(self, head: KindHeadT) -> str:
-        """Return the error text for a head that cannot draft trees: why, and what to do."""
-        return f"a {type(head).__name__} drafts chains: leave out the draft tree"
-
-    def check(self, check: HeadCheck) -> None:
-        """Run each method of a head once over zeros. Raises ConfigError if a result violates the protocol."""
-        raise NotImplementedError
-
-    def bytes_per_block(self, head: KindHeadT, num_speculative_tokens: int, block_size: int) -> int:
-        """Return the bytes that the program keeps per KV block besides keys and values."""
-        return 0
 
 
 def computed_tokens(batch: BatchDescriptor) -> int:

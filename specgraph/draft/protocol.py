@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer, Store
 from specgraph.buffers import Buffers
+from specgraph.draft.kind import Kind
 from specgraph.draft.logits import NextLogits, OutputProjection
 from specgraph.ops.linear import PairInput
 from specgraph.parallel import RankPlace
@@ -28,20 +29,14 @@ class DraftOutput(NamedTuple):
     """[T, hidden_size]: the `hidden` input of the next draft step."""
 
 
-HeadKind = Literal["chain", "draft_model", "modules", "masked", "parallel", "block", "ngram"]
-"""The way a head drafts. It decides the draft program.
-
-- chain, draft_model: `DraftHead`. A draft_model is an ordinary language model, unchanged: the row at position p takes
-  token p + 1 and stores its key and value at p + 1, the token's own position. Prefill covers every prompt token, the
-  first included.
-- modules, masked, parallel, block, ngram: `ModulesHead`, `MaskedHead`, `ParallelHead`, `BlockHead`, `NgramHead`."""
-
-
 class Head(Protocol):
     """The members that all heads have: kind, sizes, weights and the target hidden states that they take."""
 
     @property
-    def kind(self) -> HeadKind: ...
+    def kind(self) -> Kind[Any]:
+        """Return the way in which the head drafts, such as `ChainKind()`."""
+        ...
+
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]: ...
     @property

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specgraph import AttentionLayer, DraftOutput, SpecgraphError, open_platform
 from specgraph.attention import Attend
-from specgraph.draft.protocol import HeadKind
+from specgraph.draft import ChainKind
 from specgraph.errors import HostReadError
 
 ATTENTION = """
@@ -42,7 +42,7 @@ ATTENTION = """
 class OneLayer:
     """A draft head of a reader's own: one attention layer over the sum of token embedding and hidden state."""
 
-    kind: HeadKind = "chain"
+    kind = ChainKind()
     projection = pair_input = ranks = None
     aux_layers: Sequence[int] = ()
     draft_to_target: Tensor | None = None

@@ -24,7 +24,7 @@ from specgraph import (
     allocate_caches,
 )
 from specgraph.cpu import CpuPlatform
-from specgraph.draft import NgramHead, ProposeBatch
+from specgraph.draft import ChainKind, NgramHead, ProposeBatch
 from specgraph.draft.cache_checks import overlap, repeats
 from specgraph.errors import CaptureError, ConfigError
 
@@ -147,7 +147,7 @@ def no_carry(token_ids, hidden, attend, rows=None):
         ({"forward": no_carry}, r"forward\(\.\.\.\)\.carry is a NoneType"),
         ({"forward": lambda ids, hidden: None}, r"forward failed on tensors \[4\], .*TypeError"),
         ({"combine": lambda aux: 1 / 0}, r"combine failed on tensors \[4, \d+\] \(at .*ZeroDivisionError"),
-        ({"kind": "tree"}, "Changed.kind must be one of 'chain', 'draft_model', 'modules', .*, got 'tree'"),
+        ({"kind": "tree"}, "Changed.kind must be a Kind, got 'tree'"),
         ({"logits": lambda hidden: HEAD.logits(hidden).flip(-1)},
          r"Changed\.logits\(hidden\) is not the linear in Changed\.projection.*set projection = None"),
         ({"logits": lambda hidden: HEAD.logits(hidden).long()}, r"logits\(hidden\) is torch.int64: return floats"),
@@ -404,7 +404,8 @@ def test_memory_that_tensors_share_is_found_exactly(data):
     [
         ({"attention_layers": 3}, r"Changed\.attention_layers must be a list .*, got 3"),
         ({"attention_layers": [3]}, r"Changed\.attention_layers\[0\] must be an AttentionLayer, got 3"),
-        ({"kind": ["chain"]}, r"Changed\.kind must be one of 'chain', .*, got a list"),
+        ({"kind": ["chain"]}, r"Changed\.kind must be a Kind, got a list"),
+        ({"kind": ChainKind}, r"Changed\.kind must be a Kind, got the class ChainKind: give an object of it"),
         ({"dtype": "float32"}, r"Changed\.dtype must be a dtype, got 'float32'"),
         ({"aux_layers": 2}, r"Changed\.aux_layers must be a list"),
         ({"pair_input": 2}, r"Changed\.pair_input must be a PairInput or None"),

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgraph.draft import ProposeBatch
-from specgraph.draft.kinds import kind_of
 
 LENGTH, BLOCK = 64, 4
 
@@ -91,6 +90,6 @@ def test_what_is_kept_takes_the_memory_that_a_generator_counts():
     drafter = make_drafter(head, "eager", "device", num_speculative_tokens=4, max_num_requests=1, max_model_len=LENGTH)
     kept = [tensor for name, tensor in drafter.read_set().items() if name.startswith("buffers.past.")]
     blocks = drafter.caches[0].key.shape[0]
-    assert sum(tensor.nbytes for tensor in kept) == blocks * kind_of(head).bytes_per_block(head, 4, BLOCK) > 0
+    assert sum(tensor.nbytes for tensor in kept) == blocks * head.kind.bytes_per_block(head, 4, BLOCK) > 0
     one = make_head("mtp", make_target())
-    assert kind_of(one).bytes_per_block(one, 4, BLOCK) == 0
+    assert one.kind.bytes_per_block(one, 4, BLOCK) == 0

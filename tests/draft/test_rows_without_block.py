@@ -49,7 +49,7 @@ def test_rows_without_block_are_counted(kind, lowering):
         table = [[0 if r * width + i in holes else 1 + r * 7 + i % 7 for i in range(width)] for r in range(n)]
         wanted = drafter.rows_without_block
         for (start, count), blocks in zip(requests, table, strict=True):
-            first = start + (head.kind == "draft_model")
+            first = start + head.kind.position_offset
             last = first + count + LATER_ROWS[kind] if count else first
             wanted += sum(blocks[position // BLOCK] == 0 for position in range(first, min(last, LENGTH)))
         drafter.propose(

@@ -10,7 +10,7 @@ import torch
 from draft.rounds import LOWERINGS, RandomBatches, make_drafter
 from torch import Tensor
 
-from specgraph import AttentionLayer, DraftOutput, DraftTree
+from specgraph import AttentionLayer, ChainKind, DraftOutput, DraftTree
 from specgraph.errors import ConfigError
 
 VOCAB, HIDDEN = 40, 16
@@ -20,7 +20,7 @@ SIZES = {"num_speculative_tokens": 3, "max_num_requests": 4, "max_model_len": 48
 class RecurrentHead:
     """The next hidden state is a function of the last one and of the token alone."""
 
-    kind = "chain"
+    kind = ChainKind()
     attention_layers: Sequence[AttentionLayer] = ()
     aux_layers: Sequence[int] = ()
     draft_to_target = pair_input = projection = ranks = None

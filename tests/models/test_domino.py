@@ -9,6 +9,8 @@ import torch
 from changed_folders import change_tensors, refused
 from specgraph_models.checkpoints import drafter_format, load_drafter, load_target
 
+from specgraph.draft import BlockKind
+
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 HIDDEN, STATE, INNER, VOCAB, BLOCK = 32, 6, 5, 64, 5
 
@@ -53,7 +55,7 @@ def test_logits_are_those_of_the_modules(shift_label, folder, modules, target, b
     tokens = BLOCK if shift_label else BLOCK - 1
     found = drafter_format(path)
     assert (found.algorithm, found.layout, found.num_speculative_tokens) == ("domino", "authors", tokens)
-    assert (head.kind, head.max_speculative_tokens, head.has_confidence) == ("block", tokens, False)
+    assert (head.kind, head.max_speculative_tokens, head.has_confidence) == (BlockKind(), tokens, False)
     plain, states = load_drafter(FIXTURES / "dflash", target), torch.randn(9, 2 * HIDDEN)
     before = torch.tensor([5, 9, 2, 41, 7])[:tokens]
     block = block_rows(head, 5, states, 6, BLOCK - 1)

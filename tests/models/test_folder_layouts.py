@@ -8,6 +8,8 @@ from changed_folders import FIXTURES, change_config, change_tensors, refused
 from safetensors.torch import load_file, save_file
 from specgraph_models.checkpoints import TargetShape, drafter_format, load_drafter, load_target
 
+from specgraph.draft import MaskedKind
+
 AUX = "eagle_aux_hidden_state_layer_ids"
 FLAGS = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
@@ -101,7 +103,7 @@ def test_peagle_of_the_authors(shape, target, rewrite):
     change_tensors(folder, lambda tensors: tensors.update(mask_hidden=tensors["mask_hidden"].view(shape)))
     head = load_drafter(folder, target)
     assert str(drafter_format(folder)).startswith("peagle, authors layout")
-    assert (head.kind, head.mask_token_id) == ("masked", 63)
+    assert (head.kind, head.mask_token_id) == (MaskedKind(), 63)
     assert same_weights(head, load_drafter(FIXTURES / "peagle", target))
     change_config(folder, parallel_drafting=None, ptd_token_id=None)
     with refused("'ptd_token_id' is missing"):

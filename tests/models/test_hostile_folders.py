@@ -21,6 +21,7 @@ from specgraph_models.checkpoints import drafter_format, load_drafter, load_targ
 from specgraph_models.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph_run.text.load import shipped_pair
 
+from specgraph.draft import BlockKind, ParallelKind
 from specgraph.errors import CapacityError, SpecgraphError
 
 HEADS = ("eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash")
@@ -76,7 +77,7 @@ def check_drafter(folder: Path, target, dense_attend, dense_store) -> None:
     head = load_drafter(folder, target)
     context = head.combine(torch.ones(3, head.aux_size))
     layers, rows = head.attention_layers, torch.arange(3)
-    if head.kind in ("parallel", "block"):
+    if head.kind in (ParallelKind(), BlockKind()):
         caches = {}
         head.store_context(context, dense_store(layers, rows, caches))
         hidden = head.forward(torch.tensor([1, head.mask_token_id]), dense_attend(layers, torch.tensor([3, 4]), caches))

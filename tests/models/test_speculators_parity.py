@@ -8,6 +8,8 @@ from changed_folders import change_config
 from safetensors.torch import load_file
 from specgraph_models.checkpoints import drafter_format, load_drafter, load_target
 
+from specgraph.draft import BlockKind, ChainKind, MaskedKind, ParallelKind
+
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
 
@@ -65,7 +67,7 @@ def test_peagle(target, copied, dense_attend):
     want, folder = expected("peagle"), copied("peagle")
     change_config(folder, norm_before_residual=None)  # false where it is left out
     head = load_drafter(folder, target)
-    assert head.kind == "masked"
+    assert head.kind == MaskedKind()
     assert (head.mask_token_id, list(head.aux_layers), len(head.attention_layers)) == (63, [1, 2, 4], 2)
     tokens, combined, compared = want["token_ids"], head.combine(want["aux_hidden"]), 0
     for anchor, depth, logits in zip(want["anchors"].tolist(), want["depths"].tolist(), want["logits"], strict=True):
@@ -112,7 +114,7 @@ def test_mtp(target, dense_attend):
     """The package runs each step over all rows afresh: token i + step + 1 and the last step's output enter row i."""
     want = expected("mtp")
     head = load_drafter(FIXTURES / "mtp", target)
-    assert (head.kind, head.num_modules) == ("chain", 1)
+    assert (head.kind, head.num_modules) == (ChainKind(), 1)
     hidden, rows = want["aux_hidden"], want["logits.0"].shape[0]
     hidden = head.combine(hidden)[:rows]
     for step in range(3):
@@ -131,7 +133,7 @@ def test_dflash(name, target, block_logits):
     """
     want = expected(name)
     head = load_drafter(FIXTURES / name, target)
-    assert head.kind == "parallel"
+    assert head.kind == ParallelKind()
     assert (head.max_speculative_tokens, head.mask_token_id, list(head.aux_layers)) == (4, 63, [1, 3])
     assert not any(layer.causal for layer in head.attention_layers)
     for rows, logits in zip(want["rows"].split(5), want["logits"].split(5), strict=True):
@@ -144,7 +146,7 @@ def test_dflash(name, target, block_logits):
 def test_dflash2(target, block_rows):
     """Blocks at several places of one sequence: the candidates of each row, scored after the sequence's own token."""
     want, head = expected("dflash2"), load_drafter(FIXTURES / "dflash2", target)
-    assert (head.kind, head.max_speculative_tokens, head.has_confidence) == ("block", 3, False)
+    assert (head.kind, head.max_speculative_tokens, head.has_confidence) == (BlockKind(), 3, False)
     parts = (want[name].split(4) for name in ("rows", "candidates", "scores"))
     for rows, candidates, scores in zip(*parts, strict=True):
         tokens = want["token_ids"][rows]
@@ -162,7 +164,7 @@ def test_dspark(name, anchor_predicts, target, block_rows):
     """Blocks at several places of one sequence; each row comes after the sequence's own token, not after a draft."""
     want = expected(name)
     head = load_drafter(FIXTURES / name, target)
-    assert (head.kind, head.max_speculative_tokens, head.mask_token_id) == ("block", 3 + anchor_predicts, 63)
+    assert (head.kind, head.max_speculative_tokens, head.mask_token_id) == (BlockKind(), 3 + anchor_predicts, 63)
     places = zip(want["rows"].split(4), want["logits"].split(4), want["confidence"].split(4), strict=True)
     for rows, logits, confidence in places:
         tokens = want["token_ids"][rows]

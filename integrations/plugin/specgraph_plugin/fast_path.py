@@ -14,7 +14,6 @@ from torch import Tensor
 from specgraph.attention import KVCache
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens
-from specgraph.draft.kinds import kind_of
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.protocol import DraftHead, ParallelHead
 from specgraph.errors import ConfigError, RankError, UnsupportedError
@@ -76,7 +75,7 @@ class FastPath:
         self._addresses = self._weight_addresses()
         sizes = None if capture_sizes is None else sorted({min(size, max_num_requests) for size in capture_sizes})
         with agreed(ranks):
-            if kind_of(head).reads_ahead:
+            if head.kind.reads_ahead:
                 raise UnsupportedError(
                     "several MTP modules take tokens further on in a prompt than the rows of an engine's pass: give "
                     "one module (num_modules=1), or draft by Drafter, whose prefill takes the whole prompt"

@@ -36,6 +36,8 @@ from vllm_objects import MiMoMTP as MTP
 from vllm_objects import Qwen3DSparkForCausalLM as DSPARK
 from vllm_objects import StockSpeculator, dspark_folder, input_batch, kv_cache, mimo_folder, split, vllm_config
 
+from specgraph.draft import BlockKind, ParallelKind
+
 K, BLOCK, MAX_LEN, MAX_SEQS, SLOTS, MAX_ROWS = 4, 16, 96, 3, 5, 48
 DRAFTERS = Path(__file__).parents[3] / "examples/tiny-python/drafters"
 E4M3 = torch.float8_e4m3fn
@@ -64,7 +66,7 @@ def dense_block(head, tokens, aux, k):
     rows = dense_attend(head.attention_layers, torch.arange(len(aux), len(aux) + k + first), past, causal=False)
     logits, drafts = head.logits(head.forward(ids, rows)[first:]), [int(tokens[-1])]
     for row in logits:
-        if head.kind == "block":  # DSpark's table of which token follows which
+        if head.kind == BlockKind():  # DSpark's table of which token follows which
             row = row + head.markov.output.matrix @ head.markov.embed[drafts[-1]]
         token = int(row.argmax())
         drafts.append(token if head.draft_to_target is None else token + int(head.draft_to_target[token]))
@@ -184,7 +186,7 @@ class Engine:
             self.first[slot] = torch.randint(0, self.vocab, (1,), generator=self.g)
         past: dict = {}
         ids, aux = self.history(slot)
-        if self.oracle.kind in ("parallel", "block"):
+        if self.oracle.kind in (ParallelKind(), BlockKind()):
             dense_context(self.oracle, aux, past)
         else:
             rows = dense_attend(self.oracle.attention_layers, torch.arange(len(ids)), past)
@@ -210,7 +212,7 @@ class Engine:
 
     def drafted(self, slot: int) -> list[int]:
         """The drafts over the whole history, dense."""
-        if self.oracle.kind in ("parallel", "block"):
+        if self.oracle.kind in (ParallelKind(), BlockKind()):
             return dense_block(self.oracle, *self.history(slot), K)
         return dense_chain(self.oracle, *self.history(slot), K, stored=self.stored)[1]
 

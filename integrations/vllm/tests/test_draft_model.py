@@ -37,6 +37,7 @@ from vllm_objects import (
 )
 
 from specgraph import DraftHead
+from specgraph.draft import DraftModelKind
 from specgraph.errors import UnsupportedError
 
 
@@ -144,7 +145,7 @@ def test_a_language_model_too(kind, tmp_path) -> None:
     config = json.loads((folder / "config.json").read_text())
     module = kind(folder, config, None, torch.float32)
     head, want = draft_head(module, lambda: 48), load_target(folder, dtype=torch.float32)
-    assert (head.aux_size, head.kind, head.draft_vocab_size) == (48, "draft_model", want.vocab_size)
+    assert (head.aux_size, head.kind, head.draft_vocab_size) == (48, DraftModelKind(), want.vocab_size)
     got, expected = dict(head.weights()), dict(want.weights())
     table = expected.pop("rotary")
     torch.testing.assert_close(got.pop("rotary")[: len(table)], table, atol=1e-4, rtol=0)

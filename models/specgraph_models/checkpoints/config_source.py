@@ -46,9 +46,6 @@ RANGES: Mapping[str, Range] = {
         (1, 1 << 40, "max_position_embeddings original_max_position_embeddings"),
         (1, 1 << 62, "sliding_window"),
         (2, 1024, "block_size"),
-        (1, 1 << 16, "markov_rank gru_hidden_dim emb_dim selector_rank"),
-        (1, 1 << 12, "conv_kernel_size conv_group_size selector_top_k"),
-        (0, 1024, "pure_draft_prefix_len"),
         (1, 1024, "speculative_tokens"),
         # numbers
         (1e-12, 1.0, "rms_norm_eps"),
@@ -63,8 +60,9 @@ RANGES: Mapping[str, Range] = {
     )
     for key in keys.split()
 }
-"""Every integer and number that is read, with its range. A range is wide enough for any model published so far. It is
-narrow enough that a mistyped size makes no huge table, and no frequency becomes infinite."""
+"""The integers and numbers that several readers take, with their ranges; a reader gives the range of a key of its own.
+A range is wide enough for any model published so far. It is narrow enough that a mistyped size makes no huge table, and
+no frequency becomes infinite."""
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     key: values
@@ -143,9 +141,9 @@ class ConfigSource:
             self.sections[key] = ConfigSource(value, f"{self.name}[{key}]")
         return self.sections[key]
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """Return an integer in the range that RANGES has for `key`."""
-        return self._value(key, "an integer", default, int)
+    def integer(self, key: str, default: int | None = None, limits: Range | None = None) -> int:
+        """Return an integer in the range `limits`. None stands for the range that RANGES has for `key`."""
+        return self._value(key, "an integer", default, int, limits=limits)
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number in the range that RANGES has for `key`."""
@@ -184,7 +182,7 @@ class ConfigSource:
             if self.has(key) and (type(self.take(key)), self.take(key)) != (type(value), value):
                 raise self.fail(key, f"is {shown(self.values[key])}; only {shown(value)} is supported")
 
-    def _value(self, key: str, what: str, default: Any, *types: type) -> Any:
+    def _value(self, key: str, what: str, default: Any, *types: type, limits: Range | None = None) -> Any:
         """Return the value of `key`, of exactly one of these types: a bool is no integer. The default if absent."""
         value = self.take(key)
         if value is None:
@@ -194,7 +192,7 @@ class ConfigSource:
         if type(value) not in types:
             raise self.fail(key, f"should be {what}, is {shown(value)}")
         if int in types:
-            self._check_range(key, value)
+            self._check_range(key, value, limits)
         return value
 
     def _list(self, key: str, what: str, *types: type) -> list[Any] | None:
@@ -203,8 +201,8 @@ class ConfigSource:
             raise self.fail(key, f"should be a list of {what}, is {shown(values)}")
         return values
 
-    def _check_range(self, key: str, value: float) -> None:
-        limits = RANGES[key]
+    def _check_range(self, key: str, value: float, limits: Range | None = None) -> None:
+        limits = limits or RANGES[key]
         if not limits.least <= value <= limits.most:  # false for NaN too
             raise self.fail(key, f"should be at least {limits.least:g} and at most {limits.most:g}, is {shown(value)}")
 

@@ -3,12 +3,14 @@ that of `speculators`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from specgraph_models.checkpoints.config_source import ConfigSource
 from specgraph_models.checkpoints.drafter import DrafterFolder
 from specgraph_models.checkpoints.files import shown
-from specgraph_models.checkpoints.formats import anchor_predicts, block_setting
+from specgraph_models.checkpoints.folder import CheckpointFolder
+from specgraph_models.checkpoints.formats import DrafterFormat, Reader, anchor_predicts, block_setting, block_tokens
 from specgraph_models.checkpoints.llama import load_decoder_layer
 from specgraph_models.checkpoints.model_config import require_full_attention
 from specgraph_models.decoder import AuxWeights
@@ -90,3 +92,11 @@ def _outputs_of(authors: ConfigSource, num_layers: int) -> tuple[int, ...]:
         problem = f"is {shown(list(listed))}; it should list layers of the target, 0 to {last}"
         raise authors.fail("target_layer_ids", problem)
     return tuple(i + 2 if i == last else i + 1 for i in listed)
+
+
+def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[DrafterFormat]:
+    if source.has("dflash_config"):
+        yield DrafterFormat("dflash", "authors", "config.json has dflash_config", block_tokens(source, False))
+
+
+DFLASH = Reader("dflash", ("speculators", "authors"), _recognised, load_dflash)

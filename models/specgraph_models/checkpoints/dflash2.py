@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from specgraph.validation import Range
+from specgraph_models.checkpoints.config_source import ConfigSource
 from specgraph_models.checkpoints.dflash import read_block
 from specgraph_models.checkpoints.drafter import DrafterFolder
-from specgraph_models.checkpoints.formats import block_setting
+from specgraph_models.checkpoints.folder import CheckpointFolder
+from specgraph_models.checkpoints.formats import DrafterFormat, Reader, block_setting, block_tokens
 from specgraph_models.dflash2 import Convolution, DFlash2Head, Selector
 
-_SIZES = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
-"""The defaults of speculators. The authors' folders always have these keys."""
+_SIZES = {
+    "conv_kernel_size": (2, Range(1, 1 << 12)),
+    "conv_group_size": (16, Range(1, 1 << 12)),
+    "selector_rank": (256, Range(1, 1 << 16)),
+    "selector_top_k": (16, Range(1, 1 << 12)),
+}
+"""The defaults of speculators, and the ranges. The authors' folders always have these keys."""
 
 
 def load_dflash2(opened: DrafterFolder) -> DFlash2Head:
@@ -17,8 +27,8 @@ def load_dflash2(opened: DrafterFolder) -> DFlash2Head:
     hidden, vocab_size = block.sizes.hidden_size, block.sizes.vocab_size
     opened.check_same("vocabulary", block.draft_vocab_size, vocab_size)
     taps, group, rank, top_k = (
-        block_setting(opened.head, key).integer(key, default if opened.from_speculators else None)
-        for key, default in _SIZES.items()
+        block_setting(opened.head, key).integer(key, default if opened.from_speculators else None, limits)
+        for key, (default, limits) in _SIZES.items()
     )
     if hidden % group or top_k > vocab_size:
         key = "conv_group_size" if hidden % group else "selector_top_k"
@@ -40,3 +50,13 @@ def load_dflash2(opened: DrafterFolder) -> DFlash2Head:
     )
     convolutions = [(convolution(f"{name}.attention_conv"), convolution(f"{name}.mlp_conv")) for name in layers]
     return DFlash2Head(block, convolutions, selector)
+
+
+def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[DrafterFormat]:
+    if source.has("dflash_config"):
+        tokens = block_tokens(source, False)
+        if source.section("dflash_config").has("selector_rank"):
+            yield DrafterFormat("dflash2", "authors", "config.json has selector_rank", tokens)
+
+
+DFLASH2 = Reader("dflash2", ("speculators", "authors"), _recognised, load_dflash2)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from specgraph.validation import Range
+from specgraph_models.checkpoints.config_source import ConfigSource
 from specgraph_models.checkpoints.dflash import read_block
 from specgraph_models.checkpoints.drafter import DrafterFolder
 from specgraph_models.checkpoints.files import shown
 from specgraph_models.checkpoints.folder import CheckpointFolder
-from specgraph_models.checkpoints.formats import block_setting
+from specgraph_models.checkpoints.formats import DrafterFormat, Reader, block_sections, block_setting, block_tokens
 from specgraph_models.dflash import BlockParts
 from specgraph_models.dspark import ConfidenceHead, DSparkHead, MarkovHead
 from specgraph_models.layers import Weight
 
 _VARIANTS = ("vanilla", "gated", "rnn")
+_RANKS = Range(1, 1 << 16)
 
 
 def load_dspark(opened: DrafterFolder) -> DSparkHead:
@@ -19,7 +24,7 @@ def load_dspark(opened: DrafterFolder) -> DSparkHead:
     block, speculators = read_block(opened, sample_from_anchor=True), opened.from_speculators
     block_setting(opened.head, "projector_type").require({"projector_type": "dspark"})
     opened.head.section("dflash_config").taken.update(("attention_mode", "confidence_head_alpha"))  # SpecForge's checks
-    rank = block_setting(opened.head, "markov_rank").integer("markov_rank", 256 if speculators else None)
+    rank = block_setting(opened.head, "markov_rank").integer("markov_rank", 256 if speculators else None, _RANKS)
     markov = _markov(opened, block, rank)
     return DSparkHead(block, markov, _confidence(opened, block, rank))
 
@@ -59,3 +64,12 @@ def _confidence(opened: DrafterFolder, block: BlockParts, rank: int) -> Confiden
     weight = folder.weight(f"{name}.weight", (1, hidden + rank if reads_token else hidden))
     bias = folder.weight(f"{name}.bias", (1,)).float() if f"{name}.bias" in folder else None
     return ConfidenceHead(weight.float(), bias)
+
+
+def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[DrafterFormat]:
+    if any(section.has("markov_rank") for section in block_sections(source)):
+        tokens = block_tokens(source, True)
+        yield DrafterFormat("dspark", "authors", "config.json has markov_rank", tokens)
+
+
+DSPARK = Reader("dspark", ("speculators", "authors"), _recognised, load_dspark)

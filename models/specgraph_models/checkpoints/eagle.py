@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
+from specgraph_models.checkpoints.config_source import ConfigSource
 from specgraph_models.checkpoints.drafter import DrafterFolder
+from specgraph_models.checkpoints.folder import CheckpointFolder
+from specgraph_models.checkpoints.formats import DrafterFormat, Reader
 from specgraph_models.checkpoints.llama import load_decoder_layer
 from specgraph_models.eagle import EagleHead
 
@@ -31,3 +35,11 @@ def load_eagle(opened: DrafterFolder) -> EagleHead:
         [load_decoder_layer(folder, name, config, input_norm=i > 0) for i, name in enumerate(names)],
         opened.lm_head("lm_head.weight", config.vocab_size, hidden),
     )
+
+
+def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[DrafterFormat]:
+    if "fc.weight" in folder and "layers.0.mlp.down_proj.weight" in folder and "norm.weight" not in folder:
+        yield DrafterFormat("eagle", "authors", "tensors fc and layers.0, no final norm")
+
+
+EAGLE = Reader("eagle", ("speculators", "authors"), _recognised, load_eagle)

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
-from specgraph_models.checkpoints.config_source import holder_of
+from collections.abc import Iterator
+
+from specgraph_models.checkpoints.config_source import ConfigSource, holder_of
 from specgraph_models.checkpoints.drafter import DrafterFolder
+from specgraph_models.checkpoints.folder import CheckpointFolder
+from specgraph_models.checkpoints.formats import DrafterFormat, Reader
 from specgraph_models.checkpoints.llama import load_decoder_layer
 from specgraph_models.config import ModelConfig
 from specgraph_models.decoder import AuxWeights
@@ -130,3 +134,24 @@ def _parts(opened: DrafterFolder) -> tuple[ModelConfig, AuxWeights, list[Decoder
         fc_norms=tuple(folder.weight(f"{prefix}fc_norm.{i}.weight", (target_hidden,)) for i in range(aux_norms)),
     )
     return sizes, weights, layers, aux_layers
+
+
+def _peagle_recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[DrafterFormat]:
+    if "ptd_token_id" in source.values and source.values.get("parallel_drafting"):
+        yield DrafterFormat("peagle", "authors", "config.json has parallel_drafting and ptd_token_id")
+    for name in ("mask_hidden", "model.mask_hidden"):  # for masked rows; a head without it is EAGLE-3
+        if name in folder:
+            yield DrafterFormat("peagle", "authors", f"tensor {name}")
+
+
+def _eagle3_recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[DrafterFormat]:
+    for name in source.strings("architectures"):
+        if "eagle3" in name.lower():
+            yield DrafterFormat("eagle3", "authors", f"architecture {name}")
+    for name in ("midlayer.mlp.down_proj.weight", "model.midlayer.mlp.down_proj.weight"):
+        if name in folder:
+            yield DrafterFormat("eagle3", "authors", f"tensor {name}")
+
+
+PEAGLE = Reader("peagle", ("speculators", "authors"), _peagle_recognised, load_peagle)
+EAGLE3 = Reader("eagle3", ("speculators", "authors"), _eagle3_recognised, load_eagle3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,9 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from specgraph_models.checkpoints.architectures import ARCHITECTURES
+from specgraph_models.checkpoints.config_source import ConfigSource
 from specgraph_models.checkpoints.drafter import DrafterFolder
 from specgraph_models.checkpoints.experts import load_experts
 from specgraph_models.checkpoints.folder import CheckpointFolder
+from specgraph_models.checkpoints.formats import DrafterFormat, Reader
 from specgraph_models.checkpoints.latent import load_latent
 from specgraph_models.checkpoints.model_config import context_length, model_config
 from specgraph_models.checkpoints.stored import part_of
@@ -199,3 +203,14 @@ def load_draft_model(opened: DrafterFolder) -> DraftModelHead:
     config = config.with_max_position(target.max_model_len).split(target.tensor_parallel)
     model = load_llama(opened.checkpoint, config, target.vocab_size)
     return DraftModelHead(model, target.hidden_size, min(config.vocab_size, target.vocab_size))
+
+
+def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[DrafterFormat]:
+    model_type = source.string("model_type", "")
+    parts = ("embed_tokens.weight", "layers.0.input_layernorm.weight", "norm.weight")  # a model saved without lm_head
+    exported = "fc.weight" not in folder and all(name in folder for name in parts)
+    if model_type in ARCHITECTURES and ("model.embed_tokens.weight" in folder or exported):
+        yield DrafterFormat("draft_model", "transformers", f"a whole {model_type} model")
+
+
+DRAFT_MODEL = Reader("draft_model", ("transformers",), _recognised, load_draft_model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,45 +12,22 @@ from specgraph.errors import ConfigError
 from specgraph.validation import MOST_POSITIONS, Count, Tokens, checked
 from specgraph_models.checkpoints.config_source import ConfigSource, check_keys, read_config
 from specgraph_models.checkpoints.cut import cut_vocabulary
-from specgraph_models.checkpoints.dflash import load_dflash
-from specgraph_models.checkpoints.dflash2 import load_dflash2
-from specgraph_models.checkpoints.domino import load_domino
 from specgraph_models.checkpoints.draft_vocab import DraftVocabulary, read_draft_vocab
 from specgraph_models.checkpoints.drafter import IGNORED, DraftedTarget, DrafterFolder
-from specgraph_models.checkpoints.dspark import load_dspark
-from specgraph_models.checkpoints.eagle import load_eagle
-from specgraph_models.checkpoints.eagle3 import load_eagle3, load_peagle
 from specgraph_models.checkpoints.folder import CheckpointFolder
-from specgraph_models.checkpoints.formats import DrafterFormat, detect_format
-from specgraph_models.checkpoints.llama import load_draft_model, load_llama
+from specgraph_models.checkpoints.formats import DrafterFormat, LoadedHead
+from specgraph_models.checkpoints.llama import load_llama
 from specgraph_models.checkpoints.model_config import context_length, model_config
-from specgraph_models.checkpoints.mtp import load_mtp, mtp_tensors
+from specgraph_models.checkpoints.mtp import mtp_tensors
 from specgraph_models.checkpoints.quantised import announce, quantisation
+from specgraph_models.checkpoints.readers import READERS, detect_format
 from specgraph_models.checkpoints.stored import stored_tensors
 from specgraph_models.checkpoints.target_shape import target_shape
-from specgraph_models.dflash import DFlashHead
-from specgraph_models.draft_model import DraftModelHead
-from specgraph_models.eagle import EagleHead
-from specgraph_models.eagle3 import Eagle3Head
 from specgraph_models.llama import LlamaTarget
-from specgraph_models.mtp import MtpHead
 from specgraph_models.names import DType, device_named, dtype_named
 from specgraph_models.parallel import WHOLE, TensorParallel
 
 _LOG = logging.getLogger("specgraph")
-
-LoadedHead = DFlashHead | Eagle3Head | EagleHead | MtpHead | DraftModelHead
-_LOADERS: Mapping[str, Callable[[DrafterFolder], LoadedHead]] = {
-    "dspark": load_dspark,
-    "domino": load_domino,
-    "dflash2": load_dflash2,
-    "dflash": load_dflash,
-    "peagle": load_peagle,
-    "eagle3": load_eagle3,
-    "eagle": load_eagle,
-    "mtp": load_mtp,
-    "draft_model": load_draft_model,
-}
 
 
 @checked
@@ -188,7 +164,7 @@ def load_drafter(
         layers = source.section("transformer_layer_config")
         checkpoint = replace(checkpoint, quantisation=quantisation(layers) or checkpoint.quantisation)
     opened = DrafterFolder(checkpoint, target, source, layers, found.layout == "speculators", num_modules)
-    head = _LOADERS[found.algorithm](opened)
+    head = READERS[found.algorithm].load(opened)
     checkpoint.ignore(IGNORED)
     _account(checkpoint, source)
     if draft_vocab is not None:

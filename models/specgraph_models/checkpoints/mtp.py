@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specgraph_models.checkpoints.architectures import MTP_ARCHITECTURES
+from specgraph_models.checkpoints.config_source import ConfigSource
 from specgraph_models.checkpoints.drafter import DraftedTarget, DrafterFolder
 from specgraph_models.checkpoints.folder import CheckpointFolder
+from specgraph_models.checkpoints.formats import DrafterFormat, Reader
 from specgraph_models.checkpoints.llama import load_decoder_layer
 from specgraph_models.checkpoints.model_config import require_full_attention
 from specgraph_models.config import ModelConfig
@@ -164,3 +166,11 @@ def _load_module(
         layer=load_decoder_layer(folder, layer, config, index=index if names.family == "qwen" else None),
         norm=norm(names.norm),
     )
+
+
+def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[DrafterFormat]:
+    if (names := mtp_family(folder)) is not None:
+        yield DrafterFormat("mtp", names.family, f"tensors named as {names.parts}.{names.projection}")
+
+
+MTP = Reader("mtp", ("speculators", "DeepSeek and GLM", "MiMo", "Qwen3-Next and Qwen3.5"), _recognised, load_mtp)

@@ -97,7 +97,7 @@ def _made_head(place: str, device: torch.device) -> Any:
     """
     from specgraph.attention import PagedAttention
     from specgraph.device.source import users_code
-    from specgraph.draft.kinds import check_members
+    from specgraph.draft.head_checks import check_members
     from specgraph_run.cli.names import import_named
 
     with users_code(f"{place} failed", ConfigError):

@@ -15,8 +15,7 @@ from specgraph_models.target import Target
 from specgraph.attention import AttentionBackend, PagedAttention
 from specgraph.config import DraftConfig
 from specgraph.device import Platform, Progress
-from specgraph.draft.head_checks import check_protocol
-from specgraph.draft.kinds import check_members
+from specgraph.draft.head_checks import check_members, check_protocol
 from specgraph.draft.protocol import Head
 from specgraph.errors import CapacityError, ConfigError, first_line
 from specgraph.open_generator import GeneratorRef, is_open

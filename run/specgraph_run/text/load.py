@@ -39,7 +39,6 @@ from specgraph.attention.caches import bytes_per_token
 from specgraph.capture import resolve
 from specgraph.config import DraftConfig, DraftOptions
 from specgraph.device import Platform, Progress, open_platform
-from specgraph.draft.kinds import kind_of
 from specgraph.draft.ngram import NgramHead
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.validation import MOST_POSITIONS, checked
@@ -51,6 +50,7 @@ from specgraph_run.options import NGRAM, DecoderOptions, GeneratorOptions
 from specgraph_run.text.generator import TextGenerator
 
 if TYPE_CHECKING:
+    from specgraph_models.checkpoints.formats import LoadedHead
     from specgraph_models.llama import LlamaTarget
 
     from specgraph.draft.protocol import Head
@@ -265,9 +265,12 @@ def load_models(
     collectives = "anywhere" if split.has_collectives else "none"
     resolve(options.decode, platform.capabilities, (), options.prefill, collectives)  # refuses before weights are read
     model = load_target(target, platform.device, dtype, length, split, keep_fp8)
-    head, decoders = None, [model]
+    head: Head | None = None
+    decoders: list[LlamaTarget | LoadedHead] = [model]
+    text_bytes = 0  # per token, of a drafter that keeps the text
     if draft == NGRAM:
         head = NgramHead(model.vocab_size, options.prompt_lookup_max, options.prompt_lookup_min)
+        text_bytes = bytes_per_token(head.attention_layers, head.dtype)
     elif draft is not None:
         drafted: LlamaTarget | TargetShape = model
         if layout is not None and options.draft_tensor_parallel == 1:
@@ -295,13 +298,11 @@ def load_models(
             tree is not None,
             cache_dtype(options.kv_cache_dtype, model.dtype),
         )
-        kv_bytes = sum(
-            bytes_per_token(m.attention_shapes(), cache_dtype(options.kv_cache_dtype, m.dtype))
-            for m in (model, head)
-            if m is not None
+        kv_bytes = text_bytes + sum(
+            bytes_per_token(m.attention_shapes(), cache_dtype(options.kv_cache_dtype, m.dtype)) for m in decoders
         )
         if head is not None:
-            kv_bytes += -(-kind_of(head).bytes_per_block(head, k, attention.block_size) // attention.block_size)
+            kv_bytes += -(-head.kind.bytes_per_block(head, k, attention.block_size) // attention.block_size)
         cache = size_cache(
             kv_bytes,
             block_size=attention.block_size,

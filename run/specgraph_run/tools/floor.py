@@ -15,7 +15,6 @@ from torch import Tensor
 
 from specgraph.attention.caches import bytes_per_token
 from specgraph.device import Platform
-from specgraph.draft.kinds import kind_of
 from specgraph_run.tools.shapes import RandomHead
 from specgraph_run.tools.timing import device_time
 
@@ -122,7 +121,7 @@ def propose_work(
     Args:
         cached: the dtype of the KV cache. None is the head's dtype.
     """
-    parallel = kind_of(head).is_one_pass
+    parallel = head.kind.is_one_pass
     all_of_round = requests * (k + 1)
     once, all_rows, last_rows = _matrices(head)
     work = [_linear(matrix, all_of_round) for matrix in once]
@@ -176,7 +175,7 @@ def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor], list[Tensor
     linears = [(_end(name), tensor) for name, tensor in head.weights().items()]
     linears = [(name, tensor) for name, tensor in linears if name in _LINEARS]
     once = {"fc"} if head.aux_layers else set[str]()
-    last = {_CHOICE} if kind_of(head).is_one_pass else {"output", "gate_up", "down", *_MIXTURE}
+    last = {_CHOICE} if head.kind.is_one_pass else {"output", "gate_up", "down", *_MIXTURE}
     return (
         [tensor for name, tensor in linears if name in once],
         [tensor for name, tensor in linears if name not in once | last],
