@@ -15,7 +15,7 @@ from specgraph_conformance.draft_oracles import dense_draft
 from specgraph_conformance.draft_rig import DraftRig, HostBatch, HostDrafts, fit_attention, make_batches, with_blocks
 from specgraph_conformance.oracles import gather_request
 from specgraph_conformance.rig import expect_close, expect_equal, on_host
-from specgraph_conformance.tiny_models import Head, make_head
+from specgraph_conformance.tiny_models import CONFIG, Head, make_head
 
 TOLERANCE = {torch.float32: 0.02, torch.bfloat16: 0.2}
 """The tolerance of keys, values and logits against float64 with the same weights, by the model's dtype. Over a chain of
@@ -50,8 +50,8 @@ def rig(
 
 def float64_head(made: DraftRig, kind: str) -> Head:
     """Return the rig's head in float64 on the host."""
-    head_dim = made.head.attention_layers[0].head_dim
-    return make_head(kind, 1, torch.device("cpu"), made.head.dtype, torch.float64, head_dim)
+    dims = [layer.head_dim for layer in made.head.attention_layers] or [CONFIG.head_dim]
+    return make_head(kind, 1, torch.device("cpu"), made.head.dtype, torch.float64, dims[0])
 
 
 def run(made: DraftRig, batches: Sequence[HostBatch]) -> Rounds:

@@ -6,13 +6,14 @@ tokens, and the oracle returns each one's logit gap to the best token, so that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
 from specgraph.draft import BlockKind, ChainKind, DraftModelKind, Kind, MaskedKind, ModulesKind, ParallelKind
 from specgraph.draft.protocol import DraftHead, DraftOutput, MaskedHead, ModelHead, ParallelHead
+from specgraph.errors import ConfigError
 from specgraph.ops.linear import Weight
 from specgraph_models.dspark import DSparkHead
 from specgraph_models.mtp import MtpHead
@@ -57,7 +58,7 @@ def dense_draft(
     """
     dense = _dense(head, keys, values)
     aux_hidden, steps = aux_hidden.double(), list(drafted) or [0]  # with K = 0 the first pass still runs, for its KV
-    logits = ORACLES[head.kind].drafts(head, dense, token_ids, aux_hidden, start + position_offset, steps)
+    logits = _oracle_of(head).drafts(head, dense, token_ids, aux_hidden, start + position_offset, steps)
     ids = torch.arange(logits.shape[1])
     if head.draft_to_target is not None:
         ids = ids + head.draft_to_target
@@ -82,7 +83,7 @@ def one_pass_logits(
     The arguments are those of `dense_draft`.
     """
     dense = _dense(head, keys, values)
-    return ORACLES[head.kind].drafts(head, dense, token_ids, aux_hidden.double(), start, [0] * num_drafts)
+    return _oracle_of(head).drafts(head, dense, token_ids, aux_hidden.double(), start, [0] * num_drafts)
 
 
 def block_rows(
@@ -116,12 +117,22 @@ def dense_prompt(
     n = len(aux_hidden)
     dense.at(range(start, start + n))
     hidden = cast(ModelHead, head).combine(aux_hidden.double())
-    ORACLES[head.kind].prompt(head, dense, token_ids, hidden, num_modules)
+    _oracle_of(head).prompt(head, dense, token_ids, hidden, num_modules)
+
+
+def _oracle_of(head: Head) -> Oracle:
+    """Return the oracle of a head's kind. Raises ConfigError if there is none."""
+    if (oracle := ORACLES.get(head.kind)) is None:
+        raise ConfigError(
+            f"no float64 drafter is known for heads of the kind {head.kind}: add an Oracle to "
+            "specgraph_conformance.draft_oracles.ORACLES"
+        )
+    return oracle
 
 
 def _dense(head: Head, keys: Sequence[Tensor], values: Sequence[Tensor]) -> DenseKeys:
     # A parallel drafter's rows see all keys of their request, even if its layers are marked as causal.
-    causal = ORACLES[head.kind].is_causal
+    causal = _oracle_of(head).is_causal
     return DenseKeys([replace(layer, causal=causal) for layer in head.attention_layers], keys, values)
 
 
@@ -252,7 +263,7 @@ class Oracle(NamedTuple):
     is_causal: bool = True
 
 
-ORACLES: Mapping[Kind[Any], Oracle] = {
+ORACLES: dict[Kind[Any], Oracle] = {
     ChainKind(): Oracle(_chain),
     DraftModelKind(): Oracle(_chain),
     ModulesKind(): Oracle(_modules, _modules_prompt),
@@ -260,4 +271,5 @@ ORACLES: Mapping[Kind[Any], Oracle] = {
     ParallelKind(): Oracle(_block, _context_prompt, is_causal=False),
     BlockKind(): Oracle(_in_order, _context_prompt, is_causal=False),
 }
-"""The oracle of each kind of head. `NgramKind` has none, as it has no model."""
+"""The oracle of each kind of head. `NgramKind` has none, as it has no model. A kind of your own
+is one more entry."""

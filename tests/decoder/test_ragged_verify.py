@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from draft.pairs import CONFIG, HIDDEN, Draw
+from draft.pairs import CONFIG, HIDDEN, draw_of
 from goodness_of_fit import follows
+from specgraph_conformance.tiny_models import layer
 from specgraph_models.decoder import AuxWeights
 from specgraph_models.dflash import BlockParts
 from specgraph_models.dspark import ConfidenceHead, DSparkHead, MarkovHead
@@ -67,7 +68,7 @@ def bigrams(chances: list[list[float]], drafted: list[list[float]], confidence: 
     def head(of: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.pad(of.t() / HIDDEN**0.5, (0, HIDDEN - vocab))  # a normed state is this root, once
 
-    vocab, one, layers = len(chances), torch.ones(HIDDEN), [Draw(1, torch.float32, gain=0.0).layer()]
+    vocab, one, layers = len(chances), torch.ones(HIDDEN), [layer(draw_of(1, torch.float32)(0), HIDDEN, gain=0.0)]
     sizes = replace(CONFIG, vocab_size=vocab, num_layers=1, max_position_embeddings=1024)
     nothing = head(torch.zeros(vocab, vocab))
     weights = AuxWeights(torch.eye(vocab, HIDDEN), Weight(torch.zeros(HIDDEN, HIDDEN)), one, one, nothing)

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Protocol
 import pytest
 import torch
 from draft.rounds import LOWERINGS, RandomBatches, make_drafter
+from specgraph_conformance.draft_oracles import ORACLES, Oracle
+from specgraph_conformance.head_checks import check_head
 from torch import Tensor
 
 from specgraph import AttentionLayer, DraftConfig, DraftTree
@@ -16,6 +18,7 @@ from specgraph.attention import AttentionMetadata
 from specgraph.attention.rows import Reached, RoundRows
 from specgraph.buffers import Axes, Once, PerRequest
 from specgraph.capture import AttentionStack, MakeAttend
+from specgraph.cpu.platform import CpuPlatform
 from specgraph.draft import Kind
 from specgraph.draft.buffers import Allocation, DraftBuffers, PassRows, PromptRows
 from specgraph.draft.head_checks import HeadCheck
@@ -23,7 +26,7 @@ from specgraph.draft.program import DraftProgram, draft_block, make_seeds
 from specgraph.draft.protocol import ModelHead
 from specgraph.errors import ConfigError, UnsupportedError
 
-VOCAB, HIDDEN, HEADS = 40, 16, 3
+VOCAB, HIDDEN, HEADS = 64, 16, 3
 TREE = DraftTree(num_steps=3, top_k=2, num_draft_tokens=8)
 SIZES = {"num_speculative_tokens": HEADS, "max_num_requests": 4, "max_model_len": 48}
 
@@ -141,3 +144,20 @@ def test_what_a_kind_of_ones_own_refuses_is_said_before_a_capture():
             make_drafter(TableHeads(**changed), "merged", **SIZES)
     with pytest.raises(UnsupportedError, match="a TableHeads drafts chains: leave out the draft tree"):
         make_drafter(TableHeads(), "merged", **SIZES, tree=TREE)
+
+
+def _drafts(head: TableHeads, dense: Any, token_ids: Tensor, aux: Tensor, start: int, drafted: Sequence[int]) -> Tensor:
+    return torch.stack([each @ aux[-1] for each in head.heads[: len(drafted)]]) @ head.lm_head.T
+
+
+def test_a_kind_of_ones_own_is_compared_with_an_oracle_of_ones_own(monkeypatch):
+    def make(device: torch.device, dtype: torch.dtype) -> Any:
+        head = TableHeads()
+        return TableHeads(heads=head.heads.to(dtype), lm_head=head.lm_head.to(dtype), dtype=dtype)
+
+    platform = CpuPlatform()
+    config = DraftConfig(num_speculative_tokens=2, max_num_requests=4, max_model_len=96, capture_sizes=(4,))
+    with pytest.raises(ConfigError, match=r"no float64 drafter .* of the kind ManyKind\(\): add an Oracle"):
+        check_head(platform, make, config)
+    monkeypatch.setitem(ORACLES, ManyKind(), Oracle(_drafts))
+    assert check_head(platform, make, config) == ["piecewise", "step", "merged"]

@@ -33,14 +33,11 @@ from specgraph_conformance.draft_oracles import block_rows, dense_confidence, de
 from specgraph_conformance.draft_rig import GRAPH_MODES, DraftRig, HostBatch, make_batches, make_config
 from specgraph_conformance.oracles import DenseKeys
 from specgraph_conformance.rig import expect_close, expect_equal, on_host
-from specgraph_conformance.tiny_models import HEADS, VOCAB
+from specgraph_conformance.tiny_models import HEADS, PROGRAMS, STEPPING, VOCAB
 
-PROGRAMS = ("eagle3", "mtp-modules", "dflash", "dspark", "peagle", "draft-model")
-"""One head per draft program: a chain, one module per draft step, a block, a block drawn in order, masked rows, and a
-chain with other positions than the target's."""
 LOWERED = [
     *((kind, "merged") for kind in (*HEADS, "ngram") if kind != "eagle"),
-    *((kind, "step") for kind in ("eagle3", "mtp-modules")),
+    *((kind, "step") for kind in STEPPING),
 ]
 """(kind, lowering). EAGLE is not among them: it has its own case for every lowering."""
 

@@ -17,7 +17,7 @@ from specgraph_conformance.draft_comparison import expect_oracle, float64_head, 
 from specgraph_conformance.draft_rig import DraftRig, HostBatch, make_config, num_blocks
 from specgraph_conformance.rig import expect_equal, on_host
 from specgraph_conformance.state_machines import run_machine
-from specgraph_conformance.tiny_models import VOCAB, Head
+from specgraph_conformance.tiny_models import PROGRAMS, VOCAB, Head
 
 SCHEDULE = {1: 4, 2: 0, 4: 3}
 """K by the number of running requests. It grows, shrinks and becomes 0 as requests come and go. Three are padded to
@@ -135,7 +135,7 @@ class RandomProposes(RuleBasedStateMachine):
             expect_equal(a[1], b[1], f"values of layer {layer}")
 
 
-@pytest.mark.parametrize("kind", ["mtp-modules", "dflash", "dspark", "peagle", "draft-model"])
+@pytest.mark.parametrize("kind", [kind for kind in PROGRAMS if kind != "eagle3"])
 @case(
     "drafting.random-rounds",
     "In random rounds of requests that join, leave, pause and reject drafts as K follows the batch, drafts and KV are "

@@ -21,11 +21,10 @@ from specgraph_conformance.draft_oracles import one_pass_logits
 from specgraph_conformance.draft_rig import make_batches, make_config
 from specgraph_conformance.oracles import gather_request
 from specgraph_conformance.rig import expect_equal, on_host
-from specgraph_conformance.tiny_models import Head
+from specgraph_conformance.tiny_models import KINDS, TREES, Head
 from specgraph_conformance.tree_oracles import DenseTree, PathLogits, block_tree, dense_tree, paths_of
 
 TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
-KINDS = ("eagle", "draft-model", "dflash", "peagle")
 MARGIN = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.2}
 """The distance between scores above which only one tree is right, by the model's dtype."""
 
@@ -44,7 +43,7 @@ def test_search(platform: Platform, kind: str, seed: int) -> None:
     _expect_searched(platform, kind, seed, search)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "peagle"])
+@pytest.mark.parametrize("kind", [kind for kind in TREES if KINDS[kind].is_one_pass])
 @case(
     "drafting.parallel-tree-of-a-search",
     "A drafter that drafts all positions in one pass draws the tree that a float64 search over all paths finds.",
@@ -85,7 +84,7 @@ def _expect_searched(platform: Platform, kind: str, seed: int, search: Callable[
     assert compared > 0, "every tree had scores as good as tied"
 
 
-@pytest.mark.parametrize(("kind", "lowering"), [*((kind, "auto") for kind in KINDS), ("eagle", "step")])
+@pytest.mark.parametrize(("kind", "lowering"), [*((kind, "auto") for kind in TREES), ("eagle", "step")])
 @case(
     "drafting.trees-equal-eager",
     "Trees, carried states and KV of graphs are bit for bit those of eager, as batches shrink and grow.",
@@ -144,7 +143,7 @@ def test_blocks(platform: Platform, seed: int) -> None:
         assert not torch.equal(key[2, : block // 2], old_key[2, : block // 2]), "no node behind the end of a block"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TREES)
 @case(
     "decoding.trees-give-the-targets-tokens",
     "Greedy output with draft trees is the target's own, over many rounds of accepted paths of every length.",

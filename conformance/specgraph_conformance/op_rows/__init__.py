@@ -1,25 +1,9 @@
-"""All rows of the op table. Each module has the rows of one family of ops."""
+"""All rows of the op table. Each module of this folder has the rows of one family of ops, in its `TABLE`."""
 
-from specgraph_conformance.op_rows import (
-    attention,
-    context_parallel,
-    draws,
-    experts,
-    large_vocabularies,
-    linears,
-    next_step,
-    ngram,
-    passes,
-    ragged,
-    rounds,
-    sampling_parameters,
-    trees,
-    verify,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from specgraph_conformance.op_table import Row
 
-FAMILIES = (
-    linears, experts, attention, context_parallel, passes, next_step, rounds, ragged, ngram, draws, verify,
-    sampling_parameters, trees, large_vocabularies,
-)  # fmt: skip
+FAMILIES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 ROWS: list[Row] = [row for family in FAMILIES for row in family.TABLE.rows]
