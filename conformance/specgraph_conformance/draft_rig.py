@@ -37,11 +37,13 @@ class HostBatch:
         return len(self.num_sampled)
 
     def on(self, device: torch.device, dtype: torch.dtype, sampled: bool = False) -> ProposeBatch:
-        """Return the batch as a host engine hands it over. Only if `sampled` is True it has temperatures and seeds."""
+        """Return the batch as a host engine hands it over: tokens behind `num_sampled` are -1. Only if `sampled` is
+        True it has temperatures and seeds."""
         width = max(len(row) for row in self.blocks)
         table = [row + [NULL_BLOCK] * (width - len(row)) for row in self.blocks]
+        behind = torch.arange(self.sampled_token_ids.shape[1]) >= torch.tensor(self.num_sampled)[:, None]
         return ProposeBatch(
-            sampled_token_ids=self.sampled_token_ids.to(device),
+            sampled_token_ids=self.sampled_token_ids.masked_fill(behind, -1).to(device),
             num_sampled=torch.tensor(self.num_sampled, dtype=torch.int32, device=device),
             start_positions=torch.tensor(self.start_positions, device=device),
             aux_hidden=self.aux_hidden.to(device, dtype),

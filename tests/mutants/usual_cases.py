@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,6 +155,18 @@ def live_requests_counted(
         live = sum(count > 0 for count in counts)
         start_positions, num_sampled = buffers.start_positions[:live].tolist(), counts[:live]
     return real(self, batch, buffers, start_positions, num_sampled)
+
+
+@mutant("tokens-behind-the-sampled", "specgraph.draft.chain:forward_first")
+def tokens_of_all_columns(real: Any, head: Any, b: Any, make_attend: Any) -> Any:
+    """Draft step 0 of a chain takes the tokens of all columns, those behind `num_sampled` too."""
+    inputs = b.inputs
+
+    def combine(aux_hidden: Tensor) -> Tensor:
+        b.token_ids.copy_(inputs.sampled_token_ids.flatten())
+        return head.combine(aux_hidden)
+
+    return real(SimpleNamespace(combine=combine, forward=head.forward), b, make_attend)
 
 
 @mutant("round-rows-compacted", "specgraph_run.decoder.rounds:Rounds._compact")

@@ -17,10 +17,10 @@ from specgraph_run.decoder import allocate_sampling
 from torch import Tensor
 
 from specgraph_conformance.case import Absent, case
-from specgraph_conformance.draft_comparison import rig
+from specgraph_conformance.draft_comparison import away_from_the_end, rig
 from specgraph_conformance.draft_rig import make_batches, make_config, random_caches
 from specgraph_conformance.rig import adding, assert_usable, expect_equal, expect_refusal, on_host
-from specgraph_conformance.tiny_models import VOCAB, Head, make_head
+from specgraph_conformance.tiny_models import PROGRAMS, VOCAB, Head, make_head
 
 
 def _drafter(head: Head, caches: list[KVCache], platform: Platform, config: DraftConfig, **options: Any) -> Drafter:
@@ -78,6 +78,34 @@ def test_between(platform: Platform, attention: str, seed: int) -> None:
     for r in (0, 2, 3):
         expect_equal(seen.token_ids[r], expected.token_ids[r], f"drafts of request {r}, with request 1 inert")
         expect_equal(seen.hidden[r], expected.hidden[r], f"carried state of request {r}, with request 1 inert")
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+@case(
+    "drafting.tokens-behind-the-sampled",
+    "Tokens behind num_sampled are not read, and none of an inert request: -1 there gives the drafts and the KV that "
+    "tokens of the vocabulary give.",
+    hazard="tokens-behind-the-sampled",
+    cause="rows, or a request's last token, taken from the batch without num_sampled: an embedding of token -1",
+)
+def test_behind(platform: Platform, kind: str, seed: int) -> None:
+    made = rig(platform, make_config(decode="auto", prefill="eager", capture_sizes=(4,)), "paged", kind)
+    (batch,) = make_batches(made.config, made.head.aux_size, seed, [4])
+    batch = away_from_the_end(made.config, replace(batch, num_sampled=[made.config.query_len, 0, 2, 1]))
+    handed, seen = batch.on(platform.device, made.head.dtype), list[Tensor]()
+    state = [*made.drafter.shared.named_tensors("").values(), *(part for cache in made.caches for part in cache)]
+    before = [tensor.clone() for tensor in state]
+    for tokens in (handed.sampled_token_ids, batch.sampled_token_ids.to(platform.device)):
+        for tensor, values in zip(state, before, strict=True):
+            tensor.copy_(values)
+        drafts = made.drafter.propose(
+            replace(handed, sampled_token_ids=tokens),
+            host_start_positions=batch.start_positions,
+            host_num_sampled=batch.num_sampled,
+        )
+        keys = [part.double().flatten() for cache in made.host_caches() for part in cache]
+        seen.append(torch.cat([on_host(drafts.token_ids)[[0, 2, 3]].double().flatten(), *keys]))
+    expect_equal(seen[0], seen[1], "drafts and KV, with -1 behind the sampled tokens,")
 
 
 @pytest.mark.parametrize("lowering", ["step", "merged"])
