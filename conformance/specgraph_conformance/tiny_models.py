@@ -264,8 +264,8 @@ VARIANTS: dict[str, Callable[[Draw], Head]] = {
     "dspark-gated": partial(_dspark, variant="gated"),
     "dspark-rnn": partial(_dspark, variant="rnn"),
     "draft-model-of-context": partial(_draft_model, gain=6),
-    "target": lambda draw: DraftModelHead(target_of(draw), HIDDEN),
-    "ngram": lambda draw: NgramHead(VOCAB, prompt_lookup_max=3),
+    "target": lambda draw: DraftModelHead(target_of(draw), draw(0).hidden),
+    "ngram": lambda draw: NgramHead(draw(0).vocab, prompt_lookup_max=3),
 }
 """Further heads, for cases of their own.
 
