@@ -178,7 +178,7 @@ class Successors(DFlashHead):
         for _ in range(STEPS - 1):
             drafted.append(self.successor[drafted[-1]])
         known = self.tensors.embed_tokens[torch.stack([drafted[0], *drafted], 1).flatten()]
-        return known + 1.5 * disturbed
+        return known + disturbed
 
     projection = None  # pyright: ignore  (its logits are no product of the hidden state)
 
