@@ -9,6 +9,7 @@ from typing import Protocol
 from specgraph.attention import AttentionLayer
 from specgraph.draft.protocol import ModelHead
 from specgraph_models.checkpoints.config_source import ConfigSource, holder_of
+from specgraph_models.checkpoints.cut import CutHead
 from specgraph_models.checkpoints.drafter import DrafterFolder
 from specgraph_models.checkpoints.folder import CheckpointFolder
 
@@ -30,7 +31,7 @@ class DrafterFormat:
         return f"{self.algorithm}, {self.layout} layout ({self.evidence})"
 
 
-class LoadedHead(ModelHead, Protocol):
+class LoadedHead(ModelHead, CutHead, Protocol):
     """A head that was read from a folder. Its positions can still be fewer than the checkpoint's."""
 
     def attention_shapes(self) -> Sequence[AttentionLayer]:
