@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "capture": {"buffers", "config", "dispatch_mode", "device", "attention", "ops", "parallel", "validation", "errors"},
     "draft": {"buffers", "config", "capture", "device", "attention", "ops", "parallel", "validation", "errors"},
     "models": {"draft", "attention", "capture", "device", "kernels", "ops", "parallel", "validation", "errors"},
-    "checkpoints": {"draft", "device", "models", "parallel", "validation", "errors"},
+    "checkpoints": {"draft", "attention", "device", "models", "parallel", "validation", "errors"},
     "plugin": {
         "buffers", "draft", "capture", "device", "attention", "kernels", "ops", "models", "parallel", "validation",
         "errors",
