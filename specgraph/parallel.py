@@ -1,8 +1,7 @@
 """A rank's place among the ranks of a run, and the groups of ranks that captured collectives find by name.
 
-Collectives on the device are ops (`specgraph.ops.collectives`). A captured op takes plain values, so it has the name of
-its group, and each replay finds the group here. `specgraph_models.parallel` makes such groups; a host engine may
-register its own.
+A captured collective (`specgraph.ops.collectives`) takes plain values, so it has its group's name, and each replay
+finds the group here. `specgraph_models.parallel` makes such groups; a host engine may register its own.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ class RankPlace(Protocol):
     @property
     def size(self) -> int: ...
     @property
-    def group(self) -> str:
-        """The name of the group of these ranks (`ranks_named`): a captured op takes plain values."""
-        ...
+    def group(self) -> str: ...  # the name of the group of these ranks
 
 
 def check_place(what: str, rank: int, size: int) -> None:
@@ -67,21 +64,12 @@ class RankGroup(Protocol):
     def name(self) -> str: ...
 
     def gather_small(self, what: str, x: Tensor) -> Tensor | None:
-        """Compare a collective over the hosts before it runs, if this group does that. It may gather a small x with it.
-
-        Args:
-            what: the collective, its dtype and shape: the same text on every rank.
-            x: the tensor that the collective takes.
-
-        Returns:
-            x of every rank, [ranks, *x.shape]. None if `run` still has to run the collective.
-        """
+        """Compare `what` (collective, dtype, shape) over the hosts before the collective runs, if this group does that.
+        Return every rank's x, [ranks, *x.shape], or None if `run` still has to run the collective."""
         ...
 
     def run(self, what: str, function: str, *tensors: Tensor) -> None:
-        """Run torch.distributed's `function` on device tensors, among these ranks. Raises RankError, with `what` in its
-        text, if it fails.
-        """
+        """Run torch.distributed's `function` on device tensors. Raises RankError, with `what` in it, if that fails."""
         ...
 
 

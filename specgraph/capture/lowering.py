@@ -17,8 +17,7 @@ from specgraph.device import LOWERINGS, Capabilities, LoweringName
 from specgraph.errors import UnsupportedError
 
 Collectives = Literal["none", "in_attention", "anywhere"]
-"""The parts of a model's passes that exchange with other ranks. With "in_attention" a piecewise pass captures none of
-its collectives."""
+"""The parts of a model's passes that have collectives. With "in_attention" a piecewise pass captures none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,7 @@ class Resolution:
 
 
 def refusal(
-    lowering: LoweringName,
-    capabilities: Capabilities,
-    host_parameters: tuple[str, ...],
-    collectives: Collectives = "none",
+    lowering: LoweringName, capabilities: Capabilities, host_parameters: tuple[str, ...], collectives: Collectives
 ) -> str | None:
     """Return why a platform can't run a lowering with an attention backend and a model. None if it can."""
     if lowering == "eager":
@@ -89,11 +85,8 @@ def refusal(
             f"tasks: {capabilities.task_update.reason}"
         )
     captured = collectives == "anywhere" or (collectives == "in_attention" and lowering != "piecewise")
-    if captured and not capabilities.collectives_in_graph:
-        return (
-            "ranks run the model together, and the platform can't capture their collectives: "
-            f"{capabilities.collectives_in_graph.reason}"
-        )
+    if captured and not (support := capabilities.collectives_in_graph):
+        return f"ranks run the model together, and the platform can't capture collectives: {support.reason}"
     return None
 
 

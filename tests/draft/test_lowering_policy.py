@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from draft.on_platform import make_drafter
 from draft.pairs import make_head, make_target
+from specgraph_models.errors import CheckpointError
 from specgraph_models.parallel import WHOLE, ExpertParallel, TensorParallel
 from specgraph_run.options import GeneratorOptions
 from specgraph_run.text.load import load_models
@@ -18,7 +19,7 @@ from specgraph.capture import resolve
 from specgraph.capture.model_runner import collectives_of
 from specgraph.cpu.platform import CAPABILITIES, CpuPlatform
 from specgraph.device import no, quirk
-from specgraph.errors import CheckpointError, UnsupportedError
+from specgraph.errors import UnsupportedError
 from specgraph.parallel import ContextParallel
 
 
