@@ -6,9 +6,9 @@ Each case is a row of `policy.md`.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -47,15 +47,8 @@ class MusaGraph(Graph):
 
     def _begin(self, handle: Any) -> None:
         self._raw = None
-        musa, budget = self.platform.musa, self.platform.policy.max_live_graphs
-        instances = musa.MUSAGraph.get_latest_instance
-        if len(instances()) >= budget:
-            gc.collect()  # graphs that only a reference cycle keeps alive
-        if (live := len(instances())) >= budget:
-            raise CaptureError(
-                f"this process holds {live} MUSA graphs, and the budget is {budget} (the runtime fails near 2048): "
-                "name fewer capture sizes, use decode='step' instead of 'piecewise', or close drafters that are done"
-            )
+        musa = self.platform.musa
+        check_budget(musa, self.platform.policy.max_live_graphs)
         musa.synchronize(self.platform.index)
         musa.empty_cache()
         self._raw = musa.MUSAGraph()
@@ -84,6 +77,40 @@ class MusaGraph(Graph):
             release_share(self.platform.index, self.pool_handle)
 
 
+def check_budget(musa: Any, budget: int) -> None:
+    """Raise CaptureError if this process holds `budget` executable graphs, other libraries' included.
+
+    There is no budget while torchada rotates executables: beyond a number of its own it drops the oldest one, and makes
+    it again at its next replay.
+    """
+    if is_rotating() or len(instances := musa.MUSAGraph.get_latest_instance()) < budget:
+        return
+    del instances
+    gc.collect()  # graphs that only a reference cycle keeps alive
+    if (live := sum(map(holds_capture, musa.MUSAGraph.get_latest_instance()))) >= budget:
+        raise CaptureError(
+            f"this process holds {live} MUSA graphs, and the budget is {budget} (the runtime fails near 2048): "
+            "name fewer capture sizes, use decode='step' instead of 'piecewise', or close drafters that are done"
+        )
+
+
+def is_rotating() -> bool:
+    """Return whether torchada keeps the number of executable graphs of this process below the runtime's limit."""
+    rotation = sys.modules.get("torchada._graph_rotation")
+    stats = None if rotation is None else rotation.stats()  # None also if rotation is switched off
+    return stats is not None and not stats["aux_failed"]
+
+
+def holds_capture(raw: Any) -> bool:
+    """Return whether a MUSAGraph has accepted a capture: only then it names its pool, and newer releases' reset() gives
+    the pool's share back."""
+    try:
+        raw.pool()
+    except RuntimeError:
+        return False
+    return True
+
+
 def begin(raw: Any, handle: Any) -> bool:
     """Begin a capture on the current stream. Return whether it needed inference mode."""
     try:
@@ -99,13 +126,17 @@ def begin(raw: Any, handle: Any) -> bool:
 
 
 def drop(raw: Any, handle: Any, platform: MusaPlatform, *, began: bool) -> None:
-    """Release a MUSAGraph whose capture failed, and its share of the pool `handle`."""
+    """Release a MUSAGraph whose capture failed, and its share of the pool `handle`.
+
+    The allocator's recording ends after the capture has: with the allocator's option graph_capture_record_stream_reuse
+    the call raises while a stream is being captured, as it does if nothing is recorded.
+    """
     # If the allocator still records, capture_begin() took a share that reset() does not know of.
-    recording = end_recording(platform.index, handle)
+    has_share = end_recording(platform.index, handle) or began
+    if platform.release == "by_reset" and holds_capture(raw):
+        has_share = False
     raw.reset()
-    if recording:  # some allocators still point to the graph: never destroy it
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(raw))
-    if (recording and platform.release == "by_reset") or ((recording or began) and platform.release == "by_own_call"):
+    if has_share and platform.release != "never":
         release_share(platform.index, handle)
 
 

@@ -25,9 +25,10 @@ CALLS = calls_of(
     """
     Event(enable_timing=) Event.elapsed_time(self,event) Event.query(self) Event.record(self,stream)
     Event.synchronize(self) Event.wait(self,stream) MUSAGraph() MUSAGraph.capture_begin(self,pool,capture_error_mode=)
-    MUSAGraph.capture_end(self) MUSAGraph.get_latest_instance() MUSAGraph.replay(self) MUSAGraph.reset(self)
-    Stream(device) Stream.device_index Stream.device_type Stream.query(self) Stream.record_event(self,event)
-    Stream.stream_id Stream.synchronize(self) Stream.wait_event(self,event) Stream.wait_stream(self,stream)
+    MUSAGraph.capture_end(self) MUSAGraph.get_latest_instance() MUSAGraph.pool(self) MUSAGraph.replay(self)
+    MUSAGraph.reset(self) Stream(device) Stream.device_index Stream.device_type Stream.query(self)
+    Stream.record_event(self,event) Stream.stream_id Stream.synchronize(self) Stream.wait_event(self,event)
+    Stream.wait_stream(self,stream)
     current_stream(device) device(device) device_count() empty_cache() get_device_properties(device)
     get_rng_state(device) graph_pool_handle() is_available() is_current_stream_capturing() mem_get_info(device)
     memory_allocated(device) memory_reserved(device) set_rng_state(state,device) stream(stream) synchronize(device)

@@ -14,7 +14,7 @@ from specgraph.device import Capabilities, Support, no, quirk, trial, yes
 from specgraph.device.trial_process import Findings, answer
 from specgraph.errors import first_line
 
-from specgraph_musa.graph import release_share
+from specgraph_musa.graph import is_rotating, release_share
 from specgraph_musa.policy import RULES, Policy
 from specgraph_musa.triton_ops import agree_with_reference
 
@@ -76,7 +76,7 @@ def capabilities(found: Findings, policy: Policy) -> Capabilities:
     return Capabilities(
         graphs=claim("graphs"),
         shared_pool=claim("shared_pool", "capture the largest graph first"),
-        external_events=no("not claimed: torch.musa.Event(external=True) exists since 2.9.1 and was never tried"),
+        external_events=no("not claimed: torch.musa.Event(external=True) of newer releases was never tried"),
         task_update=no("torch.musa.MUSAGraph updates no captured task; attention here reads lengths from the device"),
         merged_loop=merged,
         collectives_in_graph=claim("graphs") and policy.collectives_in_graph,
@@ -86,7 +86,7 @@ def capabilities(found: Findings, policy: Policy) -> Capabilities:
         float8=trial.support(found["float8"]),
         order_detection=no("the runtime reports nothing; run on the cpu platform for that"),
         notes={"triton": no(f"{found['triton']}. The plain torch ops run, slower") if found["triton"] else yes()},
-        max_live_graphs=policy.max_live_graphs,
+        max_live_graphs=None if is_rotating() else policy.max_live_graphs,
         update_order="before_replay",
         default_lowering="merged" if merged else "step",
         rules=RULES,

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 # Read when torch_musa is imported, so set before any test module is.
 os.environ.setdefault("SPECGRAPH_MUSA_SIMULATOR", "cpu")
 os.environ.pop("SPECGRAPH_MUSA_MERGED", None)
-os.environ["SPECGRAPH_MUSA_TRIALS"] = "skip"  # in this process, where each test sets the defects
+os.environ["SPECGRAPH_MUSA_TRIALS"] = "skip"  # in this process, where each test sets up the machine
+if os.environ.get("SPECGRAPH_MUSA_TORCHADA"):
+    import torchada  # noqa: F401  # pyright: ignore[reportMissingImports]
+
+    import torch_musa  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
 def clean_simulator() -> Iterator[None]:
-    """The defects of 2.7.1 before each test, and no corruption after it."""
+    """A healthy machine before each test, and no corruption after it."""
     from torch_musa import simulated
 
     simulated.restore()

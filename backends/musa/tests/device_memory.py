@@ -1,8 +1,10 @@
-"""Memory and graph objects that are in use, without what libraries never free."""
+"""Memory and executable graphs that are in use, without what libraries never free."""
 
 from __future__ import annotations
 
 import gc
+
+from specgraph_musa.graph import holds_capture
 
 
 def reserved(platform) -> int:
@@ -14,5 +16,5 @@ def reserved(platform) -> int:
 
 
 def live(platform) -> int:
-    """Number of MUSAGraph objects in the process."""
-    return len(platform.musa.MUSAGraph.get_latest_instance())
+    """Number of executable graphs in the process."""
+    return sum(map(holds_capture, platform.musa.MUSAGraph.get_latest_instance()))

@@ -136,7 +136,7 @@ def test_what_is_missing_is_named_all_of_it():
         def capture_begin(self, pool):
             pass
 
-        capture_end = replay = reset = lambda self: None
+        capture_end = pool = replay = reset = lambda self: None
 
     missing = missing_names(Other(empty_cache=None, MUSAGraph=Graph, synchronize=lambda: None), CALLS)
     assert missing == [

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from specgraph_musa.backend import specgraph_backend
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import MERGED_VARIABLE, RULES, TABLE, Policy, policy_from
-from torch_musa import simulated
+from specgraph_musa.trials import TRIALS
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,13 @@ def test_captured_collectives_are_refused_unless_forced():
     assert resolve("merged", forced.capabilities, (), collectives="anywhere").lowering == "merged"
 
 
-def test_a_policy_allows_nothing_that_a_probe_refused():
-    simulated.defects.loop_stops_short = True
-    platform = MusaPlatform(0, Policy(merged="forced"))
+def test_a_policy_allows_nothing_that_a_trial_refused(musa):
+    found = {
+        **dict.fromkeys(TRIALS, ""),
+        "release": "by_own_call",
+        "merged_loop": "a trial on this device failed: step 3",
+    }
+    platform = MusaPlatform(0, Policy(merged="forced"), found=found)
     assert "a trial on this device failed" in platform.capabilities.merged_loop.reason
     assert platform.capabilities.default_lowering == "step"
 
@@ -90,8 +94,3 @@ def test_what_holds_a_rule_is_there():
             module = {"Policy": "policy", "MusaGraph": "graph"}.get(place, place)
             owner = import_module(f"specgraph_musa.{module}")
             assert hasattr(getattr(owner, place, owner), name), rule.held_by
-
-
-def test_every_capability_says_why_it_is_absent_or_limited(musa):
-    for name, support in musa.capabilities.supports().items():
-        assert support.level == "yes" or support.reason, name

@@ -38,19 +38,6 @@ def test_memory_comes_back_on_close(musa):
     assert reserved(musa) == before
 
 
-def test_memory_comes_back_where_reset_does_its_duty():
-    simulated.as_2_11()
-    platform = MusaPlatform(0, Policy())
-    before = reserved(platform)
-    for _ in range(3):
-        pool = platform.graph_pool()
-        graphs = [capture_in(platform, pool) for _ in range(3)]
-        for graph in graphs:
-            graph.close()
-        pool.close()
-    assert reserved(platform) == before
-
-
 def test_a_shared_pool_lives_until_its_last_graph(musa):
     x = torch.ones(16, device=musa.device)
     before = reserved(musa)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from draft.on_platform import batches_for, decoded, make_drafter, propose
-from specgraph.capture import BatchDescriptor
 
 LOWERINGS = ["eager", "piecewise", "step", "merged"]
 
@@ -31,15 +30,6 @@ def test_drafts_are_what_cpu_drafts(musa, forced, cpu, kind, lowering, k):
     drafter.close()
 
 
-@pytest.mark.parametrize("lowering", ["step", "merged"])
-@pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "peagle", "draft-model"])
-def test_so_for_the_other_kinds(forced, cpu, kind, lowering):
-    expected = make_drafter(cpu, "eager", 3, kind)
-    drafter = make_drafter(forced, lowering, 3, kind)
-    compare(drafter, expected, batches_for(expected, seed=3), 8)
-    drafter.close()
-
-
 def captured_rows(platform, k):
     """Numbers of rows of a DFlash drafter's graphs, ascending, and the number that one request is padded to."""
     drafter = make_drafter(platform, "auto", k, "dflash", max_num_requests=8, capture_sizes=None)
@@ -56,19 +46,6 @@ def test_parallel_rows_are_multiples_of_1_plus_k_from_the_smallest_on(musa, k):
     rows, smallest = captured_rows(musa, k)
     assert rows == [(1 + k) * n for n in (1, 2, 4, 8)]  # K = 8: 9, 18, 36, 72
     assert smallest == 1 + k
-
-
-def test_block_misaligned_sizes_put_back_are_seen(musa, monkeypatch):
-    """Rows rounded up to multiples of 8, and only large sizes kept: the test above fails on both."""
-    with monkeypatch.context() as patch:
-        rounded = property(lambda self: -(-self.num_requests * self.query_len // 8) * 8)
-        patch.setattr(BatchDescriptor, "num_tokens", rounded)
-        rows, smallest = captured_rows(musa, 8)
-    assert rows != [9, 18, 36, 72]
-    assert smallest % 9
-    with monkeypatch.context() as patch:
-        patch.setattr("specgraph.config.capture_sizes", lambda most, asked=None: (most,))
-        assert captured_rows(musa, 8) == ([72], 72)
 
 
 WAYS = {

@@ -1,4 +1,7 @@
-"""The calls of torch_musa's binary module that act on the allocator's pools. torch_musa's own Python code uses them."""
+"""The calls of torch_musa's binary module that act on the allocator's pools (2.7.1: csrc/core/Module.cpp:1278, 1284).
+
+torch_musa's compiler integration uses both; at e205050 (2.11.0.post2) the first by its newer name.
+"""
 
 from torch_musa import runtime, simulated
 
@@ -8,7 +11,6 @@ def _musa_releasePool(device, mempool_id):
 
 
 def __getattr__(name):
-    """Return the call that ends the recording to a pool. Its name in 2.7.1 is not its name in 2.11."""
     if name == f"_musa_endAllocate{'CurrentStream' if simulated.machine.release == '2.7.1' else ''}ToPool":
         return lambda device, mempool_id: runtime.end_allocate(mempool_id)
     raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""Devices: `torch_musa.device`, counts and properties."""
+"""Devices, the allocator's counts, and the default generator's state (e205050: core/device.py, core/memory.py)."""
 
 from functools import lru_cache
 from types import SimpleNamespace
@@ -6,20 +6,19 @@ from types import SimpleNamespace
 import torch
 
 from torch_musa import runtime, simulated
+from torch_musa.runtime import empty_cache as empty_cache
 
-__all__ = ["device", "device_count", "get_device_properties", "is_available", "synchronize"]
+__all__ = [
+    "device", "device_count", "empty_cache", "get_device_properties", "get_rng_state", "is_available", "mem_get_info",
+    "memory_allocated", "memory_reserved", "set_rng_state", "synchronize",
+]  # fmt: skip
 
 
 def index_of(device):
     """Return the index of a device given as an int, a torch.device or a string. None is the current device."""
     if isinstance(device, int):
         return device
-    if isinstance(device, str):
-        index = device.partition(":")[2]
-        return int(index) if index else 0
-    if isinstance(device, torch.device) and device.index is not None:
-        return device.index
-    return 0
+    return (None if device is None else torch.device(device).index) or 0
 
 
 class device:
@@ -39,6 +38,7 @@ def is_available():
 
 @lru_cache(maxsize=1)
 def device_count():
+    """The first answer is kept (e205050: core/device.py)."""
     return simulated.machine.device_count
 
 
@@ -55,3 +55,24 @@ def get_device_properties(device):
         name="simulated MUSA device over recorded graphs on the CPU", major=3, minor=1, is_multi_gpu_board=0,
         is_integrated=0, multi_processor_count=1, total_memory=runtime.platform.memory().total,
     )  # fmt: skip
+
+
+def memory_allocated(device=None):
+    return runtime.platform.memory().allocated
+
+
+def memory_reserved(device=None):
+    return runtime.platform.memory().reserved
+
+
+def mem_get_info(device=None):
+    memory = runtime.platform.memory()
+    return memory.total - memory.reserved, memory.total
+
+
+def get_rng_state(device="musa"):
+    return torch.get_rng_state()
+
+
+def set_rng_state(new_state, device="musa"):
+    torch.set_rng_state(new_state)

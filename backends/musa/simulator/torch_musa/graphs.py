@@ -1,33 +1,26 @@
-"""MUSAGraph, with the limits and defects of 2.7.1."""
+"""MUSAGraph, after csrc/aten/musa/MUSAGraph.cpp of 2.7.1 (tag v2.7.1, 0bc05bf) and of a newer release.
+
+The newer file has no commit in public; it has the functions of torch 2.11. Only what the two do otherwise depends on
+`simulated.machine.release`. What 2.11 adds (keep_graph, instantiate, raw handles) is not here: specgraph calls none.
+"""
 
 import weakref
-from collections import Counter
-from dataclasses import dataclass, field
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_musa import runtime, simulated
 from torch_musa.handles import current_stream, default_stream
+from torch_musa.runtime import error, errors, new_pool_handle
 
 __all__ = ["MUSAGraph", "graph_pool_handle", "is_current_stream_capturing"]
 
 
-@dataclass
-class Captures:
-    """The runtime's state: the running capture, and the number of instantiated graphs."""
-
-    current: "MUSAGraph | None" = None
-    instantiated: int = 0
-    in_pool: Counter = field(default_factory=Counter)
-    """Pool -> number of live graphs."""
-
-
 class Generator:
-    """The default generator's state for graphs, after MUSAGeneratorImpl.cpp.
+    """The default generator's state for graphs (2.7.1: csrc/aten/musa/MUSAGeneratorImpl.cpp:137-155, 201-206, 221-230).
 
     The first registered graph creates two tensors, and each capture and replay fills them in place. A flag says whether
-    a capture is running.
+    a capture is running; it is set before the fill, which may fail.
     """
 
     def __init__(self):
@@ -44,11 +37,12 @@ class Generator:
         with _disable_current_modes():  # it is the runtime's memory, which two replays may write at the same time
             self.tensors.fill_(0)
         if self.is_capturing:
-            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly. (simulated)")
+            raise error("Offset increment outside graph capture encountered unexpectedly.")
 
 
-captures = Captures()
 generator = Generator()
+executables = weakref.WeakSet()
+"""The graphs that hold an executable, which is what the runtime counts."""
 _instances = weakref.WeakSet()
 
 
@@ -57,88 +51,92 @@ def is_current_stream_capturing():
 
 
 def graph_pool_handle():
-    return runtime.new_pool_handle()
+    return new_pool_handle()
 
 
 class MUSAGraph:
     def __new__(cls):
+        """All instances are known (2.7.1: musa_graph/graphs.py:51-57)."""
         instance = super().__new__(cls)
         _instances.add(instance)
         return instance
 
     def __init__(self):
-        self._capture = None
-        self._has_exec = False
-        self._replays = 0
-        self._rng = None
-        self.collectives = set()
+        self._graph = self._context = None
+        self._is_accepted = False
 
     def capture_begin(self, pool=None, capture_error_mode="global"):
+        """The order of steps is that of 2.7.1:86-172 (new: 65-138), the modes those of csrc/core/Graph.cpp:26-37."""
         if capture_error_mode not in ("global", "thread_local", "relaxed"):
-            raise RuntimeError(f"MUSA error (simulated): unknown capture error mode {capture_error_mode}")
-        if self._has_exec:
-            raise RuntimeError("MUSA error (simulated): this MUSAGraph holds a captured graph already")
+            raise error(f"unknown capture error mode {capture_error_mode}")
+        if self in executables:
+            raise error("this MUSAGraph instance already owns a captured graph")
         generator.capture_prologue(self)
         if current_stream() == default_stream():
-            raise RuntimeError("MUSA error (simulated): the default stream can't be captured")
-        self._stream = current_stream()
-        self._rng = torch.get_rng_state() if simulated.defects.random_baked else None
-        self._capture = runtime.Capture()
-        self.collectives.clear()
-        self._capture.begin(pool)
-        captures.current = self
+            raise error("MUSA graphs must be captured on a non-default stream")
+        self._stream, self._handle = current_stream(), pool or new_pool_handle()
+        runtime.begin_allocate(self._handle)
+        self._graph = runtime.platform.graph(runtime.pools[self._handle].memory)
+        runtime.platform.capture_stream = runtime.platform.current_stream()
+        self._context = self._graph.capture()
+        with errors():
+            self._context.__enter__()
+        runtime.capturing = self
 
     def capture_end(self):
-        captures.current = None
-        if self._capture is None or current_stream() != self._stream:
-            raise RuntimeError("MUSA error (simulated): a capture ends on the stream it began on")
-        self._capture.end()
-        limit = simulated.defects.max_live_graphs
-        if limit is not None and captures.instantiated >= limit:
-            self._capture.destroy()
-            raise RuntimeError("MUSA error (simulated): out of resources at graph instantiation")
-        captures.instantiated += 1
-        generator.is_capturing = False
-        self._has_exec = True
-        self._replays = 0
-        self._is_further = captures.in_pool[self.pool()] > 0
-        captures.in_pool[self.pool()] += 1
+        """A capture that failed leaves the allocator's recording. 2.7.1 (:174-215) ends the generator's capture after
+        the instantiation, the newer file before it; only then the graph is accepted."""
+        runtime.capturing = None
+        if self._context is None or current_stream() != self._stream:
+            raise error("capture must end on the same stream it began on")
+        context, self._context = self._context, None
+        with errors():
+            context.__exit__(None, None, None)
+        runtime.end_allocate(self._handle)
+        if simulated.machine.captures_nothing:
+            raise error("Invalid capture.")
+        if simulated.machine.release == "2.7.1":
+            self._instantiate()
+        generator.is_capturing, self._is_accepted = False, True
+        if simulated.machine.release != "2.7.1":
+            self._instantiate()
+
+    def _instantiate(self):
+        """Over the runtime's limit the call fails as an illegal memory access (torchada 0.1.103)."""
+        limit = simulated.machine.max_live_graphs
+        if limit is not None and len(executables) >= limit:
+            raise error("an illegal memory access was encountered")
+        executables.add(self)
 
     def replay(self):
-        if not self._has_exec:
-            raise RuntimeError("MUSA error (simulated): replay before a successful capture")
+        """Fill the generator's tensors, and launch on the current stream (2.7.1:228-244, new: 219-238)."""
+        if self not in executables:
+            raise error("called MUSAGraph::replay without a preceding successful capture")
         generator.replay_prologue()
-        self._replays += 1
-        defects = simulated.defects
-        if defects.replays_once and self._replays > 1:
-            return
-        if defects.pool_overlaps and self._is_further:
-            return
-        if defects.loop_stops_short and self._capture.num_nodes >= 64:
-            return
-        if defects.random_baked and self._rng is not None:
-            torch.set_rng_state(self._rng)
-        self._capture.replay()
+        with errors():
+            self._graph.replay()
 
     def reset(self):
-        if not self._has_exec:
-            return
-        self._has_exec = False
-        captures.instantiated -= 1
-        captures.in_pool[self._capture.handle] -= 1
-        self._capture.destroy()
+        """2.7.1 never gives the pool's share back (:287-290); the newer file does if the graph accepted a capture."""
+        if self._is_accepted and simulated.machine.release != "2.7.1":
+            runtime.release_pool(self._handle)
+        self._is_accepted = False
+        executables.discard(self)
+        if self._graph is not None:
+            self._graph.close()
+            self._graph = None
 
     def pool(self):
-        if not self._has_exec:
-            raise RuntimeError("MUSA error (simulated): pool() before a successful capture")
-        return self._capture.handle
+        """The pool is known after a capture was accepted (2.7.1:305-310: after its instantiation)."""
+        if not self._is_accepted:
+            raise error("called MUSAGraph::pool() without a preceding successful capture")
+        return self._handle
 
     @classmethod
     def get_latest_instance(cls):
         return list(_instances)
 
     def __del__(self):
-        if getattr(self, "_has_exec", False):
+        """The destructor resets (2.7.1 and newer)."""
+        if hasattr(self, "_is_accepted"):
             self.reset()
-        elif getattr(getattr(self, "_capture", None), "is_pointed_to", False):
-            simulated.corrupt("a graph is destroyed to which the host allocator still has a pointer")
