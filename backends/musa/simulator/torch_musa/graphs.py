@@ -31,11 +31,14 @@ class Generator:
             self.tensors = torch.empty(2, dtype=torch.int64)
         self.graphs.add(graph)
         self.is_capturing = True
-        self.tensors.fill_(0)
+        self._fill()
+
+    def _fill(self):
+        with _disable_current_modes():  # it is the runtime's memory, which two streams may write at the same time
+            self.tensors.fill_(0)
 
     def replay_prologue(self):
-        with _disable_current_modes():  # it is the runtime's memory, which two replays may write at the same time
-            self.tensors.fill_(0)
+        self._fill()
         if self.is_capturing:
             raise error("Offset increment outside graph capture encountered unexpectedly.")
 
