@@ -6,6 +6,7 @@ import pytest
 import torch
 from specgraph import ops
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
+from specgraph_run.decoder.ops import move_kv
 
 from specgraph_musa.packed_rows import packed, with_packed_rows
 
@@ -52,7 +53,7 @@ def test_kv_caches_keep_the_strides_of_the_host_engine():
     cache, seen = ops.KVCache(*side_by_side.split(16, dim=3)), []
     for op, given in (
         (ops.rotate_and_store, (torch.zeros(3, 2, 16), None, cache)),
-        (ops.move_kv, (*cache, None, None)),
+        (move_kv, (*cache, None, None)),
     ):
         with_packed_rows(op, lambda *args: seen.append(args))(*given)
     assert seen[0][2] is cache
