@@ -31,8 +31,7 @@ def capture_sizes(max_num_requests: int, asked: Sequence[int] | None = None) -> 
 
     A size counts requests, not rows. Draft step 0 (K + 1 rows per request) and the later ones (1 row per request)
     therefore share one list, and no size can be misaligned to K + 1. The default is 1, 2, 4, then multiples of 8 up to
-    64, then multiples of 16, and always `max_num_requests` itself. The sizes in `asked` are captured exactly, or
-    refused.
+    64, then multiples of 16, and always `max_num_requests` itself.
 
     Raises:
         ConfigError: `asked` is empty, or has a size outside 1..max_num_requests or the same size twice.

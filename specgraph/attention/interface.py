@@ -118,10 +118,11 @@ class AttentionBackend(Protocol):
 
     An attention op gets sequence lengths in one of two ways:
 
-    - *Device lengths*: it reads them from the tensors of `AttentionMetadata`. Replays need no rewriting.
+    - *Device lengths*: it reads them from the tensors of `AttentionMetadata`, which are written in place, also from
+      inside the graph. Replays need no rewriting.
     - *Host parameters*: they are Python integers that are baked into the captured task. `host_parameters` names them
-      ("seq_lens", "query_lens"), and `ForwardContext.lengths` always has them. The platform must have `task_update` to
-      capture the op.
+      ("seq_lens", "query_lens"), and `ForwardContext.lengths` always has them. An `UpdatePlan` rewrites them between
+      replays, so the platform must have `task_update` to capture the op.
     """
 
     @property

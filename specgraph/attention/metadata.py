@@ -1,9 +1,4 @@
-"""Attention metadata: lengths, slots, positions and block tables of the rows of one pass.
-
-A captured op gets sequence lengths in one of two ways. *Device lengths* are tensors at fixed addresses, which are
-written in place, also from inside the graph. *Host lengths* are the integers in `HostLengths`: they are baked into the
-task at capture, and rewritten between replays through an `UpdatePlan`.
-"""
+"""Attention metadata: lengths, slots, positions and block tables of the rows of one pass."""
 
 from __future__ import annotations
 

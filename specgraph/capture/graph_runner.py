@@ -92,7 +92,6 @@ class Captured:
 
     pieces: tuple[Graph | EagerPiece, ...]
     num_graphs: int
-    """The number of graphs among the pieces."""
     updates: UpdatePlan
     inputs: Fingerprint
 

@@ -31,7 +31,7 @@ from specgraph.device.source import NONSENSE, explained, users_code
 from specgraph.errors import CaptureError, ConfigError
 from specgraph.ops.tensor_forms import check_named
 from specgraph.parallel import RankPlace
-from specgraph.validation import OneCall, checked, shown
+from specgraph.validation import OneCall, checked, one_call, shown
 
 LengthsAt = Callable[[int], HostLengths]
 """Returns the host lengths of one step. It is called when they are needed, because it may wait for the device."""
@@ -150,6 +150,8 @@ class ModelRunner(OneCall):
     def _check(self) -> None:
         """Check the model with a small pass. `capture` calls it before anything is compiled or captured."""
 
+    @one_call
+    @checked
     def capture(self, progress: Progress | None = None) -> None:
         """Check the model, compile its kernels, and capture every batch of every program that runs from graphs.
 
@@ -159,6 +161,7 @@ class ModelRunner(OneCall):
             progress: called after each kernel and each capture.
 
         Raises:
+            ConfigError: the check found a fault of the model or the attention.
             CaptureError: a capture failed. The runner does not fall back by itself. With fallback 'eager' the caller
                 may make another runner with the lowering 'eager'.
         """

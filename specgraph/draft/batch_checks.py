@@ -117,11 +117,8 @@ def refuse_values(error: IndexError | RuntimeError, debug: bool) -> None:
 
 
 def check_values(batch: ProposeBatch, config: DraftConfig, num_blocks: int, vocab_size: int | None) -> None:
-    """Check the values of a batch. Raises ConfigError, with the tensor, the request and the value, if a value is
-    impossible.
-
-    Inert requests (num_sampled 0) are not looked at. `vocab_size`: see `vocabulary_size`.
-    """
+    """Check the values of the live requests of a batch. Raises ConfigError, with the tensor, the request and the value,
+    if a value is impossible. vocab_size: see `vocabulary_size`."""
     for what, wrong, allowed in _rules(batch, config, num_blocks, vocab_size):
         bad = wrong.flatten(1).any(1).nonzero().flatten() if wrong.dim() > 1 else wrong.nonzero().flatten()
         if len(bad):

@@ -14,7 +14,7 @@ from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.attention.caches import num_blocks
 from specgraph.capture import Dispatch, LengthsAt, ModelRunner, PrefillBuffers, Program
 from specgraph.config import DraftConfig
-from specgraph.device import Platform, Progress
+from specgraph.device import Platform
 from specgraph.draft.batch import DraftTokens, ProposeBatch, allocate_shared
 from specgraph.draft.batch_checks import check_options, check_types, check_values, refuse_values, vocabulary_size
 from specgraph.draft.bound import BoundTensors
@@ -94,6 +94,8 @@ class Drafter(ModelRunner):
         self.draft_programs = head.kind.programs(head, self.stack, config, self.shared)
         """The programs of chains (False) and of trees (True): one of them, or both."""
         self.program = next(iter(self.draft_programs.values()))
+        self.position_offset = self.program.position_offset
+        """See `Kind.position_offset`."""
         self.buffers = self.program.buffers
         self._num_blocks, self._checks_values = num_blocks(caches), config.debug
         self._history = KVHistory(config, self._num_blocks, self.position_offset) if config.debug and caches else None
@@ -139,26 +141,12 @@ class Drafter(ModelRunner):
             program.bound[made.number] = made
         return made
 
-    @one_call
-    @checked
-    def capture(self, progress: Progress | None = None) -> None:
-        """Check the shapes that the head returns in one small pass, then capture; see `ModelRunner.capture`.
-
-        Raises:
-            ConfigError: a method of the head fails, or returns another shape than its protocol demands.
-            CaptureError: a capture failed.
-        """
-        super().capture(progress)
-
     def _check(self) -> None:
+        """Check the shapes that the head returns in one small pass. Raises ConfigError if a method fails, or returns
+        another shape than its protocol demands."""
         check_named(f"attention '{self.attention.name}'.named_tensors()", self.attention.named_tensors())
         check_passes(self.head, self.config.query_len, self.platform.device)
         tell_unrotated(self.head, self.attention)
-
-    @property
-    def position_offset(self) -> int:
-        """See `DraftProgram.position_offset`."""
-        return self.program.position_offset
 
     @property
     def prefill_buffers(self) -> PrefillBuffers:
@@ -172,11 +160,10 @@ class Drafter(ModelRunner):
 
     @property
     def rows_without_block(self) -> int:
-        """The number of rows without a KV block, over all proposes so far.
+        """The number of rows without a KV block, over all proposes so far. Reading it waits for the device.
 
         Such a row has a sampled or draft token below max_model_len, and the null block in the block table. Its key is
-        not written, and the drafts get worse. The graphs count these rows, also without `debug`. Reading the number
-        waits for the device.
+        not written, and the drafts get worse. The graphs count these rows, also without `debug`.
         """
         return int(self.shared.rows_without_block)
 

@@ -76,8 +76,7 @@ class DraftPrefill:
             raise ConfigError(f"token {least if least < 0 else most} in the prompt of a prefill: ids are {allowed}")
 
     def _check_blocks(self, written: range, blocks: Sequence[int]) -> None:
-        """Refuse blocks that no request can own: the device would write other memory, or nothing. The null block is
-        allowed outside of the rows that are written."""
+        """Refuse blocks that no request can own. The null block is allowed outside of the rows that are written."""
         first, end = written.start // self._block_size, -(-written.stop // self._block_size)
         for place, block in enumerate(blocks):
             if not (0 if first <= place < end else -1) < block < self._num_blocks:

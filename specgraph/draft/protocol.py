@@ -246,7 +246,6 @@ class LogitsAdjustment(Buffers):
 
         Args:
             logits: [R * n, draft_vocab]: n rows per request, all with the same context.
-            draft_to_target: see `Head.draft_to_target`.
             temperature: float32 [R]; 0 is greedy.
             drafted: int64 [R, K]: draft tokens that count as tokens of the output. -1 stands for no token.
         """

@@ -1,7 +1,4 @@
-"""Ops that draw draft tokens, greedily or by temperature, and write them where the next draft step reads them.
-
-`greedy_next_step` ends one greedy draft step and begins the next in one op.
-"""
+"""Ops that draw draft tokens, greedily or by temperature, and write them where the next draft step reads them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Declares draft ops: one typed Python function per op is its schema, its reference and its documentation.
 
-A parameter may be a named tuple of tensors and numbers (`records`). The reference and every implementation get the
-named tuple; torch gets one argument per field.
+A parameter may be a named tuple of tensors and numbers, see `records`.
 
 Each op is one `torch.library` op with a fake implementation, so that capture checks, graph recorders and shape
 inference all see it as one op. The reference is plain torch with static shapes and without host reads, so that any

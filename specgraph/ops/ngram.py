@@ -1,7 +1,6 @@
 """Drafts without a model: find the text's last n-gram earlier in the text, and draft the tokens that followed it there.
 
-The texts are on the device, one token per KV slot. So a text grows, is shared and is freed with its blocks. A rejected
-draft token has no slot, so it is never part of a text.
+The texts are on the device, one token per KV slot; see `NgramHead`.
 """
 
 from __future__ import annotations

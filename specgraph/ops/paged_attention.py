@@ -1,7 +1,6 @@
 """Attention over a paged KV cache: one op with device lengths, and one with host lengths.
 
-`paged_attention` reads sequence lengths from device tensors. `paged_attention_host` takes them as Python integers,
-which a graph bakes in and a task update rewrites. In host memory both run the same code and give the same bits.
+In host memory both run the same code and give the same bits.
 
 The KV cache holds every position. A window, or the ancestors in a draft tree, only limit the keys that a row sees. An
 attention sink is one more score of each head, without a key or a value: it takes a share of the softmax (gpt-oss).

@@ -38,9 +38,7 @@ def count_rows_without_block(
     max_model_len: int,
     block_size: int,
 ) -> None:
-    """Count the rows with a position below max_model_len in the null block.
-
-    Their keys and values are not written, and only a lower acceptance shows it.
+    """Count the rows with a position below max_model_len in the null block, see `Drafter.rows_without_block`.
 
     Args:
         rows_without_block: int64 [1]: the count is added to it.
