@@ -83,9 +83,8 @@ def check_budget(musa: Any, budget: int) -> None:
     There is no budget while torchada rotates executables: beyond a number of its own it drops the oldest one, and makes
     it again at its next replay.
     """
-    if is_rotating() or len(instances := musa.MUSAGraph.get_latest_instance()) < budget:
+    if is_rotating() or len(musa.MUSAGraph.get_latest_instance()) < budget:
         return
-    del instances
     gc.collect()  # graphs that only a reference cycle keeps alive
     if (live := sum(map(holds_capture, musa.MUSAGraph.get_latest_instance()))) >= budget:
         raise CaptureError(

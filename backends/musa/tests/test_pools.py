@@ -26,7 +26,7 @@ def capture_in(platform, pool, nbytes=64 * MIB):
 @LEAKS
 def test_the_way_is_found_by_trying(musa):
     assert musa.release == "by_own_call"
-    simulated.as_2_11()
+    simulated.machine.release = "2.11"
     assert MusaPlatform(0, Policy()).release == "by_reset"
 
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_musa import runtime, simulated
 from torch_musa.handles import current_stream, default_stream
-from torch_musa.runtime import error, errors, new_pool_handle
+from torch_musa.runtime import error, errors, graph_pool_handle
 
 __all__ = ["MUSAGraph", "graph_pool_handle", "is_current_stream_capturing"]
 
@@ -53,10 +53,6 @@ def is_current_stream_capturing():
     return runtime.platform.is_capturing()
 
 
-def graph_pool_handle():
-    return new_pool_handle()
-
-
 class MUSAGraph:
     def __new__(cls):
         """All instances are known (2.7.1: musa_graph/graphs.py:51-57)."""
@@ -77,7 +73,7 @@ class MUSAGraph:
         generator.capture_prologue(self)
         if current_stream() == default_stream():
             raise error("MUSA graphs must be captured on a non-default stream")
-        self._stream, self._handle = current_stream(), pool or new_pool_handle()
+        self._stream, self._handle = current_stream(), pool or graph_pool_handle()
         runtime.begin_allocate(self._handle)
         self._graph = runtime.platform.graph(runtime.pools[self._handle].memory)
         runtime.platform.capture_stream = runtime.platform.current_stream()

@@ -5,6 +5,7 @@ turn (2.7.1: csrc/core/MUSAStream.cpp:17-18).
 """
 
 from contextlib import nullcontext
+from itertools import cycle
 
 import torch
 
@@ -15,18 +16,14 @@ __all__ = ["Event", "Stream", "current_stream", "default_stream", "stream"]
 
 STREAMS = 32
 _streams = [platform.current_stream(), *(platform.stream() for _ in range(STREAMS))]
-_next_stream = 0
+_turn = cycle(range(1, 1 + STREAMS))
 
 
 class Stream(torch.Stream):
     """The stream with the given id, or else the next one in turn of the runtime's 32 streams."""
 
     def __new__(cls, device=None, priority=0, **kwargs):
-        global _next_stream
-        number = kwargs.get("stream_id")
-        if number is None:
-            number = 1 + _next_stream % STREAMS
-            _next_stream += 1
+        number = kwargs["stream_id"] if "stream_id" in kwargs else next(_turn)
         self = super().__new__(cls, stream_id=number, device_index=0, device_type=0)
         self.recorded = _streams[number]
         return self
@@ -63,9 +60,6 @@ class Stream(torch.Stream):
 
     def __hash__(self):
         return hash(self.musa_stream)
-
-    def __repr__(self):
-        return f"torch_musa.Stream device={self.device} musa_stream={self.musa_stream:#x} (simulated)"
 
 
 class Event:

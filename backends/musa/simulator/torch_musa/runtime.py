@@ -5,6 +5,7 @@ The pools below are those of csrc/core/MUSACachingAllocator.cpp, at e205050 (2.1
 
 import os
 from contextlib import contextmanager
+from itertools import count
 
 from specgraph.cpu import CpuPlatform
 from specgraph.errors import CaptureError, PlatformError
@@ -52,14 +53,12 @@ pools = {}
 capturing = None
 """The MUSAGraph whose capture is under way."""
 _recording_to = set()
-_handles = 0
+_handles = count(1)
 
 
-def new_pool_handle():
+def graph_pool_handle():
     """Return two integers, the first of them 0 (e205050, csrc/core/MUSACachingAllocator.cpp: MemPool)."""
-    global _handles
-    _handles += 1
-    return (0, _handles)
+    return (0, next(_handles))
 
 
 def begin_allocate(handle):

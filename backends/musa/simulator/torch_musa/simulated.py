@@ -42,11 +42,6 @@ def corrupt(what: str) -> None:
     raise MemoryCorruption(what)
 
 
-def as_2_11() -> None:
-    """Simulate 2.11 instead of 2.7.1."""
-    machine.release = "2.11"
-
-
 def restore() -> None:
     """Go back to the state at the start of the process."""
     for name, value in vars(Machine()).items():
