@@ -48,5 +48,5 @@ $(NPU_WAYS:%=all-npu-%): all-npu-%: npu-simulator npu-wheels
 NPU_WHEELS ?= $(abspath $(NPU_VENV))/wheels
 .PHONY: npu-wheels
 npu-wheels: $(NPU_VENV)/done
-	for version in 2.12.0.post3 2.13.0 2.14.0; do \
+	for version in 2.10.0.post4 2.12.0.post3 2.13.0 2.14.0; do \
 	  $(NPU_PIP) download -q --no-deps -d $(NPU_WHEELS) torch_npu==$$version || exit 1; done

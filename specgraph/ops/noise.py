@@ -28,8 +28,9 @@ _MIX2 = _signed(0x94D049BB133111EB)
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Shift int64 to the right and fill with zeros."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    """Shift int64 to the right and fill with zeros. Divided, since `>>` copies the number from the host on some devices,
+    which their captures refuse."""
+    return (x // (1 << bits)) & ((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:

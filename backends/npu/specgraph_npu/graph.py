@@ -70,13 +70,14 @@ class NpuGraph(Graph):
 
     def _abandon(self, began: bool) -> None:
         """Clean up after a failed capture: torch_npu goes on allocating from the pool, and keeps the graph's share of
-        it."""
+        it. torch_npu 2.10 does so even when the capture began."""
         if self._graph is not None:
             vendor, device = self.platform.torch_npu._C, self.platform.device.index
-            with contextlib.suppress(RuntimeError):  # the capture was refused before it reached the pool
-                if not began and (end := getattr(vendor, "_npu_endAllocateToPool", None)) is not None:
-                    end(device, self.pool_handle)  # torch_npu 2.12 has no such call
-                vendor._npu_releasePool(device, self.pool_handle)
+            older = getattr(vendor, "_npu_endAllocateCurrentStreamToPool", None)  # its name before torch_npu 2.13
+            end = older or vendor._npu_endAllocateToPool
+            for call in (end, vendor._npu_releasePool):
+                with contextlib.suppress(RuntimeError):  # the pool was left, or never reached
+                    call(device, self.pool_handle)
         self._forget()
         if began:
             self.platform.check_task_queue()

@@ -22,8 +22,9 @@ from specgraph.errors import first_line
 if TYPE_CHECKING:
     from specgraph_npu.platform import NpuPlatform
 
-KNOWN_WHEELS = ("2.12.0.post3", "2.13.0", "2.14.0")
-"""The torch_npu versions that this backend's calls were checked against, each with the torch of the same number."""
+KNOWN_WHEELS = ("2.13.0", "2.10.0.post4", "2.12.0.post3", "2.14.0")
+"""The torch_npu versions that this backend's calls were checked against, each with the torch of its number. The first
+is the one to install if nothing else decides."""
 
 
 def probe() -> Probe:
@@ -46,7 +47,7 @@ def missing(environ: Mapping[str, str] = os.environ) -> str:
     release = torch_version.split(".")[:2]
     if not wheel or importlib.util.find_spec("torch_npu") is None:
         fitting = (known for known in KNOWN_WHEELS if known.split(".")[:2] == release)
-        found = next(fitting, f"{KNOWN_WHEELS[1]} (with torch=={KNOWN_WHEELS[1]})")
+        found = next(fitting, f"{KNOWN_WHEELS[0]} (with torch=={KNOWN_WHEELS[0]})")
         return f"torch_npu is not installed: pip install torch_npu=={found}"
     if release != wheel.split(".")[:2]:
         needs = ".".join(wheel.split(".")[:3])

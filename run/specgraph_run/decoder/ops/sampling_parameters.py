@@ -155,7 +155,7 @@ def adjust_logits(
         before = weights.cumsum(dim=-1)
         total = before[..., -1:]
         # top_p times the total, rounded up. The product is computed in two parts: it has more than 64 bits.
-        reached = share * (total >> 24) + ((share * (total & (2**24 - 1)) + (2**24 - 1)) >> 24)
+        reached = share * (total // 2**24) + (share * (total & (2**24 - 1)) + (2**24 - 1)) // 2**24
         kept &= (before - weights < reached.clamp(min=1)) | (top_p >= 1)
         kept = torch.zeros_like(kept).scatter_(2, order, kept)
         adjusted[:, part] = torch.where(kept | ~filtered, x, EXCLUDED)
