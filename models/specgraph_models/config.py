@@ -53,7 +53,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     """Factor on the embedding (Gemma 3)."""
     norm_offset: float = 0.0
-    """Added to each norm's weight when it is loaded (Gemma 3 stores weights minus 1)."""
+    """Added to each norm's weight in float32 when it is loaded (Gemma 3 stores weights minus 1)."""
     output_norms: bool = False
     """The outputs of attention and MLP are normalised before they are added to the residual stream (Gemma 3)."""
     packed_projections: bool = False

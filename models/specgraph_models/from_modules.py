@@ -196,9 +196,9 @@ def mlp_from_module(mlp: Any, output: Weight, call: CallMlp | None) -> tuple[Wei
 
 
 def norm_of(norm: Any) -> Tensor:
-    """Return the factors of an RMS norm: its weight, or a copy of 1 + weight if it is a norm of Gemma's kind."""
+    """Return the factors of an RMS norm: its weight, or 1 + weight in float32 if it is a norm of Gemma's kind."""
     weight = plain(norm.weight)
-    return weight + 1 if type(norm).__name__ == "GemmaRMSNorm" else weight
+    return weight.float() + 1 if type(norm).__name__ == "GemmaRMSNorm" else weight
 
 
 FP8_METHODS = (

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer
-from specgraph.ops.linear import Norm, Weight
+from specgraph.ops.linear import Norm, Weight, normed
 from specgraph_models import ops as model_ops
 from specgraph_models.config import Activation
 from specgraph_models.experts import Experts, mixture
@@ -25,7 +25,7 @@ from specgraph_models.split import row_parallel
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / rms(x) * weight over the last dimension. float16 and bfloat16 are normalised in float32."""
-    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+    return normed(x, weight, eps)
 
 
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:

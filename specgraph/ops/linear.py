@@ -20,7 +20,7 @@ class Norm(NamedTuple):
     """A root mean square norm of each row: x / rms(x) * weight."""
 
     weight: Tensor
-    """[size]"""
+    """[size], in the dtype of x or in float32 (a sum 1 + weight has more digits than bfloat16)."""
     eps: float
 
 
@@ -69,8 +69,11 @@ class PairInput(NamedTuple):
 
 
 def normed(x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
-    """Return rms_norm of x [T, size], or x itself if norm is None."""
-    return x if norm is None else functional.rms_norm(x, (x.shape[-1],), norm, eps)
+    """Return rms_norm of x [..., size] in the dtype of x, or x itself if norm is None.
+
+    With a norm in float32 everything is computed in float32, and rounded once.
+    """
+    return x if norm is None else functional.rms_norm(x.to(norm.dtype), (x.shape[-1],), norm, eps).to(x.dtype)
 
 
 def dequantised(matrix: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,6 +19,7 @@ from specgraph_models.checkpoints.formats import DrafterFormat, Reader
 from specgraph_models.checkpoints.latent import load_latent
 from specgraph_models.checkpoints.model_config import context_length, model_config
 from specgraph_models.checkpoints.stored import part_of
+from specgraph_models.checkpoints.text_model import lm_head_name, text_prefix, text_source
 from specgraph_models.config import ModelConfig
 from specgraph_models.draft_model import DraftModelHead
 from specgraph_models.errors import CheckpointError
@@ -117,8 +118,7 @@ def load_decoder_layer(
             tensors[field] = _read(folder, prefix, linear, config.packed_projections)
     for field, (name, size) in _norms(config).items():
         if input_norm or field != "input_norm":
-            norm = folder.weight(f"{prefix}.{name}.weight", (size,))
-            tensors[field] = norm + config.norm_offset if config.norm_offset else norm
+            tensors[field] = norm_weight(folder, f"{prefix}.{name}.weight", size, config)
     if config.sinks:
         share = ranks.share(0, config.num_heads)
         tensors["sinks"] = folder.weight(f"{prefix}.self_attn.sinks", (config.num_heads,), share=share)
@@ -144,22 +144,26 @@ def _read(folder: CheckpointFolder, prefix: str, linear: _Linear, packed: bool) 
     return weight._replace(bias=folder.stacked([f"{name}.bias" for name in names], [(p.rows,) for p in parts], rows))
 
 
-def base_prefix(folder: CheckpointFolder) -> str:
-    """Return the prefix of a whole model's tensors: "model.", or "" if the model was saved without its lm_head."""
-    exported = "embed_tokens.weight" in folder and "model.embed_tokens.weight" not in folder
-    return "" if exported else "model."
+def norm_weight(folder: CheckpointFolder, name: str, size: int, config: ModelConfig) -> Tensor:
+    """Return the factors [size] of an RMS norm.
+
+    If the model adds `norm_offset` to them, they are float32: the sum has more digits than bfloat16 keeps.
+    """
+    if not config.norm_offset:
+        return folder.weight(name, (size,))
+    return folder.weight(name, (size,), torch.promote_types(folder.dtype, torch.float32)) + config.norm_offset
 
 
 def load_llama(folder: CheckpointFolder, config: ModelConfig, vocab_size: int | None = None) -> LlamaTarget:
     """Read a target. Its tensors are named `model.layers.0...`, `model.embed_tokens`, `model.norm` and `lm_head`, or
-    have the same names without `model.`.
+    have another of the prefixes that `text_prefix` finds.
 
     Args:
         vocab_size: rows of embedding and lm_head, if not the stored number. Rows past it are left out; missing rows are
             zeros.
     """
     stored, wanted, ranks = config.vocab_size, vocab_size or config.vocab_size, config.tensor_parallel
-    rows, prefix = ranks.vocabulary(wanted), base_prefix(folder)
+    rows, prefix = ranks.vocabulary(wanted), text_prefix(folder)
 
     def table(name: str) -> Tensor:
         if wanted == stored:
@@ -169,15 +173,16 @@ def load_llama(folder: CheckpointFolder, config: ModelConfig, vocab_size: int | 
 
     config = replace(config, vocab_size=wanted)
     embed_tokens = lm_head = table(f"{prefix}embed_tokens.weight")
-    if not config.tie_word_embeddings or "lm_head.weight" in folder:
-        lm_head = table("lm_head.weight")
+    head = lm_head_name(folder)
+    if not config.tie_word_embeddings or head in folder:
+        lm_head = table(head)
         if config.tie_word_embeddings and torch.equal(lm_head, embed_tokens):
             lm_head = embed_tokens  # a copy; an lm_head that differs is used, as in transformers
     return LlamaTarget(
         config,
         embed_tokens,
         [load_decoder_layer(folder, f"{prefix}layers.{i}", config, index=i) for i in range(config.num_layers)],
-        folder.weight(f"{prefix}norm.weight", (config.hidden_size,)) + config.norm_offset,
+        norm_weight(folder, f"{prefix}norm.weight", config.hidden_size, config),
         lm_head,
     )
 
@@ -206,10 +211,11 @@ def load_draft_model(opened: DrafterFolder) -> DraftModelHead:
 
 
 def _recognised(source: ConfigSource, folder: CheckpointFolder) -> Iterator[DrafterFormat]:
-    model_type = source.string("model_type", "")
+    model_type, prefix = text_source(source).string("model_type", ""), text_prefix(folder)
     parts = ("embed_tokens.weight", "layers.0.input_layernorm.weight", "norm.weight")  # a model saved without lm_head
     exported = "fc.weight" not in folder and all(name in folder for name in parts)
-    if model_type in ARCHITECTURES and ("model.embed_tokens.weight" in folder or exported):
+    whole = exported if prefix == "" else f"{prefix}embed_tokens.weight" in folder
+    if model_type in ARCHITECTURES and whole:
         yield DrafterFormat("draft_model", "transformers", f"a whole {model_type} model")
 
 

@@ -23,6 +23,7 @@ from specgraph_models.checkpoints.quantised import announce, quantisation
 from specgraph_models.checkpoints.readers import READERS, detect_format
 from specgraph_models.checkpoints.stored import stored_tensors
 from specgraph_models.checkpoints.target_shape import target_shape
+from specgraph_models.checkpoints.text_model import check_wrapper, leave_other_modalities, text_source
 from specgraph_models.llama import LlamaTarget
 from specgraph_models.names import DType, device_named, dtype_named
 from specgraph_models.parallel import WHOLE, TensorParallel
@@ -56,8 +57,10 @@ def load_target(
     """
     folder = Path(folder)
     source = read_config(folder)
-    stored = quantisation(source)
-    config = model_config(source)
+    check_wrapper(source)
+    text = text_source(source)
+    stored = quantisation(text)
+    config = model_config(text)
     if max_model_len is not None:
         most = min(context_length(config), MOST_POSITIONS)
         if max_model_len > most:
@@ -84,6 +87,7 @@ def load_target(
         keep_fp8=keep_fp8,
     )
     target = load_llama(checkpoint, config)
+    leave_other_modalities(checkpoint, source)
     checkpoint.ignore(mtp_tensors(checkpoint, config.num_layers))
     _account(checkpoint, source)
     return target
@@ -158,13 +162,15 @@ def load_drafter(
     if num_modules is not None and found.algorithm != "mtp":
         raise ConfigError(f"num_modules {num_modules}: {folder} holds {found}; it is for mtp alone")
     layers = source
-    if found.algorithm == "mtp" and source.has("text_config"):
-        layers = source.section("text_config")  # the target also takes pictures
+    if found.algorithm in ("mtp", "draft_model"):
+        layers = text_source(source)
+        checkpoint = replace(checkpoint, quantisation=quantisation(layers))
     if found.layout == "speculators":
         layers = source.section("transformer_layer_config")
         checkpoint = replace(checkpoint, quantisation=quantisation(layers) or checkpoint.quantisation)
     opened = DrafterFolder(checkpoint, target, source, layers, found.layout == "speculators", num_modules)
     head = READERS[found.algorithm].load(opened)
+    leave_other_modalities(checkpoint, source)
     checkpoint.ignore(IGNORED)
     _account(checkpoint, source)
     if draft_vocab is not None:

@@ -23,8 +23,9 @@ from specgraph_models.checkpoints.config_source import ConfigSource
 from specgraph_models.checkpoints.drafter import DraftedTarget, DrafterFolder
 from specgraph_models.checkpoints.folder import CheckpointFolder
 from specgraph_models.checkpoints.formats import DrafterFormat, Reader
-from specgraph_models.checkpoints.llama import load_decoder_layer
+from specgraph_models.checkpoints.llama import load_decoder_layer, norm_weight
 from specgraph_models.checkpoints.model_config import require_full_attention
+from specgraph_models.checkpoints.text_model import OTHER_TENSORS
 from specgraph_models.config import ModelConfig
 from specgraph_models.errors import CheckpointError
 from specgraph_models.layers import Weight
@@ -125,9 +126,7 @@ def load_mtp(opened: DrafterFolder) -> MtpHead:
     for i in range(wanted, present):
         folder.ignore({re.escape(_prefix(names.layer, i, target)) + r"\..*": "a module that the caller does not want"})
     own = rf"(embed_tokens|norm)\.weight|layers\.({'|'.join(str(i) for i in range(target.num_layers))})\..*"
-    opened.head.taken.update(("vision_config", "image_token_id", "video_token_id"))  # the target takes pictures too
-    opened.head.taken.update(("vision_start_token_id", "vision_end_token_id"))
-    folder.ignore({rf"lm_head\.weight|model\.(language_model\.)?({own})|model\.visual\..*": "the target's own"})
+    folder.ignore({rf"lm_head\.weight|model\.(language_model\.)?({own})|{OTHER_TENSORS}": "the target's own"})
     embed_tokens, lm_head = target.embed_tokens, target.lm_head
     return MtpHead(
         config, modules, opened.shared("embed_tokens.weight", embed_tokens), opened.shared("lm_head.weight", lm_head)
@@ -151,7 +150,7 @@ def _load_module(
                 raise CheckpointError(f"{folder.folder}: {copy!r} differs from the target's own")
 
     def norm(name: str) -> Tensor:
-        return folder.weight(f"{parts}.{name}.weight", (hidden,)) + config.norm_offset
+        return norm_weight(folder, f"{parts}.{name}.weight", hidden, config)
 
     name = f"{parts}.{names.projection}.weight"
     if names.hidden_first:

@@ -23,6 +23,7 @@ from specgraph_models.checkpoints.files import shown
 from specgraph_models.checkpoints.folder import CheckpointFolder
 from specgraph_models.checkpoints.model_config import config_dtype
 from specgraph_models.checkpoints.stored import stored_tensors
+from specgraph_models.checkpoints.text_model import text_source
 from specgraph_models.errors import CheckpointError
 from specgraph_models.names import DType, device_named, dtype_named
 from specgraph_models.parallel import WHOLE, TensorParallel
@@ -102,7 +103,7 @@ def target_shape(
         return _of_tensors(target, max_model_len)
     path = Path(target)
     source = read_config(path)
-    config = source.section("text_config") if source.has("text_config") else source
+    config = text_source(source)
     folder = CheckpointFolder(
         path, stored_tensors(path), device_named(device), dtype_named(dtype) or config_dtype(config)
     )

@@ -139,7 +139,10 @@ def stop_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
     """
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        path, value = folder / name, (json_of(folder, name) or {}).get("eos_token_id")
+        path, found = folder / name, json_of(folder, name) or {}
+        value, text = found.get("eos_token_id"), found.get("text_config")
+        if value is None and isinstance(text, dict):
+            value = text.get("eos_token_id")
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]

@@ -110,6 +110,20 @@ def _compiled(template: str) -> Template:
     return compile_template(template, {"tojson": to_json}, {"raise_exception": refuse, "strftime_now": now})
 
 
+def refuse_pictures(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ConfigError if the content of a message has a part that is not text: a target is a text model here."""
+    for number, message in enumerate(messages):
+        content: Any = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            names: list[str] = [part.get("type", ""), *part] if isinstance(part, dict) else []
+            found = next((kind for kind in ("image", "video", "audio") if any(kind in str(n) for n in names)), None)
+            if found is not None:
+                raise ConfigError(
+                    f"message {number} has a part of type {found}: only text is read, also by targets that take more; "
+                    "leave the part out"
+                )
+
+
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message without keys that are None, and with its reasoning under both names that templates read."""
     given = {key: value for key, value in message.items() if value is not None}

@@ -17,7 +17,7 @@ from specgraph_run.decoder.decoder import SpeculativeDecoder
 from specgraph_run.decoder.layout import ParallelLayout
 from specgraph_run.decoder.request import UNSUPPORTED, Chunk, Generation, Request
 from specgraph_run.options import check_num_sequences
-from specgraph_run.text.chat_template import render_chat
+from specgraph_run.text.chat_template import refuse_pictures, render_chat
 from specgraph_run.text.stream import TextStream, text_of
 
 
@@ -67,8 +67,8 @@ class TextGenerator:
             parameters: other fields of `Request`. `stop_token_ids` replaces the target's own stop tokens. top_k, top_p,
                 min_p, penalties and logit_bias need a generator that was loaded with `sampling_parameters=True`.
         Raises:
-            ConfigError: the prompt is empty, the generator is greedy and the temperature is above 0, or a parameter is
-                not supported.
+            ConfigError: the prompt is empty, or has a picture or sound; the generator is greedy and the temperature is
+                above 0; or a parameter is not supported.
             CheckpointError: the tokenizer can't encode the text; or the target's folder has no usable template, for
                 messages or with `chat`.
         """
@@ -85,6 +85,7 @@ class TextGenerator:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if plain and chat_template_kwargs:
             raise ConfigError("chat_template_kwargs are for a chat template: give messages, or chat=True")
+        refuse_pictures(messages)
         text = prompt if isinstance(prompt, str) and plain else render_chat(self.folder, messages, chat_template_kwargs)
         ids = self.tokenizer.encode(text, add_special_tokens=plain).ids
         return Request(prompt_token_ids=ids, max_tokens=max_tokens, temperature=temperature, seed=seed, **parameters)

@@ -23,6 +23,7 @@ from specgraph_models.checkpoints.config_source import read_config
 from specgraph_models.checkpoints.folder import KV_SCALES
 from specgraph_models.checkpoints.model_config import config_dtype
 from specgraph_models.checkpoints.stored import stored_tensors
+from specgraph_models.checkpoints.text_model import text_source
 from specgraph_models.checkpoints.tokens import (
     compare_tokenizers,
     read_tokenizer,
@@ -201,7 +202,7 @@ def cpu_dtype(target: Path) -> tuple[torch.dtype, str]:
     ]
     if not fast:
         return torch.float32, "no AMX or AVX512_BF16 here"
-    if config_dtype(read_config(target)) != torch.bfloat16:
+    if config_dtype(text_source(read_config(target))) != torch.bfloat16:
         return torch.float32, "the target is not bfloat16"
     return torch.bfloat16, f"{fast[0]} multiplies it"
 
