@@ -19,7 +19,8 @@ from specgraph_conformance.draft_comparison import TOLERANCE
 from specgraph_conformance.draft_rig import fit_attention, small_limits
 from specgraph_conformance.oracles import DenseKeys
 from specgraph_conformance.rig import attention_backend
-from specgraph_conformance.tiny_models import CONFIG, VOCAB, make_head, make_target
+from specgraph_conformance.state_oracles import DenseStates
+from specgraph_conformance.tiny_models import CONFIG, VOCAB, make_head, make_recurrent_target, make_target
 
 MODEL_SEED = 3
 MANY: dict[str, Any] = {"max_num_requests": 9, "capture_sizes": (9,)}
@@ -34,21 +35,27 @@ def decoder_settings(**settings: Any) -> tuple[DraftConfig, DecoderOptions]:
 
 @contextmanager
 def decoder(
-    platform: Platform, *, decode: str = "auto", kind: str | None = "eagle", attention: str = "paged", **options: Any
+    platform: Platform,
+    *,
+    decode: str = "auto",
+    kind: str | None = "eagle",
+    attention: str = "paged",
+    recurrent: bool = False,
+    **options: Any,
 ) -> Generator[SpeculativeDecoder]:
     """Make a decoder over the tiny target and drafter. If `kind` is None, the target decodes alone in the verify's
     shape.
 
     There is one capture size. Every pass thus has the same shape, and a request's bits don't depend on the others in
     the batch. `fit_attention` chooses the models' dtype and head size, and the block size; max_model_len stays as
-    given.
+    given. With `recurrent` a layer of the target has a state per request in place of keys and values.
     """
     limits: dict[str, Any] = {"k": 4, "max_num_requests": 3, "capture_sizes": (3,)}
     config, chosen = decoder_settings(**small_limits(**limits | options, decode=decode))
     shape = fit_attention(platform, attention, config.block_size)
     config = replace(config, block_size=shape.block)
     model: dict[str, Any] = {"dtype": shape.dtype, "head_dim": shape.dim}
-    target = make_target(MODEL_SEED, platform.device, **model)
+    target = (make_recurrent_target if recurrent else make_target)(MODEL_SEED, platform.device, **model)
     head = None if kind is None else make_head(kind, MODEL_SEED, platform.device, **model)
     try:
         made = SpeculativeDecoder(
@@ -97,24 +104,30 @@ def generate(made: SpeculativeDecoder, asked: Sequence[Request]) -> list[list[in
 
 
 def target_logits(
-    prompt: Sequence[int], following: Sequence[int], dtype: torch.dtype = torch.float32, head_dim: int = CONFIG.head_dim
+    prompt: Sequence[int],
+    following: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    head_dim: int = CONFIG.head_dim,
+    recurrent: bool = False,
 ) -> Tensor:
     """Return the target's float64 logits after the prompt and after each token of `following`, [1 + n, vocab].
 
     The weights come from the tiny target with this `dtype` and `head_dim`.
     """
-    target = make_target(MODEL_SEED, torch.device("cpu"), dtype, torch.float64, head_dim)
+    make = make_recurrent_target if recurrent else make_target
+    target = make(MODEL_SEED, torch.device("cpu"), dtype, torch.float64, head_dim)
     dense = DenseKeys.empty(target.attention_layers)
     ids = [*prompt, *following]
     dense.at(range(len(ids)))
-    out = target.forward(torch.tensor(ids), dense.attend)
+    out = target.forward(torch.tensor(ids), dense.attend, (), DenseStates(target.recurrent_layers).recur)
     return target.logits(out.hidden[len(prompt) - 1 :])
 
 
 def logits_of(made: SpeculativeDecoder, request: Request, tokens: Sequence[int]) -> Tensor:
     """Return the float64 logits of the decoder's target for each output token of a request."""
     target = made.target.model
-    return target_logits(request.prompt_token_ids, tokens[:-1], target.dtype, target.attention_layers[0].head_dim)
+    dim, recurrent = target.attention_layers[0].head_dim, bool(target.recurrent_layers)
+    return target_logits(request.prompt_token_ids, tokens[:-1], target.dtype, dim, recurrent)
 
 
 def expect_targets_tokens(made: SpeculativeDecoder, asked: Sequence[Request], results: Sequence[Sequence[int]]) -> None:

@@ -19,6 +19,7 @@ from specgraph.draft.protocol import DraftHead, Head
 from specgraph.ops.linear import Weight
 from specgraph_models.config import ModelConfig
 from specgraph_models.decoder import AuxWeights
+from specgraph_models.delta import DeltaConfig, DeltaNet
 from specgraph_models.dflash import BlockParts, DFlashHead
 from specgraph_models.draft_model import DraftModelHead
 from specgraph_models.dspark import ConfidenceHead, DSparkHead, MarkovHead
@@ -27,6 +28,7 @@ from specgraph_models.eagle3 import Eagle3Head, PEagleHead
 from specgraph_models.layers import DecoderLayer
 from specgraph_models.llama import LlamaTarget
 from specgraph_models.mtp import MtpHead, MtpModule
+from specgraph_models.ops.delta import DeltaWeights
 from torch import Tensor
 
 VOCAB = 64
@@ -50,6 +52,9 @@ CONFIG = ModelConfig(
     tie_word_embeddings=False,
     dtype=torch.float32,
 )
+
+DELTA = DeltaConfig(key_heads=2, value_heads=4, key_size=16, value_size=16, kernel=4)
+"""The sizes of the recurrent layer of `make_recurrent_target`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,40 @@ def make_target(
 ) -> LlamaTarget:
     """Return a Llama-shaped target with two layers. The arguments are those of `make_head`."""
     return target_of(draw_of(seed, device, dtype, compute, head_dim))
+
+
+@cache
+def make_recurrent_target(
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    compute: torch.dtype | None = None,
+    head_dim: int = CONFIG.head_dim,
+) -> LlamaTarget:
+    """Return a target for the heads of `make_head` whose first layer has a gated delta net in place of attention."""
+    draw = draw_of(seed, device, dtype, compute, head_dim)
+    embed, lm_head = vocabulary(draw(0))
+    w, sizes = draw(12), DELTA
+    rows = sizes.channels + sizes.values + 2 * sizes.value_heads
+    wide: dict[str, Any] = {"dtype": torch.float32, "device": device}
+    net = DeltaNet(
+        config=sizes,
+        weights=DeltaWeights(
+            conv=w.random(sizes.channels, sizes.kernel, scale=0.6),
+            decay=-torch.linspace(0.02, 0.8, sizes.value_heads, **wide),
+            dt_bias=torch.linspace(-1.0, 1.0, sizes.value_heads, **wide),
+        ),
+        norm=torch.linspace(0.6, 1.4, sizes.value_size, **wide),
+    )
+    recurrent = replace(
+        layer(w, w.hidden, gain=1.2),
+        qkv=w.weight(rows, w.hidden, scale=2 * w.hidden**-0.5),
+        output=w.weight(w.hidden, sizes.values, scale=1.2 * sizes.values**-0.5),
+        delta=net,
+    )
+    config = replace(w.config, delta=sizes, recurrent=(True, False))
+    layers = [recurrent, layer(w, w.hidden, gain=1.2)]
+    return LlamaTarget(config, embed, layers, w.norm(w.hidden), lm_head)
 
 
 def target_of(draw: Draw) -> LlamaTarget:

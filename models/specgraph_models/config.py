@@ -7,7 +7,9 @@ from typing import Literal
 
 import torch
 
+from specgraph.errors import ConfigError
 from specgraph.parallel import ContextParallel
+from specgraph_models.delta import DeltaConfig
 from specgraph_models.experts import ExpertsConfig
 from specgraph_models.latent import LatentConfig
 from specgraph_models.parallel import WHOLE, TensorParallel
@@ -70,6 +72,10 @@ class ModelConfig:
     latent: LatentConfig | None = None
     """Multi-head latent attention (DeepSeek-V3). num_kv_heads is then 1, and head_dim is the size of the rotated part
     plus the latent."""
+    delta: DeltaConfig | None = None
+    """The gated delta net of recurrent layers (Qwen3-Next). None if every layer has attention."""
+    recurrent: tuple[bool, ...] = ()
+    """A flag per layer: whether it is recurrent. Empty if no layer is."""
     tensor_parallel: TensorParallel = WHOLE
     """The split of the model over ranks. All sizes here are of the whole model."""
 
@@ -111,6 +117,11 @@ class ModelConfig:
             ranks.check_experts(self.experts.num_experts, self.experts.inner)
         if ranks.size == 1:
             return replace(self, tensor_parallel=ranks)
+        if self.delta is not None:
+            raise ConfigError(
+                f"tensor parallel over {ranks.size} ranks: the {self.architecture} model has recurrent layers, whose "
+                "states are not split over ranks here; use one rank, or expert parallel with data parallel ranks"
+            )
         heads = (self.num_heads, self.num_kv_heads) if self.latent is None else None
         ranks.check(heads, self.intermediate_size, f"the {self.architecture} model")
         return replace(self, tensor_parallel=ranks)

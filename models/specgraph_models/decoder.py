@@ -16,6 +16,7 @@ from specgraph.ops.draft_sampling import to_target_ids
 from specgraph.ops.linear import PairInput, Weight
 from specgraph_models import ops as model_ops
 from specgraph_models.config import ModelConfig
+from specgraph_models.delta import DeltaConfig, Recur
 from specgraph_models.layers import DecoderLayer, decoder_blocks, rms_norm
 from specgraph_models.parallel import TensorParallel
 from specgraph_models.rotary import rotary_table
@@ -57,7 +58,10 @@ class DecoderModel:
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        """Return each layer's attention. Rotary tables are made at the first use, so that `shorten` can come first."""
+        """Return the attention of each layer that has it.
+
+        Rotary tables are made at the first use, so that `shorten` can come first.
+        """
         if self._attention_layers is None:
             self._attention_layers = self.attention_shapes(self.sizes.max_position_embeddings)
         return self._attention_layers
@@ -67,7 +71,10 @@ class DecoderModel:
         self._attention_layers = tuple(layers)
 
     def attention_shapes(self, positions: int = 0) -> tuple[AttentionLayer, ...]:
-        """Return each layer's attention, with rotary tables of `positions` rows. Layers of one rotation share one."""
+        """Return the attention of each layer that has it, with rotary tables of `positions` rows.
+
+        Layers of one rotation share a table.
+        """
         sizes, device = self.sizes, self.embed_tokens.device
         dim = sizes.rotary_dim or sizes.head_dim
         table = rotary_table(sizes.rotary, positions, dim, device)
@@ -89,7 +96,13 @@ class DecoderModel:
                 ranks=sizes.context,
             )
             for index, layer in enumerate(self.layers)
+            if layer.delta is None
         )
+
+    @property
+    def recurrent_layers(self) -> tuple[DeltaConfig, ...]:
+        """Return the sizes of each layer that has a state in place of attention."""
+        return tuple(layer.delta.config for layer in self.layers if layer.delta is not None)
 
     def shorten(self, max_model_len: int) -> None:
         """Run with fewer positions. The rotary table gets shorter, and a window that hides no position is dropped."""
@@ -97,11 +110,16 @@ class DecoderModel:
         self._attention_layers = None
 
     def run_layers(
-        self, x: Tensor, attend: Attend, rows: Tensor | None = None, first_qkv: Tensor | None = None
+        self,
+        x: Tensor,
+        attend: Attend,
+        rows: Tensor | None = None,
+        first_qkv: Tensor | None = None,
+        recur: Recur | None = None,
     ) -> list[Tensor]:
         """Return the output of each layer; see `decoder_blocks`."""
         eps = self.sizes.rms_norm_eps
-        return decoder_blocks(x, self.layers, self.attention_layers, attend, eps, rows, first_qkv)
+        return decoder_blocks(x, self.layers, self.attention_layers, attend, eps, rows, first_qkv, recur=recur)
 
     def cut_output(self, ids: Tensor) -> None:
         """Copy the rows of lm_head for some outputs, int64 [n], and use the copy in its place.

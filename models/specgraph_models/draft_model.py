@@ -11,6 +11,7 @@ from specgraph.attention import Attend, AttentionLayer
 from specgraph.draft.chain import DraftModelKind
 from specgraph.draft.logits import OutputProjection
 from specgraph.draft.protocol import DraftOutput
+from specgraph.errors import ConfigError
 from specgraph.ops.linear import PairInput
 from specgraph_models.decoder import cut_offsets
 from specgraph_models.layers import take_rows
@@ -37,6 +38,11 @@ class DraftModelHead:
             target_hidden_size: the columns of the target's hidden states, which `combine` takes and ignores.
             draft_vocab_size: only this number of first tokens is drafted, as the others are padding. None drafts all.
         """
+        if model.recurrent_layers:
+            raise ConfigError(
+                f"a draft model of architecture {model.architecture} has recurrent layers, whose states are kept for "
+                "targets alone: draft with a model without them, or another kind of drafter"
+            )
         self.model = model
         if draft_vocab_size is not None and draft_vocab_size < model.vocab_size:
             self.draft_to_target = torch.zeros(draft_vocab_size, dtype=torch.int64, device=model.embed_tokens.device)

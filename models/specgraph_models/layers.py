@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -14,9 +15,11 @@ from torch.nn import functional
 
 from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer
+from specgraph.errors import ConfigError
 from specgraph.ops.linear import Norm, Weight, normed
 from specgraph_models import ops as model_ops
 from specgraph_models.config import Activation
+from specgraph_models.delta import DeltaNet, Recur, delta_heads
 from specgraph_models.experts import Experts, mixture
 from specgraph_models.latent import LatentAttention, latent_heads, latent_values
 from specgraph_models.parallel import WHOLE, TensorParallel
@@ -51,7 +54,8 @@ class DecoderLayer:
 
     qkv: Weight
     """[(num_heads + 2 * num_kv_heads) * head_dim, input size]. In Qwen3-Next each head's query is followed by
-    head_dim gate rows, whose sigmoid scales the attention's output. For a layer with latents see `LatentAttention`."""
+    head_dim gate rows, whose sigmoid scales the attention's output. For a layer with latents see `LatentAttention`, for
+    a recurrent one `DeltaNet`."""
     output: Weight
     """[hidden_size, num_heads * head_dim]. In a layer with latents, the size of a value takes the place of head_dim."""
     post_norm: Tensor
@@ -79,6 +83,8 @@ class DecoderLayer:
     activation: Activation = "silu"
     latent: LatentAttention | None = None
     """The rest of the attention if it is multi-head latent attention. Otherwise None."""
+    delta: DeltaNet | None = None
+    """The rest of the layer if it has a gated delta net in place of attention. Otherwise None."""
     tensor_parallel: TensorParallel = WHOLE
     """The ranks that split the layer. If they do, the heads and inner columns here are this rank's."""
 
@@ -114,6 +120,7 @@ def decoder_blocks(
     rows: Tensor | None = None,
     first_qkv: Tensor | None = None,
     first_index: int = 0,
+    recur: Recur | None = None,
 ) -> list[Tensor]:
     """Run the residual stream x [T, hidden_size] through layers one after the other. Return the output of each.
 
@@ -122,45 +129,57 @@ def decoder_blocks(
             T rows. None computes all rows.
         first_qkv: the packed projection of the first layer, [T, rows of `DecoderLayer.qkv`]. None if it is to be
             computed here.
-        first_index: the first layer's index in `attend`.
+        shapes: the attention of the layers that have it, in order.
+        first_index: the index in `attend` of the first layer with attention.
+        recur: for the other layers. None if all layers have attention.
     """
     leaving = list[Tensor]()
     qkv = first_qkv
-    for place, (layer, shape) in enumerate(zip(layers, shapes, strict=True)):
+    attended = iter(enumerate(shapes, first_index))
+    recurrent = count()
+    for place, layer in enumerate(layers):
         if qkv is None:
             norm = None if layer.input_norm is None else Norm(layer.input_norm, eps)
             qkv = ops.norm_linear(x, norm, layer.qkv)
         following = layers[place + 1] if place + 1 < len(layers) else None
         chosen = rows if following is None else None
-        x, qkv = _attention_and_mlp(x, qkv, layer, shape, first_index + place, attend, eps, chosen, following)
+        if layer.delta is None:
+            heads = _attended(qkv, layer, *next(attended), attend, eps)
+        elif recur is not None:
+            heads = delta_heads(qkv, layer.delta, next(recurrent), recur, eps)
+        else:
+            raise ConfigError("a model with recurrent layers needs `recur`, the states of its requests")
+        x, qkv = _output_and_mlp(heads, x, layer, eps, chosen, following)
         leaving.append(x)
     return leaving
 
 
-def _attention_and_mlp(
+def _attended(
+    qkv: Tensor, layer: DecoderLayer, index: int, shape: AttentionLayer, attend: Attend, eps: float
+) -> Tensor:
+    """Return the attention's output for all heads, [T, num_heads * size of a value]."""
+    if layer.latent is not None:
+        query, key = latent_heads(qkv, layer.latent)
+        return latent_values(attend(index, query, key, key), layer.latent)
+    query, key, value, gate = split_heads(qkv, layer, shape, eps)
+    attended = attend(index, query, key, value)
+    if gate is not None:
+        attended = attended * torch.sigmoid(gate)
+    return attended.reshape(qkv.shape[0], -1)
+
+
+def _output_and_mlp(
+    attended: Tensor,
     residual: Tensor,
-    qkv: Tensor,
     layer: DecoderLayer,
-    shape: AttentionLayer,
-    index: int,
-    attend: Attend,
     eps: float,
     rows: Tensor | None,
     following: DecoderLayer | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Run a layer from its packed projection on. Return its output, and the next layer's projection or None.
+    """Run a layer from its heads' output on. Return its output, and the next layer's projection or None.
 
     The next layer's projection is returned if one op computes it together with this layer's last linear.
     """
-    if layer.latent is None:
-        query, key, value, gate = split_heads(qkv, layer, shape, eps)
-        attended = attend(index, query, key, value)
-        if gate is not None:
-            attended = attended * torch.sigmoid(gate)
-        attended = attended.reshape(residual.shape[0], -1)
-    else:
-        query, key = latent_heads(qkv, layer.latent)
-        attended = latent_values(attend(index, query, key, key), layer.latent)
     if rows is not None:
         attended, residual = take_rows(attended, rows), take_rows(residual, rows)
     if _is_fused(layer):

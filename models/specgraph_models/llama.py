@@ -10,6 +10,7 @@ from torch import Tensor
 from specgraph.attention import Attend
 from specgraph_models.config import ModelConfig
 from specgraph_models.decoder import DecoderModel
+from specgraph_models.delta import Recur
 from specgraph_models.layers import DecoderLayer, rms_norm
 from specgraph_models.split import embedding
 from specgraph_models.target import TargetOutput
@@ -32,13 +33,15 @@ class LlamaTarget(DecoderModel):
     def max_model_len(self) -> int:
         return self.sizes.max_position_embeddings
 
-    def forward(self, token_ids: Tensor, attend: Attend, aux_layers: Sequence[int] = ()) -> TargetOutput:
+    def forward(
+        self, token_ids: Tensor, attend: Attend, aux_layers: Sequence[int] = (), recur: Recur | None = None
+    ) -> TargetOutput:
         """Return the hidden states for token_ids, int64 [T]; see `Target.forward`."""
         x = embedding(token_ids, self.embed_tokens, self.tensor_parallel, self.vocab_size)
         if self._embedding_scale != 1:
             x = x * self._embedding_scale
         # The residual stream that enters each layer, then the last layer's output, then the same after the final norm.
-        entering = [x, *self.run_layers(x, attend)]
+        entering = [x, *self.run_layers(x, attend, recur=recur)]
         hidden = rms_norm(entering[-1], self.norm, self.sizes.rms_norm_eps)
         entering.append(hidden)
         if not aux_layers:

@@ -11,6 +11,7 @@ from torch import Tensor
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.draft.logits import OutputProjection
 from specgraph.parallel import RankPlace
+from specgraph_models.delta import DeltaConfig, Recur
 
 
 class TargetOutput(NamedTuple):
@@ -46,13 +47,21 @@ class Target(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def forward(self, token_ids: Tensor, attend: Attend, aux_layers: Sequence[int] = ()) -> TargetOutput:
+    @property
+    def recurrent_layers(self) -> Sequence[DeltaConfig]:
+        """Return the sizes of the layers with a state per request in place of keys and values. Empty if it has none."""
+        ...
+
+    def forward(
+        self, token_ids: Tensor, attend: Attend, aux_layers: Sequence[int] = (), recur: Recur | None = None
+    ) -> TargetOutput:
         """Run the model over token_ids, int64 [T]. `attend` rotates, by the positions of its metadata.
 
         Args:
             aux_layers: the hidden states to return as `aux_hidden`. State k is the residual stream that enters layer k:
                 0 is the embedding, num_layers is the last layer's output before the final norm, and num_layers + 1 is
                 the state after the final norm. If empty, `aux_hidden` is `hidden` (EAGLE-1, MTP).
+            recur: runs rows through the states of recurrent layers. None if the model has none.
         """
         ...
 

@@ -1,4 +1,7 @@
-"""Every supported target with every kind of drafter: it decodes the target's own tokens."""
+"""Every supported target with every kind of drafter: it decodes the target's own tokens.
+
+`test_recurrent_targets.py` has the targets with recurrent layers.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,17 @@ import torch
 from draft.pairs import DRAFTERS, HIDDEN, VOCAB, make_head, make_target
 from small_targets import TARGETS
 from specgraph_models.checkpoints import load_target
-from specgraph_models.checkpoints.architectures import ARCHITECTURES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MATRIX = {
     name: {kind: list(DTYPES)[(row + column) % 3] for column, kind in enumerate(DRAFTERS)}
-    for row, name in enumerate(ARCHITECTURES)
+    for row, name in enumerate(TARGETS)
 }
 """Target -> kind of drafter -> dtype: each target with each drafter once, each of the two in each dtype."""
 PROMPTS = ([5, 9, 2], [40, 1, 17, 8, 8, 30, 2])
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", TARGETS)
 @torch.inference_mode()
 def test_every_drafter_drafts_for_it(name, tmp_path, random_model, decoded):
     architecture, config = TARGETS[name]

@@ -34,7 +34,7 @@ class Architecture:
     partly_rotated: bool = False
     """True if `partial_rotary_factor` may be less than 1: a share of each head is then rotated."""
     hybrid: bool = False
-    """True if layers of the target may have linear attention. Layers of its MTP modules have full attention."""
+    """True if layers of the target may be recurrent, with linear attention. Its MTP modules have full attention."""
 
     @property
     def always(self) -> Mapping[str, bool]:
@@ -53,6 +53,12 @@ _BIASES = {"attention_bias": ("qkv_bias", "output_bias")}
 
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
 _MISTRAL = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
+
+_QWEN_HYBRID = {"max_position_embeddings": 32768, "head_dim": 256, "partial_rotary_factor": 0.25}
+_QWEN_HYBRID_MOE = {**_QWEN_HYBRID, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+_hybrid = partial(
+    Architecture, model={"qk_norm": True, "norm_offset": 1.0}, switches=_BIASES, partly_rotated=True, hybrid=True
+)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(switches={**_BIASES, "mlp_bias": ("mlp_bias",)}, sliding="never"),
@@ -139,17 +145,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         sliding="never",
     ),
-}
-"""`model_type` -> architecture."""
-
-_QWEN_HYBRID = {"max_position_embeddings": 32768, "head_dim": 256, "partial_rotary_factor": 0.25}
-_QWEN_HYBRID_MOE = {**_QWEN_HYBRID, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
-_hybrid = partial(
-    Architecture, model={"qk_norm": True, "norm_offset": 1.0}, switches=_BIASES, partly_rotated=True, hybrid=True
-)
-
-MTP_ARCHITECTURES: Mapping[str, Architecture] = {
-    **ARCHITECTURES,
     "qwen3_next": _hybrid(
         {**_QWEN_HYBRID_MOE, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10}
     ),
@@ -157,6 +152,11 @@ MTP_ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3_5_moe_text": _hybrid(
         {**_QWEN_HYBRID_MOE, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8}
     ),
+}
+"""`model_type` -> architecture."""
+
+MTP_ARCHITECTURES: Mapping[str, Architecture] = {
+    **ARCHITECTURES,
     "deepseek_v32": Architecture(
         {**ARCHITECTURES["deepseek_v3"].absent_keys, "max_position_embeddings": 163840, "index_topk": 2048},
         sliding="never",

@@ -33,9 +33,13 @@ RANGES: Mapping[str, Range] = {
         (1, 1 << 14, "num_attention_heads num_key_value_heads"),
         (2, 4096, "head_dim qk_rope_head_dim"),
         (1, 4096, "qk_nope_head_dim v_head_dim"),
+        (1, 1 << 14, "linear_num_key_heads linear_num_value_heads"),
+        (1, 1024, "linear_key_head_dim linear_value_head_dim"),
+        (2, 64, "linear_conv_kernel_dim"),
         # layers, and the periods in which their kind changes
         (1, 4096, "num_hidden_layers num_target_layers decoder_sparse_step"),
         (1, 4096, "sliding_window_pattern"),
+        (1, 4096, "full_attention_interval"),
         (0, 4096, "first_k_dense_replace"),
         (0, 1 << 20, "max_window_layers"),
         # experts

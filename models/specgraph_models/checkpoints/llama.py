@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from specgraph_models.checkpoints.architectures import ARCHITECTURES
 from specgraph_models.checkpoints.config_source import ConfigSource
+from specgraph_models.checkpoints.delta import load_delta
 from specgraph_models.checkpoints.drafter import DrafterFolder
 from specgraph_models.checkpoints.experts import load_experts
 from specgraph_models.checkpoints.folder import CheckpointFolder
@@ -103,11 +104,14 @@ def load_decoder_layer(
         config: the sizes, and the optional tensors that exist.
         input_size: columns of the query, key and value projections. None for `hidden_size` (EAGLE-3: twice that).
         input_norm: False if there is no `prefix.input_layernorm`.
-        index: the layer's number, which decides if it has a mixture of experts. None for a layer beyond the model's own
-            (an MTP module), which has a mixture if any layer has.
+        index: the layer's number, which decides if it has a mixture of experts, and if it is recurrent. None for a
+            layer beyond the model's own (an MTP module), which has a mixture if any layer has, and attention.
     """
     linears, ranks = _linears(config, input_size or config.hidden_size), config.tensor_parallel
     tensors: dict[str, Any] = {}
+    recurrent = index is not None and any(config.recurrent[index : index + 1])
+    if recurrent and config.delta is not None:
+        tensors |= load_delta(folder, prefix, config.delta, config.hidden_size)
     if config.latent is not None:
         packed, tensors["latent"] = load_latent(folder, prefix, config, config.latent)
         tensors["qkv"] = Weight(packed)
@@ -117,7 +121,7 @@ def load_decoder_layer(
         if field not in tensors:
             tensors[field] = _read(folder, prefix, linear, config.packed_projections)
     for field, (name, size) in _norms(config).items():
-        if input_norm or field != "input_norm":
+        if (input_norm or field != "input_norm") and not (recurrent and name.startswith("self_attn")):
             tensors[field] = norm_weight(folder, f"{prefix}.{name}.weight", size, config)
     if config.sinks:
         share = ranks.share(0, config.num_heads)
@@ -194,6 +198,11 @@ def load_draft_model(opened: DrafterFolder) -> DraftModelHead:
     counts. Rows beyond it are left out, and tokens that the draft model lacks are never drafted.
     """
     config, target = model_config(opened.layers), opened.target
+    if config.delta is not None:
+        raise CheckpointError(
+            f"{opened.layers.name}: a {config.architecture} model has recurrent layers, whose states are kept for "
+            "targets alone; draft with its MTP module, an EAGLE-3 or DFlash head, n-grams, or a model without them"
+        )
     if abs(config.vocab_size - target.vocab_size) > MOST_PADDING:
         raise CheckpointError(
             f"{opened.layers.name}: the draft model has vocabulary {config.vocab_size}, the target has "

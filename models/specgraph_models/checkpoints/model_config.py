@@ -8,6 +8,7 @@ import torch
 
 from specgraph_models.checkpoints.architectures import ARCHITECTURES, OF_TENSORS, Architecture, with_absent_keys
 from specgraph_models.checkpoints.config_source import ConfigSource
+from specgraph_models.checkpoints.delta import delta_config
 from specgraph_models.checkpoints.experts import experts_config
 from specgraph_models.checkpoints.files import shown
 from specgraph_models.checkpoints.latent import DEEPSEEK, latent_config
@@ -60,10 +61,14 @@ def model_config(
     else:
         num_kv_heads, rotary_dim, head_dim = 1, latent.rotated, latent.rotated + latent.rank
     num_layers = source.integer("num_hidden_layers")
+    delta, recurrent, whole = None, (), default_architecture is None
     if row.hybrid:
-        window, sliding = _full_attention(source)
+        window, sliding = None, ()
+        if whole:
+            delta, recurrent = delta_config(source, num_layers)
+        _take_hybrid_keys(source)
     else:
-        window, sliding = _sliding_layers(source, architecture, row, num_layers, default_architecture is None)
+        window, sliding = _sliding_layers(source, architecture, row, num_layers, whole)
     rotary, sliding_rotary = rotary_by_kind(source) if gemma else (rotary_config(source), None)
     if rotary.kind == "longrope" and len(rotary.long_factors) != rotary_dim // 2:
         raise source.fail(
@@ -97,6 +102,8 @@ def model_config(
         output_gate=row.hybrid and source.boolean("attn_output_gate", True),
         experts=experts,
         latent=latent,
+        delta=delta,
+        recurrent=recurrent,
         **fields,
     )
 
@@ -144,13 +151,12 @@ def require_full_attention(config: ModelConfig, name: str) -> None:
         )
 
 
-def _full_attention(source: ConfigSource) -> tuple[None, tuple[bool, ...]]:
-    """Return no sliding window, and take the keys about the target's own layers of linear attention."""
+def _take_hybrid_keys(source: ConfigSource) -> None:
+    """Take the keys about a target's own recurrent layers, which its MTP modules do not have, and about pictures."""
     source.taken.update(key for key in source.values if key.startswith(("linear_", "mamba_")))
     source.taken.update(("layer_types", "full_attention_interval"))
     for name in ("rope_parameters", "rope_scaling"):  # in text, all sections of mrope have the same position
         source.section(name).taken.update(("mrope_section", "mrope_interleaved"))
-    return None, ()
 
 
 def _sliding_layers(

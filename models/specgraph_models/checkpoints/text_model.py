@@ -54,7 +54,7 @@ def text_source(source: ConfigSource) -> ConfigSource:
     source.taken.update(key for key in source.values if key in _ANYWHERE or _OTHER_KEYS.fullmatch(key))
     outside = {key: source.values[key] for key in _ANYWHERE if source.has(key)}
     tied = {"tie_word_embeddings": True} if source.values.get("tie_word_embeddings") is True else {}
-    default = {"model_type": WRAPPERS[kind]} if (kind := source.values.get("model_type")) in WRAPPERS else {}
+    default = {key: WRAPPERS[kind] for key, kind in source.values.items() if key == "model_type" and kind in WRAPPERS}
     return replace(section, values={**default, **outside, **section.values, **tied})
 
 

@@ -130,8 +130,11 @@ def _eager(config: DraftConfig, resolution: Resolution) -> list[str]:
 
 
 def _sizes(named: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the bytes of weights, KV caches and persistent buffers. A storage with two names counts once."""
-    sizes = {"weights": 0, "kv_cache": 0, "buffers": 0}
+    """Return the bytes of weights, KV caches, recurrent states and persistent buffers.
+
+    A storage with two names counts once. A model without recurrent layers has no entry for states.
+    """
+    sizes = {"weights": 0, "kv_cache": 0, "states": 0, "buffers": 0}
     seen: set[int] = set()
     for name, tensor in named.items():
         storage = tensor.untyped_storage()
@@ -139,4 +142,4 @@ def _sizes(named: Mapping[str, Tensor]) -> dict[str, int]:
             seen.add(storage.data_ptr())
             kind = name.partition(".")[0]
             sizes[kind if kind in sizes else "buffers"] += storage.nbytes()
-    return sizes
+    return sizes if sizes["states"] else {kind: size for kind, size in sizes.items() if kind != "states"}

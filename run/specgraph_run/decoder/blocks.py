@@ -29,14 +29,23 @@ class CacheSize:
     max_model_len: int
     num_bytes: int
     """The bytes of all caches together."""
+    max_num_requests: int = 0
+    state_bytes: int = 0
+    """The bytes of the states of recurrent layers, for `max_num_requests` requests and the null slot. 0 if the target
+    has no such layer."""
 
     def __str__(self) -> str:
         tokens = (self.num_blocks - 1) * self.block_size
-        size = f"{self.num_bytes / GIB:.2f} GiB" if self.num_bytes >= GIB / 10 else f"{self.num_bytes / 2**20:.1f} MiB"
+        states = f"; recurrent states of {self.max_num_requests} requests: {_shown(self.state_bytes)}"
         return (
-            f"KV cache of {size}: {self.num_blocks} blocks of {self.block_size}, {tokens} "
+            f"KV cache of {_shown(self.num_bytes)}: {self.num_blocks} blocks of {self.block_size}, {tokens} "
             f"tokens, {tokens / self.max_model_len:.1f} requests of {self.max_model_len}"
+            f"{states if self.state_bytes else ''}"
         )
+
+
+def _shown(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.1f} MiB"
 
 
 def size_cache(
@@ -49,20 +58,32 @@ def size_cache(
     num_blocks: int | None = None,
     may_shorten: bool = False,
     scratch_tokens: int = 0,
+    state_bytes: int = 0,
 ) -> CacheSize:
     """Return the cache size for a full batch of the longest requests, or the largest that fits into the memory.
 
     Args:
         bytes_per_token: keys and values of one token in all layers of target and drafter.
         max_model_len: tokens of the longest request.
-        memory: bytes that the caches may take; None if unknown.
+        memory: bytes that the caches and states may take; None if unknown.
         num_blocks: the exact number of blocks; `memory` is then ignored.
         scratch_tokens: KV slots of each request behind its longest text (`DraftConfig.scratch_tokens`).
         may_shorten: lower max_model_len to the tokens that fit, instead of raising CapacityError.
+        state_bytes: bytes of the recurrent states of one request. Each of `max_num_requests` has states of its own,
+            whatever its length, and one more slot is the null slot.
 
     Raises:
-        CapacityError: not even one request of max_model_len fits.
+        CapacityError: the states do not fit, or not even one request of max_model_len.
     """
+    states = (max_num_requests + 1) * state_bytes if state_bytes else 0
+    if memory is not None and states:
+        if states >= memory:
+            raise CapacityError(
+                f"the recurrent states of {max_num_requests} requests take {_shown(states)}, and there are "
+                f"{_shown(memory)} for them and the KV cache: lower max_num_requests (each request takes "
+                f"{_shown(state_bytes)}), or give more memory"
+            )
+        memory -= states
     per_block, per_request = bytes_per_token * block_size, -(-(max_model_len + scratch_tokens) // block_size)
     if num_blocks is None:
         num_blocks = 1 + per_request * max_num_requests
@@ -76,7 +97,7 @@ def size_cache(
                     f"{max_model_len}: lower max_model_len, or give more memory (kv_memory, memory_fraction)"
                 )
             max_model_len = tokens
-    return CacheSize(num_blocks, block_size, max_model_len, num_blocks * per_block)
+    return CacheSize(num_blocks, block_size, max_model_len, num_blocks * per_block, max_num_requests, states)
 
 
 class BlockAllocator:

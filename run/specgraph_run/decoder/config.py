@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from specgraph.config import DraftConfig
-from specgraph.errors import ConfigError
+from specgraph.errors import ConfigError, UnsupportedError
 from specgraph_run.decoder.adaptive_k import check_times
 from specgraph_run.options import DecoderOptions
 
@@ -17,6 +17,16 @@ def check_options(config: DraftConfig, options: DecoderOptions) -> None:
         check_times(options.round_times, config.sizes, config.k_candidates)
     if options.synthetic_acceptance is not None:
         acceptance_chances(options.synthetic_acceptance, config.num_speculative_tokens)
+
+
+def check_recurrent(config: DraftConfig, options: DecoderOptions) -> None:
+    """Raise UnsupportedError if options ask for passes that a target with recurrent layers cannot run."""
+    asked = "draft trees" if config.tree is not None else "verified_drafts" if options.verified_drafts else None
+    if asked is not None:
+        raise UnsupportedError(
+            f"{asked}: the target has recurrent layers (gated delta nets), whose states follow one chain of K drafts "
+            "per request; leave the option out"
+        )
 
 
 def acceptance_chances(synthetic: float | Sequence[float], num_speculative_tokens: int) -> tuple[float, ...]:

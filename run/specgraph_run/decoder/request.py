@@ -133,6 +133,9 @@ class Running:
     row: int = 0
     """The request's row in the last round: the index of its draft tokens, block table, temperature and seed."""
 
+    slot: int = 0
+    """The request's slot among the states of recurrent layers. 0 while it waits, and without such layers."""
+
     num_sampled: int = 0
     """The number of tokens that the last round sampled, before a stop token or the limit cut them."""
 

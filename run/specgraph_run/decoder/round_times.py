@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from specgraph_models.ops.delta import NULL_STATE
 
 from specgraph.attention import NULL_BLOCK
 from specgraph.config import DraftConfig
@@ -42,6 +43,8 @@ def measure_round_times(stages: RoundStages, drafter: Drafter) -> RoundTimes:
     memory.start_positions.fill_(-1)
     memory.num_sampled.zero_()
     memory.block_table.fill_(NULL_BLOCK)
+    if target.states is not None:
+        target.states.slot_of_block.fill_(NULL_STATE)
     for cache in (*target.caches, *drafter.caches):
         cache.key.zero_()
         cache.value.zero_()
@@ -61,6 +64,9 @@ def _make_live(target: TargetRunner, size: int) -> None:
     columns = min(-(-tokens // config.block_size), memory.block_table.shape[1])
     table = torch.arange(size * columns, dtype=torch.int32).view(size, columns) % blocks + 1
     memory.block_table[:size, :columns].copy_(table)
+    if (states := target.states) is not None:
+        for row, first in enumerate(table[:, 0].tolist()):
+            states.take(first, row + 1)
     sampled, g = memory.sampled_token_ids, torch.Generator().manual_seed(0)
     sampled.copy_(torch.randint(0, target.model.vocab_size, tuple(sampled.shape), generator=g))
 
@@ -73,6 +79,8 @@ def _rounds(stages: RoundStages, size: int, k: int) -> Callable[[], None]:
         memory.num_sampled[:size].fill_(1)
         memory.sampled_token_ids.clamp_(min=0)  # an inert request left -1
         memory.start_positions[:size].fill_(_start(stages.target.config))
+        if stages.target.states is not None:
+            stages.target.states.covered.fill_(_start(stages.target.config))
         for _ in range(_ROUNDS):
             host = None
             if stages.target.attention.host_parameters:

@@ -22,6 +22,7 @@ from specgraph_run.decoder.joining import join_round
 from specgraph_run.decoder.metrics import AcceptanceMetrics
 from specgraph_run.decoder.request import Running
 from specgraph_run.decoder.round_stages import HostState, RoundStages
+from specgraph_run.decoder.states import free_slot
 from specgraph_run.decoder.verify_buffers import logprobs_of
 
 
@@ -123,6 +124,9 @@ class Rounds:
     def join(self, state: Running) -> None:
         """Prefill a request that has its KV blocks, and let it take part in the next round."""
         state.row = row = next((row for row, other in enumerate(self.rows) if other is None), len(self.rows))
+        if (states := self.target.states) is not None:
+            state.slot = free_slot(other.slot for other in self.running)
+            states.take(state.blocks[0], state.slot)
         self.rows = [*self.rows[:row], state, *self.rows[row + 1 :]]
         join_round(self.target, self.drafter, state, self._query_len, self._agreed.prefill_rows, self._passed)
         self._joined.append((state, row))

@@ -11,6 +11,7 @@ from specgraph_models.target import Target
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend, KVCache
+from specgraph.attention.caches import num_blocks
 from specgraph.capture import (
     MakeAttend,
     ModelRunner,
@@ -23,7 +24,9 @@ from specgraph.config import DraftConfig
 from specgraph.device import Platform
 from specgraph.draft import Drafter
 from specgraph.draft.batch import allocate_shared
+from specgraph_run.decoder.config import check_recurrent
 from specgraph_run.decoder.sampling_buffers import SamplingBuffers
+from specgraph_run.decoder.states import RequestStates
 from specgraph_run.decoder.verify import VerifyProgram
 from specgraph_run.decoder.verify_rows import VerifyRows
 from specgraph_run.options import DecoderOptions
@@ -52,6 +55,8 @@ class TargetRunner(ModelRunner):
                 passes, hidden states of prefill passes. Positions, block tables, temperatures and seeds are shared.
             sampling: the sampling parameters of the requests, which the drafter has too. None if they have none.
         """
+        if target.recurrent_layers:
+            check_recurrent(config, options)
         super().__init__(target, caches, platform, config, attention)
         self.model, self.config, self.options, self.sampling = target, config, options, sampling
         if drafter is None:
@@ -62,7 +67,18 @@ class TargetRunner(ModelRunner):
         if options.logprobs:
             tokens = self.shared.sampled_token_ids
             self.shared = replace(self.shared, logprobs=torch.zeros_like(tokens, dtype=torch.float32))
-        given = target, self.stack, config, options, sampling
+        self.states: RequestStates | None = None
+        """The states of the recurrent layers. None if the target has none."""
+        if target.recurrent_layers:
+            self.states = RequestStates(
+                target.recurrent_layers,
+                max_num_requests=config.max_num_requests,
+                most_rows=max(lens),
+                num_blocks=num_blocks(self.caches),
+                dtype=target.dtype,
+                device=platform.device,
+            )
+        given = target, self.stack, config, options, self.states, sampling
         self.verify_programs: dict[bool, VerifyProgram] = {}
         """The verify of chains (key False), of trees (key True), or both."""
         if lens:
@@ -82,7 +98,8 @@ class TargetRunner(ModelRunner):
 
     def read_set(self) -> dict[str, Tensor]:
         """Return every persistent tensor that a target graph may touch, by name."""
-        return super().read_set() | {"prefill.logits": self.prompt_logits}
+        states = {} if self.states is None else self.states.named_tensors()
+        return super().read_set() | states | {"prefill.logits": self.prompt_logits}
 
     def verify(self, ready: Pass, start_positions: Sequence[int] = ()) -> None:
         """Run a verify over the rows in the buffers. Its results are in `shared` until the next pass.
@@ -111,7 +128,11 @@ class TargetRunner(ModelRunner):
 
 
 def _prefill_rows(program: VerifyProgram, logits: Tensor, b: PrefillBuffers, make_attend: MakeAttend) -> None:
-    out = program.target.forward(b.token_ids, make_attend(b.metadata, 0), program.aux_layers)
+    recur = None
+    if program.states is not None:
+        rows = b.token_ids.shape[0]
+        recur = program.states.begin(b.first_position, b.num_rows, b.block_table, rows, commits=True)
+    out = program.target.forward(b.token_ids, make_attend(b.metadata, 0), program.aux_layers, recur)
     if b.aux_hidden.shape[1]:
         b.aux_hidden.copy_(program.drafter_hidden(out))
     logits.copy_(program.target.logits(out.hidden[b.last_row]))

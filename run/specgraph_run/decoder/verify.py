@@ -18,6 +18,7 @@ from specgraph.errors import ConfigError, UnsupportedError
 from specgraph_run.decoder import ops as decoder_ops
 from specgraph_run.decoder.move_rows import move_rows
 from specgraph_run.decoder.sampling_buffers import SamplingBuffers
+from specgraph_run.decoder.states import RequestStates
 from specgraph_run.decoder.verify_buffers import VerifyBuffers, allocate_verify, logprobs_of
 from specgraph_run.decoder.verify_rows import ToVerify, TreeRows, VerifyRows
 from specgraph_run.options import DecoderOptions
@@ -38,6 +39,7 @@ class VerifyProgram(Program):
         stack: AttentionStack,
         config: DraftConfig,
         options: DecoderOptions,
+        states: RequestStates | None,
         sampling: SamplingBuffers | None,
         query_lens: Sequence[int],
         drafter: Drafter | None,
@@ -47,6 +49,7 @@ class VerifyProgram(Program):
         """
         Args:
             stack: the target's attention and KV caches.
+            states: the states of its recurrent layers. None if it has none.
             sampling: the sampling parameters of the requests. None if they have none.
             query_lens: the numbers of rows per request that the results of a verify may have, ascending.
             drafter: the drafter of the verified drafts. None if the target decodes alone.
@@ -63,6 +66,7 @@ class VerifyProgram(Program):
         if tree is not None:
             check_trees(stack.backend, stack.layers, target.dtype, config.block_size)
         self.target, self.config, self.options, self.tree = target, config, options, tree
+        self.states = states
         self.aux_layers: Sequence[int] = () if drafter is None else drafter.head.aux_layers
         self._caches, self._query_lens, self._sampling = stack.caches, query_lens, sampling
         self._vocab_map = None if drafter is None else drafter.head.draft_to_target
@@ -115,7 +119,10 @@ class VerifyProgram(Program):
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             self._begin(b, query_len)
-            out = self.target.forward(b.token_ids, make_attend(b.metadata, 0), self.aux_layers)
+            recur = None
+            if self.states is not None:
+                recur = self.states.begin(b.batch.start_positions, None, b.batch.block_table, query_len, commits=False)
+            out = self.target.forward(b.token_ids, make_attend(b.metadata, 0), self.aux_layers, recur)
             hidden = self.drafter_hidden(out)
             if b.path is None and b.batch.aux_hidden.shape[1]:
                 b.batch.aux_hidden.copy_(b.by_row(hidden))

@@ -44,9 +44,10 @@ from specgraph.draft.ngram import NgramHead
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.validation import MOST_POSITIONS, checked
 from specgraph_run.decoder.blocks import GIB, CacheSize, cache_dtype, size_cache
-from specgraph_run.decoder.config import check_options
+from specgraph_run.decoder.config import check_options, check_recurrent
 from specgraph_run.decoder.decoder import SpeculativeDecoder
 from specgraph_run.decoder.layout import ParallelLayout, join_layout, leave_on_error
+from specgraph_run.decoder.states import bytes_per_request
 from specgraph_run.options import NGRAM, DecoderOptions, GeneratorOptions
 from specgraph_run.text.generator import TextGenerator
 
@@ -248,6 +249,7 @@ def load_models(
         raise ConfigError(f"num_modules {options.num_modules}: ngram has none; it is for mtp alone")
     vocabulary = draft_vocabulary(options.draft_vocab, target, draft)
     dtype, length, tree = dtype_named(options.dtype), options.max_model_len, options.draft_tree
+    requests = options.max_num_requests
     if dtype is None and platform.device.type == "cpu":
         dtype, _ = cpu_dtype(target)
     keep_fp8 = options.fp8_weights == "keep"
@@ -266,6 +268,8 @@ def load_models(
     collectives = "anywhere" if split.has_collectives else "none"
     resolve(options.decode, platform.capabilities, (), options.prefill, collectives)  # refuses before weights are read
     model = load_target(target, platform.device, dtype, length, split, keep_fp8)
+    if model.recurrent_layers:
+        check_recurrent(draft_config(options, model.max_model_len), options)
     head: Head | None = None
     decoders: list[LlamaTarget | LoadedHead] = [model]
     text_bytes = 0  # per token, of a drafter that keeps the text
@@ -304,12 +308,15 @@ def load_models(
         )
         if head is not None:
             kv_bytes += -(-head.kind.bytes_per_block(head, k, attention.block_size) // attention.block_size)
+        states = bytes_per_request(model.recurrent_layers, 1 if head is None else k + 1, model.dtype)
+        kv_memory = None if options.kv_memory is None else int(options.kv_memory * GIB) + states * (requests + 1)
         cache = size_cache(
             kv_bytes,
             block_size=attention.block_size,
             max_model_len=model.max_model_len,
-            max_num_requests=options.max_num_requests,
-            memory=int(options.kv_memory * GIB) if options.kv_memory is not None else left or None,
+            max_num_requests=requests,
+            memory=kv_memory or left or None,
+            state_bytes=states,
             num_blocks=options.num_blocks,
             may_shorten=length is None,
             scratch_tokens=0 if tree is None else tree.scratch_tokens,

@@ -1,0 +1,253 @@
+"""Targets with gated delta nets: logits and greedy texts against transformers, whole rounds with scripted drafts.
+
+`SPECGRAPH_HYBRID_CONFIGS=60` runs 60 random configurations of each family, 200 random decodings and 3,000 requests.
+"""
+
+import dataclasses
+import os
+import random
+
+import pytest
+import torch
+from changed_folders import change_config, refused
+from recurrent_targets import FAMILIES, MIXTURE, SIZES, oracle_drafts, random_sizes, write_hybrid
+from specgraph_conformance.decode_rig import decoder_settings
+from specgraph_conformance.tiny_models import HIDDEN, make_head, make_recurrent_target
+from specgraph_models.checkpoints import load_drafter, load_target
+from specgraph_models.checkpoints.architectures import ARCHITECTURES
+from specgraph_models.draft_model import DraftModelHead
+from specgraph_models.parallel import TensorParallel
+from specgraph_run.decoder import Request, SpeculativeDecoder
+from specgraph_run.decoder.blocks import size_cache
+from specgraph_run.decoder.states import bytes_per_request, free_slot
+
+from specgraph.attention import PagedAttention, PagedHostAttention
+from specgraph.cpu import CpuPlatform
+from specgraph.draft import DraftTree
+from specgraph.draft.ngram_head import NgramHead
+from specgraph.errors import CapacityError, ConfigError, UnsupportedError
+
+CONFIGS = int(os.environ.get("SPECGRAPH_HYBRID_CONFIGS", "1"))
+IS_LONG = CONFIGS > 1
+VOCAB = 120
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+def decoder_of(target, head, attention="device", **changes):
+    """A decoder of up to two requests; its prefill passes have up to 8 rows."""
+    settings = {
+        "num_speculative_tokens": 3, "max_num_requests": 2, "max_model_len": 64, "block_size": 4, "capture_sizes": [2],
+        "prefill": "eager", "prefill_sizes": [8], "decode": "eager", **changes,
+    }  # fmt: skip
+    platform = CpuPlatform()
+    config, options = decoder_settings(**settings)
+    backend = PagedHostAttention(platform) if attention == "host" else PagedAttention()
+    made = SpeculativeDecoder(target, head, platform, config, options, query_len=config.query_len, attention=backend)
+    made.capture()
+    return made
+
+
+def closed(decoder):
+    decoder.close()
+    decoder.platform.close()
+
+
+def texts(decoder, prompts, max_tokens):
+    return [
+        r.token_ids for r in decoder.generate([Request(prompt_token_ids=p, max_tokens=max_tokens) for p in prompts])
+    ]
+
+
+def theirs(model, prompts, max_tokens):
+    def greedy(prompt):
+        ids = torch.tensor([prompt])
+        made = model.generate(ids, max_new_tokens=max_tokens, do_sample=False, eos_token_id=None)
+        return made[0, len(prompt) :].tolist()
+
+    return [greedy(prompt) for prompt in prompts]
+
+
+def some_prompts(seed, lengths):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, VOCAB, (n,), generator=g).tolist() for n in lengths]  # transformers masks token 0, padding
+
+
+@pytest.mark.parametrize("seed", range(CONFIGS))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_texts_are_those_of_transformers(family, seed, tmp_path):
+    """Logits of prompts in one to three chunks, then greedy texts through rounds with drafts, some of them wrong."""
+    rng = random.Random(f"{family} {seed}")
+    model = write_hybrid(family, tmp_path, seed, **random_sizes(family, rng))
+    target = load_target(tmp_path, max_model_len=64)
+    k = rng.randint(1, 5)
+    prompts = some_prompts(seed, [rng.randint(1, 8), rng.randint(9, 24), k + 1])
+    expected = theirs(model, prompts, 14)
+    decoder = decoder_of(target, NgramHead(VOCAB, 2, 1), num_speculative_tokens=k, decode="merged")
+    for prompt in prompts:
+        texts(decoder, [prompt], 1)
+        logits = model(torch.tensor([prompt])).logits[0, -1]
+        torch.testing.assert_close(decoder.target.prompt_logits[0], logits, rtol=0, atol=1e-4)
+    oracle_drafts(decoder, {tuple(p): p + t for p, t in zip(prompts, expected, strict=True)}, rng)
+    assert texts(decoder, prompts, 14) == expected
+    assert decoder.metrics.mean_acceptance_length > 1
+    closed(decoder)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """A target with a vocabulary of 64, a recurrent layer and one with attention."""
+    return make_recurrent_target(3, CPU)
+
+
+def alone(target, prompts, max_tokens, query_len):
+    """The greedy text of each prompt, decoded without a drafter, at the shape of the verify."""
+    decoder = decoder_of(target, None, num_speculative_tokens=query_len - 1, max_num_requests=1, capture_sizes=[1])
+    found = [texts(decoder, [prompt], max_tokens)[0] for prompt in prompts]
+    closed(decoder)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(200 if IS_LONG else 3))
+def test_rejections_at_every_place_against_no_drafting(seed, tiny):
+    """K changes from round to round, also to 0; requests join and leave; prompts of one to three chunks."""
+    rng = random.Random(seed)
+    k = rng.randint(1, 5)
+    lengths = [rng.choice([1, 2, 3, 4, k, k + 1, k + 2, 7, 8, 9, 17]) for _ in range(4)]
+    g = torch.Generator().manual_seed(seed)
+    prompts = [torch.randint(0, 64, (n,), generator=g).tolist() for n in lengths]
+    expected = alone(tiny, prompts, 20, k + 1)
+    decoder = decoder_of(
+        tiny, NgramHead(64, 2, 1), rng.choice(["device", "host"]), num_speculative_tokens=k,
+        decode=rng.choice(["eager", "step", "merged"]), capture_sizes=[1, 2], rounds_ahead=rng.randint(0, 1),
+        draft_schedule={1: k, 2: rng.randint(0, k)}, prefill=rng.choice(["auto", "eager"]),
+    )  # fmt: skip
+    oracle_drafts(decoder, {tuple(p): p + t for p, t in zip(prompts, expected, strict=True)}, rng)
+    states = decoder.target.states
+    for layer in states.layers:  # what a last owner may have left
+        for tensor in layer:
+            tensor.fill_(rng.choice([float("nan"), 3.0]))
+    assert texts(decoder, prompts, 20) == expected
+    assert all(bool(tensor[0].isnan().all()) or bool((tensor[0] == 3).all()) for tensor in states.layers[0]), (
+        "null slot"
+    )
+    closed(decoder)
+
+
+def test_cancelled_requests_leave_their_slots(tiny):
+    """The slots of running requests are the lowest ones, each taken once, whatever came and went before."""
+    assert [free_slot(taken) for taken in ((), (1,), (2, 3), (1, 2), (3, 1))] == [1, 2, 1, 3, 2]
+    rng, prompts = random.Random(1), [[1 + i, 9, 40 - i][: 1 + i % 3] for i in range(9)]
+    expected = alone(tiny, prompts, 6, 4)
+    decoder = decoder_of(tiny, NgramHead(64, 2, 1), decode="merged", rounds_ahead=1)
+    live, done, asked = {}, 0, 0
+    while done < (3000 if IS_LONG else 40):
+        while len(live) < 4:
+            prompt = prompts[asked % 9]
+            live[decoder.add(Request(prompt_token_ids=prompt, max_tokens=6))] = (expected[asked % 9], [])
+            asked += 1
+        if rng.random() < 0.3:
+            decoder.cancel(rng.choice(list(live)))
+        slots = [state.slot for state in decoder.rounds.running]
+        assert len({*slots}) == len(slots)
+        assert {*slots} <= {1, 2}
+        for chunk in decoder.step():
+            text, seen = live[chunk.request]
+            seen += chunk.token_ids
+            assert seen == text[: len(seen)]
+            if chunk.finish_reason is not None:
+                assert chunk.finish_reason == "cancelled" or seen == text
+                del live[chunk.request]
+                done += 1
+    closed(decoder)
+
+
+def test_every_k_by_measured_times(tiny):
+    """Timed rounds leave no state behind."""
+    head = make_head("eagle", 3, CPU)
+    prompts = [[5, 9, 2], [40, 1, 17, 8, 8, 30, 2]]
+    decoder = decoder_of(tiny, head, num_speculative_tokens=3, k_candidates=(1, 3), capture_sizes=[1, 2])
+    assert texts(decoder, prompts, 12) == alone(tiny, prompts, 12, 4)
+    closed(decoder)
+
+
+def test_a_folders_mtp_module_drafts_for_it(tmp_path):
+    """Of a whole folder of Qwen3-Next, through graphs, with its sizes in `explain` and in the description."""
+    from safetensors.torch import load_file, save_file
+
+    model = write_hybrid("qwen3_next", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    layer = {n.replace("model.layers.3.", "mtp.layers.0."): t.clone() for n, t in tensors.items() if ".layers.3." in n}
+    parts = {f"mtp.{n}.weight": torch.zeros(32) for n in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    fc = {"mtp.fc.weight": torch.randn(32, 64, generator=torch.Generator().manual_seed(1)) * 0.2}
+    save_file({**tensors, **layer, **parts, **fc}, tmp_path / "model.safetensors")
+    target = load_target(tmp_path, max_model_len=64)
+    prompts = some_prompts(4, [5, 13])
+    decoder = decoder_of(target, load_drafter(tmp_path, target), decode="merged", prefill="auto")
+    assert texts(decoder, prompts, 10) == theirs(model, prompts, 10)
+    closed(decoder)
+
+
+def test_sizes():
+    """Qwen3-Next-80B-A3B and Qwen3.5-27B, K = 3: the arithmetic of ADR 12."""
+    from specgraph_models.delta import DeltaConfig
+
+    def mib(layers, heads, k):
+        each = DeltaConfig(key_heads=16, value_heads=heads, key_size=128, value_size=128, kernel=4)
+        return bytes_per_request([each] * layers, k + 1, torch.bfloat16) / 2**20
+
+    assert [round(mib(36, 32, k), 1) for k in (3, 5)] == [82.7, 87.2]
+    assert [round(mib(48, 48, k), 1) for k in (3, 5)] == [162.6, 170.5]
+    given = {"block_size": 16, "max_model_len": 4096, "max_num_requests": 64, "state_bytes": 83 << 20}
+    size = size_cache(24576, memory=40 << 30, **given)
+    assert size.num_bytes + size.state_bytes <= 40 << 30
+    assert "recurrent states of 64 requests: 5.27 GiB" in str(size)
+    with pytest.raises(CapacityError, match=r"states of 64 requests take 5.27 GiB.*lower max_num_requests"):
+        size_cache(24576, memory=5 << 30, **given)
+
+
+def test_absent_keys_are_those_of_the_class():
+    transformers = pytest.importorskip("transformers")
+    for family, (_, name) in FAMILIES.items():
+        chosen = getattr(transformers, name)
+        defaults = {field.name: field.default for field in dataclasses.fields(chosen)}
+        defaults["partial_rotary_factor"] = chosen().rope_parameters["partial_rotary_factor"]
+        absent = ARCHITECTURES[family].absent_keys
+        assert absent == {key: defaults[key] for key in absent}
+        made = chosen(**SIZES | MIXTURE)
+        sizes = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+        assert [defaults[key] for key in (*sizes, "linear_conv_kernel_dim")] == [16, 32, 128, 128, 4]
+        assert made.layer_types == ["linear_attention", "full_attention"] * 2
+
+
+def test_what_is_refused(tmp_path, tiny):
+    tree = DraftTree(num_steps=2, top_k=2, num_draft_tokens=4)
+    head = make_head("eagle", 3, CPU)
+    with pytest.raises(UnsupportedError, match="draft trees: the target has recurrent layers"):
+        decoder_of(tiny, head, num_speculative_tokens=2, tree=tree)
+    with pytest.raises(UnsupportedError, match="verified_drafts: the target has recurrent layers"):
+        decoder_of(tiny, make_head("dspark", 3, CPU), verified_drafts=1.0)
+    with pytest.raises(ConfigError, match="recurrent layers, whose states are kept for targets alone"):
+        DraftModelHead(tiny, HIDDEN)
+    write_hybrid("qwen3_next", tmp_path)
+    target = load_target(tmp_path)
+    with refused("a qwen3_next model has recurrent layers", "draft with its MTP module"):
+        load_drafter(tmp_path, target)
+    with pytest.raises(ConfigError, match="tensor parallel over 2 ranks: the qwen3_next model has recurrent layers"):
+        load_target(tmp_path, tensor_parallel=TensorParallel(0, 2, "x"))
+    for key, value in (
+        ("mamba_ssm_dtype", "bfloat16"), ("output_gate_type", "sigmoid"), ("attn_output_gate", False),
+        ("layer_types", ["linear_attention"] * 4), ("layer_types", ["full_attention"]),
+        ("linear_num_value_heads", 5), ("linear_conv_kernel_dim", 1),
+    ):  # fmt: skip
+        change_config(tmp_path, **{key: value})
+        with refused(f"'{key}'"):
+            load_target(tmp_path)
+        change_config(tmp_path, **{key: None} if key != "linear_conv_kernel_dim" else {key: 4})
+        if key.startswith("linear_num"):
+            change_config(tmp_path, linear_num_value_heads=4)
