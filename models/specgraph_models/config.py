@@ -65,6 +65,10 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     """RMS norm of each query and key head before rotation (Qwen3)."""
+    whole_qk_norm: bool = False
+    """RMS norm of all query heads at once, and of all key heads, before rotation (MiniMax-M2)."""
+    unscaled_positions: int | None = None
+    """The number of first positions whose queries are not scaled by position (Ministral 3). None if none is scaled."""
     output_gate: bool = False
     """A gate per element multiplies the attention's output. The query projection also makes the gate (Qwen3-Next)."""
     experts: ExpertsConfig | None = None
@@ -117,6 +121,11 @@ class ModelConfig:
             ranks.check_experts(self.experts.num_experts, self.experts.inner)
         if ranks.size == 1:
             return replace(self, tensor_parallel=ranks)
+        if self.whole_qk_norm:
+            raise ConfigError(
+                f"tensor parallel over {ranks.size} ranks: the {self.architecture} model normalises all heads at once, "
+                "which ranks with some heads each cannot; use one rank, or expert parallel with data parallel ranks"
+            )
         if self.delta is not None:
             raise ConfigError(
                 f"tensor parallel over {ranks.size} ranks: the {self.architecture} model has recurrent layers, whose "

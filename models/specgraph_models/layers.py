@@ -67,9 +67,9 @@ class DecoderLayer:
     input_norm: Tensor | None = None
     """[hidden_size]. None if the layer takes its input as it is (EAGLE-1)."""
     query_norm: Tensor | None = None
-    """[head_dim] (Qwen3)."""
+    """[head_dim] (Qwen3), or [num_heads * head_dim] for a norm of all heads at once (MiniMax-M2)."""
     key_norm: Tensor | None = None
-    """[head_dim] (Qwen3)."""
+    """[head_dim], or [num_kv_heads * head_dim]."""
     experts: Experts | None = None
     """The router. None unless the MLP is a mixture of experts."""
     mlp: EngineMlp | None = None
@@ -236,7 +236,14 @@ def split_heads(
     query, *gates = query.view(rows, shape.num_heads, -1).split(dim, dim=-1)
     key = key.view(rows, shape.num_kv_heads, dim)
     if layer.query_norm is not None:
-        query = rms_norm(query, layer.query_norm, eps)
+        query = _normed_heads(query, layer.query_norm, eps)
     if layer.key_norm is not None:
-        key = rms_norm(key, layer.key_norm, eps)
+        key = _normed_heads(key, layer.key_norm, eps)
     return query, key, value.view(rows, shape.num_kv_heads, dim), gates[0] if gates else None
+
+
+def _normed_heads(heads: Tensor, norm: Tensor, eps: float) -> Tensor:
+    """Return rms_norm of heads [T, heads, head_dim]: of each head, or of all at once if the norm has a factor for each
+    element of all heads."""
+    of_each = norm.shape[0] == heads.shape[-1]
+    return rms_norm(heads, norm, eps) if of_each else rms_norm(heads.flatten(1), norm, eps).view(heads.shape)

@@ -2,12 +2,15 @@
 
 import pytest
 import torch
-from changed_folders import change_config
+from changed_folders import change_config, refused
 from recurrent_targets import FAMILIES
-from small_targets import TARGETS
+from small_targets import ALIKE, TARGETS
 from specgraph_models.checkpoints import load_target
 from specgraph_models.checkpoints.architectures import ARCHITECTURES
+from specgraph_models.parallel import TensorParallel
 from specgraph_run import shipped_pair
+
+from specgraph.errors import ConfigError
 
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
 
@@ -132,6 +135,38 @@ CASES = {
         "DeepseekV3",
         {**DEEPSEEK, "sliding_window": 9, "rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 1.2}},
     ),
+    "glm-4.7-flash": (
+        "Glm4MoeLite",
+        {
+            **DEEPSEEK,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 2,
+            "mlp_layer_types": ["dense", "dense", "sparse", "sparse", "sparse"],
+        },
+    ),
+    "ministral 3": (
+        "Ministral3",
+        {
+            "head_dim": 8,
+            "rope_parameters": {
+                **YARN,
+                "original_max_position_embeddings": 128,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e3, "partial_rotary_factor": 0.5},
+        },
+    ),
     "yarn, mscale": ("Llama", {"rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 1.2}}),
     "window as long as the context": ("Mistral", {"sliding_window": 128}),
     "llama, sharded": ("Llama", {"max_shard_size": "30KB"}),
@@ -145,6 +180,7 @@ CASES = {
 def test_every_architecture_is_among_the_cases():
     compared = {architecture for architecture, _ in CASES.values()}
     known = {name for name, (architecture, _) in TARGETS.items() if architecture in compared}
+    known |= {name for name, architecture in ALIKE.items() if architecture in compared}
     assert known | FAMILIES.keys() == set(ARCHITECTURES), "test_recurrent_targets.py has the other ones"
 
 
@@ -164,6 +200,35 @@ def test_logits_and_hidden_states_agree_with_transformers(architecture, config, 
     states = torch.cat([expected.hidden_states[k][0] for k in (0, 2, 4)], dim=-1)
     torch.testing.assert_close(out.aux_hidden, states, **TOLERANCE)
     torch.testing.assert_close(out.hidden, expected.hidden_states[-1][0], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_kimi_k2_is_a_deepseek_v3_with_equal_yarn_betas(tmp_path, random_model, dense_attend):
+    rope = {**YARN, "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    model = random_model("DeepseekV3", tmp_path, **DEEPSEEK, rope_parameters=rope)
+    change_config(tmp_path, model_type="kimi_k2")
+    target = load_target(tmp_path)
+    out = target.forward(torch.arange(40), dense_attend(target.attention_layers, torch.arange(40)))
+    torch.testing.assert_close(target.logits(out.hidden), model(torch.arange(40)[None]).logits[0], **TOLERANCE)
+
+
+def test_what_the_cheap_ones_refuse(tmp_path, random_model):
+    random_model("Ministral3", tmp_path / "a", head_dim=8, max_position_embeddings=32768)
+    with refused("scales queries from position 16384 on", "max_model_len 32768", "max_model_len=16384 or less"):
+        load_target(tmp_path / "a")
+    assert load_target(tmp_path / "a", max_model_len=16384).max_model_len == 16384
+    random_model("Glm4MoeLite", tmp_path / "b", **{**DEEPSEEK, "n_group": 1, "topk_group": 1})
+    change_config(tmp_path / "b", first_k_dense_replace=3)
+    with refused("'mlp_layer_types' is", "3 dense layers first"):
+        load_target(tmp_path / "b")
+    random_model("MiniMaxM2", tmp_path / "c", head_dim=16, num_local_experts=2, num_experts_per_tok=1)
+    change_config(tmp_path / "c", rotary_dim=8, use_qk_norm=True, num_mtp_modules=3, attn_type_list=[1] * 5)
+    assert load_target(tmp_path / "c").sizes.rotary_dim == 8
+    with pytest.raises(ConfigError, match="minimax_m2 model normalises all heads at once"):
+        load_target(tmp_path / "c", tensor_parallel=TensorParallel(0, 2, "x"))
+    change_config(tmp_path / "c", attn_type_list=[1, 0, 1, 1, 1])
+    with refused("'attn_type_list' has other values than 1"):
+        load_target(tmp_path / "c")
 
 
 @torch.no_grad()

@@ -42,7 +42,11 @@ class Architecture:
         return {key: True for name, keys in _SAID_BY.items() if self.model.get(name) for key in keys}
 
 
-_SAID_BY = {"qk_norm": ("use_qk_norm", "qk_layernorm"), "norm_offset": ("use_gemma_norm",)}
+_SAID_BY = {
+    "qk_norm": ("use_qk_norm", "qk_layernorm"),
+    "whole_qk_norm": ("use_qk_norm",),
+    "norm_offset": ("use_gemma_norm",),
+}
 """Field of `ModelConfig` -> the keys of `NEUTRAL` that set it."""
 
 OF_TENSORS = ("attention_bias", "mlp_bias", "qkv_bias", "shared_expert_intermediate_size")
@@ -145,6 +149,39 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         sliding="never",
     ),
+    "kimi_k2": Architecture(sliding="never"),
+    "glm4_moe_lite": Architecture(
+        {
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 202752,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 768,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1536,
+            "routed_scaling_factor": 1.8,
+        },
+        sliding="never",
+    ),
+    "ministral3": Architecture(
+        {"rms_norm_eps": 1e-5, "max_position_embeddings": 262144, "num_key_value_heads": 8, "head_dim": 128}
+    ),
+    "minimax_m2": Architecture(
+        {
+            "max_position_embeddings": 196608,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+            "rope_theta": 5e6,
+        },
+        {"whole_qk_norm": True},
+        sliding="never",
+        partly_rotated=True,
+    ),
     "qwen3_next": _hybrid(
         {**_QWEN_HYBRID_MOE, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10}
     ),
@@ -164,24 +201,37 @@ MTP_ARCHITECTURES: Mapping[str, Architecture] = {
 }
 """`model_type` -> architecture, of targets whose MTP modules are read. The target itself may not be readable."""
 
-_GPT_OSS_ROPE = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    "original_max_position_embeddings": 4096,
+_ABSENT_ROPE: Mapping[str, Mapping[str, Any]] = {
+    "gpt_oss": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "ministral3": {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "llama_4_scaling_beta": 0.1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
 }
+"""`model_type` -> the rotation of a model without a section for it, in transformers 5."""
 
 
 def with_absent_keys(source: ConfigSource, architecture: str) -> ConfigSource:
     """Return `source` with its absent keys filled in, as transformers would read a model of `architecture`.
 
-    A key that is null stays null. The rotation of gpt-oss is the exception: without a section for it, transformers 5
-    takes YaRN's, but none if `rope_parameters` is empty and not null.
+    A key that is null stays null. Rotations of `_ABSENT_ROPE` are the exception: without a section for it,
+    transformers 5 takes YaRN's, but none if `rope_parameters` is empty and not null.
     A key that is taken from the result counts as taken from `source`.
     """
     values = {**MTP_ARCHITECTURES[architecture].absent_keys, **source.values}
-    if architecture == "gpt_oss" and values.get("rope_parameters") is None and not values.get("rope_scaling"):
-        values["rope_scaling"] = _GPT_OSS_ROPE
+    rope = _ABSENT_ROPE.get(architecture)
+    if rope is not None and values.get("rope_parameters") is None and not values.get("rope_scaling"):
+        values["rope_scaling"] = dict(rope)
     return replace(source, values=values)

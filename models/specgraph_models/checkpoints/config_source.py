@@ -31,7 +31,7 @@ RANGES: Mapping[str, Range] = {
         (1, 1 << 16, "kv_lora_rank q_lora_rank index_topk"),
         # heads
         (1, 1 << 14, "num_attention_heads num_key_value_heads"),
-        (2, 4096, "head_dim qk_rope_head_dim"),
+        (2, 4096, "head_dim qk_rope_head_dim rotary_dim"),
         (1, 4096, "qk_nope_head_dim v_head_dim"),
         (1, 1 << 14, "linear_num_key_heads linear_num_value_heads"),
         (1, 1024, "linear_key_head_dim linear_value_head_dim"),
@@ -56,6 +56,7 @@ RANGES: Mapping[str, Range] = {
         (1.0, 1e12, "rope_theta rope_local_base_freq"),
         (1.0, 1e6, "factor"),
         (1e-3, 1.0, "partial_rotary_factor"),
+        (0, 1e3, "llama_4_scaling_beta"),
         (0, 1e3, "mscale mscale_all_dim"),
         (1e-3, 1e3, "attention_factor attn_factor routed_scaling_factor swiglu_alpha"),
         (1e-3, 1e4, "swiglu_limit"),

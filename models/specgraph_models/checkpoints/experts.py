@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specgraph_models.checkpoints.config_source import ConfigSource
+from specgraph_models.checkpoints.files import shown
 from specgraph_models.checkpoints.folder import CheckpointFolder
 from specgraph_models.checkpoints.latent import DEEPSEEK
 from specgraph_models.experts import Experts, ExpertsConfig
@@ -20,7 +21,7 @@ _QWEN = ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
 
 def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> ExpertsConfig | None:
     """Return the sizes and the routing of a mixture. None if the architecture has none."""
-    if architecture not in (*_QWEN, "mixtral", "gpt_oss", "glm4_moe", *DEEPSEEK):
+    if architecture not in (*_QWEN, "mixtral", "minimax_m2", "gpt_oss", "glm4_moe", *DEEPSEEK):
         return None
     keys = ("num_experts", "num_local_experts", "n_routed_experts")
     if architecture in ("glm4_moe", *DEEPSEEK):
@@ -31,7 +32,8 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
     if top_k > num_experts:
         raise source.fail("num_experts_per_tok", f"is {top_k}, and there are {num_experts} experts")
     source.taken.update(("router_aux_loss_coef", "output_router_logits", "router_jitter_noise"))  # used in training
-    inner = source.integer("intermediate_size" if architecture in ("mixtral", "gpt_oss") else "moe_intermediate_size")
+    whole = architecture in ("mixtral", "minimax_m2", "gpt_oss")
+    inner = source.integer("intermediate_size" if whole else "moe_intermediate_size")
     sparse = [True] * num_layers
     routing: dict[str, Any] = {}
     if architecture == "gpt_oss":
@@ -39,6 +41,9 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
         routing["scoring"] = "softmax of the chosen"
         routing["alpha"] = source.number("swiglu_alpha", 1.702)
         routing["limit"] = source.number("swiglu_limit", 7.0)
+    elif architecture == "minimax_m2":
+        source.require({"scoring_func": "sigmoid", "use_routing_bias": True, "shared_intermediate_size": 0})
+        routing["scoring"] = "sigmoid"
     elif architecture in _QWEN:
         dense, every = source.integers("mlp_only_layers") or (), source.integer("decoder_sparse_step", 1)
         sparse = [i not in dense and (i + 1) % every == 0 for i in range(num_layers)]
@@ -51,10 +56,22 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
         if architecture in DEEPSEEK:  # keys of the authors' own file; transformers supports these values only
             source.require({"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1})
             source.taken.update(("ep_size", "seq_aux", "aux_loss_alpha"))  # used in training
-        first = source.integer("first_k_dense_replace", 0)
+        first = source.integer("first_k_dense_replace", int(architecture == "glm4_moe_lite"))
         sparse = [i >= first for i in range(num_layers)]
+        if architecture == "glm4_moe_lite":
+            _check_kinds(source, sparse)
         routing = _grouped(source, num_experts, top_k) | {"shared_inner": inner * source.integer("n_shared_experts", 1)}
     return ExpertsConfig(num_experts=num_experts, top_k=top_k, inner=inner, layers=tuple(sparse), **routing)
+
+
+def _check_kinds(source: ConfigSource, sparse: list[bool]) -> None:
+    """Raise CheckpointError if GLM-4.7-Flash's two keys about dense layers differ: transformers reads the list only."""
+    types = source.strings("mlp_layer_types") or ("dense", *["sparse"] * (len(sparse) - 1))
+    if [kind == "sparse" for kind in types] != sparse or not {*types} <= {"dense", "sparse"}:
+        raise source.fail(
+            "mlp_layer_types", f"is {shown(list(types))}, and 'first_k_dense_replace' has {sparse.count(False)} dense "
+            "layers first; keep the right one"
+        )  # fmt: skip
 
 
 def _grouped(source: ConfigSource, num_experts: int, top_k: int) -> dict[str, Any]:
@@ -107,7 +124,8 @@ def load_experts(
         folder.ignore({rf"{re.escape(block)}\.experts\.({others})\..*": "an expert of another rank"})
     correction = shared_gate_up = shared_down = shared_gate = None
     if config.scoring == "sigmoid":
-        correction = folder.weight(f"{block}.gate.e_score_correction_bias", (config.num_experts,), torch.float32)
+        holder = block if mixtral else f"{block}.gate"
+        correction = folder.weight(f"{holder}.e_score_correction_bias", (config.num_experts,), torch.float32)
     if size := config.shared_inner:
         shared = f"{block}.shared_expert{'' if config.shared_gated else 's'}"
         shared_gate_up = folder.stacked([f"{shared}.{name}.weight" for name in (gate, up)], [(size, hidden)] * 2)

@@ -14,7 +14,7 @@ from specgraph_models.errors import CheckpointError
 from specgraph_models.latent import LatentAttention, LatentConfig
 from specgraph_models.layers import Weight
 
-DEEPSEEK = ("deepseek_v3", "deepseek_v32")
+DEEPSEEK = ("deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe_lite")
 """The architectures with latent attention."""
 
 

@@ -78,8 +78,10 @@ def _norms(config: ModelConfig) -> dict[str, tuple[str, int]]:
     """Return the norms of a layer: field of `DecoderLayer` -> name in the checkpoint, and size."""
     hidden, head = config.hidden_size, config.head_dim
     norms = {"post_norm": ("post_attention_layernorm", hidden), "input_norm": ("input_layernorm", hidden)}
-    if config.qk_norm:
-        norms |= {"query_norm": ("self_attn.q_norm", head), "key_norm": ("self_attn.k_norm", head)}
+    if config.qk_norm or config.whole_qk_norm:
+        of_query, of_key = (config.num_heads, config.num_kv_heads) if config.whole_qk_norm else (1, 1)
+        norms["query_norm"] = ("self_attn.q_norm", of_query * head)
+        norms["key_norm"] = ("self_attn.k_norm", of_key * head)
     if config.output_norms:  # there are norms before and after attention and MLP; "post_attention" is right after it
         norms |= {
             "post_norm": ("pre_feedforward_layernorm", hidden),
@@ -166,6 +168,12 @@ def load_llama(folder: CheckpointFolder, config: ModelConfig, vocab_size: int | 
         vocab_size: rows of embedding and lm_head, if not the stored number. Rows past it are left out; missing rows are
             zeros.
     """
+    if config.unscaled_positions is not None and config.max_position_embeddings > config.unscaled_positions:
+        raise CheckpointError(
+            f"{folder.folder}: a {config.architecture} model scales queries from position {config.unscaled_positions} "
+            f"on, which is not computed here, and it would run with max_model_len {config.max_position_embeddings}: "
+            f"give max_model_len={config.unscaled_positions} or less"
+        )
     stored, wanted, ranks = config.vocab_size, vocab_size or config.vocab_size, config.tensor_parallel
     rows, prefix = ranks.vocabulary(wanted), text_prefix(folder)
 

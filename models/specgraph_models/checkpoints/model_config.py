@@ -17,6 +17,7 @@ from specgraph_models.checkpoints.rotary_config import (
     partial_rotary_factor,
     rotary_by_kind,
     rotary_config,
+    scaled_from,
 )
 from specgraph_models.config import ModelConfig
 from specgraph_models.errors import CheckpointError
@@ -69,6 +70,14 @@ def model_config(
         _take_hybrid_keys(source)
     else:
         window, sliding = _sliding_layers(source, architecture, row, num_layers, whole)
+    most = None
+    if architecture == "ministral3":
+        most = scaled_from(source)
+    elif architecture == "minimax_m2":
+        source.require({"qk_norm_type": "per_layer"})
+        source.taken.update(key for key in source.values if "mtp_" in key)  # about its MTP modules
+        if any(kind != 1 for kind in source.integers("attn_type_list") or ()):
+            raise source.fail("attn_type_list", "has other values than 1; only full attention is supported")
     rotary, sliding_rotary = rotary_by_kind(source) if gemma else (rotary_config(source), None)
     if rotary.kind == "longrope" and len(rotary.long_factors) != rotary_dim // 2:
         raise source.fail(
@@ -102,6 +111,7 @@ def model_config(
         output_gate=row.hybrid and source.boolean("attn_output_gate", True),
         experts=experts,
         latent=latent,
+        unscaled_positions=most,
         delta=delta,
         recurrent=recurrent,
         **fields,
@@ -122,6 +132,8 @@ def _head_sizes(source: ConfigSource, partly: bool, hidden_size: int, num_heads:
         raise source.fail("hidden_size", f"is {hidden_size}, not a multiple of the {num_heads} attention heads")
     head_dim = source.integer("head_dim", hidden_size // num_heads)
     rotary_dim = int(head_dim * partial_rotary_factor(source))
+    if partly and source.has("rotary_dim") and rotary_dim == head_dim:
+        rotary_dim = source.integer("rotary_dim")  # an older key (MiniMax-M2)
     if rotary_dim != head_dim and (not partly or rotary_dim % 2 or not rotary_dim):
         problem = f"is {rotary_dim / head_dim:g}, {rotary_dim} of {head_dim} elements; not supported here"
         raise source.fail("partial_rotary_factor", problem)

@@ -73,6 +73,16 @@ def partial_rotary_factor(source: ConfigSource) -> float:
     return section.number(key, source.number(key, 1.0))
 
 
+def scaled_from(source: ConfigSource) -> int | None:
+    """Return the first position with scaled queries (Ministral 3): they grow with the logarithm of the position.
+
+    None if no query is scaled.
+    """
+    section = source.section("rope_parameters" if source.section("rope_parameters").values else "rope_scaling")
+    section.taken.add("max_position_embeddings")  # a copy of the top level's
+    return section.integer(ORIGINAL) if section.number("llama_4_scaling_beta", 0.0) else None
+
+
 def _read(scaling: ConfigSource, default_theta: float, longest: int, original: int) -> RotaryConfig:
     """Return the rotation that a section describes.
 
