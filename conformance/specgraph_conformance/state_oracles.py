@@ -38,17 +38,15 @@ class DenseState:
         total = total * torch.sigmoid(total)
         query, key, value = total.split((sizes.keys, sizes.keys, sizes.values))
         b, a = gates.view(2, sizes.value_heads)
-        out = torch.empty(sizes.value_heads, sizes.value_size, dtype=torch.float64)
-        for head in range(sizes.value_heads):
-            own = head // (sizes.value_heads // sizes.key_heads)
-            q, k = (x.view(sizes.key_heads, -1)[own] for x in (query, key))
-            q, k = (x / (x.dot(x) + L2_EPS).sqrt() for x in (q, k))
-            decay = weights.decay[head].double() * torch.log1p(torch.exp(a[head] + weights.dt_bias[head].double()))
-            kept = self.state[head] * decay.exp()
-            update = (value.view(sizes.value_heads, -1)[head] - k @ kept) * torch.sigmoid(b[head])
-            self.state[head] = kept + torch.outer(k, update)
-            out[head] = (q * sizes.key_size**-0.5) @ self.state[head]
-        return out
+        heads = torch.arange(sizes.value_heads) // (sizes.value_heads // sizes.key_heads)
+        q, k = (x.view(sizes.key_heads, -1)[heads] for x in (query, key))
+        q, k = (x / (x.square().sum(1, keepdim=True) + L2_EPS).sqrt() for x in (q, k))
+        decay = weights.decay.double() * torch.log1p(torch.exp(a + weights.dt_bias.double()))
+        kept = self.state * decay.exp().view(-1, 1, 1)
+        seen = torch.einsum("hkv,hk->hv", kept, k)
+        update = (value.view(sizes.value_heads, -1) - seen) * torch.sigmoid(b)[:, None]
+        self.state = kept + torch.einsum("hk,hv->hkv", k, update)
+        return torch.einsum("hkv,hk->hv", self.state, q) * sizes.key_size**-0.5
 
 
 class DenseStates:

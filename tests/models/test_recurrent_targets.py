@@ -251,3 +251,107 @@ def test_what_is_refused(tmp_path, tiny):
         change_config(tmp_path, **{key: None} if key != "linear_conv_kernel_dim" else {key: 4})
         if key.startswith("linear_num"):
             change_config(tmp_path, linear_num_value_heads=4)
+
+
+def gguf_of(path, model, family, architecture, kind="F32"):
+    """Write a model as llama.cpp's converter does."""
+    gguf = pytest.importorskip("gguf")
+    import numpy as np
+    from gguf_files import add, byte_level
+
+    config = model.config
+    keys, values, size = (
+        getattr(config, f"linear_{n}") for n in ("num_key_heads", "num_value_heads", "value_head_dim")
+    )
+    writer = gguf.GGUFWriter(path, architecture)
+    numbers = {
+        "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers, "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads, "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim, "rope.dimension_count": config.head_dim // 4,
+        "ssm.conv_kernel": config.linear_conv_kernel_dim, "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": keys, "ssm.time_step_rank": values, "ssm.inner_size": values * size,
+        "full_attention_interval": 2,
+    }  # fmt: skip
+    if "moe" in family or family == "qwen3_next":
+        numbers |= {
+            "expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
+        }  # fmt: skip
+    else:
+        numbers["feed_forward_length"] = config.intermediate_size
+    for key, number in numbers.items():
+        writer.add_uint32(f"{architecture}.{key}", number)
+    writer.add_array(f"{architecture}.rope.dimension_sections", [2, 2, 2, 0])
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
+    writer.add_float32(f"{architecture}.rope.freq_base", config.rope_parameters["rope_theta"])
+    for key, value in byte_level("qwen35").items():
+        getattr(writer, f"add_{key}")(value)
+    tiled = np.arange(values).reshape(keys, -1).T.flatten() if family != "qwen3_next" else np.arange(values)
+    rows = (tiled[:, None] * size + np.arange(size)).flatten()
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), config.num_hidden_layers)
+    qk = 2 * keys * config.linear_key_head_dim
+    tensors = {n: t.float().numpy() for n, t in model.state_dict().items()}
+    for name in [n for n in tensors if n.endswith("in_proj_qkvz.weight")]:
+        whole = tensors.pop(name).reshape(keys, -1, config.hidden_size)
+        cuts = np.cumsum([config.linear_key_head_dim] * 2 + [values // keys * size])
+        q, k, v, z = (part.reshape(-1, config.hidden_size) for part in np.split(whole, cuts, axis=1))
+        tensors[name.replace("qkvz", "qkv")], tensors[name.replace("qkvz", "z")] = np.concatenate([q, k, v]), z
+    for name, weight in tensors.items():
+        base, _, suffix = name.rpartition(".")
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), np.split(weight, 2, axis=1), strict=True):
+                add(writer, f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight", half, kind)
+            continue
+        if name.endswith("experts.down_proj"):
+            add(writer, f"blk.{name.split('.')[2]}.ffn_down_exps.weight", weight, kind)
+            continue
+        if name.endswith(("A_log", "dt_bias")):
+            block = f"blk.{name.split('.')[2]}"
+            stored = -np.exp(weight) if suffix == "A_log" else weight
+            add(writer, f"{block}.ssm_a" if suffix == "A_log" else f"{block}.ssm_dt.bias", stored[tiled], "F32")
+            continue
+        if base.endswith("norm") and "linear_attn" not in base:
+            weight = weight + 1
+        if base.endswith(("in_proj_qkv", "conv1d")):
+            weight = np.concatenate([weight[:qk], weight[qk:][rows]]).reshape(weight.shape[0], -1)
+        elif base.endswith("in_proj_z"):
+            weight = weight[rows]
+        elif base.endswith(("in_proj_a", "in_proj_b")):
+            weight = weight[tiled]
+        elif base.endswith("linear_attn.out_proj"):
+            weight = weight[:, rows]
+        weight = weight[0] if base.endswith("shared_expert_gate") else weight
+        add(
+            writer,
+            f"{names.get_name(base)}.{suffix}",
+            np.ascontiguousarray(weight),
+            "F32" if weight.ndim == 1 else kind,
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+GGUF = {"qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gguf_files(family, tmp_path):
+    """Three value heads per key head, in llama.cpp's order; transformers reads two of the families itself."""
+    transformers = pytest.importorskip("transformers")
+    model = write_hybrid(family, tmp_path, vocab_size=400, linear_num_value_heads=6, head_dim=48)
+    path = gguf_of(tmp_path / "model.gguf", model, family, GGUF[family])
+    prompt = list(range(3, 25))
+    expected = model(torch.tensor([prompt])).logits[0, -1]
+    if family != "qwen3_next" and IS_LONG:
+        read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
+        torch.testing.assert_close(read(torch.tensor([prompt])).logits[0, -1], expected, rtol=0, atol=1e-4)
+    target = load_target(path, max_model_len=64, dtype=torch.float32)
+    decoder = decoder_of(target, None)
+    texts(decoder, [prompt], 1)
+    torch.testing.assert_close(decoder.target.prompt_logits[0], expected, rtol=0, atol=1e-4)
+    closed(decoder)

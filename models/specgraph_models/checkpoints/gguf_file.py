@@ -12,7 +12,7 @@ import mmap
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from math import prod
@@ -23,21 +23,29 @@ import torch
 from torch import Tensor
 
 from specgraph.errors import first_line
+from specgraph_models.checkpoints import gguf_delta
 from specgraph_models.checkpoints.files import checked_file, exists, read_json, shown
 from specgraph_models.errors import CheckpointError
 
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    **gguf_delta.ARCHITECTURES,
+}
 """`general.architecture` -> `model_type` of config.json."""
 
 _REQUIRED = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
 _OPTIONAL = {
+    **gguf_delta.KEYS,
+    "feed_forward_length": "intermediate_size",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "rope.freq_base": "rope_theta",
@@ -45,7 +53,7 @@ _OPTIONAL = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-_ELSEWHERE = {"vocab_size", "rope.dimension_count", "attention.value_length"}
+_ELSEWHERE = {"vocab_size", "rope.dimension_count", "attention.value_length", *gguf_delta.ELSEWHERE}
 """Keys that repeat facts of the tensors or of other keys."""
 _SCALING = {
     "factor": "factor",
@@ -78,7 +86,7 @@ END_TOKENS = frozenset((
 src/llama-vocab.cpp)."""
 _CONTROL, _USER_DEFINED = 3, 4
 """Values of `tokenizer.ggml.token_type`."""
-_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+?)(?:\.(weight|bias))?")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
 ROTATION = "rope_freqs.weight"
 """The divisors of frequencies, one per rotated pair: Llama 3's scaling, computed when the file was made."""
@@ -112,6 +120,10 @@ class GgufTensor:
     """The name of the tensor's quantisation, such as Q4_1 or F32."""
     heads: int = 0
     """The number of heads if their rows have the two elements of each rotated pair side by side. Otherwise 0."""
+    change: gguf_delta.Change | None = None
+    """The function from the stored values to a folder's. None if they are the same, in another order at most."""
+    stored_shape: tuple[int, ...] | None = None
+    """The shape in the file. None if it is `shape`."""
 
     def read(self) -> Tensor:
         """Return the tensor as float32, with its rows in a folder's order."""
@@ -119,9 +131,12 @@ class GgufTensor:
         import numpy as np
 
         kind = gguf.GGMLQuantizationType[self.kind]
-        stored = (*self.shape[:-1], _row_bytes(self.shape[-1], self.kind))
+        shape = self.stored_shape or self.shape
+        stored = (*shape[:-1], _row_bytes(shape[-1], self.kind))
         raw = np.fromfile(self.path, dtype=np.uint8, count=prod(stored), offset=self.begin)
         values = torch.from_numpy(gguf.dequantize(raw.reshape(stored), kind))
+        if self.change is not None:
+            return self.change(values)
         return values.unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten(0, 2) if self.heads else values
 
 
@@ -145,7 +160,9 @@ class GgufFile:
         architecture = self.values["general.architecture"]
         prefix = f"{architecture}."
         own = {key.removeprefix(prefix): value for key, value in self.values.items() if key.startswith(prefix)}
-        if missing := sorted(_REQUIRED.keys() - own.keys()):
+        is_hybrid = architecture in gguf_delta.ARCHITECTURES
+        required = _REQUIRED.keys() | (set() if is_hybrid else {"feed_forward_length"})
+        if missing := sorted(required - own.keys()):
             raise CheckpointError(f"{self.path} has no key '{prefix}{missing[0]}'; it is damaged, or not a whole model")
         if architecture == "llama" and own.get("expert_count"):
             raise CheckpointError(f"{self.path} is a Llama with {own['expert_count']} experts, which is not read here")
@@ -158,10 +175,12 @@ class GgufFile:
             name = (_REQUIRED | _OPTIONAL).get(key, prefix + key)
             if value != 0 or not key.startswith("expert_"):
                 config[name] = value
+        if is_hybrid:
+            config |= gguf_delta.config_of(architecture, own)
         heads, size = (own[key] for key in ("attention.head_count", "embedding_length"))
         if type(heads) is int and type(size) is int and heads > 0:
             head_dim = config.setdefault("head_dim", own.get("rope.dimension_count", size // heads))
-            for key in ("attention.value_length", "rope.dimension_count"):
+            for key in ("attention.value_length", *([] if is_hybrid else ["rope.dimension_count"])):
                 if own.get(key, head_dim) != head_dim:
                     raise CheckpointError(
                         f"{self.path}: heads have {head_dim} elements, and '{prefix}{key}' is {shown(own[key])}; only "
@@ -355,7 +374,9 @@ def _parse(path: Path, reader: _Reader) -> GgufFile:
 def _named(name: str, tensor: GgufTensor, values: Mapping[str, Any]) -> Iterator[tuple[str, GgufTensor]]:
     """Yield a tensor under its name in a folder. Of stacked experts [experts, out, in], yield each expert's matrix."""
     found = _NAME.fullmatch(name)
-    if found is None:
+    if found is not None and gguf_delta.is_of_module(found[1], values):
+        name, found = f"mtp.{name}", None  # an MTP module, which only a drafter reads
+    if found is None or (found[3] is None and found[2] != "ssm_a"):
         yield name, tensor
         return
     block, part, suffix = found.groups()
@@ -374,7 +395,11 @@ def _named(name: str, tensor: GgufTensor, values: Mapping[str, Any]) -> Iterator
         heads = heads if part == "attn_q" else values.get("llama.attention.head_count_kv", heads)
         if type(heads) is int and heads > 0 and tensor.shape[0] % (2 * heads) == 0:  # otherwise the shape is refused
             tensor = GgufTensor(tensor.path, tensor.begin, tensor.shape, tensor.kind, heads)
-    yield (f"{prefix}{_TENSORS[part]}.{suffix}" if part in _TENSORS else name), tensor
+    changed = list(gguf_delta.changes(part, suffix, tensor.shape, values))
+    for ours, shape, change in changed:
+        yield f"{prefix}{ours}", replace(tensor, shape=shape, change=change, stored_shape=tensor.shape)
+    if not changed:
+        yield (f"{prefix}{_TENSORS[part]}.{suffix}" if part in _TENSORS else name), tensor
 
 
 def _kind(path: Path, name: str, number: int) -> str:

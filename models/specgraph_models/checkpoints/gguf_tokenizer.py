@@ -21,11 +21,13 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+_QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
 _SPLITS: Mapping[str, str | None] = {
     "gpt-2": None,
     "smollm": r"\p{N}",
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    "qwen35": _QWEN35,
 }
 """`tokenizer.ggml.pre` -> the expression that splits text. None for GPT-2's alone, which also follows smollm's."""
 _SPECIAL, _USER_DEFINED = (2, 3), (4,)
@@ -66,7 +68,7 @@ def _byte_level(values: Mapping[str, Any]) -> Tokenizer:
     split = _SPLITS[values["pre"]]
     # Llama 3 keeps a word that is a token, even if no merges lead to it
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=_merges(values), ignore_merges=split == _LLAMA3))
-    if values["pre"] == "qwen2":
+    if values["pre"] in ("qwen2", "qwen35"):
         tokenizer.normalizer = normalizers.NFC()
     own = split is not None and values["pre"] != "smollm"
     bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not own)
