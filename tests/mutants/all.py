@@ -25,6 +25,7 @@ for part in (
     "ranks",
     "rarer_paths",
     "rounds",
+    "states",
     "trees",
     "usual_cases",
 ):

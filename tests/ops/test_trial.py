@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import specgraph_plugin.verify_output  # noqa: F401  (declares its op)
 import torch
-from specgraph_models.kernels import gated_linear
+from specgraph_models.kernels import model_ops
 from specgraph_plugin.kernels import verified_rounds
 from specgraph_run.decoder.kernels import sampled_verify
 from torch import Tensor
@@ -16,7 +16,7 @@ from specgraph.ops.library import declared
 
 TRIALS = {
     draft_round: ["begin_rows", "norm_linear", "paged_attention", "draft_from_logits", "advance"],
-    gated_linear: ["norm_gate_up"],
+    model_ops: ["norm_gate_up", "gated_delta_rule", "gated_norm"],
     sampled_verify: ["verify_drafts"],
     verified_rounds: ["load_verify_output"],
 }

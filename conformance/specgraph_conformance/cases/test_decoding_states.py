@@ -48,7 +48,7 @@ def test_accepted(platform: Platform, seed: int) -> None:
         Request(prompt_token_ids=torch.randint(0, VOCAB, (n,), generator=generator).tolist(), max_tokens=12)
         for n in lengths
     ]
-    with decoder(platform, prefill_sizes=(4, 16), **WITH_LOGPROBS) as made:
+    with decoder(platform, prefill_sizes=(5, 16), **WITH_LOGPROBS) as made:
         results = made.generate(asked)
         expect_targets_logprobs(made, asked, results)
         accepted = made.metrics.accepted
@@ -70,21 +70,33 @@ def test_schedule(platform: Platform, seed: int) -> None:
 
 @case(
     "decoding.states-of-a-new-request",
-    "A request starts from zeros whatever its slot held, and requests that come, end and are cancelled with rounds in "
-    "flight get the tokens that each gets alone.",
+    "A request starts from zeros whatever its slot held: numbers, or NaN.",
     hazard="state-not-reset",
-    cause="a state, records, a window or a count of the slot's last owner, or two requests with one slot",
+    cause="a state, records, a window or a count of the slot's last owner",
 )
 def test_new(platform: Platform, seed: int) -> None:
-    rng = random.Random(seed)
-    asked = [replace(each, max_tokens=3 + 5 * (i % 3)) for i, each in enumerate(requests(seed, count=8))]
-    limits: dict[str, Any] = {"capture_sizes": (1, 2, 4), "max_num_requests": 4}
-    with decoder(platform, **limits, **WITH_LOGPROBS) as made:
+    asked = requests(seed, count=4, tokens=8)
+    with decoder(platform, **WITH_LOGPROBS) as made:
         states = states_of(made)
         for layer in states.layers:
             for tensor in layer:
                 tensor[1::2], tensor[2::2] = 0.7, float("nan")
         states.covered.fill_(3)
+        expect_targets_logprobs(made, asked, made.generate(asked))
+
+
+@case(
+    "decoding.states-have-one-owner",
+    "Requests that come, end, are cancelled and change rows with rounds in flight have a slot each, and get the tokens "
+    "and log-probabilities that each gets alone.",
+    hazard="state-shared-by-two-requests",
+    cause="two requests with one slot, or a slot that follows the row",
+)
+def test_owners(platform: Platform, seed: int) -> None:
+    rng = random.Random(seed)
+    asked = [replace(each, max_tokens=3 + 5 * (i % 3)) for i, each in enumerate(requests(seed, count=8))]
+    limits: dict[str, Any] = {"capture_sizes": (1, 2, 4), "max_num_requests": 4}
+    with decoder(platform, **limits, **WITH_LOGPROBS) as made:
         results = made.generate(asked)
         expect_targets_logprobs(made, asked, results)
         alone = [result.token_ids for result in results]

@@ -1,8 +1,8 @@
 """Gated delta nets in GGUF files (qwen35, qwen35moe, qwen3next): the names and layouts that differ from a folder's.
 
-llama.cpp's converter stores norms as 1 + weight (but not the one of the gated delta net), -exp(A_log) for A_log, and the
-convolution as a matrix. In qwen35 files value heads are tiled: head v * key_heads + k is a folder's head k * r + v, with
-r value heads per key head. In qwen3next files they are in a folder's order, and `ssm_ba` is grouped by key head.
+llama.cpp's converter stores norms as 1 + weight (but not the one of the gated delta net), -exp(A_log) for A_log, and
+the convolution as a matrix. In qwen35 files value heads are tiled: head v * key_heads + k is a folder's head k * r + v,
+with r value heads per key head. In qwen3next files they are in a folder's order, and `ssm_ba` is grouped by key head.
 Source: llama.cpp's converter; transformers 5.24 undoes the same changes of qwen35 and qwen35moe.
 """
 

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from specgraph.kernels.implement import Kernels
-from specgraph_models.kernels import gated_linear
+from specgraph_models.kernels import model_ops
 from specgraph_models.kernels.linears import ModelOps
 from specgraph_models.ops.experts import grouped_expert_mlp
 
-KERNELS = Kernels(ModelOps, gated_linear, {"expert_mlp": grouped_expert_mlp})  # torch's own ops
+KERNELS = Kernels(ModelOps, model_ops, {"expert_mlp": grouped_expert_mlp})  # torch's own ops

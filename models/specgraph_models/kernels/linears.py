@@ -15,6 +15,7 @@ from specgraph import ops
 from specgraph.kernels.launch import Tile, ceil_div
 from specgraph.kernels.linear import HALVES
 from specgraph.ops.linear import Norm, PairInput, Weight
+from specgraph_models.kernels.delta import DeltaOps
 from specgraph_models.kernels.gate_up import GateUpOps
 
 WIDE = (torch.bfloat16,)
@@ -34,8 +35,8 @@ class Summed(NamedTuple):
     """The tile of the second linear if `squares` is given. Otherwise None."""
 
 
-class ModelOps(GateUpOps):
-    """Implementations of the ops of linears in `specgraph_models.ops`."""
+class ModelOps(GateUpOps, DeltaOps):
+    """Implementations of the ops in `specgraph_models.ops`."""
 
     __slots__ = ()
 
