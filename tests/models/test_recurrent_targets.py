@@ -24,7 +24,7 @@ from specgraph_run.decoder.states import bytes_per_request, free_slot
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.cpu import CpuPlatform
 from specgraph.draft import DraftTree
-from specgraph.draft.ngram_head import NgramHead
+from specgraph.draft.ngram import NgramHead
 from specgraph.errors import CapacityError, ConfigError, UnsupportedError
 
 CONFIGS = int(os.environ.get("SPECGRAPH_HYBRID_CONFIGS", "1"))
