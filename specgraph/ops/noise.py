@@ -28,8 +28,8 @@ _MIX2 = _signed(0x94D049BB133111EB)
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Shift int64 to the right and fill with zeros. Divided, since `>>` copies the number from the host on some devices,
-    which their captures refuse."""
+    """Shift int64 to the right and fill with zeros. It divides: on some devices `>>` copies its number from the host,
+    which a capture refuses."""
     return (x // (1 << bits)) & ((1 << (64 - bits)) - 1)
 
 
