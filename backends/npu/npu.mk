@@ -6,6 +6,7 @@ NPU_PYTHON := $(abspath $(NPU_VENV))/bin/python
 NPU_BUILD ?= $(abspath $(NPU_DIR))/simulator/build
 NPU_BASE_PYTHON ?= python3
 NPU_TORCH ?= 2.13.0
+NPU_WHEEL ?= $(NPU_TORCH)
 
 # By the pip of the other environment
 NPU_PIP := $(BIN)/python -m pip --python $(NPU_PYTHON)
@@ -15,7 +16,7 @@ $(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml $(NPU_DIR)/npu.mk | $(VENV)/.compile
 	cd $(NPU_VENV)/lib/python*/site-packages && from=$(abspath $(VENV))/lib/`basename $$(dirname $$PWD)`/site-packages && \
 	  test ! -e torch && test -d $$from/torch-$(NPU_TORCH)[+.]* && \
 	  cp -al $$from/torch $$from/torchgen $$from/functorch $$from/torch-*.dist-info . || true
-	$(NPU_PIP) $(PIP_INSTALL) --no-deps torch==$(NPU_TORCH) torch_npu==$(NPU_TORCH)
+	$(NPU_PIP) $(PIP_INSTALL) --no-deps torch==$(NPU_TORCH) torch_npu==$(NPU_WHEEL)
 	$(call install,$(NPU_PYTHON),torch==$(NPU_TORCH) numpy pyyaml pytest pytest-xdist hypothesis pluggy safetensors tokenizers typer \
 	  rich $(BUILD_TOOLS))
 	$(call install,$(NPU_PYTHON),--no-build-isolation --no-deps -e . -e ./models -e ./run -e ./conformance -e $(NPU_DIR))
