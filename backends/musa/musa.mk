@@ -1,10 +1,18 @@
 # Included by the top-level Makefile. `make test-musa` runs the MUSA backend's tests on the simulated torch_musa over
 # recorded graphs on the CPU, without a Moore Threads device and without torch_musa: all of them as torch_musa 2.7.1,
-# those of graphs and pools as 2.11 too, and some with torchada, which every engine on MUSA loads.
+# and those of graphs, pools and vLLM's plugin as 2.11 with torchada, which every engine on MUSA loads.
 MUSA_DIR := backends/musa
 MUSA_PYTEST = SPECGRAPH_MUSA_SIMULATOR=cpu OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m pytest -q
 TORCHADA := $(abspath build/torchada)
 WITH_TORCHADA = PYTHONPATH=$(TORCHADA):$(abspath $(MUSA_DIR))/simulator $(MUSA_PYTEST) -p torch_musa -p torchada -W ignore
+
+.PHONY: test-musa test-musa-torchada test-triton-3.2
+test-musa: $(VENV)/.dev $(TORCHADA)
+	cd $(MUSA_DIR) && $(MUSA_PYTEST) tests
+	cd $(MUSA_DIR) && SPECGRAPH_MUSA_SIMULATED=2.11 $(WITH_TORCHADA) \
+	  tests/test_capture.py tests/test_pools.py tests/test_torchada.py tests/test_vllm.py -k "not mtp and not dspark"
+
+$(TORCHADA):$(abspath $(MUSA_DIR))/simulator $(MUSA_PYTEST) -p torch_musa -p torchada -W ignore
 
 .PHONY: test-musa test-musa-torchada test-triton-3.2
 test-musa: $(VENV)/.dev $(TORCHADA)

@@ -43,6 +43,8 @@ def refused(**answers) -> str:
 
 
 def test_a_sound_installation():
+    assert backend.specgraph_backend().supersedes == {"cuda", "accelerator"}  # which may imitate it
+    assert "older than 2.7" in refused(torch_version="2.6.0")
     found = probe(load=lambda name: package(devices=4), torch_version="2.13.0", installed=lambda name: "2.13.0")
     assert found.available
     assert found.device_count == 4
@@ -111,10 +113,6 @@ def test_a_runtime_without_a_device(answers, words):
     assert re.search(words, refused(load=lambda name: package(**answers)))
 
 
-def test_torch_too_old():
-    assert "older than 2.7" in refused(torch_version="2.6.0")
-
-
 @pytest.mark.parametrize("release", ["2.7.1", "2.9.1.post1", "2.11.0.post2+musa5.2.0", "2.13.0"])
 def test_releases_for_each_torch_from_2_7_on(release):
     torch_version = release.partition(".post")[0]
@@ -170,10 +168,6 @@ def test_the_plugin_imports_no_vendor_package_and_the_simulator_is_never_used_un
     assert done.stdout == "\n", done.stderr
     assert done.returncode != 0
     assert "drives no MUSA device" in done.stderr
-
-
-def test_musa_goes_before_the_api_that_imitates_it():
-    assert backend.specgraph_backend().supersedes == {"cuda", "accelerator"}
 
 
 def test_what_is_simulated_shows(musa):

@@ -109,16 +109,11 @@ def test_a_device_that_can_t_capture_opens_for_eager_work():
     assert resolve("auto", capabilities, ()).lowering == "eager"
 
 
-def test_trials_leave_the_generator_where_it_was(musa):
-    before = musa.musa.get_rng_state(0)
-    opened()
-    assert before.equal(musa.musa.get_rng_state(0))
-
-
-def test_trials_leave_no_graph_and_no_memory_behind(musa):
-    before = live(musa), reserved(musa)
+def test_trials_leave_no_graph_no_memory_and_no_other_random_numbers_behind(musa):
+    before, numbers = (live(musa), reserved(musa)), musa.musa.get_rng_state(0)
     opened()
     assert (live(musa), reserved(musa)) == before
+    assert numbers.equal(musa.musa.get_rng_state(0))
 
 
 def test_what_was_found_apart_is_kept_per_device_and_version(apart, monkeypatch):
