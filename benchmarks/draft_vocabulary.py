@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from specgraph_models.checkpoints import DraftVocabulary, cut_vocabulary
+from specgraph_models import DraftVocabulary, cut_vocabulary
 from specgraph_models.checkpoints.draft_vocab import write_draft_vocab
 from specgraph_models.checkpoints.tokens import read_tokenizer
 from specgraph_run.decoder import Request
@@ -73,7 +73,7 @@ class Result:
         self._out, self._end, self._start = out, time.perf_counter() + seconds, time.perf_counter()
         info = platform.info
         self.content: dict[str, Any] = {
-            "command": shlex.join(["python", *sys.argv]), "device": info.device_kind, "platform": info.name,
+            "command": shlex.join(["python", *sys.argv]), "device": info.device_name, "platform": info.name,
             "versions": info.versions, "left_out": [],
         }  # fmt: skip
 

@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGES = (
     ROOT / "benchmarks/README.md",
+    ROOT / "docs/draft-vocabulary.md",
     ROOT / "docs/integrations/vllm.md",
     ROOT / "docs/integrations/sglang.md",
 )
@@ -93,6 +94,22 @@ def drafters(report: dict[str, Any]) -> str:
     return markdown(["shape", "device", f"us, {requests} requests", "/ floor", "/ kernels' floor"], rows)
 
 
+def vocabularies(report: dict[str, Any]) -> str:
+    """Return the table of proposes by the rows of the lm_head, greedy and sampled."""
+    found: dict[tuple[str, int], dict[tuple[bool, int], float]] = {}
+    for row in report["proposes"]:
+        found.setdefault((row["shape"], row["rows"]), {})[row["sampled"], row["requests"]] = row["us"]
+    sizes, rows = sorted({row["requests"] for row in report["proposes"]}), list[list[Any]]()
+    whole: dict[tuple[bool, int], float] = {}
+    for (shape, tokens), times in found.items():
+        whole = times if not rows or rows[-1][0] != shape else whole
+        cells = [" / ".join(f"{times[sampled, n]:.0f}" for n in sizes) for sampled in (False, True)]
+        gain = " / ".join(f"{whole[False, n] / times[False, n]:.2f}" for n in sizes)
+        rows.append([shape, tokens, *cells, "" if whole is times else gain])
+    asked = " / ".join(map(str, sizes))
+    return markdown(["shape", "rows", f"greedy, {asked} requests", "sampled", "all rows / these, greedy"], rows)
+
+
 def peer_rounds(report: dict[str, Any]) -> str:
     """Return the table of rounds and proposes of vLLM and of the lowering `merged`, measured in one run."""
     rows: list[list[Any]] = []
@@ -124,7 +141,7 @@ def engine(report: dict[str, Any]) -> str:
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    table.__name__: table for table in (propose, rounds, kernels, drafters, peer_rounds, engine)
+    table.__name__: table for table in (propose, rounds, kernels, drafters, vocabularies, peer_rounds, engine)
 }
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specgraph_models.checkpoints.load import drafter_format, load_drafter, load_target
+    from specgraph_models.draft_vocab import DraftVocabulary, cut_vocabulary
     from specgraph_models.from_modules import eagle3_head_from_module, eagle_head_from_module
     from specgraph_models.parallel import WHOLE, ExpertParallel, Share, TensorParallel
     from specgraph_models.target import Target, TargetOutput
@@ -26,11 +27,13 @@ else:
 
 _PLACES = {
     "WHOLE": "parallel",
+    "DraftVocabulary": "draft_vocab",
     "ExpertParallel": "parallel",
     "Share": "parallel",
     "Target": "target",
     "TargetOutput": "target",
     "TensorParallel": "parallel",
+    "cut_vocabulary": "draft_vocab",
     "drafter_format": "checkpoints.load",
     "eagle3_head_from_module": "from_modules",
     "eagle_head_from_module": "from_modules",
@@ -40,11 +43,13 @@ _PLACES = {
 
 __all__ = [
     "WHOLE",
+    "DraftVocabulary",
     "ExpertParallel",
     "Share",
     "Target",
     "TargetOutput",
     "TensorParallel",
+    "cut_vocabulary",
     "drafter_format",
     "eagle3_head_from_module",
     "eagle_head_from_module",

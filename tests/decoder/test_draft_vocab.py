@@ -12,7 +12,7 @@ from draft.pairs import VOCAB, make_head, make_target
 from goodness_of_fit import follows
 from specgraph_conformance.decode_rig import decoder_settings
 from specgraph_conformance.oracles import DenseKeys
-from specgraph_models.checkpoints import DraftVocabulary, cut_vocabulary
+from specgraph_models import DraftVocabulary, cut_vocabulary
 from specgraph_run.decoder import Request, SpeculativeDecoder
 
 from specgraph.attention import PagedAttention

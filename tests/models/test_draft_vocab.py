@@ -10,7 +10,8 @@ import numpy
 import pytest
 import torch
 from draft.pairs import VOCAB, make_head, make_target
-from specgraph_models.checkpoints import DraftVocabulary, cut_vocabulary, load_drafter, load_target, read_draft_vocab
+from specgraph_models import DraftVocabulary, cut_vocabulary
+from specgraph_models.checkpoints import load_drafter, load_target, read_draft_vocab
 from specgraph_models.checkpoints.draft_vocab import SUFFIXES, tokenizer_digest, write_draft_vocab
 from specgraph_models.checkpoints.tokens import read_tokenizer
 from specgraph_models.errors import CheckpointError
@@ -54,7 +55,7 @@ def test_a_cut_head_has_the_logits_of_the_kept_tokens(kind):
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_corrections_of_a_cut_head_are_those_of_the_kept_tokens(kind):
-    """Of DFlash2 the candidates are the best among the kept tokens, which a head of those rows alone would have too."""
+    """The candidates of DFlash2 are the best ones among the kept tokens, as in a head of these rows alone."""
     ids = torch.tensor([41, 3, 7, 30, 29, 12, 0, 11])
     whole, cut, kept = both(kind, ids)
     g = torch.Generator().manual_seed(2)
@@ -105,7 +106,7 @@ def test_files_are_read_as_they_were_written(suffix, tmp_path):
     read = read_draft_vocab(other)
     assert read.token_ids.tolist() == [9, 2, 70]
     assert (read.tokenizer, read.covers) == ((found.tokenizer, 0.75) if suffix == ".json" else (None, None))
-    read.check_tokenizer(tokenizer, PAIR)
+    assert read_draft_vocab(other, PAIR / "target").name == str(other)
 
 
 def test_maps_of_sglang_are_read(tmp_path):
@@ -178,9 +179,10 @@ def test_ids_of_another_vocabulary_are_refused():
 
 
 def test_a_list_of_another_tokenizer_is_refused(tmp_path):
-    tokenizer = read_tokenizer(PAIR / "target")
     other = DraftVocabulary("the list", torch.tensor([1]), "0" * 16)
-    with pytest.raises(CheckpointError, match="the list was made for another tokenizer than that of"):
-        other.check_tokenizer(tokenizer, PAIR)
+    write_draft_vocab(tmp_path / "list.json", other)
+    with pytest.raises(CheckpointError, match=r"list\.json was made for another tokenizer than that of"):
+        read_draft_vocab(tmp_path / "list.json", PAIR / "target")
+    assert read_draft_vocab(tmp_path / "list.json", FIXTURES / "target").token_ids.tolist() == [1]  # it has none
     with pytest.raises(ConfigError, match=r"a draft vocabulary is written as .json, .npy, .pt"):
         write_draft_vocab(tmp_path / "list.txt", other)

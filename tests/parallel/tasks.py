@@ -14,7 +14,8 @@ import torch
 from parallel.unequal_ranks import decoder as mixture_decoder
 from parallel.unequal_ranks import run
 from specgraph_conformance.decode_rig import decoder_settings
-from specgraph_models.checkpoints import DraftVocabulary, load_drafter, load_target, target_shape
+from specgraph_models import DraftVocabulary
+from specgraph_models.checkpoints import load_drafter, load_target, target_shape
 from specgraph_models.parallel import WHOLE, ExpertParallel, Ranks, split_over
 from specgraph_run.decoder import Request, SpeculativeDecoder
 from specgraph_run.decoder.layout import ParallelLayout, context_parallel, join_layout

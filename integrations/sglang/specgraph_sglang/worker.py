@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from specgraph_models import cut_vocabulary
+from specgraph_models.checkpoints import read_draft_vocab
 from specgraph_models.parallel import split_over
 from specgraph_models.parallel.join import ranks_of_groups
 from specgraph_models.start_up import agreed
 from specgraph_plugin import FastPath, PromptChunk, PromptPass, ProposeCounts, VerifyOutput
-from specgraph_plugin.draft_vocab import cut_for_engine
 from torch import Tensor
 
 from specgraph import open_platform
@@ -171,7 +172,8 @@ class DraftsAhead:
             head, page_size = draft_head(runner.model, split, self._group), runner.token_to_kv_pool.page_size
             caches = draft_cache(head, runner.model, runner.token_to_kv_pool)
             if path := os.environ.get(DRAFT_VOCAB):
-                cut_for_engine(head, path, getattr(worker.server_args, "tokenizer_path", None))
+                tokenizer = getattr(getattr(worker, "server_args", None), "tokenizer_path", None)
+                cut_vocabulary(head, read_draft_vocab(path, tokenizer))
         sizes, _ = self.sglang.get_batch_sizes_to_capture(runner)
         rows, table = worker.req_to_token_pool.req_to_token, head.attention_layers[0].rotary
         assert table is not None

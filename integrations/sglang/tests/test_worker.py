@@ -26,8 +26,8 @@ from sglang_objects import (
     round_batch,
     server_args,
 )
-from specgraph_models import load_drafter, load_target
-from specgraph_models.checkpoints import DraftVocabulary, cut_vocabulary, target_shape
+from specgraph_models import DraftVocabulary, cut_vocabulary, load_drafter, load_target
+from specgraph_models.checkpoints import target_shape
 from specgraph_sglang.draft_model import draft_cache, draft_head
 from specgraph_sglang.worker import draft_worker_class
 from tiny_checkpoints import write_eagle, write_eagle3, write_target

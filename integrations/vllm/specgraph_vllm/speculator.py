@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from specgraph_models import cut_vocabulary
+from specgraph_models.checkpoints import read_draft_vocab
 from specgraph_models.parallel import Ranks, split_over
 from specgraph_models.start_up import agreed
 from specgraph_plugin import FastPath, PromptChunk, PromptPass, ProposeCounts, VerifyOutput
-from specgraph_plugin.draft_vocab import cut_for_engine
 from specgraph_plugin.host_engine_names import parameters
 
 from specgraph import open_platform
@@ -129,7 +130,8 @@ class Speculator(_Stock):
         split, model = split_over(self._ranks), self.vllm_config.model_config
         head = draft_head(self.model, lambda: model.get_hidden_size(), split, self._run_mlp)
         if self.settings.draft_vocab is not None:
-            cut_for_engine(head, self.settings.draft_vocab, getattr(model, "tokenizer", None))
+            tokenizer = getattr(model, "tokenizer", None)
+            cut_vocabulary(head, read_draft_vocab(self.settings.draft_vocab, tokenizer))
         return head
 
     def _run_mlp(self, module: Any, x: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from draft.test_against_dense import dense_attend
 from engine_rounds import BLOCK, MAX_LEN, Engine, K
-from specgraph_models.checkpoints import DraftVocabulary, cut_vocabulary
+from specgraph_models import DraftVocabulary, cut_vocabulary
 from tiny_checkpoints import VOCAB
 from vllm_objects import input_batch, quantise
 

@@ -9,17 +9,14 @@ Every function here raises CheckpointError if it cannot read a folder: one line 
 value, and the value that it should have.
 """
 
-from specgraph_models.checkpoints.cut import cut_vocabulary
-from specgraph_models.checkpoints.draft_vocab import DraftVocabulary, read_draft_vocab
+from specgraph_models.checkpoints.draft_vocab import read_draft_vocab
 from specgraph_models.checkpoints.formats import DrafterFormat
 from specgraph_models.checkpoints.load import drafter_format, load_drafter, load_target
 from specgraph_models.checkpoints.target_shape import TargetShape, target_shape
 
 __all__ = [
-    "DraftVocabulary",
     "DrafterFormat",
     "TargetShape",
-    "cut_vocabulary",
     "drafter_format",
     "load_drafter",
     "load_target",

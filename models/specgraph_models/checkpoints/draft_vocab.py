@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +16,17 @@ import torch
 from torch import Tensor
 
 from specgraph.errors import ConfigError, first_line
-from specgraph_models.checkpoints.files import checked_file, read_json, shown
+from specgraph_models.checkpoints.files import checked_file, exists, read_json, shown
+from specgraph_models.checkpoints.gguf_file import is_gguf
 from specgraph_models.checkpoints.tokenizer import Tokenizer
+from specgraph_models.checkpoints.tokens import read_tokenizer
+from specgraph_models.draft_vocab import MAKE, DraftVocabulary
 from specgraph_models.errors import CheckpointError
 
 SUFFIXES = (".json", ".npy", ".pt")
 """The suffix of a written file decides its format. A file that is read tells its format by its first bytes."""
 _LIMIT = 256 << 20
 """Bytes of a file that is read."""
-_MAKE = "make one with `specgraph draft-vocab`"
-
-
-@dataclass(frozen=True, slots=True)
-class DraftVocabulary:
-    """The tokens that a drafter may draft."""
-
-    name: str
-    """The file, for messages."""
-    token_ids: Tensor
-    """int64 [n], on the CPU: the target's ids, each one once, in any order."""
-    tokenizer: str | None = None
-    """The `tokenizer_digest` of the tokenizer whose ids these are. None if the file does not tell."""
-    covers: float | None = None
-    """The share of the counted text that these tokens cover. None if the file does not tell."""
-
-    def __post_init__(self) -> None:
-        """Raise CheckpointError if there is no id, if an id is negative, or if one is there twice."""
-        ids = self.token_ids
-        if not ids.numel():
-            raise CheckpointError(f"{self.name} has no token ids; {_MAKE}")
-        if int(ids.min()) < 0:
-            raise CheckpointError(f"{self.name} has the token id {int(ids.min())}; ids begin at 0: {_MAKE}")
-        values, counts = ids.unique(return_counts=True)
-        if len(values) < len(ids):
-            twice = int(values[counts > 1][0])
-            raise CheckpointError(f"{self.name} has the token id {twice} twice; each id counts once: {_MAKE}")
-
-    def check_tokenizer(self, tokenizer: Tokenizer, folder: Path) -> None:
-        """Raise CheckpointError if the file was made for another tokenizer than the one of `folder`.
-
-        Files that do not name their tokenizer pass.
-        """
-        if self.tokenizer is not None and self.tokenizer != tokenizer_digest(tokenizer):
-            raise CheckpointError(f"{self.name} was made for another tokenizer than that of {folder}; {_MAKE}")
 
 
 def tokenizer_digest(tokenizer: Tokenizer) -> str:
@@ -68,11 +35,15 @@ def tokenizer_digest(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
 
-def read_draft_vocab(path: Path | str) -> DraftVocabulary:
+def read_draft_vocab(path: Path | str, target: Path | str | None = None) -> DraftVocabulary:
     """Read a draft vocabulary.
 
+    Args:
+        target: the target's folder or GGUF file. If it has a tokenizer, and the file names one, they must be the same.
+
     Raises:
-        CheckpointError: the file can't be read, is of no known format, or its ids are none, negative or there twice.
+        CheckpointError: the file can't be read, is of no known format, or is for another tokenizer. Or its ids are
+            none, negative or there twice.
     """
     path = Path(path)
     try:
@@ -88,7 +59,11 @@ def read_draft_vocab(path: Path | str) -> DraftVocabulary:
     tokenizer, covers = content.get("tokenizer"), content.get("covers")
     ids = _checked(path, content.get("token_ids"))
     if not isinstance(tokenizer, str | None) or not isinstance(covers, float | int | None):
-        raise CheckpointError(f"{path}: 'tokenizer' should be a string and 'covers' a number; {_MAKE}")
+        raise CheckpointError(f"{path}: 'tokenizer' should be a string and 'covers' a number; {MAKE}")
+    folder = Path(path if target is None else target)
+    has_tokenizer = target is not None and (exists(folder / "tokenizer.json") or is_gguf(folder))
+    if tokenizer is not None and has_tokenizer and tokenizer != tokenizer_digest(read_tokenizer(folder)):
+        raise CheckpointError(f"{path} was made for another tokenizer than that of {folder}; {MAKE}")
     return DraftVocabulary(str(path), ids, tokenizer, covers)
 
 
@@ -104,7 +79,7 @@ def _ids(path: Path, read: Any) -> Tensor:
     try:
         found = read(path)
     except Exception as error:  # a hostile archive may raise any error
-        raise CheckpointError(f"{path} cannot be read as token ids: {first_line(error)}; {_MAKE}") from None
+        raise CheckpointError(f"{path} cannot be read as token ids: {first_line(error)}; {MAKE}") from None
     return _checked(path, found)
 
 
@@ -116,7 +91,7 @@ def _checked(path: Path, found: Any) -> Tensor:
         return found.to(torch.int64)
     is_tensor = isinstance(found, Tensor)
     what = f"{found.dtype} {list(found.shape)}" if is_tensor else shown(found)
-    raise CheckpointError(f"{path} holds {what}, not token ids, which are whole numbers in one dimension; {_MAKE}")
+    raise CheckpointError(f"{path} holds {what}, not token ids, which are whole numbers in one dimension; {MAKE}")
 
 
 def check_suffix(path: Path) -> None:

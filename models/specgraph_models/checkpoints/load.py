@@ -11,8 +11,7 @@ import torch
 from specgraph.errors import ConfigError
 from specgraph.validation import MOST_POSITIONS, Count, Tokens, checked
 from specgraph_models.checkpoints.config_source import ConfigSource, check_keys, read_config
-from specgraph_models.checkpoints.cut import cut_vocabulary
-from specgraph_models.checkpoints.draft_vocab import DraftVocabulary, read_draft_vocab
+from specgraph_models.checkpoints.draft_vocab import read_draft_vocab
 from specgraph_models.checkpoints.drafter import IGNORED, DraftedTarget, DrafterFolder
 from specgraph_models.checkpoints.folder import CheckpointFolder
 from specgraph_models.checkpoints.formats import DrafterFormat, LoadedHead
@@ -24,6 +23,7 @@ from specgraph_models.checkpoints.readers import READERS, detect_format
 from specgraph_models.checkpoints.stored import stored_tensors
 from specgraph_models.checkpoints.target_shape import target_shape
 from specgraph_models.checkpoints.text_model import check_wrapper, leave_other_modalities, text_source
+from specgraph_models.draft_vocab import DraftVocabulary, cut_vocabulary
 from specgraph_models.llama import LlamaTarget
 from specgraph_models.names import DType, device_named, dtype_named
 from specgraph_models.parallel import WHOLE, TensorParallel

@@ -50,13 +50,13 @@ def _report(texts: list[Path], target: Path | None, size: int, token_map: Path |
 
     import torch
     from specgraph_models.checkpoints.draft_vocab import (
-        DraftVocabulary,
         check_suffix,
         read_draft_vocab,
         tokenizer_digest,
         write_draft_vocab,
     )
     from specgraph_models.checkpoints.tokens import read_tokenizer, stop_token_ids
+    from specgraph_models.draft_vocab import DraftVocabulary
 
     from specgraph_run.text.load import shipped_pair
     from specgraph_run.text.token_counts import count_tokens, covered
@@ -69,8 +69,7 @@ def _report(texts: list[Path], target: Path | None, size: int, token_map: Path |
     special = ids & {*tokenizer.get_added_tokens_decoder(), *stop_token_ids(folder, max(ids) + 1)}
     counts = count_tokens(texts, tokenizer) if texts else None
     if token_map is not None:
-        found = replace(read_draft_vocab(token_map), covers=None)
-        found.check_tokenizer(tokenizer, folder)
+        found = replace(read_draft_vocab(token_map, folder), covers=None)
         if (largest := int(found.token_ids.max())) > max(ids):
             raise ConfigError(f"{token_map} has the token id {largest}, the ids of {folder} end at {max(ids)}")
     else:

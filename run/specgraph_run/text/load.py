@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from specgraph_models.checkpoints import (
-    DraftVocabulary,
     TargetShape,
     drafter_format,
     load_drafter,
@@ -31,6 +30,7 @@ from specgraph_models.checkpoints.tokens import (
     shown_stops,
     stop_token_ids,
 )
+from specgraph_models.draft_vocab import DraftVocabulary
 from specgraph_models.errors import CheckpointError
 from specgraph_models.names import dtype_named
 from specgraph_models.parallel import WHOLE
@@ -341,10 +341,7 @@ def draft_vocabulary(path: Path | str | None, target: Path, draft: Path | None) 
         return None
     if draft == NGRAM:
         raise ConfigError(f"draft_vocab {path}: ngram reads no lm_head, and drafts tokens of the text; leave it out")
-    vocabulary = read_draft_vocab(path)
-    if vocabulary.tokenizer is not None:
-        vocabulary.check_tokenizer(read_tokenizer(target), target)
-    return vocabulary
+    return read_draft_vocab(path, target)
 
 
 def draft_config(options: GeneratorOptions, max_model_len: int) -> DraftConfig:

@@ -1,4 +1,5 @@
-"""Cuts a head's vocabulary: it then drafts some of the target's tokens, and reads no more rows than theirs.
+"""A draft vocabulary, and heads that are cut to it: a head then drafts some of the target's tokens, and reads no more
+rows than theirs.
 
 Drafts stay lossless, since the target verifies them. A token that the head can't draft is still sampled by the target
 and handed over: heads take the target's ids.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,11 +18,38 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.errors import RankError
-from specgraph_models.checkpoints.draft_vocab import DraftVocabulary
 from specgraph_models.errors import CheckpointError
 from specgraph_models.parallel import TensorParallel
 
 _LOG = logging.getLogger("specgraph")
+MAKE = "make one with `specgraph draft-vocab`"
+"""The end of messages about files of draft vocabularies."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVocabulary:
+    """The tokens that a drafter may draft."""
+
+    name: str
+    """The file, for messages."""
+    token_ids: Tensor
+    """int64 [n], on the CPU: the target's ids, each one once, in any order."""
+    tokenizer: str | None = None
+    """The `tokenizer_digest` of the tokenizer whose ids these are. None if the file does not tell."""
+    covers: float | None = None
+    """The share of the counted text that these tokens cover. None if the file does not tell."""
+
+    def __post_init__(self) -> None:
+        """Raise CheckpointError if there is no id, if an id is negative, or if one is there twice."""
+        ids = self.token_ids
+        if not ids.numel():
+            raise CheckpointError(f"{self.name} has no token ids; {MAKE}")
+        if int(ids.min()) < 0:
+            raise CheckpointError(f"{self.name} has the token id {int(ids.min())}; ids begin at 0: {MAKE}")
+        values, counts = ids.unique(return_counts=True)
+        if len(values) < len(ids):
+            twice = int(values[counts > 1][0])
+            raise CheckpointError(f"{self.name} has the token id {twice} twice; each id counts once: {MAKE}")
 
 
 class CutHead(Protocol):
@@ -57,7 +86,7 @@ def cut_vocabulary(head: CutHead, vocabulary: DraftVocabulary) -> None:
     if (largest := int(wanted.max())) >= head.vocab_size:
         raise CheckpointError(
             f"{vocabulary.name} has the token id {largest}, the target's vocabulary has {head.vocab_size} tokens: the "
-            "file is for another tokenizer; make one with `specgraph draft-vocab`"
+            f"file is for another tokenizer; {MAKE}"
         )
     drafted = torch.arange(head.draft_vocab_size)
     if offsets is not None:
@@ -66,7 +95,7 @@ def cut_vocabulary(head: CutHead, vocabulary: DraftVocabulary) -> None:
     if not len(kept):
         raise CheckpointError(
             f"{vocabulary.name}: the drafter can draft none of its {len(wanted)} tokens, as it has a vocabulary of its "
-            f"own of {head.draft_vocab_size} tokens; make one with `specgraph draft-vocab`"
+            f"own of {head.draft_vocab_size} tokens; {MAKE}"
         )
     _compare_ranks(vocabulary.name, kept, head)
     before = head.draft_vocab_size
