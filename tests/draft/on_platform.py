@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from draft import rounds
-from draft.pairs import VOCAB, make_head, make_target
+from draft.pairs import VOCAB, draw_of, eagle3_of, make_head, make_target
 from draft.rounds import RandomBatches
 from specgraph_conformance.decode_rig import decoder_settings
 from specgraph_run.decoder import Request, SpeculativeDecoder
@@ -33,13 +33,14 @@ def make_drafter(
     k: int,
     kind: str = "eagle3",
     *,
-    layers: int = 1,
+    layers: int = 0,
     head: Any = None,
     attention: AttentionBackend | None = None,
     **settings: object,
 ) -> Drafter:
-    """Make a captured drafter of a kind, or with a `head` of the test's own, on whatever device that is."""
-    head = moved(make_head(kind, make_target(), layers) if head is None else head, platform.device)
+    """Make a captured drafter of a kind, of EAGLE-3 with `layers` layers, or with a `head` of the test's own."""
+    made = eagle3_of(layers, draw_of(3, torch.float32)) if layers else make_head(kind, make_target())
+    head = moved(made if head is None else head, platform.device)
     limits = {"num_speculative_tokens": k, "max_num_requests": 5, "max_model_len": 64, "capture_sizes": [1, 2, 5]}
     given = {**limits, "prefill_sizes": [16], "check_inputs": False, **settings}
     return rounds.make_drafter(head, lowering, attention, platform=platform, **given)

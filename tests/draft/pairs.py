@@ -140,10 +140,12 @@ def _dflash2(draw: Draw) -> DFlash2Head:
     return DFlash2Head(block, convolutions, selector)
 
 
-def _eagle3_of_two_layers(draw: Draw) -> Eagle3Head:
+def eagle3_of(layers: int, draw: Draw) -> Eagle3Head:
+    """The head `eagle3`, with more layers."""
     head, w = tiny_models.HEADS["eagle3"](draw), draw(14)
     assert isinstance(head, Eagle3Head)
-    return Eagle3Head(CONFIG, head.tensors, [*head.layers, layer(w, HIDDEN, gain=0.8)], head.aux_layers)
+    more = [layer(w, HIDDEN, gain=0.8) for _ in range(layers - 1)]
+    return Eagle3Head(CONFIG, head.tensors, [*head.layers, *more], head.aux_layers)
 
 
 HEADS = {
@@ -156,5 +158,5 @@ HEADS = {
     "latent": _latent,
     "domino": _domino,
     "dflash2": _dflash2,
-    "eagle3-two-layers": _eagle3_of_two_layers,
+    "eagle3-two-layers": partial(eagle3_of, 2),
 }

@@ -177,7 +177,7 @@ def test_every_k_by_measured_times(tiny):
 
 
 def test_a_folders_mtp_module_drafts_for_it(tmp_path):
-    """Of a whole folder of Qwen3-Next, through graphs, with its sizes in `explain` and in the description."""
+    """A whole folder of Qwen3-Next decodes through graphs, with its sizes in `explain` and in the description."""
     from safetensors.torch import load_file, save_file
 
     model = write_hybrid("qwen3_next", tmp_path)
