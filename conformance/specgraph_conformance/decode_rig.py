@@ -11,6 +11,7 @@ import torch
 from specgraph.config import DraftConfig
 from specgraph.device import Platform
 from specgraph.errors import UnsupportedError
+from specgraph_models import DraftVocabulary, cut_vocabulary
 from specgraph_run.decoder import AcceptanceMetrics, DecoderOptions, Generation, Request, SpeculativeDecoder
 from torch import Tensor
 
@@ -41,6 +42,7 @@ def decoder(
     kind: str | None = "eagle",
     attention: str = "paged",
     recurrent: bool = False,
+    vocabulary: Tensor | None = None,
     **options: Any,
 ) -> Generator[SpeculativeDecoder]:
     """Make a decoder over the tiny target and drafter. If `kind` is None, the target decodes alone in the verify's
@@ -56,7 +58,9 @@ def decoder(
     config = replace(config, block_size=shape.block)
     model: dict[str, Any] = {"dtype": shape.dtype, "head_dim": shape.dim}
     target = (make_recurrent_target if recurrent else make_target)(MODEL_SEED, platform.device, **model)
-    head = None if kind is None else make_head(kind, MODEL_SEED, platform.device, **model)
+    head: Any = None if kind is None else make_head(kind, MODEL_SEED, platform.device, **model)
+    if vocabulary is not None:
+        cut_vocabulary(head, DraftVocabulary("the list", vocabulary))
     try:
         made = SpeculativeDecoder(
             target,

@@ -12,6 +12,7 @@ from specgraph_run.decoder.metrics import AcceptanceMetrics
 from torch import Tensor
 
 from specgraph.draft import Drafter
+from specgraph.ops.linear import Weight
 
 
 @mutant("bad-first-drafts", "specgraph_run.decoder.joining:prefill_prompt")
@@ -52,6 +53,18 @@ def parallel_head_is_causal(real: Any, *args: Any, **options: Any) -> None:
 def modules_reversed(real: Any, self: MtpHead, step: int, *rest: Any) -> Any:
     """A drafter with one module per step runs them from the last to the first."""
     return real(self, self.num_modules - 1 - step, *rest)
+
+
+@mutant("draft-vocabulary-map", "specgraph_models.decoder:cut_offsets")
+def own_map_forgotten(real: Any, draft_ids: Tensor, draft_to_target: Tensor | None) -> Tensor:
+    """A drafter that is cut to a list of tokens forgets the map of its own vocabulary."""
+    return real(draft_ids, None)
+
+
+@mutant("draft-vocabulary-map-rows", "specgraph.ops.linear:Weight.rows")
+def first_rows_kept(real: Any, self: Weight, kept: slice | Tensor) -> Weight:
+    """A drafter that is cut to a list of tokens keeps the first rows of its correction, not those of the list."""
+    return real(self, kept if isinstance(kept, slice) else torch.arange(len(kept)))
 
 
 @mutant("metrics-count-the-bonus", "specgraph_run.decoder.metrics:AcceptanceMetrics.observe")
