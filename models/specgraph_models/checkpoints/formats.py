@@ -9,9 +9,9 @@ from typing import Protocol
 from specgraph.attention import AttentionLayer
 from specgraph.draft.protocol import ModelHead
 from specgraph_models.checkpoints.config_source import ConfigSource, holder_of
-from specgraph_models.draft_vocab import CutHead
 from specgraph_models.checkpoints.drafter import DrafterFolder
 from specgraph_models.checkpoints.folder import CheckpointFolder
+from specgraph_models.draft_vocab import CutHead
 
 
 @dataclass(frozen=True, slots=True)
