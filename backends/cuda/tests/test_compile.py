@@ -25,7 +25,7 @@ from specgraph_conformance.attention_rows import Rows
 from specgraph_conformance.op_rows import ROWS
 from specgraph_conformance.op_run import run_on
 from specgraph_cuda.kernels import attention_for, on_its_device, overlap_previous, tile_for
-from specgraph_models.kernels import gated_linear
+from specgraph_models.kernels import model_ops
 from specgraph_plugin.kernels import verified_rounds
 from specgraph_run.decoder.kernels import sampled_verify
 from triton.backends.compiler import GPUTarget
@@ -122,7 +122,7 @@ def compiled(ops: Launched, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compile
 
 def test_every_op_compiles(compiled: Compiled) -> None:
     """Compile what the rows of the op table and the trials of a device call, in their dtypes and sizes."""
-    for calls in (draft_round, gated_linear, sampled_verify, verified_rounds):
+    for calls in (draft_round, model_ops, sampled_verify, verified_rounds):
         for name, arguments in calls():
             declared()[name](**arguments)
     for row in ROWS:

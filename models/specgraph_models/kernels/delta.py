@@ -92,13 +92,13 @@ def delta_inputs_kernel(
             tl.store(keys + to, key, mask=inside)
         else:
             own = head - HK
-            element = tl.arange(0, WV)
-            inside = element < DV
+            column = tl.arange(0, WV)
+            fits = column < DV
             value = _convolved(
-                mixed, window, conv, base, first, index, slot, 2 * HK * DK + own * DV + element, inside, mixed_stride,
+                mixed, window, conv, base, first, index, slot, 2 * HK * DK + own * DV + column, fits, mixed_stride,
                 channels, places, KERNEL,
             )  # fmt: skip
-            tl.store(values + (row * HV + own) * DV + element, value, mask=inside)
+            tl.store(values + (row * HV + own) * DV + column, value, mask=fits)
             b = tl.load(gates + row * gates_stride + own).to(tl.float32)
             a = tl.load(gates + row * gates_stride + HV + own).to(tl.float32)
             rate = tl.load(decay_weight + own) * _softplus(a + tl.load(dt_bias + own))
@@ -163,13 +163,13 @@ def delta_rule_kernel(
             tl.store(at, now, mask=both)
         programs = HV * tl.num_programs(2)
         mine = head * tl.num_programs(2) + part
-        for index in range(tl.maximum(count - places, 0), count):
-            place = slot * places + (first + index) % places
+        for kept in range(tl.maximum(count - places, 0), count):
+            to_row = slot * places + (first + kept) % places
             for begin in range(mine * CHANNELS, channels, programs * CHANNELS):
                 channel = begin + tl.arange(0, CHANNELS)
-                inside = channel < channels
-                value = tl.load(mixed + (request * rows + index) * mixed_stride + channel, mask=inside, other=0.0)
-                tl.store(window + place * channels + channel, value, mask=inside)
+                held = channel < channels
+                values_of = tl.load(mixed + (request * rows + kept) * mixed_stride + channel, mask=held, other=0.0)
+                tl.store(window + to_row * channels + channel, values_of, mask=held)
 
 
 @triton.jit
