@@ -43,7 +43,7 @@ def snapshot(made: SpeculativeDecoder) -> list[Tensor]:
 )
 def test_accepted(platform: Platform, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    lengths = (1, 3, 5, 17, 4, 33)
+    lengths = (1, 5, 17, 4)
     asked = [
         Request(prompt_token_ids=torch.randint(0, VOCAB, (n,), generator=generator).tolist(), max_tokens=12)
         for n in lengths
