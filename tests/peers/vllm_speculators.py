@@ -12,7 +12,7 @@ from typing import Any
 
 from peers.left_out import pytest_collection_modifyitems as pytest_collection_modifyitems
 from specgraph_plugin import ProposeCounts
-from specgraph_vllm.config import Settings
+from specgraph_plugin.vllm.config import Settings
 from specgraph_vllm.speculator import Speculator
 
 CLASSES = {

@@ -15,9 +15,9 @@ from typing import Any
 
 from specgraph_models.parallel import split_over
 from specgraph_models.parallel.join import ranks_of_groups
+from specgraph_plugin.vllm.config import KEY, read_settings, unsupported_config
 
 from specgraph.errors import UnsupportedError
-from specgraph_vllm.config import KEY, read_settings, unsupported_config
 from specgraph_vllm.draft_logits import GUMBEL, divided_by_temperature
 from specgraph_vllm.mixtures import summed_in_graph
 from specgraph_vllm.names import BATCH, CONFIG, FORWARD_CONTEXT, RUNNER_MODULE, TENSOR_PARALLEL, differences
@@ -87,7 +87,8 @@ def wrapped(stock: Callable[..., Any], named: Callable[[str, str], Any]) -> Call
     def init_speculator(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         settings, made = read_settings(vllm_config.additional_config), None
         try:
-            if settings is not None and (reason := unsupported_config(vllm_config)) is not None:
+            graphs = vllm_config.compilation_config.cudagraph_mode
+            if settings is not None and (reason := unsupported_config(vllm_config, graphs)) is not None:
                 raise UnsupportedError(
                     f"specgraph does not draft for this configuration: {reason}. Leave '{KEY}' out of "
                     f"--additional-config, or set {KEY}.when_unsupported to 'vllm'"

@@ -16,12 +16,12 @@ from specgraph_models.parallel import Ranks, split_over
 from specgraph_models.start_up import agreed
 from specgraph_plugin import FastPath, PromptChunk, PromptPass, ProposeCounts, VerifyOutput
 from specgraph_plugin.host_engine_names import parameters
+from specgraph_plugin.vllm.config import Settings
+from specgraph_plugin.vllm.draft_model import VllmHead, draft_cache, draft_head
 
 from specgraph import open_platform
 from specgraph.errors import RankError, SpecgraphError
-from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_logits import write_draft_logits
-from specgraph_vllm.draft_model import VllmHead, draft_cache, draft_head
 from specgraph_vllm.names import PROPOSE, table_block_sizes
 
 _LOG = logging.getLogger("vllm.specgraph")  # below vLLM's own logger, so that its handlers show it

@@ -22,9 +22,9 @@ from specgraph_models import load_drafter, load_target
 from specgraph_models.checkpoints import target_shape
 from specgraph_models.mtp import MtpHead
 from specgraph_models.parallel import split_over
+from specgraph_plugin.vllm.config import Settings
+from specgraph_plugin.vllm.draft_model import draft_layers, layer_name
 from specgraph_run import shipped_pair
-from specgraph_vllm.config import Settings
-from specgraph_vllm.draft_model import draft_layers, layer_name
 from specgraph_vllm.mixtures import summed_in_graph
 from specgraph_vllm.speculator import adopt
 from tiny_checkpoints import write_eagle3, write_target

@@ -11,8 +11,8 @@ from engine_rounds import Engine
 from mixtures import Group, forward_context
 from specgraph_models.decoder import DecoderModel
 from specgraph_models.parallel.join import ranks_of_groups
+from specgraph_plugin.vllm.mtp import mtp_parts
 from specgraph_vllm import plugin
-from specgraph_vllm.mtp import mtp_parts
 from specgraph_vllm.names import FORWARD_CONTEXT, TENSOR_PARALLEL
 from test_prompts import Load
 from vllm_objects import StockSpeculator, batch_class, vllm_config

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from specgraph_models import load_drafter, load_target
 from specgraph_models.checkpoints import target_shape
 from specgraph_models.parallel import TensorParallel
+from specgraph_plugin.vllm.draft_model import draft_cache, draft_head, draft_layers
 from specgraph_run import shipped_pair
-from specgraph_vllm.draft_model import draft_cache, draft_head, draft_layers
 from specgraph_vllm.mixtures import summed_in_graph
 from tiny_checkpoints import HEAD_DIM, HIDDEN, write_target
 from vllm_objects import (
@@ -347,7 +347,7 @@ def test_so_are_keys_and_values_that_lie_apart(module) -> None:
 def test_another_layout_of_the_cache_is_refused(module, shape) -> None:
     groups = [SimpleNamespace(layer_names=[LAYER_NAME])]
     with pytest.raises(
-        UnsupportedError, match=r"served is \[num_blocks, .* = \[\*, 2, 16, 64\] or \[2, .* = \[2, \*, 16, 2, 32\]"
+        UnsupportedError, match=r"served is \[num_blocks, .* = \[\*, 2, 16, 64\], \[2, .* = \[2, \*, 16, 2, 32\], or two"
     ):
         draft_cache(
             draft_head(module, lambda: HIDDEN),

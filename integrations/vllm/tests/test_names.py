@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 from specgraph_models.from_modules import ROTARY_CLASSES
+from specgraph_plugin.vllm.dflash import DFLASH_CLASS, DSPARK_CLASS
+from specgraph_plugin.vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
+from specgraph_plugin.vllm.language_model import LANGUAGE_MODEL_CLASSES
+from specgraph_plugin.vllm.mtp import DEEPSEEK, GLM, LATENT_ATTENTION, MIMO, QWEN
 from specgraph_run import shipped_pair
-from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS
-from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
-from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES
-from specgraph_vllm.mtp import DEEPSEEK, GLM, LATENT_ATTENTION, MIMO, QWEN
 from specgraph_vllm.names import FORWARD_CONTEXT, INPUT_BATCH, PROPOSE, RUNNER_MODULE, SPECULATOR, TENSOR_PARALLEL
 
 GPU = "vllm/v1/worker/gpu"

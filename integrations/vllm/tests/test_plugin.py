@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 import torch
 from mixtures import forward_context
+from specgraph_plugin.vllm.config import Settings, read_settings, unsupported_config
 from specgraph_vllm import plugin
-from specgraph_vllm.config import Settings, read_settings, unsupported_config
 from specgraph_vllm.names import RUNNER_MODULE
 from vllm_objects import StockSpeculator, batch_class, vllm_config
 
@@ -127,7 +127,7 @@ REFUSED = [
     ({"model_config__dtype": torch.float32}, "dtype float32"),
     ({"cache_config__cache_dtype": "nvfp4"}, "kv_cache_dtype 'nvfp4'"),
     ({"model_config__enforce_eager": True}, "enforce_eager"),
-    ({"compilation_config__cudagraph_mode__name": "NONE"}, "cudagraph_mode NONE"),
+    ({"compilation_config__cudagraph_mode__name": "NONE"}, "a mode of graphs NONE"),
     ({"watermark_config": object()}, "watermark_config"),
     ({"kv_transfer_config": object()}, "kv_transfer_config"),
 ]
@@ -135,12 +135,13 @@ REFUSED = [
 
 @pytest.mark.parametrize(("changes", "words"), REFUSED)
 def test_what_is_not_served_is_one_line_at_start_up(changes, words, caplog) -> None:
-    assert unsupported_config(vllm_config()) is None
+    graphs = vllm_config().compilation_config.cudagraph_mode
+    assert unsupported_config(vllm_config(), graphs) is None
     for method in ("dflash", "dspark"):  # both draft in parallel; a LoRA of the target is the engine's
         of = {"speculative_config__method": method, "speculative_config__parallel_drafting": True}
-        assert unsupported_config(vllm_config(**of, lora_config=object())) is None
+        assert unsupported_config(vllm_config(**of, lora_config=object()), graphs) is None
     of["speculative_config__draft_model_config__hf_config__sample_from_anchor"] = False
-    assert unsupported_config(vllm_config(**of, num_lookahead_tokens=6)) is None
+    assert unsupported_config(vllm_config(**of, num_lookahead_tokens=6), graphs) is None
     with pytest.raises(UnsupportedError, match=words) as error:
         wrapped()(vllm_config(**changes), CPU)
     assert "\n" not in str(error.value)

@@ -20,7 +20,7 @@ import torch
 from mimo import write_mimo
 from safetensors.torch import load_file, save_file
 from specgraph_models import load_target
-from specgraph_vllm.mtp import mtp_parts
+from specgraph_plugin.vllm.mtp import mtp_parts
 from torch import Tensor
 
 LAYER_NAME = "model.layers.4.self_attn.attn"

@@ -20,12 +20,12 @@ from specgraph_models.mtp import MtpHead
 from specgraph_models.parallel import WHOLE, TensorParallel
 from torch import Tensor
 
-from specgraph import AttentionLayer, KVCache
+from specgraph.attention import AttentionLayer, KVCache
 from specgraph.errors import UnsupportedError
-from specgraph_vllm.config import FP8_CACHES
-from specgraph_vllm.dflash import DFLASH_CLASS, DSPARK_CLASS, dflash_head, dspark_head
-from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head
-from specgraph_vllm.mtp import LATENT_ATTENTION, MTP_CLASSES, mtp_head, mtp_parts
+from specgraph_plugin.vllm.config import FP8_CACHES
+from specgraph_plugin.vllm.dflash import DFLASH_CLASS, DSPARK_CLASS, dflash_head, dspark_head
+from specgraph_plugin.vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head
+from specgraph_plugin.vllm.mtp import LATENT_ATTENTION, MTP_CLASSES, mtp_head, mtp_parts
 
 EAGLE3_CLASS, EAGLE_CLASS = "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM"
 
@@ -124,27 +124,36 @@ def draft_cache(
     size = block_sizes[found[0]]
     caches: list[KVCache] = []
     for name, layer in zip(names, head.attention_layers, strict=True):
-        tensor: Any = _in_fp8(name, tensors[name])
-        if not isinstance(tensor, Tensor) or (viewed := _keys_and_values(tensor, layer, size)) is None:
-            shape = [*tensor.shape] if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise UnsupportedError(f"the KV cache of {name} is {shape}; served is {_layouts(layer, size)}")
+        cache: Any = _in_fp8(name, tensors[name])
+        if (viewed := _keys_and_values(cache, layer, size)) is None:
+            parts: list[Any] = list(cache) if isinstance(cache, (tuple, list)) else [cache]
+            shapes = " and ".join(str([*part.shape]) if isinstance(part, Tensor) else str(type(part)) for part in parts)
+            raise UnsupportedError(f"the KV cache of {name} is {shapes}; served is {_layouts(layer, size)}")
         dtypes = (head.dtype,) if layer.latent else (head.dtype, torch.float8_e4m3fn)
-        if tensor.dtype not in dtypes or tensor.stride(-1) != 1:
-            raise UnsupportedError(f"the KV cache of {name} is {tensor.dtype} with strides {tensor.stride()}")
+        for part in viewed:
+            if part.dtype not in dtypes or part.stride(-1) != 1:
+                raise UnsupportedError(f"the KV cache of {name} is {part.dtype} with strides {part.stride()}")
         caches.append(viewed)
     return DraftCache(tuple(caches), size, found[0])
 
 
-def _keys_and_values(tensor: Tensor, layer: AttentionLayer, size: int) -> KVCache | None:
+def _keys_and_values(cache: Any, layer: AttentionLayer, size: int) -> KVCache | None:
     """Return views of a layer's KV cache, in one of the `_layouts`. None if it has another one."""
-    heads, dim, shape = layer.num_kv_heads, layer.head_dim, tuple(tensor.shape)
+    heads, dim = layer.num_kv_heads, layer.head_dim
+    if isinstance(cache, (tuple, list)) and len(cache) == 2 and not layer.latent:
+        key, value = cache
+        fits = all(isinstance(part, Tensor) and part.shape[1:] == (size, heads, dim) for part in (key, value))
+        return KVCache(key, value) if fits else None
+    if not isinstance(cache, Tensor):
+        return None
+    shape = tuple(cache.shape)
     if layer.latent:
-        latents = tensor.unsqueeze(2)
+        latents = cache.unsqueeze(2)
         return KVCache(latents, latents) if shape[1:] == (size, dim) else None
     if shape[1:] == (heads, size, 2 * dim):
-        return KVCache(*tensor.transpose(1, 2).split(dim, dim=3))
+        return KVCache(*cache.transpose(1, 2).split(dim, dim=3))
     if shape[:1] == (2,) and shape[2:] == (size, heads, dim):
-        return KVCache(*tensor.unbind())
+        return KVCache(*cache.unbind())
     return None
 
 
@@ -154,8 +163,9 @@ def _layouts(layer: AttentionLayer, size: int) -> str:
     if layer.latent:
         return f"[num_blocks, block_size, kv_lora_rank + qk_rope_head_dim] = [*, {size}, {dim}]"
     return (
-        f"[num_blocks, num_kv_heads, block_size, 2 * head_dim] = [*, {heads}, {size}, {2 * dim}] or "
-        f"[2, num_blocks, block_size, num_kv_heads, head_dim] = [2, *, {size}, {heads}, {dim}]"
+        f"[num_blocks, num_kv_heads, block_size, 2 * head_dim] = [*, {heads}, {size}, {2 * dim}], "
+        f"[2, num_blocks, block_size, num_kv_heads, head_dim] = [2, *, {size}, {heads}, {dim}], or two tensors "
+        f"[num_blocks, block_size, num_kv_heads, head_dim] = [*, {size}, {heads}, {dim}]"
     )
 
 

@@ -19,7 +19,7 @@ from specgraph_models.parallel import TensorParallel
 
 from specgraph.errors import UnsupportedError
 from specgraph.ops.linear import Weight
-from specgraph_vllm.config import predicts_at_anchor
+from specgraph_plugin.vllm.config import predicts_at_anchor
 
 DFLASH_CLASS, DSPARK_CLASS = "DFlashQwen3ForCausalLM", "Qwen3DSparkForCausalLM"
 

@@ -1,4 +1,4 @@
-"""The plugin's settings, and the configurations of vLLM that it serves, checked before any device work."""
+"""A plugin's settings, and the configurations of vLLM that it serves, checked before any device work."""
 
 from __future__ import annotations
 
@@ -74,12 +74,17 @@ def predicts_at_anchor(drafter: Any) -> bool:
     return bool(getattr(drafter, "sample_from_anchor", not fills_in))
 
 
-def unsupported_config(config: Any) -> str | None:
-    """Return in one line why the plugin does not serve a `VllmConfig`. None if it does."""
+def unsupported_config(config: Any, graphs: Any, methods: Sequence[str] = METHODS) -> str | None:
+    """Return in one line why a plugin does not serve a `VllmConfig`. None if it does.
+
+    Args:
+        graphs: the configuration's mode of graphs. Its name is NONE if vLLM captures none.
+        methods: the speculative methods that the plugin serves.
+    """
     speculative, parallel = config.speculative_config, config.parallel_config
     model, cache = config.model_config, config.cache_config
-    if speculative.method not in METHODS:
-        return f"speculative method '{speculative.method}'; specgraph drafts for {', '.join(METHODS)}"
+    if speculative.method not in methods:
+        return f"speculative method '{speculative.method}'; specgraph drafts for {', '.join(methods)}"
     for name in ("use_gemma4_mtp", "use_multi_module_mtp"):  # vLLM then has another speculator
         if (asked := getattr(speculative, name, None)) is not None and asked():
             return f"speculative method '{speculative.method}' with several modules, or Gemma 4's ({name})"
@@ -107,8 +112,10 @@ def unsupported_config(config: Any) -> str | None:
             return f"kv_cache_dtype '{dtype}'; the KV cache has the model's dtype, or {' or '.join(FP8_CACHES)}"
     if getattr(cache, "calculate_kv_scales", False):
         return "calculate_kv_scales; an FP8 KV cache has scales of 1"
-    if model.enforce_eager or getattr(config.compilation_config.cudagraph_mode, "name", "") == "NONE":
-        return "enforce_eager, or cudagraph_mode NONE: vLLM then calls no capture at start-up, and specgraph needs one"
+    if model.enforce_eager or getattr(graphs, "name", "") == "NONE":
+        return (
+            "enforce_eager, or a mode of graphs NONE: vLLM then captures nothing at start-up, and specgraph must"
+        )
     if getattr(config, "watermark_config", None) is not None:
         return "watermark_config: vLLM draws watermarked drafts, and specgraph's would have no watermark"
     if getattr(config, "kv_transfer_config", None) is not None:

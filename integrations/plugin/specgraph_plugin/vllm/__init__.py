@@ -1,0 +1,1 @@
+"""Drafters and settings of vLLM, shared by its plugins: heads over its modules, its KV caches, its configurations."""
