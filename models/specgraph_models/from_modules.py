@@ -195,10 +195,21 @@ def mlp_from_module(mlp: Any, output: Weight, call: CallMlp | None) -> tuple[Wei
     return empty, empty, EngineMlp(partial(call, mlp), {name: plain(own) for name, own in mlp.named_parameters()})
 
 
+def class_name(module: Any) -> str:
+    """Return the name of the host engine's class of a module.
+
+    A device's plugin may derive a class of its own from the engine's, in its own package. The engine's package is that
+    of the deepest base outside of torch.
+    """
+    bases = [(base.__module__.partition(".")[0], base.__name__) for base in type(module).__mro__]
+    theirs = [(package, name) for package, name in bases if package not in ("torch", "builtins", "abc")]
+    return next((name for package, name in theirs if package == theirs[-1][0]), bases[0][1])
+
+
 def norm_of(norm: Any) -> Tensor:
     """Return the factors of an RMS norm: its weight, or 1 + weight in float32 if it is a norm of Gemma's kind."""
     weight = plain(norm.weight)
-    return weight.float() + 1 if type(norm).__name__ == "GemmaRMSNorm" else weight
+    return weight.float() + 1 if class_name(norm) == "GemmaRMSNorm" else weight
 
 
 FP8_METHODS = (
@@ -213,7 +224,7 @@ FP8_METHODS = (
 
 def _quantised_by(module: Any) -> str:
     """Return the name of the class that quantises a linear or an embedding, or "" if none does."""
-    method = type(getattr(module, "quant_method", None)).__name__
+    method = class_name(getattr(module, "quant_method", None))
     return "" if method in ("NoneType", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod") else method
 
 
@@ -298,7 +309,7 @@ def plain(tensor: Tensor) -> Tensor:
 def rotary_from_module(attention: Any, classes: Sequence[str] = ROTARY_CLASSES, neox_style: bool = True) -> Tensor:
     """Return the module's own cosines and sines, float32 [positions, rotary_dim], rounded as in the module."""
     rotary = attention.rotary_emb
-    if type(rotary).__name__ not in classes or rotary.is_neox_style != neox_style:
+    if class_name(rotary) not in classes or rotary.is_neox_style != neox_style:
         raise UnsupportedError(
             f"rotary embedding {type(rotary).__name__}, neox style {getattr(rotary, 'is_neox_style', None)}; served "
             f"are {', '.join(classes)}, neox style {neox_style}"

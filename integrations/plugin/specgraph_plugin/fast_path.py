@@ -11,9 +11,10 @@ from specgraph_models.parallel import Ranks
 from specgraph_models.start_up import PATIENCE, agreed, agreed_captures
 from torch import Tensor
 
-from specgraph.attention import KVCache
+from specgraph.attention import AttentionBackend, KVCache
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens
+from specgraph.draft.host_lengths import Counts
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.protocol import DraftHead, ParallelHead
 from specgraph.errors import ConfigError, RankError, UnsupportedError
@@ -44,6 +45,7 @@ class FastPath:
         rank_parts: Collection[str] = (),
         compare_every: int = 1000,
         module: Any = None,
+        attention: AttentionBackend | None = None,
     ) -> None:
         """Make the drafter, and capture every size.
 
@@ -60,6 +62,7 @@ class FastPath:
             compare_every: the number of proposes between two comparisons of the ranks' tokens. A comparison waits for
                 the device. 0 compares at start-up only.
             module: the torch module that has the head's weights. `weights_moved` checks the addresses of its tensors.
+            attention: the attention backend. None for the core's paged attention with device lengths.
 
         Raises:
             ConfigError, UnsupportedError, CaptureError: `Drafter` or its `capture` raises it.
@@ -98,7 +101,7 @@ class FastPath:
                 self.prompts = PromptProgram(program, max_num_rows)
                 return self.prompts
 
-            self.drafter = Drafter(head, caches, platform, self.config, prompts=prompts)
+            self.drafter = Drafter(head, caches, platform, self.config, attention=attention, prompts=prompts)
             self._reach = 2 * self.config.query_len - (not self.drafter.program.has_row_of_last_draft)
         with agreed(ranks, PATIENCE):
             self.drafter.capture(agreed_captures(ranks))
@@ -202,13 +205,22 @@ class FastPath:
         for name, tensor in given.items():
             getattr(inputs, name).copy_(tensor)
 
-    def propose(self, num_requests: int) -> DraftTokens:
+    def propose(
+        self,
+        num_requests: int,
+        host_start_positions: Sequence[int] | None = None,
+        host_num_sampled: Counts | None = None,
+    ) -> DraftTokens:
         """Draft for the batch of the last `fill`. The result is views of buffers that the next propose overwrites.
+
+        The host numbers are those of `Drafter.propose`, for attention that takes lengths from the host.
 
         Raises RankError if a comparison of the ranks finds other tokens or drafts, or if a rank is missing from it.
         """
         inputs, every = self.drafter.inputs(num_requests), self._compare_every
-        drafts = self.drafter.propose(inputs, copy=False)
+        drafts = self.drafter.propose(
+            inputs, host_start_positions=host_start_positions, host_num_sampled=host_num_sampled, copy=False
+        )
         if self._ranks is not None and every and self.drafter.num_proposes % every == 0:
             given = inputs.sampled_token_ids, inputs.num_sampled, inputs.start_positions
             self._compare(f"propose {self.drafter.num_proposes}", *given, drafts.token_ids)

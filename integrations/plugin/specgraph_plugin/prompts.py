@@ -162,7 +162,10 @@ class PromptProgram(Program):
             size = padded_size(len(part.first_rows), self.sizes)
             assert size is not None
             self._load(given, part, self._by_size[size])
-            runner.run(runner.prepare(self, BatchDescriptor("prefill", size, SEGMENT, 0)))
+            lengths = PrefillRows.of(SEGMENT, self._limits).host_lengths(part.positions, size)
+            runner.run(
+                runner.prepare(self, BatchDescriptor("prefill", size, SEGMENT, 0)), lambda step, now=lengths: now
+            )
 
     def _load(self, given: PromptPass, part: Segments, into: SegmentBuffers) -> None:
         """Copy segments, with their tokens, hidden states and blocks, into the graph's buffers."""

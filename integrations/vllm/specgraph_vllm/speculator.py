@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,18 +12,15 @@ import torch
 from specgraph_models import cut_vocabulary
 from specgraph_models.checkpoints import read_draft_vocab
 from specgraph_models.parallel import Ranks, split_over
-from specgraph_models.start_up import agreed
 from specgraph_plugin import FastPath, PromptChunk, PromptPass, ProposeCounts, VerifyOutput
 from specgraph_plugin.host_engine_names import parameters
 from specgraph_plugin.vllm.config import Settings
 from specgraph_plugin.vllm.draft_model import VllmHead, draft_cache, draft_head
+from specgraph_plugin.vllm.refusals import LOG, refusals
 
 from specgraph import open_platform
-from specgraph.errors import RankError, SpecgraphError
 from specgraph_vllm.draft_logits import write_draft_logits
 from specgraph_vllm.names import PROPOSE, table_block_sizes
-
-_LOG = logging.getLogger("vllm.specgraph")  # below vLLM's own logger, so that its handlers show it
 
 _Stock: Any = ABC
 """The base class of vLLM's BaseSpeculator. `Speculator` has the same base, so that an object can change its class."""
@@ -116,7 +112,7 @@ class Speculator(_Stock):
         self._forward_context = forward_context
         self.fast_path: FastPath | None = None
         """None before the capture, or if something is not supported and vLLM drafts."""
-        self.counts = ProposeCounts(_LOG, settings.log_every)
+        self.counts = ProposeCounts(LOG, settings.log_every)
         self._kv_group = 0
         self._head: VllmHead | None = None
         self._left_to_vllm = "no captured graphs"
@@ -175,7 +171,7 @@ class Speculator(_Stock):
     def _follow_weights(self) -> None:
         """Capture again over the new weights if vLLM has replaced their tensors."""
         if self.fast_path is not None and self.fast_path.weights_moved():
-            _LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
+            LOG.warning("the drafter's weights lie elsewhere now: specgraph captures its graphs again")
             self._capture()
 
     def _capture(self) -> None:
@@ -211,7 +207,7 @@ class Speculator(_Stock):
             self.fast_path, self._kv_group = fast, cache.group
             sizes = fast.config.sizes
             graphs = len(sizes) + len(fast.prompts.sizes)
-            _LOG.info("specgraph drafts for up to %d requests (%d graphs)", sizes[-1], graphs)
+            LOG.info("specgraph drafts for up to %d requests (%d graphs)", sizes[-1], graphs)
 
     def _warm_up(self, fast: FastPath, head: VllmHead, table: torch.Tensor) -> None:
         """Compile the kernels of both forms of `_verify_output`, so that none compiles while vLLM serves."""
@@ -321,20 +317,8 @@ class Speculator(_Stock):
             last_rows=batch.idx_mapping,
         )
 
-    @contextmanager
-    def _refusals(self) -> Generator[None]:
-        """If the block raises a SpecgraphError, end the start-up, or leave drafting to vLLM (`when_unsupported`).
+    def _refusals(self) -> AbstractContextManager[None]:
+        return refusals(self.settings, self._ranks, self._leave_to_vllm)
 
-        Raises:
-            RankError: only some of the ranks raise an error.
-        """
-        try:
-            with agreed(self._ranks):
-                yield
-        except RankError:
-            raise
-        except SpecgraphError as error:
-            if self.settings.when_unsupported == "refuse":
-                raise
-            self._head, self._left_to_vllm = None, "not supported"
-            _LOG.warning("vLLM drafts by itself: %s", error)
+    def _leave_to_vllm(self) -> None:
+        self._head, self._left_to_vllm = None, "not supported"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from vllm_objects import DraftModule, Linear, RMSNorm, padded_to_64
+from vllm_objects import DraftModule, GemmaRMSNorm, Linear, padded_to_64
 
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, EXPERTS, INNER, POSITIONS = 128, 32, 2, 4, 2, 16, 6, 24, 128
 SHARED = {
@@ -90,10 +90,6 @@ def mixture_folder(folder: Path, kind: str) -> Path:
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(CONFIGS[kind]))
     return folder
-
-
-class GemmaRMSNorm(RMSNorm):
-    pass
 
 
 CONTEXT: list[int] = []
@@ -239,5 +235,5 @@ class Qwen3NextMTP(MtpModule):
         (inner.pre_fc_norm_embedding, inner.pre_fc_norm_hidden, inner.norm), inner.fc = norms, projection
         self.lm_head = lm_head
 
-    def norm(self, name: str) -> RMSNorm:
+    def norm(self, name: str) -> GemmaRMSNorm:
         return GemmaRMSNorm(self.read[f"{name}.weight"], self.eps)

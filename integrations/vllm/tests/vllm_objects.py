@@ -48,6 +48,10 @@ class RMSNorm(torch.nn.Module):
         self.weight, self.variance_epsilon = torch.nn.Parameter(weight, requires_grad=False), eps
 
 
+class GemmaRMSNorm(RMSNorm):
+    pass
+
+
 class Linear(torch.nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()

@@ -113,9 +113,7 @@ def unsupported_config(config: Any, graphs: Any, methods: Sequence[str] = METHOD
     if getattr(cache, "calculate_kv_scales", False):
         return "calculate_kv_scales; an FP8 KV cache has scales of 1"
     if model.enforce_eager or getattr(graphs, "name", "") == "NONE":
-        return (
-            "enforce_eager, or a mode of graphs NONE: vLLM then captures nothing at start-up, and specgraph must"
-        )
+        return "enforce_eager, or a mode of graphs NONE: vLLM then captures nothing at start-up, and specgraph must"
     if getattr(config, "watermark_config", None) is not None:
         return "watermark_config: vLLM draws watermarked drafts, and specgraph's would have no watermark"
     if getattr(config, "kv_transfer_config", None) is not None:
