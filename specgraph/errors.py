@@ -30,7 +30,10 @@ class SpecgraphError(Exception):
 
 
 class ConfigError(SpecgraphError, ValueError):
-    """A setting is out of range or contradicts another; nothing was started."""
+    """The caller gave something that does not fit: an option, a head, a batch, or a call of a closed object.
+
+    Checks raise it before the work that was asked for.
+    """
 
     exit_status = 2
 

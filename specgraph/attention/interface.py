@@ -116,6 +116,9 @@ class ForwardContext:
 class AttentionBackend(Protocol):
     """Paged attention on one platform.
 
+    `Drafter` requires `name`, `host_parameters`, `forward`, `after_advance` and `named_tensors`, and for draft trees
+    `supports`, `supports_trees` and `cache_dtypes` too. `choose_attention` takes backends with all members.
+
     An attention op gets sequence lengths in one of two ways:
 
     - *Device lengths*: it reads them from the tensors of `AttentionMetadata`, which are written in place, also from

@@ -60,7 +60,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The capabilities of one opened platform. A backend claims one only if a trial on this device has shown it."""
+    """The capabilities of one opened platform. A claim was tried on this device, or its reason says what it rests on.
+
+    A field with a default needs no claim: it says so if the device lacks it.
+    """
 
     # ---- decide how a drafter runs -------------------------------------------------------------------------------
 

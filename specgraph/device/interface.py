@@ -79,7 +79,7 @@ class TaskGroup(Protocol):
 
 
 class Platform(ABC):
-    """One opened device. At most 15 abstract members, counted by a test.
+    """One opened device. A backend must write the eight abstract members; a test counts them.
 
     A backend overrides the other members if it needs them: `task_group`, `task_update` and `batch_task_updates` if it
     claims `capabilities.task_update`, `attention_backends` if the device has attention of its own, `compile_ahead` if

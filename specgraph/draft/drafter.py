@@ -63,7 +63,7 @@ class Drafter(ModelRunner):
     ) -> None:
         """
         Args:
-            head: the draft model, or an `NgramHead`. Its kind decides the draft program.
+            head: any `Head`. Its kind decides the draft program.
             caches: one KV cache per attention layer of the head; none for a head without attention.
             platform: where to run.
             config: limits and choices.
@@ -279,8 +279,8 @@ class Drafter(ModelRunner):
 
         The row of a position takes the target's hidden state there and the token *after* it. For the prompt's last row
         this token is not known yet. The row is left out here, and the next propose runs it with the token that the
-        target samples (`ProposeBatch.join`). A `draft_model` takes each row's own token, so its last row is written
-        here.
+        target samples (`ProposeBatch.join`). A head of `DraftModelKind` takes each row's own token, so its last row
+        is written here.
 
         Args:
             prompt: the token ids of the whole prompt.

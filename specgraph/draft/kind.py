@@ -33,7 +33,8 @@ class Kind(Generic[HeadT]):
     trees: ClassVar[type[DraftProgram[Any, Any]] | None] = None
     """The program of trees. None if the kind drafts no trees."""
     position_offset: ClassVar[int] = 0
-    """The position at which a row that takes token t stores its key: 1 for t's own, 0 for the one before it."""
+    """Added to the positions of a batch's rows. 0: the row that takes the token at position p stores its key at p - 1
+    (EAGLE). 1: at p (language models)."""
     has_probs: ClassVar[bool] = True
     """True if drafts can be drawn from a distribution."""
     is_one_pass: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""The protocols of a target and of the head of a drafter: plain tensor code, no graph calls."""
+"""The protocols of draft heads: plain tensor code, no graph calls."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Head(Protocol):
     def draft_vocab_size(self) -> Size: ...
     @property
     def aux_layers(self) -> Sequence[int]:
-        """Return the numbers of the target's hidden states that the head takes (see `Target.forward`). Empty for the
-        state after the final norm."""
+        """Return the numbers of the target's hidden states that the head takes, as
+        `specgraph_models.target.Target.forward` counts them. Empty for the state after the final norm."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""The capabilities of one GPU: tried on it if that takes milliseconds, otherwise read from versions."""
+"""The capabilities of one GPU: tried on it if that takes milliseconds; a reason says what the others rest on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def capabilities(platform: CudaPlatform) -> Capabilities:
-    """Return the capabilities of one GPU, after trials on it."""
+    """Return the capabilities of one GPU. A reason says "not tried here" if they rest on torch's documents."""
     graphs = trial.claim(platform, trial.replays_follow_their_input)
     nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     return Capabilities(
@@ -27,10 +27,12 @@ def capabilities(platform: CudaPlatform) -> Capabilities:
         merged_loop=graphs and trial.claim(platform, trial.a_loop_in_one_graph),
         task_update=graphs and task_update_support(platform),
         shared_pool=graphs and trial.claim(platform, trial.graphs_share_a_pool, "capture the largest graph first"),
-        external_events=yes(),
+        external_events=yes("events of torch.cuda have an external form; not tried here"),
         collectives_in_graph=quirk("NCCL can be captured; not tried here") if nccl else no("this torch has no NCCL"),
-        random_in_graph=quirk("the default generator, and generators registered with the graph"),
-        host_read_detection=quirk("synchronising reads are refused; a non_blocking copy to pinned memory is captured"),
+        random_in_graph=quirk("the default generator, and generators registered with the graph; not tried here"),
+        host_read_detection=quirk(
+            "synchronising reads are refused, a non_blocking copy to pinned memory is captured; not tried here"
+        ),
         order_detection=no("use compute-sanitizer's racecheck, or run on the cpu platform"),
         notes={"triton": triton_support(platform.device)},
     )
