@@ -95,7 +95,7 @@ def test_what_is_missing_or_not_served_is_named() -> None:
         hidden_states=[torch.zeros(2, head.aux_size)],
     )  # fmt: skip
     for more, missing in (({}, "temperature"), ({"temperature": torch.ones(1)}, "seeds")):
-        with pytest.raises(ConfigError, match=f"the round's end has no {missing}"):
+        with pytest.raises(ConfigError, match=f"the VerifyOutput has no {missing}: give it one"):
             fast.fill(replace(end, **more))
     fast.fill(replace(end, temperature=torch.ones(1), seeds=torch.ones(1, dtype=torch.int64)))
     with pytest.raises(UnsupportedError, match="several MTP modules take tokens further on"):

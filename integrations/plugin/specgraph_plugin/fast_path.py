@@ -124,13 +124,13 @@ class FastPath:
         """Return the address of each of the module's weights. An update in place does not change it."""
         return [0 if (tensor := owner.get(name)) is None else tensor.data_ptr() for owner, name in self._weights]
 
-    def warm_up(self, *ends: VerifyOutput) -> None:
+    def warm_up(self, *outputs: VerifyOutput) -> None:
         """Compile and load the kernels of `fill` and `write_prompts`, which are in no graph. Call it at start-up.
 
         With ranks, also compare their weights and the draft tokens of a made-up request.
 
         Args:
-            ends: one `VerifyOutput` for each form that `fill` will get, since each form has its own kernel. The dtypes
+            outputs: a `VerifyOutput` of each form that `fill` will get, since each form has its own kernel. The dtypes
                 of the tensors, and which of them are None, make a form. Each has one request with a table of zeros and
                 `num_sampled` 0.
 
@@ -138,17 +138,17 @@ class FastPath:
             RankError: the ranks differ in weights or draft tokens.
         """
         with agreed(self._ranks, PATIENCE):
-            for end in ends:
-                self.fill(end)
-            end = ends[-1]
+            for output in outputs:
+                self.fill(output)
+            output = outputs[-1]
             self.write_prompts(
                 PromptPass(
                     chunks=[PromptChunk(first_row=0, num_rows=1, position=0, table_row=0, next_row=0)],
-                    token_ids=end.token_ids,
-                    next_tokens=end.num_sampled,
-                    hidden_states=end.hidden_states,
-                    table=end.table,
-                    table_of_slots=end.table_of_slots,
+                    token_ids=output.token_ids,
+                    next_tokens=output.num_sampled,
+                    hidden_states=output.hidden_states,
+                    table=output.table,
+                    table_of_slots=output.table_of_slots,
                 )
             )
             if self._ranks is not None:
@@ -188,20 +188,18 @@ class FastPath:
         """
         self.prompts.run(self.drafter, given)
 
-    def fill(self, end: VerifyOutput) -> None:
+    def fill(self, output: VerifyOutput) -> None:
         """Copy a verify's results into the drafter's buffers. `propose` then reads only weights and KV cache besides.
 
-        Raises ConfigError if drafts are sampled and `end` has no temperature or no seeds.
+        Raises ConfigError if drafts are sampled and `output` has no temperature or no seeds.
         """
-        inputs, given = self.drafter.inputs(end.num_requests), dict[str, Tensor | None]()
+        inputs, given = self.drafter.inputs(output.num_requests), dict[str, Tensor | None]()
         if self.config.keeps_draft_probs:
-            given = {"temperature": end.temperature, "seeds": end.seeds}
+            given = {"temperature": output.temperature, "seeds": output.seeds}
         for name, tensor in given.items():
             if tensor is None:
-                raise ConfigError(
-                    f"drafts are sampled, and the round's end has no {name}: give VerifyOutput a tensor of it"
-                )
-        fill_batch(end, inputs, *self.config.limits, self._reach)
+                raise ConfigError(f"drafts are sampled, and the VerifyOutput has no {name}: give it one")
+        fill_batch(output, inputs, *self.config.limits, self._reach)
         for name, tensor in given.items():
             getattr(inputs, name).copy_(tensor)
 

@@ -174,7 +174,7 @@ class PromptProgram(Program):
         write(into.segments, [number for numbers in part for number in (*numbers, *padding)])
         now = Segments(*into.segments.view(-1, size)[:, :n])
         takes_own_tokens = bool(self._program.position_offset)
-        end = VerifyOutput(
+        output = VerifyOutput(
             token_ids=given.token_ids,
             num_sampled=now.num_rows,
             starts=now.positions,
@@ -190,7 +190,7 @@ class PromptProgram(Program):
         # No row of this part reads a later column, so stale blocks of an earlier pass may stay there.
         columns = _whole(-(-(max(part.positions) + SEGMENT) // block_size))
         inputs = replace(into.inputs, block_table=into.inputs.block_table[:, :columns])
-        fill_batch(end, inputs, max_model_len, block_size, 0)
+        fill_batch(output, inputs, max_model_len, block_size, 0)
 
 
 def _whole(columns: int) -> int:

@@ -56,7 +56,7 @@ class VerifyOutput:
         return self.num_sampled.shape[0]
 
 
-def fill_batch(end: VerifyOutput, into: ProposeBatch, max_model_len: int, block_size: int, reach: int) -> None:
+def fill_batch(output: VerifyOutput, into: ProposeBatch, max_model_len: int, block_size: int, reach: int) -> None:
     """Copy a verify's results into the drafter's buffers. `into` may be padded: requests past n become inert.
 
     A request gets the first ceil(min(start + max(reach, num_sampled), max_model_len) / block_size) entries of its row
@@ -70,18 +70,18 @@ def fill_batch(end: VerifyOutput, into: ProposeBatch, max_model_len: int, block_
             if the drafter has a row for the last draft token. 0 for the rows of a prompt, after which nothing is
             drafted.
     """
-    load_verify_output.on(end.num_sampled.device)(
-        end.token_ids,
-        end.num_sampled,
-        end.starts,
-        end.table,
-        [*end.hidden_states],
+    load_verify_output.on(output.num_sampled.device)(
+        output.token_ids,
+        output.num_sampled,
+        output.starts,
+        output.table,
+        [*output.hidden_states],
         BatchTensors(into.sampled_token_ids, into.num_sampled, into.start_positions, into.aux_hidden, into.block_table),
-        end.first_rows,
-        end.table_rows,
-        end.last_tokens,
-        end.last_rows,
-        end.table_of_slots,
+        output.first_rows,
+        output.table_rows,
+        output.last_tokens,
+        output.last_rows,
+        output.table_of_slots,
         max_model_len,
         block_size,
         reach,

@@ -197,7 +197,7 @@ class DraftsAhead:
     def _warm_up(fast: FastPath, rows: Tensor, dtype: torch.dtype) -> None:
         """Compile the kernels for the `VerifyOutput` of `end` and of `_draft_begun` at start-up, not while serving."""
         one = torch.zeros(1, dtype=torch.int64, device=rows.device)
-        end = VerifyOutput(
+        output = VerifyOutput(
             token_ids=torch.zeros(fast.config.query_len, dtype=torch.int32, device=rows.device),
             num_sampled=one.int(),
             starts=one,
@@ -206,7 +206,7 @@ class DraftsAhead:
             table_of_slots=True,
             table_rows=one,
         )
-        fast.warm_up(end, replace(end, token_ids=one, num_sampled=one, first_rows=one))
+        fast.warm_up(output, replace(output, token_ids=one, num_sampled=one, first_rows=one))
 
     def draft(self, batch: Any, stock: Callable[[Any], Any]) -> Any:
         """Return the verify input of a round, with the kept drafts. If some are missing, `stock` drafts them."""

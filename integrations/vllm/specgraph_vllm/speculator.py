@@ -216,7 +216,7 @@ class Speculator(_Stock):
             return torch.zeros(*shape, dtype=dtype, device=self.device)
 
         num_states = max(len(head.aux_layers), 1)
-        end = VerifyOutput(
+        output = VerifyOutput(
             token_ids=zeros(fast.config.query_len, dtype=torch.int32),
             num_sampled=zeros(1, dtype=torch.int32),
             starts=zeros(1),
@@ -227,7 +227,7 @@ class Speculator(_Stock):
             temperature=zeros(1, dtype=torch.float32),
             seeds=zeros(1),
         )
-        fast.warm_up(end, replace(end, first_rows=zeros(1)))
+        fast.warm_up(output, replace(output, first_rows=zeros(1)))
 
     def propose(
         self,
@@ -262,14 +262,16 @@ class Speculator(_Stock):
             with self._stock_logits(None if reason == "dummy run" else input_batch.idx_mapping.long()):
                 return super().propose(input_batch, attn_metadata, slot_mappings, *tensors, *more, **options)
         with torch.inference_mode():
-            rest = num_sampled, last_sampled, named["next_prefill_tokens"]
-            end = self._verify_output(fast, input_batch, states, *rest)
+            prefilling = input_batch.is_prefilling_np[: input_batch.num_reqs].nonzero()[0].tolist()
+            if prefilling:
+                self._write_prompts(fast, input_batch, states, prefilling, named["next_prefill_tokens"])
+            output = self._verify_output(input_batch, states, num_sampled, last_sampled, bool(prefilling))
             if self.draft_logits is None:
-                fast.fill(end)
+                fast.fill(output)
                 return fast.propose(input_batch.num_reqs).token_ids
             slots = input_batch.idx_mapping.long()
             temperature = named["temperature"][slots]
-            fast.fill(replace(end, temperature=temperature, seeds=named["seeds"][slots]))
+            fast.fill(replace(output, temperature=temperature, seeds=named["seeds"][slots]))
             drafts, head = fast.propose(input_batch.num_reqs), self._head
             assert drafts.probs is not None
             assert head is not None
@@ -277,32 +279,28 @@ class Speculator(_Stock):
             write_draft_logits(self.draft_logits, slots, drafts.probs, head.draft_to_target, factor)
             return drafts.token_ids
 
+    def _write_prompts(
+        self, fast: FastPath, batch: Any, states: list[Any], prefilling: list[int], next_prefill_tokens: Any
+    ) -> None:
+        """Write the keys of the pass's prompt rows. prefilling: the requests with such rows. See `propose`."""
+        fast.write_prompts(
+            PromptPass(
+                chunks=[chunk_of(batch, request) for request in prefilling],
+                token_ids=batch.input_ids,
+                next_tokens=next_prefill_tokens,
+                hidden_states=states,
+                table=self.block_tables.input_block_tables[self._kv_group],
+            )
+        )
+
     def _verify_output(
-        self,
-        fast: FastPath,
-        batch: Any,
-        states: list[Any],
-        num_sampled: Any,
-        last_sampled: Any,
-        next_prefill_tokens: Any,
+        self, batch: Any, states: list[Any], num_sampled: Any, last_sampled: Any, has_prompts: bool
     ) -> VerifyOutput:
-        """Write the pass's prompt rows, and return its `VerifyOutput`. See `propose` for the arguments."""
+        """Return the `VerifyOutput` of a pass. has_prompts: True if it has prompt rows. See `propose`."""
         n, query_len = batch.num_reqs, self.num_speculative_steps + 1
-        table, first_rows = self.block_tables.input_block_tables[self._kv_group], None
-        starts = batch.positions[: n * query_len : query_len]
-        prefilling = batch.is_prefilling_np[:n].nonzero()[0].tolist()
+        starts, first_rows = batch.positions[: n * query_len : query_len], None
         # A request has at most K + 1 rows, so an equal sum means K + 1 rows each.
-        if prefilling or batch.num_tokens != n * query_len:
-            if prefilling:
-                fast.write_prompts(
-                    PromptPass(
-                        chunks=[chunk_of(batch, request) for request in prefilling],
-                        token_ids=batch.input_ids,
-                        next_tokens=next_prefill_tokens,
-                        hidden_states=states,
-                        table=table,
-                    )
-                )
+        if has_prompts or batch.num_tokens != n * query_len:
             # Rows with logits: a prompt's last row, and the draft rows after it. A request inside its prompt is inert.
             first_rows = batch.logits_indices.index_select(0, batch.cu_num_logits[:n])
             starts = batch.positions.index_select(0, first_rows)
@@ -310,7 +308,7 @@ class Speculator(_Stock):
             token_ids=batch.input_ids,
             num_sampled=num_sampled,
             starts=starts,
-            table=table,
+            table=self.block_tables.input_block_tables[self._kv_group],
             hidden_states=states,
             first_rows=first_rows,
             last_tokens=last_sampled,
