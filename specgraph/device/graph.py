@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, final
@@ -53,7 +54,7 @@ MESSAGES = (
 """Entries for messages of several vendors' runtimes. A backend adds its own in `Graph.messages`."""
 
 
-class Graph:
+class Graph(ABC):
     """One captured, replayable piece of device work.
 
     All memory allocated during the capture is in `pool`, at fixed addresses. Python scalars keep their values of the
@@ -223,28 +224,28 @@ class Graph:
 
     # ---- primitives ----------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _begin(self, handle: Any) -> None:
         """Start recording the work issued to the current stream, with memory from the vendor's pool `handle`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end(self) -> None:
         """Finish the recording and keep the result, ready to launch. Raises the vendor's error if that fails."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _abandon(self, began: bool) -> None:
         """Clean up after `_begin` (`began` False) or `_end` (`began` True) raised; must not raise itself.
 
         Afterwards the stream, allocators, random generator and the next capture must work.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _launch(self) -> None:
         """Launch the result that `_end` kept, on the current stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _destroy(self) -> None:
         """Drop the result that `_end` kept. The graph leaves the pool after this."""
-        raise NotImplementedError
 
     def _reason(self, error: Exception) -> str:
         """Return the vendor's reason in `error`, in one line. A backend overrides it if the first line has none."""

@@ -210,6 +210,10 @@ class Platform(ABC):
         """
         self.is_closed = True
 
+    def _no_task_update(self) -> UnsupportedError:
+        reason = self.capabilities.task_update.reason
+        return UnsupportedError(f"platform '{self.info.name}' has no task update: {reason}")
+
     def task_group(self) -> AbstractContextManager[TaskGroup]:
         """Collect the tasks that a capture issues in the `with` block, so that `task_update` can rewrite them.
 
@@ -221,9 +225,7 @@ class Platform(ABC):
         Raises:
             UnsupportedError: the platform has no task update.
         """
-        raise UnsupportedError(
-            f"platform '{self.info.name}' has no task update: {self.capabilities.task_update.reason}"
-        )
+        raise self._no_task_update()
 
     def task_update(self, group: TaskGroup) -> AbstractContextManager[None]:
         """Issue, within the `with` block, exactly the ops of `group` again with new host parameters.
@@ -236,9 +238,7 @@ class Platform(ABC):
             UpdateError: the ops issued differ from the captured ones; nothing is rewritten.
             UnsupportedError: the platform has no task update.
         """
-        raise UnsupportedError(
-            f"platform '{self.info.name}' has no task update: {self.capabilities.task_update.reason}"
-        )
+        raise self._no_task_update()
 
     def batch_task_updates(self) -> AbstractContextManager[object]:
         """Let the task updates of the `with` block take effect together at its end, which may cost less.

@@ -319,6 +319,13 @@ def test_another_platform_s_pool_is_refused(platform):
             platform.graph(pool)
 
 
+def test_a_graph_that_lacks_a_primitive_is_not_made(platform, monkeypatch):
+    lacking = type("Lacking", (Graph,), {name: vars(FakeGraph)[name] for name in Graph.__abstractmethods__ - {"_end"}})
+    monkeypatch.setattr(FakePlatform, "graph_type", lacking)
+    with pytest.raises(TypeError, match="_end"):
+        platform.graph()
+
+
 TRIALS = [trial.replays_follow_their_input, trial.graphs_share_a_pool, trial.a_loop_in_one_graph]
 
 

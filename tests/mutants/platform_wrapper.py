@@ -37,6 +37,11 @@ class WrappedGraph(Graph):
     def close(self) -> None:
         self.inner.close()
 
+    def _unused(self, *args: Any) -> None:
+        raise AssertionError("the inner graph has primitives of its own")
+
+    _begin = _end = _abandon = _launch = _destroy = _unused
+
 
 class WrappedPlatform(Platform):
     """Passes everything on."""
