@@ -15,7 +15,7 @@ install = $(BIN)/uv pip install --quiet --python $(1) $(2) || $(BIN)/python -m p
 # What builds the local parts, installed once: isolated, each of ten parts would install it anew
 BUILD_TOOLS := "hatchling>=1.25" "hatch-fancy-pypi-readme>=24" editables
 # All local parts go into ONE call: `specgraph` on PyPI is an unrelated package that must never be looked for.
-PARTS := . models run $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/plugin integrations/transformers integrations/vllm integrations/sglang drafters/smollm2)
+PARTS := . models run $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/plugin integrations/transformers integrations/vllm integrations/vllm_ascend integrations/sglang drafters/smollm2)
 # $(FITTING) FOLDER...: those parts that this Python and torch can have, and a line for each other. It fails where torch is
 # not the one that was asked for
 FITTING = $(BIN)/python tests/fitting_parts.py --torch "$(TORCH)"
@@ -134,6 +134,7 @@ scoreboard:
 
 -include integrations/integrations.mk
 -include backends/npu/npu.mk
+-include integrations/vllm_ascend/vllm_ascend.mk
 -include backends/musa/musa.mk
 -include backends/accelerator/accelerator.mk
 

@@ -25,6 +25,7 @@ PARTS = [
     "integrations/plugin",
     "integrations/transformers",
     "integrations/vllm",
+    "integrations/vllm_ascend",
     "integrations/sglang",
     "drafters/smollm2",
 ]

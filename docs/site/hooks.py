@@ -43,6 +43,7 @@ ELSEWHERE = {
     "integrations/plugin/README.md": "engines/plugin.md",
     "integrations/transformers/README.md": "engines/transformers.md",
     "integrations/vllm/README.md": "engines/vllm.md",
+    "integrations/vllm_ascend/README.md": "engines/vllm-ascend.md",
     "integrations/sglang/README.md": "engines/sglang.md",
     "drafters/smollm2/README.md": "results/smollm2.md",
     "examples/smollm2/README.md": "results/smollm2-training.md",

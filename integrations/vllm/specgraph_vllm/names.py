@@ -7,6 +7,8 @@ from typing import Any
 from specgraph_plugin.host_engine_names import missing_members, other_parameters, parameters
 
 RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
+PLATFORMS = "vllm.platforms"
+"""The module with `current_platform`, which has a `device_type`."""
 CONFIG = "vllm.config", "VllmConfig"
 """The class with the property `use_v2_model_runner`."""
 BATCH = "vllm.v1.worker.gpu.input_batch", "InputBatch"

@@ -16,18 +16,33 @@ from typing import Any
 from specgraph_models.parallel import split_over
 from specgraph_models.parallel.join import ranks_of_groups
 from specgraph_plugin.vllm.config import KEY, read_settings, unsupported_config
+from specgraph_plugin.vllm.refusals import refusals
 
+from specgraph.device.installed import installed_version
 from specgraph.errors import UnsupportedError
 from specgraph_vllm.draft_logits import GUMBEL, divided_by_temperature
 from specgraph_vllm.mixtures import summed_in_graph
-from specgraph_vllm.names import BATCH, CONFIG, FORWARD_CONTEXT, RUNNER_MODULE, TENSOR_PARALLEL, differences
+from specgraph_vllm.names import BATCH, CONFIG, FORWARD_CONTEXT, PLATFORMS, RUNNER_MODULE, TENSOR_PARALLEL, differences
 from specgraph_vllm.speculator import adopt
 
 _LOG = logging.getLogger("vllm.specgraph")
 
 
+SERVED_DEVICES = ("cuda", "musa", "cpu")
+OTHER_DISTRIBUTIONS = {"npu": "specgraph-vllm-ascend"}
+"""The distributions that draft in vLLM on other devices, by vLLM's name of the device."""
+
+
 def register() -> None:
-    """Wrap `init_speculator` and the choice of the model runner. A second call changes nothing."""
+    """Wrap `init_speculator` and the choice of the model runner. A second call changes nothing.
+
+    On a device of another distribution only `refuse_device` is added.
+    """
+    device: str = importlib.import_module(PLATFORMS).current_platform.device_type
+    if device not in SERVED_DEVICES:
+        module, name = CONFIG
+        refuse_device(getattr(importlib.import_module(module), name), device)
+        return
     runner: Any = importlib.import_module(RUNNER_MODULE)
     stock: Any = runner.init_speculator
     if not hasattr(stock, "without_specgraph"):
@@ -35,6 +50,28 @@ def register() -> None:
         module, name = CONFIG
         config = getattr(importlib.import_module(module), name)
         config.use_v2_model_runner = property(refusing_v1(config.use_v2_model_runner.fget))
+
+
+def refuse_device(config: Any, device: str) -> None:
+    """Let each new `VllmConfig` with the plugin's key be refused, unless the distribution for `device` is installed.
+
+    With `when_unsupported` "vllm" it warns instead.
+    """
+    stock, other = config.__post_init__, OTHER_DISTRIBUTIONS.get(device)
+    if hasattr(stock, "without_specgraph") or (other is not None and installed_version(other)):
+        return
+    remedy = f"leave '{KEY}' out of --additional-config" if other is None else f"pip install {other}"
+
+    @wraps(stock)
+    def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if (settings := read_settings(self.additional_config)) is not None:
+            with refusals(settings):
+                drafter = "no distribution drafts there" if other is None else f"{other} does"
+                raise UnsupportedError(f"specgraph-vllm does not draft on '{device}', {drafter}: {remedy}")
+
+    post_init.without_specgraph = stock  # type: ignore[attr-defined]
+    config.__post_init__ = post_init
 
 
 def refusing_v1(stock: Callable[[Any], bool]) -> Callable[[Any], bool]:

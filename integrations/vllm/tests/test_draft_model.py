@@ -347,7 +347,8 @@ def test_so_are_keys_and_values_that_lie_apart(module) -> None:
 def test_another_layout_of_the_cache_is_refused(module, shape) -> None:
     groups = [SimpleNamespace(layer_names=[LAYER_NAME])]
     with pytest.raises(
-        UnsupportedError, match=r"served is \[num_blocks, .* = \[\*, 2, 16, 64\], \[2, .* = \[2, \*, 16, 2, 32\], or two"
+        UnsupportedError,
+        match=r"served is \[num_blocks, .* = \[\*, 2, 16, 64\], \[2, .* = \[2, \*, 16, 2, 32\], or two",
     ):
         draft_cache(
             draft_head(module, lambda: HIDDEN),

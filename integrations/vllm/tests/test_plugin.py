@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -187,11 +187,12 @@ def test_registering_twice_wraps_once_and_the_v1_runner_is_refused_where_specgra
         def use_v2_model_runner(self) -> bool:
             return self.v2
 
-    runner, config = ModuleType(RUNNER_MODULE), ModuleType("vllm.config")
+    runner, config, platforms = ModuleType(RUNNER_MODULE), ModuleType("vllm.config"), ModuleType("vllm.platforms")
+    platforms.current_platform = SimpleNamespace(device_type="cuda")
     runner.init_speculator, config.VllmConfig = stock, VllmConfig
     for name in ("vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    for module in (runner, config):
+    for module in (runner, config, platforms):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     plugin.register()
     once, chosen = runner.init_speculator, VllmConfig.use_v2_model_runner
@@ -210,3 +211,38 @@ def test_registering_twice_wraps_once_and_the_v1_runner_is_refused_where_specgra
     for _ in range(2):
         assert made.use_v2_model_runner is False
     assert caplog.text.count("vLLM drafts by itself: vLLM takes its V1 model runner") == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("npu", "does not draft on 'npu', specgraph-vllm-ascend does: pip install specgraph-vllm-ascend"),
+        ("xpu", "does not draft on 'xpu', no distribution drafts there: leave 'specgraph' out of --additional-config"),
+    ],
+)
+def test_another_device_is_refused_with_the_distribution_to_install(monkeypatch, caplog, device, words) -> None:
+    class VllmConfig:
+        def __init__(self, additional_config) -> None:
+            self.additional_config = additional_config
+            self.__post_init__()
+
+        def __post_init__(self) -> None:
+            self.made = True
+
+    config, platforms = ModuleType("vllm.config"), ModuleType("vllm.platforms")
+    config.VllmConfig, platforms.current_platform = VllmConfig, SimpleNamespace(device_type=device)
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    for module in (config, platforms):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(plugin, "installed_version", lambda name: "")
+    for _ in range(2):
+        plugin.register()
+    assert VllmConfig({}).made
+    with pytest.raises(UnsupportedError, match=words):
+        VllmConfig({"specgraph": {}})
+    assert VllmConfig({"specgraph": {"when_unsupported": "vllm"}}).made
+    assert caplog.text.count(words) == 1
+    monkeypatch.setattr(plugin, "installed_version", lambda name: "0.1.0")
+    VllmConfig.__post_init__ = VllmConfig.__post_init__.without_specgraph
+    plugin.register()
+    assert hasattr(VllmConfig.__post_init__, "without_specgraph") == (device == "xpu")

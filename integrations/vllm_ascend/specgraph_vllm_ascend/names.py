@@ -9,6 +9,9 @@ from specgraph_plugin.host_engine_names import missing_members, other_parameters
 RUNNER_MODULE = "vllm_ascend.worker.model_runner_v1"
 """The module of the V1 model runner. It imports `get_spec_decode_method`, which makes the proposer."""
 
+V2_RUNNER_MODULE = "vllm_ascend.worker.v2.model_runner"
+"""The module of the V2 model runner. It imports `init_speculator`, which makes the speculator."""
+
 MAKE = ("method", "vllm_config", "device", "runner")
 """The parameters of `get_spec_decode_method`."""
 PROPOSE = (

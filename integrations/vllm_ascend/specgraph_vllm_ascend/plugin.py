@@ -15,7 +15,7 @@ from specgraph_plugin.vllm.refusals import refusals
 from specgraph_plugin.when_imported import when_imported
 
 from specgraph.errors import UnsupportedError
-from specgraph_vllm_ascend.names import RUNNER_MODULE, differences
+from specgraph_vllm_ascend.names import RUNNER_MODULE, V2_RUNNER_MODULE, differences
 from specgraph_vllm_ascend.proposer import adopt
 
 METHODS = ("eagle3", "eagle", "mtp")
@@ -23,8 +23,30 @@ METHODS = ("eagle3", "eagle", "mtp")
 
 
 def register() -> None:
-    """Wrap `get_spec_decode_method` when the V1 model runner is imported. A second call changes nothing."""
+    """Wrap `get_spec_decode_method` when the V1 model runner is imported, and refuse the V2 model runner when that is
+    imported. A second call changes nothing."""
     when_imported(RUNNER_MODULE, wrap)
+    when_imported(V2_RUNNER_MODULE, refuse_v2)
+
+
+def refuse_v2(module: Any) -> None:
+    """Let `init_speculator` in the module of the V2 model runner refuse a configuration with the plugin's key."""
+    stock = module.init_speculator
+    if hasattr(stock, "without_specgraph"):
+        return
+
+    @wraps(stock)
+    def init_speculator(vllm_config: Any, *args: Any, **options: Any) -> Any:
+        if (settings := read_settings(vllm_config.additional_config)) is not None:
+            with refusals(settings):
+                raise UnsupportedError(
+                    "specgraph does not draft in vllm-ascend's V2 model runner: unset VLLM_USE_V2_MODEL_RUNNER, or "
+                    f"leave '{KEY}' out of --additional-config"
+                )
+        return stock(vllm_config, *args, **options)
+
+    init_speculator.without_specgraph = stock  # type: ignore[attr-defined]
+    module.init_speculator = init_speculator
 
 
 def wrap(module: Any) -> None:

@@ -70,7 +70,11 @@ def attention_for(platform: Platform, head: VllmHead, block_size: int) -> Attent
     return choice.backend
 
 
-class Proposer:
+_Stock: Any = object
+"""The base class that `Proposer` stands for: vllm-ascend's proposers."""
+
+
+class Proposer(_Stock):
     """Drafts through captured graphs, or by vllm-ascend's own code in the same KV cache; `counts` says why."""
 
     use_vllm = False
@@ -114,7 +118,8 @@ class Proposer:
             self.fast_path = None
         if self._head is None:
             return
-        with self._refusals():
+        # In inference mode as vLLM's own captures, which leave torch_npu's random state as tensors of that mode.
+        with self._refusals(), torch.inference_mode():
             # Sleep mode frees memory that was allocated while vLLM loaded weights. Tensors that the head copies must
             # outlive it, so the head is made again here.
             self._head = head = self._read_head()
@@ -137,6 +142,9 @@ class Proposer:
                 module=self.get_model(),
                 attention=attention_for(platform, head, cache.block_size),
             )
+            if (chosen := fast.drafter.resolution).lowering != "merged":
+                fast.drafter.close()
+                raise UnsupportedError(f"a propose is not one graph here: {chosen.explain()}")
             self.fast_path = fast
             graphs = len(fast.config.sizes) + len(fast.prompts.sizes)
             LOG.info("specgraph drafts for up to %d requests (%d graphs)", fast.config.sizes[-1], graphs)

@@ -1,0 +1,1 @@
+"""Stands in for CANN's Python module, which no index has. vllm-ascend imports it for sleep mode."""

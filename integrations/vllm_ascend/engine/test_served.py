@@ -1,0 +1,79 @@
+"""vLLM 0.23.0 with vllm-ascend 0.23.0, unmodified, drafts through the plugin on the simulated Ascend runtime."""
+
+from __future__ import annotations
+
+import pytest
+
+K, LAYERS = 3, 1
+
+
+def differing(rounds: list[dict]) -> list[dict]:
+    return [each for each in rounds if each["device"] != each["cpu"]]
+
+
+def test_tokens_are_those_without_drafts_and_drafts_those_of_the_cpu_platform(served) -> None:
+    found, plain = served("greedy"), served("plain")
+    assert found["lowering"].startswith("merged")
+    assert found["attention"] == "fia"
+    assert found["tokens"] == plain["tokens"]
+    assert len(found["rounds"]) > 100
+    assert differing(found["rounds"]) == []
+    counts = [count for each in found["rounds"] for count in each["sampled"]]
+    assert {0, 1, 2, 3, 4} <= set(counts)  # prompts that go on, and every number of accepted drafts
+    assert found["violations"] == plain["violations"] == []
+
+
+def test_a_propose_is_one_launch_and_an_update_per_op_and_draft_step(served) -> None:
+    """The host waits for nothing and copies nothing. The runtime counts, with all limits on."""
+    found = served("greedy")
+    decode = [each for each in found["specgraph proposes"] if each["decode"]]
+    assert decode
+    for each in decode:
+        assert each["by"] == "specgraph"
+        assert (each["launches"], each["updates"]) == (1, K * LAYERS)
+        assert not {"device waits", "stream waits", "event waits", "copies to the host"} & each.keys()
+
+
+def test_stock_in_the_same_engine(served) -> None:
+    """vllm-ascend's own drafts of the same requests: the same waits and copies, and more operators."""
+    found = served("greedy")
+    ours, stock = found["specgraph whole"], found["stock whole"]
+    assert found["specgraph tokens"] == found["stock tokens"]
+    for name in ("device waits", "stream waits", "event waits", "copies to the host"):
+        assert ours.get(name, 0) <= stock.get(name, 0)
+    assert ours["operators"] < stock["operators"]
+
+
+def test_requests_that_arrive_at_random_times_under_random_schedules(served) -> None:
+    found, plain = served("greedy"), served("plain")["tokens"]
+    assert len(found["schedules"]) == 20
+    for each in found["schedules"]:
+        pairs = zip(each["prompts"], each["tokens"], strict=True)
+        assert all(tokens == plain[i][: len(tokens)] for i, tokens in pairs)
+        assert each["differing"] == 0
+    by = [who for each in found["schedules"] for who in each["decode"]]
+    assert by.count("specgraph") >= 0.95 * len(by)
+
+
+def test_faults_change_drafts_or_are_errors_that_name_them(served) -> None:
+    found = served("faults")
+    for name in ("none", "none again", "sampled"):
+        assert (found[name]["error"], found[name]["differing"]) == ("", 0)
+    assert found["sampled"]["tokens"] != found["none"]["tokens"]
+    for name in ("a length that is 3 too short", "swapped ops of draft steps 1 and 2"):
+        assert found[name]["error"] == ""
+        assert found[name]["differing"] > 0
+    assert "task group" in found["a skipped update"]["error"]
+    assert found["violations before"] == []
+
+
+@pytest.mark.parametrize("way", ["asynchronous", "eagle"])
+def test_other_ways_of_serving(served, way) -> None:
+    """Asynchronous scheduling; an EAGLE drafter, with larger batches than the captured ones left to vllm-ascend."""
+    found = served(way)
+    assert found["tokens"] == served("plain")["tokens"]
+    assert found["violations"] == []
+    larger = "more requests than the largest captured size"
+    assert found["counts"].keys() == ({"specgraph"} if way == "asynchronous" else {"specgraph", larger})
+    if way == "asynchronous":
+        assert found["differing"] == 0
