@@ -8,6 +8,7 @@ __all__ = ["MUTANTS"]
 
 for part in (
     "attention",
+    "backend_authors",
     "backend_slips",
     "blocks",
     "draft_ops",

@@ -16,6 +16,9 @@ from specgraph.errors import PlatformError, UnsupportedError
 from specgraph_accelerator.graph import AcceleratorGraph, AcceleratorGraphPool
 from specgraph_accelerator.trials import TRIALS, capabilities
 
+MOST_STREAMS = 128
+"""The streams that are asked for in search of one that the platform does not use itself."""
+
 
 class AcceleratorPlatform(Platform):
     """Device `index` of this process's accelerator.
@@ -70,8 +73,14 @@ class AcceleratorPlatform(Platform):
         return MemoryInfo(allocated, reserved, total, free + reserved - allocated)
 
     def stream(self) -> Stream:
-        """Return a stream. Devices hand out a fixed set of streams in turn, so two calls may return the same one."""
+        """Return a stream, not the platform's own for captures or copies if the device has another. Devices hand out a
+        fixed set of streams in turn, so two calls may return the same one."""
+        own = [vars(self)[name] for name in ("capture_stream", "copy_stream") if name in vars(self)]
         made: Any = torch.Stream(device=self.device)
+        for _ in range(MOST_STREAMS):
+            if made not in own:
+                break
+            made = torch.Stream(device=self.device)
         return made
 
     def current_stream(self) -> Stream:

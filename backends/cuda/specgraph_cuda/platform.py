@@ -89,7 +89,12 @@ class CudaPlatform(Platform):
         return MemoryInfo(allocated, reserved, self._total, free)
 
     def stream(self) -> Stream:
-        return torch.cuda.Stream(self.device)
+        """Return a stream, never the platform's own for captures or copies. torch hands out the 32 streams of its pool
+        in turn, so two calls may return the same one."""
+        own = [vars(self)[name] for name in ("capture_stream", "copy_stream") if name in vars(self)]
+        while (made := torch.cuda.Stream(self.device)) in own:
+            pass
+        return made
 
     def current_stream(self) -> Stream:
         raw = torch._C._cuda_getCurrentRawStream(self.device.index)  # pyright: ignore[reportPrivateUsage]

@@ -77,8 +77,12 @@ class MusaPlatform(Platform):
         return MemoryInfo(allocated, reserved, total, self.musa.mem_get_info(self.index)[0] + reserved - allocated)
 
     def stream(self) -> Stream:
-        """Return a stream. torch_musa hands out its 32 streams in turn, so two calls may return the same one."""
-        return self._stream(self.index)
+        """Return a stream, never the platform's own for captures or copies. torch_musa hands out its 32 streams in
+        turn, so two calls may return the same one."""
+        own = [vars(self)[name] for name in ("capture_stream", "copy_stream") if name in vars(self)]
+        while (made := self._stream(self.index)) in own:
+            pass
+        return made
 
     def current_stream(self) -> Stream:
         now = self.musa.current_stream(self.index)

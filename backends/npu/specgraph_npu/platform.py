@@ -49,10 +49,10 @@ class NpuPlatform(Platform):
         try:
             with self.on_device():
                 name: str = self.npu.get_device_name(index)
-                own = [self.npu.Stream(device=index) for _ in range(3)]
+                own = [self.npu.Stream(device=index) for _ in range(4)]
         except RuntimeError as error:
             raise PlatformError(f"NPU {index} can't be opened: {probe.reason_of(error)}") from error
-        self.update_stream, self.capture_stream, self.gate_stream = own
+        self.update_stream, self.capture_stream, self.gate_stream, self.copy_stream = own
         self._own_streams = {stream.npu_stream for stream in own}
         simulated, versions = probe.is_simulated(), probe.versions(self.torch_npu)
         kind = f"simulated runtime under torch_npu {self.torch_npu.__version__}, no NPU" if simulated else "NPU"

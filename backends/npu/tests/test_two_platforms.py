@@ -53,3 +53,10 @@ def test_drafters(npu, other, runtime):
             assert torch.equal(propose(drafter, batch), expected), drafter.platform.device
     for drafter in drafters:
         drafter.close()
+
+
+def test_no_stream_is_the_platforms_own(npu):
+    """torch_npu hands out 32 streams in turn; a replay on one that rewrites tasks would wait for itself."""
+    own = {stream.npu_stream for stream in (npu.update_stream, npu.capture_stream, npu.gate_stream, npu.copy_stream)}
+    assert len(own) == 4
+    assert not own & {npu.stream().npu_stream for _ in range(100)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from specgraph.device import Graph, Platform
+from specgraph.errors import OrderError
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -118,6 +120,68 @@ def test_fork(platform: Platform) -> None:
         x.add_(start)
         replay_and_wait(platform, graph)
         expect_equal(on_host(total), on_host(x) * 7)
+
+
+@case(
+    "capture.waits-add-up",
+    "In a capture a stream that waits for several others, and for an older event after a newer one, comes after all of "
+    "them.",
+    hazard="wait-forgets-earlier-waits",
+    cause="a wait replaces what the stream already comes after, instead of adding to it: a legal capture is refused, "
+    "or an edge of the graph is lost",
+    needs=("fork_in_capture",),
+    quick=True,
+)
+def test_waits(platform: Platform) -> None:
+    x = torch.arange(8.0, device=platform.device)
+    first, left, right, both, last = (torch.zeros(8, device=platform.device) for _ in range(5))
+    one, two, three = (platform.stream() for _ in range(3))
+
+    def body() -> None:
+        main = platform.current_stream()
+        first.copy_(x + 1)
+        before = main.record_event()
+        for stream in (one, two):
+            stream.wait_event(before)
+        with platform.use(one):
+            left.copy_(first * 2)
+        with platform.use(two):
+            right.copy_(first * 3)
+        for stream in (one, two):
+            three.wait_stream(stream)
+        with platform.use(three):
+            both.copy_(left + right)
+        main.wait_stream(three)
+        main.wait_event(before)  # older than what it already comes after
+        last.copy_(both + left)
+
+    graph = captured(platform, body, warm_up=False)
+    for start in (1.0, 100.0):
+        x.add_(start)
+        replay_and_wait(platform, graph)
+        expect_equal(on_host(last), (on_host(x) + 1) * 7, "work of three streams")
+
+
+@pytest.mark.parametrize("made", ["written", "returned"])
+@case(
+    "capture.missing-order-is-reported",
+    "In a capture two streams that touch the same memory, one writing, without an order are an OrderError, also when "
+    "the memory is the result of an op.",
+    hazard="order-of-results-forgotten",
+    cause="claimed, and the check forgets the memory that an op returns",
+    needs=("order_detection", "fork_in_capture"),
+)
+def test_missing_order(platform: Platform, made: str) -> None:
+    x, y, out = (torch.ones(8, device=platform.device) for _ in range(3))
+    side, graph = platform.stream(), platform.graph()
+    platform.synchronize()
+    with pytest.raises(OrderError), graph.capture():
+        side.wait_stream(platform.current_stream())
+        with platform.use(side):
+            shared = y.add_(1) if made == "written" else x * 2
+        out.copy_(shared)
+        platform.current_stream().wait_stream(side)
+    assert not platform.is_capturing()
 
 
 @case(

@@ -134,6 +134,33 @@ def test_eager_thread(platform: Platform) -> None:
 
 
 @case(
+    "faults.work-on-another-stream",
+    "Work that a thread issues during its capture to a stream that takes no part runs at once or is refused; no replay "
+    "has it, and the platform stays usable.",
+    cause="the capture takes in what the thread issues, to whatever stream; or the work is dropped without an error",
+)
+def test_other_stream(platform: Platform) -> None:
+    x, y = torch.ones(16, device=platform.device), torch.ones(16, device=platform.device)
+    side, graph = platform.stream(), platform.graph()
+    platform.synchronize()
+    try:
+        with graph.capture():
+            x.mul_(3)
+            with platform.use(side):
+                y.add_(1)
+    except SpecgraphError:
+        platform.synchronize()
+    else:
+        platform.synchronize()
+        assert on_host(y).unique().tolist() == [2.0], "the work did not run"
+        for _ in range(2):
+            replay_and_wait(platform, graph)
+        assert on_host(x).unique().tolist() == [9.0]
+        assert on_host(y).unique().tolist() == [2.0], "a replay has work of another stream"
+    assert_usable(platform)
+
+
+@case(
     "faults.replay-in-a-capture-refused",
     "Replaying one graph inside the capture of another is an error or is captured; the platform stays usable.",
     hazard="capture-left-broken",

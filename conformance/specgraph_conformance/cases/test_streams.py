@@ -13,7 +13,7 @@ from specgraph.errors import OrderError
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import in_another_thread, on_host
+from specgraph_conformance.rig import LONG_ADDITIONS, LONG_SIZE, in_another_thread, long_work, on_host
 
 SIZE = 1 << 18
 
@@ -122,22 +122,68 @@ def test_timing(platform: Platform) -> None:
         plain.elapsed_time(end)
 
 
+@pytest.mark.parametrize("made", ["written", "returned"])
 @case(
     "streams.missing-order-is-reported",
-    "Two streams that touch the same memory, one writing, without an order are an OrderError.",
-    cause="claimed, and the conflict isn't found",
+    "Two streams that touch the same memory, one writing, without an order are an OrderError, also when the memory is "
+    "the result of an op.",
+    hazard="order-of-results-forgotten",
+    cause="claimed, and the conflict isn't found: the check forgets the memory that an op returns, say",
     needs=("order_detection",),
 )
-def test_missing_order(platform: Platform) -> None:
+def test_missing_order(platform: Platform, made: str) -> None:
     x = zeros(platform)
     one, two = platform.stream(), platform.stream()
     platform.synchronize()
     with pytest.raises(OrderError):
         with platform.use(one):
-            x.fill_(1)
+            shared = x.fill_(1) if made == "written" else x * 2
         with platform.use(two):
-            x.add_(1)
+            shared.add_(1)
         platform.synchronize()
+
+
+@case(
+    "streams.waits-add-up",
+    "A stream that waits for several others, and for an older event after a newer one, comes after all of them.",
+    hazard="wait-forgets-earlier-waits",
+    cause="a wait replaces what the stream already comes after, instead of adding to it",
+    quick=True,
+)
+def test_waits(platform: Platform) -> None:
+    one, two, three = (platform.stream() for _ in range(3))
+    x, y, total = (torch.zeros(LONG_SIZE, device=platform.device) for _ in range(3))
+    platform.synchronize()
+    for number in (1, 2):
+        with platform.use(one):
+            before = one.record_event()
+            long_work(x)
+        with platform.use(two):
+            long_work(y)
+        for stream in (one, two):
+            three.wait_stream(stream)
+        three.wait_event(before)  # older than what it already comes after
+        with platform.use(three):
+            total.copy_(x + y)
+        for stream in (one, two):
+            stream.wait_stream(three)
+        platform.synchronize()
+        assert on_host(total).unique().tolist() == [2.0 * LONG_ADDITIONS * number]
+
+
+@case(
+    "streams.own-streams-stay-own",
+    "Of 100 streams that are handed out, none is the current stream, or the platform's own for captures or copies.",
+    hazard="own-stream-handed-out",
+    cause="a device that hands its streams out in turn comes back to those that the platform uses itself",
+    quick=True,
+)
+def test_own(platform: Platform) -> None:
+    own = {"current": platform.current_stream(), "capture": platform.capture_stream, "copy": platform.copy_stream}
+    for number in range(100):
+        made = platform.stream()
+        taken = [name for name, stream in own.items() if made == stream]
+        assert not taken, f"stream {number + 1} that was asked for is the platform's {taken[0]} stream"
 
 
 @case(

@@ -240,3 +240,24 @@ def test_failed_update(platform: Platform) -> None:
         expect_equal(tasks.result(), tasks.eager(first), "the launch that waited for a failed update")
     tasks.replay(second)
     expect_equal(tasks.result(), tasks.eager(second), "the round after a failed update")
+
+
+@case(
+    "task_update.failed-update-keeps-the-one-before",
+    "An update that fails after a good one, which no replay has used yet, leaves the good one as it is. Where replays "
+    "wait for their updates, none is left for later.",
+    hazard="failed-update-drops-the-pending-one",
+    cause="an update throws away the pending values, or closes their gate, before its own are known to be whole",
+    needs=("task_update",),
+)
+def test_failed_behind_good(tasks: Tasks) -> None:
+    if tasks.platform.capabilities.update_order == "during_replay":
+        return
+    (task,) = tasks.tasks
+    good, bad = tasks.lengths([3, 17, 40]), tasks.lengths([50, 5, 31])
+    tasks.plan.apply(good)
+    with pytest.raises(ZeroDivisionError), tasks.platform.task_update(task.group):
+        task.prepare(bad[0])()
+        raise ZeroDivisionError
+    tasks.graph.replay()
+    expect_equal(tasks.result(), tasks.eager(good), "the replay after a good update and one that failed")

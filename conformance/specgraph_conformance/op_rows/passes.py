@@ -223,18 +223,20 @@ def begin_prefill(run: Run, g: torch.Generator, rows: tuple[int, int, int]) -> N
     "begin_rows adds the number of rows whose token has a position and no KV block: those of sampled tokens and of the "
     "drafts after them, in this pass or in later steps.",
     hazard="rows-without-block-uncounted",
-    cause="a count of rejected rows, of inert requests, of positions past max_model_len, or of one kind of row only",
+    cause="a count of rejected rows, of inert requests, of positions past max_model_len, of one kind of row only, or "
+    "from the position of the token instead of its row",
     plan={
         "no-drafts": RowPlan(3, LIMIT, BLOCK, slots_of_rejected=True),
         "chain": RowPlan(3, LIMIT, BLOCK, slots_of_rejected=True, later_rows=3),
         "block": RowPlan(4, LIMIT, BLOCK, after_sampled=True, later_rows=4),
         "masked": RowPlan(6, LIMIT, BLOCK, later_rows=3),
+        "offset": RowPlan(3, LIMIT, BLOCK, slots_of_rejected=True, later_rows=3, position_offset=1),
     },
 )
 def rows_without_block(run: Run, g: torch.Generator, plan: RowPlan) -> None:
-    counts, starts = [3, 0, 1, 2, 1, 3, 2], [14, 3, 39, 31, 20, 30, 15]
-    blocks = [[5, 0, 2], [0] * 3, [3, 4, 6], [8, 0, 9], [10, 11, 0], [0] * 3, [1, 2, 3]]
-    given = RowInputs(torch.tensor(starts), i32(blocks), i32(counts), torch.zeros(7, 3, dtype=torch.int64))
+    counts, starts = [3, 0, 1, 2, 1, 3, 2, 2], [14, 3, 39, 31, 20, 30, 15, 37]
+    blocks = [[5, 0, 2], [0] * 3, [3, 4, 6], [8, 0, 9], [10, 11, 0], [0] * 3, [1, 2, 3], [12, 13, 0]]
+    given = RowInputs(torch.tensor(starts), i32(blocks), i32(counts), torch.zeros(8, 3, dtype=torch.int64))
     expect_rows(run, plan, given, (*PLACES, "rows_without_block"))
 
 

@@ -218,6 +218,35 @@ def unlikely_tokens(run: Run, g: torch.Generator, kind: str) -> None:
 
 
 @TABLE.row(
+    "largest-noise",
+    "The largest numbers of the noise are below 1: a token that has the whole probability is drafted, sampled and "
+    "accepted at them too.",
+    hazard="uniform-noise-of-one",
+    cause="noise of 24 bits and more that is rounded to 1: its logarithm is infinite, and an excluded token is drawn, "
+    "or a draft of probability 1 is rejected",
+    kind=["drafted", "sampled", "accepted"],
+)
+def largest_noise(run: Run, g: torch.Generator, kind: str) -> None:
+    requests, vocab, token = 20, 40, 3
+    purpose, index = {"sampled": (RESAMPLE, token), "accepted": (ACCEPT, 0)}.get(kind, (DRAFT, token))
+    numbers = [(1 << 63) - 1 - (each << 33) for each in range(requests)]  # nearer to 1 than to the float32 below it
+    starts = torch.randint(0, 1 << 20, (requests,), generator=g)
+    seeds = [seed_that_draws(n, at + 1, purpose, index) for n, at in zip(numbers, starts.tolist(), strict=True)]
+    seeds, warm, logits = torch.tensor(seeds), torch.ones(requests), torch.full((requests, vocab), -1000.0)
+    logits[:, token] = 0.0
+    if kind == "drafted":
+        drafts = drafts_for(requests, 1, step=0)
+        tokens = draw(run, (logits,), drafts, draws_for(drafts, vocab, warm, seeds, starts.int()))
+    else:
+        drafts = torch.full((requests, 1), token if kind == "accepted" else -1)
+        both = logits.repeat_interleave(2, 0)
+        tokens, counts = verified(run, both, drafts, starts, decoder_ops.Acceptance(warm, seeds))
+        assert counts.tolist() == [2 if kind == "accepted" else 1] * requests, f"counts {counts.tolist()}"
+        tokens = tokens[:, :1]
+    expect_equal(tokens, torch.full((requests, 1), token), "the only possible token")
+
+
+@TABLE.row(
     "verify-best",
     "Drafts are accepted while they are the best of all ranks' best tokens; inert requests give none.",
     cause="accept_greedy: rows of another request, or an inert request that is counted",
