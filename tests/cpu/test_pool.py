@@ -53,6 +53,21 @@ def test_blocks_are_reused_in_a_capture(platform):
     assert platform.memory().reserved == 1 << 20, "100 intermediates of 4 KiB need two blocks"
 
 
+def test_free_blocks_are_kept_per_stream(platform):
+    """Work of two streams runs at the same time: a block that one freed is not the other's to write."""
+    graph, side, x, addresses = platform.graph(), platform.stream(), torch.ones(1024), []
+
+    def body():
+        for stream in (platform.current_stream(), side, platform.current_stream()):
+            stream.wait_stream(platform.capture_stream)
+            with platform.use(stream):
+                addresses.append((x + 1).data_ptr())
+        platform.capture_stream.wait_stream(side)
+
+    capture(graph, body)
+    assert addresses[0] == addresses[2] != addresses[1]
+
+
 def test_memory_comes_back_when_the_graph_is_closed(platform):
     graph = platform.graph()
     x = torch.ones(1 << 19)

@@ -65,6 +65,25 @@ def test_last_update_wins(captured):
     assert torch.equal(c.out, c.expected([3, 3, 3], [1, 1, 1]))
 
 
+@pytest.mark.parametrize("updated", [0, 1])
+def test_each_group_needs_an_update_of_its_own(captured, updated):
+    c = captured
+    c.update((c.group, c.second)[updated], [4, 4, 4], updated)
+    with pytest.raises(UpdateError, match=f"task group {1 - updated} .* had no update"):
+        c.graph.replay()
+    c.update((c.group, c.second)[1 - updated], [3, 3, 3], 1 - updated)
+    c.graph.replay()
+    assert torch.equal(c.out[updated], c.expected([4, 4, 4])[0])
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_groups_end_with_the_capture(captured, end):
+    getattr(captured.graph, end)()
+    for group in (captured.group, captured.second):
+        with pytest.raises(UpdateError, match="belongs to no captured graph"):
+            captured.update(group, [4, 4, 4], 0)
+
+
 def test_other_tensor(captured):
     c = captured
     with pytest.raises(UpdateError, match=r"tensor argument 1 .*\[3\]"):

@@ -12,7 +12,9 @@ from goodness_of_fit import follows
 from served_distribution import served
 from specgraph_run import load_generator
 from specgraph_run.decoder import DecoderOptions, Request
+from specgraph_run.decoder.joining import _write_sampling as write_sampling
 from specgraph_run.decoder.request import UNSUPPORTED
+from specgraph_run.decoder.sampling_buffers import allocate_sampling
 
 from specgraph.draft import DraftTree
 from specgraph.errors import ConfigError
@@ -83,6 +85,14 @@ def test_mixed_parameters_in_one_batch_follow_their_distributions(make_decoder, 
         got = counts(results[place :: len(MIXED)])
         assert follows(got, joint(small_model, **parameters))
         assert not follows(got, joint(small_model, temperature=parameters["temperature"]))
+
+
+def test_every_token_of_the_prompt_is_penalised():
+    """The last one too, and none of the request before in the row."""
+    row = allocate_sampling(1, 12, torch.device("cpu"))
+    for prompt in ([9, 1, 2], [3, 7, 3, 11]):
+        write_sampling(row, Request(prompt_token_ids=prompt, max_tokens=1, repetition_penalty=1.5))
+        assert set(row.in_prompt[0].nonzero().flatten().tolist()) == set(prompt)
 
 
 def test_parameters_without_a_decoder_for_them_are_refused_by_name(make_decoder, eagle3):

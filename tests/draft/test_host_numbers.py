@@ -11,7 +11,7 @@ from specgraph_run.decoder.round_stages import HostState
 from specgraph import ops
 from specgraph.capture import BatchDescriptor
 from specgraph.cpu import CpuPlatform
-from specgraph.draft.host_lengths import HostNumbersReader
+from specgraph.draft.host_lengths import HostNumbers, HostNumbersReader
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,17 @@ def test_a_verify_has_the_devices_lengths_also_for_an_inert_request_between_othe
     plan, starts = ops.RowPlan(3, 64, 4), HostState([4, 5, 0], [3, 0, 1]).next_positions
     host = plan.host_lengths(starts, 4)
     assert list(host.seq_lens) == on_device(plan, [7, -1, 1, -1])[0] == [10, 0, 4, 0]
+
+
+@pytest.mark.parametrize(("after_sampled", "offset"), [(False, 0), (False, 1), (True, 0)])
+def test_host_lengths_of_later_steps_are_those_of_the_device(after_sampled, offset):
+    """`advance` moves the device's lengths on from step to step, past max_model_len too; inert requests stay inert."""
+    plan = ops.RowPlan(4, 64, 4, after_sampled=after_sampled, position_offset=offset)
+    starts, counts = [0, 7, 30, 57, 61], [1, 0, 4, 3, 2]
+    numbers = HostNumbers(starts, counts, 4, 3, 6)
+    lengths = torch.tensor([*on_device(plan, starts, counts)[1], 0], dtype=torch.int32)
+    places, table = torch.zeros(2, 6, dtype=torch.int64), torch.ones(6, 16, dtype=torch.int32)
+    for step in (1, 2):
+        ops.advance(lengths, *places, torch.tensor([step]), table, 64, 4)
+        host = numbers.later(plan, step)
+        assert (list(host.query_lens), list(host.seq_lens)) == ([1] * 6, lengths.tolist())

@@ -87,6 +87,26 @@ def test_exception_in_an_update_restores_the_last_values(npu, runtime):
     graph.close()
 
 
+def test_a_failed_update_is_undone_with_the_values_before_it(npu, runtime):
+    """Those of the last update that succeeded, not of the one that failed, although it kept its own already."""
+    graph, group, x, y = captured_pair(npu)
+
+    def issue(a, b):
+        x.fill_(a)
+        y.fill_(b)
+
+    with npu.task_update(group):
+        group.issue_in_update(lambda: issue(3, 4))
+    for _ in range(2):
+        graph.replay()
+        with pytest.raises(ZeroDivisionError), npu.task_update(group):  # noqa: PT012
+            group.issue_in_update(lambda: issue(7, 8))
+            1 / 0  # noqa: B018
+        npu.synchronize()
+        assert (x.cpu().tolist(), y.cpu().tolist()) == ([3, 3], [4, 4])
+    graph.close()
+
+
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
