@@ -42,8 +42,8 @@ StoredWeights = Literal["plain", "fp8", "fp8-blocks"]
 columns. Embedding and lm_head are never FP8, as in checkpoints."""
 DrafterShape = Literal[
     "eagle3-tiny-python", "eagle3-tiny-128", "eagle3-llama3-8b", "eagle3-qwen3-8b", "eagle3-llama3-70b",
-    "eagle1-llama3-8b", "mtp-7b", "mtp-glm-4.5-air", "dflash-qwen3-8b", "dspark-qwen3-8b", "dflash2-qwen3-8b",
-    "domino-qwen3-8b",
+    "eagle1-llama3-8b", "mtp-7b", "mtp-qwen3.5-27b", "mtp-glm-4.5-air", "dflash-qwen3-8b", "dspark-qwen3-8b",
+    "dflash2-qwen3-8b", "domino-qwen3-8b",
 ]  # fmt: skip
 """The shapes of drafters with random weights; see `specgraph_run.tools.shapes.SHAPES`."""
 RandomTarget = Literal["llama3-8b", "qwen3-8b", "tiny-python"]
