@@ -121,7 +121,8 @@ def gated_delta_rule(run: Run, g: Generator, dtype: torch.dtype, sizes: DeltaCon
 def folds(run: Run, g: Generator) -> None:
     sizes = SIZES["two-values-per-key"]
     net = _net(g, torch.float32, sizes)
-    other = _Net(*(each if i == 0 else tuple_clone(each) for i, each in enumerate(net)))
+    state = DeltaState(*(tensor.clone() for tensor in net.state))
+    other = net._replace(state=state, covered=net.covered.clone())
     table, (mixed, gates) = torch.tensor([[4]], dtype=torch.int32), (
         normal(g, (12, sizes.channels)), normal(g, (12, 2 * sizes.value_heads))
     )  # fmt: skip
@@ -136,11 +137,6 @@ def folds(run: Run, g: Generator) -> None:
     for each in (net, other):
         _pass(run, each, mixed[8:9], gates[8:9], [8], None, table)
     expect_equal(other.state.state[1], net.state.state[1], "states after the same rows in other passes")
-
-
-def tuple_clone(value: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-    """Return copies of a tensor, or of all tensors of a named tuple."""
-    return value.clone() if isinstance(value, Tensor) else type(value)(*(each.clone() for each in value))
 
 
 @TABLE.row(
