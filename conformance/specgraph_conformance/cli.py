@@ -25,6 +25,7 @@ def conformance(
     keyword: Annotated[str, typer.Option("-k", help="Only cases that match this pytest expression.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A selection that takes less than half a minute.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all generated inputs.")] = 0,
+    examples: Annotated[int, typer.Option(min=1, help="Random cases try this many times as much: for a night.")] = 1,
     timeout: Annotated[float | None, typer.Option(help="Limit of every case, in seconds; default: its own.")] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Processes that run cases; default: 1, on the host one per core. 0: this one.")
@@ -47,6 +48,8 @@ def conformance(
         raise SpecgraphError(
             "the conformance suite is here but not installed: pip install --no-deps -e ./conformance"
         ) from None
+    if platform != "verify" and sys.stderr.isatty():
+        print("specgraph: loading torch and collecting the cases", file=sys.stderr)
     from specgraph_conformance import command as suite  # loads torch
 
     if platform == "verify":
@@ -66,6 +69,7 @@ def conformance(
             keyword=keyword,
             quick=quick,
             seed=seed,
+            examples=examples,
             xfails=xfails,
             timeout=timeout,
         ),

@@ -40,7 +40,7 @@ SIGNS: tuple[tuple[str, str], ...] = (
         r"\bnan instead of",
         "memory that the replay did not write: freed and used again, or a result that is not recorded",
     ),
-    (r"was taken without an error|DID NOT RAISE", "a check that is missing"),
+    (r"was taken without an error|no error came|DID NOT RAISE", "a check that is missing"),
 )
 """(regular expression over the error, where to look). The first match counts, and the case's `cause` is added to it."""
 

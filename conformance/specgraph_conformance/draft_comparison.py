@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 
 import torch
 from specgraph.device import LOWERINGS, Platform
@@ -62,8 +63,37 @@ def run(made: DraftRig, batches: Sequence[HostBatch]) -> Rounds:
     return rounds, caches
 
 
-def assert_same(ours: Rounds, eager: Rounds) -> None:
-    """Check for the same bits in draft tokens, distributions, carried hidden states, and KV caches at the end."""
+def steps_of_slots(batches: Sequence[HostBatch], block_size: int, offset: int) -> dict[tuple[int, ...], list[int]]:
+    """Return round, draft step and request that wrote each slot last, by its block and its place in the block.
+
+    Args:
+        offset: see `Kind.position_offset`.
+    """
+    found: dict[tuple[int, ...], list[int]] = {}
+    for number, batch in enumerate(batches):
+        for r, (start, count) in enumerate(zip(batch.start_positions, batch.num_sampled, strict=True)):
+            first, blocks = start + offset, batch.blocks[r]
+            for position in range(first, len(blocks) * block_size) if count else ():
+                slot = blocks[position // block_size], position % block_size
+                found[slot] = [number, max(position - first - count + 1, 0), r]
+    return found
+
+
+def _expect_same_keys(seen: Tensor, wanted: Tensor, what: str, steps: Mapping[tuple[int, ...], list[int]]) -> None:
+    """Check keys or values, [blocks, block_size, ...], for the same bits. A failure names the first draft step."""
+    differ = (seen != wanted).flatten(2).any(-1).nonzero().tolist() if seen.shape == wanted.shape else []
+    if known := [steps[tuple(slot)] for slot in differ if tuple(slot) in steps]:
+        number, step, request = min(known)
+        what += f", first in round {number} at draft step {step} of request {request}"
+    expect_equal(seen, wanted, what)
+
+
+def assert_same(ours: Rounds, eager: Rounds, steps: Mapping[tuple[int, ...], list[int]] = MappingProxyType({})) -> None:
+    """Check for the same bits in draft tokens, distributions, carried hidden states, and KV caches at the end.
+
+    Args:
+        steps: the draft step that wrote each slot; see `steps_of_slots`.
+    """
     for number, (a, b) in enumerate(zip(ours[0], eager[0], strict=True)):
         expect_equal(a.token_ids, b.token_ids, f"draft tokens of round {number}, against eager,")
         expect_equal(a.hidden, b.hidden, f"hidden states of round {number}")
@@ -71,8 +101,8 @@ def assert_same(ours: Rounds, eager: Rounds) -> None:
             assert a.probs is not None
             expect_equal(a.probs, b.probs, f"draft distributions of round {number}")
     for layer, (a, b) in enumerate(zip(ours[1], eager[1], strict=True)):
-        expect_equal(a[0], b[0], f"keys of layer {layer}")
-        expect_equal(a[1], b[1], f"values of layer {layer}")
+        _expect_same_keys(a[0], b[0], f"keys of layer {layer}", steps)
+        _expect_same_keys(a[1], b[1], f"values of layer {layer}", steps)
 
 
 def compare(
@@ -92,11 +122,13 @@ def compare(
     if (most := max(sizes)) > config.max_num_requests:
         config = replace(config, max_num_requests=most, capture_sizes=(1, most))
     ours = rig(platform, config, attention, kind, dtype)
-    rounds = run(ours, make_batches(ours.config, ours.head.aux_size, seed, sizes))
+    batches = make_batches(ours.config, ours.head.aux_size, seed, sizes)
+    rounds = run(ours, batches)
     assert all(r.from_graph for r in rounds[0]), "a batch ran without its graph"
     # The key of the cached eager run has no lowering, so that all lowerings are compared with the same run.
     config = replace(config, decode="eager")
-    assert_same(rounds, _eager_rounds(platform, config, attention, seed, kind, dtype, tuple(sizes)))
+    steps = steps_of_slots(batches, ours.config.block_size, ours.drafter.position_offset)
+    assert_same(rounds, _eager_rounds(platform, config, attention, seed, kind, dtype, tuple(sizes)), steps)
 
 
 @lru_cache

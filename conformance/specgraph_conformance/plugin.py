@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import re
 import time
 from collections.abc import Generator
 from dataclasses import asdict, replace
@@ -36,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--specgraph-hazard", action="append", metavar="ID", default=[], help="only cases of this hazard")
     group.addoption("--specgraph-quick", action="store_true", help="the quick selection")
     group.addoption("--specgraph-seed", type=int, default=0, metavar="N", help="seed of all generated inputs")
+    group.addoption("--specgraph-examples", type=int, default=1, metavar="N", help="N times the random examples")
     group.addoption("--specgraph-timeout", type=float, metavar="SECONDS", help="for every case, not its own limit")
     group.addoption("--specgraph-xfails", metavar="FILE", help="instead of the backend's own xfails.toml")
     group.addoption(
@@ -90,6 +92,8 @@ class Plugin:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
         cases = [(item, found) for item in items if (found := with_parameters(item)) is not None]
         cases.sort(key=lambda pair: GROUPS.index(pair[1].group))
+        for item, found in cases:
+            item.extra_keyword_matches.add(found.id)  # -k takes ids as reports print them
         try:
             yield  # here pytest applies -k and -m
             self._select(cases, items)
@@ -111,7 +115,8 @@ class Plugin:
         if not selected:
             raise pytest.UsageError("no case is selected: no case of the suite meets all that was asked for")
         for item, found in selected:
-            item.stash[CASE] = replace(found, timeout=option("--specgraph-timeout") or found.timeout)
+            times = option("--specgraph-examples") if "examples" in getattr(item, "fixturenames", ()) else 1
+            item.stash[CASE] = replace(found, timeout=option("--specgraph-timeout") or found.timeout * times)
             if (xfail := self.config.stash[SESSION].xfail_of(found.id)) is not None:
                 item.add_marker(pytest.mark.xfail(reason=xfail.text, strict=True))
         running = [item for item, _ in selected]
@@ -248,7 +253,12 @@ def _failure(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
     text = "\n".join(
         line for line in seen if line.strip() and "Use -v" not in line
     )  # drop pytest's hint about -v, which the suite's runs don't take
-    where: Any = call.excinfo.traceback[-1]
+    text = re.sub(
+        r"^Failed: DID NOT RAISE (?:<class ')?(?:\w+\.)*(\w+)", r"no error came where the case expects \1", text
+    )
+    text = text.removesuffix("'>")
+    places: list[Any] = [place for place in call.excinfo.traceback if "_pytest" not in Path(place.path).parts]
+    where = places[-1]
     if report.when != "call":
         text = f"in {report.when}: {text}"
     return f"{text[:1500]} (at {Path(where.path).name}:{where.lineno + 1})"

@@ -24,6 +24,9 @@ SHOWN = 8
 """The number of failure causes that the terminal shows, in the order of the suite: the first ones are to be fixed
 first."""
 
+NAMED = 4
+"""The number of cases that the terminal names of those that failed alike."""
+
 
 def as_table(report: Report) -> Group:
     """Return a table: counts by group, then failures with advice, then absent cases with reasons."""
@@ -45,11 +48,11 @@ def as_table(report: Report) -> Group:
         lines.append(Text(f"  property: {first.property}\n  seen:     {first.reason}"))
         lines.append(Text(f"  hazard:   {first.hazard or 'none'}"))
         if others:
-            lines.append(Text(f"  as well:  {len(others)} more that saw the same: {_named(others)}"))
+            lines.append(Text(f"  as well:  {len(others)} more that saw the same: {_few(report, others)}"))
         lines.append(Text(f"  again:    {report.rerun_command(first)}"))
     if rest := [result for group in groups[SHOWN:] for result in group]:
         causes = f"of {len(groups) - SHOWN} other causes"
-        lines.append(Text(f"\nand {len(rest)} more {causes}, in the JSON and Markdown reports: {_named(rest)}\n"))
+        lines.append(Text(f"\nand {len(rest)} more {causes}, in the JSON and Markdown reports: {_few(report, rest)}\n"))
     for outcome, said in (("xfailed", "declared gap"), ("absent", "not run")):
         for reason in dict.fromkeys(r.reason for r in report.cases if r.outcome == outcome):
             found = [r for r in report.cases if r.outcome == outcome and r.reason == reason]
@@ -207,6 +210,16 @@ def _named(results: Sequence[CaseResult]) -> str:
     for result in results:
         by_case.setdefault(result.id.partition("[")[0], []).append(result.id)
     return ", ".join(ids[0] if len(ids) == 1 else f"{case} ({len(ids)})" for case, ids in by_case.items())
+
+
+def _few(report: Report, results: Sequence[CaseResult]) -> str:
+    """Return the names of the cases. Of many, return the first ones and the command that runs the groups of all."""
+    names = _named(results).split(", ")
+    if len(names) <= NAMED:
+        return ", ".join(names)
+    groups = "".join(f" --group {group}" for group in dict.fromkeys(result.group for result in results))
+    command = f"specgraph conformance {report.subject.platform}{groups}"
+    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} other cases ({command})"
 
 
 def _counted(results: Sequence[CaseResult]) -> str:

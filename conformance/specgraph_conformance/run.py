@@ -36,6 +36,8 @@ class Selection:
     """A pytest -k expression."""
     quick: bool = False
     seed: int = 0
+    examples: int = 1
+    """The factor by which random cases multiply their examples, and their time limits."""
     xfails: Path | None = None
     timeout: float | None = None
     """The time limit of every case, in seconds. None for each case's own limit."""
@@ -72,6 +74,7 @@ class Selection:
                 out += [f"--specgraph-{option}", value]
         out += ["-k", self.keyword] if self.keyword else []
         out += ["--specgraph-timeout", str(self.timeout)] if self.timeout else []
+        out += ["--specgraph-examples", str(self.examples)] if self.examples != 1 else []
         out += ["--specgraph-quick"] if self.quick else []
         out += ["--specgraph-xfails", str(self.xfails)] if self.xfails else []
         traceback = "short" if self.cases else "no"  # the report has the failures; a traceback is for named cases

@@ -7,12 +7,18 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+import torch
+from hypothesis import strategies
 from specgraph_conformance.diagnosis import by_cause, look_at
+from specgraph_conformance.draft_comparison import assert_same, steps_of_slots
+from specgraph_conformance.draft_rig import HostBatch
 from specgraph_conformance.plugin import _failure
 from specgraph_conformance.render import SHOWN, as_markdown, print_report
 from specgraph_conformance.report import CaseResult, Report
+from specgraph_conformance.state_machines import Machine, run_machine, step
 
 from conformance.reports import complete_report
+from specgraph.errors import ConfigError
 
 
 def failed(id: str, reason: str, cause: str = "the case's own guess") -> CaseResult:
@@ -57,6 +63,38 @@ def test_what_was_seen_has_no_hint_of_pytest() -> None:
     assert "Use -v" not in seen
 
 
+def test_an_error_that_did_not_come_is_a_sentence() -> None:
+    def body() -> None:
+        with pytest.raises(ConfigError):
+            pass
+
+    seen = _failure(Mock(when="call"), pytest.CallInfo.from_call(body, "call"))
+    assert seen.startswith("no error came where the case expects ConfigError (at test_diagnosis.py:")
+    assert look_at(failed("a.b", seen)) == "a check that is missing; the case's own guess"
+
+
+def test_a_failure_that_does_not_repeat_has_its_steps() -> None:
+    class Once(Machine):
+        @step(number=strategies.integers(0, 3))
+        def add(self, number: int) -> None:
+            if not self.failures:
+                raise ValueError("not again")
+
+    with pytest.raises(AssertionError, match=r"not when .* run again: ValueError: not again; after: add\(number="):
+        run_machine(Once, {}, seed=0, examples=3, steps=3)
+
+
+def test_the_draft_step_whose_keys_differ_first_is_named() -> None:
+    batch = HostBatch(torch.zeros(1, 3), [2], [5], torch.zeros(1), [[3, 1]], torch.zeros(1), torch.zeros(1))
+    steps = steps_of_slots([batch, batch], block_size=4, offset=0)
+    assert (steps[1, 1], steps[1, 3]) == ([1, 0, 0], [1, 1, 0])  # positions 5 and 7
+    right = torch.zeros(4, 4, 1, 2)
+    wrong = right.clone()
+    wrong[1, 3] = 1.0
+    with pytest.raises(AssertionError, match=r"^keys of layer 0, first in round 1 at draft step 1 of request 0: 2 of"):
+        assert_same(([], [(wrong, right)]), ([], [(right, right)]), steps)
+
+
 def test_bare_failures_of_two_cases_stay_apart() -> None:
     assert len(by_cause([failed("a.b", "AssertionError"), failed("a.c", "AssertionError")])) == 2
 
@@ -87,6 +125,14 @@ def test_the_summary_shows_each_cause_once() -> None:
     first_lines = [line for line in terminal.getvalue().splitlines() if line.startswith("failed ")]
     assert (
         "failed streams.current-is-per-thread: look at: a method of the backend that is not written yet" in first_lines
+    )
+    alike = [failed(f"replay.f{chr(97 + i)}", MISSING) for i in range(12)]
+    terminal = io.StringIO()
+    print_report(Report(report.subject, alike), terminal)
+    said = " ".join(terminal.getvalue().split())
+    assert (
+        "replay.fb, replay.fc, replay.fd, replay.fe and 7 other cases (specgraph conformance acme --group replay)"
+        in said
     )
     many = [failed(f"faults.f{chr(97 + i)}", f"ValueError: {chr(97 + i)}") for i in range(SHOWN + 2)]
     terminal = io.StringIO()

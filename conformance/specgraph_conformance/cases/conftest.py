@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,13 @@ def backend(request: pytest.FixtureRequest) -> Discovered:
 def seed(request: pytest.FixtureRequest) -> int:
     """The seed of the run."""
     return request.config.stash[SESSION].seed
+
+
+@pytest.fixture
+def examples(request: pytest.FixtureRequest) -> int:
+    """The factor by which a random case multiplies its examples."""
+    option: Any = request.config.getoption
+    return option("--specgraph-examples")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

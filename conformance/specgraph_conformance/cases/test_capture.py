@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from specgraph.device import Graph, Platform
 from specgraph.errors import OrderError
-from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import (
@@ -93,7 +90,8 @@ def test_capture_stream(platform: Platform) -> None:
 @case(
     "capture.fork-and-join",
     "Work on a second stream, forked from the capture and joined to it, is part of the graph.",
-    cause="use() inside a capture leaves it, or waits between streams aren't recorded",
+    cause="use() inside a capture leaves it, waits between streams aren't recorded, or the pool gives memory that one "
+    "stream has freed to another at once",
     needs=("fork_in_capture",),
     quick=True,
 )
@@ -206,35 +204,3 @@ def test_baked(platform: Platform) -> None:
     wanted = torch.arange(4)
     with_numbers(wanted, NUMBERS)
     expect_equal(on_host(y), wanted, f"what {2 * NUMBERS} ops in a row made of int64")
-
-
-@case(
-    "capture.random-numbers-advance",
-    "After the same seed, replays draw the random numbers that eager calls draw.",
-    cause="the device generator isn't registered with the graph: every replay draws the same numbers",
-    needs=("random_in_graph",),
-)
-def test_random(platform: Platform) -> None:
-    out = torch.zeros(2, 64, device=platform.device)
-
-    def draw() -> None:
-        for row in out:
-            row.copy_(torch.randn_like(row))
-
-    def drawn(draw: Callable[[], None]) -> Tensor:
-        torch.manual_seed(7)
-        rows: list[Tensor] = []
-        for _ in range(3):
-            draw()
-            platform.synchronize()
-            rows.append(on_host(out))
-        return torch.cat(rows)
-
-    graph, eager = captured(platform, draw), drawn(draw)
-    for what in ("its first", "a second"):
-        replayed = drawn(graph.replay)
-        expect_equal(replayed, eager, f"random numbers of a graph after {what} capture")
-        assert len({tuple(row) for row in replayed.tolist()}) == 6, "two draws gave the same numbers"
-        graph.reset()
-        with graph.capture():
-            draw()

@@ -1,9 +1,10 @@
-"""Cleaning up after captures and graphs: pools, the garbage collector, and graphs that were never closed."""
+"""Cleaning up after captures and graphs: pools, random numbers, the collector, and graphs that were never closed."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -81,6 +82,38 @@ def test_renewed(platform: Platform) -> None:
     assert on_host(x).tolist() == [1.0] * 16
     third.close()
     pool.close()
+
+
+@case(
+    "capture.random-numbers-advance",
+    "After the same seed, replays draw the random numbers that eager calls draw.",
+    cause="the device generator isn't registered with the graph: every replay draws the same numbers",
+    needs=("random_in_graph",),
+)
+def test_random(platform: Platform) -> None:
+    out = torch.zeros(2, 64, device=platform.device)
+
+    def draw() -> None:
+        for row in out:
+            row.copy_(torch.randn_like(row))
+
+    def drawn(draw: Callable[[], None]) -> Tensor:
+        torch.manual_seed(7)
+        rows: list[Tensor] = []
+        for _ in range(3):
+            draw()
+            platform.synchronize()
+            rows.append(on_host(out))
+        return torch.cat(rows)
+
+    graph, eager = captured(platform, draw), drawn(draw)
+    for what in ("its first", "a second"):
+        replayed = drawn(graph.replay)
+        expect_equal(replayed, eager, f"random numbers of a graph after {what} capture")
+        assert len({tuple(row) for row in replayed.tolist()}) == 6, "two draws gave the same numbers"
+        graph.reset()
+        with graph.capture():
+            draw()
 
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["on", "off"])

@@ -9,14 +9,14 @@ from random import Random
 import pytest
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import precondition
 from specgraph.device import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import expect_oracle, float64_head, rig
 from specgraph_conformance.draft_rig import DraftRig, HostBatch, make_config, num_blocks
 from specgraph_conformance.rig import expect_equal, on_host
-from specgraph_conformance.state_machines import run_machine
+from specgraph_conformance.state_machines import Machine, run_machine, step
 from specgraph_conformance.tiny_models import PROGRAMS, VOCAB, Head
 
 SCHEDULE = {1: 4, 2: 0, 4: 3}
@@ -36,7 +36,7 @@ class Running:
     just_joined: bool = True
 
 
-class RandomProposes(RuleBasedStateMachine):
+class RandomProposes(Machine):
     """Drives two drafters, one captured and one eager, through the same steps.
 
     After each propose both have the same bits in drafts and KV. They agree with a dense float64 drafter that starts
@@ -61,7 +61,7 @@ class RandomProposes(RuleBasedStateMachine):
         return self.captured.config.max_model_len - 2 * self.captured.config.query_len - 1
 
     @precondition(lambda self: len(self.running) < self.captured.config.max_num_requests)
-    @rule(length=st.integers(1, 40), seed=st.integers(0, 999), order=st.randoms(use_true_random=False))
+    @step(length=st.integers(1, 40), seed=st.integers(0, 999), order=st.randoms(use_true_random=False))
     def join(self, length: int, seed: int, order: Random) -> None:
         """Prefill a prompt in prefill chunks, into blocks that other requests may have used."""
         made, generator = self.captured, torch.Generator().manual_seed(seed)
@@ -77,7 +77,7 @@ class RandomProposes(RuleBasedStateMachine):
         self.running.append(Running(length - made.drafter.position_offset, blocks))
 
     @precondition(lambda self: self.running)
-    @rule(place=st.integers(0, 99))
+    @step(place=st.integers(0, 99))
     def leave(self, place: int) -> None:
         """Give the blocks of a request back, and move the last request to its row."""
         index = place % len(self.running)
@@ -86,7 +86,7 @@ class RandomProposes(RuleBasedStateMachine):
         self.running.pop()
 
     @precondition(lambda self: self.running)
-    @rule(
+    @step(
         accepted=st.lists(st.integers(0, 4), min_size=4, max_size=4),
         paused=st.sampled_from([None, None, None, 0, 1]),
         seed=st.integers(0, 999),
@@ -143,9 +143,9 @@ class RandomProposes(RuleBasedStateMachine):
     cause="the steps named below, which are the fewest that show it: what the last one leaves behind or takes over",
     timeout=400,
 )
-def test_random(platform: Platform, attention: str, kind: str, seed: int) -> None:
+def test_random(platform: Platform, attention: str, kind: str, seed: int, examples: int) -> None:
     config = make_config(decode="auto", k=4, draft_schedule=SCHEDULE, capture_sizes=(1, 2, 4))
     captured = rig(platform, config, attention, kind)
     eager = rig(platform, replace(config, decode="eager"), attention, kind)
     members = {"captured": captured, "eager": eager, "reference": float64_head(captured, kind)}
-    run_machine(RandomProposes, members, seed, EXAMPLES, STEPS)
+    run_machine(RandomProposes, members, seed, EXAMPLES * examples, STEPS)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import precondition
 from specgraph.device import Graph, GraphPool, Platform, Stream
 from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import expect_equal, on_host
-from specgraph_conformance.state_machines import run_machine
+from specgraph_conformance.state_machines import Machine, run_machine, step
 from specgraph_conformance.task_rig import Tasks, replayed
 
 TENSORS, WIDTH, MOST_GRAPHS = 3, 300, 4
@@ -55,7 +55,7 @@ MEANWHILE = st.lists(st.sampled_from(["drop", "replay", "write"]), min_size=1, m
 LENGTHS = st.lists(st.integers(1, 64), min_size=3, max_size=3)
 
 
-class RandomGraphs(RuleBasedStateMachine):
+class RandomGraphs(Machine):
     """Tensors on the device with copies on the host, and graphs that write them, in a shared pool or in their own."""
 
     platform: Platform
@@ -89,14 +89,14 @@ class RandomGraphs(RuleBasedStateMachine):
         for op in program:
             OPS[op.name](self.wanted[op.written], self.wanted[op.read], op.number)
 
-    @rule(program=PROGRAM)
+    @step(program=PROGRAM)
     def write(self, program: list[Op]) -> None:
         """Run ops outside of graphs."""
         self.on_device(program)
         self.as_run(program)
 
     @precondition(lambda self: len(self.graphs) < MOST_GRAPHS)
-    @rule(program=PROGRAM, shares=st.booleans(), fails=st.sampled_from([False, False, False, True]))
+    @step(program=PROGRAM, shares=st.booleans(), fails=st.sampled_from([False, False, False, True]))
     def capture(self, program: list[Op], shares: bool, fails: bool) -> None:
         """Run a program once as warm-up, and capture it without running it. The captured block may raise at its end."""
         platform, forks = self.platform, bool(self.platform.capabilities.fork_in_capture)
@@ -116,7 +116,7 @@ class RandomGraphs(RuleBasedStateMachine):
             self.graphs.append((graph, program))
 
     @precondition(lambda self: self.graphs)
-    @rule(place=st.integers(0, 99), times=st.integers(1, 3), aside=st.booleans())
+    @step(place=st.integers(0, 99), times=st.integers(1, 3), aside=st.booleans())
     def replay(self, place: int, times: int, aside: bool) -> None:
         """Replay one graph on this stream, or on another stream with waits before and after."""
         graph, program = self.graphs[place % len(self.graphs)]
@@ -131,7 +131,7 @@ class RandomGraphs(RuleBasedStateMachine):
             main.wait_stream(self.side)
 
     @precondition(lambda self: self.graphs)
-    @rule(place=st.integers(0, 99), way=st.sampled_from(["close", "drop", "recapture"]), program=PROGRAM)
+    @step(place=st.integers(0, 99), way=st.sampled_from(["close", "drop", "recapture"]), program=PROGRAM)
     def end(self, place: int, way: str, program: list[Op]) -> None:
         """Close a graph, drop it for the collector, or capture another program with it. It may have queued launches."""
         if way == "drop":
@@ -156,7 +156,7 @@ class RandomGraphs(RuleBasedStateMachine):
         gc.collect()
 
     @precondition(lambda self: self.tasks)
-    @rule(lengths=LENGTHS, between=MEANWHILE, inside=st.booleans(), place=st.integers(0, 99), program=PROGRAM)
+    @step(lengths=LENGTHS, between=MEANWHILE, inside=st.booleans(), place=st.integers(0, 99), program=PROGRAM)
     def update(self, lengths: list[int], between: list[str], inside: bool, place: int, program: list[Op]) -> None:
         """Replay and update the graph with host parameters, with other work in between. A graph may be dropped inside
         the update."""
@@ -178,7 +178,7 @@ class RandomGraphs(RuleBasedStateMachine):
             tasks.update_steps(tasks.lengths(lengths), during=drop_inside)
         self.lengths = lengths
 
-    @rule()
+    @step()
     def compare(self) -> None:
         """Check that all tensors equal the host's copies."""
         self.platform.synchronize()
@@ -206,8 +206,8 @@ class RandomGraphs(RuleBasedStateMachine):
     cause="the steps named below, which are the fewest that show it: what the last one leaves behind or takes over",
     timeout=400,
 )
-def test_random(platform: Platform, seed: int) -> None:
+def test_random(platform: Platform, seed: int, examples: int) -> None:
     tasks = Tasks(platform) if platform.capabilities.task_update else None
-    run_machine(RandomGraphs, {"platform": platform, "tasks": tasks}, seed, EXAMPLES, STEPS)
+    run_machine(RandomGraphs, {"platform": platform, "tasks": tasks}, seed, EXAMPLES * examples, STEPS)
     if tasks is not None:
         tasks.graph.close()
