@@ -59,13 +59,15 @@ class Backend:
     open: Callable[[int], Platform]
     """Opens the device with that index, or raises PlatformError."""
     api: int
-    """The PLATFORM_API that the backend was written for, as a literal number. A core with another PLATFORM_API then
-    refuses the backend in one line."""
+    """The newest PLATFORM_API that the backend was written for, as a literal number. A core with a newer one refuses
+    the backend in one line, and so does a core below `oldest_api`."""
     accelerator: bool = True
     """True if automatic selection may take this platform. It does if no other accelerator is available."""
     supersedes: frozenset[str] = frozenset()
     """Names of other platforms under which this device may also appear, through a compatibility layer for another
     vendor's API. Automatic selection ignores them if this platform is available; selection by name does not."""
+    oldest_api: int | None = None
+    """The lowest PLATFORM_API that the backend works with. None if it works with `api` alone."""
 
 
 @hookspec(firstresult=True)
@@ -121,10 +123,12 @@ def _load(entry: EntryPoint) -> Discovered:
     except Exception as error:
         reason = f"its plugin {entry.value} failed to load: {type(error).__name__}: {error}"
         return Discovered(entry.name, distribution, version, None, reason)
-    if backend.api != PLATFORM_API:
+    oldest = backend.api if backend.oldest_api is None else backend.oldest_api
+    if not oldest <= PLATFORM_API <= backend.api:
+        spoken = f"{oldest} to {backend.api}" if oldest < backend.api else f"{backend.api}"
         reason = (
-            f"{distribution} {version} speaks platform API {backend.api}, this specgraph speaks {PLATFORM_API}: "
-            f"{'upgrade specgraph-core' if backend.api > PLATFORM_API else f'upgrade {distribution}'}"
+            f"{distribution} {version} speaks platform API {spoken}, this specgraph speaks {PLATFORM_API}: "
+            f"upgrade {'specgraph-core' if oldest > PLATFORM_API else distribution}"
         )
         return Discovered(entry.name, distribution, version, None, reason)
     return Discovered(backend.name, distribution, version, backend)

@@ -84,6 +84,17 @@ def test_another_api_number(plugins, api, advice):
     assert advice in found.reason
 
 
+@pytest.mark.parametrize(("oldest", "newest"), [(-1, 0), (0, 1), (-2, 3), (1, 2), (-3, -1)])
+def test_a_window_of_api_numbers(plugins, oldest, newest):
+    """A backend that names its lowest number too is taken by every core between the two, and by no other."""
+    plugins.install_backend("other-api", api=f"{PLATFORM_API + newest}, oldest_api={PLATFORM_API + oldest}")
+    found = discover(plugins.entries())["fake"]
+    assert (found.backend is not None) == (oldest <= 0 <= newest)
+    if found.backend is None:
+        assert f"speaks platform API {PLATFORM_API + oldest} to {PLATFORM_API + newest}, this" in found.reason
+        assert found.reason.endswith(f"upgrade {'specgraph-core' if oldest > 0 else 'other-api'}")
+
+
 def test_two_plugins_of_one_name(plugins):
     plugins.install_backend("first-plugin")
     plugins.install_backend("second-plugin")

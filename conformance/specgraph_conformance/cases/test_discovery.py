@@ -48,12 +48,13 @@ def test_found(backend: Discovered, platform: Platform) -> None:
 @case(
     "discovery.api-number",
     "The backend is built for this platform API.",
-    cause="Backend(api=...) names another number than specgraph.device.PLATFORM_API",
+    cause="Backend(api=..., oldest_api=...) names numbers without specgraph.device.PLATFORM_API",
     quick=True,
 )
 def test_api(backend: Discovered) -> None:
     assert backend.backend is not None
-    assert backend.backend.api == PLATFORM_API
+    newest, oldest = backend.backend.api, backend.backend.oldest_api
+    assert (newest if oldest is None else oldest) <= PLATFORM_API <= newest
 
 
 @case(
