@@ -53,7 +53,7 @@ class AttentionMetadata(Buffers):
     @property
     def places(self) -> Places:
         """The tensors that place the rows: positions, slots and lengths."""
-        return Places(self.positions, self.slot_mapping, self.seq_lens)
+        return Places(positions=self.positions, slot_mapping=self.slot_mapping, seq_lens=self.seq_lens)
 
     @property
     def lengths(self) -> ops.DeviceLengths:

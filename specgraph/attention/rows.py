@@ -43,9 +43,9 @@ class Reached(NamedTuple):
 
     last_rows: Tensor
     """int64 [R]: the row of the last sampled token."""
-    positions: Tensor
+    step_positions: Tensor
     """int64 [R]"""
-    seq_lens: Tensor
+    step_seq_lens: Tensor
     """int32 [R]"""
     draft_step: Tensor
     """int64 [1]: set to 0."""
@@ -57,13 +57,14 @@ class RoundRows(RowPlan):
     __slots__ = ()
 
     @classmethod
-    def of(cls, rows: int, limits: Limits, later_rows: int, position_offset: int) -> RoundRows:
+    def of(cls, rows: int, limits: Limits, rows_behind: int, position_offset: int) -> RoundRows:
         """Plan `rows` rows per request; other arguments as in `RowPlan`."""
-        return cls(rows, *limits, later_rows=later_rows, slots_of_rejected=True, position_offset=position_offset)
+        return cls(rows, *limits, rows_behind=rows_behind, slots_of_rejected=True, position_offset=position_offset)
 
     def fill(self, accepted: Accepted, at: Places, token_ids: Tensor, reached: Reached) -> None:
         """Fill the rows. token_ids: int64 [R * L], written."""
-        rows = Rows(*at, token_ids, *reached, rows_without_block=accepted.rows_without_block)
+        counted = accepted.rows_without_block
+        rows = Rows(**at._asdict(), **reached._asdict(), token_ids=token_ids, rows_without_block=counted)
         ops.begin_rows(accepted.inputs, self, rows)
 
 
@@ -94,7 +95,8 @@ class ModuleRows(RowPlan):
                 [R * L, hidden_size]. The latter are written if there are past rows.
             past: the kept tokens and hidden states of past rows. None if there are no past rows.
         """
-        rows = Rows(*at, token_ids, *reached, rows_without_block=accepted.rows_without_block)
+        counted = accepted.rows_without_block
+        rows = Rows(**at._asdict(), **reached._asdict(), token_ids=token_ids, rows_without_block=counted)
         if past is None:
             ops.begin_rows(accepted.inputs, self, rows)
         else:
@@ -110,7 +112,7 @@ class MaskedRows(RowPlan):
     @classmethod
     def of(cls, rows: int, limits: Limits, masked: int, filler: int) -> MaskedRows:
         """Plan `rows` rows per request. The last `masked` of them have the token `filler`."""
-        return cls(rows, *limits, later_rows=masked, filler=filler)
+        return cls(rows, *limits, rows_behind=masked, filler=filler)
 
     def fill(self, accepted: Accepted, at: Places, token_ids: Tensor, hidden_rows: Tensor, draft_rows: Tensor) -> None:
         """Fill the rows.
@@ -122,8 +124,8 @@ class MaskedRows(RowPlan):
             draft_rows: int64 [R * n], written: the rows that predict a token.
         """
         counted = accepted.rows_without_block
-        rows = Rows(*at, token_ids, draft_rows, hidden_rows=hidden_rows, rows_without_block=counted)
-        ops.begin_rows(accepted.inputs, self, rows)
+        rows = Rows(**at._asdict(), token_ids=token_ids, last_rows=draft_rows, rows_without_block=counted)
+        ops.begin_rows(accepted.inputs, self, rows._replace(hidden_rows=hidden_rows))
 
 
 class BlockRows(RowPlan):
@@ -134,7 +136,7 @@ class BlockRows(RowPlan):
     @classmethod
     def of(cls, rows: int, limits: Limits, filler: int) -> BlockRows:
         """Plan a block of `rows` rows per request: the last sampled token, then `filler` in all other rows."""
-        return cls(rows, *limits, after_sampled=True, later_rows=rows, filler=filler)
+        return cls(rows, *limits, after_sampled=True, rows_behind=rows, filler=filler)
 
     def fill(self, accepted: Accepted, at: Places, token_ids: Tensor, context: tuple[Tensor, Tensor]) -> None:
         """Fill the rows.
@@ -144,8 +146,8 @@ class BlockRows(RowPlan):
             context: positions and slots of the target's rows, int64 [R * query_len] each, written.
         """
         (positions, slots), counted = context, accepted.rows_without_block
-        rows = Rows(*at, token_ids, context_positions=positions, context_slots=slots, rows_without_block=counted)
-        ops.begin_rows(accepted.inputs, self, rows)
+        rows = Rows(**at._asdict(), token_ids=token_ids, context_positions=positions, rows_without_block=counted)
+        ops.begin_rows(accepted.inputs, self, rows._replace(context_slots=slots))
 
 
 class TextRows(RowPlan):
@@ -165,7 +167,8 @@ class TextRows(RowPlan):
             token_ids: int64 [R * L], written.
             lens: int32 [R], written: the number of tokens in each text, the new ones included.
         """
-        rows = Rows(*at, token_ids, step_seq_lens=lens, rows_without_block=accepted.rows_without_block)
+        counted = accepted.rows_without_block
+        rows = Rows(**at._asdict(), token_ids=token_ids, step_seq_lens=lens, rows_without_block=counted)
         ops.begin_rows(accepted.inputs, self, rows)
 
 
@@ -195,4 +198,4 @@ class PrefillRows(RowPlan):
             counts: int64 or int32 [R]: the number of real rows of each prompt.
             last_row: int64 [R], written: the last real row of each prompt.
         """
-        ops.begin_rows(RowInputs(start_positions, block_table, counts), self, Rows(*at, last_rows=last_row))
+        ops.begin_rows(RowInputs(start_positions, block_table, counts), self, Rows(**at._asdict(), last_rows=last_row))

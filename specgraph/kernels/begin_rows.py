@@ -72,7 +72,7 @@ def begin_rows_kernel(
     positions, slot_mapping, seq_lens, to_token_ids, last_rows, step_positions, step_seq_lens, draft_step, hidden_rows,
     hidden, context_positions, context_slots, ancestors, rows_without_block,
     past_token_ids, past_positions, past_hidden,
-    rows, past, later_rows, filler, position_offset, tree_steps, max_model_len, query_len, num_last, size,
+    rows, past, rows_behind, filler, position_offset, tree_steps, max_model_len, query_len, num_last, size,
     table_stride, table_width, token_stride, draft_stride, parent_stride, hidden_stride,
     BLOCK: tl.constexpr, AFTER_SAMPLED: tl.constexpr, SLOTS_OF_REJECTED: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, LAST: tl.constexpr, COUNTED: tl.constexpr, KEPT: tl.constexpr, CHUNK: tl.constexpr,
@@ -102,7 +102,7 @@ def begin_rows_kernel(
     known = inside & (column >= 0) & (column < count)
     kept = inside & live & (column >= 0)
     if not SLOTS_OF_REJECTED:
-        kept = kept & (column < count + later_rows)
+        kept = kept & (column < count + rows_behind)
     if token_ids is not None:
         columns = token_ids + request * token_stride
         if draft_token_ids is None:
@@ -169,7 +169,7 @@ def begin_rows_kernel(
             slot = slots_of(start + offset, table, taken, table_width, max_model_len, BLOCK)
             tl.store(context_slots + to, slot, mask=offset < query_len)
         if rows_without_block is not None:
-            later = tl.where(live, count + later_rows, 0)
+            later = tl.where(live, count + rows_behind, 0)
             count_rows_without_block(
                 rows_without_block, start, later, table, table_width, max_model_len, BLOCK, COUNTED
             )
@@ -213,12 +213,12 @@ class BeginRowsOps(Launcher):
             begin_rows_kernel, (requests, 1 if past is None else plan.rows),
             given.start_positions.contiguous(), table,
             None if given.num_sampled is None else given.num_sampled.contiguous(), tokens, drafts, parents, hidden,
-            *rows, *(past or (None, None, None)), plan.rows, plan.past, plan.later_rows, plan.filler,
+            *rows, *(past or (None, None, None)), plan.rows, plan.past, plan.rows_behind, plan.filler,
             plan.position_offset, plan.tree_steps, plan.max_model_len, columns, num_last, size, table.stride(0),
             table.shape[1], *(0 if t is None else t.stride(0) for t in (tokens, drafts, parents, hidden)),
             BLOCK=plan.block_size, AFTER_SAMPLED=plan.after_sampled, SLOTS_OF_REJECTED=plan.slots_of_rejected,
             ROWS=power_of_two(plan.rows), COLUMNS=power_of_two(columns), LAST=power_of_two(num_last),
-            COUNTED=power_of_two(columns + plan.later_rows), KEPT=1 if past is None else past.positions.shape[1],
+            COUNTED=power_of_two(columns + plan.rows_behind), KEPT=1 if past is None else past.positions.shape[1],
             CHUNK=min(STATE_CHUNK, power_of_two(size)), num_warps=1 if past is None and plan.rows <= 128 else 4,
         )  # fmt: skip
 

@@ -34,7 +34,7 @@ class RowPlan(NamedTuple):
     """The rows begin this number of positions before the start position, but never before position 0."""
     after_sampled: bool = False
     """The rows begin behind the rows of the sampled tokens instead, and the first row holds the last sampled token."""
-    later_rows: int = 0
+    rows_behind: int = 0
     """Rows behind the row of the last sampled token, in this pass or in later draft steps. Rows of this pass get slots;
     `Rows.rows_without_block` counts all of them."""
     slots_of_rejected: bool = False
@@ -136,7 +136,7 @@ class Rows(NamedTuple):
 def begin_rows(given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None) -> None:
     """Fill the rows of a pass.
 
-    A row has a slot if its token is known, or if it is one of the `later_rows` behind the last known token. A past row
+    A row has a slot if its token is known, or if it is one of the `rows_behind` behind the last known token. A past row
     takes its kept token and hidden state. A past row that was not kept has no slot, nor do the rows before it. Rows
     without a slot are never selected.
 
@@ -146,7 +146,7 @@ def begin_rows(given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | Non
     at = _places(plan, given)
     position, reserved, kept = at.position, plan.max_model_len, at.live & (at.column >= 0)
     if not plan.slots_of_rejected:
-        kept = kept & (at.column < at.columns + plan.later_rows)
+        kept = kept & (at.column < at.columns + plan.rows_behind)
     if given.token_ids is not None:
         kept = kept | _write_columns(given, plan, rows, past, at, given.token_ids)
     if given.draft_parents is not None and rows.ancestors is not None:
@@ -226,8 +226,8 @@ def _write_columns(
         rows.context_positions.copy_(_clamped(position, inside, plan))
         rows.context_slots.copy_(slots_of(position, given.block_table, inside, limit, plan.block_size).flatten())
     if rows.rows_without_block is not None:
-        start, count, most = at.start[:, 0], at.columns[:, 0], query_len + plan.later_rows
-        later = torch.where(at.live[:, 0], count + plan.later_rows, 0)
+        start, count, most = at.start[:, 0], at.columns[:, 0], query_len + plan.rows_behind
+        later = torch.where(at.live[:, 0], count + plan.rows_behind, 0)
         count_rows_without_block(rows.rows_without_block, start, later, given.block_table, most, limit, plan.block_size)
     return found
 

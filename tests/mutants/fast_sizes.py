@@ -181,7 +181,7 @@ def two_blocks_of_a_vocabulary(real: Any, logits: Tensor, *rest: Any, **options:
 @mutant("rows-without-block-uncounted", "specgraph.ops:begin_rows")
 def sampled_rows_only(real: Any, given: Any, plan: RowPlan, *args: Any) -> None:
     """Rows of drafts after the sampled tokens are not counted where they have no KV block."""
-    real(given, plan._replace(later_rows=0) if plan.slots_of_rejected else plan, *args)
+    real(given, plan._replace(rows_behind=0) if plan.slots_of_rejected else plan, *args)
 
 
 @mutant("wide-rows-cleared", "specgraph.ops:load_round")

@@ -96,7 +96,7 @@ def _wanted(plan: RowPlan, given: RowInputs, past: PastRows | None, num_last: in
                 token = int(columns[r, column]) if query_len else token
                 state = state if given.hidden is None else given.hidden[r * query_len + column]
             elif count and column >= count:
-                has_slot = plan.slots_of_rejected or column < count + plan.later_rows
+                has_slot = plan.slots_of_rejected or column < count + plan.rows_behind
             known = 0 <= column < count
             out["token_ids"].append(token)
             path, reserved = [*range(row + 1)], limit
@@ -120,7 +120,7 @@ def _wanted(plan: RowPlan, given: RowInputs, past: PastRows | None, num_last: in
         out["step_seq_lens"].append(start + count if count else 0)
         out["step_positions"].append(min(start + count - 1, limit - 1) if count else 0)
         if count:
-            end = min(start + count + plan.later_rows, limit)
+            end = min(start + count + plan.rows_behind, limit)
             without += sum(blocks[r][position // plan.block_size] == NULL_BLOCK for position in range(start, end))
     out |= {"draft_step": [0], "rows_without_block": [without]}
     lengths = {"seq_lens", "step_seq_lens"}
@@ -185,7 +185,7 @@ def begin_verify(run: Run, g: torch.Generator, k: int) -> None:
     k=[1, 3],
 )
 def begin_masked(run: Run, g: torch.Generator, k: int) -> None:
-    plan = RowPlan(3 + k - 1, LIMIT, BLOCK, later_rows=k - 1, filler=MASK)
+    plan = RowPlan(3 + k - 1, LIMIT, BLOCK, rows_behind=k - 1, filler=MASK)
     expect_rows(run, plan, a_round(g, 3), (*PLACES, "hidden_rows", "last_rows"), num_last=k)
 
 
@@ -199,7 +199,7 @@ def begin_masked(run: Run, g: torch.Generator, k: int) -> None:
     k=[1, 3],
 )
 def begin_block(run: Run, g: torch.Generator, k: int) -> None:
-    plan = RowPlan(k + 1, LIMIT, BLOCK, after_sampled=True, later_rows=k + 1, filler=MASK)
+    plan = RowPlan(k + 1, LIMIT, BLOCK, after_sampled=True, rows_behind=k + 1, filler=MASK)
     expect_rows(run, plan, a_round(g, k + 1), (*PLACES, "context_positions", "context_slots"))
 
 
@@ -227,10 +227,10 @@ def begin_prefill(run: Run, g: torch.Generator, rows: tuple[int, int, int]) -> N
     "from the position of the token instead of its row",
     plan={
         "no-drafts": RowPlan(3, LIMIT, BLOCK, slots_of_rejected=True),
-        "chain": RowPlan(3, LIMIT, BLOCK, slots_of_rejected=True, later_rows=3),
-        "block": RowPlan(4, LIMIT, BLOCK, after_sampled=True, later_rows=4),
-        "masked": RowPlan(6, LIMIT, BLOCK, later_rows=3),
-        "offset": RowPlan(3, LIMIT, BLOCK, slots_of_rejected=True, later_rows=3, position_offset=1),
+        "chain": RowPlan(3, LIMIT, BLOCK, slots_of_rejected=True, rows_behind=3),
+        "block": RowPlan(4, LIMIT, BLOCK, after_sampled=True, rows_behind=4),
+        "masked": RowPlan(6, LIMIT, BLOCK, rows_behind=3),
+        "offset": RowPlan(3, LIMIT, BLOCK, slots_of_rejected=True, rows_behind=3, position_offset=1),
     },
 )
 def rows_without_block(run: Run, g: torch.Generator, plan: RowPlan) -> None:
@@ -396,7 +396,7 @@ def late_tokens(run: Run, g: torch.Generator) -> None:
     _expect_advanced(run, i32([32_766, 32_767, 65_535, 0, 40]), table, limit, size)
     starts = torch.tensor([32_766, 32_767, 65_534, 5, 69_990])
     given = RowInputs(starts, table, i32([3, 1, 2, 0, 3]), torch.randint(0, 90, (5, 3), generator=g))
-    expect_rows(run, RowPlan(3, limit, size, slots_of_rejected=True, later_rows=2), given, (*PLACES, *STEPS))
+    expect_rows(run, RowPlan(3, limit, size, slots_of_rejected=True, rows_behind=2), given, (*PLACES, *STEPS))
 
 
 def _expect_advanced(run: Run, lengths: Tensor, table: Tensor, limit: int, block_size: int) -> None:

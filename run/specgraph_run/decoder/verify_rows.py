@@ -53,9 +53,9 @@ class VerifyRows(RowPlan):
             ragged: the split of the rows if requests have different numbers of drafts.
         """
         if ragged is None:
-            ops.begin_rows(given.inputs(), self, Rows(*at, token_ids))
+            ops.begin_rows(given.inputs(), self, Rows(**at._asdict(), token_ids=token_ids))
         else:
-            decoder_ops.begin_ragged_rows(given.inputs(), self, Rows(*at, token_ids), ragged)
+            decoder_ops.begin_ragged_rows(given.inputs(), self, Rows(**at._asdict(), token_ids=token_ids), ragged)
 
 
 class TreeRows(RowPlan):
@@ -76,4 +76,6 @@ class TreeRows(RowPlan):
             token_ids: int64 [R * N], written.
             ancestors: int64 [R * N], written; see `AttentionMetadata.ancestors`.
         """
-        ops.begin_rows(given.inputs(draft_parents), self, Rows(*at, token_ids, ancestors=ancestors))
+        ops.begin_rows(
+            given.inputs(draft_parents), self, Rows(**at._asdict(), token_ids=token_ids, ancestors=ancestors)
+        )
