@@ -137,8 +137,8 @@ class _Paged:
         attention."""
         if layer.sinks is not None and layer.ranks is not None and layer.ranks.gathers_heads:
             return no("attention sinks where ranks share keys and each has query heads of its own")
-        has_mask = layer.window or layer.sinks is not None
-        if layer.latent and (layer.num_kv_heads != 1 or layer.rotary is None or has_mask):
+        has_window_or_sinks = layer.window or layer.sinks is not None
+        if layer.latent and (layer.num_kv_heads != 1 or layer.rotary is None or has_window_or_sinks):
             return no(f"latents with {layer.num_kv_heads} key heads, without rotation, or with a window or sinks")
         if layer.causal or replace(layer, ranks=None).is_plain:
             return yes()

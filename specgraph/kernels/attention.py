@@ -281,7 +281,7 @@ class AttentionOps(AttentionPartOps):
 
         The same kernel stores `new` if every request has one row, no row is in a tree, and rotation covers whole heads.
         """
-        if mask.is_windowed or self._refuses("attention", cache, query.shape[2]):
+        if mask.has_window_or_sinks or self._refuses("attention", cache, query.shape[2]):
             return NotImplemented
         if new is not None:
             single = lengths.query_len == 1 and len(query) == len(lengths.seq_lens) and mask.ancestors is None
@@ -295,7 +295,7 @@ class AttentionOps(AttentionPartOps):
         ranks: int, *, scale: float,
     ) -> Tensor:  # fmt: skip
         """Implement `specgraph.ops.attend_part` without windows and sinks."""
-        if mask.is_windowed or self._refuses("attention over a rank's keys", cache, query.shape[2]):
+        if mask.has_window_or_sinks or self._refuses("attention over a rank's keys", cache, query.shape[2]):
             return NotImplemented
         rows, heads, dim = query.shape
         out = torch.empty((rows, heads, dim + 1), dtype=torch.float32, device=query.device)

@@ -61,7 +61,7 @@ class Mask(NamedTuple):
     """The number of keys that `ancestors` is about, at most 64."""
 
     @property
-    def is_windowed(self) -> bool:
+    def has_window_or_sinks(self) -> bool:
         """The mask has a window or sinks."""
         return self.window > 0 or self.sinks is not None
 
@@ -172,7 +172,7 @@ def _gather_and_attend(
     unseen = ~seen.any(dim=1)[:, :, None, None]
     keys, values = (read_cells(part, chosen, query.dtype).flatten(1, 2).masked_fill_(unseen, 0.0) for part in cache)
     empty = visible <= 0
-    if mask.is_windowed:
+    if mask.has_window_or_sinks:
         out = attend_seen(query, keys, values, seen, mask.sinks, scale)[..., :-1].to(query.dtype)
     else:
         out = _attend_requests(query, keys, values, seen | empty[..., None], scale)
@@ -195,7 +195,7 @@ def attend_by_request(
         keys = read_cells(cache.key, blocks, query.dtype).flatten(0, 1)[:length]
         values = read_cells(cache.value, blocks, query.dtype).flatten(0, 1)[:length]
         hidden = None
-        if mask.is_windowed or mask.ancestors is not None:
+        if mask.has_window_or_sinks or mask.ancestors is not None:
             key = torch.arange(first * block_size, seq_len, device=query.device)
             visible = torch.arange(seq_len - query_len + 1, seq_len + 1, device=query.device)
             visible = visible if mask.causal else visible.fill_(seq_len)
@@ -206,7 +206,7 @@ def attend_by_request(
         elif mask.causal and query_len > 1:  # the usual case, with less work than `seen` takes
             hidden = torch.ones(query_len, seq_len, dtype=torch.bool, device=query.device)
             hidden = hidden.triu_(seq_len - query_len + 1)
-        if mask.is_windowed and hidden is not None:
+        if mask.has_window_or_sinks and hidden is not None:
             given = query[None, rows], keys[None], values[None], ~hidden[None]
             out[rows] = attend_seen(*given, mask.sinks, scale)[0, ..., :-1]
         else:

@@ -104,7 +104,7 @@ def weights_of_zero(
 @mutant("attention-own-scale", "specgraph.ops:paged_attention")
 def scale_of_the_head_size(real: Any, query: Tensor, *args: Any, scale: float) -> Any:
     """Attention over a window scales by the head size, whatever scale the layer has."""
-    return real(query, *args, scale=query.shape[-1] ** -0.5 if args[3].is_windowed else scale)
+    return real(query, *args, scale=query.shape[-1] ** -0.5 if args[3].has_window_or_sinks else scale)
 
 
 @mutant("attention-many-blocks", "specgraph.ops.paged_attention:attend_by_request")
