@@ -33,7 +33,7 @@ class Launch:
     later ones."""
 
 
-def launches(lowering: LoweringName, program: Program, batch: BatchDescriptor) -> tuple[Launch, ...]:
+def cut_into_launches(lowering: LoweringName, program: Program, batch: BatchDescriptor) -> tuple[Launch, ...]:
     """Return the launches of one padded batch of a program, in order.
 
     `merged` is one graph for all steps, and `eager` calls the body that it would capture. `step` has a graph for draft

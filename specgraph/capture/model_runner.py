@@ -23,7 +23,7 @@ from specgraph.attention.interface import named_cache_tensors
 from specgraph.capture.attend import AttentionStack, PassMode
 from specgraph.capture.dispatch import BatchDescriptor
 from specgraph.capture.graph_runner import Body, GraphRunner, Recording, StepLengths
-from specgraph.capture.lowering import Collectives, Launch, launches, resolve
+from specgraph.capture.lowering import Collectives, Launch, cut_into_launches, resolve
 from specgraph.capture.program import Program
 from specgraph.config import DraftConfig
 from specgraph.device import Graph, Platform, Progress
@@ -138,7 +138,7 @@ class ModelRunner(OneCall):
             named |= program.named_tensors()
         return named
 
-    def captures(self) -> list[tuple[Program, BatchDescriptor, Launch]]:
+    def to_capture(self) -> list[tuple[Program, BatchDescriptor, Launch]]:
         """Return the launches that `capture` captures, each once, with its program and batch."""
         found: dict[BatchDescriptor, tuple[Program, BatchDescriptor, Launch]] = {}
         for program in self.programs if self.graphs is not None else ():
@@ -168,7 +168,8 @@ class ModelRunner(OneCall):
         progress, inert = progress or _silent, None
         with users_code("capture failed", CaptureError, theirs_alone=True):
             self._check()
-        captures = [(program, launch, self._body(program, batch, launch)) for program, batch, launch in self.captures()]
+        found = self.to_capture()
+        captures = [(program, launch, self._body(program, batch, launch)) for program, batch, launch in found]
         start = time.perf_counter()
         bodies = [partial(body, None) for _, _, body in captures]
         self.platform.compile_ahead(bodies, partial(progress, "compiling kernels"))
@@ -194,17 +195,17 @@ class ModelRunner(OneCall):
     @checked
     def launches_of(self, program: Program, batch: BatchDescriptor) -> tuple[Launch, ...]:
         """Return the launches of one padded batch, in order."""
-        return launches(self.resolution.lowering, program, batch)
+        return cut_into_launches(self.resolution.lowering, program, batch)
 
     @checked
     def prepare(self, program: Program, batch: BatchDescriptor, captured: bool = True) -> Pass:
         """Return a pass over a padded batch. captured: False if no captured size holds the batch, which then runs
         eagerly."""
         from_graphs = captured and self.pass_mode(program) != "eager"
-        launches, graph = self.launches_of(program, batch), None
-        if from_graphs and self.graphs is not None and len(launches) == 1:
-            graph = self.graphs.plain_graph(launches[0].descriptor)
-        return Pass(program, batch, launches, from_graphs, graph)
+        cut, graph = self.launches_of(program, batch), None
+        if from_graphs and self.graphs is not None and len(cut) == 1:
+            graph = self.graphs.plain_graph(cut[0].descriptor)
+        return Pass(program, batch, cut, from_graphs, graph)
 
     def run(self, ready: Pass, lengths: LengthsAt | None = None) -> None:
         """Run a pass over the rows in the program's buffers.

@@ -72,15 +72,15 @@ def bound_padding_alive(real: Any, self: ProposePasses, *args: Any) -> Any:
 @mutant("capture-key-mismatch")
 def capture_key_mismatch(patch: pytest.MonkeyPatch) -> None:
     """Graphs are captured under another key than requests are dispatched to."""
-    real_capture, real_launches = Drafter.capture, model_runner.launches
+    real_capture, real_cut = Drafter.capture, model_runner.cut_into_launches
 
     def under_another_key(*args: Any) -> Any:
-        found = real_launches(*args)
+        found = real_cut(*args)
         return tuple(replace(one, descriptor=replace(one.descriptor, num_speculative_tokens=99)) for one in found)
 
     def capture(self: Drafter, *args: Any) -> None:
         with pytest.MonkeyPatch.context() as during:
-            during.setattr(model_runner, "launches", under_another_key)
+            during.setattr(model_runner, "cut_into_launches", under_another_key)
             real_capture(self, *args)
 
     patch.setattr(Drafter, "capture", capture)

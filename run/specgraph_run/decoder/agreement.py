@@ -85,5 +85,5 @@ def compare_captures(ranks: Ranks, runners: Mapping[str, ModelRunner], config: D
     }
     for name, runner in runners.items():
         asked[f"lowering of the {name}"] = f"{runner.resolution.lowering}, prefill {runner.resolution.prefill}"
-        asked[f"graphs of the {name}"] = [str(launch.descriptor) for _, _, launch in runner.captures()]
+        asked[f"graphs of the {name}"] = [str(launch.descriptor) for _, _, launch in runner.to_capture()]
     ranks.same("the comparison of what is captured", asked)

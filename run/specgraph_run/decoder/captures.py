@@ -14,7 +14,7 @@ def report_captures(runners: Sequence[ModelRunner], progress: Progress | None) -
     together."""
     if progress is None:
         return None
-    captured, total = count(1), sum(len(runner.captures()) for runner in runners)
+    captured, total = count(1), sum(len(runner.to_capture()) for runner in runners)
 
     def tell(what: str, done: int, of: int) -> None:
         progress(what, *((next(captured), total) if what == "capturing" else (done, of)))
