@@ -39,8 +39,6 @@ class Kind(Generic[HeadT]):
     """True if drafts can be drawn from a distribution."""
     is_one_pass: ClassVar[bool] = False
     """True if one forward pass drafts all K tokens."""
-    reads_ahead: ClassVar[bool] = False
-    """True if a row of a prompt takes tokens past the one after it."""
 
     def programs(
         self, head: HeadT, stack: AttentionStack, config: DraftConfig, memory: SharedBuffers

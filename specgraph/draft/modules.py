@@ -111,7 +111,6 @@ class ModulesKind(Kind[ModulesHead]):
 
     protocol = ModulesHead
     chains = ModulesProgram
-    reads_ahead = True
 
     def check_limits(self, head: ModulesHead, config: DraftConfig, stack: AttentionStack) -> None:
         super().check_limits(head, config, stack)

@@ -106,7 +106,7 @@ def num_reqs_unpadded(real: Any, self: HostNumbers, *args: Any) -> Any:
     return real(replace(self, padded=len(self.start_positions)), *args)
 
 
-@mutant("k-equals-2", "specgraph.capture.model_runner:launches")
+@mutant("k-equals-2", "specgraph.capture.model_runner:cut_into_launches")
 def k_equals_2(real: Any, lowering: Any, program: Program, batch: BatchDescriptor) -> Any:
     """The later step is left out where there are two draft tokens."""
     first, *later = real(lowering, program, batch)

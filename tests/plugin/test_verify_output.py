@@ -9,9 +9,9 @@ import torch
 from draft.pairs import make_head, make_target
 from hypothesis import given
 from hypothesis import strategies as st
-from specgraph_plugin import FastPath, VerifyOutput, fill_batch
+from specgraph_plugin import FastPath, PromptChunk, PromptPass, VerifyOutput, fill_batch
 
-from specgraph import ProposeBatch, open_platform
+from specgraph import DraftConfig, Drafter, ProposeBatch, open_platform
 from specgraph.attention import allocate_caches
 from specgraph.errors import ConfigError, UnsupportedError
 
@@ -98,8 +98,44 @@ def test_what_is_missing_or_not_served_is_named() -> None:
         with pytest.raises(ConfigError, match=f"the VerifyOutput has no {missing}: give it one"):
             fast.fill(replace(end, **more))
     fast.fill(replace(end, temperature=torch.ones(1), seeds=torch.ones(1, dtype=torch.int64)))
+    head = make_head("mtp-modules", target)
+    caches = allocate_caches(head.attention_layers, 4, BLOCK, torch.float32, platform.device)
     with pytest.raises(UnsupportedError, match="several MTP modules take tokens further on"):
-        FastPath(make_head("mtp-modules", target), caches, platform, **sizes)
+        FastPath(head, caches, platform, **sizes | {"num_speculative_tokens": 2})
+
+
+def test_one_of_several_modules_drafts_as_a_drafter_with_a_prefill_does() -> None:
+    platform, head, rows = open_platform("cpu"), make_head("mtp-modules", make_target()), 19
+    sizes = {"num_speculative_tokens": 1, "max_num_requests": 1, "max_model_len": MAX_LEN, "block_size": BLOCK}
+    ours, theirs = (allocate_caches(head.attention_layers, 11, BLOCK, torch.float32, platform.device) for _ in range(2))
+    prompt = torch.arange(rows) % 13 + 1
+    states, blocks = torch.randn(rows, head.aux_size), [*range(1, 11)]
+    fast = FastPath(head, ours, platform, **sizes, capture_sizes=[1])
+    output = VerifyOutput(
+        token_ids=prompt, num_sampled=torch.ones(1, dtype=torch.int32), starts=torch.tensor([rows - 1]),
+        table=torch.tensor([blocks]).int(), hidden_states=[states], first_rows=torch.tensor([rows - 1]),
+        last_tokens=torch.tensor([[7]]), last_rows=torch.zeros(1).int(),
+    )  # fmt: skip
+    fast.write_prompts(
+        PromptPass(
+            chunks=[PromptChunk(0, rows, 0, table_row=0, next_row=None)],
+            token_ids=prompt,
+            next_tokens=torch.zeros(1).int(),
+            hidden_states=[states],
+            table=output.table,
+        )
+    )
+    fast.fill(output)
+    drafter = Drafter(head, theirs, platform, DraftConfig(**sizes))
+    drafter.capture()
+    batch = drafter.inputs(1)
+    batch.start_positions.fill_(rows - 1)
+    batch.block_table[:, : len(blocks)].copy_(torch.tensor([blocks]))
+    batch.join(0, torch.tensor(7), drafter.prefill(prompt.tolist(), range(rows), blocks, states))
+    assert torch.equal(fast.propose(1).token_ids, drafter.propose(batch).token_ids)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.key[1:5], other.key[1:5])
+    assert ours[0].key[1:5].any()
 
 
 def test_a_part_that_is_none_of_the_head_s_weights_is_named() -> None:

@@ -67,7 +67,7 @@ class FastPath:
         Raises:
             ConfigError, UnsupportedError, CaptureError: `Drafter` or its `capture` raises it.
             ConfigError: `rank_parts` has a name that the head has not.
-            UnsupportedError: the head has several MTP modules.
+            UnsupportedError: the propose uses several MTP modules.
             RankError: only some of the ranks raise one of these errors.
         """
         self.prompts: PromptProgram
@@ -78,11 +78,6 @@ class FastPath:
         self._addresses = self._weight_addresses()
         sizes = None if capture_sizes is None else sorted({min(size, max_num_requests) for size in capture_sizes})
         with agreed(ranks):
-            if head.kind.reads_ahead:
-                raise UnsupportedError(
-                    "several MTP modules take tokens further on in a prompt than the rows of an engine's pass: give "
-                    "one module (num_modules=1), or draft by Drafter, whose prefill takes the whole prompt"
-                )
             if unknown := sorted(set(rank_parts) - head.weights().keys()):
                 raise ConfigError(
                     f"rank_parts has {', '.join(unknown)}, which {type(head).__name__}.weights() has not: give names "
@@ -98,6 +93,11 @@ class FastPath:
             )
 
             def prompts(program: DraftProgram[Any, Any]) -> PromptProgram:
+                if program.look_ahead:
+                    raise UnsupportedError(
+                        "several MTP modules take tokens further on in a prompt than the rows of an engine's pass: "
+                        "give one module (num_modules=1), or draft by Drafter, whose prefill takes the whole prompt"
+                    )
                 self.prompts = PromptProgram(program, max_num_rows)
                 return self.prompts
 
