@@ -20,7 +20,6 @@ from specgraph.kernels.launch import (
     AttentionShape,
     AttentionTile,
     LaunchOptions,
-    ManyRows,
     Tile,
     attention_splits,
     ceil_div,
@@ -31,6 +30,11 @@ from specgraph.ops.library import Op
 from specgraph_cuda.many_rows_plan import BLOCKS
 
 _log = logging.getLogger(__name__)
+
+_MULTIPROCESSORS = 132
+"""The multiprocessors of an H200, on which the tiles were tuned."""
+_ENOUGH_PROGRAMS = 104
+"""Programs that keep about four fifths of them busy."""
 
 # Tiles by the rows of a linear, tuned on an H200 (see benchmarks/LESSONS.md). A linear with few output columns needs
 # narrow tiles, so that every multiprocessor streams weights. Also measured there:
@@ -54,9 +58,9 @@ _GATE_UP_FEW_COLUMNS = {16: Tile(64, 256, 4, 3, 64), 64: Tile(64, 64, 4, 5, 64)}
 # For gated linears that `_GATE_UP` cuts into fewer programs than four fifths of the multiprocessors.
 _GATE_UP_12288 = {16: Tile(32, 128, 4, 4, 256)}
 
-# (rows of a tile, output columns, input columns) of the one shape of `_MEDIUM` that the library runs, as it was faster:
+# (rows of a tile, output columns, input columns) of the one shape of `_MEDIUM` that cuBLAS runs, as it was faster:
 # the qkv linear of an EAGLE-3 head for an 8B target, at 17 to 32 rows. Shapes near it were not timed.
-_LIBRARY = (32, 6144, 8192)
+_FASTER_IN_CUBLAS = (32, 6144, 8192)
 
 _LINEAR_FP8 = {16: Tile(32, 512, 4, 5, 512), 32: Tile(32, 256, 4, 5, 256), 64: Tile(32, 256, 4, 5, 512)}
 _WIDE_FP8 = {16: Tile(32, 512, 2, 4, 512), 32: Tile(32, 256, 4, 5, 256), 64: Tile(64, 128, 4, 7, 256)}
@@ -72,18 +76,20 @@ def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     if kind == "gate_up_fp8":
         return _GATE_UP_FP8[rows]
     if kind == "linear_fp8":
-        return (_LINEAR_FP8 if columns <= 32 * 132 else _WIDE_FP8)[rows]
+        return (_LINEAR_FP8 if columns <= 32 * _MULTIPROCESSORS else _WIDE_FP8)[rows]
     if kind == "gate_up":
-        narrower = _GATE_UP_FEW_COLUMNS if columns <= 64 * 132 else _GATE_UP_12288 if columns < 104 * 128 else {}
+        if columns <= 64 * _MULTIPROCESSORS:
+            return _GATE_UP_FEW_COLUMNS.get(rows, _GATE_UP[rows])
+        narrower = _GATE_UP_12288 if columns < 128 * _ENOUGH_PROGRAMS else {}
         return narrower.get(rows, _GATE_UP[rows])
     if kind == "head":
         return _HEAD[rows]
-    if columns <= 16 * 132 and rows in _FEW_COLUMNS:
+    if columns <= 16 * _MULTIPROCESSORS and rows in _FEW_COLUMNS:
         return _FEW_COLUMNS[rows]
-    if columns <= 32 * 132:
+    if columns <= 32 * _MULTIPROCESSORS:
         return _NARROW[rows]
-    if columns <= 64 * 132:
-        return None if (rows, columns, depth) == _LIBRARY else _MEDIUM.get(rows)
+    if columns <= 64 * _MULTIPROCESSORS:
+        return None if (rows, columns, depth) == _FASTER_IN_CUBLAS else _MEDIUM.get(rows)
     return _GATE_UP[rows]
 
 
@@ -172,22 +178,36 @@ def on_its_device(op: Op[Any, Any], function: Callable[..., Any]) -> Callable[..
     return guarded
 
 
-def many_rows(device: torch.device) -> ManyRows | None:
-    """Return the kernels for linears of up to 384 rows. None without Hopper, cuda-bindings or NVRTC."""
+def hopper_kernels(load: Any = None) -> dict[str, Any]:
+    """Return the kernels for Hopper by their names in `LaunchOptions`. load: used in place of `hopper.loaded`."""
+    from specgraph_cuda import hopper
+    from specgraph_cuda.few_rows import few_rows
+    from specgraph_cuda.many_rows import linears
+    from specgraph_cuda.two_linears import two_linears_in_one
+
+    load = load or hopper.loaded
+    return {
+        "many_rows": linears(load=load),
+        "two_linears": two_linears_in_one(load=load),
+        "few_rows": few_rows(load=load),
+    }
+
+
+def kernels_of(device: torch.device) -> dict[str, Any]:
+    """Return `hopper_kernels`, for linears of up to 384 rows. Empty without Hopper, cuda-bindings or NVRTC."""
     properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
-        return None
+        return {}
     try:
         from specgraph_cuda.hopper import why_not
-        from specgraph_cuda.many_rows import linears
 
-        reason = why_not()
+        found, reason = hopper_kernels(), why_not()
     except ImportError:
-        reason = "cuda-bindings is not installed (pip install cuda-bindings)"
-    if reason is not None:
-        _log.info("linears of more than 32 rows run in Triton and the library's matmul: %s", reason)
-        return None
-    return linears()
+        found, reason = {}, "cuda-bindings is not installed (pip install cuda-bindings)"
+    if reason is None:
+        return found
+    _log.info("linears of more than 32 rows run in Triton and the library's matmul: %s", reason)
+    return {}
 
 
 def register_kernels(device: torch.device) -> str:
@@ -201,20 +221,12 @@ def register_kernels(device: torch.device) -> str:
     chosen, shipped = tile_for, "those tuned on an NVIDIA H200"
     if properties.shared_memory_per_block_optin < 163 << 10:  # GeForce and RTX, A10, L4, L40S: 99 KiB
         chosen, shipped = default_tile, "small ones that nobody tuned"
-    two_linears, few, own = None, None, many_rows(device)
-    if own is not None:  # Hopper, cuda-bindings and NVRTC are there
-        from specgraph_cuda.few_rows import few_rows
-        from specgraph_cuda.two_linears import two_linears_in_one
-
-        two_linears, few = two_linears_in_one(), few_rows()
     wide = properties.shared_memory_per_block_optin >= 227 << 10
     options = LaunchOptions(
         overlap=overlap_previous if overlap else None,
         extra={"launch_pdl": True} if overlap else {},
         tile=chosen,
-        many_rows=own,
-        two_linears=two_linears,
-        few_rows=few,
+        **kernels_of(device),
         attention=attention_for if wide else default_attention,
         most_head_dim=576 if wide else 256,
         compute_units=properties.multi_processor_count,
@@ -228,18 +240,14 @@ def register_kernels(device: torch.device) -> str:
 def compile_ahead(bodies: Sequence[Callable[[], None]], progress: Callable[[int, int], None]) -> None:
     """Compile the kernels that `bodies` launch on the current device; see `Platform.compile_ahead`."""
     launchers, found = launchers_of("CUDA"), {}
-    if launchers[0].options.many_rows is not None:  # Hopper, cuda-bindings and NVRTC are there
+    if launchers[0].options.many_rows is not None:
         from specgraph_cuda import hopper
-        from specgraph_cuda.few_rows import few_rows
-        from specgraph_cuda.many_rows import linears
-        from specgraph_cuda.two_linears import two_linears_in_one
 
         def load(kernel: Any, plan: Any, device: torch.device) -> Any:
             found[kernel, plan] = None
             return kernel
 
-        kinds = linears(load=load), two_linears_in_one(load=load), few_rows(load=load)
-        own = {"many_rows": kinds[0], "two_linears": kinds[1], "few_rows": kinds[2]}
+        own = hopper_kernels(load=load)
         launchers = [replace(each, options=replace(each.options, **own)) for each in launchers]
     work = compilations(launchers, bodies)
     compile_all([*work, *(hopper.compilation(*each) for each in found)], progress)

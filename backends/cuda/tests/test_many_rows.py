@@ -200,18 +200,18 @@ def test_gated_linears_of_many_rows_without_bias_take_the_device_s_kernel() -> N
 
 def test_only_hopper_has_the_kernel(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("triton")
-    from specgraph_cuda.kernels import many_rows
+    from specgraph_cuda.kernels import kernels_of
 
     caplog.set_level("INFO")
     for major, minor, units in ((8, 0, 108), (9, 0, 114), (10, 0, 148)):
         found = SimpleNamespace(major=major, minor=minor, multi_processor_count=units)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=found: found)
-        assert many_rows(torch.device("cuda", 0)) is None
+        assert kernels_of(torch.device("cuda", 0)) == {}
     assert not caplog.messages
     found = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     monkeypatch.setitem(sys.modules, "specgraph_cuda.many_rows", None)
-    assert many_rows(torch.device("cuda", 0)) is None
+    assert kernels_of(torch.device("cuda", 0)) == {}
     (message,) = caplog.messages
     assert "cuda-bindings is not installed" in message
 
