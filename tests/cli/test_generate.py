@@ -168,7 +168,7 @@ def test_the_stop_string_of_the_readme(tmp_path):
     file = tmp_path / "prompts.jsonl"
     prompt = "class TestCase(unittest.TestCase):\n    def setUp(self):\n"
     file.write_text(json.dumps({"prompt": prompt}))
-    lines = (Path(__file__).parents[2] / "README.md").read_text().splitlines()
+    lines = (Path(__file__).parents[2] / "run/README.md").read_text().splitlines()
     [line] = [each for each in lines if each.startswith("specgraph generate") and "--stop" in each]
     arguments = [str(file) if word == "FILE.jsonl" else word for word in shlex.split(line, comments=True)[1:]]
     whole = json.loads(specgraph(*arguments[:3], "--no-compare", "--decode", "eager", "--json", "-").stdout)
