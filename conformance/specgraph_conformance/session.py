@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from specgraph.attention import AttentionBackend, AttentionLayer
 from specgraph.device import Discovered, Platform, discover, open_platform
-from specgraph.device.source import users_code
 from specgraph.errors import ConfigError, PlatformError
+from specgraph.user_code import users_code
 from specgraph_run.cli.names import import_named
 
 from specgraph_conformance.case import Case, attention_place

@@ -25,12 +25,12 @@ from specgraph.attention.context_parallel import (
 from specgraph.attention.interface import AttentionLayer, ForwardContext, TaskKey
 from specgraph.attention.metadata import AttentionMetadata
 from specgraph.device import Platform, Support, no, yes
-from specgraph.device.source import NONSENSE, explained
 from specgraph.errors import ConfigError, UpdateError
 from specgraph.ops import HostLengths, KVCache, Mask, NewRows
 from specgraph.ops.kv_cache import rotate_pairs
 from specgraph.ops.tensor_forms import check_forms, dtype_of
 from specgraph.parallel import ContextParallel
+from specgraph.user_code import NONSENSE, explained
 from specgraph.validation import check, checked
 
 P = ParamSpec("P")

@@ -27,10 +27,10 @@ from specgraph.capture.lowering import Collectives, Launch, cut_into_launches, r
 from specgraph.capture.program import Program
 from specgraph.config import DraftConfig
 from specgraph.device import Graph, Platform, Progress
-from specgraph.device.source import NONSENSE, explained, users_code
 from specgraph.errors import CaptureError, ConfigError
 from specgraph.ops.tensor_forms import check_named
 from specgraph.parallel import RankPlace
+from specgraph.user_code import NONSENSE, explained, users_code
 from specgraph.validation import OneCall, checked, one_call, shown
 
 LengthsAt = Callable[[int], HostLengths]

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph.device.source import user_line, variable_name
 from specgraph.dispatch_mode import DispatchMode, tensors_in
 from specgraph.errors import ReadSetError, StaleInputError
+from specgraph.user_code import user_line, variable_name
 
 ReadSet = Callable[[], Mapping[str, Tensor]]
 """Returns the current persistent tensors by name. It is called again before each checked replay."""

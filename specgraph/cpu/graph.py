@@ -19,8 +19,8 @@ from specgraph.cpu.pool import CpuGraphPool
 from specgraph.cpu.recorder import EventNode, Recorder
 from specgraph.cpu.tasks import CpuTaskGroup, Task
 from specgraph.device.graph import Graph
-from specgraph.device.source import user_line
 from specgraph.dispatch_mode import tensors_in
+from specgraph.user_code import user_line
 
 if TYPE_CHECKING:
     from specgraph.cpu.platform import CpuPlatform

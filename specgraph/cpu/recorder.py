@@ -24,9 +24,9 @@ from specgraph.cpu.fake import Inferred, infer
 from specgraph.cpu.ops import EMPTY, changes_metadata_only, is_composite, written_by
 from specgraph.cpu.pool import CpuGraphPool
 from specgraph.cpu.tasks import CpuTaskGroup, Task
-from specgraph.device.source import user_line
 from specgraph.dispatch_mode import DispatchMode, tensors_in
 from specgraph.errors import CaptureError, OrderError
+from specgraph.user_code import user_line
 
 if TYPE_CHECKING:
     from specgraph.cpu.platform import CpuPlatform

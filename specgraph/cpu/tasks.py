@@ -18,10 +18,10 @@ from specgraph.cpu.baking import map_tensors
 from specgraph.cpu.checks.order import Access
 from specgraph.cpu.fake import infer
 from specgraph.cpu.ops import changes_metadata_only, is_composite
-from specgraph.device.source import user_line
 from specgraph.dispatch_mode import DispatchMode, tensors_in
 from specgraph.errors import UpdateError
 from specgraph.open_generator import GeneratorRef, is_open
+from specgraph.user_code import user_line
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ from specgraph.attention.choose import check_trees
 from specgraph.attention.rows import RoundRows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend
 from specgraph.config import DraftConfig
-from specgraph.device.source import users_code
 from specgraph.draft.buffers import Allocation, PassRows
 from specgraph.draft.head_checks import HeadCheck
 from specgraph.draft.kind import Kind
@@ -22,6 +21,7 @@ from specgraph.draft.stepping import ChainBuffers, SteppingProgram, draft_one, f
 from specgraph.draft.tree import TreeProgram
 from specgraph.errors import ConfigError
 from specgraph.ops.linear import PairInput
+from specgraph.user_code import users_code
 
 
 class ChainProgram(SteppingProgram[DraftHead, ChainBuffers]):

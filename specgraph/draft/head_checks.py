@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend
-from specgraph.device.source import users_code
 from specgraph.draft.logits import OutputProjection, whole_rows
 from specgraph.draft.protocol import DraftHead, Head
 from specgraph.errors import ConfigError
 from specgraph.ops.tensor_forms import check_named
+from specgraph.user_code import users_code
 from specgraph.validation import check
 
 _LOG = logging.getLogger("specgraph")

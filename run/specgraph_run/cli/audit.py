@@ -96,8 +96,8 @@ def _made_head(place: str, device: torch.device) -> Any:
     Raises ConfigError if the factory raises, or if it does not return a draft head.
     """
     from specgraph.attention import PagedAttention
-    from specgraph.device.source import users_code
     from specgraph.draft.head_checks import check_members
+    from specgraph.user_code import users_code
     from specgraph_run.cli.names import import_named
 
     with users_code(f"{place} failed", ConfigError):

@@ -16,8 +16,8 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
 from specgraph.cpu.ops import RESIZING
-from specgraph.device.source import TORCH, user_line
 from specgraph.errors import CaptureError, HostReadError
+from specgraph.user_code import TORCH, user_line
 
 _aten = torch.ops.aten
 _INDEX_PUT = (_aten.index_put_, _aten.index_put)

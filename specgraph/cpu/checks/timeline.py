@@ -10,8 +10,8 @@ import torch
 from specgraph.cpu.checks.order import Access, Clock, EagerLog, Region, conflict, merge, order_error
 from specgraph.cpu.ops import EMPTY, changes_metadata_only, written_by
 from specgraph.cpu.tasks import BlockMode
-from specgraph.device.source import user_line
 from specgraph.dispatch_mode import tensors_in
+from specgraph.user_code import user_line
 
 if TYPE_CHECKING:
     from specgraph.cpu.graph import CpuGraph

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from specgraph.device.source import raising_line, users_code, variable_name
 from specgraph.errors import CaptureError
+from specgraph.user_code import raising_line, users_code, variable_name
 
 OURS = ("specgraph", "specgraph_models.layers", "specgraph_plugin.prompts", "specgraph_run.decoder.verify")
 THEIRS = ("specgraph_vendor.platform", "specgraphs", "my_head", "__main__")

@@ -19,9 +19,9 @@ from specgraph.errors import ConfigError, SpecgraphError, first_line
 
 TORCH = os.path.dirname(os.path.abspath(str(torch.__file__))) + os.sep
 """The folder of torch, whose lines are never named."""
-_CORE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_BELOW = tuple(os.path.join(_CORE, room) + os.sep for room in ("cpu", "device", "capture"))
-"""The folders of the core that handle every op. The line that issued the op is further out."""
+_CORE = os.path.dirname(os.path.abspath(__file__))
+_BELOW = (os.path.abspath(__file__), *(os.path.join(_CORE, room) + os.sep for room in ("cpu", "device", "capture")))
+"""This file, and the folders of the core that handle every op. The line that issued the op is further out."""
 _OURS = frozenset({"specgraph", "specgraph_models", "specgraph_plugin", "specgraph_run"})
 """The packages whose lines are never the user's: the core, and the distributions that were one with it. A backend, a
 drafter or an integration is somebody's own code, whoever wrote it."""
@@ -29,7 +29,7 @@ _DISPATCH = frozenset({"__torch_dispatch__", "__torch_function__"})
 
 
 def user_line() -> str:
-    """Return `file:line` of the innermost frame outside of torch, the folders `_BELOW` and dispatch handlers."""
+    """Return `file:line` of the innermost frame outside of torch, `_BELOW` and dispatch handlers."""
     frame = next(_user_frames(), None)
     return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
