@@ -51,13 +51,13 @@ class Reached(NamedTuple):
     """int64 [1]: set to 0."""
 
 
-class RoundRows(RowPlan):
+class VerifiedRows(RowPlan):
     """The rows of a draft step 0 that takes exactly the rows of the target's pass. Later draft steps may follow."""
 
     __slots__ = ()
 
     @classmethod
-    def of(cls, rows: int, limits: Limits, rows_behind: int, position_offset: int) -> RoundRows:
+    def of(cls, rows: int, limits: Limits, rows_behind: int, position_offset: int) -> VerifiedRows:
         """Plan `rows` rows per request; other arguments as in `RowPlan`."""
         return cls(rows, *limits, rows_behind=rows_behind, slots_of_rejected=True, position_offset=position_offset)
 

@@ -26,7 +26,7 @@ def has_states(tensor: Tensor) -> bool:
     return has_rows(tensor) and (tensor.is_floating_point() or tensor.numel() == 0)
 
 
-_ROUND = {
+_BATCH_FORMS = {
     "sampled_token_ids": "integers [n, query_len]",
     "num_sampled": "integers [n]",
     "start_positions": "integers [n]",
@@ -92,7 +92,9 @@ class ProposeBatch(Buffers):
             ConfigError: this batch has no such row, a tensor of it has another shape than its field says, or the hidden
                 state is missing or has another shape. Nothing was written.
         """
-        check_forms("join", {field.name: getattr(self, field.name) for field in fields(self)}, _ROUND, written=True)
+        check_forms(
+            "join", {field.name: getattr(self, field.name) for field in fields(self)}, _BATCH_FORMS, written=True
+        )
         if self.aux_hidden.shape[0] != self.num_requests * self.query_len:
             raise ConfigError(
                 f"join: aux_hidden is {described(self.aux_hidden)}, expected a row for each of "
@@ -203,11 +205,11 @@ class SharedBuffers(Buffers):
         """Copy a host engine's own tensors to this memory, see `copy_batch`. into: this memory, sliced to the batch."""
         if batch.aux_hidden.requires_grad:  # the target ran with autograd: its history must not stay in this memory
             batch = replace(batch, aux_hidden=batch.aux_hidden.detach())
-        copy_batch(ops.load_round.on(self.seeds.device), batch, into, self, needs_sampling)
+        copy_batch(ops.load_batch.on(self.seeds.device), batch, into, self, needs_sampling)
 
 
 def copy_batch(
-    load_round: Callable[..., None],
+    load_batch: Callable[..., None],
     source: ProposeBatch,
     into: ProposeBatch,
     memory: ProposeBatch | SharedBuffers,
@@ -216,14 +218,14 @@ def copy_batch(
     """Copy a batch to the drafter's own memory with one op. The caller has checked the shapes.
 
     Args:
-        load_round: `ops.load_round`, or the function that it runs on the device (`Op.on`).
+        load_batch: `ops.load_batch`, or the function that it runs on the device (`Op.on`).
         into: `memory`, sliced to the requests of `source`. The other requests of `memory` become inert.
         needs_sampling: copy temperatures and seeds too, each with a copy of its own.
     """
     counts = source.num_sampled, source.start_positions
     given = BatchTensors(source.sampled_token_ids, *counts, source.aux_hidden, source.block_table)
     counts = memory.num_sampled, memory.start_positions
-    load_round(given, BatchTensors(into.sampled_token_ids, *counts, memory.aux_hidden, memory.block_table))
+    load_batch(given, BatchTensors(into.sampled_token_ids, *counts, memory.aux_hidden, memory.block_table))
     for name in ("temperature", "seeds") if needs_sampling else ():
         getattr(into, name).copy_(getattr(source, name))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention.choose import check_trees
-from specgraph.attention.rows import RoundRows
+from specgraph.attention.rows import VerifiedRows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend
 from specgraph.config import DraftConfig
 from specgraph.draft.buffers import Allocation, PassRows
@@ -35,7 +35,7 @@ class ChainProgram(SteppingProgram[DraftHead, ChainBuffers]):
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         later, offset = num_speculative_tokens - 1, self.position_offset
-        plan = RoundRows.of(query_len, self.config.limits, later, offset)
+        plan = VerifiedRows.of(query_len, self.config.limits, later, offset)
         return PassRows(plan, {"first": query_len, "later": 1, "carried": 1})
 
     def first(self, b: ChainBuffers, make_attend: MakeAttend) -> Tensor:

@@ -130,7 +130,7 @@ class DraftProgram(Program, Generic[HeadT, BuffersT]):
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             if bound is not None and min(steps, default=0) == 0:
                 source = bound.sliced(batch.num_requests, batch.query_len)
-                copy_batch(ops.load_round, source, b.inputs, b.inputs, config.keeps_draft_probs)
+                copy_batch(ops.load_batch, source, b.inputs, b.inputs, config.keeps_draft_probs)
             self.run(b, steps, make_attend)
 
         return work

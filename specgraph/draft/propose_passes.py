@@ -118,7 +118,7 @@ class ProposePasses:
         """Return the descriptor of a batch before padding. Its K is the one of the padded size. Raises as `find`."""
         if query_len not in self._config.query_lens:
             raise ConfigError(
-                f"a round of {query_len} rows per request; with this drafter's K they are "
+                f"a batch of {query_len} rows per request; with this drafter's K they are "
                 f"{', '.join(map(str, self._config.query_lens))} (K + 1)"
             )
         if not 1 <= num_requests <= self._config.max_num_requests:

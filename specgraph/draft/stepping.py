@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import AttentionMetadata
-from specgraph.attention.rows import Reached, RoundRows
+from specgraph.attention.rows import Reached, VerifiedRows
 from specgraph.buffers import Axes, Once, PerRequest
 from specgraph.capture import MakeAttend
 from specgraph.draft.buffers import Allocation, DraftBuffers, PromptRows
@@ -48,7 +48,7 @@ class StepBuffers(DraftBuffers):
 class ChainBuffers(StepBuffers):
     """The tensors of programs without past rows: draft step 0 takes exactly the rows of the target's pass."""
 
-    plan: RoundRows
+    plan: VerifiedRows
 
 
 HeadT = TypeVar("HeadT", bound=DraftHead, covariant=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention.rows import Reached, RoundRows
+from specgraph.attention.rows import Reached, VerifiedRows
 from specgraph.buffers import PerRequest
 from specgraph.capture import BatchDescriptor, MakeAttend
 from specgraph.config import DraftTree
@@ -69,7 +69,7 @@ class TreeProgram(SteppingProgram[DraftHead, TreeBuffers]):
         """Return the rows: query_len per request in draft step 0, k in each later one."""
         k, offset = self.shape.top_k, self.position_offset
         later = (self.shape.num_steps - 1) * k
-        plan = RoundRows.of(query_len, self.config.limits, later, offset)
+        plan = VerifiedRows.of(query_len, self.config.limits, later, offset)
         return PassRows(plan, {"first": query_len, "later": k, "carried": k})
 
     def first(self, b: TreeBuffers, make_attend: MakeAttend) -> None:

@@ -68,7 +68,7 @@ def find_past_rows(position, wanted, past_positions, table, table_width, KEPT: t
 
 @triton.jit
 def begin_rows_kernel(
-    start_positions, block_table, num_sampled, token_ids, draft_token_ids, draft_parents, round_hidden,
+    start_positions, block_table, num_sampled, token_ids, draft_token_ids, draft_parents, batch_hidden,
     positions, slot_mapping, seq_lens, to_token_ids, last_rows, step_positions, step_seq_lens, draft_step, hidden_rows,
     hidden, context_positions, context_slots, ancestors, rows_without_block,
     past_token_ids, past_positions, past_hidden,
@@ -125,7 +125,7 @@ def begin_rows_kernel(
         for first in range(0, size, CHUNK):
             element = first + tl.arange(0, CHUNK)
             there = element < size
-            state = tl.load(round_hidden + new_line * hidden_stride + element, mask=there & new, other=0.0)
+            state = tl.load(batch_hidden + new_line * hidden_stride + element, mask=there & new, other=0.0)
             held = tl.load(past_hidden + old_line * size + element, mask=there & old, other=0.0)
             tl.store(at + element, tl.where(old, held, state), mask=there)
     if tl.program_id(1) == 0:

@@ -27,7 +27,7 @@ def take_rows_kernel(source, chosen, out, size, source_stride, out_stride, WIDTH
 
 
 @triton.jit(do_not_specialize=["n", "query_len", "width", "to_width", "aux_elements", "table_stride"])
-def load_round_kernel(
+def load_batch_kernel(
     sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table, to_sampled_token_ids, to_num_sampled,
     to_start_positions, to_aux_hidden, to_block_table, n, query_len, width, to_width, aux_elements, table_stride,
     ROW: tl.constexpr, TABLE: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr,
@@ -71,7 +71,7 @@ class CopyOps(Launcher):
                 WIDTH=power_of_two(out.shape[1]), num_warps=8,
             )  # fmt: skip
 
-    def load_round(self, given: BatchTensors, to: BatchTensors) -> None:
+    def load_batch(self, given: BatchTensors, to: BatchTensors) -> None:
         whole = (*given[:4], to.sampled_token_ids, to.aux_hidden, to.block_table)
         if given.block_table.stride(1) != 1 or not all(tensor.is_contiguous() for tensor in whole):
             return NotImplemented
@@ -79,7 +79,7 @@ class CopyOps(Launcher):
         elements, chunk = query_len * given.aux_hidden.shape[1], 8192
         width, to_width = given.block_table.shape[1], to.block_table.shape[1]
         self.launch_again(
-            load_round_kernel,
+            load_batch_kernel,
             (to.num_sampled.shape[0], 1 + ceil_div(elements, chunk), 1),
             (*given, *to),
             (n, query_len, width, to_width, elements, given.block_table.stride(0)),

@@ -3,7 +3,7 @@
 from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows, begin_rows
 from specgraph.ops.collectives import all_gather, all_reduce, best_of, best_tokens
 from specgraph.ops.context_parallel import attend_part, attend_part_host, sum_parts
-from specgraph.ops.copies import load_round, take_rows
+from specgraph.ops.copies import load_batch, take_rows
 from specgraph.ops.draft_sampling import (
     Drafts,
     Draws,
@@ -60,7 +60,7 @@ __all__ = [
     "implement",
     "keep_rows",
     "keep_tokens",
-    "load_round",
+    "load_batch",
     "ngram_propose",
     "norm_linear",
     "paged_attention",

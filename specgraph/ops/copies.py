@@ -35,7 +35,7 @@ def take_rows(source: Tensor, rows: Tensor | None, out: Tensor) -> None:
 
 
 @op(writes=("to",))
-def load_round(given: BatchTensors, to: BatchTensors) -> None:
+def load_batch(given: BatchTensors, to: BatchTensors) -> None:
     """Write a batch of n requests over the first n of the R requests in the buffers. The later ones become inert.
 
     Args:

@@ -39,7 +39,7 @@ def test_rounds_of_a_length_that_no_k_makes():
     batch = RandomBatches(
         DraftConfig(num_speculative_tokens=3, **LIMITS), head.aux_size, VOCAB, head.dtype, seed=0
     ).next(2)
-    with pytest.raises(ConfigError, match=r"a round of 4 rows per request; with this drafter's K they are 3, 5"):
+    with pytest.raises(ConfigError, match=r"a batch of 4 rows per request; with this drafter's K they are 3, 5"):
         drafter.propose(batch)
     assert torch.equal(drafter.buffers.shared.num_sampled, before)
     assert drafter.num_proposes == 0

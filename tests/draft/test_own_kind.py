@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specgraph import AttentionLayer, DraftConfig, DraftTree
 from specgraph.attention import AttentionMetadata
-from specgraph.attention.rows import Reached, RoundRows
+from specgraph.attention.rows import Reached, VerifiedRows
 from specgraph.buffers import Axes, Once, PerRequest
 from specgraph.capture import AttentionStack, MakeAttend
 from specgraph.cpu.platform import CpuPlatform
@@ -43,7 +43,7 @@ class ManyHeads(ModelHead, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ManyBuffers(DraftBuffers):
-    plan: RoundRows
+    plan: VerifiedRows
     token_ids: Annotated[Tensor, Axes("rows")]
     rows: Annotated[AttentionMetadata, Axes("rows")]
     last_rows: PerRequest
@@ -62,7 +62,7 @@ class ManyProgram(DraftProgram[ManyHeads, ManyBuffers]):
         return ManyBuffers(**new.common(), token_ids=new.rows("rows"), rows=rows, **each, lens=lens, draft_step=column)
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        return PassRows(RoundRows.of(query_len, self.config.limits, 0, self.position_offset), {"rows": query_len})
+        return PassRows(VerifiedRows.of(query_len, self.config.limits, 0, self.position_offset), {"rows": query_len})
 
     def first(self, b: ManyBuffers, make_attend: MakeAttend) -> None:
         b.plan.fill(b.accepted, b.rows.places, b.token_ids, Reached(b.last_rows, b.positions, b.lens, b.draft_step))

@@ -154,7 +154,7 @@ def prompt_length_of_real_rows(real: Any, given: RowInputs, plan: RowPlan, rows:
         rows.seq_lens.copy_(torch.where(counts > 0, given.start_positions + counts, 0))
 
 
-@mutant("stale-block-table", "specgraph.ops:load_round")
+@mutant("stale-block-table", "specgraph.ops:load_batch")
 def stale_block_table(real: Any, given: BatchTensors, to: BatchTensors) -> None:
     """A smaller block table leaves the columns of the larger one before it."""
     n, width = given.block_table.shape
@@ -163,7 +163,7 @@ def stale_block_table(real: Any, given: BatchTensors, to: BatchTensors) -> None:
     to.block_table[:n, width:].copy_(tail)
 
 
-@mutant("stale-block-table-requests", "specgraph.ops:load_round")
+@mutant("stale-block-table-requests", "specgraph.ops:load_batch")
 def stale_requests(real: Any, given: BatchTensors, to: BatchTensors) -> None:
     """A smaller round leaves the requests after it alive."""
     n = given.num_sampled.shape[0]

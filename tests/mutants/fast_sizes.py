@@ -184,7 +184,7 @@ def sampled_rows_only(real: Any, given: Any, plan: RowPlan, *args: Any) -> None:
     real(given, plan._replace(rows_behind=0) if plan.slots_of_rejected else plan, *args)
 
 
-@mutant("wide-rows-cleared", "specgraph.ops:load_round")
+@mutant("wide-rows-cleared", "specgraph.ops:load_batch")
 def eight_columns_cleared(real: Any, given: BatchTensors, to: BatchTensors) -> None:
     """Behind a round's block table eight columns are cleared."""
     n, columns = given.block_table.shape

@@ -73,7 +73,7 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
             {},
         ),
         "shift_token_ids": ((i64(R * Q), torch.tensor([0, 3, 8]), ids, lengths, step), {}),
-        "load_round": (
+        "load_batch": (
             (BatchTensors(i64(2, Q) + 5, i32(1, 2), i64(2), f32(2 * Q, 8), TABLE[:2, :3]),
              BatchTensors(i64(R, Q), i32(7, 7, 7), i64(R), f32(R * Q, 8), TABLE.clone())), {},
         ),

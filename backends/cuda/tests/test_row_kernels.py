@@ -18,7 +18,7 @@ def test_a_round_of_any_alignment_is_loaded(platform: Platform) -> None:
         there = BatchTensors(*(flat[shift:].view_as(tensor) for flat, tensor in zip(memory, given, strict=True)))
         held = BatchTensors(*(torch.cat((tensor, tensor)) for tensor in given))
         on_device = BatchTensors(*(tensor.cuda() for tensor in held))
-        ops.load_round(there, on_device)
-        ops.load_round.reference(given, held)
+        ops.load_batch(there, on_device)
+        ops.load_batch.reference(given, held)
         for name, tensor in held._asdict().items():
             assert torch.equal(getattr(on_device, name).cpu(), tensor), name

@@ -48,7 +48,7 @@ def expect_load(run: Run, given: BatchTensors, requests: int, blocks: int) -> No
         (part if part.dim() == 1 else part[:, : source.shape[1]]).copy_(source)
     wanted.num_sampled[n:] = 0
     wanted.block_table[:n, given.block_table.shape[1] :] = 0
-    run(ops.load_round, given, held, written=held)
+    run(ops.load_batch, given, held, written=held)
     for name, tensor in wanted._asdict().items():
         expect_equal(getattr(held, name), tensor, name)
 
@@ -58,11 +58,11 @@ def expect_load(run: Run, given: BatchTensors, requests: int, blocks: int) -> No
     "A smaller round written over a larger one leaves nothing of it: later requests are inert, and block tables end in "
     "null blocks.",
     hazard="stale-block-table",
-    cause="load_round copies the new columns of the block table, or the new requests, and leaves the tail as it was",
+    cause="load_batch copies the new columns of the block table, or the new requests, and leaves the tail as it was",
     quick=True,
     wider={"whole": (0, 0), "columns": (2, 0)},
 )
-def load_round(run: Run, g: torch.Generator, wider: tuple[int, int]) -> None:
+def load_batch(run: Run, g: torch.Generator, wider: tuple[int, int]) -> None:
     expect_load(run, a_round(g, 9, 3, 8, 4, wider), 11, 6)
 
 
@@ -71,7 +71,7 @@ def load_round(run: Run, g: torch.Generator, wider: tuple[int, int]) -> None:
     "A round of 70 requests with 12,288 auxiliary values per row and 130 blocks each is loaded bit for bit; rows of "
     "that width, and of 77 values, are taken from and into parts of wider tensors.",
     hazard="wide-rows",
-    cause="load_round or take_rows: values past a chunk, rows counted by their width instead of their stride",
+    cause="load_batch or take_rows: values past a chunk, rows counted by their width instead of their stride",
 )
 def wide(run: Run, g: torch.Generator) -> None:
     expect_load(run, a_round(g, 70, 2, 12_288, 130), 80, 300)
