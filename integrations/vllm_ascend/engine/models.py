@@ -3,7 +3,7 @@
 The target learns a made-up language, in which a token follows from the one before and from the last token that names a
 table. So its best token leads the second one clearly, by far more than bfloat16 rounds off, and depends on keys far
 back. The EAGLE-3 head is trained on the target's states for a short while: some of its drafts are accepted, and some
-are not. The EAGLE head and the MTP module have random weights.
+are not. The EAGLE head has random weights.
 """
 
 from __future__ import annotations
@@ -120,11 +120,11 @@ def write_random(folder: Path, tensors: dict[str, tuple[int, ...]], config: dict
 
 
 def layer(prefix: str, inputs: int = 256) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a decoder layer's tensors."""
+    """Return the shapes of the tensors of an EAGLE drafter's first layer, which has no norm before attention."""
     shapes = {"q": (256, inputs), "k": (128, inputs), "v": (128, inputs), "o": (256, 256)}
     made: dict[str, tuple[int, ...]] = {f"{prefix}.self_attn.{n}_proj.weight": shape for n, shape in shapes.items()}
     made |= {f"{prefix}.mlp.{n}_proj.weight": (256, 256) for n in ("gate", "up", "down")}
-    return made | {f"{prefix}.{n}.weight": (256,) for n in ("input_layernorm", "post_attention_layernorm")}
+    return made | {f"{prefix}.post_attention_layernorm.weight": (256,)}
 
 
 def main(folder: Path) -> None:

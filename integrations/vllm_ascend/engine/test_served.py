@@ -63,17 +63,23 @@ def test_faults_change_drafts_or_are_errors_that_name_them(served) -> None:
     for name in ("a length that is 3 too short", "swapped ops of draft steps 1 and 2"):
         assert found[name]["error"] == ""
         assert found[name]["differing"] > 0
-    assert "task group" in found["a skipped update"]["error"]
     assert found["violations before"] == []
+    assert "507046" in found["a skipped update"]["error"]  # a timeout of the wait for the stream
+    assert "value wait'; its event or value is never recorded" in "".join(found["violations"])
 
 
 @pytest.mark.parametrize("way", ["asynchronous", "eagle"])
-def test_other_ways_of_serving(served, way) -> None:
-    """Asynchronous scheduling; an EAGLE drafter, with larger batches than the captured ones left to vllm-ascend."""
+def test_asynchronous_scheduling_and_an_eagle_drafter(served, way) -> None:
     found = served(way)
     assert found["tokens"] == served("plain")["tokens"]
     assert found["violations"] == []
-    larger = "more requests than the largest captured size"
-    assert found["counts"].keys() == ({"specgraph"} if way == "asynchronous" else {"specgraph", larger})
-    if way == "asynchronous":
-        assert found["differing"] == 0
+    assert found["differing"] == 0
+    assert found["counts"] == {"specgraph": found["proposes"]}
+
+
+def test_larger_batches_than_the_captured_ones_are_vllm_ascends(served) -> None:
+    """The mirror has no keys of these rounds, so its drafts are not compared."""
+    found = served("few")
+    assert found["tokens"] == served("plain")["tokens"]
+    assert found["violations"] == []
+    assert found["counts"].keys() == {"specgraph", "more requests than the largest captured size"}
