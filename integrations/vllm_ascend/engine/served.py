@@ -108,7 +108,7 @@ def faults(models: Path) -> dict[str, Any]:
         result[name]["differing"] = differing(mirror.rounds)
 
     serve("none")
-    serve("sampled", temperature=0.9, seed=5, top_k=20, top_p=0.95)
+    serve("sampled", temperature=6.0, seed=5, top_k=20, top_p=0.95)
     result["violations before"] = RUNTIME.report()["violations"]
     update = mirror.update
     mirror.update = lambda n, starts, counts: update(n, [max(at - 3, 0) for at in starts], counts)

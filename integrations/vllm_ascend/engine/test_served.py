@@ -16,7 +16,7 @@ def test_tokens_are_those_without_drafts_and_drafts_those_of_the_cpu_platform(se
     assert found["lowering"].startswith("merged")
     assert found["attention"] == "fia"
     assert found["tokens"] == plain["tokens"]
-    assert len(found["rounds"]) > 100
+    assert len(found["rounds"]) > 40
     assert differing(found["rounds"]) == []
     counts = [count for each in found["rounds"] for count in each["sampled"]]
     assert {0, 1, 2, 3, 4} <= set(counts)  # prompts that go on, and every number of accepted drafts
