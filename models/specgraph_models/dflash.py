@@ -124,7 +124,7 @@ class InOrderHead(DFlashHead):
         They are [K, R, hidden_size] and [K, R, draft_vocab_size].
         """
         rows = hidden.transpose(0, 1)
-        rows = rows if self.sample_from_anchor else rows[1:]
+        rows = (rows if self.sample_from_anchor else rows[1:]).contiguous()
         return rows, self.logits(rows.flatten(0, 1)).view(*rows.shape[:2], -1)
 
     def confidence(self, hidden: Tensor, token_ids: Tensor) -> Tensor:

@@ -11,22 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from specgraph import ops
 from specgraph.attention import Attend
 from specgraph.draft.logits import NextLogits, RowLogits
-from specgraph.ops.linear import Weight
+from specgraph.ops.draft_sampling import Drafts
+from specgraph.ops.linear import Norm, Weight
 from specgraph_models import ops as model_ops
 from specgraph_models.decoder import named_tensors
 from specgraph_models.dflash import BlockParts, InOrderHead
 from specgraph_models.layers import rms_norm, split_heads
 from specgraph_models.split import embedding, row_parallel
-
-NO_CANDIDATE = -1e30
-"""The logit of a token that is no candidate. It is finite, so that every block of columns has a largest logit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +35,16 @@ class Convolution:
     """[2 * taps * groups, hidden_size]"""
 
     def before(self, x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """Return the sublayer's input, from x [T, hidden_size] in blocks of `rows` rows, and its output's kernels."""
-        shape = 2, self.base.shape[1], self.projection.matrix.shape[0] // (2 * self.base.shape[1])
-        groups = ops.norm_linear(x, None, self.projection).view(-1, rows, *shape, 1)
-        kernels = self.base.view(*shape, -1) + groups
-        return self.after(x, kernels[:, :, 0], rows), kernels[:, :, 1]
+        """Return the sublayer's input, from x [T, hidden_size] in blocks of `rows` rows.
 
-    def after(self, x: Tensor, kernels: Tensor, rows: int) -> Tensor:
-        """Return the sublayer's output x [T, hidden_size], convolved.
-
-        kernels: [T / rows, rows, taps, groups, channels of a group].
+        Also returns the kernels per group of its output: [T, taps * groups].
         """
-        blocks = x.view(-1, rows, *kernels.shape[3:])
-        out = blocks * kernels[:, :, 0]
-        for tap in range(1, min(kernels.shape[2], rows)):
-            out[:, tap:].addcmul_(blocks[:, :-tap], kernels[:, tap:, tap])
-        return out.view(x.shape)
+        before, after = ops.norm_linear(x, None, self.projection).chunk(2, dim=1)
+        return model_ops.convolve_blocks(x, self.base[0], before, rows), after
+
+    def after(self, x: Tensor, groups: Tensor, rows: int, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return the residual plus the sublayer's output x [T, hidden_size], convolved, and the norm of this sum."""
+        return model_ops.convolve_and_norm(x, self.base[1], groups, rows, residual, norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +58,20 @@ class Selector:
     """[draft_vocab_size, r]"""
     projection: Weight
     """[r, hidden_size]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateLogits(RowLogits):
+    """The logits of one row's candidates in each of R blocks."""
+
+    shortlist: model_ops.Shortlist
+
+    def tensor(self) -> Tensor:
+        return self.shortlist.whole()
+
+    def draw(self, drafts: Drafts) -> bool:
+        model_ops.draft_from_shortlist(self.shortlist, drafts)
+        return True
 
 
 class DFlash2Head(InOrderHead):
@@ -90,32 +94,33 @@ class DFlash2Head(InOrderHead):
         """See `ParallelHead.forward`. The result is after the final norm."""
         rows, eps, ranks = token_ids.shape[-1], self.sizes.rms_norm_eps, self.tensor_parallel
         x = embedding(token_ids.flatten(), self.embed_tokens, ranks, self.sizes.vocab_size)
-        for index, (layer, shape, (attention, mlp)) in enumerate(
-            zip(self.layers, self.attention_layers, self.convolutions, strict=True)
+        norms = [layer.input_norm for layer in self.layers]
+        assert norms[0] is not None
+        normed = rms_norm(x, norms[0], eps)
+        for index, (layer, shape, (attention, mlp), norm) in enumerate(
+            zip(self.layers, self.attention_layers, self.convolutions, (*norms[1:], self.tensors.norm), strict=True)
         ):
-            assert layer.input_norm is not None
-            taken, kernels = attention.before(rms_norm(x, layer.input_norm, eps), rows)
+            assert norm is not None
+            taken, groups = attention.before(normed, rows)
             query, key, value, _ = split_heads(ops.norm_linear(taken, None, layer.qkv), layer, shape, eps)
             attended = attend(index, query, key, value).reshape(x.shape[0], -1)
-            x = x + attention.after(row_parallel(attended, layer.output, None, ranks), kernels, rows)
-            taken, kernels = mlp.before(rms_norm(x, layer.post_norm, eps), rows)
-            inner = model_ops.norm_gate_up(taken, None, layer.gate_up)
-            x = x + mlp.after(row_parallel(inner, layer.down, None, ranks), kernels, rows)
-        return rms_norm(x, self.tensors.norm, eps)
+            out = row_parallel(attended, layer.output, None, ranks)
+            x, normed = attention.after(out, groups, rows, x, Norm(layer.post_norm, eps))
+            taken, groups = mlp.before(normed, rows)
+            out = row_parallel(model_ops.norm_gate_up(taken, None, layer.gate_up), layer.down, None, ranks)
+            x, normed = mlp.after(out, groups, rows, x, Norm(norm, eps))
+        return normed
 
     def in_order(self, hidden: Tensor) -> NextLogits:
         rows, base = self.base_logits(hidden)
-        selector = self.selector
-        scores, candidates = base.topk(selector.top_k, dim=-1)
-        projected = ops.norm_linear(rows.flatten(0, 1), None, selector.projection)
-        successors = functional.embedding(candidates, selector.successor)
-        successors *= projected.view(*candidates.shape[:2], 1, -1)
-        base.fill_(max(NO_CANDIDATE, torch.finfo(base.dtype).min))
+        whole, steps = self.selector, rows.shape[:2]
+        scores, candidates = (t.view(*steps, -1) for t in model_ops.top_logits(base.flatten(0, 1), whole.top_k))
+        states = ops.norm_linear(rows.flatten(0, 1), None, whole.projection).view(*steps, -1)
+        tables = whole.predecessor, whole.successor
 
         def following(row: int, token_ids: Tensor) -> RowLogits:
-            before = selector.predecessor[token_ids][..., None]
-            chosen = torch.baddbmm(scores[row][..., None], successors[row], before)[..., 0]
-            return RowLogits(base[row].scatter_(1, candidates[row], chosen))
+            shortlist = model_ops.Shortlist(candidates[row], scores[row], states[row], *tables, token_ids)
+            return CandidateLogits(scores[row], shortlist=shortlist)
 
         return following
 

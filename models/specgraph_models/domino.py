@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph import ops
 from specgraph.draft.logits import NextLogits, RowLogits
-from specgraph.ops.linear import Weight
+from specgraph.ops.linear import Weight, dequantised
+from specgraph_models import ops as model_ops
 from specgraph_models.decoder import named_tensors
 from specgraph_models.dflash import BlockParts, InOrderHead
-from specgraph_models.split import embedding
+from specgraph_models.split import table_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Correction:
     kept: Weight
     """[3 * G, G], applied to the state."""
     inner: Weight
-    """[inner size, hidden_size + G]"""
+    """[inner size, hidden_size + G]. A head multiplies an FP8 one out when it is made."""
     output: Weight
     """[draft_vocab_size, inner size]"""
 
@@ -41,6 +40,9 @@ class DominoHead(InOrderHead):
     def __init__(self, block: BlockParts, correction: Correction, uncorrected_rows: int) -> None:
         """uncorrected_rows: the logits of this number of first predicting rows are not corrected."""
         super().__init__(block)
+        matrix, _, scale = correction.inner
+        if scale is not None:
+            correction = replace(correction, inner=Weight(dequantised(matrix, scale, self.embed_tokens.dtype)))
         self.correction, self._uncorrected_rows = correction, uncorrected_rows
 
     def keep_tokens(self, draft_ids: Tensor) -> None:
@@ -50,28 +52,20 @@ class DominoHead(InOrderHead):
 
     def in_order(self, hidden: Tensor) -> NextLogits:
         rows, base = self.base_logits(hidden)
-        correction, state = self.correction, hidden.new_zeros(hidden.shape[0], self.correction.kept.matrix.shape[1])
+        cell, inner = self.correction, self.correction.inner.matrix
+        state = hidden.new_zeros(hidden.shape[0], cell.kept.matrix.shape[1])
+        of_hidden, of_state = inner.split((hidden.shape[2], state.shape[1]), dim=1)
+        known = functional.linear(rows, of_hidden)  # this part of the product needs no drawn token
 
         def following(row: int, token_ids: Tensor) -> RowLogits:
             nonlocal state
-            token = embedding(token_ids, self.embed_tokens, self.tensor_parallel, self.sizes.vocab_size)
-            state = _gru(token, state, correction)
+            table = table_rows(token_ids, self.embed_tokens, self.tensor_parallel, self.sizes.vocab_size)
+            state = model_ops.next_state(*table, state, cell.taken, cell.kept)
             if row < self._uncorrected_rows:
                 return RowLogits(base[row])
-            inner = functional.silu(ops.norm_linear(torch.cat((rows[row], state), dim=-1), None, correction.inner))
-            return RowLogits(base[row], inner, correction.output)
+            return RowLogits(base[row], model_ops.silu_of_sum(state, of_state, known[row]), cell.output)
 
         return following
 
     def weights(self) -> Mapping[str, Tensor]:
         return {**named_tensors(self.correction, "correction"), **super().weights()}
-
-
-def _gru(token: Tensor, state: Tensor, cell: Correction) -> Tensor:
-    """Return the state after a token [R, hidden_size]."""
-    size = state.shape[1]
-    of_token = ops.norm_linear(token, None, cell.taken).split((2 * size, size), dim=-1)
-    of_state = ops.norm_linear(state, None, cell.kept).split((2 * size, size), dim=-1)
-    reset, update = torch.sigmoid(of_token[0] + of_state[0]).chunk(2, dim=-1)
-    candidate = torch.tanh(torch.addcmul(of_token[1], reset, of_state[1]))
-    return torch.addcmul(candidate, update, state - candidate)  # not every device has an op for lerp

@@ -36,12 +36,14 @@ class BlockProgram(ParallelProgram[BlockHead]):
             if draws is not None:
                 probs = present(b.draft_probs)[:, column]
                 draws = draws._replace(more_positions=present(later)[row], draft_probs=probs)
+            before.append(b.draft_token_ids[:, row])  # the draw writes it
+            if b.sampling is None and draws is None and logits.draw(drafts):
+                continue
             if b.sampling is None and logits.lm_head is not None:
                 ops.draft_from_hidden(present(logits.x), logits.lm_head._replace(turn=row), drafts, draws)
             else:
                 drafted = None if b.sampling is None else torch.where(columns < row, b.draft_token_ids, -1)
                 draw_from_logits(head, b, logits.tensor(), drafts, draws, drafted)
-            before.append(b.draft_token_ids[:, row])
         if b.confidence is not None:
             b.confidence.copy_(head.confidence(hidden, torch.stack(before[:-1], dim=1)))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import Tensor
 from torch.nn import functional
@@ -59,7 +58,8 @@ class OutputProjection:
             raise
 
 
-class RowLogits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RowLogits:
     """The logits of one row in each of R blocks: `base`, or `base + x @ weight.T` if there is an `x`.
 
     A device may draw tokens from the sum without storing it. The tensors are valid until the next row's are computed.
@@ -81,6 +81,10 @@ class RowLogits(NamedTuple):
         if self.weight is None or self.weight.scale is not None or self.weight.bias is not None:
             return None
         return ops.LmHead(None, 0.0, self.weight.matrix, self.base, self.row_ids)
+
+    def draw(self, drafts: ops.Drafts) -> bool:
+        """Draw the most likely tokens into `drafts` by an op of the head's own. Return False if it has none."""
+        return False
 
     def tensor(self) -> Tensor:
         """Return the logits as one tensor, [R, draft_vocab_size]."""

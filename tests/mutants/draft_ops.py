@@ -246,6 +246,32 @@ def hidden_norm_dropped(real: Any, ids: Any, hidden: Any, pair: Any, weight: Any
     return real(ids, hidden, pair._replace(hidden_norm=None), weight)
 
 
+@mutant("fused-linears-taps", "specgraph_models.ops:convolve_blocks")
+def whole_text(real: Any, x: Tensor, base: Tensor, groups: Tensor, rows: int) -> Tensor:
+    """A convolution inside blocks goes on from the block before."""
+    return real(x, base, groups, x.shape[0])
+
+
+@mutant("fused-linears-gates", "specgraph_models.ops:next_state")
+def gates_exchanged(real: Any, ids: Tensor, table: Tensor, state: Tensor, taken: Any, kept: Any) -> Tensor:
+    """Reset and update gate of a recurrent state are exchanged."""
+    order = torch.arange(taken.matrix.shape[0]).view(3, -1)[[1, 0, 2]].flatten()
+    return real(ids, table, state, taken.rows(order), kept.rows(order))
+
+
+@mutant("node-ties-differ-shortlist", "specgraph_models.ops:draft_from_shortlist")
+def first_of_the_list(real: Any, shortlist: Any, drafts: Any) -> None:
+    """A draw among candidates ignores the token before it."""
+    real(shortlist._replace(token_ids=torch.zeros_like(shortlist.token_ids)), drafts)
+
+
+@mutant("node-ties-differ-top", "specgraph_models.ops:top_logits")
+def one_more_of_the_best(real: Any, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest logits of a row come without the largest."""
+    values, ids = real(logits, min(count + 1, logits.shape[1]))
+    return values[:, -count:], ids[:, -count:]
+
+
 @mutant("attention-op-rows", "specgraph.ops:paged_attention")
 def requests_from_the_eighth(real: Any, query: Any, cache: Any, table: Tensor, *rest: Any, **options: Any) -> Any:
     """Attention of requests from the eighth on reads the blocks of the one before."""

@@ -42,6 +42,8 @@ WEIGHTS = {
     OPS.draft_from_hidden: [3],
     OPS.greedy_next_step: [3],
     OPS.pair_linear: [6],
+    OPS.next_state: [3, 6],
+    OPS.silu_of_sum: [1],
     torch.ops.aten.mm: [1],
 }
 """The arguments of each op that are weights; the first argument has a row for each row of the products."""
@@ -76,14 +78,9 @@ def counted(call) -> tuple[int, list[tuple[int, int]]]:
         products.extend([(each.nbytes, 2 * ids.numel() * each[0].numel()) for each in stacked])
         return sum(2 * ids.numel() * each[0].numel() for each in stacked)
 
-    def scores(*tensors, out_val=None, **named) -> int:
-        """The choice among candidates, by rows of tables, which are no weights."""
-        return 0
-
-    batched._get_raw = mixture._get_raw = scores._get_raw = True
+    batched._get_raw = mixture._get_raw = True
     formulas = {op: product(op, places) for op, places in WEIGHTS.items()} | {
         torch.ops.aten.bmm: batched,
-        torch.ops.aten.baddbmm: scores,
         OPS.expert_mlp: mixture,
     }
     with torch.inference_mode(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from interpreted import INTERPRETED
 from interpreted import ops as kernels
-from specgraph_conformance.op_rows import context_parallel, ngram, passes, rounds, states
+from specgraph_conformance.op_rows import blocks, context_parallel, ngram, passes, rounds, states
 from specgraph_conformance.op_run import run_on
 from specgraph_conformance.op_table import Row
 from specgraph_plugin.kernels import verified_rounds
@@ -21,10 +21,10 @@ from specgraph.ops.library import NAMESPACE, declared
 
 SETS = [
     pytest.param(row, parameters, id=f"{row.case.id}[{id}]")
-    for table in (context_parallel, passes, rounds, ngram, states)
+    for table in (context_parallel, passes, rounds, ngram, states, blocks)
     for row in table.TABLE.rows
     for id, parameters in row.parameter_sets()
-    if not (table in (context_parallel, states) and "bf16" in id)  # the interpreter has no bfloat16 arithmetic
+    if not (table in (context_parallel, states, blocks) and "bf16" in id)  # the interpreter has no bfloat16 arithmetic
 ]
 
 

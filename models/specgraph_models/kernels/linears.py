@@ -16,7 +16,7 @@ from specgraph.kernels.launch import Tile, ceil_div
 from specgraph.kernels.linear import HALVES
 from specgraph.ops.linear import Norm, PairInput, Weight
 from specgraph_models.kernels.delta import DeltaOps
-from specgraph_models.kernels.gate_up import GateUpOps
+from specgraph_models.kernels.recurrent import RecurrentOps
 
 WIDE = (torch.bfloat16,)
 """Dtypes with enough range for total * norm before it is divided by the root mean square. float16 may overflow."""
@@ -35,7 +35,7 @@ class Summed(NamedTuple):
     """The tile of the second linear if `squares` is given. Otherwise None."""
 
 
-class ModelOps(GateUpOps, DeltaOps):
+class ModelOps(RecurrentOps, DeltaOps):
     """Implementations of the ops in `specgraph_models.ops`."""
 
     __slots__ = ()

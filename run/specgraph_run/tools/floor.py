@@ -19,8 +19,10 @@ from specgraph_run.tools.shapes import RandomHead
 from specgraph_run.tools.timing import device_time
 
 _MIXTURE = ("router", "shared_gate_up", "shared_down")
-_IN_ORDER = ("markov.output", "correction.taken", "correction.kept", "correction.inner", "correction.output")
-"""Matrices that a block head uses to draw a token after the one before it. They are read once per draft token."""
+_KEPT, _INNER = "correction.kept", "correction.inner"
+_IN_ORDER = ("markov.output", "correction.taken", _KEPT, _INNER, "correction.output")
+"""Matrices that a block head uses to draw a token after the one before it. They are read once per draft token, but the
+columns of `_INNER` for the hidden state once per propose."""
 _CHOICE = "selector.projection"
 """A matrix that is read once per propose, for the K rows per request that predict a token."""
 _LINEARS = ("fc", "projection", "qkv", "output", "gate_up", "down", *_MIXTURE, _CHOICE)
@@ -125,7 +127,11 @@ def propose_work(
     all_of_round = requests * (k + 1)
     once, all_rows, last_rows = _matrices(head)
     work = [_linear(matrix, all_of_round) for matrix in once]
-    work += [_linear(head.weights()[name], requests) for name in _IN_ORDER if name in head.weights()] * k
+    in_order = {name: tensor for name, tensor in head.weights().items() if name in _IN_ORDER}
+    if (inner := in_order.get(_INNER)) is not None:
+        of_hidden, in_order[_INNER] = inner.tensor_split([inner.shape[1] - in_order[_KEPT].shape[1]], dim=1)
+        work.append(_linear(of_hidden, requests * k))
+    work += [_linear(matrix, requests) for matrix in in_order.values()] * k
     mixture = head.layers[0].experts
     top_k = 0 if mixture is None else mixture.config.top_k
     for step in range(1 if parallel else k):
