@@ -129,7 +129,7 @@ class MaskedRows(RowPlan):
 
 
 class BlockRows(RowPlan):
-    """A block of masked rows behind the sampled tokens, and the positions and slots of its context."""
+    """A block of masked rows after the sampled tokens, and the positions and slots of its context."""
 
     __slots__ = ()
 

@@ -49,7 +49,7 @@ class ProposeBatch(Buffers):
     """
 
     sampled_token_ids: Annotated[Tensor, Axes(columns="rows")]
-    """int64 [n, query_len]: the accepted draft tokens, then the token that the target sampled. Columns behind
+    """int64 [n, query_len]: the accepted draft tokens, then the token that the target sampled. Columns after
     `num_sampled`, all of an inert request, may hold anything, and host engines have -1 there: no program reads them."""
     num_sampled: PerRequest
     """int32 [n]: accepted draft tokens + 1. 0 makes a request inert: its drafts mean nothing, and it writes no KV."""

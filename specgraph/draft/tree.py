@@ -41,7 +41,7 @@ class TreeProgram(SteppingProgram[DraftHead, TreeBuffers]):
     steps are the tree to verify.
 
     The rows of a later step attend to the context and to their own ancestors. The ancestors' keys lie in the slots
-    behind the context. The next tokens of the text get these slots, and draft step 0 of the next propose overwrites
+    after the context. The next tokens of the text get these slots, and draft step 0 of the next propose overwrites
     them.
     """
 

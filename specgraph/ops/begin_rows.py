@@ -33,9 +33,9 @@ class RowPlan(NamedTuple):
     past: int = 0
     """The rows begin this number of positions before the start position, but never before position 0."""
     after_sampled: bool = False
-    """The rows begin behind the rows of the sampled tokens instead, and the first row holds the last sampled token."""
+    """The rows begin after the rows of the sampled tokens instead, and the first row holds the last sampled token."""
     rows_behind: int = 0
-    """Rows behind the row of the last sampled token, in this pass or in later draft steps. Rows of this pass get slots;
+    """Rows after the row of the last sampled token, in this pass or in later draft steps. Rows of this pass get slots;
     `Rows.rows_without_block` counts all of them."""
     slots_of_rejected: bool = False
     """Rows of rejected tokens get slots too. Later draft steps write there before any row sees them."""
@@ -85,10 +85,10 @@ class RowInputs(NamedTuple):
     """int32 or int64 [R]: the number of columns with a known token; 0 makes a request inert. None if all tokens are
     known: a negative start position then makes a request inert."""
     token_ids: Tensor | None = None
-    """int64 [R, query_len]: the tokens of the columns. Values behind the known ones are ignored. None if the pass has
+    """int64 [R, query_len]: the tokens of the columns. Values after the known ones are ignored. None if the pass has
     its tokens already."""
     draft_token_ids: Tensor | None = None
-    """int64 [R, K]: further columns, behind `token_ids`. -1 is no draft token: the verify rejects its row."""
+    """int64 [R, K]: further columns, after `token_ids`. -1 is no draft token: the verify rejects its row."""
     draft_parents: Tensor | None = None
     """int64 [R, N - 1] for trees: the parent row of each node. Column i is about row i + 1, and a parent's row has a
     smaller number than its child's."""
@@ -109,7 +109,7 @@ class Rows(NamedTuple):
     token_ids: Tensor | None = None
     """int64 [R * L]"""
     last_rows: Tensor | None = None
-    """int64 [R * n], indices into the R * L rows: the row of the last sampled token and the n - 1 rows behind it."""
+    """int64 [R * n], indices into the R * L rows: the row of the last sampled token and the n - 1 rows after it."""
     step_positions: Tensor | None = None
     """int64 [R]: the position of the last sampled token's row. `advance` goes on from it."""
     step_seq_lens: Tensor | None = None
@@ -122,7 +122,7 @@ class Rows(NamedTuple):
     hidden: Tensor | None = None
     """[R * L, hidden_size]: the hidden state of each row, from the batch or from the kept past rows. Otherwise 0."""
     context_positions: Tensor | None = None
-    """int64 [R * query_len]: the positions of the batch's columns, for a pass with rows behind them. 0 for a column
+    """int64 [R * query_len]: the positions of the batch's columns, for a pass with rows after them. 0 for a column
     without a known token."""
     context_slots: Tensor | None = None
     """int64 [R * query_len]: the slots of the columns. NULL_SLOT for a column without a known token."""
@@ -136,9 +136,9 @@ class Rows(NamedTuple):
 def begin_rows(given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None) -> None:
     """Fill the rows of a pass.
 
-    A row has a slot if its token is known, or if it is one of the `rows_behind` behind the last known token. A past row
-    takes its kept token and hidden state. A past row that was not kept has no slot, nor do the rows before it. Rows
-    without a slot are never selected.
+    A row has a slot if its token is known, or if it is one of the `rows_behind` rows after the last known token. A past
+    row takes its kept token and hidden state. A past row that was not kept has no slot, nor do the rows before it.
+    Rows without a slot are never selected.
 
     Args:
         past: the kept past rows. Needed if `plan.past` is not 0.

@@ -29,7 +29,7 @@ class HostBatch(NamedTuple):
         )
 
     def start_positions(self) -> list[int]:
-        """Return the position of the first row of each request at which the target samples."""
+        """Return, for each request, the position of the first row at which the target samples."""
         return [at + rows - drafts - 1 for at, rows, drafts, _ in self.requests()]
 
     def chunks(self) -> list[PromptChunk]:

@@ -58,6 +58,9 @@ def wrap(module: Any) -> None:
 
 def unsupported(config: Any) -> str | None:
     """Return in one line why the plugin does not serve a `VllmConfig`. None if it does."""
+    settings = read_settings(config.additional_config)
+    if settings is not None and settings.draft_vocab is not None:
+        return f"{KEY}.draft_vocab {settings.draft_vocab}; drafters keep their vocabulary here"
     if (reason := unsupported_config(config, config.compilation_config.cudagraph_mode, METHODS)) is not None:
         return reason
     if (size := config.parallel_config.tensor_parallel_size) != 1:

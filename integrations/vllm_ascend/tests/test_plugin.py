@@ -116,6 +116,11 @@ def test_a_module_is_wrapped_when_the_engine_imports_it(tmp_path, monkeypatch) -
     monkeypatch.delitem(sys.modules, "later_module")
 
 
+def test_a_cut_vocabulary_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"draft_vocab tokens.json; drafters keep their vocabulary here"):
+        made(config(additional_config={"specgraph": {"draft_vocab": "tokens.json"}}))
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_numbers_of_a_batch(asynchronous) -> None:
     """Request a: tokens 0 to 19 are known, rows 19 to 22 were verified, and 2 tokens were sampled. Of b's prompt, rows

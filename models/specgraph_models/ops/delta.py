@@ -37,18 +37,18 @@ class DeltaWeights(NamedTuple):
 
 
 class DeltaState(NamedTuple):
-    """The state of one layer: a row per slot, of which a running request has one. Slot 0 is the null slot."""
+    """The state of one layer: an entry per slot, of which a running request has one. Slot 0 is the null slot."""
 
     state: Tensor
     """float32 [slots, HV, DK, DV]"""
     keys: Tensor
-    """float32 [slots, 2 * L, HK, DK]: the normalised keys of later rows. L is the most rows of a verify."""
+    """float32 [slots, 2 * M, HK, DK]: the normalised keys of later rows. M is the most rows of a verify."""
     updates: Tensor
-    """float32 [slots, 2 * L, HV, DV]"""
+    """float32 [slots, 2 * M, HV, DV]"""
     decays: Tensor
-    """float32 [slots, 2 * L, HV]: the logarithm of the factor on the state, at most 0."""
+    """float32 [slots, 2 * M, HV]: the logarithm of the factor on the state, at most 0."""
     window: Tensor
-    """[slots, kernel - 1 + L, C]: the inputs of the convolution."""
+    """[slots, kernel - 1 + M, C]: the inputs of the convolution."""
 
 
 class StateRows(NamedTuple):
@@ -116,8 +116,8 @@ def _find_on_host(
     most = 0 if commits else most_pending
     if bool(((behind < 0) | (behind > most)).any()):
         raise SpecgraphError(
-            f"a pass begins {behind.tolist()} positions behind its requests' states, and may 0 to {most}: a row was "
-            "not run, or the state is another request's; a bug of specgraph"
+            f"a pass begins {behind.tolist()} positions after the ends of its requests' states; 0 to {most} are "
+            "allowed: a row was not run, or the state is another request's; a bug of specgraph"
         )
     return found.start, found.num_rows, found.slot, found.pending
 
@@ -267,7 +267,7 @@ def gated_delta_rule(
     """Run the rows of R requests, L rows each, through a gated delta net.
 
     Per value head, with S the state [DK, DV]: S = S * exp(decay); update = (value - key S) * beta;
-    S = S + key x update; output = query S. Decay, update and output see the state as the step before left it.
+    S = S + key x update; output = query S. The four run in this order, each on the state that the one before it left.
 
     Args:
         mixed: [R * L, C]: the inputs of the convolution, channels of queries, keys and values.
