@@ -60,7 +60,7 @@ class Selector:
     """[r, hidden_size]"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CandidateLogits(RowLogits):
     """The logits of one row's candidates in each of R blocks."""
 

@@ -58,7 +58,7 @@ class OutputProjection:
             raise
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowLogits:
     """The logits of one row in each of R blocks: `base`, or `base + x @ weight.T` if there is an `x`.
 
