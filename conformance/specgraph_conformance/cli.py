@@ -14,8 +14,14 @@ from specgraph_run.cli.options import JsonOption
 
 
 def conformance(
-    platform: Annotated[str, typer.Argument(help="NAME or NAME:INDEX; see `specgraph platforms`. Or `verify`.")],
-    reports: Annotated[list[Path] | None, typer.Argument(help="With `verify`: reports made by --json.")] = None,
+    platform: Annotated[
+        str,
+        typer.Argument(help="NAME or NAME:INDEX; see `specgraph platforms`. Or `verify`, `vectors`, `verify-vectors`."),
+    ],
+    reports: Annotated[
+        list[Path] | None,
+        typer.Argument(help="`verify`: reports of --json. `vectors`: a folder. `verify-vectors`: it, and results."),
+    ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only this case; repeatable.")] = None,
     group: Annotated[list[str] | None, typer.Option(help="Only this group; repeatable.")] = None,
     hazard: Annotated[list[str] | None, typer.Option(help="Only cases against this hazard; repeatable.")] = None,
@@ -41,6 +47,10 @@ def conformance(
 
     `specgraph conformance verify REPORT...` checks reports of others, without their devices: exit status 0 only if
     nothing is wrong with them.
+
+    `specgraph conformance vectors FOLDER` writes inputs and expected outputs of the draft ops as safetensors, for ops
+    in another language; --case selects. `verify-vectors FOLDER RESULTS` judges the outputs that another program wrote:
+    exit status 0 only if there are some and all are right.
     """
     try:
         metadata.version("specgraph-conformance")  # pytest finds its plugin by the distribution
@@ -48,10 +58,20 @@ def conformance(
         raise SpecgraphError(
             "the conformance suite is here but not installed: pip install --no-deps -e ./conformance"
         ) from None
-    if platform != "verify" and sys.stderr.isatty():
+    if platform not in ("verify", "vectors", "verify-vectors") and sys.stderr.isatty():
         print("specgraph: loading torch and collecting the cases", file=sys.stderr)
     from specgraph_conformance import command as suite  # loads torch
 
+    if platform in ("vectors", "verify-vectors"):
+        wanted = 1 if platform == "vectors" else 2
+        if len(reports or ()) != wanted:
+            words = "vectors FOLDER" if platform == "vectors" else "verify-vectors FOLDER RESULTS"
+            raise ConfigError(f"name the folder{'' if wanted == 1 else 's'}: specgraph conformance {words}")
+        from specgraph_conformance import vectors
+
+        if not vectors.command(reports or (), cases=case or (), seed=seed):
+            sys.exit(1)
+        return
     if platform == "verify":
         if not reports:
             raise ConfigError("name the reports to verify: specgraph conformance verify REPORT...")
