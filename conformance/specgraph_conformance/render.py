@@ -17,7 +17,7 @@ from specgraph_run.cli.interrupts import finished_first
 
 from specgraph_conformance.case import GROUPS
 from specgraph_conformance.diagnosis import by_cause, look_at
-from specgraph_conformance.report import OUTCOMES, CaseResult, Report
+from specgraph_conformance.report import OUTCOMES, CaseResult, Report, as_record
 from specgraph_conformance.standard import Conformance, conformance, expected_ids, summary, unknown_version
 
 SHOWN = 8
@@ -174,7 +174,17 @@ def source_state(source: Mapping[str, Any]) -> str:
 def as_json(report: Report) -> str:
     """Return the report as JSON with a line per field and per case, so that a diff of two reports names the
     differences."""
-    data = report.as_json()
+    return _lines(report.as_json())
+
+
+def as_kept_json(report: Report) -> str:
+    """Return `as_record` as JSON, with a line per field, per group, and per case that did not pass."""
+    data = as_record(report)
+    groups = ",\n".join(f"{json.dumps(group)}: {json.dumps(ids)}" for group, ids in data.pop("passed").items())
+    return _lines(data).replace('"cases": [\n', f'"passed": {{\n{groups}\n}},\n"cases": [\n', 1)
+
+
+def _lines(data: dict[str, Any]) -> str:
     cases = ",\n".join(json.dumps(case) for case in data.pop("cases"))
     fields = "".join(f"{json.dumps(name)}: {json.dumps(value)},\n" for name, value in data.items())
     return f'{{\n{fields}"cases": [\n{cases}\n]\n}}\n'

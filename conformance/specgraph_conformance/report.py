@@ -7,7 +7,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from specgraph_conformance.case import Case
@@ -106,6 +106,19 @@ class Report:
         return {**data, "digest": digest_of(data)}
 
 
+def as_record(report: Report) -> dict[str, Any]:
+    """Return the data of a report as it is kept, with a digest over all of it: the ids of passed cases by group, and
+    outcome and reason of the others. Everything else about a case follows from the suite."""
+    passed: dict[str, list[str]] = {}
+    for result in report.cases:
+        if result.outcome == "passed":
+            passed.setdefault(result.group, []).append(result.id)
+    rest = [{"id": r.id, "outcome": r.outcome, "reason": r.reason} for r in report.cases if r.outcome != "passed"]
+    counted = {"counts": report.counts, "problems": list(report.problems)}
+    data = {**asdict(report.subject), **counted, "passed": passed, "cases": rest}
+    return {**data, "digest": digest_of(data)}
+
+
 def digest_of(data: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a report's data without its digest. It shows an edited or cut file, but is no signature."""
     plain = {name: value for name, value in data.items() if name != "digest"}
@@ -113,11 +126,15 @@ def digest_of(data: Mapping[str, Any]) -> str:
 
 
 def from_json(data: Mapping[str, Any]) -> Report:
-    """Return the report from the data of `Report.as_json`.
+    """Return the report from the data of `Report.as_json` or of `as_record`.
 
     Raises:
         KeyError, TypeError: a field is missing or unknown.
     """
     subject = Subject(**{field.name: data[field.name] for field in fields(Subject)})
-    cases = [CaseResult(**{name: v for name, v in case.items() if name != "rerun"}) for case in data["cases"]]
+    ids = [id for group in data.get("passed", {}).values() for id in group]
+    found = [{"id": id, "outcome": "passed"} for id in ids] + data["cases"]
+    left_out: dict[str, Any] = {"group": "", "property": "", "hazard": None} if "passed" in data else {}
+    cases = [CaseResult(**{**left_out, **{name: v for name, v in case.items() if name != "rerun"}}) for case in found]
+    cases = [replace(case, group=case.group or case.id.partition(".")[0]) for case in cases]
     return Report(subject, cases, data["problems"])

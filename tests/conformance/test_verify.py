@@ -13,6 +13,7 @@ from typing import Any
 import command
 import pytest
 import yaml
+from specgraph_conformance.keep import keep
 from specgraph_conformance.render import as_json
 from specgraph_conformance.report import digest_of, from_json
 from specgraph_conformance.scoreboard import scoreboard
@@ -196,6 +197,25 @@ def test_what_is_no_report_is_one_error(text: str, said: str, tmp_path: Path) ->
     assert done.returncode == 2
     assert done.stderr.startswith(f"specgraph: {path}: ")
     assert said in done.stderr
+
+
+def test_a_kept_report_is_short_and_says_the_same(tmp_path: Path) -> None:
+    whole = complete_report(absent=("task_update", "collectives_in_graph"))
+    path = tmp_path / "report.json"
+    path.write_text(as_json(whole))
+    keep(path)
+    report, data = read_report(path)
+    assert problems_of(report, data) == []
+    assert {(r.id, r.group, r.outcome, r.reason) for r in report.cases} == {
+        (r.id, r.group, r.outcome, r.reason) for r in whole.cases
+    }
+    assert len(path.read_text().splitlines()) < 40 + whole.counts["absent"]
+    again = path.read_text()
+    keep(path)
+    assert path.read_text() == again
+    path.write_text(again.replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(ConfigError, match="its digest is not"):
+        keep(path)
 
 
 def test_a_profile_can_be_asked_for(tmp_path: Path) -> None:
