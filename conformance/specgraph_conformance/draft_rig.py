@@ -41,9 +41,11 @@ class HostBatch:
         True it has temperatures and seeds."""
         width = max(len(row) for row in self.blocks)
         table = [row + [NULL_BLOCK] * (width - len(row)) for row in self.blocks]
-        behind = torch.arange(self.sampled_token_ids.shape[1]) >= torch.tensor(self.num_sampled)[:, None]
+        sampled_token_ids = self.sampled_token_ids.clone()
+        for tokens, count in zip(sampled_token_ids, self.num_sampled, strict=False):  # a case may give too few or many
+            tokens[count:] = -1
         return ProposeBatch(
-            sampled_token_ids=self.sampled_token_ids.masked_fill(behind, -1).to(device),
+            sampled_token_ids=sampled_token_ids.to(device),
             num_sampled=torch.tensor(self.num_sampled, dtype=torch.int32, device=device),
             start_positions=torch.tensor(self.start_positions, device=device),
             aux_hidden=self.aux_hidden.to(device, dtype),

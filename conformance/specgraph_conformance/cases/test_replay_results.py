@@ -33,16 +33,22 @@ class _Failing:
     now = False
 
 
-@torch.library.custom_op("specgraph_conformance::fails_on_demand", mutates_args=("out",))
-def fails_on_demand(x: Tensor, out: Tensor) -> None:
+def _copy_or_fail(x: Tensor, out: Tensor) -> None:
     """Copy `x` to `out`, or fail."""
     if _Failing.now:
         raise ZeroDivisionError("the op failed on demand")
     out.copy_(x)
 
 
-@fails_on_demand.register_fake
-def _(x: Tensor, out: Tensor) -> None: ...
+def _nothing(x: Tensor, out: Tensor) -> None:
+    """Give shapes: the op returns nothing."""
+
+
+LIBRARY = torch.library.Library("specgraph_conformance", "DEF")
+LIBRARY.define("fails_on_demand(Tensor x, Tensor(a!) out) -> ()")
+LIBRARY.impl("fails_on_demand", _copy_or_fail, "CompositeExplicitAutograd")
+torch.library.register_fake("specgraph_conformance::fails_on_demand", _nothing, lib=LIBRARY)
+fails_on_demand: Callable[[Tensor, Tensor], None] = torch.ops.specgraph_conformance.fails_on_demand.default
 
 
 @case(
