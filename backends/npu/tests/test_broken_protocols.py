@@ -193,7 +193,7 @@ def test_per_step_lengths_not_updated(pair, monkeypatch):
         return honest(self, min(step, 1), host_numbers)
 
     monkeypatch.setattr(ChainProgram, "host_lengths", frozen)
-    assert disagreements(pair) > 0
+    assert disagreements(pair, 60) > 0  # one key less, which few drafts depend on
 
 
 @pytest.mark.once
