@@ -4,7 +4,15 @@
 MUSA_DIR := backends/musa
 MUSA_PYTEST = SPECGRAPH_MUSA_SIMULATOR=cpu OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m pytest -q
 TORCHADA := $(abspath build/torchada)
-WITH_TORCHADA = PYTHONPATH=$(TORCHADA): $(BIN)/specgraph
+WITH_TORCHADA = PYTHONPATH=$(TORCHADA):$(abspath $(MUSA_DIR))/simulator $(MUSA_PYTEST) -p torch_musa -p torchada -W ignore
+
+.PHONY: test-musa test-musa-torchada test-triton-3.2
+test-musa: $(VENV)/.dev $(TORCHADA)
+	cd $(MUSA_DIR) && $(MUSA_PYTEST) tests
+	cd $(MUSA_DIR) && SPECGRAPH_MUSA_SIMULATED=2.11 $(WITH_TORCHADA) \
+	  tests/test_capture.py tests/test_pools.py tests/test_torchada.py tests/test_vllm.py -k "not mtp and not dspark"
+
+$(TORCHADA): $(BIN)/specgraph
 	$(PIP) --no-deps --target $@ torchada==0.1.103
 	touch $@
 
