@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import specgraph_models
 import specgraph_run
 import torch
@@ -63,6 +64,12 @@ class World:
         )
         self.decoder_options = DecoderOptions(sampling_parameters=True)
         self.ask = {"prompt_token_ids": TOKENS, "max_tokens": 4}
+
+    @cached_property
+    def draft_vocab(self) -> Path:
+        path = self.folder / "draft-vocab.npy"
+        numpy.save(path, numpy.arange(40))
+        return path
 
     @property
     def request(self) -> Request:
@@ -328,6 +335,10 @@ CALLS = [
     call("load_drafter", "none", valid=lambda w: {
         "folder": w.draft_folder, "target": w.target, **FLOAT, "keep_fp8": False}),
     call("drafter_format", valid=lambda w: {"folder": w.draft_folder}),
+    call("read_draft_vocab", "none", valid=lambda w: {"path": w.draft_vocab, "target": None}),
+    call("cut_vocabulary", valid=lambda w: {
+        "head": specgraph_models.load_drafter(w.draft_folder, w.target),
+        "vocabulary": checkpoints.read_draft_vocab(w.draft_vocab)}),
     call("NgramHead", valid=lambda w: {"draft_vocab_size": 96, "prompt_lookup_max": 4, "prompt_lookup_min": 2}),
     call("eagle_head_from_module", valid=lambda w: {"module": w.module}),
     call("eagle3_head_from_module", valid=lambda w: {"module": w.module, "draft_to_target": torch.zeros(3).long()}),

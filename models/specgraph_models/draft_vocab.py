@@ -11,13 +11,14 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.errors import RankError
+from specgraph.errors import ConfigError, RankError
+from specgraph.validation import checked, shown
 from specgraph_models.errors import CheckpointError
 from specgraph_models.parallel import TensorParallel
 
@@ -52,6 +53,7 @@ class DraftVocabulary:
             raise CheckpointError(f"{self.name} has the token id {twice} twice; each id counts once: {MAKE}")
 
 
+@runtime_checkable
 class CutHead(Protocol):
     """The members of a head whose vocabulary can be cut."""
 
@@ -73,15 +75,20 @@ class CutHead(Protocol):
         ...
 
 
+@checked
 def cut_vocabulary(head: CutHead, vocabulary: DraftVocabulary) -> None:
     """Let a head draft the tokens of `vocabulary` alone. Tokens that it could not draft before are left out.
 
     Each tensor with a row per draft token becomes a copy of the kept rows. Ranks that split the head make it together.
 
     Raises:
+        ConfigError: the head has no vocabulary that can be cut, as an `NgramHead`.
         CheckpointError: an id is not in the target's vocabulary, or the head can draft none of the tokens.
         RankError: ranks that split the head have different vocabularies.
     """
+    given: Any = head
+    if not isinstance(given, CutHead):
+        raise ConfigError(f"head must be a head that `load_drafter` returns (CutHead), got {shown(given)}")
     wanted, offsets = vocabulary.token_ids, head.draft_to_target
     if (largest := int(wanted.max())) >= head.vocab_size:
         raise CheckpointError(

@@ -18,6 +18,7 @@ of this file raises UnsupportedError for an option of a module that a head here 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -199,10 +200,10 @@ def class_name(module: Any) -> str:
     """Return the name of the host engine's class of a module.
 
     A device's plugin may derive a class of its own from the engine's, in its own package. The engine's package is that
-    of the deepest base outside of torch.
+    of the deepest base outside of torch and of the standard library.
     """
     bases = [(base.__module__.partition(".")[0], base.__name__) for base in type(module).__mro__]
-    theirs = [(package, name) for package, name in bases if package not in ("torch", "builtins", "abc")]
+    theirs = [(package, name) for package, name in bases if package not in ("torch", *sys.stdlib_module_names)]
     return next((name for package, name in theirs if package == theirs[-1][0]), bases[0][1])
 
 

@@ -16,8 +16,9 @@ from random_prompts import prompt
 from specgraph_run import load_generator
 from specgraph_run.decoder import Request, round_times
 
+from specgraph.capture.transfers import HostCopy
 from specgraph.device import LOWERINGS
-from specgraph.draft import DraftTree, SharedBuffers
+from specgraph.draft import DraftTree
 from specgraph.errors import CapacityError, ConfigError, SpecgraphError
 
 SHAPES = ((1, 6), (5, 9), (12, 4), (9, 7), (3, 1), (7, 30))
@@ -197,10 +198,17 @@ def test_a_joining_request_has_its_row_and_nobody_elses(kind):
 
 @pytest.mark.parametrize("count", [0, 5])
 def test_a_count_that_no_running_request_can_have_is_named_with_its_row(monkeypatch, count):
-    decoder, read = make_decoder("eagle", "merged"), SharedBuffers.unpacked
+    decoder, read = make_decoder("eagle", "merged"), HostCopy.read
     decoder.add(request(1))
     decoder.step()
-    monkeypatch.setattr(SharedBuffers, "unpacked", lambda *args: (read(*args)[0], [count]))
+    sampled_end = decoder.target.shared.sampled_token_ids.shape[0]
+
+    def changed(copy):
+        results = read(copy).clone()
+        results[sampled_end:].view(torch.int32)[0] = count
+        return results
+
+    monkeypatch.setattr(HostCopy, "read", changed)
     seen = f"a round with K 3 has {count} tokens in row 0 for request 0: it takes 1 to K \\+ 1"
     with pytest.raises(SpecgraphError, match=seen):
         decoder.step()

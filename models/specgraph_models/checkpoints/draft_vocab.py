@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specgraph.errors import ConfigError, first_line
+from specgraph.validation import checked
 from specgraph_models.checkpoints.files import checked_file, exists, read_json, shown
 from specgraph_models.checkpoints.gguf_file import is_gguf
 from specgraph_models.checkpoints.tokenizer import Tokenizer
@@ -35,6 +36,7 @@ def tokenizer_digest(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
 
+@checked
 def read_draft_vocab(path: Path | str, target: Path | str | None = None) -> DraftVocabulary:
     """Read a draft vocabulary.
 
@@ -46,6 +48,8 @@ def read_draft_vocab(path: Path | str, target: Path | str | None = None) -> Draf
             none, negative or there twice.
     """
     path = Path(path)
+    if target is not None and not Path(target).exists():
+        raise CheckpointError(f"{target}: there is no such file or folder of a target")
     try:
         with checked_file(path, _LIMIT).open("rb") as file:
             start = file.read(6)
