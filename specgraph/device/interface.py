@@ -167,6 +167,12 @@ class Platform(ABC):
         return self.stream()
 
     @final
+    def is_own_stream(self, stream: Stream) -> bool:
+        """Return True for the platform's capture and copy streams, which `stream` must not hand out. Used by: backends
+        whose devices hand out a fixed set of streams in turn."""
+        return stream in [vars(self)[name] for name in ("capture_stream", "copy_stream") if name in vars(self)]
+
+    @final
     def graph_pool(self) -> GraphPool:
         """Return a new, empty pool that several graphs can share. Used by: core.
 

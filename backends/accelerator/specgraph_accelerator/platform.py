@@ -75,10 +75,9 @@ class AcceleratorPlatform(Platform):
     def stream(self) -> Stream:
         """Return a stream, not the platform's own for captures or copies if the device has another. Devices hand out a
         fixed set of streams in turn, so two calls may return the same one."""
-        own = [vars(self)[name] for name in ("capture_stream", "copy_stream") if name in vars(self)]
         made: Any = torch.Stream(device=self.device)
         for _ in range(MOST_STREAMS):
-            if made not in own:
+            if not self.is_own_stream(made):
                 break
             made = torch.Stream(device=self.device)
         return made

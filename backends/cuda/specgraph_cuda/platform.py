@@ -91,8 +91,7 @@ class CudaPlatform(Platform):
     def stream(self) -> Stream:
         """Return a stream, never the platform's own for captures or copies. torch hands out the 32 streams of its pool
         in turn, so two calls may return the same one."""
-        own = [vars(self)[name] for name in ("capture_stream", "copy_stream") if name in vars(self)]
-        while (made := torch.cuda.Stream(self.device)) in own:
+        while self.is_own_stream(made := torch.cuda.Stream(self.device)):
             pass
         return made
 

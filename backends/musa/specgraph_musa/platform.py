@@ -79,8 +79,7 @@ class MusaPlatform(Platform):
     def stream(self) -> Stream:
         """Return a stream, never the platform's own for captures or copies. torch_musa hands out its 32 streams in
         turn, so two calls may return the same one."""
-        own = [vars(self)[name] for name in ("capture_stream", "copy_stream") if name in vars(self)]
-        while (made := self._stream(self.index)) in own:
+        while self.is_own_stream(made := self._stream(self.index)):
             pass
         return made
 
