@@ -64,28 +64,6 @@ class StateRows(NamedTuple):
     """The number of records to fold first: those of the positions before `start` that the state does not cover."""
 
 
-def place_states(
-    start_positions: Tensor,
-    counts: Tensor | None,
-    block_table: Tensor,
-    slot_of_block: Tensor,
-    covered: Tensor,
-    rows: int,
-    most_pending: int,
-    commits: bool,
-) -> StateRows:
-    """Return the `StateRows` of a pass, and move `covered` on. See `find_states`."""
-    slot = slot_of_block[block_table[:, 0].long()]
-    counts = torch.full_like(start_positions, rows) if counts is None else counts.to(start_positions.dtype)
-    live = (start_positions >= 0) & (counts > 0) & (slot != NULL_STATE)
-    slot = torch.where(live, slot, NULL_STATE)
-    start = torch.where(live, start_positions, -1)
-    pending = torch.where(start > 0, start - covered[slot], 0).clamp(0, most_pending)
-    reached = torch.where(live, start + counts if commits else start, 0)
-    covered.index_put_((slot,), reached)  # inert requests all write 0 to the null slot
-    return StateRows(start, torch.where(live, counts, 0), slot, pending)
-
-
 def _find_fake(
     start_positions: Tensor,
     counts: Tensor | None,
@@ -111,7 +89,11 @@ def _find_on_host(
     commits: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     before = covered.clone()
-    found = place_states(start_positions, counts, block_table, slot_of_block, covered, rows, most_pending, commits)
+    found = StateRows(
+        *find_states.reference(
+            start_positions, counts, block_table, slot_of_block, covered, rows, most_pending, commits
+        )
+    )
     behind = torch.where(found.start > 0, found.start - before[found.slot], 0)
     most = 0 if commits else most_pending
     if bool(((behind < 0) | (behind > most)).any()):
@@ -119,7 +101,7 @@ def _find_on_host(
             f"a pass begins {behind.tolist()} positions after the ends of its requests' states; 0 to {most} are "
             "allowed: a row was not run, or the state is another request's; a bug of specgraph"
         )
-    return found.start, found.num_rows, found.slot, found.pending
+    return found
 
 
 @op(writes=["covered"], fake=_find_fake, host=_find_on_host)
@@ -149,8 +131,15 @@ def find_states(
     Returns:
         int64 [R] each.
     """
-    found = place_states(start_positions, counts, block_table, slot_of_block, covered, rows, most_pending, commits)
-    return found.start, found.num_rows, found.slot, found.pending
+    slot = slot_of_block[block_table[:, 0].long()]
+    counts = torch.full_like(start_positions, rows) if counts is None else counts.to(start_positions.dtype)
+    live = (start_positions >= 0) & (counts > 0) & (slot != NULL_STATE)
+    slot = torch.where(live, slot, NULL_STATE)
+    start = torch.where(live, start_positions, -1)
+    pending = torch.where(start > 0, start - covered[slot], 0).clamp(0, most_pending)
+    reached = torch.where(live, start + counts if commits else start, 0)
+    covered.index_put_((slot,), reached)  # inert requests all write 0 to the null slot
+    return StateRows(start, torch.where(live, counts, 0), slot, pending)
 
 
 class DeltaRows(NamedTuple):
@@ -274,7 +263,7 @@ def gated_delta_rule(
         gates: [R * L, 2 * HV]: the logits of beta, then the inputs of the decay.
         state: written: the slots of live requests, and no other slot.
         at: the requests' places. Inert requests and padding rows change nothing.
-        commits: keep the state behind the rows, and no records of them (a prompt). Otherwise the state behind the
+        commits: keep the state after the rows, and no records of them (a prompt). Otherwise the state after the
             folded records is kept, and the rows become records (a verify).
 
     Returns:
