@@ -1,8 +1,8 @@
-"""A draft vocabulary, and heads that are cut to it: a head then drafts some of the target's tokens, and reads no more
-rows than theirs.
+"""A draft vocabulary, and heads that are cut to it. A cut head drafts these tokens of the target alone, and reads only
+their rows of lm_head.
 
-Drafts stay lossless, since the target verifies them. A token that the head can't draft is still sampled by the target
-and handed over: heads take the target's ids.
+The output stays lossless, since the target verifies every draft. A token that the head can't draft is still sampled by
+the target and handed over: heads take the target's ids.
 """
 
 from __future__ import annotations

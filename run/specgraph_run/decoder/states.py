@@ -1,4 +1,4 @@
-"""The states of a target's recurrent layers: a row of each layer's tensors per running request.
+"""The states of a target's recurrent layers: a slot in each layer's tensors per running request.
 
 A request that joins takes the lowest slot that no running request has. Its slot is written beside its first KV block,
 so passes find it by the block table, wherever the request's row moves. Nothing is cleared: a pass at position 0 starts
