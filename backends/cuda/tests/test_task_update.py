@@ -86,8 +86,12 @@ def copies_and_fills_are_rewritten(platform: Platform) -> None:
     graph.close()
 
 
-def updates_take_no_memory(platform: Platform, count: int = 3000) -> None:
-    """Work that allocates in its group, updated many times."""
+def updates_take_no_memory(platform: Platform, count: int = 3000, turns: int = 20) -> None:
+    """Work that allocates in its group, updated many times.
+
+    Free memory is the whole device's, and other processes take and give some of it. One turn without a change is
+    enough: updates that take memory take it in each turn.
+    """
     source, out = torch.ones(1 << 16, device=platform.device), torch.zeros(1 << 16, device=platform.device)
     out.copy_(source + 1.0)
     platform.synchronize()
@@ -95,21 +99,20 @@ def updates_take_no_memory(platform: Platform, count: int = 3000) -> None:
     with graph.capture(), platform.task_group() as group:
         out.copy_(source + 1.0)
 
-    def replay(value: float) -> None:
-        with platform.task_update(group):
-            out.copy_(source + value)
-        graph.replay()
+    def change_of_free_memory(updates: int) -> int:
+        before = torch.cuda.mem_get_info()[0]
+        for value in range(updates):
+            with platform.task_update(group):
+                out.copy_(source + float(value))
+            graph.replay()
+        platform.synchronize()
+        assert float(out.min()) == float(out.max()) == updates
+        return abs(torch.cuda.mem_get_info()[0] - before)
 
-    for value in range(20):
-        replay(float(value))
-    platform.synchronize()
-    before = platform.memory(), torch.cuda.mem_get_info()[0]
-    for value in range(count):
-        replay(float(value))
-    platform.synchronize()
-    assert float(out.min()) == float(out.max()) == count
-    assert platform.memory().reserved == before[0].reserved
-    assert abs(torch.cuda.mem_get_info()[0] - before[1]) <= 4 << 20
+    change_of_free_memory(20)
+    reserved = platform.memory().reserved
+    assert any(change_of_free_memory(count) <= 4 << 20 for _ in range(turns))
+    assert platform.memory().reserved == reserved
     graph.close()
 
 
