@@ -12,24 +12,13 @@ import os
 import reprlib
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache, wraps
 from numbers import Integral, Real
-from types import CodeType, FrameType, FunctionType
-from typing import (
-    Annotated,
-    Any,
-    Concatenate,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from types import CodeType, FrameType
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from specgraph.errors import ConfigError
 
@@ -112,13 +101,21 @@ def _checked(function: Callable[P, T], annotated: Any, name: str) -> Callable[P,
         try:
             bound = signature.bind(*args, **given)
         except TypeError as error:
-            raise ConfigError(f"{name}: {error}; it takes {', '.join(kinds)}") from None
+            options = suggestion(given, kinds) or f"it takes {', '.join(kinds)}"
+            raise ConfigError(f"{name}: {error}; {options}") from None
         for argument, value in bound.arguments.items():
             if argument in kinds:
                 bound.arguments[argument] = _take(argument, value, kinds[argument])
         return function(*bound.args, **bound.kwargs)
 
     return call
+
+
+def suggestion(given: Iterable[str], known: Iterable[str]) -> str:
+    """Return `did you mean NAME by UNKNOWN?` for the first unknown name that is spelt much like a known one, or ""."""
+    names = list(known)
+    near = ((each, get_close_matches(each, names, n=2)) for each in given if each not in names)
+    return next((f"did you mean {' or '.join(close)} by '{each}'?" for each, close in near if close), "")
 
 
 def check(name: str, value: Any, annotation: Any) -> Any:
@@ -362,7 +359,6 @@ Owner = TypeVar("Owner", bound=OneCall)
 def one_call(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], T]:
     """Make a method refuse calls while another call of its object runs, and after the object is closed."""
 
-    @wraps(method)
     def call(self: Owner, *args: P.args, **given: P.kwargs) -> T:
         if not self.refusal:
             self.refusal = RUNNING  # no version of the interpreter lets another thread run between the two lines
@@ -376,8 +372,8 @@ def one_call(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate
         finally:
             self.refusal = ""
 
-    OneCall.guards |= {cast(FunctionType, call).__code__}  # the same code object for all methods
-    return call
+    OneCall.guards |= {call.__code__}  # the same code object for all methods
+    return wraps(method)(call)
 
 
 def refuse_mode(call: str, error: RuntimeError) -> None:

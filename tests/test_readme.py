@@ -6,6 +6,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from torch.nn.functional import silu
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -19,14 +20,14 @@ PAGES = [
     *ROOT.glob("backends/*/README.md"),
 ]
 BLOCKS = [
-    block
+    "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL))
     for page in (README, ROOT / "docs/writing-a-drafter.md")
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 ]
+"""The Python blocks of each page: later ones use names of the earlier ones."""
 
 
-def test_readme_has_both_examples():
-    assert len(BLOCKS) >= 2
+def test_both_pages_have_examples():
+    assert all(BLOCKS)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
@@ -39,6 +40,10 @@ def test_block_runs(block, capsys, caplog, monkeypatch):
     if "MyHead" in names:
         assert tuple(names["drafter"].propose(names["batch"]).token_ids.shape) == (1, 3)
         assert all(layer.rotary is not None for layer in names["head"].attention_layers)
+    if "Medusa" in names:
+        medusa, state = names["medusa"], names["batch"].aux_hidden[0]
+        want = [((state + silu(each @ state)) @ medusa.lm_head.T).argmax() for each in medusa.heads]
+        assert names["drafter_of_medusa"].propose(names["batch"]).token_ids.tolist() == [want]
     assert not [record.message for record in caplog.records if record.levelname == "WARNING"]
     if "tokens" in names:
         assert tuple(names["tokens"].shape) == (1, 4)

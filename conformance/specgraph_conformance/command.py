@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from specgraph.errors import ConfigError
+from specgraph.validation import suggestion
 from specgraph_run.cli.interrupts import finished_first
 
 from specgraph_conformance.case import GROUPS, attention_place
@@ -63,8 +63,9 @@ def run_command(
         raise ConfigError(f"there is no group {', '.join(unknown)}; groups are {', '.join(GROUPS)}")
     for asked in selection.cases:
         if (name := asked.partition("[")[0]) not in (known := listed_cases()):
-            near = get_close_matches(name, known, n=3)
-            raise ConfigError(f"there is no case '{asked}'" + (f"; near it: {', '.join(near)}" if near else ""))
+            raise ConfigError(
+                f"there is no case '{asked}'; {suggestion([name], known) or 'none is called much like it'}"
+            )
     hazards = {
         name for file in Path(__file__).parent.rglob("*.py") for name in _HAZARD.findall(file.read_text("utf-8"))
     }

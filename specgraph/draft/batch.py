@@ -58,9 +58,9 @@ class ProposeBatch(Buffers):
     aux_hidden: PerRow
     """[n * query_len, aux_size]: the target's hidden states of the rows of its pass."""
     block_table: PerRequest
-    """int32 [n, b]: the blocks of each request in order, filled up with NULL_BLOCK. They cover start + 2 * query_len
-    tokens, since a parallel drafter's block may end there, but no more than max_model_len. They cover
-    `DraftConfig.scratch_tokens` more on top."""
+    """int32 [n, b], b at most `DraftConfig.max_blocks`: the blocks of each request in order, filled up with NULL_BLOCK.
+    They cover start + 2 * query_len tokens, since a parallel drafter's block may end there, but no more than
+    max_model_len. They cover `DraftConfig.scratch_tokens` more on top."""
     temperature: PerRequest | None = None
     """float32 [n]. A sampled drafter (`DraftConfig.sampled`) needs it; it is None for a greedy one."""
     seeds: PerRequest | None = None
@@ -76,15 +76,15 @@ class ProposeBatch(Buffers):
         return self.sampled_token_ids.shape[1] if self.sampled_token_ids.dim() == 2 else 0
 
     @checked
-    def join(self, row: int, token_id: Tensor, aux_hidden: Tensor | None) -> None:
+    def join(self, row: int, token_id: int | Tensor, aux_hidden: Tensor | None) -> None:
         """Fill request `row` for a prompt that was just prefilled, as if a verify had sampled one token.
 
         The next propose then runs the head over the prompt's last row, which no prefill pass does. The caller writes
         `start_positions` (the last prompt position) and `block_table`.
 
         Args:
-            token_id: int64 scalar: the first token after the prompt. It stays on the device and is not checked here;
-                `propose` with `debug` refuses one outside of the vocabulary.
+            token_id: an integer, or an integer tensor without dimensions, which stays on the device: the first token
+                after the prompt. `propose` with `debug` refuses one outside of the vocabulary; it is not checked here.
             aux_hidden: [aux_size]: the hidden state of the prompt's last row, from the `Drafter.prefill` of the last
                 prefill chunk. None only without a drafter: `self.aux_hidden` then has no columns.
 
@@ -110,13 +110,14 @@ class ProposeBatch(Buffers):
         columns = self.aux_hidden.shape[1]
         if aux_hidden is not None and (aux_hidden.shape != (columns,) or not has_states(aux_hidden)):
             raise ConfigError(f"join: the hidden state is {described(aux_hidden)}, expected [{columns}] floats")
-        if token_id.dim() or not has_rows(token_id) or token_id.is_floating_point():
-            raise ConfigError(f"join: token_id is {described(token_id)}: give one integer, a tensor without dimensions")
+        token = torch.as_tensor(token_id)
+        if token.dim() or not has_rows(token) or token.is_floating_point():
+            raise ConfigError(f"join: token_id is {described(token)}: give one integer, or a tensor without dimensions")
         own = self.aux_hidden[row * self.query_len : (row + 1) * self.query_len]
         own.zero_()  # rows without a token write KV past the request's end: zeros make it the same in every mode
         if aux_hidden is not None:
             own[0].copy_(aux_hidden)
-        self.sampled_token_ids[row, 0].copy_(token_id)
+        self.sampled_token_ids[row, 0].copy_(token)
         self.num_sampled[row].fill_(1)
 
 

@@ -92,7 +92,9 @@ def check_shapes(call: str, batch: ProposeBatch, wanted: ProposeBatch, sampled: 
             expected = torch.Size((expected[0], max(1, min(expected[1], given.shape[1]))))
         if given.shape != expected or wrong_type:
             is_type, want_type = (f" {given.dtype}", f" {own.dtype}") if dtypes else ("", "")
-            raise ConfigError(f"{call}: {name} is {list(given.shape)}{is_type}, expected {list(expected)}{want_type}")
+            limit = " or fewer columns: DraftConfig.max_blocks" if name == "block_table" else ""
+            wants = f"{list(expected)}{want_type}{limit}"
+            raise ConfigError(f"{call}: {name} is {list(given.shape)}{is_type}, expected {wants}")
 
 
 def refuse_sampling(call: str, batch: ProposeBatch) -> None:

@@ -114,6 +114,8 @@ class ModulesKind(Kind[ModulesHead]):
 
     def check_limits(self, head: ModulesHead, config: DraftConfig, stack: AttentionStack) -> None:
         super().check_limits(head, config, stack)
+        if not head.attention_layers:
+            raise ConfigError("a drafter of several modules has an attention layer for each, and this one has none")
         if config.num_speculative_tokens > head.num_modules:
             raise ConfigError(
                 f"num_speculative_tokens is {config.num_speculative_tokens}, and the drafter has {head.num_modules} "

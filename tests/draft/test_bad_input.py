@@ -83,6 +83,21 @@ def test_a_join_that_would_draft_from_something_else(row, hidden_rows, message):
     assert torch.equal(batch.aux_hidden, torch.full_like(batch.aux_hidden, 7))
 
 
+def test_a_join_takes_a_number_or_a_tensor():
+    head = make_head("eagle", make_target())
+    batch = make_drafter(head, "merged", "device", num_speculative_tokens=2, **LIMITS).inputs(2)
+    for row, token in enumerate((3, torch.tensor(4))):
+        batch.join(row, token, torch.ones(head.aux_size))
+    assert batch.sampled_token_ids[:, 0].tolist() == [3, 4]
+
+
+def test_several_modules_without_attention():
+    head = make_head("mtp-modules", make_target())
+    head.attention_layers = ()
+    with pytest.raises(ConfigError, match="an attention layer for each, and this one has none"):
+        make_drafter(head, "merged", "device", num_speculative_tokens=2, **LIMITS)
+
+
 def test_a_prompt_pass_longer_than_the_largest_size():
     drafter = make_drafter(
         make_head("eagle", make_target()), "merged", "device", num_speculative_tokens=2, prefill_sizes=[8], **LIMITS

@@ -19,7 +19,7 @@ from specgraph import DraftConfig, Drafter, Platform, allocate_caches, open_plat
 from specgraph.attention import choose_attention
 from specgraph.config import DraftCount
 from specgraph.errors import ConfigError, UnsupportedError
-from specgraph.validation import Count, ModelLen, Requests, checked
+from specgraph.validation import Count, ModelLen, Requests, checked, suggestion
 from specgraph_transformers.acceptance import Acceptance
 from specgraph_transformers.output import Output
 from specgraph_transformers.rounds import Rounds
@@ -104,7 +104,8 @@ class Speculative:
         }
         options = {field.name for field in fields(DraftConfig)} - own
         if unknown := sorted(config.keys() - options):
-            raise ConfigError(f"unknown option {unknown[0]}; options of DraftConfig: {', '.join(sorted(options))}")
+            others = suggestion(unknown, {*options, "num_modules"}) or f"options: {', '.join(sorted(options))}"
+            raise ConfigError(f"unknown option {unknown[0]}; {others}")
         if max_model_len is not None:
             self._draft_config()  # raises if a field is out of range
 

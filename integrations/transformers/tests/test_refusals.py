@@ -132,7 +132,7 @@ def test_a_drafter_of_the_last_layers_output(model, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_modles": 1}, "unknown option num_modles"),
+        ({"num_modles": 1}, "unknown option num_modles; did you mean num_modules"),
         ({"tree": DraftTree(num_steps=2, top_k=2, num_draft_tokens=4)}, "unknown option tree"),
         ({"draft_schedule": {1: 3, 4: 1}}, "unknown option draft_schedule"),
         ({"k_candidates": [1, 3]}, "unknown option k_candidates"),

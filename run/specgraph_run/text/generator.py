@@ -12,7 +12,7 @@ from specgraph_models.checkpoints.tokenizer import Tokenizer
 
 from specgraph.device import Platform
 from specgraph.errors import ConfigError
-from specgraph.validation import Requests, checked, checked_fields
+from specgraph.validation import Requests, checked, checked_fields, suggestion
 from specgraph_run.decoder.decoder import SpeculativeDecoder
 from specgraph_run.decoder.layout import ParallelLayout
 from specgraph_run.decoder.request import UNSUPPORTED, Chunk, Generation, Request
@@ -74,9 +74,8 @@ class TextGenerator:
         """
         known = {field.name for field in fields(Request)} - {"prompt_token_ids"}
         if unknown := sorted(parameters.keys() - known):
-            why = UNSUPPORTED.get(
-                unknown[0], f"there is no parameter of this name; there are {', '.join(sorted(known))}"
-            )
+            others = suggestion(unknown[:1], known) or f"there are {', '.join(sorted(known))}"
+            why = UNSUPPORTED.get(unknown[0], f"there is no parameter of this name; {others}")
             raise ConfigError(f"'{unknown[0]}' is not supported: {why}")
         parameters.setdefault("stop_token_ids", self.stop_token_ids)
         if temperature > 0 and not self.decoder.config.sampled:
