@@ -11,6 +11,7 @@ import typer
 from specgraph.errors import ConfigError, SpecgraphError
 from specgraph_run.cli.names import check_platform
 from specgraph_run.cli.options import JsonOption
+from specgraph_run.cli.waiting import announce
 
 
 def conformance(
@@ -58,9 +59,9 @@ def conformance(
         raise SpecgraphError(
             "the conformance suite is here but not installed: pip install --no-deps -e ./conformance"
         ) from None
-    if platform not in ("verify", "vectors", "verify-vectors") and sys.stderr.isatty():
-        print("specgraph: loading torch and collecting the cases", file=sys.stderr)
-    from specgraph_conformance import command as suite  # loads torch
+    others = {"verify": "reading the reports", **dict.fromkeys(("vectors", "verify-vectors"), "loading torch")}
+    announce(others.get(platform, "loading torch and collecting the cases"))
+    from specgraph_conformance import command as suite  # loads pytest
 
     if platform in ("vectors", "verify-vectors"):
         wanted = 1 if platform == "vectors" else 2

@@ -171,17 +171,16 @@ def test_a_report_of_the_suite_fits(absent, width, look):
         assert count == 1 or f"not run: {count} cases of " in said
 
 
-def test_a_terminal_of_the_system():
-    """One command on a pseudo-terminal, with no variable that says how wide it is or what it can show."""
+def on_a_terminal(*arguments: str) -> str:
+    """Run Python on a pseudo-terminal, with no variable that says how wide it is or what it can show."""
     ours, theirs = pty.openpty()
     import fcntl
     import struct
     import termios
 
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    command = [sys.executable, "-c", "from specgraph_run.cli import main; main()", "platforms"]
     env = {**os.environ, "TERM": "xterm-256color"}
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+    with subprocess.Popen([sys.executable, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)
         parts: list[bytes] = []
         try:
@@ -191,5 +190,44 @@ def test_a_terminal_of_the_system():
             pass
         os.close(ours)
         assert process.wait() == 0
-    text = check(b"".join(parts).decode().replace("\r\n", "\n"), 80, "colour")
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_of_the_system():
+    text = check(on_a_terminal("-c", "from specgraph_run.cli import main; main()", "platforms"), 80, "colour")
     assert "* cpu" in text
+
+
+UNTIL_TORCH = """
+import os, sys
+
+class Watched:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            os.write(2, b"<torch>")
+            raise SystemExit
+
+sys.meta_path.insert(0, Watched())
+from specgraph_run.cli import main
+for command in sys.argv[1:]:
+    sys.argv = ["specgraph", *command.split()]
+    os.write(2, f"<{command}>".encode())
+    try:
+        main()
+    except SystemExit:
+        pass
+"""
+
+
+def test_a_terminal_is_told_what_is_waited_for_before_torch_is_imported(tmp_path):
+    """Each command's first output comes before its slow work. Commands that are not here import no torch."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    commands = ["generate", f"chat --target {tmp_path}", "platforms", "explain", "bench", "audit", "env"]
+    commands += [f"draft-vocab {__file__}", "conformance cpu", "conformance vectors here"]
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", on_a_terminal("-c", UNTIL_TORCH, *commands))
+    for command in commands:
+        first, torch, _ = shown.partition(f"<{command}>")[2].partition("<torch>")
+        assert torch, shown
+        assert "loading" in first, command
+        assert "<" not in first, command

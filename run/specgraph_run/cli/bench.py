@@ -18,6 +18,7 @@ from specgraph.validation import MOST_REQUESTS, check
 from specgraph_run.cli.env import environment
 from specgraph_run.cli.options import TREES, JsonOption, PlatformOption, parse_numbers, with_generator_options
 from specgraph_run.cli.output import check_output, exit_interrupted, text_output, write_json
+from specgraph_run.cli.waiting import announce
 from specgraph_run.options import DrafterShape, RandomTarget, Share, StoredWeights, parse_acceptance
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def bench(
     except ValueError as error:
         raise ConfigError(f"--acceptance {acceptance}: {error}") from None
     check_output("--json", json)
+    announce("loading torch")
     import torch
     from specgraph_models.names import dtype_named
 

@@ -12,6 +12,7 @@ from specgraph.errors import ConfigError
 from specgraph_run.cli.load import choose_folders
 from specgraph_run.cli.options import JsonOption, ModelOption, TargetOption
 from specgraph_run.cli.output import check_output, print_summary, text_output, write_json
+from specgraph_run.cli.waiting import announce
 
 _SIZES = (8192, 16384, 32768, 65536)
 
@@ -39,6 +40,7 @@ def draft_vocab(
     if not texts and token_map is None:
         raise ConfigError("give files of text to count, or --token-map")
     folder, _ = choose_folders(target, None, model)
+    announce("loading torch, then counting tokens" if texts else "loading torch")
     report = _report(texts or [], folder, size, token_map, out)
     write_json(report, json)
     print_summary(Console(file=text_output(json)), _rows(report))

@@ -14,6 +14,7 @@ import typer
 
 from specgraph_run.cli.options import JsonOption
 from specgraph_run.cli.output import check_output, write_json
+from specgraph_run.cli.waiting import announce
 
 if TYPE_CHECKING:
     from specgraph.device import Platform
@@ -26,6 +27,7 @@ _DEVICES = "_VISIBLE_DEVICES"
 def env(json: JsonOption = None) -> None:
     """Show versions, the machine, the environment variables that matter, and every backend, for a bug report."""
     check_output("--json", json)
+    announce("loading torch, then asking each backend")
     import torch
 
     from specgraph.device import discover

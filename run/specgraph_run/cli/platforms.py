@@ -12,6 +12,7 @@ from rich.table import Table
 from specgraph.errors import PlatformError
 from specgraph_run.cli.options import JsonOption
 from specgraph_run.cli.output import check_output, write_json
+from specgraph_run.cli.waiting import announce
 
 if TYPE_CHECKING:
     from specgraph.device import Discovered, Probe
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 def platforms(json: JsonOption = None) -> None:
     """Show every installed platform: available or why not, versions, capabilities, and which one is selected."""
     check_output("--json", json)
+    announce("loading torch, then opening a device of each backend")
     from specgraph.device import discover, select_platform
 
     found = discover()

@@ -1,12 +1,20 @@
-"""Progress on a terminal while a command loads, captures or compares."""
+"""Lines on a terminal that say what a command is doing: it loads, captures, compares."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+def announce(what: str) -> None:
+    """Print one line on standard error, if it is a terminal, before work that shows nothing for a while: torch alone
+    takes seconds to import."""
+    if sys.stderr.isatty():
+        print(f"specgraph: {what}", file=sys.stderr, flush=True)
 
 
 @contextmanager
