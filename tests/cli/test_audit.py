@@ -148,6 +148,7 @@ def test_the_command_takes_a_factory_and_fails_where_it_differs(monkeypatch, tmp
         (("some/folder",), "--target"),
         (("--target", "."), "name its drafter too"),
         (("some/folder", "--shape", "eagle3-tiny-python"), "give no folders"),
+        (("--shape", "eagle3-tiny-python", "--num-modules", 1), "--num-modules is for folders of MTP drafters"),
     ):
         refused = specgraph("audit", *arguments, cwd=tmp_path)
         assert refused.returncode == 2

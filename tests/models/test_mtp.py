@@ -3,6 +3,7 @@
 import pytest
 import torch
 from changed_folders import change_config, change_tensors, keep_sizes, refused
+from command import specgraph
 from safetensors.torch import load_file, save_file
 from small_targets import TARGETS
 from specgraph_models.checkpoints import drafter_format, load_drafter, load_target
@@ -146,6 +147,19 @@ def test_modules_beside_a_target(reference, tmp_path):
         load_drafter(tmp_path / "target", target, num_modules=3)
     with refused("num_modules must be at least 1", error=ConfigError):
         load_drafter(tmp_path / "target", target, num_modules=0)
+
+
+def test_audit_has_the_option_that_its_error_advises(reference, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECGRAPH_PLATFORM", "cpu")
+    add_modules(tmp_path / "target", reference[1], "deepseek", 2)
+    folder = tmp_path / "target"
+    settings = ("-k", 3, "--rounds", 2, "--requests", 1, "--max-model-len", 32)
+    too_many = specgraph("audit", folder, "--target", folder, *settings)
+    assert too_many.returncode == 2
+    assert "(--num-modules 1)" in too_many.stderr
+    audited = specgraph("audit", folder, "--target", folder, "--num-modules", 1, *settings)
+    assert audited.returncode == 0, audited.stderr
+    assert "equal to eager" in audited.stdout
 
 
 def test_modules_that_are_refused(reference, tmp_path, random_model):

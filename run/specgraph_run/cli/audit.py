@@ -9,7 +9,7 @@ import typer
 
 from specgraph.errors import ConfigError
 from specgraph_run.cli.load import choose_folders
-from specgraph_run.cli.options import JsonOption, PlatformOption, TargetOption
+from specgraph_run.cli.options import JsonOption, PlatformOption, TargetOption, with_generator_options
 from specgraph_run.cli.output import check_output, text_output, write_json
 from specgraph_run.cli.waiting import waiting
 from specgraph_run.options import DrafterShape
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@with_generator_options(only=("num_modules",))
 def audit(
     drafter: Annotated[
         str | None,
@@ -35,6 +36,7 @@ def audit(
     max_model_len: Annotated[int, typer.Option(min=32, help="Tokens of the longest request.")] = 256,
     attention: Annotated[str, typer.Option(help="device, host, or a backend's own attention by name.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the rounds.")] = 0,
+    options: Any = None,
     platform: PlatformOption = None,
     json: JsonOption = None,
 ) -> None:
@@ -50,6 +52,8 @@ def audit(
         raise ConfigError(f"{drafter}: give MODULE:FACTORY, such as my_drafter:make_head")
     if factory and vocab_size is None:
         raise ConfigError(f"{drafter}: give the target's --vocab-size, so that no token is beyond it")
+    if options.num_modules is not None and (shape is not None or factory):
+        raise ConfigError("--num-modules is for folders of MTP drafters: leave it out")
     if target is not None and drafter is None:
         raise ConfigError(f"--target {target}: name its drafter too: specgraph audit DRAFTER --target {target}")
     if drafter is not None and not factory:
@@ -77,7 +81,7 @@ def audit(
         else:
             folders = (target, drafter) if drafter is not None and target is not None else shipped_pair()
             model = load_target(folders[0], opened.device, dtype, max_model_len)
-            head, size = load_drafter(folders[1], model), model.vocab_size
+            head, size = load_drafter(folders[1], model, num_modules=options.num_modules), model.vocab_size
         case = AuditCase(
             rounds=rounds, max_num_requests=requests, num_speculative_tokens=k, max_model_len=max_model_len,
             vocab_size=size, seed=seed,
