@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results"
 PAGES = (
+    ROOT / "README.md",
     ROOT / "benchmarks/README.md",
     ROOT / "docs/draft-vocabulary.md",
     ROOT / "docs/integrations/vllm.md",
@@ -140,8 +142,70 @@ def engine(report: dict[str, Any]) -> str:
     return markdown(["requests", *(c for n in names for c in (f"{n}, stock", f"{n}, specgraph", "ratio"))], rows)
 
 
+def gains(report: dict[str, Any]) -> str:
+    """Return the README's table: the least and the largest gain over all measured sizes, and its cause."""
+
+    def ratios(rows: list[dict[str, Any]], key: str, slow: str, fast: str) -> list[float]:
+        """Return the figure of one way over the other's, for each number of requests."""
+        found = {
+            (row["requests"], row.get("way") or row["lowering"]): row[key] for row in rows if not row.get("sampled")
+        }
+        return [figure / found[size, fast] for (size, way), figure in found.items() if way == slow]
+
+    def line(what: str, found: list[float], cause: str, digits: int = 2) -> list[str]:
+        return [what, *(f"{figure:.{digits}f} x" for figure in (min(found), max(found))), cause]
+
+    def rows_of(name: str) -> list[dict[str, Any]]:
+        return json.loads((RESULTS / name).read_text())["rows"]
+
+    def link(name: str) -> str:
+        return f"([result](benchmarks/results/{name}))"
+
+    vllm, llama, cpu, smollm2 = (
+        "h200-vllm.json", "h200-eagle3-llama3-8b.json", "cpu-propose.json", "h200-smollm2.json",
+    )  # fmt: skip
+    small, lone = (
+        ratios(rows_of(smollm2), "tokens_per_s", way, "vllm") for way in ("specgraph merged", "specgraph alone")
+    )
+    rows = [
+        line(
+            f"propose in vLLM against vLLM's own, EAGLE-3, 8B shapes, an H200 {link(vllm)}",
+            ratios(report["rows"], "propose_device_us", "stock", "specgraph"),
+            "our kernels, a first step in the graph, no host between steps",
+        ),
+        line(
+            "a whole round there: the target is most of it",
+            ratios(report["rows"], "round_us", "stock", "specgraph"),
+            "the shorter propose",
+        ),
+        line(
+            f"one launch against a launch per step {link(llama)}",
+            ratios(rows_of(llama), "device_us", "step", "merged"),
+            "fewer launches: little, once each step is a graph",
+        ),
+        line(
+            "one launch against the same kernels one by one",
+            ratios(rows_of(llama), "device_us", "eager", "merged"),
+            "graphs: the host is the limit",
+            digits=1,
+        ),
+        line(
+            f"a propose on a CPU against eager {link(cpu)}",
+            ratios(rows_of(cpu), "device_us", "eager", "merged"),
+            "launches are cheap there",
+        ),
+        line(
+            f"SmolLM2 (135M) against vLLM, tokens per second {link(smollm2)}",
+            small,
+            f"mostly vLLM's host time: specgraph without drafts has {min(lone):.1f} to {max(lone):.1f} x",
+            digits=1,
+        ),
+    ]
+    return markdown(["how much faster", "worst", "best", "comes from"], rows)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    table.__name__: table for table in (propose, rounds, kernels, drafters, vocabularies, peer_rounds, engine)
+    table.__name__: table for table in (propose, rounds, kernels, drafters, vocabularies, peer_rounds, engine, gains)
 }
 
 
@@ -150,7 +214,7 @@ def written(text: str) -> str:
 
     def table(found: re.Match[str]) -> str:
         kind, name = found.groups()
-        report = json.loads((ROOT / "benchmarks/results" / name).read_text())
+        report = json.loads((RESULTS / name).read_text())
         return f"<!-- {kind} {name} -->\n{TABLES[kind](report)}"
 
     return MARKED.sub(table, text)

@@ -151,6 +151,6 @@ def _info(musa: Any, index: int) -> PlatformInfo:
     }
     versions |= {name: found for name in ("triton", "specgraph-musa") if (found := installed_version(name))}
     simulated = getattr(musa, "simulated", None)  # only the simulator has this attribute
-    kind = simulated.device_kind() if simulated else "Moore Threads GPU"
+    kind = simulated.DEVICE_KIND if simulated else "Moore Threads GPU"
     device = musa.current_stream(index).device  # take torch's name for the device: it may differ between releases
     return PlatformInfo("musa", device, properties.name, versions, kind, simulated=simulated is not None)

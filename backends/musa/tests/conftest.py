@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 os.environ.setdefault("SPECGRAPH_MUSA_SIMULATOR", "cpu")
 os.environ.pop("SPECGRAPH_MUSA_MERGED", None)
 os.environ["SPECGRAPH_MUSA_TRIALS"] = "skip"  # in this process, where each test sets up the machine
-if os.environ.get("SPECGRAPH_MUSA_TORCHADA"):
-    import torchada  # noqa: F401  # pyright: ignore[reportMissingImports]
-
-    import torch_musa  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,10 @@ import os
 from dataclasses import dataclass
 
 
+DEVICE_KIND = "stand-in for torch_musa over the CPU recorder, no Moore Threads device"
+"""The kind of device in reports."""
+
+
 @dataclass
 class Machine:
     """The simulated machine."""
@@ -29,11 +33,6 @@ class MemoryCorruption(Exception):
 machine = Machine()
 faults: list[str] = []
 """All corruptions so far. It is needed because Python only prints an exception of a destructor."""
-
-
-def device_kind() -> str:
-    """Return the kind of device, for reports."""
-    return "stand-in for torch_musa over the CPU recorder, no Moore Threads device"
 
 
 def corrupt(what: str) -> None:
