@@ -14,16 +14,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-def index_of(device):
-    """Return the index of a device given as an int, a torch.device or a string. None is the current device."""
-    if isinstance(device, int):
-        return device
-    return (None if device is None else torch.device(device).index) or 0
-
-
 class device:
     def __init__(self, device):
-        self.idx = index_of(device)
+        """There is one device."""
 
     def __enter__(self):
         pass
@@ -48,9 +41,6 @@ def synchronize(device=None):
 
 
 def get_device_properties(device):
-    index = index_of(device)
-    if not 0 <= index < simulated.machine.device_count:
-        raise AssertionError(f"there is no simulated device {index}")
     return SimpleNamespace(
         name="simulated MUSA device over recorded graphs on the CPU", major=3, minor=1, is_multi_gpu_board=0,
         is_integrated=0, multi_processor_count=1, total_memory=runtime.platform.memory().total,

@@ -6,7 +6,6 @@ The environment variable SPECGRAPH_MUSA_SIMULATED=2.11 simulates that release fr
 import os
 from dataclasses import dataclass
 
-
 DEVICE_KIND = "stand-in for torch_musa over the CPU recorder, no Moore Threads device"
 """The kind of device in reports."""
 
