@@ -74,10 +74,11 @@ def test_logits_agree_with_transformers(architecture, kind, config, file, dense_
     path = file(architecture, kind, config)
     ids = torch.randint(0, 400, (100,), generator=torch.Generator().manual_seed(1))
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    with caplog.at_level(logging.WARNING, "specgraph"):
+    with caplog.at_level(logging.INFO, "specgraph"):
         ours = logits(path, ids, dense_attend)
     torch.testing.assert_close(ours, model(ids[None]).logits[0], rtol=0, atol=1e-4)
     said = [record.message for record in caplog.records]
+    assert all(record.levelno == logging.INFO for record in caplog.records)
     assert said == [] if kind in ("F32", "F16", "BF16") else (len(said) == 1 and kind in said[0])
     assert target_shape(path, dtype="float32").embed_tokens.equal(load_target(path, dtype="float32").embed_tokens)
 

@@ -68,12 +68,16 @@ def quantisation(source: ConfigSource) -> Quantisation | None:
 
 
 def announce(found: Quantisation | None, name: str, dtype: torch.dtype, kept: int = 0) -> None:
-    """Log that a folder's weights take more memory than stored, except `kept` matrices that stayed FP8."""
+    """Log that a folder's weights take more memory than stored, except `kept` matrices that stayed FP8.
+
+    It is a warning, except for GGUF files: no option keeps their weights as they are stored.
+    """
     if found is None:
         return
     to = str(dtype).removeprefix("torch.")
     what = f"{kept} matrices stay in {found.method}, other quantised" if kept else found.method
-    _LOG.warning(
+    _LOG.log(
+        logging.INFO if found.kind == "gguf" else logging.WARNING,
         "%s: %s weights are turned into %s while they are read, where they take more memory than stored; products are "
         "computed in %s", name, what, to, to,
     )  # fmt: skip
