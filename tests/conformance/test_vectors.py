@@ -15,23 +15,32 @@ from torch import Tensor
 
 from specgraph.errors import ConfigError
 
-ADVANCE, FILE = "kernels.advance[9]", "kernels.advance_9_.safetensors"
+ADVANCE, PROPOSE = "kernels.advance[9]", "propose.mtp"
+ATTENTION, BY_HOST = "kernels.attention-ops[causal-device-apart]", "kernels.windowed-attention[20-sinks-host]"
+FILES = {ADVANCE: "kernels.advance_9_", PROPOSE: PROPOSE, BY_HOST: "kernels.windowed-attention_20-sinks-host_"}
+FILES |= {ATTENTION: "kernels.attention-ops_causal-device-apart_"}
+FILE = f"{FILES[ADVANCE]}.safetensors"
 
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vectors")
-    assert write_vectors(folder, [ADVANCE, "kernels.draft-greedy", "kernels.draft-gumbel"]) == 4
+    assert write_vectors(folder, [*FILES, "kernels.draft-greedy", "kernels.draft-gumbel", "kernels.draft-best"]) == 10
     return folder
 
 
-def answer(vectors: Path, results: Path, change: Callable[[dict[str, Tensor]], object] = lambda outputs: None) -> Path:
-    """Write the expected outputs of all files as another program's, after `change`."""
+def answer(
+    vectors: Path,
+    results: Path,
+    change: Callable[[dict[str, Tensor]], object] = lambda outputs: None,
+    changed: str = ADVANCE,
+) -> Path:
+    """Write the expected outputs of all files as another program's, after `change` of the case `changed`."""
     results.mkdir()
     for path in vectors.glob("*.safetensors"):
         given = load_file(path).items()
         outputs = {name.removeprefix(EXPECTED): each for name, each in given if name.startswith(EXPECTED)}
-        if path.name == FILE:
+        if path.stem == FILES[changed]:
             change(outputs)
         save_file(outputs, results / path.name)
     return results
@@ -40,33 +49,49 @@ def answer(vectors: Path, results: Path, change: Callable[[dict[str, Tensor]], o
 def test_expected_outputs_are_right(vectors: Path, tmp_path: Path) -> None:
     found = judge_vectors(vectors, answer(vectors, tmp_path / "results"))
     assert set(found.values()) == {""}
-    index = json.loads((vectors / INDEX).read_text())
-    (call, *_) = next(case for case in index["cases"] if case["id"] == ADVANCE)["calls"]
+    calls = {case["id"]: case["calls"] for case in json.loads((vectors / INDEX).read_text())["cases"]}
+    call = calls[ADVANCE][0]
     assert (call["op"], call["numbers"]) == ("advance", {"max_model_len": 40, "block_size": 16})
-    assert "0.block_table" in call["tensors"]
+    assert call["tensors"]["0.block_table"] == "int32 [9, 6]"
     assert "0.block_table" not in call["outputs"]
-    assert set(call["outputs"].values()) == {0.0}
+    assert call["outputs"]["0.seq_lens"] == {"dtype": "int32", "tolerance": 0.0}
+    assert [call["op"] for call in calls[ATTENTION][:2]] == ["rotate_and_store", "paged_attention"]
+    assert calls[ATTENTION][1]["outputs"]["1.result.0"] == {"dtype": "float32", "tolerance": 1e-3}
+    (call,) = calls[BY_HOST]
+    assert call["op"] == "paged_attention_host"
+    assert call["numbers"]["lengths.seq_lens"] == [4, 37, 0, 90, 16, 17]
+    (call,) = calls[PROPOSE]
+    assert (call["op"], call["numbers"]["num_speculative_tokens"]) == ("propose", 3)
+    assert {"0.aux_hidden", "0.weights.lm_head", "0.kv_cache.0.key"} <= call["tensors"].keys()
+    assert call["outputs"]["0.kv_cache.0.key"] == {"dtype": "float32", "tolerance": 0.02}
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("changed", "change", "said"),
     [
-        (lambda outputs: outputs["1.positions"].add_(1), "positions: 9 of 9 values differ"),
-        (lambda outputs: outputs.pop("2.seq_lens"), "there is no output 2.seq_lens"),
+        (ADVANCE, lambda outputs: outputs["0.seq_lens"].add_(1), "lengths: 9 of 9 values differ"),
+        (ADVANCE, lambda outputs: outputs.pop("2.seq_lens"), "there is no output 2.seq_lens"),
         (
+            ADVANCE,
             lambda outputs: outputs.update({"0.positions": outputs["0.positions"].int()}),
             r"output 0.positions is torch.int32 \[9\], expected torch.int64 \[9\]",
         ),
+        (ATTENTION, lambda outputs: outputs["1.result.0"][3].add_(0.01), "output of request 0 of 9"),
+        (ATTENTION, lambda outputs: outputs["0.cache.value"].mul_(2), "output 0.cache.value: .* values are off"),
+        (ATTENTION, lambda outputs: outputs["1.cache.value"].mul_(2), "values of the pass's rows in the cache"),
+        (BY_HOST, lambda outputs: outputs["0.out"].mul_(1.01), "output of request"),
+        (PROPOSE, lambda outputs: outputs["0.result.0"][1, 2:].add_(1).remainder_(64), "request 1: logits of drafts"),
+        (PROPOSE, lambda outputs: outputs["0.kv_cache.0.value"].mul_(2), "values of layer 0 of request 0"),
     ],
-    ids=["wrong", "missing", "dtype"],
+    ids=["wrong", "missing", "dtype", "attention", "unseen", "cache", "host-attention", "draft", "keys-of-a-propose"],
 )
 def test_another_output_is_wrong(
-    vectors: Path, tmp_path: Path, change: Callable[[dict[str, Tensor]], object], said: str
+    vectors: Path, tmp_path: Path, changed: str, change: Callable[[dict[str, Tensor]], object], said: str
 ) -> None:
-    found = judge_vectors(vectors, answer(vectors, tmp_path / "results", change))
-    assert {id for id, reason in found.items() if reason} == {ADVANCE}
+    found = judge_vectors(vectors, answer(vectors, tmp_path / "results", change, changed))
+    assert {id for id, reason in found.items() if reason} == {changed}
     with pytest.raises(AssertionError, match=said):
-        raise AssertionError(found[ADVANCE])
+        raise AssertionError(found[changed])
 
 
 def test_the_command(vectors: Path, tmp_path: Path) -> None:
