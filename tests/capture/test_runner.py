@@ -213,6 +213,7 @@ def test_checked_inputs_name_what_was_reassigned(platform, model):
     runner = GraphRunner(platform, lambda: model.named, check_inputs=True)
     runner.capture(descriptor(4), model.body(4))
     assert_replays(runner, model, 4)
+    assert runner.plain_graph(descriptor(4)) is None  # whose replay, by itself, would check nothing
     old, model.named["w"] = model.named["w"], model.named["w"].clone()
     with pytest.raises(StaleInputError, match=r"propose\[4 x 4, K=3\]: 'w' was reassigned"):
         runner.replay(descriptor(4))

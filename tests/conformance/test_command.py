@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conformance.third_party import GOOD, install, specgraph
+from specgraph_conformance import command
+from specgraph_conformance.plugin import CASE
+from specgraph_conformance.run import Selection
 from specgraph_conformance.standard import SUITE_VERSION
+from specgraph_run.cli import main
 
 from specgraph.cpu import stream
 
@@ -62,6 +69,44 @@ def test_a_good_backend_gets_its_report(tmp_path: Path) -> None:
     said = " ".join(done.stdout.split())  # lines are wrapped
     assert f"not run: {count} cases of collectives, because collectives_in_graph: collectives are not recorded" in said
     assert "# Conformance of `acme`" in paths[1].read_text()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", [Terminal, io.StringIO])
+def test_a_terminal_has_a_line_before_the_cases_are_collected(
+    kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = kind()
+    at_first: list[str] = []
+    monkeypatch.setattr(command, "run_command", lambda *args, **options: at_first.append(said.getvalue()) or True)
+    monkeypatch.setattr(sys, "argv", ["specgraph", "conformance", "cpu"])
+    with redirect_stderr(said), pytest.raises(SystemExit):
+        main()
+    assert at_first == ["specgraph: loading torch and collecting the cases\n" if said.isatty() else ""]
+
+
+def test_an_expression_takes_ids_as_reports_print_them() -> None:
+    class Selected:
+        ids: tuple[str, ...] = ()
+
+        def pytest_collection_finish(self, session: pytest.Session) -> None:
+            self.ids = tuple(item.stash[CASE].id for item in session.items)
+
+    for expression, wanted in (
+        ("capture.exception-passes-through[11]", ("capture.exception-passes-through[11]",)),
+        ("capture.exception-passes-through[1", tuple(f"capture.exception-passes-through[{n}]" for n in (1, 11))),
+        (
+            "streams.use-switches-and-restores or (runs-nothing and not kernels)",
+            ("streams.use-switches-and-restores", "capture.runs-nothing"),
+        ),
+    ):
+        selected = Selected()
+        pytest.main([*Selection(keyword=expression).arguments("cpu"), "--collect-only"], plugins=[selected])
+        assert selected.ids == wanted
 
 
 def test_a_failure_names_property_hazard_cause_and_how_to_run_it_again(tmp_path: Path) -> None:

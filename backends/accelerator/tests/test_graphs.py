@@ -105,6 +105,24 @@ def test_freed_memory_of_a_capture_stays_the_graphs(platform: Platform) -> None:
     assert platform.memory().reserved < before
 
 
+def test_graphs_of_one_pool_share_its_memory(platform: Platform) -> None:
+    """The second graph takes the scratch memory of the first one: its capture reserves nothing."""
+    x, total = torch.ones(1 << 20, device=platform.device), torch.zeros(1, device=platform.device)
+    grown = list[int]()
+    for pool in (platform.graph_pool(), None):
+        graphs = [platform.graph(pool) for _ in range(2)]
+        for graph in graphs:
+            platform.synchronize()
+            before = platform.memory().reserved
+            with graph.capture():
+                total.add_((x * 3).exp().sum())
+        grown.append(platform.memory().reserved - before)
+        for graph in graphs:
+            graph.close()
+    assert grown[0] < 1 << 20, "the second graph of the pool took memory of its own"
+    assert grown[1] >= 8 << 20, "graphs without a pool share one"
+
+
 @pytest.mark.parametrize(
     ("what", "body"),
     [
