@@ -1,14 +1,9 @@
-"""Writes the list of the cases that this version of the suite adds to the earlier versions.
-
-python -m specgraph_conformance.case_list             writes it, unless the version is released
-python -m specgraph_conformance.case_list --freeze    writes it and its digest: the version is released
-"""
+"""Writes the list of the cases of this version of the suite: python -m specgraph_conformance.case_list"""
 
 from __future__ import annotations
 
 import io
 import json
-import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
@@ -18,16 +13,7 @@ import pytest
 
 from specgraph_conformance.plugin import CASE
 from specgraph_conformance.run import Selection
-from specgraph_conformance.standard import (
-    ATTENTION,
-    FROZEN,
-    LISTS,
-    SUITE_VERSION,
-    VERSIONS,
-    Listed,
-    digest_of,
-    listed_cases,
-)
+from specgraph_conformance.standard import ATTENTION, LISTS, SUITE_VERSION, Listed
 
 
 class _Collected:
@@ -68,33 +54,11 @@ def as_json(cases: Mapping[str, Listed]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def added(cases: Mapping[str, Listed], before: Mapping[str, Listed]) -> dict[str, Listed]:
-    """Return the cases and parameter sets that are in `cases` but not in `before`. A case with other capabilities in
-    `needs` or `unless` is new."""
-    out: dict[str, Listed] = {}
-    for id, listed in cases.items():
-        old = before.get(id)
-        if old is None or (old.needs, old.unless) != (listed.needs, listed.unless):
-            out[id] = listed
-        elif parameters := tuple(each for each in listed.parameters if each not in old.parameters):
-            out[id] = replace(listed, parameters=parameters)
-    return out
-
-
 def main() -> None:
-    """Write the list. With --freeze, write its digest too."""
-    cases = collect()
-    before = listed_cases(VERSIONS[-2]) if VERSIONS[1:] else {}
-    if gone := added(before, cases):
-        raise SystemExit(f"released cases are gone or ask for something else, so this is a new major version: {gone}")
-    path, text = LISTS / f"{SUITE_VERSION}.json", as_json(added(cases, before))
-    if FROZEN.get(SUITE_VERSION, digest_of(text)) != digest_of(text):
-        raise SystemExit(f"suite {SUITE_VERSION} is released with other cases: raise SUITE_VERSION in standard.py")
-    path.write_text(text, encoding="utf-8")
-    if "--freeze" in sys.argv[1:]:
-        frozen = json.dumps({**FROZEN, SUITE_VERSION: digest_of(text)}, indent=2)
-        (LISTS / "frozen.json").write_text(f"{frozen}\n", encoding="utf-8")
-    print(f"{path}: {len(added(cases, before))} of {len(cases)} cases")
+    """Write the list."""
+    cases, path = collect(), LISTS / f"{SUITE_VERSION}.json"
+    path.write_text(as_json(cases), encoding="utf-8")
+    print(f"{path}: {len(cases)} cases")
 
 
 if __name__ == "__main__":

@@ -6,15 +6,19 @@ torch references.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten_with_path, tree_map
 
 from specgraph_conformance.case import Case
+from specgraph_conformance.rig import expect_close, expect_equal
 
 FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -36,6 +40,44 @@ class Run(Protocol):
             AssertionError: the op wrote an argument that is not in `written`, or memory beside an argument.
         """
         ...
+
+
+def expect_reference(
+    run: Run, op: Any, *args: Any, written: Iterable[Tensor] = (), tolerance: float = 0.0, **kwargs: Any
+) -> Any:
+    """Run an op, and check that it returns and writes what its reference does, which is plain torch on the host.
+
+    `tests/ops/row_oracles.py` holds the references to host loops and to float64, on the inputs of the same rows.
+
+    Args:
+        tolerance: of floating values, absolute plus relative. The reference then runs in float64. 0: all bits count.
+
+    Returns:
+        The op's results.
+    """
+    written, parameters = list(written), inspect.signature(op.reference).bind(*args, **kwargs)
+
+    def wide(leaf: Any) -> Any:
+        is_wide = torch.is_tensor(leaf) and leaf.is_floating_point() and not any(leaf is each for each in written)
+        return leaf.double() if is_wide else leaf.clone() if torch.is_tensor(leaf) else leaf
+
+    copies = tree_map(wide, (args, kwargs)) if tolerance else deepcopy((args, kwargs))
+    wanted = op.reference(*copies[0], **copies[1])
+    seen = run(op, *args, written=written, **kwargs)
+    of_copies = inspect.signature(op.reference).bind(*copies[0], **copies[1]).arguments
+    both = [
+        {**arguments, "result": result} for arguments, result in ((parameters.arguments, seen), (of_copies, wanted))
+    ]
+    leaves = (tree_flatten_with_path(each)[0] for each in both)
+    for (path, mine), (_, right) in zip(*leaves, strict=True):
+        name = ".".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path)
+        if not torch.is_tensor(mine):
+            continue
+        if not tolerance or not mine.is_floating_point():
+            expect_equal(mine, right, name)
+        elif name.startswith("result") or any(mine is each for each in written):
+            expect_close(mine, right.double(), tolerance, name)
+    return seen
 
 
 Check = Callable[..., None]

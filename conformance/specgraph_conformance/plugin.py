@@ -10,7 +10,6 @@ import faulthandler
 import gc
 import os
 import re
-import time
 from collections.abc import Generator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -84,7 +83,6 @@ class Plugin:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self._begin = 0.0
         self._broken = ""
         self._stderr = os.dup(2)  # pytest does not capture this one
 
@@ -167,7 +165,6 @@ class Plugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         found = item.stash.get(CASE, None)
-        self._begin = time.monotonic()
         self._limit(found)
         if found is not None and (reason := self.config.stash[SESSION].absent(found)) is not None:
             pytest.skip(reason)
@@ -209,8 +206,7 @@ class Plugin:
             outcome, reason = "absent", _skip_reason(report)
         else:
             outcome, reason = ("passed", "") if report.passed else ("failed", _failure(report, call))
-        took = round(time.monotonic() - self._begin, 3)
-        report.user_properties.append((RESULT, asdict(result_of(found, outcome, reason, took))))
+        report.user_properties.append((RESULT, asdict(result_of(found, outcome, reason))))
         if (report.failed or declared) and (broken := self.config.stash[SESSION].broken()) is not None:
             self._broken = f"{self.config.stash[SESSION].subject.platform} is unusable after {found.id}: {broken}"
         return report

@@ -1,12 +1,13 @@
-"""The forms of a report: a table for the terminal, JSON, Markdown."""
+"""The forms of a report: a table for the terminal, the same in a Markdown document, and JSON."""
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.markup import escape as plain
@@ -102,92 +103,20 @@ def said(answer: Conformance) -> str:
 
 
 def as_markdown(report: Report) -> str:
-    """Return a Markdown document, with the verdict and the failures first, and all cases folded at the end."""
-    subject = report.subject
-    lines = [f"# Conformance of `{subject.platform}`", "", verdict(report) + ".", "", "| profile | |", "|---|---|"]
-    lines += [f"| {profile} | {_cell(answer)} |" for profile, answer in profile_lines(report)]
-    lines += ["", "| | |", "|---|---|", f"| device | {_cell(subject.device)} |"]
-    lines.append(f"| kind of device | {_cell(subject.device_kind)} |")
-    about = {**subject.environment, **subject.versions}
-    lines += [f"| {_cell(name)} | {_cell(version)} |" for name, version in about.items()]
-    lines += [
-        f"| {source['distribution']} {source['version']} | {_cell(source_state(source))} |"
-        for source in subject.sources
-    ]
-    lines += [f"| seed | {subject.seed} |", "", "## Results", "", f"| group | {' | '.join(OUTCOMES)} |"]
-    lines.append("|---|" + "---:|" * len(OUTCOMES))
-    by_group = _by_group(report)
-    lines += [
-        f"| {group} | {' | '.join(str(by_group[group][o]) for o in OUTCOMES)} |"
-        for group in GROUPS
-        if group in by_group
-    ]
-    lines.append(f"| **all** | {' | '.join(str(report.counts[o]) for o in OUTCOMES)} |")
-    for first, *others in by_cause(report.failures):
-        lines += ["", f"### failed: `{first.id}`", "", f"- look at: {look_at(first)}"]
-        lines += [
-            f"- property: {first.property}",
-            f"- seen: {_cell(first.reason)}",
-            f"- hazard: {first.hazard or 'none'}",
-        ]
-        lines += [f"- {len(others)} more that saw the same: {', '.join(r.id for r in others)}"] if others else []
-        lines.append(f"- again: `{report.rerun_command(first)}`")
-    lines += [f"\n{problem}" for problem in report.problems]
-    lines += ["", "## Capabilities", "", "| capability | | reason |", "|---|---|---|"]
-    lines += [f"| {n} | {c['level']} | {_cell(c['reason'])} |" for n, c in subject.capabilities.items()]
-    return "\n".join([*lines, "", *_folded_cases(report)]) + "\n"
-
-
-def _folded_cases(report: Report) -> list[str]:
-    """Return one line per case with the outcomes of its parameter sets, folded by group."""
-    lines = ["## Cases", ""]
-    for group in GROUPS:
-        by_case: dict[str, list[CaseResult]] = {}
-        for result in report.cases:
-            if result.group == group:
-                by_case.setdefault(result.id.partition("[")[0], []).append(result)
-        if not by_case:
-            continue
-        lines += [f"<details><summary>{group}: {len(by_case)} cases</summary>", ""]
-        lines += ["| case | parameter sets | property |", "|---|---|---|"]
-        for id, results in by_case.items():
-            counts = Counter(
-                result.outcome + (f": {result.reason}" if result.outcome in ("xfailed", "absent") else "")
-                for result in results
-            )
-            seen = "; ".join(f"{count} {outcome}" for outcome, count in counts.items())
-            hazard = f" Hazard: {results[0].hazard}." if results[0].hazard else ""
-            lines.append(f"| `{id}` | {_cell(seen)} | {_cell(results[0].property)}{hazard} |")
-        lines += ["", "</details>", ""]
-    return lines[:-1]
-
-
-def source_state(source: Mapping[str, Any]) -> str:
-    """Return a sentence about the origin of one distribution's code."""
-    changed = (
-        f", {len(source['changed'])} files changed: {', '.join(source['changed'][:5])}" if source["changed"] else ""
-    )
-    known = {"commit": f"commit {source['commit'][:12]}", "wheel": "installed from a wheel"}
-    return known.get(source["state"], "neither in a repository nor installed from a wheel") + changed
+    """Return a Markdown document with the table of the terminal."""
+    text = io.StringIO()
+    print_report(report, text)
+    return f"# Conformance of `{report.subject.platform}`\n\n{verdict(report)}.\n\n```\n{text.getvalue()}```\n"
 
 
 def as_json(report: Report) -> str:
-    """Return the report as JSON with a line per field and per case, so that a diff of two reports names the
-    differences."""
-    return _lines(report.as_json())
-
-
-def as_kept_json(report: Report) -> str:
-    """Return `as_record` as JSON, with a line per field, per group, and per case that did not pass."""
+    """Return `as_record` as JSON with a line per field, group, and case that did not pass, so that a diff of two
+    reports names the differences."""
     data = as_record(report)
-    groups = ",\n".join(f"{json.dumps(group)}: {json.dumps(ids)}" for group, ids in data.pop("passed").items())
-    return _lines(data).replace('"cases": [\n', f'"passed": {{\n{groups}\n}},\n"cases": [\n', 1)
-
-
-def _lines(data: dict[str, Any]) -> str:
+    passed = ",\n".join(f"{json.dumps(group)}: {json.dumps(ids)}" for group, ids in data.pop("passed").items())
     cases = ",\n".join(json.dumps(case) for case in data.pop("cases"))
     fields = "".join(f"{json.dumps(name)}: {json.dumps(value)},\n" for name, value in data.items())
-    return f'{{\n{fields}"cases": [\n{cases}\n]\n}}\n'
+    return f'{{\n{fields}"passed": {{\n{passed}\n}},\n"cases": [\n{cases}\n]\n}}\n'
 
 
 def check_writable(path: Path) -> None:
@@ -248,7 +177,3 @@ def _by_group(report: Report) -> dict[str, Counter[str]]:
 
 def _pairs(mapping: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in mapping.items())
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from specgraph_conformance.case import Case
@@ -23,7 +24,6 @@ class CaseResult:
     """The outcome of one case."""
 
     id: str
-    group: str
     property: str
     hazard: str | None
     outcome: Outcome
@@ -31,13 +31,16 @@ class CaseResult:
     """The reason why the case failed, was expected to fail, or is absent. Empty if it passed."""
     cause: str = ""
     """The likely cause of a failure."""
-    seconds: float = 0.0
-    """The wall time, with set-up and compilation. 0 if it is unknown, for example of a case that ended its process."""
+
+    @builtins.property
+    def group(self) -> str:
+        """The part of the id before the first dot."""
+        return self.id.partition(".")[0]
 
 
-def result_of(case: Case, outcome: Outcome, reason: str = "", seconds: float = 0.0) -> CaseResult:
+def result_of(case: Case, outcome: Outcome, reason: str = "") -> CaseResult:
     """Return the result of a case."""
-    return CaseResult(case.id, case.group, case.property, case.hazard, outcome, reason, case.cause, seconds)
+    return CaseResult(case.id, case.property, case.hazard, outcome, reason, case.cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +96,10 @@ class Report:
         """Return the command that runs only this case."""
         return f"specgraph conformance {self.subject.platform} --case {shlex.quote(result.id)}"
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data for `json.dump`, with a digest over all of it."""
-        cases = [asdict(result) for result in self.cases]
-        for data, result in zip(cases, self.cases, strict=True):
-            if result.outcome == "failed":
-                data["rerun"] = self.rerun_command(result)
-            else:
-                del data["cause"]
-        counted = {"counts": self.counts, "problems": list(self.problems)}
-        data = {**asdict(self.subject), **counted, "cases": cases}
-        return {**data, "digest": digest_of(data)}
-
 
 def as_record(report: Report) -> dict[str, Any]:
-    """Return the data of a report as it is kept, with a digest over all of it: the ids of passed cases by group, and
-    outcome and reason of the others. Everything else about a case follows from the suite."""
+    """Return the data of a report for a file, with a digest over all of it: ids of passed cases by group, outcome and
+    reason of the others. Everything else about a case follows from the suite."""
     passed: dict[str, list[str]] = {}
     for result in report.cases:
         if result.outcome == "passed":
@@ -126,15 +117,12 @@ def digest_of(data: Mapping[str, Any]) -> str:
 
 
 def from_json(data: Mapping[str, Any]) -> Report:
-    """Return the report from the data of `Report.as_json` or of `as_record`.
+    """Return the report from the data of `as_record`. Its cases have no properties, hazards, causes or times.
 
     Raises:
         KeyError, TypeError: a field is missing or unknown.
     """
     subject = Subject(**{field.name: data[field.name] for field in fields(Subject)})
-    ids = [id for group in data.get("passed", {}).values() for id in group]
-    found = [{"id": id, "outcome": "passed"} for id in ids] + data["cases"]
-    left_out: dict[str, Any] = {"group": "", "property": "", "hazard": None} if "passed" in data else {}
-    cases = [CaseResult(**{**left_out, **{name: v for name, v in case.items() if name != "rerun"}}) for case in found]
-    cases = [replace(case, group=case.group or case.id.partition(".")[0]) for case in cases]
+    found = [{"id": id, "outcome": "passed"} for ids in data["passed"].values() for id in ids] + data["cases"]
+    cases = [CaseResult(property="", hazard=None, **case) for case in found]
     return Report(subject, cases, data["problems"])

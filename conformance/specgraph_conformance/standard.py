@@ -1,17 +1,16 @@
 """The versioned standard: the cases of each version of the suite, and the cases that a backend must pass per profile.
 
 A report "conforms to drafting 3.0" if every case of that profile is in it, and each passed or is absent for a reason
-that the profile allows. The version is independent of the packages' versions. A minor version only adds cases, so a
-suite of 3.1 still judges reports of 3.0 by the cases of 3.0. A major version begins a new list. Reports of another
-major version are judged by the suite that made them.
+that the profile allows. The version is independent of the packages' versions. Each has its whole list in `lists`, so
+a suite of 3.1 still judges reports of 3.0 by the cases of 3.0. Reports of a version without a list here are judged by
+the suite that made them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,7 @@ from specgraph_conformance.report import CaseResult, Report
 
 SUITE_VERSION = "3.0"
 LISTS = Path(__file__).parent / "lists"
-"""The folder with a file per minor version, such as `3.0.json`: the cases that it adds to the earlier versions."""
-FROZEN: Mapping[str, str] = json.loads((LISTS / "frozen.json").read_text(encoding="utf-8"))
-"""The `digest_of` the file of each released version. A released version keeps exactly these cases."""
-VERSIONS = [f"{SUITE_VERSION.partition('.')[0]}.{minor}" for minor in range(int(SUITE_VERSION.partition(".")[2]) + 1)]
-"""The versions that this suite knows, in order. The last one is its own."""
+"""The folder with the list of cases of each version, such as `3.0.json`."""
 ATTENTION = "{attention}"
 """Stands, in a parameter set, for any attention backend, the core's or the device's own."""
 BASE = ("discovery", "device", "streams", "capture", "replay")
@@ -78,20 +73,11 @@ class Listed:
     """The parameter sets of the case. Empty if it has none."""
 
 
-def digest_of(cases: str) -> str:
-    """Return the SHA-256 of a file's list of cases."""
-    return hashlib.sha256(cases.encode()).hexdigest()
-
-
 @cache
 def listed_cases(version: str = SUITE_VERSION) -> Mapping[str, Listed]:
     """Return the cases of a version, by id without parameters."""
-    out: dict[str, Listed] = {}
-    for name in VERSIONS[: VERSIONS.index(version) + 1]:
-        for id, fields in json.loads((LISTS / f"{name}.json").read_text(encoding="utf-8")).items():
-            added = Listed(**{key: tuple(value) for key, value in fields.items()})
-            out[id] = replace(added, parameters=(*out[id].parameters, *added.parameters)) if id in out else added
-    return out
+    listed = json.loads((LISTS / f"{version}.json").read_text(encoding="utf-8"))
+    return {id: Listed(**{key: tuple(value) for key, value in fields.items()}) for id, fields in listed.items()}
 
 
 def expected_ids(own_attention: Sequence[str], version: str = SUITE_VERSION) -> dict[str, Listed]:
@@ -108,7 +94,7 @@ def expected_ids(own_attention: Sequence[str], version: str = SUITE_VERSION) -> 
 
 def unknown_version(version: str) -> str:
     """Return a sentence if this suite does not know the cases of a report's version. Otherwise return ""."""
-    if version in VERSIONS:
+    if version in {path.stem for path in LISTS.iterdir()}:
         return ""
     return (
         f"it is of suite {version or 'not stated'}, and this is {SUITE_VERSION}: verify it with the suite that made it"

@@ -39,9 +39,7 @@ def complete_report(
             if too_able
             else ""
         )
-        results.append(
-            CaseResult(id, id.partition(".")[0], "What holds.", None, "absent" if reason else "passed", reason)
-        )
+        results.append(CaseResult(id, "What holds.", None, "absent" if reason else "passed", reason))
     about: dict[str, Any] = {
         "platform": "acme",
         "device": "a device",

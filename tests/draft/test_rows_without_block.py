@@ -10,6 +10,7 @@ from draft.pairs import VOCAB, make_head, make_target
 from draft.rounds import make_drafter
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specgraph_models.draft_model import DraftModelHead
 from specgraph_run.decoder import Request, SpeculativeDecoder
 
 from specgraph.config import DraftConfig
@@ -100,3 +101,21 @@ def test_a_decoder_loses_none_unless_it_gives_too_few_blocks(tree, monkeypatch):
         monkeypatch.setattr(f"specgraph_run.decoder.{module}.blocks_needed", blocks_of_the_prompt)
     drafters, metrics = rows_without_block()
     assert drafters >= metrics > 0
+
+
+def test_a_request_has_blocks_for_two_rounds_past_its_last_token():
+    """All drafts are accepted, and a round is launched before the last one is read."""
+    target = make_target()
+    config = DraftConfig(
+        num_speculative_tokens=K, max_num_requests=1, max_model_len=64, block_size=BLOCK, capture_sizes=[1],
+        prefill="eager",
+    )  # fmt: skip
+    decoder = SpeculativeDecoder(target, DraftModelHead(target, target.hidden_size), CpuPlatform(), config)
+    decoder.capture()
+    for max_tokens in range(1, 13):
+        decoder.add(Request(prompt_token_ids=[1, 2, 3], max_tokens=max_tokens))
+    while decoder.num_unfinished:
+        decoder.step()
+    assert decoder.metrics.mean_acceptance_length > 2
+    assert (decoder.drafter.rows_without_block, decoder.metrics.rows_without_block) == (0, 0)
+    decoder.close()

@@ -40,7 +40,7 @@ def replace_function(patch: pytest.MonkeyPatch, place: str, broken: Callable[...
     def replaced(*args: Any, **options: Any) -> Any:
         return broken(real, *args, **options)
 
-    vars(replaced)["on"] = lambda device: replaced  # for ops, see `Op.on`
+    vars(replaced).update(on=lambda device: replaced, reference=getattr(real, "reference", None))  # of ops, see `Op`
     patch.setattr(owner, name, property(replaced) if isinstance(real, property) else replaced)
 
 

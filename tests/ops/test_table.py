@@ -1,4 +1,5 @@
-"""The rows of the op table on the plain torch references, whose schemas and fakes are checked on the way.
+"""The rows of the op table on the plain torch references, whose schemas and fakes are checked on the way. A reference
+that a row compares with is held to a host loop or to float64: `row_oracles.py`.
 
 With the first and the last of a row's parameters: the suite runs them all on the cpu platform, whose ops are these
 references but for the few that host memory has a faster implementation of.
@@ -10,15 +11,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from ops.row_oracles import ORACLES, Judged
 from specgraph_conformance.op_rows import ROWS
-from specgraph_conformance.op_run import run_on
 from specgraph_conformance.op_table import Row
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from specgraph.cpu import CpuPlatform
-from specgraph.ops.library import NAMESPACE
+from specgraph.ops.library import NAMESPACE, declared
 
 SETS = [
     pytest.param(row, parameters, id=f"{row.case.id}[{id}]")
@@ -56,4 +56,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("row", "parameters"), SETS)
 def test_reference(row: Row, parameters: dict[str, Any]) -> None:
     with torch.no_grad(), References():
-        row.check(run_on(CpuPlatform()), torch.Generator().manual_seed(0), **parameters)
+        row.check(Judged(), torch.Generator().manual_seed(0), **parameters)
+
+
+def test_oracles_are_of_ops() -> None:
+    assert ORACLES.keys() <= declared().keys()

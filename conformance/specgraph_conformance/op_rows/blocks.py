@@ -7,18 +7,9 @@ from specgraph.ops import Drafts, Norm, Weight
 from specgraph_models import ops as model_ops
 from torch import Generator, Tensor
 
-from specgraph_conformance.linear_oracles import (
-    EPS,
-    TOLERANCE,
-    expect_magnitudes,
-    first_of_largest,
-    norm_of,
-    normal,
-    normed,
-    uneven,
-)
-from specgraph_conformance.op_table import FLOATS, Run, Table
-from specgraph_conformance.rig import expect_close, expect_equal
+from specgraph_conformance.linear_oracles import EPS, TOLERANCE, expect_magnitudes, norm_of, normal, uneven
+from specgraph_conformance.op_table import FLOATS, Run, Table, expect_reference
+from specgraph_conformance.rig import expect_equal
 
 TABLE = Table()
 MORE_FLOATS = {**FLOATS, "fp16": torch.float16}
@@ -39,16 +30,9 @@ def convolutions(run: Run, g: Generator, dtype: torch.dtype, taps: int) -> None:
         x, residual = (uneven(g, blocks * rows, size, dtype) for _ in range(2))
         base, norm = normal(g, (taps, size), dtype), norm_of(g, size, dtype)
         part = normal(g, (len(x), 2 * taps * groups), dtype)[:, taps * groups :]  # rows of a wider projection
-        wanted = torch.zeros(len(x), size, dtype=torch.float64)
-        for t in range(len(x)):
-            for tap in range(min(taps, t % rows + 1)):
-                added = part[t, tap * groups : (tap + 1) * groups].double().repeat_interleave(size // groups)
-                wanted[t] += x[t - tap].double() * (base[tap].double() + added)
-        seen = run(model_ops.convolve_blocks, x, base, part, rows)
-        expect_close(seen, wanted, TOLERANCE[dtype], "the convolution")
-        total, after = run(model_ops.convolve_and_norm, x, base, part, rows, residual, Norm(norm, EPS))
-        expect_close(total, wanted + residual.double(), TOLERANCE[dtype], "the sum with the residual")
-        expect_close(after, normed(total, norm), TOLERANCE[dtype], "the norm of this sum")
+        given, both = (x, base, part, rows), (residual, Norm(norm, EPS))
+        expect_reference(run, model_ops.convolve_blocks, *given, tolerance=TOLERANCE[dtype])
+        expect_reference(run, model_ops.convolve_and_norm, *given, *both, tolerance=TOLERANCE[dtype])
 
 
 @TABLE.row(
@@ -94,15 +78,10 @@ def draws_from_shortlists(run: Run, g: Generator, dtype: torch.dtype, rows: int)
         before = torch.randint(0, vocab, (rows, 3), generator=g)[:, 1]
         tables = integers(vocab, rank), integers(drafted, rank)
         shortlist = model_ops.Shortlist(ids, integers(rows, count), integers(rows, rank), *tables, before)
-        factors = (shortlist.state * tables[0][before]).double()
-        scores = shortlist.logits.double() + (tables[1][ids].double() * factors[:, None]).sum(-1)
-        whole = torch.full((rows, drafted), float("-inf"), dtype=torch.float64).scatter_(1, ids, scores)
-        wanted = first_of_largest(whole)
         for offsets in (None, torch.randint(0, vocab - drafted, (drafted,), generator=g)):
             tokens = torch.full((rows, 3), -7)
             drafts = Drafts(tokens[:, 1:2], offsets)
-            run(model_ops.draft_from_shortlist, shortlist, drafts, written=[drafts.draft_token_ids])
-            expect_equal(tokens[:, 1], wanted if offsets is None else wanted + offsets[wanted], "the drafts")
+            expect_reference(run, model_ops.draft_from_shortlist, shortlist, drafts, written=[drafts.draft_token_ids])
 
 
 @TABLE.row(
@@ -120,12 +99,8 @@ def recurrent_state(run: Run, g: Generator, dtype: torch.dtype, rows: int) -> No
         table, state = normal(g, (60, size), dtype), normal(g, (rows, state_size), dtype, 0.5)
         taken, kept = (normal(g, (3 * state_size, n), dtype, n**-0.5) for n in (size, state_size))
         ids = torch.randint(0, 60, (rows, 4), generator=g)[:, 2]
-        of_token = (table[ids].double() @ taken.double().T).chunk(3, dim=1)
-        of_state = (state.double() @ kept.double().T).chunk(3, dim=1)
-        reset, update = (torch.sigmoid(of_token[i] + of_state[i]) for i in range(2))
-        new = torch.tanh(of_token[2] + reset * of_state[2])
-        seen = run(model_ops.next_state, ids, table, state, Weight(taken), Weight(kept))
-        expect_close(seen, (1 - update) * new + update * state.double(), TOLERANCE[dtype], "the state")
+        given = ids, table, state, Weight(taken), Weight(kept)
+        expect_reference(run, model_ops.next_state, *given, tolerance=TOLERANCE[dtype])
         weight, added = normal(g, (40, size + state_size), dtype, state_size**-0.5), uneven(g, rows, 40, dtype)
         total = state.double() @ weight.double()[:, size:].T + added.double()
         seen = run(model_ops.silu_of_sum, state, weight[:, size:], added)

@@ -1,4 +1,4 @@
-"""Rows of the mixture of experts, against a float64 loop over rows and their experts."""
+"""Rows of the mixture of experts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from specgraph_models import ops as model_ops
 from specgraph_models.experts import Experts, ExpertsConfig, route
 from torch import Generator, Tensor
 
-from specgraph_conformance.linear_oracles import TOLERANCE, gated, normal
-from specgraph_conformance.op_table import FLOATS, Run, Table
+from specgraph_conformance.linear_oracles import TOLERANCE, normal
+from specgraph_conformance.op_table import FLOATS, Run, Table, expect_reference
 from specgraph_conformance.rig import expect_close
 
 TABLE = Table()
@@ -32,26 +32,6 @@ class Mixture(NamedTuple):
         own = [Weight(w.matrix[first : first + count], w.bias[first : first + count] if w.bias is not None else None)
                for w in (self.gate_up, self.down)]  # fmt: skip
         return self._replace(gate_up=own[0], down=own[1])
-
-    def wanted(self, limit: float) -> Tensor:
-        """Return the weighted sum of each row's experts, in float64."""
-        out = torch.zeros(self.x.shape, dtype=torch.float64)
-        for row, x in enumerate(self.x.double()):
-            for expert, share in zip(self.ids[row].tolist(), self.shares[row].double(), strict=True):
-                both = _product(x, self.gate_up, expert)
-                if limit:
-                    gate, up = both.chunk(2)
-                    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-                    inner = gate * torch.sigmoid(ALPHA * gate) * (up + 1)
-                else:
-                    inner = gated(both)
-                out[row] += share * _product(inner, self.down, expert)
-        return out
-
-
-def _product(x: Tensor, stacked: Weight, expert: int) -> Tensor:
-    out = stacked.matrix[expert].double() @ x
-    return out if stacked.bias is None else out + stacked.bias[expert].double()
 
 
 def make(g: Generator, dtype: torch.dtype, rows: int, experts: int, top_k: int, biases: bool, chosen: int) -> Mixture:
@@ -77,8 +57,7 @@ def make(g: Generator, dtype: torch.dtype, rows: int, experts: int, top_k: int, 
 def expert_mlp(run: Run, g: Generator, dtype: torch.dtype, limit: float, rows: int) -> None:
     for experts, top_k in ((6, 2), (150, 4), (1, 1)):
         mixture = make(g, dtype, rows, experts, top_k, biases=limit > 0, chosen=max(experts - 2, 1))
-        seen = run(model_ops.expert_mlp, *mixture, alpha=ALPHA, limit=limit)
-        expect_close(seen, mixture.wanted(limit), TOLERANCE[dtype], f"{top_k} of {experts} experts")
+        expect_reference(run, model_ops.expert_mlp, *mixture, alpha=ALPHA, limit=limit, tolerance=TOLERANCE[dtype])
 
 
 @TABLE.row(
@@ -93,10 +72,11 @@ def expert_mlp_parts(run: Run, g: Generator, dtype: torch.dtype, parts: int) -> 
     whole.ids[0] = torch.tensor([0, 1])  # a row without an expert in the other parts
     count, total = 6 // parts, torch.zeros(9, SIZE, dtype=torch.float64)
     for first in range(0, 6, count):
-        seen = run(model_ops.expert_mlp, *whole.part(first, count), ALPHA, 0.0, first)
+        given = *whole.part(first, count), ALPHA, 0.0, first
+        seen = expect_reference(run, model_ops.expert_mlp, *given, tolerance=TOLERANCE[dtype])
         assert not first or not seen[0].any(), "a row that has no expert here"
         total += seen.double()
-    expect_close(total, whole.wanted(0.0), 2 * TOLERANCE[dtype], "the sum of the parts")
+    expect_close(total, model_ops.expert_mlp.reference(*whole, ALPHA).double(), 2 * TOLERANCE[dtype], "their sum")
 
 
 @TABLE.row(

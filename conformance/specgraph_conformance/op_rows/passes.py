@@ -1,4 +1,4 @@
-"""Rows of the ops that begin a pass and that advance it by a draft step, against host loops over requests and rows."""
+"""Rows of the ops that begin a pass and that advance it by a draft step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 from specgraph.ops.past_rows import PastRows
 from torch import Tensor
 
-from specgraph_conformance.op_table import Run, Table
+from specgraph_conformance.op_table import Run, Table, expect_reference
 from specgraph_conformance.rig import expect_equal, slot_of
 
 TABLE = Table()
@@ -48,101 +48,29 @@ def a_round(g: torch.Generator, query_len: int) -> RowInputs:
     return RowInputs(torch.tensor(starts), i32(blocks), i32(counts), tokens)
 
 
+PER_REQUEST = ("seq_lens", "step_positions", "step_seq_lens")
+LENGTHS = ("seq_lens", "step_seq_lens")
+
+
 def expect_rows(
     run: Run, plan: RowPlan, given: RowInputs, names: tuple[str, ...], past: PastRows | None = None, num_last: int = 1
 ) -> Rows:
-    """Run the op so that it writes these fields of `Rows`, and check them.
+    """Run the op so that it writes these fields of `Rows`, check them against the reference, and return them.
 
     Args:
         num_last: rows per request in `last_rows`.
     """
-    wanted = {name: tensor for name, tensor in _wanted(plan, given, past, num_last).items() if name in names}
-    out = Rows(**{name: torch.full_like(tensor, -77) for name, tensor in wanted.items()})
-    counted = out.rows_without_block
-    if counted is not None:
-        counted.fill_(7)
-    written = [tensor for tensor in out if tensor is not None]
-    run(ops.begin_rows, given, plan, out, *([] if past is None else [past]), written=written)
-    for name, tensor in wanted.items():
-        expect_equal(getattr(out, name), tensor, name)
-    return out
-
-
-def _wanted(plan: RowPlan, given: RowInputs, past: PastRows | None, num_last: int) -> dict[str, Tensor]:
-    """Return the tensors that `begin_rows` must write, by name, computed request by request and row by row."""
-    starts, blocks = given.start_positions.tolist(), given.block_table.tolist()
-    columns = torch.zeros(len(starts), 0, dtype=torch.int64) if given.token_ids is None else given.token_ids
-    if given.draft_token_ids is not None:
-        columns = torch.cat([columns, given.draft_token_ids], dim=1).clamp(min=0)
-    query_len, rows, limit = columns.shape[1], plan.rows, plan.max_model_len
-    out: dict[str, list[int]] = {name: [] for name in Rows._fields}
-    hidden: list[Tensor] = []
-    without = 7
-    for r, start in enumerate(starts):
-        start += plan.position_offset
-        count = (rows if start >= 0 else 0) if given.num_sampled is None else int(given.num_sampled[r])
-        begin = start + count if plan.after_sampled else max(start - plan.past, 0)
-        end = min(begin + rows, limit) if plan.after_sampled else begin + rows
-        places = [(begin + i, i + count - 1 if plan.after_sampled else begin + i - start) for i in range(rows)]
-        kept = _kept(past, blocks[r], begin, start) if count else {}
-        for row, (position, column) in enumerate(places):
-            token, state, has_slot = plan.filler, torch.zeros(0), False
-            if given.hidden is not None:
-                state = torch.zeros_like(given.hidden[0])
-            if position in kept and past is not None:
-                token, state, has_slot = int(past.token_ids[kept[position]]), past.hidden[kept[position]], True
-            elif 0 <= column < count:
-                has_slot = True
-                token = int(columns[r, column]) if query_len else token
-                state = state if given.hidden is None else given.hidden[r * query_len + column]
-            elif count and column >= count:
-                has_slot = plan.slots_of_rejected or column < count + plan.rows_behind
-            known = 0 <= column < count
-            out["token_ids"].append(token)
-            path, reserved = [*range(row + 1)], limit
-            if given.draft_parents is not None:
-                path, reserved = path_to(given.draft_parents[r].tolist(), row), len(blocks[r]) * plan.block_size
-                word = sum(1 << each for each in path)
-                out["ancestors"].append(word - (1 << 64) if word >> 63 else word)
-            rotary = position if given.draft_parents is None else start + len(path) - 1
-            out["positions"].append(min(rotary, limit - 1) if count else 0)
-            slot = slot_of(position, blocks[r], reserved, plan.block_size) if has_slot else NULL_SLOT
-            out["slot_mapping"].append(slot)
-            out["hidden_rows"].append(r * query_len + column if known else len(starts) * query_len)
-            hidden.append(state)
-        for column in range(query_len):
-            position, known = start + column, column < count
-            out["context_positions"].append(min(position, limit - 1) if known else 0)
-            out["context_slots"].append(slot_of(position, blocks[r], limit, plan.block_size) if known else NULL_SLOT)
-        last = r * rows + max(start - begin + count - 1, 0)
-        out["last_rows"] += range(last, last + num_last)
-        out["seq_lens"].append(end if count else 0)
-        out["step_seq_lens"].append(start + count if count else 0)
-        out["step_positions"].append(min(start + count - 1, limit - 1) if count else 0)
-        if count:
-            end = min(start + count + plan.rows_behind, limit)
-            without += sum(blocks[r][position // plan.block_size] == NULL_BLOCK for position in range(start, end))
-    out |= {"draft_step": [0], "rows_without_block": [without]}
-    lengths = {"seq_lens", "step_seq_lens"}
-    tensors = {name: i32(each) if name in lengths else torch.tensor(each) for name, each in out.items()}
-    return tensors | ({} if given.hidden is None else {"hidden": torch.stack(hidden)})
-
-
-def path_to(parents: list[int], row: int) -> list[int]:
-    """Return the path to a row of a tree: the rows from row 0 on."""
-    return [0] if row == 0 else [*path_to(parents, parents[row - 1]), row]
-
-
-def _kept(past: PastRows | None, blocks: list[int], begin: int, start: int) -> dict[int, tuple[int, int]]:
-    """Return the kept past positions, without a gap up to the batch's first position, with their entries."""
-    found: dict[int, tuple[int, int]] = {}
-    for position in reversed(range(begin, start if past is not None else begin)):
-        assert past is not None
-        entry = blocks[position // PAST_BLOCK], position % PAST_BLOCK % past.positions.shape[1]
-        if entry[0] == NULL_BLOCK or int(past.positions[entry]) != position:
-            break
-        found[position] = entry
-    return found
+    requests = len(given.start_positions)
+    columns = sum(each.shape[1] for each in (given.token_ids, given.draft_token_ids) if each is not None)
+    sizes = dict.fromkeys(Rows._fields, requests * plan.rows) | dict.fromkeys(PER_REQUEST, requests)
+    sizes |= {"last_rows": requests * num_last, "draft_step": 1, "rows_without_block": 1}
+    sizes |= dict.fromkeys(("context_positions", "context_slots"), requests * columns)
+    out = {name: torch.full((sizes[name],), 7, dtype=torch.int32 if name in LENGTHS else torch.int64) for name in names}
+    if given.hidden is not None:
+        out["hidden"] = torch.full((sizes["hidden"], given.hidden.shape[1]), 7.0)
+    rows = Rows(**out)
+    expect_reference(run, ops.begin_rows, given, plan, rows, *([] if past is None else [past]), written=out.values())
+    return rows
 
 
 @TABLE.row(
@@ -312,15 +240,7 @@ def _expect_kept(
     states = torch.randn(len(slots), width, generator=g)
     random = torch.randint(0, 9, (blocks, held), generator=g), torch.randn(blocks, held, width, generator=g)
     into = PastRows(random[0], torch.full((blocks, held), -1), random[1])
-    wanted = PastRows(*(tensor.clone() for tensor in into))
-    for row, slot in enumerate(slots.tolist()):
-        if slot != NULL_SLOT:
-            entry = slot // block_size, slot % block_size % held
-            for tensor, source in zip(wanted, (tokens, positions, states), strict=True):
-                tensor[entry] = source[row]
-    run(ops.keep_rows, tokens, states, positions, slots, into, block_size, written=into)
-    for name, tensor in wanted._asdict().items():
-        expect_equal(getattr(into, name), tensor, name)
+    expect_reference(run, ops.keep_rows, tokens, states, positions, slots, into, block_size, written=into)
 
 
 @TABLE.row(
@@ -400,15 +320,7 @@ def late_tokens(run: Run, g: torch.Generator) -> None:
 
 
 def _expect_advanced(run: Run, lengths: Tensor, table: Tensor, limit: int, block_size: int) -> None:
-    """Advance by three draft steps, and compare each with a host loop."""
-    now, step = lengths.tolist(), torch.tensor([1])
-    positions, slots = torch.full((len(now),), -77), torch.full((len(now),), -77)
-    written = lengths, positions, slots, step
-    for number in range(2, 5):
-        run(ops.advance, *written, table, limit, block_size, written=written)
-        now = [length + 1 if length else 0 for length in now]
-        expect_equal(lengths, i32(now), "lengths")
-        expect_equal(positions, torch.tensor([min(max(n - 1, 0), limit - 1) for n in now]), "positions")
-        wanted = [slot_of(n - 1, row, limit, block_size) for n, row in zip(now, table.tolist(), strict=True)]
-        expect_equal(slots, torch.tensor(wanted), "slots")
-        assert step.tolist() == [number]
+    """Advance by three draft steps, each from the results of the one before."""
+    places = lengths, torch.full(lengths.shape, -77), torch.full(lengths.shape, -77), torch.tensor([1])
+    for _ in range(3):
+        expect_reference(run, ops.advance, *places, table, limit, block_size, written=places)

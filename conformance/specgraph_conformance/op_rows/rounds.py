@@ -1,4 +1,4 @@
-"""Rows of the ops that copy rows and batches, and of the op from a propose to the next verify, against host loops."""
+"""Rows of the ops that copy rows and batches, and of the op from a propose to the next verify."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from specgraph import ops
 from specgraph.ops.copies import BatchTensors
 from specgraph_run.decoder import ops as decoder_ops
 
-from specgraph_conformance.op_table import Run, Table
-from specgraph_conformance.rig import expect_equal
+from specgraph_conformance.op_table import Run, Table, expect_reference
 
 TABLE = Table()
 REQUESTS = 19
@@ -34,7 +33,7 @@ def a_round(
 
 def expect_load(run: Run, given: BatchTensors, requests: int, blocks: int) -> None:
     """Load the batch over a larger one of `requests` requests with `blocks` blocks each, and check the result."""
-    n, query_len = given.sampled_token_ids.shape
+    query_len = given.sampled_token_ids.shape[1]
     held = BatchTensors(
         torch.full((requests, query_len), 77),
         torch.full((requests,), 7, dtype=torch.int32),
@@ -42,15 +41,7 @@ def expect_load(run: Run, given: BatchTensors, requests: int, blocks: int) -> No
         torch.full((requests * query_len, given.aux_hidden.shape[1]), 7.0),
         torch.full((requests, blocks), 77, dtype=torch.int32),
     )
-    wanted = BatchTensors(*(tensor.clone() for tensor in held))
-    for into, source in zip(wanted, given, strict=True):
-        part = into[: len(source)]
-        (part if part.dim() == 1 else part[:, : source.shape[1]]).copy_(source)
-    wanted.num_sampled[n:] = 0
-    wanted.block_table[:n, given.block_table.shape[1] :] = 0
-    run(ops.load_batch, given, held, written=held)
-    for name, tensor in wanted._asdict().items():
-        expect_equal(getattr(held, name), tensor, name)
+    expect_reference(run, ops.load_batch, given, held, written=held)
 
 
 @TABLE.row(
@@ -80,8 +71,7 @@ def wide(run: Run, g: torch.Generator) -> None:
     for size in (12_288, 77):
         source = torch.randn(17, size + 40, generator=g).to(torch.bfloat16)
         out = torch.full((9, size + 8), -7.0, dtype=torch.bfloat16)
-        run(ops.take_rows, source[:, 8 : size + 8], rows, out[:, :size], written=[out[:, :size]])
-        expect_equal(out[:, :size], source[rows, 8 : size + 8], "the selected rows")
+        expect_reference(run, ops.take_rows, source[:, 8 : size + 8], rows, out[:, :size], written=[out[:, :size]])
 
 
 @TABLE.row(
@@ -92,10 +82,8 @@ def wide(run: Run, g: torch.Generator) -> None:
 def take_rows(run: Run, g: torch.Generator) -> None:
     source, rows = torch.randn(170, 24, generator=g), torch.randint(0, 170, (300,), generator=g)
     selected, copy = torch.zeros(300, 24), torch.zeros(170, 24)
-    run(ops.take_rows, source, rows, selected, written=[selected])
-    run(ops.take_rows, source, None, copy, written=[copy])
-    expect_equal(selected, source[rows], "the selected rows")
-    expect_equal(copy, source, "the copy of all rows")
+    expect_reference(run, ops.take_rows, source, rows, selected, written=[selected])
+    expect_reference(run, ops.take_rows, source, None, copy, written=[copy])
 
 
 @TABLE.row(
@@ -109,10 +97,6 @@ def next_verify(run: Run, g: torch.Generator, k: int) -> None:
     tokens = torch.randint(-1, 9, (REQUESTS, 4), generator=g)
     counts = torch.randint(0, 5, (REQUESTS,), generator=g).int()
     starts, wider = torch.randint(0, 500, (REQUESTS,), generator=g), torch.randint(0, 90, (REQUESTS, 7), generator=g)
-    last, copied, each = torch.full((REQUESTS,), -77), torch.full((REQUESTS, k), -77), counts.tolist()
-    positions = [start + count if count else -1 for start, count in zip(starts.tolist(), each, strict=True)]
-    run(decoder_ops.next_verify, tokens, counts, wider[:, :k], starts, last, copied, written=(starts, last, copied))
-    expect_equal(starts, torch.tensor(positions), "positions")
-    latest = [int(row[count - 1]) if count else 0 for row, count in zip(tokens, each, strict=True)]
-    expect_equal(last, torch.tensor(latest), "last tokens")
-    expect_equal(copied, wider[:, :k], "drafts")
+    last, copied = torch.full((REQUESTS,), -77), torch.full((REQUESTS, k), -77)
+    given = tokens, counts, wider[:, :k], starts, last, copied
+    expect_reference(run, decoder_ops.next_verify, *given, written=(starts, last, copied))

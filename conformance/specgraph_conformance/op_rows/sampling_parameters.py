@@ -1,4 +1,4 @@
-"""Rows of the ops of sampling parameters: the tokens that they keep, and penalties, against host loops in float64."""
+"""Rows of the ops of sampling parameters: the tokens that they keep, penalties, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from specgraph_run.decoder import ops as decoder_ops
 from torch import Tensor
 
-from specgraph_conformance.op_table import FLOATS, HALVES, Run, Table
-from specgraph_conformance.rig import expect_close, expect_equal
+from specgraph_conformance.op_table import FLOATS, HALVES, Run, Table, expect_reference
+from specgraph_conformance.rig import expect_close
 
 TABLE = Table()
 
@@ -22,15 +22,6 @@ def parameters(requests: int, vocab: int, **asked: Tensor) -> decoder_ops.Sampli
     return nothing._replace(**asked)
 
 
-def penalised(
-    logit: Tensor, times: int, in_prompt: bool, repetition: float, presence: float, frequency: float
-) -> Tensor:
-    """Return a token's logit after the penalties. The token is in the output `times` times."""
-    if times or in_prompt:
-        logit = logit / repetition if logit > 0 else logit * repetition
-    return logit - frequency * times - presence * bool(times)
-
-
 @TABLE.row(
     "sampling-parameters",
     "Penalties, bias, top_k, top_p and min_p leave each row of a verify the tokens and the logits that a host loop "
@@ -42,45 +33,25 @@ def sampling_parameters(run: Run, g: torch.Generator) -> None:
     logits = torch.randn(4, 12, generator=g) * 2
     drafts = logits[1::2].argmax(-1, keepdim=True)  # the tokens whose logits the penalties change most
     many = torch.randint(-1, 12, (70, 5), generator=g)
-    of_many, each = torch.zeros(70, 12, dtype=torch.int32), torch.arange(12)
-    run(decoder_ops.count_tokens, many, of_many, written=[of_many])
-    expect_equal(of_many, (many[..., None] == each).sum(1).int(), "counts of 70 requests")
+    of_many = torch.zeros(70, 12, dtype=torch.int32)
+    expect_reference(run, decoder_ops.count_tokens, many, of_many, written=[of_many])
     counts, new = torch.zeros(2, 12, dtype=torch.int32), torch.tensor([[3, 3], [1, -1]])
     prompt = torch.zeros(2, 12, dtype=torch.bool)
     prompt[:, 4] = True
-    repetition, presence, frequency = [1.0, 1.5], [0.3, 0.0], [0.5, 0.0]
-    top_k, top_p, min_p = [4, 0], [1.0, 0.6], [0.0, 0.05]
     warm, bias = torch.tensor([1.0, 0.8]), torch.zeros(2, 12)
     bias[1, 9] = 2.0
-    run(decoder_ops.count_tokens, new, counts, written=[counts])
-    counted = [[0, 0, 0, 2, *[0] * 8], [0, 1, *[0] * 10]]
-    expect_equal(counts, torch.tensor(counted, dtype=torch.int32), "counts")
+    expect_reference(run, decoder_ops.count_tokens, new, counts, written=[counts])
     asked = parameters(
-        2, 12, top_k=torch.tensor(top_k), top_p=torch.tensor(top_p), min_p=torch.tensor(min_p),
-        repetition_penalty=torch.tensor(repetition), presence_penalty=torch.tensor(presence),
-        frequency_penalty=torch.tensor(frequency), bias=bias, output_counts=counts, in_prompt=prompt,
+        2, 12, top_k=torch.tensor([4, 0]), top_p=torch.tensor([1.0, 0.6]), min_p=torch.tensor([0.0, 0.05]),
+        repetition_penalty=torch.tensor([1.0, 1.5]), presence_penalty=torch.tensor([0.3, 0.0]),
+        frequency_penalty=torch.tensor([0.5, 0.0]), bias=bias, output_counts=counts, in_prompt=prompt,
     )  # fmt: skip
-    out, logprobs = run(decoder_ops.adjust_logits, logits, warm, asked, drafts), torch.full((2, 2), -7.0)
+    expect_reference(run, decoder_ops.adjust_logits, logits, warm, asked, drafts, tolerance=1e-4)
+    logprobs = torch.full((2, 2), -7.0)
     run(decoder_ops.emitted_logprobs, logits, new, logprobs, written=[logprobs])
     exact = torch.log_softmax(logits.double(), -1)
     picked = torch.stack([exact[0, 3], exact[1, 3], exact[2, 1], torch.tensor(0.0)]).view(2, 2)
     expect_close(logprobs, picked, 1e-4, "logprobs")
-    for row in range(4):
-        r, seen = row // 2, list(counted[row // 2])
-        if row % 2:
-            seen[int(drafts[r])] += 1
-        x = logits[row].double() + bias[r]
-        for token in range(12):
-            x[token] = penalised(
-                x[token], seen[token], bool(prompt[r, token]), repetition[r], presence[r], frequency[r]
-            )
-        p = torch.softmax(x / (1.0, 0.8)[r], -1)
-        order = [token for token in p.argsort(descending=True).tolist() if p[token] >= min_p[r] * p.max()]
-        order = order[: top_k[r] or 12]
-        total = sum(float(p[token]) for token in order)
-        kept = [t for i, t in enumerate(order) if not i or sum(float(p[k]) for k in order[:i]) < top_p[r] * total]
-        assert sorted((out[row] > -1e29).nonzero()[:, 0].tolist()) == sorted(kept), f"tokens kept in row {row}"
-        expect_close(out[row, kept], x[kept], 1e-4, f"logits of row {row}")
 
 
 @TABLE.row(
@@ -96,15 +67,7 @@ def penalties_in_a_tree(run: Run, g: torch.Generator) -> None:
     frequency, presence = torch.tensor([0.7, 1.1]), torch.tensor([0.4, -0.3])
     bits = torch.tensor([sum(1 << (column + 1) for column in path) | 1 << i for i, path in enumerate(paths)] * 2)
     asked = parameters(2, 12, frequency_penalty=frequency, presence_penalty=presence, output_counts=counts)
-    out = run(decoder_ops.adjust_logits, logits, torch.zeros(2), asked, drafts, bits)
-    wanted = logits.double().clone()
-    for r in range(2):
-        for i, path in enumerate(paths):
-            row, drawn = wanted[r * len(paths) + i], [int(drafts[r, column]) for column in path]
-            for token in range(12):
-                times = int(counts[r, token]) + drawn.count(token)
-                row[token] = penalised(row[token], times, False, 1.0, float(presence[r]), float(frequency[r]))
-    expect_close(out, wanted, 1e-5, "logits")
+    expect_reference(run, decoder_ops.adjust_logits, logits, torch.zeros(2), asked, drafts, bits, tolerance=1e-5)
 
 
 @TABLE.row(
@@ -127,15 +90,8 @@ def parameters_of_a_drafter(run: Run, g: torch.Generator) -> None:
         bias=bias, output_counts=counts, in_prompt=prompt,
     )  # fmt: skip
     offsets = to_target - torch.arange(len(to_target))
-    everywhere = torch.full((requests,), -1)
-    out = run(decoder_ops.adjust_logits, logits, torch.zeros(requests), asked, drafted, everywhere, offsets)
-    wanted = logits.double().clone()
-    for r in range(requests):
-        for column, token in enumerate(to_target.tolist()):
-            times = int(counts[r, token]) + drafted[r].tolist().count(token)
-            x, own = wanted[r, column] + bias[r, token], [float(each[r]) for each in (repetition, presence, frequency)]
-            wanted[r, column] = penalised(x, times, bool(prompt[r, token]), *own)
-    expect_close(out, wanted, 1e-5, "logits")
+    given = logits, torch.zeros(requests), asked, drafted, torch.full((requests,), -1), offsets
+    expect_reference(run, decoder_ops.adjust_logits, *given, tolerance=1e-5)
 
 
 @TABLE.row(

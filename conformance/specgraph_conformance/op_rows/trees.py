@@ -15,9 +15,9 @@ from specgraph_run.decoder import ops as decoder_ops
 from torch import Tensor
 
 from specgraph_conformance.noise_oracles import RESAMPLE, drawn
-from specgraph_conformance.op_rows.passes import PLACES, expect_rows, path_to
-from specgraph_conformance.op_table import FLOATS, Run, Table
-from specgraph_conformance.rig import expect_close, expect_equal, slot_of
+from specgraph_conformance.op_rows.passes import PLACES, expect_rows
+from specgraph_conformance.op_table import FLOATS, Run, Table, expect_reference
+from specgraph_conformance.rig import expect_close, slot_of
 
 TABLE = Table()
 BLOCK = 16
@@ -173,7 +173,7 @@ class Trees:
 
     def line(self, request: int, row: int) -> list[int]:
         """Return the path to a row: the rows from row 0 on."""
-        return path_to(self.parents[request], row)
+        return [0] if row == 0 else [*self.line(request, self.parents[request][row - 1]), row]
 
     def slots(self, request: int) -> list[int]:
         """Return the slot of each row."""
@@ -276,20 +276,7 @@ def places_of_many_trees(run: Run, g: torch.Generator) -> None:
     out = {"positions": full(requests * k), "slot_mapping": full(requests * k)}
     out |= {"seq_lens": full(requests, dtype=torch.int32), "draft_step": torch.tensor([2])}
     base, limits = (lengths.int(), (lengths - 1).clamp(min=0)), {"max_model_len": limit, "block_size": BLOCK}
-    run(ops.advance_tree, *base, table, tree_len=tree_len, **limits, **out, written=out.values())
-    before: list[int] = lengths.tolist()
-    assert out["seq_lens"].tolist() == [n + tree_len if n else 0 for n in before]
-    wanted = torch.tensor([min(n + 2, limit - 1) for n in before for _ in range(k)])
-    live = lengths.repeat_interleave(k) > 0
-    expect_equal(out["positions"][live], wanted[live], "positions of a tree's rows")
-    # The rows of step 2 follow 2 k other rows. A tree's rows have slots past max_model_len too.
-    slots = [
-        slot_of(n + 2 * k + j, row, 6 * BLOCK, BLOCK) if n else -1
-        for n, row in zip(before, table.tolist(), strict=True)
-        for j in range(k)
-    ]
-    expect_equal(out["slot_mapping"], torch.tensor(slots), "slots of a tree's rows")
-    assert out["draft_step"].tolist() == [3]
+    expect_reference(run, ops.advance_tree, *base, table, tree_len=tree_len, **limits, **out, written=out.values())
 
 
 @TABLE.row(
@@ -307,14 +294,7 @@ def many_moves_of_kv(run: Run, g: torch.Generator, moves: int) -> None:
     source = slots.roll(1)  # each goes to the slot of the next: copies in sequence would overwrite each other
     source[::5], to = 0, slots.clone()
     to[::5] = 0
-    wanted = held.clone()
-    for part in (0, 1):
-        cells = held[:, part].flatten(0, 1)
-        moved = cells.clone()
-        moved[to] = cells[source]
-        wanted[:, part] = moved.view(blocks, BLOCK, heads, dim)
-    run(decoder_ops.move_kv, *held.unbind(1), source, to, written=[held])
-    expect_equal(held, wanted, "keys and values")
+    expect_reference(run, decoder_ops.move_kv, *held.unbind(1), source, to, written=[held])
 
 
 @TABLE.row(
@@ -429,11 +409,6 @@ def paths_of_many_trees(run: Run, g: torch.Generator, kind: tuple[int, bool]) ->
     assert max(len(path) for path, _ in wanted) > 3, "no path has three drafts"
     before = torch.arange(33.0 * BLOCK).view(33, BLOCK, 1, 1)
     keys, values = before.clone(), -before
-    run(decoder_ops.move_kv, keys, values, path.from_slots, path.to_slots, written=(keys, values))
-    moved = before.clone()
-    for r, (own, _) in enumerate(wanted):
-        slots = trees.slots(r) if trees.starts[r] >= 0 else [0] * rows
-        for place, row in enumerate(own):
-            moved.view(-1)[slots[place]] = before.view(-1)[slots[row]]
-    expect_equal(keys, moved, "keys")
-    expect_equal(values, -moved, "values")
+    moves = path.from_slots, path.to_slots
+    expect_reference(run, decoder_ops.move_kv, keys, values, *moves, written=(keys, values))
+    assert not torch.equal(keys, before), "no keys move"
