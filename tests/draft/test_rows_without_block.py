@@ -103,19 +103,27 @@ def test_a_decoder_loses_none_unless_it_gives_too_few_blocks(tree, monkeypatch):
     assert drafters >= metrics > 0
 
 
-def test_a_request_has_blocks_for_two_rounds_past_its_last_token():
-    """All drafts are accepted, and a round is launched before the last one is read."""
+@pytest.mark.parametrize("enough", [True, False])
+def test_a_request_has_blocks_for_the_rounds_past_its_last_token(enough, monkeypatch):
+    """All drafts are accepted, and a round is launched before the last one is read: its rows lie past the end."""
     target = make_target()
     config = DraftConfig(
-        num_speculative_tokens=K, max_num_requests=1, max_model_len=64, block_size=BLOCK, capture_sizes=[1],
-        prefill="eager",
+        num_speculative_tokens=K, max_num_requests=2, max_model_len=96, block_size=BLOCK, capture_sizes=[2],
+        prefill="eager", decode="eager",
     )  # fmt: skip
+
+    def up_to_its_last_token(request: Request, config: DraftConfig, query_len: int) -> int:
+        return -(-(len(request.prompt_token_ids) + request.max_tokens) // config.block_size)
+
+    for module in () if enough else ("admission", "decoder"):
+        monkeypatch.setattr(f"specgraph_run.decoder.{module}.blocks_needed", up_to_its_last_token)
     decoder = SpeculativeDecoder(target, DraftModelHead(target, target.hidden_size), CpuPlatform(), config)
     decoder.capture()
-    for max_tokens in range(1, 13):
+    decoder.add(Request(prompt_token_ids=[4, 5], max_tokens=80))
+    for max_tokens in range(1, 9):
         decoder.add(Request(prompt_token_ids=[1, 2, 3], max_tokens=max_tokens))
     while decoder.num_unfinished:
         decoder.step()
-    assert decoder.metrics.mean_acceptance_length > 2
-    assert (decoder.drafter.rows_without_block, decoder.metrics.rows_without_block) == (0, 0)
+    assert decoder.metrics.mean_acceptance_length == K + 1
+    assert (decoder.metrics.rows_without_block == 0) == enough
     decoder.close()

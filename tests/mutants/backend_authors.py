@@ -18,7 +18,7 @@ from specgraph.cpu.pool import CpuGraphPool
 from specgraph.cpu.recorder import Recorder
 from specgraph.cpu.stream import CpuStream
 from specgraph.cpu.tasks import Task, UpdateMode
-from specgraph.ops.begin_rows import RowPlan
+from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 
 
 @mutant("base-freed-under-a-view")
@@ -149,12 +149,14 @@ def counted_without_the_offset(real: Any, given: Any, plan: RowPlan, rows: Any, 
         count.copy_(scratch.rows_without_block)
 
 
-@mutant("rows-without-block-uncounted-end", "specgraph.ops.begin_rows:count_rows_without_block")
-def counted_past_the_end(
-    real: Any, counted: Tensor, start: Any, count: Any, table: Tensor, most: int, limit: int, *rest: Any
-) -> None:
+@mutant("rows-without-block-uncounted-end", "specgraph.ops:begin_rows")
+def counted_past_the_end(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, *past: Any) -> None:
     """Rows past max_model_len are counted, as long as the block table reaches."""
-    real(counted, start, count, table, most, table.shape[1] * rest[0], *rest)
+    others = Rows(*(None if tensor is None else tensor.clone() for tensor in rows))
+    real(given, plan, rows, *past)
+    if rows.rows_without_block is not None and others.rows_without_block is not None:
+        real(given, plan._replace(max_model_len=given.block_table.shape[1] * plan.block_size), others, *past)
+        rows.rows_without_block.copy_(others.rows_without_block)
 
 
 @mutant("failed-update-drops-the-pending-one", "specgraph.cpu.tasks:UpdateMode.__init__")

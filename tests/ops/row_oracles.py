@@ -8,11 +8,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from itertools import product
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from specgraph_conformance.linear_oracles import TOLERANCE, first_of_largest, gated, normed
+from specgraph_conformance.noise_oracles import ACCEPT, RESAMPLE, drawn, uniform
 from specgraph_conformance.op_run import run_on
 from specgraph_conformance.rig import expect_close, expect_equal, slot_of
 from torch import Tensor
@@ -383,3 +386,102 @@ def next_state(before: SimpleNamespace, after: SimpleNamespace, seen: Tensor) ->
     reset, update = (torch.sigmoid(of_token[i] + of_state[i]) for i in range(2))
     new = torch.tanh(of_token[2] + reset * of_state[2])
     expect_close(seen, (1 - update) * new + update * state, TOLERANCE[before.state.dtype], "the state")
+
+
+def _to_target(token: int, draft_to_target: Tensor | None) -> int:
+    return token if draft_to_target is None else token + int(draft_to_target[token])
+
+
+def _ordered(scores: list[float]) -> list[int]:
+    """Return the places of the scores, best first. Of equals, up to rounding, the first one comes first."""
+    return sorted(range(len(scores)), key=lambda i: (-round(scores[i], 4), i))
+
+
+@oracle
+def grow_tree(before: SimpleNamespace, after: SimpleNamespace, results: None) -> None:
+    """By a search over the whole vocabulary, after the beams that were there."""
+    step, (requests, k), first = int(before.draft_step), before.beams.candidates.shape, before.first
+    begin = 0 if first else k + (step - 1) * k * k
+    rows = before.logits.double().view(requests, -1, before.logits.shape[1])
+    for r in range(requests):
+        found: list[tuple[float, int, int]] = []  # score, token, parent's number
+        for b, row in enumerate(rows[r]):
+            best = [t for _, t in sorted((-value, t) for t, value in enumerate(row.tolist()))][:k]
+            score, number = (
+                (0.0, -1) if first else (float(before.beams.scores[r, b]), int(before.beams.candidates[r, b]))
+            )
+            shares = row.log_softmax(0)
+            found += [(score + float(shares[t]), _to_target(t, before.draft_to_target), number) for t in best]
+        own = slice(begin, begin + len(found))
+        assert after.candidates.token_ids[r, own].tolist() == [token for _, token, _ in found], f"tokens of request {r}"
+        assert after.candidates.parents[r, own].tolist() == [parent for *_, parent in found], f"parents of request {r}"
+        scores = torch.tensor([score for score, *_ in found], dtype=torch.float64)
+        expect_close(after.candidates.scores[r, own], scores, 1e-4, f"scores of request {r}")
+        expanded = [begin + i for i in _ordered(scores.tolist())[:k]]
+        assert after.beams.candidates[r].tolist() == expanded, f"expanded nodes of request {r}"
+
+
+@oracle
+def choose_nodes(before: SimpleNamespace, after: SimpleNamespace, results: None) -> None:
+    for r, scores in enumerate(before.candidates.scores.tolist()):
+        tokens, parents = (part[r].tolist() for part in (before.candidates.token_ids, before.candidates.parents))
+        chosen = sorted(_ordered(scores)[: after.tree.token_ids.shape[1]])
+        assert after.tree.token_ids[r].tolist() == [tokens[i] for i in chosen], f"tokens of request {r}"
+        rows = [0 if parents[i] < 0 else 1 + chosen.index(parents[i]) for i in chosen]
+        assert after.tree.parents[r].tolist() == rows, f"parents of request {r}"
+
+
+@oracle
+def draft_block_tree(before: SimpleNamespace, after: SimpleNamespace, results: None) -> None:
+    """The best of all paths."""
+    requests, nodes = before.tree.token_ids.shape
+    logits = before.logits.double().view(requests, -1, before.logits.shape[1])
+    steps, k = logits.shape[1], before.top_k
+    for r in range(requests):
+        scores = logits[r].log_softmax(-1).tolist()
+        best = [[t for _, t in sorted((-value, t) for t, value in enumerate(row))][:k] for row in logits[r].tolist()]
+        paths = [path for length in range(1, steps + 1) for path in product(range(k), repeat=length)]
+        total = {path: sum(scores[i][best[i][j]] for i, j in enumerate(path)) for path in paths}
+        ranked = sorted((-round(total[path], 4), len(path), path) for path in paths)
+        chosen = [path for _, _, path in sorted(ranked[:nodes], key=itemgetter(1, 2))]
+        wanted = [_to_target(best[len(p) - 1][p[-1]], before.draft_to_target) for p in chosen]
+        assert after.tree.token_ids[r].tolist() == wanted, f"tokens of request {r}"
+        follows = [1 + chosen.index(p[:-1]) if len(p) > 1 else 0 for p in chosen]
+        assert after.tree.parents[r].tolist() == follows, f"parents of request {r}"
+
+
+@oracle
+def verify_tree(before: SimpleNamespace, after: SimpleNamespace, results: None) -> None:
+    """The path that the target's tokens follow, drawn with the noise of their positions, or to the depth by chance."""
+    how, starts, tree = before.acceptance, before.start_positions.tolist(), before.tree
+    requests, rows = len(starts), tree.token_ids.shape[1] + 1
+    most = after.sampled.token_ids.shape[1]
+    logits, slots = before.target_logits.view(requests, rows, -1), before.slot_mapping.view(requests, rows).tolist()
+    places, sources, targets = (part.view(requests, -1).tolist() for part in after.path)
+    for r, start in enumerate(starts):
+        tokens, parents = tree.token_ids[r].tolist(), tree.parents[r].tolist()
+        path, last = [0], 0
+        while start >= 0:
+            warm = 0.0 if how.temperature is None else float(how.temperature[r])
+            seed = 0 if how.seeds is None else int(how.seeds[r])
+            last, lead = drawn(logits[r, path[-1]], seed, start + len(path), RESAMPLE, warm)
+            assert lead > 1e-3, "too close to call: change the seed of the row"
+            match = [i + 1 for i, parent in enumerate(parents) if parent == path[-1] and tokens[i] == last]
+            if how.chances is not None:  # place i + 1 is row N - S + i
+                number, place = uniform(seed, start + len(path), ACCEPT, 1)[0], len(path) - 1
+                match = [rows - most + len(path)] if place < most - 1 and number < how.chances[place] else []
+            if not match:
+                break
+            path.append(match[0])
+        own = [*(tokens[row - 1] for row in path[1:]), last] if start >= 0 else []
+        assert int(after.sampled.num_sampled[r]) == len(own), f"request {r} accepts the path {path}"
+        assert after.sampled.token_ids[r].tolist() == own + [-1] * (most - len(own)), f"tokens of request {r}"
+        if start < 0:
+            assert sources[r] == targets[r], "keys of an inert request move"
+            continue
+        behind = most - len(path) if how.chances is None else 0
+        known = [r * rows + row for row in [*path, *[path[-1]] * behind]]
+        assert places[r][: len(known)] == known, f"path of request {r}"
+        moves = {slots[r][i]: slots[r][row] for i, row in enumerate(path) if i != row}
+        made = dict(zip(targets[r], sources[r], strict=True))
+        assert {to: source for to, source in made.items() if to != source} == moves, f"moves of request {r}"
