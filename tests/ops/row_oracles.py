@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from specgraph_conformance.linear_oracles import TOLERANCE, first_of_largest, gated, normed
+from specgraph_conformance.linear_oracles import TOLERANCE, expect_magnitudes, first_of_largest, gated, normed
 from specgraph_conformance.noise_oracles import ACCEPT, RESAMPLE, drawn, uniform
 from specgraph_conformance.op_run import run_on
 from specgraph_conformance.rig import expect_close, expect_equal, slot_of
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specgraph.attention import NULL_BLOCK, NULL_SLOT
 from specgraph.cpu import CpuPlatform
-from specgraph.ops import RowPlan
+from specgraph.ops import Norm, RowPlan, Weight
 from specgraph.ops.begin_rows import RowInputs
 from specgraph.ops.past_rows import PastRows
 
@@ -485,3 +485,49 @@ def verify_tree(before: SimpleNamespace, after: SimpleNamespace, results: None) 
         moves = {slots[r][i]: slots[r][row] for i, row in enumerate(path) if i != row}
         made = dict(zip(targets[r], sources[r], strict=True))
         assert {to: source for to, source in made.items() if to != source} == moves, f"moves of request {r}"
+
+
+def _wide(weight: Weight) -> Tensor:
+    """Return the matrix in float64, with its scales multiplied out."""
+    matrix, scale = weight.matrix.double(), weight.scale
+    return (
+        matrix if scale is None else (matrix.view(*scale.shape[::-1], -1) * scale.double().t()[:, :, None]).flatten(1)
+    )
+
+
+def _linear(x: Tensor, weight: Weight, norm: Norm | None = None) -> Tensor:
+    y = x.double() if norm is None else normed(x, *norm)
+    return y @ _wide(weight).T + (0 if weight.bias is None else weight.bias.double())
+
+
+@oracle
+def norm_linear(before: SimpleNamespace, after: SimpleNamespace, seen: Tensor) -> None:
+    added = 0 if before.residual is None else before.residual.double()
+    expect_magnitudes(seen, _linear(before.x, before.weight, before.norm) + added, "the linear")
+
+
+@oracle
+def norm_gate_up(before: SimpleNamespace, after: SimpleNamespace, seen: Tensor) -> None:
+    expect_magnitudes(seen, gated(_linear(before.x, before.weight, before.norm)), "the gate")
+
+
+@oracle
+def pair_linear(before: SimpleNamespace, after: SimpleNamespace, seen: Tensor) -> None:
+    pair = before.pair
+    parts = (pair.table[before.token_ids], pair.table_norm), (before.hidden, pair.hidden_norm)
+    both = torch.cat([normed(values, norm, pair.eps) for values, norm in parts], dim=-1)
+    expect_magnitudes(seen, _linear(both, before.weight), "the linear of a pair")
+
+
+@oracle
+def linear_norm_linear(before: SimpleNamespace, after: SimpleNamespace, seen: Any) -> None:
+    total = _linear(before.x, before.weight) + before.residual.double()
+    expect_magnitudes(seen[0], total, "the sum")
+    expect_magnitudes(seen[1], _linear(total, before.following, before.norm), "the second linear")
+
+
+@oracle
+def linear_norm_gate_up(before: SimpleNamespace, after: SimpleNamespace, seen: Any) -> None:
+    total = _linear(before.x, before.weight) + before.residual.double()
+    expect_magnitudes(seen[0], total, "the sum")
+    expect_magnitudes(seen[1], gated(_linear(total, before.following, before.norm)), "the gate")

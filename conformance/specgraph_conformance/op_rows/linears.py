@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from specgraph import ops
@@ -13,8 +13,7 @@ from specgraph_models import ops as model_ops
 from torch import Generator, Tensor
 
 from specgraph_conformance.linear_oracles import EPS, expect_magnitudes, gated, norm_of, normal, normed, uneven
-from specgraph_conformance.op_table import FLOATS, HALVES, Run, Table
-from specgraph_conformance.rig import expect_close
+from specgraph_conformance.op_table import FLOATS, HALVES, Run, Table, expect_reference
 
 TABLE = Table()
 
@@ -41,21 +40,9 @@ PAIRS = list(product((False, True), repeat=2))
 """(the embedding is normalised, the hidden state is normalised)."""
 
 
-class Made(NamedTuple):
-    """A weight, and the same matrix in float64 with its scales multiplied out."""
-
-    weight: Weight
-    wide: Tensor
-
-    def product(self, x: Tensor) -> Tensor:
-        """Return x @ weight.T + bias in float64."""
-        bias = self.weight.bias
-        return x.double() @ self.wide.T + (0 if bias is None else bias.double())
-
-
 def make(
     g: Generator, rows: int, columns: int, dtype: torch.dtype, bias: bool = True, groups: int = 0, gain: float = 1.0
-) -> Made:
+) -> Weight:
     """Make a weight [rows, columns].
 
     Args:
@@ -64,12 +51,14 @@ def make(
     """
     added = normal(g, (rows,), dtype, gain) if bias else None
     if not groups:
-        matrix = normal(g, (rows, columns), dtype, gain * columns**-0.5)
-        return Made(Weight(matrix, added), matrix.double())
+        return Weight(normal(g, (rows, columns), dtype, gain * columns**-0.5), added)
     values = normal(g, (rows, columns), torch.float32, 60.0).to(FP8)
-    scale = (0.5 + torch.rand(groups, rows, generator=g)) * gain / (60 * columns**0.5)
-    wide = values.double().view(rows, groups, -1) * scale.double().t()[:, :, None]
-    return Made(Weight(values, added, scale), wide.flatten(1))
+    return Weight(values, added, (0.5 + torch.rand(groups, rows, generator=g)) * gain / (60 * columns**0.5))
+
+
+def expect_linear(run: Run, op: Any, *given: Any) -> None:
+    """Check an op of linears. Errors in small rows count as much as errors in large rows."""
+    expect_reference(run, op, *given, compare=expect_magnitudes)
 
 
 def check_linears(
@@ -85,52 +74,23 @@ def check_linears(
     """Check linears over rows of three magnitudes. The eps is as large as the mean square of the smallest rows."""
     (size, width, inner), half = sizes, sizes.size // 2
     x, hidden, residual = (uneven(g, rows, n, dtype) for n in (size, half, width))
-    norm, halves = norm_of(g, size, dtype), [norm_of(g, half, dtype) for _ in range(2)]
+    norm, halves = Norm(norm_of(g, size, dtype), EPS), [norm_of(g, half, dtype) for _ in range(2)]
     plain, gate_up = (make(g, n, size, dtype, True, groups) for n in (width, 2 * inner))
-    what = f"over {groups} scales per row" if groups else ""
-    if "plain" in parts:
-        for normalised, bias, added in choices:
-            used = plain if bias else Made(plain.weight._replace(bias=None), plain.wide)
-            given = x, Norm(norm, EPS) if normalised else None, used.weight, residual if added else None
-            wanted = used.product(normed(x, norm if normalised else None)) + (residual.double() if added else 0)
-            expect_magnitudes(
-                run(ops.norm_linear, *given), wanted, f"norm_linear {Parts(normalised, bias, added)} {what}"
-            )
-    if "gated" in parts:
-        for normalised, bias in [(True, True), (True, False), (False, True)]:
-            used = gate_up if bias else Made(gate_up.weight._replace(bias=None), gate_up.wide)
-            seen = run(model_ops.norm_gate_up, x, Norm(norm, EPS) if normalised else None, used.weight)
-            wanted = gated(used.product(normed(x, norm if normalised else None)))
-            expect_magnitudes(seen, wanted, f"norm_gate_up with{'' if bias else 'out'} bias {what}")
-    if "pair" in parts:
-        table, ids = normal(g, (50, half), dtype), torch.arange(rows) * 7 % 50
-        for first, second in PAIRS:
-            pair = PairInput(table, halves[0] if first else None, halves[1] if second else None, EPS)
-            both = torch.cat((normed(table[ids], pair.table_norm), normed(hidden, pair.hidden_norm)), dim=-1)
-            seen = run(model_ops.pair_linear, ids, hidden, pair, plain.weight)
-            expect_magnitudes(seen, plain.product(both), f"pair_linear {(first, second)} {what}")
-    if "two" in parts:
-        check_two(run, g, dtype, rows, sizes, groups)
-
-
-def check_two(run: Run, g: Generator, dtype: torch.dtype, rows: int, sizes: Sizes, groups: int = 0) -> None:
-    """Check two linears with the residual sum and the norm between them, with and without biases."""
-    size, width, inner = sizes
-    x, residual, norm = normal(g, (rows, size), dtype), uneven(g, rows, size, dtype), norm_of(g, size, dtype)
-    for bias in (True, False):
-        first = make(g, size, size, dtype, bias, groups, gain=0.4)
-        following, gate_up = (make(g, n, size, dtype, bias, groups) for n in (width, 2 * inner))
-        total = first.product(x) + residual.double()
-        before = x, first.weight, residual, Norm(norm, EPS)
-        seen = (
-            *run(model_ops.linear_norm_linear, *before, following.weight),
-            *run(model_ops.linear_norm_gate_up, *before, gate_up.weight),
-        )
-        products = following.product(normed(total, norm)), gated(gate_up.product(normed(total, norm)))
-        wanted = total, products[0], total, products[1]
-        names = "sum", "second product", "sum before the gate", "gated product"
-        for values, expected, name in zip(seen, wanted, names, strict=True):
-            expect_magnitudes(values, expected, f"{name} with{'' if bias else 'out'} biases")
+    for normalised, bias, added in choices if "plain" in parts else ():
+        weight = plain if bias else plain._replace(bias=None)
+        expect_linear(run, ops.norm_linear, x, norm if normalised else None, weight, residual if added else None)
+    for normalised, bias in [(True, True), (True, False), (False, True)] if "gated" in parts else ():
+        weight = gate_up if bias else gate_up._replace(bias=None)
+        expect_linear(run, model_ops.norm_gate_up, x, norm if normalised else None, weight)
+    table, ids = normal(g, (50, half), dtype), torch.arange(rows) * 7 % 50
+    for first, second in PAIRS if "pair" in parts else ():
+        pair = PairInput(table, halves[0] if first else None, halves[1] if second else None, EPS)
+        expect_linear(run, model_ops.pair_linear, ids, hidden, pair, plain)
+    for bias in (True, False) if "two" in parts else ():  # with the residual sum and the norm between them
+        first_linear = make(g, size, size, dtype, bias, groups, gain=0.4)
+        before = normal(g, (rows, size), dtype), first_linear, uneven(g, rows, size, dtype), norm
+        expect_linear(run, model_ops.linear_norm_linear, *before, make(g, width, size, dtype, bias, groups))
+        expect_linear(run, model_ops.linear_norm_gate_up, *before, make(g, 2 * inner, size, dtype, bias, groups))
 
 
 @TABLE.row(
@@ -215,12 +175,8 @@ def linears_of_many_columns(run: Run, g: Generator, rows: int) -> None:
     dtype, size = torch.bfloat16, 512
     x, norm = uneven(g, rows, size, dtype), norm_of(g, size, dtype)
     for columns in (3000, 9000):
-        made = make(g, columns, size, dtype, bias=False)
-        seen = run(ops.norm_linear, x, Norm(norm, EPS), made.weight)
-        expect_magnitudes(seen, made.product(normed(x, norm)), f"a linear of {columns} columns")
-    made = make(g, 2 * 14000, size, dtype, bias=False)
-    seen = run(model_ops.norm_gate_up, x, Norm(norm, EPS), made.weight)
-    expect_magnitudes(seen, gated(made.product(normed(x, norm))), "a gated linear of 14,000 columns")
+        expect_linear(run, ops.norm_linear, x, Norm(norm, EPS), make(g, columns, size, dtype, bias=False))
+    expect_linear(run, model_ops.norm_gate_up, x, Norm(norm, EPS), make(g, 2 * 14000, size, dtype, bias=False))
 
 
 MLPS = [(12288, 2048, 70), (9728, 2048, 40), (17408, 1024, 5)]
@@ -243,11 +199,12 @@ def mlp_of_many_requests(run: Run, g: Generator, mlp: tuple[int, int, int]) -> N
     x, middle = uneven(g, rows, size, dtype), uneven(g, rows, inner, dtype)
     residual, norm = uneven(g, rows, size, dtype), norm_of(g, size, dtype)
     total = down.product(middle) + residual.double()
+    product = normed(total, norm) @ last.matrix.double().T
     gate = run(model_ops.norm_gate_up, x, Norm(norm, EPS), gate_up.weight)
     expect_magnitudes(gate, gated(gate_up.product(normed(x, norm))), "the gate")
     expect_magnitudes(run(ops.norm_linear, middle, None, down.weight, residual), total, "the second linear")
-    seen = run(model_ops.linear_norm_linear, middle, down.weight, residual, Norm(norm, EPS), last.weight)
-    for values, wanted, name in zip(seen, (total, last.product(normed(total, norm))), ("sum", "linear"), strict=True):
+    seen = run(model_ops.linear_norm_linear, middle, down.weight, residual, Norm(norm, EPS), last)
+    for values, wanted, name in zip(seen, (total, product), ("sum", "linear"), strict=True):
         expect_magnitudes(values, wanted, f"the {name} after it")
 
 
@@ -278,15 +235,11 @@ def few_rows_after_many(run: Run, g: Generator) -> None:
     dtype, size = torch.bfloat16, 512
     x, norm = uneven(g, 300, size, dtype), norm_of(g, size, dtype)
     made, square = (make(g, size, size, dtype, bias=False) for _ in range(2))
-    wide = made.product(normed(x, norm))
-    total = square.product(x) + x.double()
     for rows in (300, 3, 130, 1, 64, 2, 300, 17):
         part, scale = x[:rows], Norm(norm, EPS)
-        seen = run(ops.norm_linear, part, scale, made.weight), run(model_ops.norm_gate_up, part, scale, made.weight)
-        both = run(model_ops.linear_norm_linear, part, square.weight, part, scale, made.weight)
-        wanted = wide, gated(wide), total, made.product(normed(total, norm))
-        for values, expected in zip((*seen, *both), wanted, strict=True):
-            expect_magnitudes(values, expected[:rows], f"a linear of {rows} rows")
+        expect_linear(run, ops.norm_linear, part, scale, made)
+        expect_linear(run, model_ops.norm_gate_up, part, scale, made)
+        expect_linear(run, model_ops.linear_norm_linear, part, square, part, scale, made)
 
 
 @TABLE.row(
@@ -300,8 +253,8 @@ def few_rows_after_many(run: Run, g: Generator) -> None:
 )
 def sums_round_once(run: Run, g: Generator, dtype: torch.dtype, rows: int) -> None:
     x, made = normal(g, (rows, 14336), dtype), make(g, 64, 14336, dtype, bias=False)
-    wanted = made.product(x)
-    error = float((run(ops.norm_linear, x, None, made.weight).double() - wanted).square().mean().sqrt())
+    wanted = x.double() @ made.matrix.double().T
+    error = float((run(ops.norm_linear, x, None, made).double() - wanted).square().mean().sqrt())
     limit = torch.finfo(dtype).eps * float(wanted.square().mean().sqrt())
     assert error < limit, f"the root mean square of the error is {error:.2g} instead of at most {limit:.2g}"
 
@@ -315,5 +268,5 @@ def sums_round_once(run: Run, g: Generator, dtype: torch.dtype, rows: int) -> No
 def embedding_of_a_large_vocabulary(run: Run, g: Generator) -> None:
     ids, table, hidden = torch.tensor([69_999, 66_000, 65_535]), normal(g, (70_000, 32)), normal(g, (3, 32))
     made = make(g, 16, 64, torch.float32)
-    seen = run(model_ops.pair_linear, ids, hidden, PairInput(table, None, None, EPS), made.weight)
-    expect_close(seen, made.product(torch.cat((table[ids], hidden), dim=-1)), 1e-3, "pair_linear")
+    pair = PairInput(table, None, None, EPS)
+    expect_reference(run, model_ops.pair_linear, ids, hidden, pair, made, tolerance=1e-3)
