@@ -29,8 +29,8 @@ CLASSES = {
 def with_the_plugin(stock: type) -> type:
     """Return the class that `adopt` gives an object of `stock`, for objects that tests make without a constructor."""
     made: Any = type(f"Specgraph{stock.__name__}", (Speculator, stock), {"draft_logits": None})
-    made.start_specgraph(made, Settings(when_unsupported="vllm"), (), forward_context=None, ranks=None)
-    made.counts = ProposeCounts(logging.getLogger(__name__), 0)
+    made.start_specgraph(made, Settings(when_unsupported="vllm"), ())
+    made.specgraph.counts = ProposeCounts(logging.getLogger(__name__), 0)
     return made
 
 

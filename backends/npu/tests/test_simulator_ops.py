@@ -59,6 +59,7 @@ CASES = {
     "sum int": (lambda a: a.sum(1), i(9, 3, 4)),
     "mean": (lambda a: a.mean(-1, keepdim=True), n(3, 9)),
     "cumsum": (lambda a: a.cumsum(0), n(9)),
+    "cumsum int32": (lambda a: torch.cumsum(a, 0, dtype=torch.int32), torch.arange(9, dtype=torch.int32)),
     "cumprod": (lambda a: a.cumprod(1), i(2, 3, 4)),
     "topk": (lambda a: a.topk(3)[0], n(9)),
     "cat": (lambda a, b: torch.cat([a, b], -1), n(3, 2), n(3, 4)),

@@ -17,12 +17,13 @@ from specgraph_models.parallel import split_over
 from specgraph_models.parallel.join import ranks_of_groups
 from specgraph_plugin.vllm.config import KEY, read_settings, unsupported_config
 from specgraph_plugin.vllm.refusals import refusals
+from specgraph_plugin.vllm.v2_names import BATCH
 
 from specgraph.device.installed import installed_version
 from specgraph.errors import UnsupportedError
 from specgraph_vllm.draft_logits import GUMBEL, divided_by_temperature
 from specgraph_vllm.mixtures import summed_in_graph
-from specgraph_vllm.names import BATCH, CONFIG, FORWARD_CONTEXT, PLATFORMS, RUNNER_MODULE, TENSOR_PARALLEL, differences
+from specgraph_vllm.names import CONFIG, FORWARD_CONTEXT, PLATFORMS, RUNNER_MODULE, TENSOR_PARALLEL, differences
 from specgraph_vllm.speculator import adopt
 
 _LOG = logging.getLogger("vllm.specgraph")

@@ -40,7 +40,7 @@ def draft(ranks) -> list[list[int]]:
     for kind, number in KINDS.items():
         engine = started(ranks, kind, compare_every=4, capture_sizes=[3])
         load, compared, wrong, proposes = Load(engine, 5, 40), 0, 0, 0
-        before = engine.speculator._ranks.exchanges
+        before = engine.speculator.specgraph.ranks.exchanges
         while proposes < number:
             if load.draw(0, 2) == 0:
                 load.arrive()
@@ -51,20 +51,20 @@ def draft(ranks) -> list[list[int]]:
                     wrong += want is not None and got.tolist() != want
             load.leave()
         assert engine.speculator.counts.by_reason == {"specgraph": proposes}
-        exchanges = engine.speculator._ranks.exchanges - before
+        exchanges = engine.speculator.specgraph.ranks.exchanges - before
         found.append([proposes, compared, wrong, exchanges, mislabelled(engine.speculator)])
         engine.speculator.fast_path.drafter.close()
-        engine.speculator._ranks.close()
+        engine.speculator.specgraph.ranks.close()
     return found
 
 
 def mislabelled(speculator) -> list[str]:
     """The weights that are the same on both ranks and should be parts, or the other way round; of a mixture of vLLM's
     nothing is told apart."""
-    parts, wrong = speculator._head.rank_parts(), []
-    for name, tensor in speculator._head.weights().items():
+    parts, wrong = speculator.specgraph.head.rank_parts(), []
+    for name, tensor in speculator.specgraph.head.weights().items():
         digest = crc32(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-        one, other = speculator._ranks.exchange(name, [digest])
+        one, other = speculator.specgraph.ranks.exchange(name, [digest])
         if tensor.numel() and (one != other) != (name in parts) and ".mlp." not in name:
             wrong.append(name)
     return wrong
@@ -104,4 +104,4 @@ def wrap(ranks) -> str:
     made = make(vllm_config(parallel_config__tensor_parallel_size=2), torch.device("cpu"), "req_states")
     with made._forward_context(None, made.vllm_config, num_tokens=1):
         total = group.all_reduce(torch.tensor([1.0, ranks.rank])).tolist()
-    return f"{type(made).__name__} {made._ranks.rank} of {made._ranks.members}: {total}"
+    return f"{type(made).__name__} {made.specgraph.ranks.rank} of {made.specgraph.ranks.members}: {total}"

@@ -18,8 +18,9 @@ from specgraph_plugin.vllm.dflash import DFLASH_CLASS, DSPARK_CLASS
 from specgraph_plugin.vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
 from specgraph_plugin.vllm.language_model import LANGUAGE_MODEL_CLASSES
 from specgraph_plugin.vllm.mtp import DEEPSEEK, GLM, LATENT_ATTENTION, MIMO, QWEN
+from specgraph_plugin.vllm.v2_names import INPUT_BATCH, PROPOSE, SPECULATOR
 from specgraph_run import shipped_pair
-from specgraph_vllm.names import FORWARD_CONTEXT, INPUT_BATCH, PROPOSE, RUNNER_MODULE, SPECULATOR, TENSOR_PARALLEL
+from specgraph_vllm.names import FORWARD_CONTEXT, RUNNER_MODULE, TENSOR_PARALLEL
 
 GPU = "vllm/v1/worker/gpu"
 SPECULATORS = "vllm.v1.worker.gpu.spec_decode"

@@ -45,7 +45,7 @@ def test_vllms_speculator_becomes_specgraphs(args) -> None:
     made = wrapped()(config, CPU, *args)
     assert isinstance(made, StockSpeculator)
     assert type(made).__name__ == "SpecgraphStockSpeculator"
-    assert made.settings == Settings(capture_sizes=[1, 8])
+    assert made.specgraph.settings == Settings(capture_sizes=[1, 8])
     assert (made.vllm_config, made.device) == (config, CPU)
 
 

@@ -45,7 +45,7 @@ def test_a_cut_vocabulary_is_a_copy_that_is_made_again_when_its_weight_is_replac
     cut_vocabulary(engine.oracle, DraftVocabulary("the list", ids))
     with torch.inference_mode():
         engine.start()
-    lm_head, head = engine.module.lm_head, engine.speculator._head
+    lm_head, head = engine.module.lm_head, engine.speculator.specgraph.head
     assert 3 < head.draft_vocab_size == engine.oracle.draft_vocab_size <= len(ids)
     engine.prompt(0, 9)
     engine.prompt(2, 20)
@@ -57,7 +57,7 @@ def test_a_cut_vocabulary_is_a_copy_that_is_made_again_when_its_weight_is_replac
     engine.oracle.lm_head.neg_()
     drafts, want = engine.round([0, 2], [3, 1])
     assert drafts.tolist() == want
-    assert engine.speculator._head is not head
+    assert engine.speculator.specgraph.head is not head
 
 
 def test_a_list_for_another_vocabulary_is_refused_or_left_to_vllm(tmp_path) -> None:
@@ -67,7 +67,7 @@ def test_a_list_for_another_vocabulary_is_refused_or_left_to_vllm(tmp_path) -> N
         Engine(tmp_path, draft_vocab=str(path)).start()
     engine = Engine(tmp_path, draft_vocab=str(path), when_unsupported="vllm")
     engine.start()
-    assert engine.speculator._head is None
+    assert engine.speculator.specgraph.head is None
 
 
 @pytest.mark.parametrize("how", ["tensor", "row", "block"])
@@ -81,7 +81,7 @@ def test_fp8_weights_draft_what_their_dequantised_matrices_draft_also_with_new_s
     ):  # fmt: skip
         weight.matrix.copy_(quantise(linear, how).dequantised)
     engine.start()
-    addresses = {tensor.data_ptr() for tensor in engine.speculator._head.weights().values()}
+    addresses = {tensor.data_ptr() for tensor in engine.speculator.specgraph.head.weights().values()}
     assert layer.self_attn.qkv_proj.weight.data_ptr() in addresses  # a view
     assert how != "row" or layer.self_attn.qkv_proj.weight_scale.data_ptr() in addresses
     engine.prompt(0, 9)
@@ -120,7 +120,7 @@ def test_after_sleep_mode_nothing_is_read_that_slept_and_was_not_brought_back(tm
     with torch.inference_mode():
         speculator.load_model(module)
         addresses = {tensor.data_ptr() for tensor in theirs}
-        ours = [t for t in speculator._head.weights().values() if t.data_ptr() not in addresses]
+        ours = [t for t in speculator.specgraph.head.weights().values() if t.data_ptr() not in addresses]
         assert ours
         speculator.capture()
     engine.prompt(0, 9)

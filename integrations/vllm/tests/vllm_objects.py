@@ -333,6 +333,8 @@ def input_batch(
         idx_mapping_np=np.array(slots),
         logits_indices=torch.cat(rows_with_logits),
         cu_num_logits=torch.tensor([0, *drafts]).cumsum(0).int() + torch.arange(len(rows) + 1).int(),
+        cu_num_logits_np=np.cumsum([0, *drafts]) + np.arange(len(rows) + 1),
+        num_scheduled_tokens=np.array(lengths, dtype=np.int32),
         prefill_len_np=np.array(starts if prompts is None else prompts, dtype=np.int32),
         query_start_loc_np=bounds,
         num_computed_tokens_np=np.array(starts, dtype=np.int32),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specgraph_plugin.host_engine_names import missing_members, other_parameters, parameters
+from specgraph_plugin.vllm.v2_names import v2_differences
 
 RUNNER_MODULE = "vllm_ascend.worker.model_runner_v1"
 """The module of the V1 model runner. It imports `get_spec_decode_method`, which makes the proposer."""
@@ -27,6 +28,11 @@ RUNNER = (
     "discard_request_indices", "num_discarded_requests", "use_async_scheduling", "valid_sampled_token_count_event",
     "valid_sampled_token_count_cpu",
 )  # fmt: skip
+
+V2_MAKE = ("vllm_config", "device")
+"""The first parameters of the V2 model runner's `init_speculator`."""
+V2_INPUT_BATCH = ("num_scheduled_tokens", "cu_num_logits_np")
+"""Attributes of `AscendInputBatch`, besides those that any plugin reads of vLLM's class."""
 
 
 def differences(make: Any, proposer: Any) -> list[str]:
@@ -53,3 +59,17 @@ def differences(make: Any, proposer: Any) -> list[str]:
 def missing(proposer: Any) -> list[str]:
     """Return a line for each attribute of a made proposer and its runner that vllm-ascend lacks."""
     return missing_members(proposer, PROPOSER) + missing_members(proposer.runner, RUNNER)
+
+
+def v2_runner_differences(make: Any, speculator: Any, input_batch: Any) -> list[str]:
+    """Return a line for each name of the V2 model runner that differs between vllm-ascend and the plugin.
+
+    Args:
+        make: vllm-ascend's `init_speculator`.
+        speculator: the object that it made.
+        input_batch: the class `AscendInputBatch`.
+    """
+    found = v2_differences(speculator, input_batch) + missing_members(input_batch, V2_INPUT_BATCH)
+    if (given := parameters(make))[: len(V2_MAKE)] != V2_MAKE:
+        found.append(f"init_speculator takes ({', '.join(given)}), expected ({', '.join(V2_MAKE)}, ...)")
+    return found

@@ -1,7 +1,8 @@
-"""The entry point: vLLM calls `register` in every process. vllm-ascend's V1 model runner can then draft with specgraph.
+"""The entry point: vLLM calls `register` in every process. vllm-ascend's model runners can then draft with specgraph.
 
-The V1 model runner makes its proposer by `get_spec_decode_method`, a name that its module imports. `register` replaces
-that name once the module is imported, which is after vllm-ascend's own patches.
+The V1 model runner makes its proposer by `get_spec_decode_method`, the V2 model runner its speculator by
+`init_speculator`. Both names are imported by the runner's module, and `register` replaces them there. Plugins load
+before vllm-ascend's own patches, so nothing of vllm-ascend is imported here.
 """
 
 from __future__ import annotations
@@ -15,38 +16,19 @@ from specgraph_plugin.vllm.refusals import refusals
 from specgraph_plugin.when_imported import when_imported
 
 from specgraph.errors import UnsupportedError
-from specgraph_vllm_ascend.names import RUNNER_MODULE, V2_RUNNER_MODULE, differences
+from specgraph_vllm_ascend.names import RUNNER_MODULE, V2_RUNNER_MODULE, differences, v2_runner_differences
 from specgraph_vllm_ascend.proposer import adopt
+from specgraph_vllm_ascend.speculator import adopt_speculator
 
 METHODS = ("eagle3", "eagle", "mtp")
 """The served speculative methods."""
 
 
 def register() -> None:
-    """Wrap `get_spec_decode_method` when the V1 model runner is imported, and refuse the V2 model runner when that is
-    imported. A second call changes nothing."""
+    """Wrap what makes proposers and speculators when a model runner's module is imported. A second call changes
+    nothing."""
     when_imported(RUNNER_MODULE, wrap)
-    when_imported(V2_RUNNER_MODULE, refuse_v2)
-
-
-def refuse_v2(module: Any) -> None:
-    """Let `init_speculator` in the module of the V2 model runner refuse a configuration with the plugin's key."""
-    stock = module.init_speculator
-    if hasattr(stock, "without_specgraph"):
-        return
-
-    @wraps(stock)
-    def init_speculator(vllm_config: Any, *args: Any, **options: Any) -> Any:
-        if (settings := read_settings(vllm_config.additional_config)) is not None:
-            with refusals(settings):
-                raise UnsupportedError(
-                    "specgraph does not draft in vllm-ascend's V2 model runner: unset VLLM_USE_V2_MODEL_RUNNER, or "
-                    f"leave '{KEY}' out of --additional-config"
-                )
-        return stock(vllm_config, *args, **options)
-
-    init_speculator.without_specgraph = stock  # type: ignore[attr-defined]
-    module.init_speculator = init_speculator
+    when_imported(V2_RUNNER_MODULE, wrap_v2)
 
 
 def wrap(module: Any) -> None:
@@ -54,6 +36,26 @@ def wrap(module: Any) -> None:
     stock = module.get_spec_decode_method
     if not hasattr(stock, "without_specgraph"):
         module.get_spec_decode_method = wrapped(stock)
+
+
+def wrap_v2(module: Any) -> None:
+    """Replace `init_speculator` in the module of the V2 model runner, each time that a runner is made.
+
+    vllm-ascend's patch for the 310P binds the name again after the import, so the import is too early.
+    """
+    runner = module.NPUModelRunner
+    stock = runner.__init__
+    if hasattr(stock, "without_specgraph"):
+        return
+
+    @wraps(stock)
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        if not hasattr(module.init_speculator, "without_specgraph"):
+            module.init_speculator = wrapped_v2(module.init_speculator, module.AscendInputBatch)
+        stock(self, *args, **options)
+
+    __init__.without_specgraph = stock  # type: ignore[attr-defined]
+    runner.__init__ = __init__
 
 
 def unsupported(config: Any) -> str | None:
@@ -72,6 +74,21 @@ def unsupported(config: Any) -> str | None:
     return None
 
 
+def require_served(config: Any, differences: list[str]) -> None:
+    """Raise UnsupportedError if the plugin does not serve a `VllmConfig` or this release of vllm-ascend.
+
+    Args:
+        differences: a line for each name that differs between vllm-ascend and the plugin.
+    """
+    if (reason := unsupported(config)) is not None:
+        raise UnsupportedError(
+            f"specgraph does not draft for this configuration: {reason}. Leave '{KEY}' out of --additional-config, or "
+            f"set {KEY}.when_unsupported to 'vllm'"
+        )
+    if differences:
+        raise UnsupportedError(f"this release of vllm-ascend is not served: {'; '.join(differences)}")
+
+
 def wrapped(stock: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `get_spec_decode_method` whose proposer drafts through specgraph, if the configuration has the key.
 
@@ -85,15 +102,31 @@ def wrapped(stock: Callable[..., Any]) -> Callable[..., Any]:
         made = stock(method, vllm_config, device, runner)
         if settings is not None:
             with refusals(settings):
-                if (reason := unsupported(vllm_config)) is not None:
-                    raise UnsupportedError(
-                        f"specgraph does not draft for this configuration: {reason}. Leave '{KEY}' out of "
-                        f"--additional-config, or set {KEY}.when_unsupported to 'vllm'"
-                    )
-                if found := differences(stock, made):
-                    raise UnsupportedError(f"this release of vllm-ascend is not served: {'; '.join(found)}")
+                require_served(vllm_config, differences(stock, made))
                 adopt(made, settings)
         return made
 
     get_spec_decode_method.without_specgraph = stock  # type: ignore[attr-defined]
     return get_spec_decode_method
+
+
+def wrapped_v2(stock: Callable[..., Any], input_batch: Any) -> Callable[..., Any]:
+    """Return an `init_speculator` whose speculator drafts through specgraph, if the configuration has the key.
+
+    Args:
+        stock: vllm-ascend's own function.
+        input_batch: vllm-ascend's class `AscendInputBatch`.
+    """
+
+    @wraps(stock)
+    def init_speculator(vllm_config: Any, *args: Any, **options: Any) -> Any:
+        settings = read_settings(vllm_config.additional_config)
+        made = stock(vllm_config, *args, **options)
+        if settings is not None:
+            with refusals(settings):
+                require_served(vllm_config, v2_runner_differences(stock, made, input_batch))
+                adopt_speculator(made, settings)
+        return made
+
+    init_speculator.without_specgraph = stock  # type: ignore[attr-defined]
+    return init_speculator

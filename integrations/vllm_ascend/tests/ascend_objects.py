@@ -7,6 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm_objects import StockSpeculator, batch_class, vllm_config
+
+
+def config(**changes: Any) -> Any:
+    """Return a `VllmConfig` that is served; `changes` are dotted names with `__` for the dot."""
+    given = {"parallel_config__tensor_parallel_size": 1, "speculative_config__enforce_eager": False}
+    return vllm_config(**given | changes)
 
 
 class StockProposer:
@@ -59,3 +66,19 @@ def runner(**changes: Any) -> Any:
 def scheduled() -> Any:
     """Return the scheduler's output of that pass: 4 rows of a round, and 16 of a prompt."""
     return SimpleNamespace(num_scheduled_tokens={"a": 4, "b": 16}, scheduled_spec_decode_tokens={"a": [5, 6, 7]})
+
+
+def v2_runner_module() -> Any:
+    """Return a module as that of the V2 model runner, whose runner makes its speculator by a name of the module."""
+
+    class NPUModelRunner:
+        def __init__(self, vllm_config: Any, device: torch.device) -> None:
+            self.speculator = module.init_speculator(vllm_config, device)
+
+    def init_speculator(vllm_config: Any, device: torch.device) -> Any:
+        return StockSpeculator(vllm_config, device)
+
+    module = SimpleNamespace(
+        NPUModelRunner=NPUModelRunner, init_speculator=init_speculator, AscendInputBatch=batch_class()
+    )
+    return module

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from types import SimpleNamespace
 
 import pytest
 import torch
-from ascend_objects import StockProposer, runner, scheduled
+from ascend_objects import StockProposer, config, runner, scheduled
 from specgraph_plugin.when_imported import when_imported
 from specgraph_vllm_ascend import plugin
 from specgraph_vllm_ascend.host_batch import host_batch, next_prompt_tokens, num_sampled
 from specgraph_vllm_ascend.proposer import verify_output
-from vllm_objects import vllm_config
 
 from specgraph.errors import ConfigError, UnsupportedError
 
 CPU = torch.device("cpu")
-
-
-def config(**changes):
-    given = {"parallel_config__tensor_parallel_size": 1, "speculative_config__enforce_eager": False}
-    return vllm_config(**given | changes)
 
 
 def stock(method, vllm_config, device, runner):
@@ -157,15 +150,3 @@ def test_the_rows_at_which_the_target_samples() -> None:
     assert end.first_rows.tolist() == [0, 19]
     assert end.starts.tolist() == [19, 29]
     assert end.table.shape == (2, 2)
-
-
-def test_the_v2_runner_is_refused_or_left_to_vllm_ascend(caplog) -> None:
-    module = SimpleNamespace(init_speculator=lambda vllm_config, device: "stock")
-    for _ in range(2):
-        plugin.refuse_v2(module)
-    assert module.init_speculator(config(additional_config={}), CPU) == "stock"
-    with pytest.raises(UnsupportedError, match="V2 model runner: unset VLLM_USE_V2_MODEL_RUNNER"):
-        module.init_speculator(config(), CPU)
-    left = config(additional_config={"specgraph": {"when_unsupported": "vllm"}})
-    assert module.init_speculator(left, CPU) == "stock"
-    assert caplog.text.count("V2 model runner") == 1

@@ -46,7 +46,7 @@ OP(aclnnSort, (Tensor a, bool stable, int64_t d, bool descending, Tensor out, Te
   put(i, at);
 })
 OP(aclnnArgsort, (Tensor a, int64_t d, bool descending, Tensor out), put(out, at::argsort(a, d, descending)))
-OP(aclnnCumsum, (Tensor a, int64_t d, DType t, Tensor out), put(out, at::cumsum(a.to(t.type), d)))
+OP(aclnnCumsum, (Tensor a, int64_t d, DType t, Tensor out), put(out, at::cumsum(a, d, t.type)))
 OP(aclnnCumsumV2, (Tensor a, int64_t d, bool exclusive, bool reverse, Tensor out), {
   auto r = reverse ? at::flip(at::cumsum(at::flip(a, {d}), d), {d}) : at::cumsum(a, d);
   put(out, (exclusive ? r - a : r).to(out.scalar_type()));
