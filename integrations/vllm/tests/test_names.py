@@ -28,6 +28,7 @@ CLASSES = {"eagle": "EagleSpeculator", "mtp": "MTPSpeculator", "standalone_ar": 
 BASES = {
     "0.26": ("autoregressive", "AutoRegressiveSpeculator"),
     "0.28": ("autoregressive", "AutoRegressiveSpeculator"),
+    "0.30": ("autoregressive", "AutoRegressiveSpeculator"),
     "0.33": ("target_dependent_ar", "TargetDependentARSpeculator"),
 }
 """The module and class that the speculators of EAGLE and MTP inherit `propose` from."""
@@ -307,7 +308,9 @@ def test_the_methods_are_those_that_the_v2_runner_serves(wheel) -> None:
     assert [ast.unparse(decorator) for decorator in chosen.decorator_list] == ["property"]
     refused = ast.unparse(found(config, ast.FunctionDef, "_get_v2_model_runner_unsupported_features"))
     if release != "0.33":
-        assert "method not in ('eagle', 'eagle3', 'mtp', 'dflash', 'dspark')" in refused  # draft_model is not there
+        served = "method not in ('eagle', 'eagle3', 'mtp', 'dflash', 'dspark')"  # draft_model is not there
+        left_out = "method in ('ngram', 'ngram_gpu', 'draft_model', 'suffix', 'medusa', 'mlp_speculator', "
+        assert (left_out if release == "0.30" else served) in refused
     checks = {n.name for n in ast.walk(tree(folder, "vllm/config/speculative.py")) if isinstance(n, ast.FunctionDef)}
     assert "use_gemma4_mtp" in checks
     assert ("use_multi_module_mtp" in checks) == (release != "0.26")
